@@ -1,0 +1,2 @@
+//! The `blkmq` command.
+fn main() {}
