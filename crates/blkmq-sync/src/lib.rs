@@ -1,1 +1,2 @@
 //! blkmq-sync.
+pub mod lent;

@@ -1,0 +1,334 @@
+//! Decides what a caller can ask of a disk: one operation on one byte range, with its buffers, priority and group.
+//! A bio is staged by `sw_ctx`, becomes part of a `request`, and comes back to its submitter with a [`Status`].
+
+use std::sync::Arc;
+
+pub use blkmq_sync::lent::Lent;
+
+use crate::ids::{DiskId, GroupId};
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum Op {
+    /// Fill the buffers from the range.
+    #[default]
+    Read,
+    /// Store the buffers into the range.
+    Write,
+    /// Make everything that has completed durable. Has no range.
+    Flush,
+    /// The range's content is no longer needed; it may read as zeroes or as before.
+    Discard,
+    /// The range shall read as zeroes.
+    WriteZeroes,
+}
+
+impl Op {
+    /// Says whether the operation changes the disk's content.
+    pub const fn is_write(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
+    }
+
+    /// Says whether the operation moves data through buffers.
+    pub const fn has_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+
+    /// Returns the direction under which the operation is counted.
+    pub const fn direction(self) -> Direction {
+        match self {
+            Self::Read => Direction::Read,
+            Self::Write | Self::WriteZeroes => Direction::Write,
+            Self::Discard => Direction::Discard,
+            Self::Flush => Direction::Flush,
+        }
+    }
+}
+
+/// The kinds under which I/O is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Direction {
+    /// Reads.
+    Read,
+    /// Writes and zeroing.
+    Write,
+    /// Discards.
+    Discard,
+    /// Flushes.
+    Flush,
+}
+
+impl Direction {
+    /// How many there are.
+    pub const COUNT: usize = 4;
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; Self::COUNT] = [Self::Read, Self::Write, Self::Discard, Self::Flush];
+}
+
+/// Modifiers of an operation, a set of bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// No modifier.
+    pub const NONE: Self = Self(0);
+    /// Durable on completion (force unit access).
+    pub const FUA: Self = Self(1);
+    /// Everything that completed before is to be durable before this write's data is stored.
+    pub const PREFLUSH: Self = Self(2);
+    /// Zeroing must keep the range allocated.
+    pub const NO_UNMAP: Self = Self(4);
+    /// Zeroing must fail with [`Status::NotSupported`] if it is no faster than writing.
+    pub const FAST_ONLY: Self = Self(8);
+    /// Never merge this bio with another.
+    pub const NO_MERGE: Self = Self(16);
+
+    /// Says whether all bits of `other` are set.
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Says whether any bit of `other` is set.
+    pub const fn has_any(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Returns the set with the bits of `other` too.
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns the set without the bits of `other`.
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}
+
+/// The priority classes, as `ioprio` has them. A smaller one goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Class {
+    /// Real time: before everybody else.
+    Rt,
+    /// Best effort, the default.
+    #[default]
+    Be,
+    /// Idle: when nobody else wants anything (up to ageing).
+    Idle,
+}
+
+/// An I/O priority: a class, and within it a level from 0 (first) to 7.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prio {
+    /// The class.
+    pub class: Class,
+    /// The level in the class, 0 to 7.
+    pub level: u8,
+}
+
+impl Default for Prio {
+    fn default() -> Self {
+        Self {
+            class: Class::Be,
+            level: 4,
+        }
+    }
+}
+
+/// How a bio, a request or a driver's part of one ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Status {
+    /// Done as asked.
+    #[default]
+    Ok,
+    /// An I/O error of no better-known kind (EIO).
+    Io,
+    /// The medium could not be read or written (EIO). Never retried on another path.
+    Medium,
+    /// The way to the drive failed (EIO). Another path may work.
+    Transport,
+    /// No space left (ENOSPC).
+    NoSpace,
+    /// The operation, or a modifier of it, is not supported (EOPNOTSUPP).
+    NotSupported,
+    /// The range or the flags are not valid for the disk (EINVAL).
+    Invalid,
+    /// The disk is read-only (EPERM).
+    ReadOnly,
+    /// No answer within the queue's time limit (ETIMEDOUT).
+    Timeout,
+    /// Out of memory or of kernel resources (ENOMEM).
+    NoMemory,
+    /// The disk or the daemon is shutting down (ESHUTDOWN).
+    Shutdown,
+    /// From a driver only: not done, insert it again.
+    Requeue,
+}
+
+impl Status {
+    /// Says whether all went well.
+    pub const fn is_ok(self) -> bool {
+        matches!(self, Self::Ok)
+    }
+
+    /// Keeps the first error of two statuses.
+    pub const fn and(self, later: Self) -> Self {
+        if self.is_ok() { later } else { self }
+    }
+
+    /// Returns the errno of Linux that says the same, 0 for success.
+    pub const fn errno(self) -> i32 {
+        match self {
+            Self::Ok => 0,
+            Self::Io | Self::Medium | Self::Transport => 5,
+            Self::NoSpace => 28,
+            Self::NotSupported => 95,
+            Self::Invalid => 22,
+            Self::ReadOnly => 1,
+            Self::Timeout => 110,
+            Self::NoMemory => 12,
+            Self::Shutdown => 108,
+            Self::Requeue => 11,
+        }
+    }
+
+    /// Returns the status for an errno of Linux (0 is success); what is not known is [`Status::Io`].
+    pub const fn from_errno(errno: i32) -> Self {
+        match errno {
+            0 => Self::Ok,
+            28 | 122 => Self::NoSpace,
+            95 => Self::NotSupported,
+            22 => Self::Invalid,
+            1 | 13 | 30 => Self::ReadOnly,
+            110 => Self::Timeout,
+            12 => Self::NoMemory,
+            108 => Self::Shutdown,
+            61 | 84 => Self::Medium,
+            104 | 107 | 111 | 113 | 32 => Self::Transport,
+            _ => Self::Io,
+        }
+    }
+}
+
+/// Where a bio's data is.
+#[derive(Clone, Debug, Default)]
+pub enum Data {
+    /// Nowhere: the operation moves none, or the device ignores it.
+    #[default]
+    None,
+    /// One contiguous piece of memory, as long as the bio (or the unsplit bio it is part of).
+    Flat(Lent),
+    /// Several pieces, in order; together as long as the bio (or the unsplit bio it is part of).
+    List(Arc<[Lent]>),
+    /// No memory but a number that stands for the content: the simulator's data.
+    Token(u64),
+}
+
+/// One caller's I/O.
+///
+/// The submitter gets the same value back when it has ended, with `status` set; `client` and `cookie` are its own.
+#[derive(Clone, Debug, Default)]
+pub struct Bio {
+    /// What is to be done.
+    pub op: Op,
+    /// Modifiers of it.
+    pub flags: Flags,
+    /// Priority.
+    pub prio: Prio,
+    /// How it ended; meaningful when the bio comes back.
+    pub status: Status,
+    /// The disk, of the queue it is submitted to.
+    pub disk: DiskId,
+    /// The group it is accounted to.
+    pub group: GroupId,
+    /// First byte on the disk. 0 for a flush.
+    pub offset: u64,
+    /// Bytes. 0 for a flush only.
+    pub len: u64,
+    /// Where the data is.
+    pub data: Data,
+    /// Bytes of `data` that belong to an earlier part of the same, split bio. 0 from a submitter.
+    pub skip: u64,
+    /// The submitter's own: which of its clients.
+    pub client: u32,
+    /// The submitter's own: which of that client's I/Os.
+    pub cookie: u64,
+    /// Which entry of the owner's table of parents waits for this part; see `split`.
+    pub(crate) parent: ParentId,
+}
+
+/// Names what waits for a part of a split or sequenced bio; see `split`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ParentId(pub(crate) u32);
+
+impl ParentId {
+    /// Nobody waits: the bio's end goes to the submitter.
+    pub(crate) const NONE: Self = Self(u32::MAX);
+}
+
+impl Default for ParentId {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl Bio {
+    /// Returns the byte after the last one.
+    pub const fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+
+    /// Returns the pieces of memory that hold this bio's data, in order, split parts already cut out.
+    pub fn pieces(&self) -> Pieces<'_> {
+        let list = match &self.data {
+            Data::Flat(piece) => std::slice::from_ref(piece),
+            Data::List(list) => list,
+            Data::None | Data::Token(_) => &[],
+        };
+        let left = if self.op.has_data() { self.len } else { 0 };
+        Pieces {
+            list,
+            skip: self.skip,
+            left,
+        }
+    }
+
+    /// Returns how many pieces of memory hold this bio's data, at least 1.
+    pub fn segments(&self) -> u32 {
+        match &self.data {
+            Data::List(_) => (self.pieces().count() as u32).max(1),
+            _ => 1,
+        }
+    }
+}
+
+/// Iterates over the pieces of memory of a bio.
+#[derive(Clone, Debug)]
+pub struct Pieces<'a> {
+    list: &'a [Lent],
+    skip: u64,
+    left: u64,
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Lent;
+
+    fn next(&mut self) -> Option<Lent> {
+        while self.left > 0 {
+            let (first, rest) = self.list.split_first()?;
+            self.list = rest;
+            if self.skip >= u64::from(first.len()) {
+                self.skip -= u64::from(first.len());
+                continue;
+            }
+            let part = first.part(self.skip as u32, self.left.min(u64::from(u32::MAX)) as u32);
+            self.skip = 0;
+            self.left -= u64::from(part.len());
+            return Some(part);
+        }
+        None
+    }
+}

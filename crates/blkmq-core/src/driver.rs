@@ -1,0 +1,65 @@
+//! Decides what a driver is to the engine: one object per hardware context, used by the reactor that owns the context,
+//! so that it needs no lock. `hw_ctx` calls it; null, ram, file and the simulator's drives implement it.
+
+use crate::bio::Status;
+use crate::ids::Cookie;
+use crate::request::Request;
+use crate::time::Instant;
+
+/// A driver's answer to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Issued {
+    /// Taken; [`Driver::reap`] will report its end.
+    Queued,
+    /// Finished at once, with this status.
+    Done(Status),
+    /// Not taken for want of a resource that nobody promises to announce: it is issued again after a completion of this
+    /// hardware context or, if nothing is in flight there, about 3 ms later.
+    Resource,
+    /// Not taken for want of a resource that one of the requests in flight here will free.
+    DeviceResource,
+}
+
+/// The end of one issued request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// As given to [`Driver::issue`].
+    pub cookie: Cookie,
+    /// How it ended; [`Status::Requeue`] to have it issued once more.
+    pub status: Status,
+}
+
+/// What to do with a request that has passed the time limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimedOut {
+    /// The driver has let go of the request and its buffers: end it with [`Status::Timeout`].
+    Ended,
+    /// The driver is still bound to it (its buffers may be written): wait one more limit. The driver should try to cancel it.
+    Wait,
+}
+
+/// The driver's side of one hardware context. Made and used on the reactor that owns it.
+pub trait Driver {
+    /// Starts one request. Its bios and buffers stay valid until it is done.
+    ///
+    /// `last` says that no further request follows at once; a driver that batches then tells the device. If the batch
+    /// stops early, [`Driver::commit`] is called instead.
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued;
+
+    /// Tells the device about requests issued with `last` false.
+    fn commit(&mut self) {}
+
+    /// Appends what has ended since the last call to `done`. Never blocks.
+    fn reap(&mut self, now: Instant, done: &mut Vec<Done>);
+
+    /// Says when [`Driver::reap`] should be called next, if by time; a driver whose completions wake the reactor by
+    /// themselves (a ring) says none.
+    fn next_event(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Is told that the request has been in flight for the queue's time limit.
+    fn timed_out(&mut self, _cookie: Cookie) -> TimedOut {
+        TimedOut::Wait
+    }
+}

@@ -1,0 +1,223 @@
+//! Decides what a drive can take in one request, and checks bios and configurations against it.
+//! `split` cuts bios to these limits, `merge` stays within them, mappers stack them.
+
+use std::fmt;
+
+use crate::bio::{Bio, Flags, Op, Status};
+
+/// What one request to a drive may be. Sizes are in bytes unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Smallest unit of addressing: a power of two from 512 to 65536. Default 512.
+    pub logical_block: u32,
+    /// Smallest unit the drive writes without reading first: a power of two, at least `logical_block`. Default 4096.
+    pub physical_block: u32,
+    /// Largest read or write. Larger bios are split. Default 1 MiB.
+    pub transfer_max: u32,
+    /// Most pieces of memory in one request. Default 128.
+    pub segments_max: u16,
+    /// No read or write crosses a multiple of this; 0 for no such boundary. Default 0.
+    pub boundary: u64,
+    /// Largest discard; 0 if the drive cannot discard. Default 0.
+    pub discard_max: u64,
+    /// Discards are useful from this size and alignment on. Default 4096.
+    pub discard_granularity: u32,
+    /// Largest write-zeroes request; 0 if the drive cannot. Default 0.
+    pub zeroes_max: u64,
+    /// The drive has a volatile write cache, so flushes mean something. Default false.
+    pub cache: bool,
+    /// The drive honours FUA itself; else it is emulated by a flush after the write. Default false.
+    pub fua: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            logical_block: 512,
+            physical_block: 4096,
+            transfer_max: 1 << 20,
+            segments_max: 128,
+            boundary: 0,
+            discard_max: 0,
+            discard_granularity: 4096,
+            zeroes_max: 0,
+            cache: false,
+            fua: false,
+        }
+    }
+}
+
+/// A limit that a configuration breaks: its name, the value and what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitError {
+    /// The field of [`Limits`].
+    pub name: &'static str,
+    /// Its value.
+    pub value: u64,
+    /// What it must be.
+    pub allowed: &'static str,
+}
+
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} rejected: must be {}",
+            self.name, self.value, self.allowed
+        )
+    }
+}
+
+impl std::error::Error for LimitError {}
+
+impl Limits {
+    /// Checks the limits against each other.
+    ///
+    /// # Errors
+    /// The first field that has no valid value.
+    pub fn check(&self) -> Result<(), LimitError> {
+        let err = |name, value, allowed| Err(LimitError { name, value, allowed });
+        let block = self.logical_block;
+        if !block.is_power_of_two() || !(512..=65536).contains(&block) {
+            return err("block size", block.into(), "a power of two from 512 to 65536");
+        }
+        if !self.physical_block.is_power_of_two() || self.physical_block < block {
+            return err(
+                "physical block size",
+                self.physical_block.into(),
+                "a power of two, at least the block size",
+            );
+        }
+        if self.transfer_max < block || !self.transfer_max.is_multiple_of(block) {
+            return err(
+                "largest transfer",
+                self.transfer_max.into(),
+                "a multiple of the block size",
+            );
+        }
+        if self.segments_max == 0 {
+            return err("most segments", 0, "at least 1");
+        }
+        if !self.boundary.is_multiple_of(u64::from(block)) {
+            return err("boundary", self.boundary, "a multiple of the block size, or 0");
+        }
+        Ok(())
+    }
+
+    /// Returns the longest prefix of a bio of `op` at `offset` that one request may carry, in bytes; segments aside.
+    /// 0 if the drive does not support the operation.
+    pub fn length_max(&self, op: Op, offset: u64) -> u64 {
+        match op {
+            Op::Flush => 0,
+            Op::Discard => self.discard_max,
+            Op::WriteZeroes => self.zeroes_max,
+            Op::Read | Op::Write if self.boundary == 0 => u64::from(self.transfer_max),
+            Op::Read | Op::Write => u64::from(self.transfer_max).min(self.boundary - offset % self.boundary),
+        }
+    }
+
+    /// Checks a submitter's bio against a disk of `size` bytes.
+    ///
+    /// # Errors
+    /// The status with which the bio is to end: `ReadOnly`, `NotSupported`, or `Invalid` for a range that is empty, not
+    /// a multiple of the block size or beyond the end (`NoSpace` for a write beyond the end).
+    #[inline]
+    pub fn check_bio(&self, bio: &Bio, size: u64, read_only: bool) -> Result<(), Status> {
+        if bio.op == Op::Flush {
+            return if bio.len == 0 {
+                Ok(())
+            } else {
+                Err(Status::Invalid)
+            };
+        }
+        let mask = u64::from(self.logical_block) - 1;
+        if bio.len == 0 || (bio.offset | bio.len) & mask != 0 {
+            return Err(Status::Invalid);
+        }
+        if bio.offset > size || bio.len > size - bio.offset {
+            return Err(if bio.op.is_write() {
+                Status::NoSpace
+            } else {
+                Status::Invalid
+            });
+        }
+        if bio.op != Op::Read && read_only {
+            return Err(Status::ReadOnly);
+        }
+        if bio.op == Op::Discard && self.discard_max == 0 || bio.op == Op::WriteZeroes && self.zeroes_max == 0
+        {
+            return Err(Status::NotSupported);
+        }
+        if bio.op == Op::Read && bio.flags.has_any(Flags::FUA.with(Flags::PREFLUSH)) {
+            return Err(Status::Invalid);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bio(op: Op, offset: u64, len: u64) -> Bio {
+        Bio {
+            op,
+            offset,
+            len,
+            ..Bio::default()
+        }
+    }
+
+    #[test]
+    fn a_range_must_lie_on_the_disk_in_whole_blocks() {
+        let limits = Limits::default();
+        let check = |op, offset, len| limits.check_bio(&bio(op, offset, len), 8192, false);
+        assert_eq!(check(Op::Read, 0, 8192), Ok(()));
+        assert_eq!(check(Op::Read, 0, 0), Err(Status::Invalid));
+        assert_eq!(check(Op::Read, 1, 512), Err(Status::Invalid));
+        assert_eq!(check(Op::Read, 512, 8192), Err(Status::Invalid));
+        assert_eq!(check(Op::Read, u64::MAX - 511, 512), Err(Status::Invalid));
+        assert_eq!(check(Op::Write, 8192, 512), Err(Status::NoSpace));
+        assert_eq!(check(Op::Discard, 0, 512), Err(Status::NotSupported));
+    }
+
+    #[test]
+    fn a_read_only_disk_refuses_every_change() {
+        let limits = Limits {
+            discard_max: 1 << 20,
+            zeroes_max: 1 << 20,
+            ..Limits::default()
+        };
+        for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
+            assert_eq!(
+                limits.check_bio(&bio(op, 0, 512), 8192, true),
+                Err(Status::ReadOnly)
+            );
+        }
+        assert_eq!(limits.check_bio(&bio(Op::Flush, 0, 0), 8192, true), Ok(()));
+    }
+
+    #[test]
+    fn a_boundary_shortens_what_stands_before_it() {
+        let limits = Limits {
+            boundary: 65536,
+            ..Limits::default()
+        };
+        assert_eq!(limits.length_max(Op::Read, 0), 65536);
+        assert_eq!(limits.length_max(Op::Write, 65536 - 512), 512);
+    }
+
+    #[test]
+    fn a_block_size_that_is_no_power_of_two_is_named() {
+        let error = Limits {
+            logical_block: 768,
+            ..Limits::default()
+        }
+        .check()
+        .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "block size 768 rejected: must be a power of two from 512 to 65536"
+        );
+    }
+}

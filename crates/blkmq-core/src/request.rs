@@ -1,0 +1,378 @@
+//! Decides what one request is: the bios merged into it, in order, and its way from submission to completion.
+//! Boxes of requests are made at set-up, one for every bio part that may be under way; they wander from the submitter's
+//! pool through `plug`, elevator and `hw_ctx` and come home with the completion. Owning the box is owning the request.
+
+use crate::bio::{Bio, Flags, Lent, Op, Prio, Status};
+use crate::ids::{DiskId, GroupId, ReactorId, Tag};
+use crate::time::Instant;
+
+/// Where a request is on its way.
+///
+/// ```text
+///  Free ─► Staged ─► Inserted ─► Dispatched ─► InFlight ─► Free
+///            │                      ▲  ▲           │
+///            └──── (no elevator) ───┘  └─ requeue ─┘
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// In its owner's pool.
+    #[default]
+    Free,
+    /// In a plug or on an insert list.
+    Staged,
+    /// In the elevator.
+    Inserted,
+    /// Out of the elevator, on its way to the driver or pushed back by it.
+    Dispatched,
+    /// With the driver.
+    InFlight,
+}
+
+/// One or more merged bios on their way to the driver.
+#[derive(Debug, Default)]
+pub struct Request {
+    pub(crate) bio: Bio,
+    /// Merged in front of `bio`, in order.
+    before: Option<Box<Request>>,
+    /// Merged behind `bio`: the latest first until [`Request::seal`] puts it in order.
+    after: Option<Box<Request>>,
+    /// The next one of the list that this request is merged into.
+    next: Option<Box<Request>>,
+    /// First byte on the queue: the disk's base and the offset on the disk.
+    pub(crate) position: u64,
+    /// Bytes of all the bios.
+    pub(crate) len: u64,
+    pub(crate) segments: u32,
+    /// Bios in this request, at least 1.
+    pub(crate) bios: u32,
+    pub(crate) state: State,
+    sealed: bool,
+    /// Goes past the elevator and is not counted against its depth (flushes).
+    pub(crate) bypass: bool,
+    pub(crate) retries: u8,
+    pub(crate) owner: ReactorId,
+    pub(crate) tag: Tag,
+    pub(crate) status: Status,
+    /// When the owner's plug was flushed.
+    pub(crate) inserted_at: Instant,
+    /// When the elevator gave it out.
+    pub(crate) dispatched_at: Instant,
+    /// When the driver took it.
+    pub(crate) issued_at: Instant,
+}
+
+impl Request {
+    /// Makes a free request of `owner`, as part of set-up.
+    pub(crate) fn free(owner: ReactorId) -> Box<Self> {
+        Box::new(Self {
+            owner,
+            ..Self::default()
+        })
+    }
+
+    /// Fills a free request with one bio.
+    #[inline]
+    pub(crate) fn start(&mut self, bio: Bio, base: u64) {
+        debug_assert_eq!(self.state, State::Free, "start of a request that is under way");
+        self.position = base + bio.offset;
+        self.len = bio.len;
+        self.segments = bio.segments();
+        self.bios = 1;
+        self.state = State::Staged;
+        self.sealed = false;
+        self.bypass = false;
+        self.retries = 0;
+        self.status = Status::Ok;
+        self.bio = bio;
+    }
+
+    /// Makes a request outside any queue, for tests of elevators and drivers.
+    pub fn for_test(owner: ReactorId, bio: Bio, base: u64) -> Box<Self> {
+        let mut rq = Self::free(owner);
+        rq.start(bio, base);
+        rq
+    }
+
+    /// The operation.
+    pub fn op(&self) -> Op {
+        self.bio.op
+    }
+
+    /// The modifiers.
+    pub fn flags(&self) -> Flags {
+        self.bio.flags
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> DiskId {
+        self.bio.disk
+    }
+
+    /// The group.
+    pub fn group(&self) -> GroupId {
+        self.bio.group
+    }
+
+    /// The priority.
+    pub fn prio(&self) -> Prio {
+        self.bio.prio
+    }
+
+    /// First byte on the disk.
+    pub fn offset(&self) -> u64 {
+        self.before
+            .as_ref()
+            .map_or(self.bio.offset, |first| first.bio.offset)
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Says whether the request has no range (a flush).
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// First byte on the queue, which is what elevators sort by.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// The byte on the queue after the last one.
+    pub fn position_end(&self) -> u64 {
+        self.position + self.len
+    }
+
+    /// How many bios it carries.
+    pub fn bio_count(&self) -> u32 {
+        self.bios
+    }
+
+    /// How many pieces of memory it carries.
+    pub fn segment_count(&self) -> u32 {
+        self.segments
+    }
+
+    /// The reactor that submitted it.
+    pub fn owner(&self) -> ReactorId {
+        self.owner
+    }
+
+    /// The tag, while in flight.
+    pub fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    /// When it was inserted (its plug flushed).
+    pub fn inserted_at(&self) -> Instant {
+        self.inserted_at
+    }
+
+    /// When it was issued to the driver, while in flight.
+    pub fn issued_at(&self) -> Instant {
+        self.issued_at
+    }
+
+    /// Visits the bios in the order of their offsets. The request must be sealed, as it is when a driver sees it.
+    pub fn for_each_bio(&self, mut visit: impl FnMut(&Bio)) {
+        debug_assert!(self.sealed || self.after.is_none(), "bios of an unsealed request");
+        let mut at = self.before.as_deref();
+        while let Some(rq) = at {
+            visit(&rq.bio);
+            at = rq.next.as_deref();
+        }
+        visit(&self.bio);
+        let mut at = self.after.as_deref();
+        while let Some(rq) = at {
+            visit(&rq.bio);
+            at = rq.next.as_deref();
+        }
+    }
+
+    /// Returns the one piece of memory of a request that has just one, the common case.
+    #[inline]
+    pub fn single_piece(&self) -> Option<Lent> {
+        if self.bios != 1 || self.segments != 1 {
+            return None;
+        }
+        self.bio.pieces().next()
+    }
+
+    /// Visits the pieces of memory in order. The request must be sealed, as it is when a driver sees it.
+    pub fn for_each_piece(&self, mut visit: impl FnMut(Lent)) {
+        self.for_each_bio(|bio| bio.pieces().for_each(&mut visit));
+    }
+
+    /// Appends `later`, which starts where this request ends. The caller has asked `merge` whether it may.
+    pub(crate) fn absorb_back(&mut self, mut later: Box<Request>) {
+        debug_assert_eq!(
+            self.position_end(),
+            later.position,
+            "back merge of what does not follow"
+        );
+        self.count_in(&later);
+        later.seal();
+        let (mut first, mut rest) = later.unchain();
+        loop {
+            let next = first.next.take();
+            first.next = self.after.take();
+            self.after = Some(first);
+            match next.or_else(|| rest.take()) {
+                Some(rq) => first = rq,
+                None => return,
+            }
+        }
+    }
+
+    /// Puts `earlier`, which ends where this request starts, in front. The caller has asked `merge` whether it may.
+    pub(crate) fn absorb_front(&mut self, mut earlier: Box<Request>) {
+        debug_assert_eq!(
+            earlier.position_end(),
+            self.position,
+            "front merge of what does not precede"
+        );
+        self.count_in(&earlier);
+        self.position = earlier.position;
+        earlier.seal();
+        let (first, rest) = earlier.unchain();
+        let old = self.before.replace(first);
+        let mut end = &mut self.before;
+        for list in [rest, old] {
+            while let Some(rq) = end {
+                end = &mut rq.next;
+            }
+            *end = list;
+        }
+    }
+
+    /// Fixes the order of the bios: from here on the request is not merged with any other.
+    pub(crate) fn seal(&mut self) {
+        if self.sealed {
+            return;
+        }
+        self.sealed = true;
+        let mut ordered = None;
+        let mut at = self.after.take();
+        while let Some(mut rq) = at {
+            at = rq.next.take();
+            rq.next = ordered;
+            ordered = Some(rq);
+        }
+        self.after = ordered;
+    }
+
+    /// Says whether the request may still be merged, as far as its own way is concerned.
+    pub(crate) fn is_mergeable(&self) -> bool {
+        !self.sealed
+            && !self.bypass
+            && !self.bio.flags.has_any(Self::NEVER_MERGED)
+            && self.bio.op != Op::Flush
+    }
+
+    /// Takes a finished request apart: hands every box, in order, with its bio still inside, to `take`.
+    #[inline]
+    pub(crate) fn take_apart(mut self: Box<Self>, mut take: impl FnMut(Box<Request>)) {
+        if self.bios == 1 {
+            take(self);
+            return;
+        }
+        self.seal();
+        let after = self.after.take();
+        let mut each = |mut list: Option<Box<Request>>| {
+            while let Some(mut rq) = list {
+                list = rq.next.take();
+                take(rq);
+            }
+        };
+        each(self.before.take());
+        self.bios = 1;
+        each(Some(self));
+        each(after);
+    }
+
+    fn count_in(&mut self, other: &Request) {
+        debug_assert!(
+            self.is_mergeable() && other.is_mergeable(),
+            "merge of {self:?} with {other:?}"
+        );
+        self.len += other.len;
+        self.segments += other.segments;
+        self.bios += other.bios;
+        self.inserted_at = self.inserted_at.min(other.inserted_at);
+    }
+
+    /// Splits a sealed request into its ordered list of single boxes: the first, which leads to those in front and itself, and the rest behind.
+    fn unchain(mut self: Box<Self>) -> (Box<Request>, Option<Box<Request>>) {
+        let rest = self.after.take();
+        let Some(mut first) = self.before.take() else {
+            return (self, rest);
+        };
+        let mut end = &mut first.next;
+        while let Some(rq) = end {
+            end = &mut rq.next;
+        }
+        *end = Some(self);
+        (first, rest)
+    }
+
+    const NEVER_MERGED: Flags = Flags(Flags::NO_MERGE.0 | Flags::PREFLUSH.0 | Flags::FUA.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rq(block: u64) -> Box<Request> {
+        Request::for_test(
+            ReactorId(0),
+            Bio {
+                offset: block * 512,
+                len: 512,
+                cookie: block,
+                ..Bio::default()
+            },
+            0,
+        )
+    }
+
+    fn order(rq: &mut Request) -> Vec<u64> {
+        rq.seal();
+        let mut seen = Vec::new();
+        rq.for_each_bio(|bio| seen.push(bio.cookie));
+        seen
+    }
+
+    #[test]
+    fn bios_stay_in_order_through_merges_of_merges() {
+        let mut left = rq(2);
+        left.absorb_back(rq(3));
+        left.absorb_front(rq(1));
+        let mut right = rq(6);
+        right.absorb_front(rq(5));
+        right.absorb_front(rq(4));
+        right.absorb_back(rq(7));
+        let mut all = rq(0);
+        left.absorb_back(right);
+        all.absorb_back(left);
+        assert_eq!((all.bio_count(), all.len(), all.position()), (8, 8 * 512, 0));
+        assert_eq!(order(&mut all), [0, 1, 2, 3, 4, 5, 6, 7]);
+        let mut boxes = Vec::new();
+        all.take_apart(|rq| boxes.push(rq.bio.cookie));
+        assert_eq!(boxes, [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn a_front_merge_of_a_merged_request_keeps_order() {
+        let mut front = rq(1);
+        front.absorb_back(rq(2));
+        front.absorb_front(rq(0));
+        let mut back = rq(4);
+        back.absorb_front(rq(3));
+        back.absorb_front(front);
+        assert_eq!(back.offset(), 0);
+        assert_eq!(order(&mut back), [0, 1, 2, 3, 4]);
+    }
+}

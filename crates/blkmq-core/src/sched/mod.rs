@@ -1,0 +1,160 @@
+//! Decides what an elevator is: who holds requests back, and in which order they leave for the driver.
+//! The gate's holder calls it, so it needs no lock; `none` is the absence of one (requests go straight to `hw_ctx`).
+
+pub mod mq_deadline;
+
+use std::fmt;
+
+use crate::bio::{Direction, Prio};
+use crate::ids::GroupId;
+use crate::limits::Limits;
+use crate::request::Request;
+use crate::time::Instant;
+
+/// Where a request enters the elevator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InsertAt {
+    /// By the elevator's own order; it may be merged with a queued one.
+    Ordered,
+    /// Before everything else of its kind: it has been out once and came back (requeued).
+    Head,
+}
+
+/// What became of an inserted request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inserted {
+    /// It is queued by itself.
+    Queued,
+    /// It is part of a queued request.
+    Merged,
+}
+
+/// What the elevator learns of a request that it gave out and that has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Note {
+    /// The request's group.
+    pub group: GroupId,
+    /// Its priority.
+    pub prio: Prio,
+    /// Its direction.
+    pub direction: Direction,
+    /// Its bytes.
+    pub bytes: u64,
+    /// When it was inserted.
+    pub inserted_at: Instant,
+    /// When the driver took it.
+    pub issued_at: Instant,
+    /// When its end was seen.
+    pub completed_at: Instant,
+}
+
+/// A scheduler of requests that has one state for the whole queue.
+///
+/// The caller inserts, dispatches and reports completions, one at a time; time comes in with every call. An elevator
+/// neither allocates nor reads a clock after set-up: it holds at most the number of requests it was made for.
+pub trait Elevator: Send {
+    /// The name under which users choose it.
+    fn name(&self) -> &'static str;
+
+    /// Takes a request in.
+    fn insert(&mut self, rq: Box<Request>, at: InsertAt, now: Instant) -> Inserted;
+
+    /// Gives out the next request, if there is one that may go now.
+    fn dispatch(&mut self, now: Instant) -> Option<Box<Request>>;
+
+    /// Learns that a request that was given out has ended.
+    fn completed(&mut self, _note: &Note) {}
+
+    /// Returns how many requests it holds.
+    fn queued(&self) -> usize;
+
+    /// Says when to ask [`Elevator::dispatch`] again although nothing happens, when it holds requests that may not go yet.
+    fn next_wakeup(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Lists its tunables with their values.
+    fn tunables(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// Sets one tunable.
+    ///
+    /// # Errors
+    /// If there is none of that name, or the value is out of its range; nothing is changed then.
+    fn set_tunable(&mut self, name: &str, _value: u64) -> Result<(), TunableError> {
+        Err(TunableError::unknown(self.name(), name))
+    }
+
+    /// Asserts what must always hold inside. Costly; the simulator calls it after every event.
+    fn check_invariants(&self) {}
+}
+
+/// A tunable that could not be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunableError(String);
+
+impl TunableError {
+    /// The elevator has no such tunable.
+    pub fn unknown(elevator: &str, name: &str) -> Self {
+        Self(format!("{elevator} has no tunable {name}"))
+    }
+
+    /// The value is out of range.
+    pub fn range(name: &str, value: u64, min: u64, max: u64) -> Self {
+        Self(format!("{name} {value} rejected: must be from {min} to {max}"))
+    }
+}
+
+impl fmt::Display for TunableError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for TunableError {}
+
+/// The elevators a queue can have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// No elevator: requests go straight to the submitter's hardware context.
+    #[default]
+    None,
+    /// Deadlines and batches, by direction and priority class.
+    MqDeadline,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::None, Self::MqDeadline];
+
+    /// The name under which users choose it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::MqDeadline => "mq-deadline",
+        }
+    }
+
+    /// Finds an elevator by its name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Makes the elevator, with room for `requests_max` requests. `None` has none.
+    pub fn build(self, limits: &Limits, requests_max: usize) -> Option<Box<dyn Elevator>> {
+        match self {
+            Self::None => None,
+            Self::MqDeadline => Some(Box::new(mq_deadline::MqDeadline::new(
+                limits.clone(),
+                requests_max,
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
