@@ -1,2 +1,101 @@
-//! The chores of this project.
-fn main() {}
+//! Decides which chore `cargo xtask NAME` runs; each chore has a file of its own.
+
+mod args;
+mod fuzz;
+mod instructions;
+mod loom;
+mod place;
+mod sanitize;
+mod setup;
+mod sim;
+mod soak;
+mod steps;
+mod test;
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+
+use crate::args::Args;
+use crate::steps::Steps;
+
+fn main() -> ExitCode {
+    match run(Args::from_command_line()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut args: Args) -> anyhow::Result<()> {
+    let chore = args.positional().unwrap_or_default();
+    let mut steps = Steps::new();
+    match chore.as_str() {
+        "test" => {
+            args.finish()?;
+            test::run(&mut steps)
+        }
+        "setup" => {
+            args.finish()?;
+            setup::run(&mut steps)
+        }
+        "instructions" => {
+            let update = args.flag("--update");
+            args.finish()?;
+            instructions::run(&mut steps, update)
+        }
+        "loom" => {
+            let depth = if args.flag("--deep") {
+                loom::Depth::Deep
+            } else {
+                loom::Depth::Short
+            };
+            args.finish()?;
+            loom::run(&mut steps, depth)
+        }
+        "sim" => {
+            let seeds = args.number("--seeds")?.unwrap_or(sim::SEEDS_SHORT);
+            args.finish()?;
+            sim::run(&mut steps, seeds)
+        }
+        "fuzz" => {
+            let seconds = args.number("--seconds")?.unwrap_or(fuzz::SECONDS_DEFAULT);
+            let target = args.positional();
+            args.finish()?;
+            fuzz::run(&mut steps, seconds, target.as_deref())
+        }
+        "tsan" => {
+            args.finish()?;
+            sanitize::run(&mut steps, sanitize::Sanitizer::Thread)
+        }
+        "asan" => {
+            args.finish()?;
+            sanitize::run(&mut steps, sanitize::Sanitizer::Address)
+        }
+        "soak" => {
+            let minutes = args.number("--minutes")?.unwrap_or(soak::MINUTES_DEFAULT);
+            args.finish()?;
+            soak::run(&mut steps, minutes)
+        }
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        "" => bail!("no chore was named\n\n{HELP}"),
+        other => bail!("there is no chore `{other}`\n\n{HELP}"),
+    }
+}
+
+const HELP: &str = "\
+cargo xtask test                            set up what the tests need, then every check and test (what CI runs)
+cargo xtask setup                           only the set-up: the Debian packages that the tests use
+cargo xtask instructions [--update]         instructions per I/O by callgrind, against bench/instructions.toml
+cargo xtask loom [--deep]                   model-check blkmq-sync: two preemptions, or four with --deep
+cargo xtask sim [--seeds N]                 every simulator scenario with N seeds (default 1000)
+cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
+cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer
+cargo xtask asan                            the same under AddressSanitizer
+cargo xtask soak [--minutes N]              simulator and real clients, again and again (default 30 minutes)
+";

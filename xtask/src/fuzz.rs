@@ -1,0 +1,79 @@
+//! Decides how the fuzz targets run: searching for new inputs on demand, replaying the known ones in every test run.
+//!
+//! `fuzz/` is a workspace of its own, so that nobody needs its dependencies to build the project.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::place::{cargo, has_cargo_command, root, target_dir};
+use crate::steps::Steps;
+
+/// Searches with one target, or with each in turn, for `seconds` each.
+///
+/// # Errors
+/// If a target finds an input that fails; cargo-fuzz prints where it was saved.
+pub(crate) fn run(steps: &mut Steps, seconds: u64, target: Option<&str>) -> Result<()> {
+    if !has_cargo_command("fuzz") {
+        steps.run("installing cargo-fuzz", &mut cargo("install --locked cargo-fuzz"))?;
+    }
+    let known = targets()?;
+    let chosen: Vec<String> = match target {
+        Some(name) => {
+            ensure!(
+                known.iter().any(|known| known == name),
+                "no fuzz target `{name}`; there are: {}",
+                known.join(", ")
+            );
+            vec![name.to_owned()]
+        }
+        None => known,
+    };
+    for name in chosen {
+        let mut command = unstable(cargo("fuzz run"));
+        command
+            .arg(&name)
+            .args(["--", &format!("-max_total_time={seconds}")]);
+        steps.run(&format!("fuzz {name}, {seconds} s"), &mut command)?;
+    }
+    Ok(())
+}
+
+/// Runs every target's body over its corpus, on the stable compiler and without libFuzzer: `fuzz/tests/corpus.rs`.
+///
+/// # Errors
+/// If an input of the corpus fails.
+pub(crate) fn replay(steps: &mut Steps) -> Result<()> {
+    if !root().join("fuzz/tests/corpus.rs").is_file() {
+        steps.skip("fuzz corpus", "fuzz/tests/corpus.rs is not there");
+        return Ok(());
+    }
+    let mut command = cargo("test --manifest-path fuzz/Cargo.toml --test corpus");
+    steps.run(
+        "fuzz corpus",
+        command.env("CARGO_TARGET_DIR", target_dir()?.join("fuzz-corpus")),
+    )
+}
+
+fn targets() -> Result<Vec<String>> {
+    let output = unstable(cargo("fuzz list"))
+        .output()
+        .context("starting cargo-fuzz")?;
+    ensure!(
+        output.status.success(),
+        "cargo fuzz list: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let names = String::from_utf8(output.stdout).context("the list of fuzz targets")?;
+    let names: Vec<String> = names.split_whitespace().map(str::to_owned).collect();
+    ensure!(!names.is_empty(), "fuzz/ has no targets");
+    Ok(names)
+}
+
+/// cargo-fuzz wants the compiler's sanitizer flags, which the stable compiler has but hides.
+fn unstable(mut command: Command) -> Command {
+    command.env("RUSTC_BOOTSTRAP", "1");
+    command
+}
+
+pub(crate) const SECONDS_DEFAULT: u64 = 60;

@@ -1,0 +1,29 @@
+//! Decides how deep loom explores the models of `blkmq-sync`.
+
+use anyhow::Result;
+
+use crate::place::{cargo, target_dir};
+use crate::steps::Steps;
+
+/// How many preemptions per model are tried; most defects of such code show with two.
+#[derive(Clone, Copy)]
+pub(crate) enum Depth {
+    Short,
+    Deep,
+}
+
+/// # Errors
+/// If a model fails.
+pub(crate) fn run(steps: &mut Steps, depth: Depth) -> Result<()> {
+    let preemptions = match depth {
+        Depth::Short => "2",
+        Depth::Deep => "4",
+    };
+    let mut command = cargo("test --release -p blkmq-sync --tests");
+    command
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("LOOM_MAX_PREEMPTIONS", preemptions)
+        // A directory of its own: other flags would make cargo rebuild everything, back and forth.
+        .env("CARGO_TARGET_DIR", target_dir()?.join("loom"));
+    steps.run(&format!("loom models, {preemptions} preemptions"), &mut command)
+}

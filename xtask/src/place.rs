@@ -1,0 +1,57 @@
+//! Decides where things lie: the root of the project, the build directory, and the tools of the machine.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+/// The directory of the workspace's `Cargo.toml`.
+pub(crate) fn root() -> PathBuf {
+    // The variable that cargo sets at run time: a checkout that was moved or copied is found where it is now.
+    let own = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
+    Path::new(&own)
+        .parent()
+        .expect("xtask lies in the root")
+        .to_owned()
+}
+
+/// Cargo's build directory, whatever chose it: this program was built into it.
+///
+/// # Errors
+/// If this program's own path cannot be read.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("finding the build directory")?;
+    let target = own
+        .parent()
+        .and_then(Path::parent)
+        .context("this program lies outside a build directory")?;
+    Ok(target.to_owned())
+}
+
+/// `cargo` in the root, the same one that runs this program.
+pub(crate) fn cargo(words: &str) -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.args(words.split_whitespace()).current_dir(root());
+    // Cargo passes these to what it runs; an inner cargo would take them for its own.
+    for name in ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_PKG_NAME"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Whether cargo has the subcommand `name` installed.
+pub(crate) fn has_cargo_command(name: &str) -> bool {
+    let output = cargo(name).arg("--version").output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// The tool's path; the system's directories are searched even where the user's `PATH` leaves them out.
+pub(crate) fn find_tool(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let own = std::env::split_paths(&path);
+    let system = ["/usr/sbin", "/sbin"].into_iter().map(PathBuf::from);
+    own.chain(system)
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}

@@ -1,0 +1,87 @@
+//! Decides which programs of the system the tests use, and gets those that are missing.
+//!
+//! Nothing here is fatal: a test whose tool is missing skips, and says so.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::place::find_tool;
+use crate::steps::{Steps, run_shown};
+
+/// # Errors
+/// None today: what cannot be installed is reported, and the tests that need it skip.
+pub(crate) fn run(steps: &mut Steps) -> Result<()> {
+    let missing = missing_packages();
+    if missing.is_empty() {
+        return steps.time("set-up", || {
+            println!("    every tool that the tests use is installed");
+            Ok(())
+        });
+    }
+    let list = missing.into_iter().collect::<Vec<_>>().join(" ");
+    let by_hand = format!("apt-get install -y -qq --no-install-recommends {list}");
+    if !is_root() {
+        steps.skip(
+            "set-up",
+            &format!("not root; tests without their tools will skip; run: sudo {by_hand}"),
+        );
+        return Ok(());
+    }
+    if find_tool("apt-get").is_none() {
+        steps.skip(
+            "set-up",
+            &format!("no apt-get here; install what is named as on Debian: {list}"),
+        );
+        return Ok(());
+    }
+    steps.time("set-up", || {
+        println!("    installing: {list}");
+        let installed =
+            run_shown(&mut apt("update -qq")).and_then(|()| run_shown(&mut apt(&by_hand["apt-get ".len()..])));
+        if let Err(error) = installed {
+            println!("    WARNING: {error:#}; tests that need these tools will skip: {list}");
+        }
+        Ok(())
+    })
+}
+
+/// The Debian packages of every tool that is not found.
+fn missing_packages() -> BTreeSet<&'static str> {
+    TOOLS
+        .iter()
+        .filter(|(tool, _)| find_tool(tool).is_none())
+        .map(|(_, package)| *package)
+        .collect()
+}
+
+fn apt(words: &str) -> Command {
+    let mut command = Command::new("apt-get");
+    command
+        .args(words.split_whitespace())
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+/// A program and the Debian package that has it.
+const TOOLS: [(&str, &str); 13] = [
+    ("fio", "fio"),
+    ("nbdkit", "nbdkit"),
+    ("nbdinfo", "libnbd-bin"),
+    ("nbdcopy", "libnbd-bin"),
+    ("qemu-img", "qemu-utils"),
+    ("qemu-io", "qemu-utils"),
+    ("qemu-storage-daemon", "qemu-system-common"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("debugfs", "e2fsprogs"),
+    ("e2fsck", "e2fsprogs"),
+    ("mkfs.xfs", "xfsprogs"),
+    ("xfs_repair", "xfsprogs"),
+    ("valgrind", "valgrind"),
+];

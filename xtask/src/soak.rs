@@ -1,0 +1,39 @@
+//! Decides what a long run repeats: the simulator over ever new seeds, and the real clients against the daemon.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::place::{cargo, target_dir};
+use crate::steps::Steps;
+
+/// Goes round until the time is up; a round that has begun is finished.
+///
+/// # Errors
+/// The first step that fails.
+pub(crate) fn run(steps: &mut Steps, minutes: u64) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(minutes * 60);
+    steps.run(
+        "release build of the command",
+        &mut cargo("build --release -p blkmq"),
+    )?;
+    let mut round = 0;
+    while Instant::now() < end {
+        round += 1;
+        let mut simulate = cargo("run --release -p blkmq-sim -- --scenario all --seeds");
+        // Each round begins where the last one ended, so that every seed is new.
+        simulate
+            .arg(SEEDS_A_ROUND.to_string())
+            .arg("--first-seed")
+            .arg((round * SEEDS_A_ROUND).to_string());
+        steps.run(&format!("simulator, round {round}"), &mut simulate)?;
+        let mut clients = cargo("test -p blkmq --tests");
+        clients.env("BLKMQ_BIN", target_dir()?.join("release/blkmq"));
+        steps.run(&format!("real clients, round {round}"), &mut clients)?;
+    }
+    steps.print_summary();
+    Ok(())
+}
+
+pub(crate) const MINUTES_DEFAULT: u64 = 30;
+const SEEDS_A_ROUND: u64 = 5000;

@@ -1,0 +1,121 @@
+//! Decides how the steps of a chore are shown: announced, timed, and a skipped one says why.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// The steps taken so far.
+pub(crate) struct Steps {
+    taken: Vec<(String, Outcome)>,
+}
+
+enum Outcome {
+    Took(Duration),
+    Skipped(String),
+}
+
+impl Steps {
+    pub(crate) fn new() -> Steps {
+        Steps { taken: Vec::new() }
+    }
+
+    /// Runs the command with its output shown.
+    ///
+    /// # Errors
+    /// If it cannot be started or ends with anything but success: the step, the command and how it ended.
+    pub(crate) fn run(&mut self, name: &str, command: &mut Command) -> Result<()> {
+        self.time(name, || run_shown(command))
+    }
+
+    /// Does `work` as one step.
+    ///
+    /// # Errors
+    /// What `work` returns, with the step's name before it.
+    pub(crate) fn time<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        println!("\n==> {name}");
+        let start = Instant::now();
+        let result = work().with_context(|| format!("step `{name}` failed"))?;
+        let took = start.elapsed();
+        println!("    {name}: {:.1} s", took.as_secs_f64());
+        self.taken.push((name.to_owned(), Outcome::Took(took)));
+        Ok(result)
+    }
+
+    pub(crate) fn skip(&mut self, name: &str, reason: &str) {
+        println!("\n==> {name}: SKIPPED: {reason}");
+        self.taken
+            .push((name.to_owned(), Outcome::Skipped(reason.to_owned())));
+    }
+
+    /// Prints every step with its time, and the sum.
+    pub(crate) fn print_summary(&self) {
+        println!("\n==> steps so far");
+        let mut total = Duration::ZERO;
+        for (name, outcome) in &self.taken {
+            match outcome {
+                Outcome::Took(took) => {
+                    total += *took;
+                    println!("    {:>7.1} s  {name}", took.as_secs_f64());
+                }
+                Outcome::Skipped(reason) => println!("    skipped    {name}: {reason}"),
+            }
+        }
+        println!("    {:>7.1} s  in all", total.as_secs_f64());
+    }
+}
+
+/// Runs the command with its output shown, and prints nothing itself.
+///
+/// # Errors
+/// If it cannot be started or ends with anything but success.
+pub(crate) fn run_shown(command: &mut Command) -> Result<()> {
+    let shown = show(command);
+    let status = command.status().with_context(|| format!("starting `{shown}`"))?;
+    if !status.success() {
+        bail!("`{shown}`: {status}");
+    }
+    Ok(())
+}
+
+/// The command as one would type it, with the variables it sets.
+fn show(command: &Command) -> String {
+    let program = std::path::Path::new(command.get_program())
+        .file_name()
+        .unwrap_or(command.get_program());
+    let set = command
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    let variables = set.map(|(name, value)| format!("{}='{}'", name.display(), value.display()));
+    let words = std::iter::once(program)
+        .chain(command.get_args())
+        .map(|word| word.display().to_string());
+    variables.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Command, Steps, show};
+
+    #[test]
+    fn a_failing_command_fails_the_step_and_names_both() {
+        let error = Steps::new()
+            .run("the step", Command::new("false").arg("x"))
+            .unwrap_err();
+        let text = format!("{error:#}");
+        assert!(
+            text.contains("the step") && text.contains("`false x`") && text.contains('1'),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_command_is_shown_as_one_would_type_it() {
+        let mut command = Command::new("/usr/bin/env");
+        command
+            .arg("test")
+            .env("RUSTFLAGS", "--cfg loom")
+            .env_remove("OTHER");
+        assert_eq!(show(&command), "RUSTFLAGS='--cfg loom' env test");
+    }
+}

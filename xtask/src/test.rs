@@ -1,0 +1,60 @@
+//! Decides what `cargo xtask test` checks and in which order: cheap and likely to fail first, the test suite last.
+//!
+//! The suite comes last so that its own closing lines close the whole run.
+
+use anyhow::Result;
+
+use crate::place::{cargo, has_cargo_command, target_dir};
+use crate::steps::{Steps, run_shown};
+use crate::{fuzz, instructions, loom, setup, sim};
+
+/// # Errors
+/// The first step that fails.
+pub(crate) fn run(steps: &mut Steps) -> Result<()> {
+    setup::run(steps)?;
+    steps.run("format", &mut cargo("fmt --all --check"))?;
+    steps.run(
+        "clippy",
+        &mut cargo("clippy --workspace --all-targets -- -D warnings"),
+    )?;
+    check_dependencies(steps)?;
+    loom::run(steps, loom::Depth::Short)?;
+    steps.run(
+        "release build of the command",
+        &mut cargo("build --release -p blkmq"),
+    )?;
+    sim::run(steps, sim::SEEDS_SHORT)?;
+    instructions::run(steps, false)?;
+    fuzz::replay(steps)?;
+    run_suite(steps)
+}
+
+/// Licences, sources and bans need the lock file alone; advisories need their database from the network.
+fn check_dependencies(steps: &mut Steps) -> Result<()> {
+    if !has_cargo_command("deny") {
+        steps.skip(
+            "dependencies",
+            "cargo-deny is not installed; run: cargo install --locked cargo-deny",
+        );
+        return Ok(());
+    }
+    steps.run(
+        "dependencies",
+        &mut cargo("deny --log-level error check licenses bans sources"),
+    )?;
+    let fetched = cargo("deny fetch db").output();
+    if fetched.is_ok_and(|output| output.status.success()) {
+        steps.run("advisories", &mut cargo("deny check --disable-fetch advisories"))
+    } else {
+        steps.skip("advisories", "the advisory database cannot be fetched from here");
+        Ok(())
+    }
+}
+
+/// The test suite; the end-to-end tests in it drive the release build of the command.
+fn run_suite(steps: &Steps) -> Result<()> {
+    steps.print_summary();
+    println!("\n==> tests");
+    let command = target_dir()?.join("release/blkmq");
+    run_shown(cargo("test --workspace --no-fail-fast").env("BLKMQ_BIN", command))
+}
