@@ -1,0 +1,182 @@
+//! Decides whether a frozen queue has drained: nobody is inside, and all that was started has finished.
+//!
+//! Freezing comes before a switch of elevator, depth or target. Users never write a shared line for it: each reactor has
+//! a shard, and the one who freezes reads them all.
+//!
+//! A user enters its shard, submits, counts what it started, and exits. A request that has started may outlive the stay;
+//! `finished` counts its end, on the shard of whoever ends it.
+//!
+//! Pairings: `enter` writes `inside`, then a full fence, then reads the depth; the freezer writes the depth, then a full
+//! fence, then reads `inside`. One of the two fences comes first: either the user sees the freeze and goes away, or the
+//! freezer sees the user inside. `exit` clears `inside` with Release, seen by the Acquire in `is_drained`, so `started` is
+//! complete once nobody is inside. `finished` is stored with Release, seen by the Acquire in `is_drained`, so that what
+//! the request did happened before the drain ended.
+
+use crate::CachePadded;
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence_after_rmw, full_fence};
+
+/// One reactor's part of the count. Only its reactor writes it; it lies on a cache line of its own.
+#[derive(Debug, Default)]
+pub struct UsageShard(CachePadded<Usage>);
+
+/// Whether a queue is frozen, and who uses it.
+#[derive(Debug)]
+pub struct FreezeState {
+    /// How many freezes are nested; users stay out unless it is 0.
+    depth: CachePadded<AtomicU32>,
+    shards: Box<[UsageShard]>,
+}
+
+#[derive(Debug, Default)]
+struct Usage {
+    started: AtomicU64,
+    finished: AtomicU64,
+    /// 1 between `enter` and `exit`.
+    inside: AtomicU32,
+}
+
+impl FreezeState {
+    /// The state of a queue with `shards` reactors, not frozen and unused.
+    #[must_use]
+    pub fn new(shards: usize) -> Self {
+        let shards = (0..shards).map(|_| UsageShard::default()).collect();
+        Self {
+            depth: CachePadded::new(AtomicU32::new(0)),
+            shards,
+        }
+    }
+
+    /// Enters unless the queue is frozen. On true the caller may start requests until it calls [`FreezeState::exit`]. For
+    /// the shard's reactor; a stay does not nest. Cost: one exchange on the reactor's own line and one load.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    #[inline]
+    #[must_use = "a frozen queue must not be used"]
+    pub fn enter(&self, shard: usize) -> bool {
+        let usage = self.usage(shard);
+        let before = usage.inside.swap(1, Ordering::SeqCst);
+        debug_assert_eq!(before, 0, "shard {shard} is inside already");
+        // Pairs with the fences in `start_freeze` and `is_drained`.
+        fence_after_rmw();
+        // Acquire: pairs with the Release in `end_freeze`: what was changed while frozen is visible.
+        if self.depth.load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        usage.inside.store(0, Ordering::Release);
+        false
+    }
+
+    /// Ends a stay. For the shard's reactor.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    #[inline]
+    pub fn exit(&self, shard: usize) {
+        let usage = self.usage(shard);
+        debug_assert_eq!(
+            usage.inside.load(Ordering::Relaxed),
+            1,
+            "shard {shard} is not inside"
+        );
+        // Release: pairs with the Acquire in `is_drained`; what was started is counted.
+        usage.inside.store(0, Ordering::Release);
+    }
+
+    /// Counts `n` requests that the shard's reactor started. For that reactor, while it is inside.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    #[inline]
+    pub fn add_started(&self, shard: usize, n: u64) {
+        let started = &self.usage(shard).started;
+        // One writer: a plain load and store. Published by the Release in `exit`.
+        started.store(started.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Counts `n` requests that the shard's reactor finished, whoever started them. For that reactor, inside or not.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    #[inline]
+    pub fn add_finished(&self, shard: usize, n: u64) {
+        let finished = &self.usage(shard).finished;
+        // Release: pairs with the Acquire in `is_drained`.
+        finished.store(
+            finished.load(Ordering::Relaxed).wrapping_add(n),
+            Ordering::Release,
+        );
+    }
+
+    /// Whether somebody has frozen the queue, at this moment. A hint: only `enter` decides.
+    #[inline]
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.depth.load(Ordering::Relaxed) != 0
+    }
+
+    /// Keeps users out from now on; those inside may stay until they exit. Freezes nest. Any thread.
+    ///
+    /// # Panics
+    /// If 2^32 freezes are nested.
+    pub fn start_freeze(&self) {
+        let before = self.depth.fetch_add(1, Ordering::AcqRel);
+        assert!(before < u32::MAX, "too many nested freezes");
+        // Pairs with the fence in `enter`.
+        fence_after_rmw();
+    }
+
+    /// Ends one freeze; true if it was the last one and users may enter again. Any thread.
+    ///
+    /// # Panics
+    /// If the queue is not frozen.
+    pub fn end_freeze(&self) -> bool {
+        // Release: pairs with the Acquire in `enter`. Acquire: the last one sees what the other freezers changed.
+        let before = self.depth.fetch_sub(1, Ordering::AcqRel);
+        assert!(before > 0, "end_freeze without start_freeze");
+        before == 1
+    }
+
+    /// Whether nobody is inside and everything that was started has finished. Once true on a queue that the caller has
+    /// frozen, it stays true until the last freeze ends. Any thread that knows of the freeze.
+    ///
+    /// The order of reading: *inside* first. When all are seen outside, each last stay under the old depth has ended and is
+    /// visible with its count (Acquire), and later ones turn away without counting: `started` does not change any more.
+    /// Then *finished*, then *started*. Both only grow and nothing finishes before it starts, so reading `finished` first
+    /// can only make the answer "not yet" (this matters on a queue that is not frozen, where `started` still grows: true
+    /// then means that nothing was outstanding at some moment between the two sums).
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        // Pairs with the fence in `enter`. The thread that called `start_freeze` has passed one; another one that merely
+        // learned of the freeze needs its own between that and the loads below.
+        full_fence();
+        self.shards
+            .iter()
+            .all(|shard| shard.0.inside.load(Ordering::Acquire) == 0)
+            && self.outstanding() == 0
+    }
+
+    /// Requests started and not finished: exact when drained or at rest, else near it and never negative.
+    #[must_use]
+    pub fn outstanding(&self) -> u64 {
+        let finished = self.sum(|usage| &usage.finished);
+        let started = self.sum(|usage| &usage.started);
+        started.saturating_sub(finished)
+    }
+
+    fn sum(&self, field: impl Fn(&Usage) -> &AtomicU64) -> u64 {
+        // Acquire: pairs with the Release in `add_finished`.
+        self.shards
+            .iter()
+            .map(|shard| field(&shard.0).load(Ordering::Acquire))
+            .sum()
+    }
+
+    #[inline(always)]
+    fn usage(&self, shard: usize) -> &Usage {
+        &self.shards[shard].0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
