@@ -1,1 +1,5 @@
-//! blkmq-host.
+//! The engine in the real world: reactors on io_uring, the clock, and the drivers that meet the operating system.
+//!
+//! A reactor is one thread with one place to wait ([`ring`]).
+
+pub mod ring;
