@@ -1,0 +1,23 @@
+//! Decides what the engine needs of a drive: its limits, and a driver for each hardware context.
+//! `plan` makes drives from the specifications of disks, `engine` has their hardware contexts opened on the reactors.
+
+use std::io;
+
+use blkmq_core::driver::Driver;
+use blkmq_core::ids::HctxId;
+use blkmq_core::limits::Limits;
+
+use crate::ring::RingHandle;
+
+/// A drive: what all hardware contexts of one queue share.
+pub trait Drive: Send + Sync {
+    /// What one request may be.
+    fn limits(&self) -> Limits;
+
+    /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring` is that
+    /// reactor's.
+    ///
+    /// # Errors
+    /// What the operating system says, with the object named.
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>>;
+}
