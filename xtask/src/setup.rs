@@ -39,8 +39,8 @@ pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     }
     steps.time("set-up", || {
         println!("    installing: {list}");
-        let installed =
-            run_shown(&mut apt("update -qq")).and_then(|()| run_shown(&mut apt(&by_hand["apt-get ".len()..])));
+        let installed = run_shown(&mut apt("update -qq"))
+            .and_then(|()| run_shown(&mut apt(&by_hand["apt-get ".len()..])));
         if let Err(error) = installed {
             println!("    WARNING: {error:#}; tests that need these tools will skip: {list}");
         }

@@ -1,0 +1,233 @@
+//! Decides that a daemon which cannot serve what it was asked to says why, and does not start.
+//!
+//! A message names the object, the value, the limit where there is one, and the next step.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::common::daemon::serve_command;
+use crate::common::tools::output_within;
+use crate::common::{Daemon, Scratch};
+
+/// What is wrong, the words after `serve`, and what the message must contain.
+struct Case {
+    what: &'static str,
+    words: Vec<String>,
+    says: Vec<String>,
+}
+
+#[test]
+fn every_bad_configuration_is_refused_with_object_value_and_next_step() {
+    let scratch = Scratch::new();
+    let mut wrong = Vec::new();
+    for case in cases(&scratch) {
+        if let Err(complaint) = refused(&case) {
+            wrong.push(format!("{}: {complaint}", case.what));
+        }
+    }
+    assert!(wrong.is_empty(), "{} case(s):\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn an_image_that_is_already_served_is_refused_and_the_first_daemon_goes_on() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 1 << 20);
+    let disk = format!("name=vm1,file={image}");
+    let first = Daemon::serve(&scratch, &[&disk]);
+    let second = case(
+        "served twice",
+        &scratch,
+        &[&format!("name=other,file={image}")],
+        &["other", "vm1.raw", "already"],
+    );
+    refused(&second).unwrap_or_else(|complaint| panic!("{complaint}"));
+    first.stop();
+    // The lock goes with the daemon.
+    Daemon::serve(&scratch, &[&disk]).stop();
+}
+
+#[test]
+fn an_image_that_cannot_be_written_is_refused_with_a_way_out() {
+    let scratch = Scratch::new();
+    // A program that runs cannot be opened for writing, not even by root.
+    let busy = scratch.word("busy");
+    std::fs::copy("/bin/sleep", &busy).expect("a program to copy");
+    let length = std::fs::metadata(&busy)
+        .expect("the copy")
+        .len()
+        .next_multiple_of(4096);
+    std::fs::File::options()
+        .write(true)
+        .open(&busy)
+        .and_then(|file| file.set_len(length))
+        .expect("a whole number of blocks");
+    let mut runs = Command::new(&busy)
+        .arg("60")
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("the copy runs");
+    let case = case(
+        "not writable",
+        &scratch,
+        &[&format!("name=vm1,file={busy}")],
+        &["vm1", "busy", "ro=on"],
+    );
+    let result = refused(&case);
+    runs.kill().expect("our own child can be killed");
+    runs.wait().expect("our own child can be waited for");
+    result.unwrap_or_else(|complaint| panic!("{complaint}"));
+}
+
+fn cases(scratch: &Scratch) -> Vec<Case> {
+    let odd = scratch.image("odd.raw", 1000);
+    let good = scratch.image("good.raw", 1 << 20);
+    let absent = scratch.word("absent.raw");
+    let no_directory = scratch.word("no/such/directory.raw");
+    let file = |path: &str| format!("name=vm1,file={path}");
+    let mut cases = vec![
+        case(
+            "a missing file",
+            scratch,
+            &[&file(&absent)],
+            &["vm1", "absent.raw", "size="],
+        ),
+        case(
+            "a missing directory",
+            scratch,
+            &[&format!("{},size=1M", file(&no_directory))],
+            &["vm1", "directory.raw"],
+        ),
+        case(
+            "a directory for a file",
+            scratch,
+            &[&file(&scratch.word("."))],
+            &["vm1", "directory"],
+        ),
+        case(
+            "a size that is no multiple of the block",
+            scratch,
+            &[&file(&odd)],
+            &["vm1", "1000", "512"],
+        ),
+        case(
+            "an unknown key",
+            scratch,
+            &["name=vm1,fiel=x.raw"],
+            &["fiel", "file"],
+        ),
+        case("no name", scratch, &["ram=1M"], &["name"]),
+        case("no backing", scratch, &["name=vm1"], &["vm1", "file="]),
+        case(
+            "two backings",
+            scratch,
+            &["name=vm1,ram=1M,null=1M"],
+            &["vm1", "ram", "null"],
+        ),
+        case(
+            "a size that is none",
+            scratch,
+            &["name=vm1,ram=lots"],
+            &["vm1", "lots"],
+        ),
+        case("a size of nothing", scratch, &["name=vm1,ram=0"], &["vm1", "0"]),
+        case(
+            "a name given twice",
+            scratch,
+            &["name=vm1,ram=1M", "name=vm1,ram=2M"],
+            &["vm1"],
+        ),
+        case(
+            "an unknown elevator",
+            scratch,
+            &["name=vm1,ram=1M,sched=elevator9"],
+            &["elevator9", "mq-deadline"],
+        ),
+        case(
+            "an unknown state",
+            scratch,
+            &[&format!("{},ro=perhaps", file(&good))],
+            &["vm1", "perhaps", "on"],
+        ),
+    ];
+    for (what, address, says) in [
+        (
+            "an unknown transport",
+            "carrier-pigeon:coop",
+            &["carrier-pigeon", "unix:"][..],
+        ),
+        ("a port beyond the last", "tcp:127.0.0.1:99999", &["99999"]),
+        ("a port that is none", "tcp:127.0.0.1:http", &["http"]),
+        ("a socket without a path", "unix:", &["unix:"]),
+        (
+            "a socket in a missing directory",
+            "unix:/nonexistent/blkmq/nbd.sock",
+            &["/nonexistent/blkmq/nbd.sock"],
+        ),
+    ] {
+        let words = ["--disk", "name=vm1,ram=1M", "--nbd", address]
+            .map(str::to_owned)
+            .to_vec();
+        cases.push(Case {
+            what,
+            words,
+            says: says.iter().map(|word| (*word).to_owned()).collect(),
+        });
+    }
+    let long = format!("unix:{}", scratch.word(&"x".repeat(120)));
+    let words = ["--disk", "name=vm1,ram=1M", "--nbd", &long]
+        .map(str::to_owned)
+        .to_vec();
+    cases.push(Case {
+        what: "a socket path that is too long",
+        words,
+        says: vec!["xxx".to_owned(), "107".to_owned()],
+    });
+    cases
+}
+
+fn case(what: &'static str, scratch: &Scratch, disks: &[&str], says: &[&str]) -> Case {
+    let mut words = Vec::new();
+    for disk in disks {
+        words.extend(["--disk".to_owned(), (*disk).to_owned()]);
+    }
+    words.extend([
+        "--nbd".to_owned(),
+        format!("unix:{}", scratch.word("refused.sock")),
+    ]);
+    Case {
+        what,
+        words,
+        says: says.iter().map(|word| (*word).to_owned()).collect(),
+    }
+}
+
+/// # Errors
+/// What is wrong with how the daemon took it.
+fn refused(case: &Case) -> Result<(), String> {
+    let words: Vec<&str> = case.words.iter().map(String::as_str).collect();
+    // Ended from outside if it starts to serve after all: `timeout` is in every Debian.
+    let serve = serve_command(&words);
+    let mut command = Command::new("timeout");
+    command.arg("10").arg(serve.get_program()).args(serve.get_args());
+    let output = output_within(&mut command, Duration::from_secs(30));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    match output.status.code() {
+        Some(0) => return Err("it ended with success".to_owned()),
+        Some(124) => return Err(format!("it serves it; it said:\n{said}")),
+        Some(1 | 2) => {}
+        other => return Err(format!("it ended with {other:?}: a crash? It said:\n{said}")),
+    }
+    if said.contains("panicked") {
+        return Err(format!("it panicked:\n{said}"));
+    }
+    let missing: Vec<&String> = case
+        .says
+        .iter()
+        .filter(|word| !said.contains(word.as_str()))
+        .collect();
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("the message lacks {missing:?}:\n{said}"))
+    }
+}

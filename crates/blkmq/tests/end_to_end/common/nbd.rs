@@ -1,0 +1,225 @@
+//! Decides how the tests speak NBD themselves: a small blocking client that shares no code with the server.
+//!
+//! It knows simple replies only. Its pieces are public, so that a test can also say things that no client should.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// A connection in the transmission phase.
+pub(crate) struct Client {
+    stream: UnixStream,
+    size: u64,
+    next_cookie: u64,
+}
+
+/// The commands of the transmission phase that the tests use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Command {
+    Read = 0,
+    Write = 1,
+    Flush = 3,
+}
+
+impl Client {
+    /// # Errors
+    /// If the server cannot be reached or refuses the export.
+    pub(crate) fn connect(socket: &Path, export: &str) -> Result<Client> {
+        let mut stream = greeted(socket)?;
+        stream.write_all(&option(OPT_GO, &go_payload(export)))?;
+        let mut size = None;
+        loop {
+            let (kind, payload) = read_option_reply(&mut stream)?;
+            match kind {
+                REP_ACK => break,
+                REP_INFO if payload.starts_with(&[0, 0]) => size = Some(be64(&payload[2..])),
+                REP_INFO => {}
+                other => {
+                    return Err(Error::other(format!(
+                        "the server refused {export}: reply {other:#x}"
+                    )));
+                }
+            }
+        }
+        let size = size.ok_or_else(|| Error::other("the server did not tell the size"))?;
+        Ok(Client {
+            stream,
+            size,
+            next_cookie: 1,
+        })
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// # Errors
+    /// What the server answered, or that it is gone.
+    pub(crate) fn read(&mut self, offset: u64, bytes: usize) -> Result<Vec<u8>> {
+        let cookie = self.send(Command::Read, 0, offset, bytes as u32, &[])?;
+        self.expect_reply(cookie)?;
+        let mut data = vec![0; bytes];
+        self.stream.read_exact(&mut data)?;
+        Ok(data)
+    }
+
+    /// # Errors
+    /// What the server answered, or that it is gone.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let cookie = self.send(Command::Write, 0, offset, data.len() as u32, data)?;
+        self.expect_reply(cookie)
+    }
+
+    /// # Errors
+    /// What the server answered, or that it is gone.
+    pub(crate) fn write_through(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let cookie = self.send(Command::Write, FLAG_FUA, offset, data.len() as u32, data)?;
+        self.expect_reply(cookie)
+    }
+
+    /// # Errors
+    /// What the server answered, or that it is gone.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        let cookie = self.send(Command::Flush, 0, 0, 0, &[])?;
+        self.expect_reply(cookie)
+    }
+
+    /// Sends a request and does not wait for its reply.
+    ///
+    /// # Errors
+    /// If the server is gone.
+    pub(crate) fn send(
+        &mut self,
+        command: Command,
+        flags: u16,
+        offset: u64,
+        bytes: u32,
+        data: &[u8],
+    ) -> Result<u64> {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let mut message = request(command as u16, flags, cookie, offset, bytes);
+        message.extend_from_slice(data);
+        self.stream.write_all(&message)?;
+        Ok(cookie)
+    }
+
+    /// Waits for the next reply, whosever it is, and returns its cookie.
+    ///
+    /// # Errors
+    /// What the server answered, or that it is gone.
+    pub(crate) fn reply(&mut self) -> Result<u64> {
+        let mut reply = [0; 16];
+        self.stream.read_exact(&mut reply)?;
+        if be32(&reply) != SIMPLE_REPLY_MAGIC {
+            return Err(Error::new(
+                ErrorKind::InvalidData,
+                format!("a reply begins with {:#x}", be32(&reply)),
+            ));
+        }
+        match be32(&reply[4..]) {
+            0 => Ok(be64(&reply[8..])),
+            // NBD's error numbers are Linux's.
+            number => Err(Error::from_raw_os_error(number as i32)),
+        }
+    }
+
+    fn expect_reply(&mut self, cookie: u64) -> Result<()> {
+        let answered = self.reply()?;
+        if answered == cookie {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidData,
+            format!("reply to {answered} where {cookie} was asked"),
+        ))
+    }
+
+    /// The bare connection, to break the rules with.
+    pub(crate) fn stream(&mut self) -> &mut UnixStream {
+        &mut self.stream
+    }
+}
+
+/// Connects and exchanges greetings; what follows is the option phase.
+///
+/// # Errors
+/// If the server cannot be reached or greets wrongly.
+pub(crate) fn greeted(socket: &Path) -> Result<UnixStream> {
+    let mut stream = UnixStream::connect(socket)?;
+    // A server that says nothing fails the test instead of hanging it.
+    stream.set_read_timeout(Some(ANSWER_TIME))?;
+    stream.set_write_timeout(Some(ANSWER_TIME))?;
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting)?;
+    if be64(&greeting) != INIT_MAGIC || be64(&greeting[8..]) != OPTION_MAGIC {
+        return Err(Error::new(ErrorKind::InvalidData, "not a newstyle NBD server"));
+    }
+    stream.write_all(&CLIENT_FLAGS.to_be_bytes())?;
+    Ok(stream)
+}
+
+/// An option of the handshake, as bytes.
+pub(crate) fn option(number: u32, payload: &[u8]) -> Vec<u8> {
+    let mut message = OPTION_MAGIC.to_be_bytes().to_vec();
+    message.extend(number.to_be_bytes());
+    message.extend((payload.len() as u32).to_be_bytes());
+    message.extend(payload);
+    message
+}
+
+/// The payload of `NBD_OPT_GO` that asks for nothing beyond the export's name.
+pub(crate) fn go_payload(export: &str) -> Vec<u8> {
+    let mut payload = (export.len() as u32).to_be_bytes().to_vec();
+    payload.extend(export.as_bytes());
+    payload.extend(0_u16.to_be_bytes());
+    payload
+}
+
+/// The next reply to an option: its type and its payload.
+///
+/// # Errors
+/// If the server is gone or its reply is malformed.
+pub(crate) fn read_option_reply(stream: &mut UnixStream) -> Result<(u32, Vec<u8>)> {
+    let mut header = [0; 20];
+    stream.read_exact(&mut header)?;
+    if be64(&header) != OPTION_REPLY_MAGIC {
+        return Err(Error::new(ErrorKind::InvalidData, "not a reply to an option"));
+    }
+    let mut payload = vec![0; be32(&header[16..]) as usize];
+    stream.read_exact(&mut payload)?;
+    Ok((be32(&header[12..]), payload))
+}
+
+/// The 28 bytes of a request's header.
+pub(crate) fn request(command: u16, flags: u16, cookie: u64, offset: u64, bytes: u32) -> Vec<u8> {
+    let mut message = REQUEST_MAGIC.to_be_bytes().to_vec();
+    message.extend(flags.to_be_bytes());
+    message.extend(command.to_be_bytes());
+    message.extend(cookie.to_be_bytes());
+    message.extend(offset.to_be_bytes());
+    message.extend(bytes.to_be_bytes());
+    message
+}
+
+fn be32(bytes: &[u8]) -> u32 {
+    u32::from_be_bytes(bytes[..4].try_into().expect("four bytes"))
+}
+
+fn be64(bytes: &[u8]) -> u64 {
+    u64::from_be_bytes(bytes[..8].try_into().expect("eight bytes"))
+}
+
+pub(crate) const OPT_GO: u32 = 7;
+pub(crate) const FLAG_FUA: u16 = 1;
+pub(crate) const REP_ACK: u32 = 1;
+const REP_INFO: u32 = 3;
+const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
+const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// Fixed newstyle, and no 124 zeroes after the old way of choosing an export.
+const CLIENT_FLAGS: u32 = 3;
+pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);

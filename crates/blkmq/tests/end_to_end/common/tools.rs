@@ -1,0 +1,110 @@
+//! Decides how other people's programs are run: with a limit on their time, their output kept, a missing one skipped aloud.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use super::daemon::wait_within;
+
+/// Ends the test early, aloud, unless every tool is installed: `let Some(tools) = tools(&["fio"]) else { return };`.
+pub(crate) fn installed(names: &[&str]) -> bool {
+    let missing: Vec<&str> = names
+        .iter()
+        .copied()
+        .filter(|name| find(name).is_none())
+        .collect();
+    if !missing.is_empty() {
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        // Around the test runner's capture: a skipped test must not look like one that ran.
+        use std::io::Write;
+        let line = format!(
+            "SKIPPED {test}: not installed: {} (run `cargo xtask setup`)\n",
+            missing.join(", ")
+        );
+        std::io::stderr()
+            .write_all(line.as_bytes())
+            .expect("stderr is there");
+    }
+    missing.is_empty()
+}
+
+/// What a tool said, and whether it was content.
+pub(crate) struct Said {
+    pub(crate) success: bool,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs the tool and demands success.
+pub(crate) fn run(name: &str, words: &[&str]) -> Said {
+    let said = try_run(name, words);
+    assert!(
+        said.success,
+        "{name} {}\nfailed:\n{}\n{}",
+        words.join(" "),
+        said.stdout,
+        said.stderr
+    );
+    said
+}
+
+/// Runs the tool and returns what it said, however it ended.
+pub(crate) fn try_run(name: &str, words: &[&str]) -> Said {
+    let path = find(name).unwrap_or_else(|| panic!("{name} is not installed: the test did not ask first"));
+    let output = output_within(Command::new(path).args(words), TOOL_TIME);
+    Said {
+        success: output.status.success(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// The output of a command that must end within `limit`; it is killed, and the test fails, if it does not.
+pub(crate) fn output_within(command: &mut Command, limit: Duration) -> Output {
+    let shown = format!("{command:?}");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{shown}: {error}"));
+    let stdout = child.stdout.take().map(read_aside);
+    let stderr = child.stderr.take().map(read_aside);
+    let Some(status) = wait_within(&mut child, limit) else {
+        child.kill().expect("our own child can be killed");
+        let _ = child.wait();
+        panic!("{shown}: not done after {limit:?}");
+    };
+    let collect = |reader: Option<std::thread::JoinHandle<Vec<u8>>>| {
+        reader
+            .map(|reader| reader.join().expect("the reader does not panic"))
+            .unwrap_or_default()
+    };
+    Output {
+        status,
+        stdout: collect(stdout),
+        stderr: collect(stderr),
+    }
+}
+
+/// Reads a pipe to its end on a thread of its own, so that a talkative tool never blocks.
+fn read_aside(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        let _ = pipe.read_to_end(&mut all);
+        all
+    })
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let own = std::env::split_paths(&path);
+    // Where Debian keeps mkfs and its kin, which a user's PATH often leaves out.
+    let system = ["/usr/sbin", "/sbin"].into_iter().map(PathBuf::from);
+    own.chain(system)
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Generous: the machine may be busy with other tests.
+const TOOL_TIME: Duration = Duration::from_secs(120);

@@ -1,0 +1,229 @@
+//! Decides whether what was acknowledged as flushed is there after the daemon was killed in the middle of writing.
+//!
+//! Several writers with a connection each overwrite the blocks of their own region again and again, each block with its place
+//! and a rising generation in every sector. A writer records per block which generation it has sent, and which one a
+//! flush has covered that was acknowledged. After the kill, every sector must hold a generation from the second to the first.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, SECTOR, block, generation};
+use crate::common::{Daemon, Scratch};
+
+#[test]
+fn what_was_flushed_survives_kill_9_in_the_middle_of_writes() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", WRITERS * REGION_BLOCKS * BLOCK as u64);
+    let disk = format!("name=vm1,file={image}");
+    let mut history = History::new();
+    for round in 0..KILLS {
+        let daemon = Daemon::serve(&scratch, &[&disk]);
+        let socket = scratch.path("nbd.sock");
+        let flushed_before = history.flushes();
+        write_until_killed(
+            &socket,
+            &mut history,
+            daemon,
+            Duration::from_millis(150 + 137 * round),
+        );
+        assert!(
+            history.flushes() > flushed_before,
+            "round {round}: nothing was flushed before the kill: no test"
+        );
+
+        let daemon = Daemon::serve(&scratch, &[&disk]);
+        history.check(&socket, round);
+        daemon.stop();
+    }
+    assert!(
+        history.in_doubt_seen > 0,
+        "no kill came in the middle of a write: no test"
+    );
+}
+
+#[test]
+fn forced_writes_survive_kill_9_without_a_flush() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 1 << 20);
+    let disk = format!("name=vm1,file={image}");
+    let daemon = Daemon::serve(&scratch, &[&disk]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
+    for number in 0..64 {
+        client
+            .write_through(number * BLOCK as u64, &block(number, number + 1))
+            .expect("a forced write");
+    }
+    daemon.kill();
+
+    let daemon = Daemon::serve(&scratch, &[&disk]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it again");
+    for number in 0..64 {
+        let found = client.read(number * BLOCK as u64, BLOCK).expect("a read");
+        assert!(
+            found == block(number, number + 1),
+            "block {number} is not what was forced"
+        );
+    }
+    daemon.stop();
+}
+
+/// What the writers know of every block of the disk.
+struct History {
+    /// The last generation that was sent, acknowledged or not.
+    sent: Vec<u64>,
+    /// The last generation that an acknowledged flush has covered.
+    flushed: Vec<u64>,
+    flushes: u64,
+    in_doubt_seen: u64,
+}
+
+/// One writer's part of the history, and its own chance.
+struct Writer<'a> {
+    client: Client,
+    first_block: u64,
+    sent: &'a mut [u64],
+    flushed: &'a mut [u64],
+    /// Acknowledged, and waiting for a flush: (block, generation).
+    written: Vec<(usize, u64)>,
+    random: u64,
+}
+
+impl History {
+    fn new() -> History {
+        let blocks = (WRITERS * REGION_BLOCKS) as usize;
+        History {
+            sent: vec![0; blocks],
+            flushed: vec![0; blocks],
+            flushes: 0,
+            in_doubt_seen: 0,
+        }
+    }
+
+    fn flushes(&self) -> u64 {
+        self.flushes
+    }
+
+    /// Reads everything back and checks every sector against what is known; what is found is then the truth.
+    fn check(&mut self, socket: &Path, round: u64) {
+        let mut client = Client::connect(socket, "vm1").expect("the daemon serves it again");
+        for number in 0..self.sent.len() {
+            let found = client
+                .read((number * BLOCK) as u64, BLOCK)
+                .expect("a read after the restart");
+            let (flushed, sent) = (self.flushed[number], self.sent[number]);
+            self.in_doubt_seen += u64::from(flushed < sent);
+            for (index, sector) in found.chunks(SECTOR).enumerate() {
+                let held = generation(number as u64, index as u64, sector)
+                    .unwrap_or_else(|wrong| panic!("round {round}: {wrong}"));
+                assert!(
+                    (flushed..=sent).contains(&held),
+                    "round {round}: block {number} sector {index} holds generation {held}: {flushed} was flushed, {sent} sent"
+                );
+            }
+        }
+        // What was in doubt is overwritten in the next round; until then any of both may be there.
+    }
+}
+
+/// Runs the writers until the daemon, killed after `time`, has gone from under all of them.
+fn write_until_killed(socket: &Path, history: &mut History, daemon: Daemon, time: Duration) {
+    let flushes = AtomicU64::new(0);
+    let region = REGION_BLOCKS as usize;
+    let regions = history
+        .sent
+        .chunks_mut(region)
+        .zip(history.flushed.chunks_mut(region));
+    std::thread::scope(|scope| {
+        for (index, (sent, flushed)) in regions.enumerate() {
+            let client = Client::connect(socket, "vm1").expect("the daemon serves it");
+            let first_block = index as u64 * REGION_BLOCKS;
+            let random = (time.as_millis() as u64) << 8 | (index as u64 + 1);
+            let mut writer = Writer {
+                client,
+                first_block,
+                sent,
+                flushed,
+                written: Vec::new(),
+                random,
+            };
+            let flushes = &flushes;
+            scope.spawn(move || {
+                // Ends with the error that the kill causes; what it means is in the history.
+                while writer.write_batch().and_then(|()| writer.flush()).is_ok() {
+                    // Relaxed: a count, read after the scope has joined the threads.
+                    flushes.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        std::thread::sleep(time);
+        daemon.kill();
+    });
+    history.flushes += flushes.into_inner();
+}
+
+impl Writer<'_> {
+    /// Sends a batch of writes to different blocks at once, then collects the replies.
+    fn write_batch(&mut self) -> std::io::Result<()> {
+        let mut in_flight = Vec::new();
+        for _ in 0..BATCH {
+            let index = self.next_random() as usize % self.sent.len();
+            if in_flight.iter().any(|(_, other, _)| *other == index) {
+                continue;
+            }
+            let number = self.first_block + index as u64;
+            // Recorded before it is sent: from then on it may be on the disk.
+            self.sent[index] += 1;
+            let data = block(number, self.sent[index]);
+            let command = crate::common::nbd::Command::Write;
+            let cookie = self
+                .client
+                .send(command, 0, number * BLOCK as u64, BLOCK as u32, &data)?;
+            in_flight.push((cookie, index, self.sent[index]));
+        }
+        while !in_flight.is_empty() {
+            let cookie = self.client.reply()?;
+            let position = in_flight.iter().position(|(sent, ..)| *sent == cookie);
+            let (_, index, generation) = in_flight.swap_remove(position.expect("a reply to what was asked"));
+            self.written.push((index, generation));
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.client.flush()?;
+        for (index, generation) in self.written.drain(..) {
+            self.flushed[index] = generation;
+        }
+        Ok(())
+    }
+
+    fn next_random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+#[test]
+fn a_disk_that_lost_a_flushed_block_fails_the_check() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", WRITERS * REGION_BLOCKS * BLOCK as u64);
+    let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
+    let mut history = History::new();
+    // A block that the history says was flushed, and that nobody wrote.
+    (history.sent[5], history.flushed[5]) = (1, 1);
+    let socket = scratch.path("nbd.sock");
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| history.check(&socket, 0)));
+    assert!(caught.is_err(), "a lost block went unnoticed");
+    daemon.signal(Signal::TERM);
+}
+
+const WRITERS: u64 = 3;
+const REGION_BLOCKS: u64 = 256;
+const BATCH: usize = 24;
+const KILLS: u64 = 6;

@@ -1,0 +1,290 @@
+//! Decides that a client which breaks the rules hurts nobody but itself.
+//!
+//! A good client checks every byte it writes, on the same socket and on the same disk, while the others misbehave; afterwards the
+//! daemon has no more files open and little more memory than before.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common::nbd::{Client, Command, OPT_GO, go_payload, greeted, option, request};
+use crate::common::pattern::{BLOCK, block};
+use crate::common::{Daemon, Scratch};
+
+#[test]
+fn hostile_clients_do_not_disturb_a_good_one() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 8 * MIB);
+    let mut daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}"), "name=big,null=1G"]);
+    let socket = scratch.path("nbd.sock");
+    // One round to warm up: what stays allocated after it is not a leak.
+    misbehave_in_every_way(&socket);
+    wait_for_open_files(&daemon, open_files(&daemon));
+    let (files_before, memory_before) = (open_files(&daemon), memory_kib(&daemon));
+
+    let stop = AtomicBool::new(false);
+    let rounds = std::thread::scope(|scope| {
+        let good = scope.spawn(|| use_well(&socket, &stop));
+        for _ in 0..ROUNDS {
+            misbehave_in_every_way(&socket);
+        }
+        // Relaxed: nothing else is handed over with it.
+        stop.store(true, Ordering::Relaxed);
+        good.join().expect("the good client was disturbed")
+    });
+
+    assert!(rounds >= ROUNDS, "the good client got only {rounds} rounds done");
+    assert!(
+        daemon.is_running(),
+        "the daemon died; it said:\n{}",
+        daemon.said()
+    );
+    wait_for_open_files(&daemon, files_before);
+    let grown = memory_kib(&daemon).saturating_sub(memory_before);
+    assert!(grown < MEMORY_GROWTH_MAX_KIB, "the daemon grew by {grown} KiB");
+    daemon.stop();
+}
+
+#[test]
+fn a_request_out_of_range_is_refused_and_the_connection_goes_on() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
+    assert_eq!(client.size(), MIB);
+    let refused = client
+        .read(MIB - 512, 1024)
+        .expect_err("a read beyond the end is refused");
+    assert_eq!(refused.raw_os_error(), Some(EINVAL), "{refused}");
+    let refused = client
+        .write(MIB, &[1; 512])
+        .expect_err("a write beyond the end is refused");
+    assert_eq!(refused.raw_os_error(), Some(ENOSPC), "{refused}");
+    let refused = client
+        .read(u64::MAX - 511, 512)
+        .expect_err("an offset that wraps is refused");
+    assert_eq!(refused.raw_os_error(), Some(EINVAL), "{refused}");
+    client.write(0, &block(0, 1)).expect("the connection goes on");
+    assert!(client.read(0, BLOCK).expect("the connection goes on") == block(0, 1));
+    daemon.stop();
+}
+
+#[test]
+fn an_unknown_export_is_refused_by_name() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let refused = Client::connect(&scratch.path("nbd.sock"), "vm2")
+        .err()
+        .expect("there is no vm2");
+    assert!(
+        refused.to_string().contains("0x80000006"),
+        "NBD_REP_ERR_UNKNOWN was wanted: {refused}"
+    );
+    daemon.stop();
+}
+
+/// Writes and checks blocks until told to stop; returns how often it went round. Any surprise is a panic.
+fn use_well(socket: &Path, stop: &AtomicBool) -> u64 {
+    let mut client = Client::connect(socket, "vm1").expect("the good client connects");
+    let mut round = 0;
+    // Relaxed: only the flag itself matters.
+    while !stop.load(Ordering::Relaxed) || round < ROUNDS {
+        round += 1;
+        for number in 0..GOOD_BLOCKS {
+            client
+                .write(number * BLOCK as u64, &block(number, round))
+                .expect("a good write");
+        }
+        client.flush().expect("a good flush");
+        for number in 0..GOOD_BLOCKS {
+            let started = Instant::now();
+            let found = client.read(number * BLOCK as u64, BLOCK).expect("a good read");
+            assert!(
+                found == block(number, round),
+                "block {number} is not what the good client wrote"
+            );
+            assert!(
+                started.elapsed() < GOOD_WAIT_MAX,
+                "a good read took {:?}",
+                started.elapsed()
+            );
+        }
+    }
+    round
+}
+
+/// Every kind of misbehaviour once, each on a connection of its own. None may hang: the client's side has deadlines.
+fn misbehave_in_every_way(socket: &Path) {
+    vanish_at_once(socket);
+    send_garbage_for_a_greeting(socket);
+    send_an_option_without_end(socket);
+    send_garbage_for_a_request(socket);
+    claim_an_oversize_write(socket);
+    ask_for_an_oversize_read(socket);
+    send_an_unknown_command(socket);
+    vanish_in_the_middle_of_a_write(socket);
+    vanish_with_many_requests_in_flight(socket);
+    stop_reading_replies(socket);
+    let _silent = fall_silent_in_the_middle_of_a_request(socket);
+}
+
+fn vanish_at_once(socket: &Path) {
+    drop(UnixStream::connect(socket).expect("anyone may connect"));
+}
+
+fn send_garbage_for_a_greeting(socket: &Path) {
+    let mut stream = UnixStream::connect(socket).expect("anyone may connect");
+    // A closed connection in the middle of it is an answer too.
+    let _ = stream.write_all(&GARBAGE.repeat(1000));
+    drained_within(&mut stream);
+}
+
+fn send_an_option_without_end(socket: &Path) {
+    let mut stream = greeted(socket).expect("anyone is greeted");
+    let mut huge = option(OPT_GO, b"");
+    huge.truncate(12);
+    huge.extend(u32::MAX.to_be_bytes());
+    let _ = stream.write_all(&huge);
+    let _ = stream.write_all(&[0; 65536]);
+    drop(stream);
+
+    let mut stream = greeted(socket).expect("anyone is greeted");
+    // A name that is longer than the option which carries it.
+    let mut payload = go_payload("vm1");
+    payload[..4].copy_from_slice(&u32::MAX.to_be_bytes());
+    let _ = stream.write_all(&option(OPT_GO, &payload));
+    let _ = stream.write_all(&option(0xdead_beef, b"what is this"));
+    drop(stream);
+}
+
+fn send_garbage_for_a_request(socket: &Path) {
+    let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
+    let _ = client.stream().write_all(&GARBAGE.repeat(100));
+    assert!(
+        drained_within(client.stream()),
+        "a connection that speaks garbage was not closed"
+    );
+}
+
+/// The server must neither wait for four gigabytes nor make room for them.
+fn claim_an_oversize_write(socket: &Path) {
+    let mut client = Client::connect(socket, "big").expect("a hostile client connects like any other");
+    let _ = client
+        .stream()
+        .write_all(&request(Command::Write as u16, 0, 1, 0, u32::MAX));
+    let _ = client.stream().write_all(&[0; 4096]);
+    drop(client);
+}
+
+fn ask_for_an_oversize_read(socket: &Path) {
+    let mut client = Client::connect(socket, "big").expect("a hostile client connects like any other");
+    let refused = client.read(0, 1 << 30);
+    assert!(refused.is_err(), "a read of a gigabyte was served");
+}
+
+fn send_an_unknown_command(socket: &Path) {
+    let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
+    let _ = client.stream().write_all(&request(0x7777, 0, 1, 0, 0));
+    assert!(client.reply().is_err(), "an unknown command was served");
+}
+
+fn vanish_in_the_middle_of_a_write(socket: &Path) {
+    let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
+    // Behind the good client's blocks: what half a write leaves is nobody's business.
+    let offset = 4 * MIB;
+    let _ = client
+        .stream()
+        .write_all(&request(Command::Write as u16, 0, 1, offset, 65536));
+    let _ = client.stream().write_all(&[0x42; 30_000]);
+}
+
+fn vanish_with_many_requests_in_flight(socket: &Path) {
+    let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
+    for number in 0..64 {
+        let (offset, data) = (4 * MIB + number * 4096, [0x43; 4096]);
+        if client.send(Command::Write, 0, offset, 4096, &data).is_err() {
+            return;
+        }
+    }
+}
+
+/// Asks for far more than the sockets hold and reads none of it.
+fn stop_reading_replies(socket: &Path) {
+    let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
+    client
+        .stream()
+        .set_write_timeout(Some(Duration::from_millis(200)))
+        .expect("a timeout can be set");
+    for _ in 0..256 {
+        if client.send(Command::Read, 0, 0, 65536, &[]).is_err() {
+            break;
+        }
+    }
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+/// Half a header and then nothing; the caller keeps the connection open for as long as it likes.
+fn fall_silent_in_the_middle_of_a_request(socket: &Path) -> Client {
+    let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
+    let half = &request(Command::Write as u16, 0, 1, 0, 4096)[..14];
+    client.stream().write_all(half).expect("half a request is sent");
+    client
+}
+
+/// Whether the server closes the connection soon; what it still says is thrown away.
+fn drained_within(stream: &mut UnixStream) -> bool {
+    stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .expect("a timeout can be set");
+    let mut scrap = [0; 4096];
+    loop {
+        match stream.read(&mut scrap) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+/// Waits until the daemon has closed what the hostile ones left.
+fn wait_for_open_files(daemon: &Daemon, wanted: usize) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while open_files(daemon) > wanted {
+        assert!(
+            Instant::now() < end,
+            "{} files are open, {wanted} before",
+            open_files(daemon)
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn open_files(daemon: &Daemon) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", daemon.id()))
+        .expect("our own child's files can be listed")
+        .count()
+}
+
+fn memory_kib(daemon: &Daemon) -> u64 {
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's status");
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .expect("the kernel tells the resident size");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|number| number.parse().ok())
+        .expect("a number of KiB")
+}
+
+const GARBAGE: &[u8] = b"\xff\x00GET / HTTP/1.1\r\n\x00\x13\x37";
+const ROUNDS: u64 = 8;
+const GOOD_BLOCKS: u64 = 64;
+/// Far above what a read takes on a busy machine, far below any of the deadlines that a hostile client may run into.
+const GOOD_WAIT_MAX: Duration = Duration::from_secs(3);
+const MEMORY_GROWTH_MAX_KIB: u64 = 64 * 1024;
+const MIB: u64 = 1 << 20;
+const EINVAL: i32 = 22;
+const ENOSPC: i32 = 28;

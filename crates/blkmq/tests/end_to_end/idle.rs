@@ -1,0 +1,53 @@
+//! Decides that a daemon which has nothing to do does nothing.
+
+use std::time::{Duration, Instant};
+
+use crate::common::nbd::Client;
+use crate::common::{Daemon, Scratch};
+
+#[test]
+fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
+    let scratch = Scratch::new();
+    let disks: Vec<String> = (0..100).map(|number| format!("name=vm{number},ram=1M")).collect();
+    let words: Vec<&str> = disks.iter().map(String::as_str).collect();
+    let daemon = Daemon::serve(&scratch, &words);
+    let socket = scratch.path("nbd.sock");
+    // Some clients that are connected, have done something, and are now idle.
+    let mut clients: Vec<Client> = (0..20)
+        .map(|number| Client::connect(&socket, &format!("vm{number}")).expect("the daemon serves it"))
+        .collect();
+    for client in &mut clients {
+        client.write(0, &[1; 4096]).expect("a write");
+    }
+    // What a burst leaves behind (polling for a while) may pass first.
+    std::thread::sleep(Duration::from_secs(1));
+    let (start, before) = (Instant::now(), cpu_ns(&daemon));
+    std::thread::sleep(IDLE_TIME);
+    let used = cpu_ns(&daemon) - before;
+    let share = used as f64 / start.elapsed().as_nanos() as f64;
+    assert!(
+        share <= 0.001,
+        "idle, the daemon used {:.3} % of a core",
+        share * 100.0
+    );
+    daemon.stop();
+}
+
+/// The CPU time of all threads of the daemon so far, in nanoseconds.
+fn cpu_ns(daemon: &Daemon) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.id())).expect("our own child's threads");
+    threads
+        .map(|thread| {
+            let path = thread.expect("a thread").path().join("schedstat");
+            let text = std::fs::read_to_string(&path).expect("the kernel counts CPU time by thread");
+            let used = text
+                .split_whitespace()
+                .next()
+                .and_then(|number| number.parse::<u64>().ok());
+            used.expect("a number of nanoseconds")
+        })
+        .sum()
+}
+
+/// Long enough that a periodic wake-up shows.
+const IDLE_TIME: Duration = Duration::from_secs(8);

@@ -1,0 +1,18 @@
+//! Decides what the daemon must do for real clients: fio, libnbd's tools, QEMU's, nbdkit's, and some that wish it ill.
+//!
+//! One program holds all of these tests, so that it is linked once. They drive the command itself, over sockets, and sleep
+//! in real time; `BLKMQ_BIN` names another build of it (`cargo xtask test` names the release build). A test whose
+//! tool is not installed skips, and says so.
+
+mod common;
+
+mod activation;
+mod bad_configuration;
+mod crash;
+mod file_systems;
+mod fio;
+mod hostile;
+mod idle;
+mod libnbd;
+mod qemu;
+mod shutdown;

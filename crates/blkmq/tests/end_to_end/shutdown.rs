@@ -1,0 +1,82 @@
+//! Decides how the daemon ends: drained and content at the first SIGTERM, at once at the second.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::common::nbd::{Client, Command};
+use crate::common::pattern::{BLOCK, block};
+use crate::common::{Daemon, Scratch};
+
+#[test]
+fn sigterm_ends_with_success_and_every_acknowledged_write_in_the_file() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 4 << 20);
+    let mut daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
+    for number in 0..256 {
+        client
+            .write(number * BLOCK as u64, &block(number, 1))
+            .expect("a write");
+    }
+    // The client stays connected: it must not keep the daemon from ending.
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended_within(Duration::from_secs(10));
+    assert_eq!(status.code(), Some(0), "{status}; it said:\n{}", daemon.said());
+    let file = std::fs::read(&image).expect("the image is there");
+    for number in 0..256 {
+        let at = number * BLOCK;
+        assert!(
+            file[at..at + BLOCK] == block(number as u64, 1),
+            "block {number} is not in the file"
+        );
+    }
+    assert!(!scratch.path("nbd.sock").exists(), "the socket was left behind");
+}
+
+#[test]
+fn requests_in_flight_at_sigterm_are_answered() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 4 << 20);
+    let mut daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
+    for number in 0..64 {
+        let data = block(number, 1);
+        client
+            .send(Command::Write, 0, number * BLOCK as u64, BLOCK as u32, &data)
+            .expect("a write is sent");
+    }
+    // The first reply shows that the daemon has begun to take them in.
+    client.reply().expect("a reply before the end");
+    daemon.signal(Signal::TERM);
+    let answered = 1 + (1..64).take_while(|_| client.reply().is_ok()).count();
+    let status = daemon.ended_within(Duration::from_secs(10));
+    assert_eq!(status.code(), Some(0), "{status}; it said:\n{}", daemon.said());
+    // Unanswered ones were never taken in; answered ones must be in the file, whichever they are.
+    let file = std::fs::read(&image).expect("the image is there");
+    let present = (0..64)
+        .filter(|number| file[number * BLOCK..][..BLOCK] == block(*number as u64, 1))
+        .count();
+    assert!(
+        present >= answered,
+        "{answered} writes were answered, {present} are in the file"
+    );
+}
+
+#[test]
+fn the_same_image_can_be_served_again_at_once() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 1 << 20);
+    for generation in 1..4 {
+        let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
+        let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
+        let found = client.read(0, BLOCK).expect("a read");
+        assert!(
+            found == block(0, generation - 1),
+            "generation {} is not there",
+            generation - 1
+        );
+        client.write(0, &block(0, generation)).expect("a write");
+        daemon.stop();
+    }
+}
