@@ -1,6 +1,7 @@
 //! Decides whether fio, verifying every block it wrote, finds them again.
 
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -118,6 +119,52 @@ fn fio_finds_what_it_wrote_after_a_restart_and_notices_one_changed_byte() {
     daemon.stop();
 }
 
+#[test]
+fn fio_finds_what_it_wrote_with_flushes_before_kill_9() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 256 * MIB);
+    let disk = format!("name=vm1,file={image}");
+    // The state file tells the second run how far the first one came.
+    let words = format!(
+        "--rw=randwrite --bs=4k --size=256m --iodepth=8 --fsync=16 --randseed=5 --rate_iops=3000 --aux-path={}",
+        scratch.word("")
+    );
+    let daemon = Daemon::serve(&scratch, &[&disk]);
+    let uri = daemon.uri("vm1");
+    let cut_short = std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            try_fio(
+                &uri,
+                &words,
+                "--verify=crc32c --do_verify=0 --verify_state_save=1",
+            )
+        });
+        std::thread::sleep(Duration::from_secs(2));
+        daemon.kill();
+        run.join().expect("fio is run")
+    });
+    assert!(
+        !cut_short.success,
+        "fio was done before the daemon was killed: no test"
+    );
+
+    let daemon = Daemon::serve(&scratch, &[&disk]);
+    let resumed = fio(
+        &daemon.uri("vm1"),
+        &words,
+        "--verify=crc32c --verify_only=1 --verify_fatal=1 --verify_state_load=1",
+    );
+    let verified = bytes(&jobs(&resumed)[0], "read");
+    assert!(
+        verified >= MIB,
+        "only {verified} bytes were written before the kill: no test"
+    );
+    daemon.stop();
+}
+
 /// One fio run over the disk; the test fails unless fio is content.
 fn fio(uri: &str, words: &str, verify: &str) -> Said {
     let said = try_fio(uri, words, verify);
@@ -132,7 +179,14 @@ fn fio(uri: &str, words: &str, verify: &str) -> Said {
 fn try_fio(uri: &str, words: &str, verify: &str) -> Said {
     // The engine must stand before its address.
     let uri = format!("--uri={uri}");
-    let mut all = vec!["--name=job", "--ioengine=nbd", &uri, "--output-format=json"];
+    // Unless a test wants the state file of a verification, fio must not leave one where it runs.
+    let mut all = vec![
+        "--name=job",
+        "--ioengine=nbd",
+        &uri,
+        "--output-format=json",
+        "--verify_state_save=0",
+    ];
     all.extend(words.split_whitespace());
     all.extend(verify.split_whitespace());
     try_run("fio", &all)
