@@ -1,7 +1,9 @@
 //! Decides what an elevator is: who holds requests back, and in which order they leave for the driver.
 //! The gate's holder calls it, so it needs no lock; `none` is the absence of one (requests go straight to `hw_ctx`).
 
+mod index;
 pub mod mq_deadline;
+mod slots;
 
 use std::fmt;
 

@@ -1,0 +1,330 @@
+//! Decides how requests are found by position: a sorted array, cut into chunks, of (position, slot).
+//! It names requests by the numbers that `slots` gave them; elevators ask it for neighbours and for who is next.
+//!
+//! ```text
+//!  directory  [ from 0 | from 81920 | from 90112 ]        one per index: where each chunk begins
+//!                 │          │            │
+//!  chunks     [0 4096 …] [81920 …]    [90112 …]           up to 64 entries each, from a pool that all indexes share
+//! ```
+//! A search halves the directory, then one chunk; an insertion moves at most 63 entries. A full chunk is cut in two, and
+//! neighbours that have become thin are joined, so that the pool's size is known at set-up: two neighbours together
+//! always hold more than [`JOINED_MAX`] entries.
+
+use super::slots::SlotId;
+
+/// The chunks that some indexes share.
+#[derive(Debug)]
+pub(super) struct Chunks {
+    all: Vec<Chunk>,
+    free: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Chunk {
+    len: usize,
+    keys: [u64; CHUNK_MAX],
+    slots: [u32; CHUNK_MAX],
+}
+
+impl Chunks {
+    /// Makes the chunks for `entries_max` entries, however they are spread over `indexes` indexes.
+    pub(super) fn new(entries_max: usize, indexes: usize) -> Self {
+        let empty = Chunk {
+            len: 0,
+            keys: [0; CHUNK_MAX],
+            slots: [0; CHUNK_MAX],
+        };
+        let count = Self::needed(entries_max, indexes);
+        Self {
+            all: vec![empty; count],
+            free: (0..count as u32).rev().collect(),
+        }
+    }
+
+    /// Each index has a chunk at least, and any two neighbours of one index hold more than `JOINED_MAX` entries; one
+    /// more is needed while a chunk is being cut in two.
+    const fn needed(entries_max: usize, indexes: usize) -> usize {
+        entries_max / (JOINED_MAX + 1) * 2 + indexes + 1
+    }
+
+    fn take(&mut self) -> u32 {
+        let id = self
+            .free
+            .pop()
+            .expect("the pool has the chunks that thin neighbours need");
+        self.all[id as usize].len = 0;
+        id
+    }
+
+    #[inline]
+    fn at(&self, id: u32) -> &Chunk {
+        &self.all[id as usize]
+    }
+
+    fn at_mut(&mut self, id: u32) -> &mut Chunk {
+        &mut self.all[id as usize]
+    }
+
+    /// Asserts that `in_use` chunks, counted over all indexes, and the free ones are all there are.
+    pub(super) fn check(&self, in_use: usize) {
+        assert_eq!(in_use + self.free.len(), self.all.len(), "chunks in use and free");
+    }
+}
+
+impl Chunk {
+    #[inline]
+    fn keys(&self) -> &[u64] {
+        &self.keys[..self.len]
+    }
+
+    fn insert(&mut self, at: usize, key: u64, slot: SlotId) {
+        self.keys.copy_within(at..self.len, at + 1);
+        self.slots.copy_within(at..self.len, at + 1);
+        self.keys[at] = key;
+        self.slots[at] = slot.0;
+        self.len += 1;
+    }
+
+    fn remove(&mut self, at: usize) -> SlotId {
+        let slot = self.slots[at];
+        self.keys.copy_within(at + 1..self.len, at);
+        self.slots.copy_within(at + 1..self.len, at);
+        self.len -= 1;
+        SlotId(slot)
+    }
+
+    fn append(&mut self, keys: &[u64], slots: &[u32]) {
+        let end = self.len + keys.len();
+        self.keys[self.len..end].copy_from_slice(keys);
+        self.slots[self.len..end].copy_from_slice(slots);
+        self.len = end;
+    }
+}
+
+/// The slots of one kind, sorted by position; those of the same position in the order of their insertion.
+#[derive(Debug)]
+pub(super) struct Index {
+    directory: Vec<Part>,
+}
+
+/// One chunk of an index. Its keys are at least `from`, and at most the next one's `from`.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    from: u64,
+    chunk: u32,
+}
+
+/// Before which entry of an index something stands; good until the index changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    part: usize,
+    /// In the chunk; its length means behind its last entry.
+    at: usize,
+}
+
+impl Index {
+    /// Makes an empty index, for at most as many entries as `chunks` was made for.
+    pub(super) fn new(chunks: &mut Chunks) -> Self {
+        let mut directory = Vec::with_capacity(chunks.all.len());
+        directory.push(Part {
+            from: 0,
+            chunk: chunks.take(),
+        });
+        Self { directory }
+    }
+
+    /// Where an entry with `key` is to be inserted: behind the last one that is not greater.
+    #[inline]
+    pub(super) fn place_for(&self, chunks: &Chunks, key: u64) -> Place {
+        let part = self.directory.partition_point(|part| part.from <= key) - 1;
+        let keys = self.chunk(chunks, part).keys();
+        Place {
+            part,
+            at: keys.partition_point(|&k| k <= key),
+        }
+    }
+
+    /// Where the first entry stands whose key is `key` or more.
+    #[inline]
+    pub(super) fn first_from(&self, chunks: &Chunks, key: u64) -> Option<Place> {
+        let part = self
+            .directory
+            .partition_point(|part| part.from < key)
+            .saturating_sub(1);
+        let keys = self.chunk(chunks, part).keys();
+        let at = keys.partition_point(|&k| k < key);
+        self.entry_at(chunks, Place { part, at })
+    }
+
+    /// Where the entry with this key and slot stands.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(super) fn find(&self, chunks: &Chunks, key: u64, slot: SlotId) -> Place {
+        let mut place = self.first_from(chunks, key);
+        while let Some(at) = place {
+            let (found, id) = self.entry(chunks, at);
+            if id == slot {
+                return at;
+            }
+            place = (found == key).then(|| self.after(chunks, at)).flatten();
+        }
+        panic!("slot {} is not at position {key} of its index", slot.0)
+    }
+
+    /// The key and slot of the entry at `place`.
+    #[inline]
+    pub(super) fn entry(&self, chunks: &Chunks, place: Place) -> (u64, SlotId) {
+        let chunk = self.chunk(chunks, place.part);
+        (chunk.keys()[place.at], SlotId(chunk.slots[place.at]))
+    }
+
+    /// Where the entry before `place` stands.
+    #[inline]
+    pub(super) fn before(&self, chunks: &Chunks, place: Place) -> Option<Place> {
+        if place.at > 0 {
+            let at = place.at - 1;
+            return Some(Place { at, ..place });
+        }
+        let part = place.part.checked_sub(1)?;
+        let at = self.chunk(chunks, part).len - 1;
+        Some(Place { part, at })
+    }
+
+    /// The same place, if necessary named as the begin of the next chunk; none at the end of the index.
+    #[inline]
+    pub(super) fn entry_at(&self, chunks: &Chunks, place: Place) -> Option<Place> {
+        if place.at < self.chunk(chunks, place.part).len {
+            return Some(place);
+        }
+        let part = place.part + 1;
+        (part < self.directory.len()).then_some(Place { part, at: 0 })
+    }
+
+    /// Inserts an entry at the place that [`Index::place_for`] gave for its key.
+    #[inline]
+    pub(super) fn insert(&mut self, chunks: &mut Chunks, mut place: Place, key: u64, slot: SlotId) {
+        if self.chunk(chunks, place.part).len == CHUNK_MAX {
+            self.cut(chunks, place.part);
+            place = self.place_for(chunks, key);
+        }
+        let id = self.directory[place.part].chunk;
+        chunks.at_mut(id).insert(place.at, key, slot);
+    }
+
+    /// Removes the entry at `place`.
+    #[inline]
+    pub(super) fn remove(&mut self, chunks: &mut Chunks, place: Place) -> SlotId {
+        let id = self.directory[place.part].chunk;
+        let slot = chunks.at_mut(id).remove(place.at);
+        if chunks.at(id).len <= JOINED_MAX && self.directory.len() > 1 {
+            self.join_thin(chunks, place.part);
+        }
+        slot
+    }
+
+    /// Lowers the key of the entry at `place`, by so little that the order stays.
+    pub(super) fn lower_key(&mut self, chunks: &mut Chunks, place: Place, key: u64) {
+        let Part { from, chunk } = &mut self.directory[place.part];
+        *from = (*from).min(key);
+        chunks.at_mut(*chunk).keys[place.at] = key;
+    }
+
+    /// The entries in order.
+    pub(super) fn iter<'a>(&'a self, chunks: &'a Chunks) -> impl Iterator<Item = (u64, SlotId)> + 'a {
+        self.directory.iter().flat_map(|part| {
+            let chunk = chunks.at(part.chunk);
+            let slots = chunk.slots.iter().map(|&slot| SlotId(slot));
+            chunk.keys().iter().copied().zip(slots)
+        })
+    }
+
+    /// Asserts the order of entries, the directory's truth and the least fill of neighbours; returns the chunks in use.
+    pub(super) fn check(&self, chunks: &Chunks) -> usize {
+        assert_eq!(self.directory[0].from, 0, "the first chunk begins at 0");
+        let mut last = 0;
+        for (key, slot) in self.iter(chunks) {
+            assert!(last <= key, "slot {} at {key} stands behind {last}", slot.0);
+            last = key;
+        }
+        for (part, next) in self.directory.iter().zip(&self.directory[1..]) {
+            let (keys, next_keys) = (chunks.at(part.chunk).keys(), chunks.at(next.chunk).keys());
+            assert!(
+                !keys.is_empty() && !next_keys.is_empty(),
+                "an empty chunk among others"
+            );
+            assert!(keys[keys.len() - 1] <= next.from && next.from <= next_keys[0]);
+            let both = keys.len() + next_keys.len();
+            assert!(both > JOINED_MAX, "neighbours of {both} entries");
+        }
+        self.directory.len()
+    }
+
+    fn after(&self, chunks: &Chunks, place: Place) -> Option<Place> {
+        self.entry_at(
+            chunks,
+            Place {
+                at: place.at + 1,
+                ..place
+            },
+        )
+    }
+
+    #[inline]
+    fn chunk<'a>(&self, chunks: &'a Chunks, part: usize) -> &'a Chunk {
+        chunks.at(self.directory[part].chunk)
+    }
+
+    /// Cuts a full chunk in two, then joins what its halves may be joined with.
+    #[cold]
+    fn cut(&mut self, chunks: &mut Chunks, part: usize) {
+        let id = self.directory[part].chunk;
+        let new = chunks.take();
+        let full = chunks.at_mut(id);
+        let middle = full.len / 2;
+        let (keys, slots) = (full.keys, full.slots);
+        let end = std::mem::replace(&mut full.len, middle);
+        chunks.at_mut(new).append(&keys[middle..end], &slots[middle..end]);
+        let upper = Part {
+            from: keys[middle],
+            chunk: new,
+        };
+        self.directory.insert(part + 1, upper);
+        self.join_thin(chunks, part + 1);
+        self.join_thin(chunks, part);
+    }
+
+    /// Joins a chunk with a neighbour if both together are thin or one is empty.
+    #[cold]
+    fn join_thin(&mut self, chunks: &mut Chunks, part: usize) {
+        if part + 1 < self.directory.len() {
+            self.join(chunks, part);
+        }
+        if part > 0 {
+            self.join(chunks, part - 1);
+        }
+    }
+
+    /// Joins a chunk with the next one, if that leaves it thin.
+    fn join(&mut self, chunks: &mut Chunks, part: usize) {
+        let (left, right) = (self.directory[part].chunk, self.directory[part + 1].chunk);
+        let (kept, gone) = (chunks.at(left).len, chunks.at(right).len);
+        if kept + gone > JOINED_MAX && kept > 0 && gone > 0 {
+            return;
+        }
+        let Chunk { keys, slots, len } = *chunks.at(right);
+        chunks.at_mut(left).append(&keys[..len], &slots[..len]);
+        chunks.free.push(right);
+        self.directory.remove(part + 1);
+    }
+}
+
+/// Most entries of a chunk.
+const CHUNK_MAX: usize = 64;
+
+/// Two neighbours with so many entries together or fewer are joined: well below [`CHUNK_MAX`], so that no chunk is
+/// joined and cut in turn.
+const JOINED_MAX: usize = 48;
+
+#[cfg(test)]
+mod tests;
