@@ -84,6 +84,8 @@ impl Flags {
     pub const FAST_ONLY: Self = Self(8);
     /// Never merge this bio with another.
     pub const NO_MERGE: Self = Self(16);
+    /// The engine's own: what is left of a bio that is being cut into parts.
+    pub(crate) const REST: Self = Self(128);
 
     /// Says whether all bits of `other` are set.
     pub const fn has(self, other: Self) -> bool {
@@ -256,23 +258,24 @@ pub struct Bio {
     pub client: u32,
     /// The submitter's own: which of that client's I/Os.
     pub cookie: u64,
-    /// Which entry of the owner's table of parents waits for this part; see `split`.
-    pub(crate) parent: ParentId,
+    /// The engine's own; leave it at its default.
+    pub origin: Origin,
 }
 
-/// Names what waits for a part of a split or sequenced bio; see `split`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ParentId(pub(crate) u32);
+/// Whether a bio is a submitter's or a part that the engine made of one. Only the engine makes the latter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin(pub(crate) Parent);
 
-impl ParentId {
-    /// Nobody waits: the bio's end goes to the submitter.
-    pub(crate) const NONE: Self = Self(u32::MAX);
-}
-
-impl Default for ParentId {
-    fn default() -> Self {
-        Self::NONE
-    }
+/// What waits for the end of a bio.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Parent {
+    /// The submitter.
+    #[default]
+    Submitter,
+    /// A bio that was cut into parts: its number in `split`.
+    Split(u32),
+    /// A write that is ordered with flushes: its number in `flush`.
+    Sequence(u32),
 }
 
 impl Bio {
@@ -293,6 +296,19 @@ impl Bio {
             list,
             skip: self.skip,
             left,
+        }
+    }
+
+    /// Says whether the data is as long as the bio, for operations that move data. Data that is none, or a token, is.
+    #[inline]
+    pub fn has_whole_data(&self) -> bool {
+        match &self.data {
+            Data::None | Data::Token(_) => true,
+            Data::Flat(piece) => !self.op.has_data() || u64::from(piece.len()) == self.len,
+            Data::List(list) => {
+                !self.op.has_data()
+                    || list.iter().map(|piece| u64::from(piece.len())).sum::<u64>() == self.len
+            }
         }
     }
 

@@ -1,15 +1,25 @@
 //! The rules of the multi-queue block layer, without an operating system: no clock, no threads, no system calls.
 //!
 //! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
-//! the order in which a request meets them: [`bio`], `queue`, `split`, `plug`, [`merge`], `sw_ctx`, `tag`,
-//! [`request`], [`sched`], `gate`, `hw_ctx`, [`driver`], `complete`; beside the way: `flush`, `requeue`, `timeout`.
+//! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
+//! [`request`], [`sched`], `gate`, `hw_ctx`, `tag`, [`driver`]; beside the way: `flush`, [`stat`].
 #![forbid(unsafe_code)]
 
 pub mod bio;
 pub mod driver;
+mod flush;
+mod gate;
+mod hw_ctx;
 pub mod ids;
 pub mod limits;
+pub mod local;
 pub mod merge;
+mod plug;
+pub mod queue;
 pub mod request;
 pub mod sched;
+mod split;
+pub mod stat;
+mod sw_ctx;
+mod tag;
 pub mod time;

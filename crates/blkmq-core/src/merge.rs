@@ -62,7 +62,7 @@ fn may_join(queued: &Request, new: &Request, limits: &Limits) -> bool {
 }
 
 fn within_limits(queued: &Request, new: &Request, limits: &Limits) -> bool {
-    let start = queued.offset().min(new.offset());
+    let start = queued.position().min(new.position());
     let joined = queued.len() + new.len();
     let segments = queued.segments + new.segments;
     let data = matches!(queued.op(), Op::Read | Op::Write);

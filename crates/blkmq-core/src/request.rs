@@ -48,18 +48,20 @@ pub struct Request {
     pub(crate) bios: u32,
     pub(crate) state: State,
     sealed: bool,
-    /// Goes past the elevator and is not counted against its depth (flushes).
-    pub(crate) bypass: bool,
+    /// A flush of the engine's own: goes past the elevator, comes home to `flush`.
+    pub(crate) is_flush: bool,
+    /// Given out by an elevator, which is to be told of the end.
+    pub(crate) from_elevator: bool,
     pub(crate) retries: u8,
     pub(crate) owner: ReactorId,
     pub(crate) tag: Tag,
     pub(crate) status: Status,
     /// When the owner's plug was flushed.
     pub(crate) inserted_at: Instant,
-    /// When the elevator gave it out.
-    pub(crate) dispatched_at: Instant,
     /// When the driver took it.
     pub(crate) issued_at: Instant,
+    /// When its end was seen.
+    pub(crate) completed_at: Instant,
 }
 
 impl Request {
@@ -81,7 +83,8 @@ impl Request {
         self.bios = 1;
         self.state = State::Staged;
         self.sealed = false;
-        self.bypass = false;
+        self.is_flush = false;
+        self.from_elevator = false;
         self.retries = 0;
         self.status = Status::Ok;
         self.bio = bio;
@@ -266,10 +269,7 @@ impl Request {
 
     /// Says whether the request may still be merged, as far as its own way is concerned.
     pub(crate) fn is_mergeable(&self) -> bool {
-        !self.sealed
-            && !self.bypass
-            && !self.bio.flags.has_any(Self::NEVER_MERGED)
-            && self.bio.op != Op::Flush
+        !self.sealed && !self.bio.flags.has_any(Self::NEVER_MERGED) && self.bio.op != Op::Flush
     }
 
     /// Takes a finished request apart: hands every box, in order, with its bio still inside, to `take`.

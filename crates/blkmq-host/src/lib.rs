@@ -4,6 +4,5 @@
 
 pub mod clock;
 pub mod drive;
-pub mod driver;
 pub mod ring;
 pub mod wait;

@@ -149,11 +149,18 @@ impl FreezeState {
     pub fn is_drained(&self) -> bool {
         // Pairs with the fence in `enter`. The thread that called `start_freeze` has passed one; another one that merely
         // learned of the freeze needs its own between that and the loads below.
+        self.is_vacant() && self.outstanding() == 0
+    }
+
+    /// Whether nobody is inside at this moment. Once true on a queue that the caller has frozen, whoever enters later
+    /// turns away (or, on a queue that is not frozen, it says little). Any thread that knows of the freeze.
+    #[must_use]
+    pub fn is_vacant(&self) -> bool {
+        // Pairs with the fence in `enter`.
         full_fence();
         self.shards
             .iter()
             .all(|shard| shard.0.inside.load(Ordering::Acquire) == 0)
-            && self.outstanding() == 0
     }
 
     /// Requests started and not finished: exact when drained or at rest, else near it and never negative.

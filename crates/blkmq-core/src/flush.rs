@@ -1,0 +1,366 @@
+//! Decides the order of flushes and of writes that depend on them: flush before, data, flush after.
+//! One flush a disk is under way per reactor; all that ask meanwhile share the next one. `sw_ctx` brings bios here that
+//! need it; `local` issues the flushes and stages the data writes that this module says are due.
+//!
+//! ```text
+//!  Flush            ─► [flush] ─► end
+//!  PREFLUSH write   ─► [flush] ─► data ─► end
+//!  FUA write        ─► data ─► [flush] ─► end       (drive without FUA; with it, FUA goes along with the data)
+//! ```
+//! A flush makes durable what has *completed* before it was issued, and a bio that joins has been submitted before the
+//! flush it joins is issued; so whoever waits for that flush is covered (invariant 5).
+
+use crate::bio::{Bio, Flags, Op, Origin, Parent, Status};
+use crate::ids::{DiskId, ReactorId};
+use crate::limits::Limits;
+use crate::request::Request;
+
+/// One reactor's flushes and ordered writes on one queue.
+#[derive(Debug)]
+pub(crate) struct Flush {
+    disks: Box<[DiskFlush]>,
+    slots: Vec<Option<Sequence>>,
+    free: Vec<u32>,
+    /// Disks that may want a flush issued.
+    due: Vec<DiskId>,
+    /// Sequences whose data write is to be staged.
+    data_due: Vec<u32>,
+    /// Bios that are through.
+    ended: Vec<Bio>,
+}
+
+/// One disk's flush: the request while it is at home, and who waits for what.
+#[derive(Debug)]
+struct DiskFlush {
+    rq: Option<Box<Request>>,
+    /// Sequences that the flush under way is for.
+    running: List,
+    /// Sequences that the next one is for.
+    pending: List,
+}
+
+/// A list of sequences, linked through them.
+#[derive(Debug, Default)]
+struct List(Option<u32>);
+
+/// One bio on its way through its steps.
+#[derive(Debug)]
+struct Sequence {
+    bio: Bio,
+    steps: Steps,
+    status: Status,
+    next: Option<u32>,
+}
+
+/// The steps that are still to be done.
+#[derive(Clone, Copy, Debug, Default)]
+struct Steps {
+    flush_before: bool,
+    data: bool,
+    flush_after: bool,
+}
+
+/// What a bio needs.
+pub(crate) enum Begin {
+    /// Nothing: it can go as it now is.
+    Plain(Bio),
+    /// It has ended: there is nothing to make durable.
+    Ended(Bio),
+    /// It is under way here.
+    Sequenced,
+    /// No room now.
+    Full(Bio),
+}
+
+impl Flush {
+    /// Makes the tables for `disks` disks and up to `max` bios.
+    pub(crate) fn new(owner: ReactorId, disks: usize, max: u32) -> Self {
+        let disk = || DiskFlush {
+            rq: Some(Request::free(owner)),
+            running: List(None),
+            pending: List(None),
+        };
+        Self {
+            disks: (0..disks).map(|_| disk()).collect(),
+            slots: (0..max).map(|_| None).collect(),
+            free: (0..max).rev().collect(),
+            due: Vec::with_capacity(2 * (disks + max as usize)),
+            data_due: Vec::with_capacity(max as usize),
+            ended: Vec::with_capacity(max as usize),
+        }
+    }
+
+    /// Says whether the bio has to go through [`Flush::begin`].
+    #[inline]
+    pub(crate) fn concerns(bio: &Bio) -> bool {
+        bio.op == Op::Flush || bio.flags.has_any(Flags::FUA.with(Flags::PREFLUSH))
+    }
+
+    /// Starts a bio on its steps.
+    pub(crate) fn begin(&mut self, mut bio: Bio, limits: &Limits) -> Begin {
+        let drive_fua = limits.fua && bio.op == Op::Write;
+        let steps = Steps {
+            flush_before: limits.cache && (bio.op == Op::Flush || bio.flags.has(Flags::PREFLUSH)),
+            data: bio.op != Op::Flush,
+            flush_after: limits.cache && bio.flags.has(Flags::FUA) && !drive_fua,
+        };
+        if !steps.flush_before && !steps.flush_after {
+            if !steps.data {
+                bio.status = Status::Ok;
+                return Begin::Ended(bio);
+            }
+            if !(limits.cache && drive_fua) {
+                bio.flags = bio.flags.without(Flags::FUA.with(Flags::PREFLUSH));
+            }
+            return Begin::Plain(bio);
+        }
+        let Some(index) = self.free.pop() else {
+            return Begin::Full(bio);
+        };
+        self.slots[index as usize] = Some(Sequence {
+            bio,
+            steps,
+            status: Status::Ok,
+            next: None,
+        });
+        self.advance(index);
+        Begin::Sequenced
+    }
+
+    /// Returns the next flush to issue, if one is due; the request comes back through [`Flush::flush_ended`].
+    pub(crate) fn next_flush(&mut self) -> Option<Box<Request>> {
+        while let Some(id) = self.due.pop() {
+            let disk = &mut self.disks[id.index()];
+            if disk.pending.0.is_none() {
+                continue;
+            }
+            // If one is under way, its end asks again.
+            let Some(mut rq) = disk.rq.take() else { continue };
+            disk.running = std::mem::take(&mut disk.pending);
+            let first = disk.running.0.expect("checked above");
+            let group = self.slots[first as usize]
+                .as_ref()
+                .expect("a listed sequence lives")
+                .bio
+                .group;
+            rq.start(
+                Bio {
+                    op: Op::Flush,
+                    disk: id,
+                    group,
+                    ..Bio::default()
+                },
+                0,
+            );
+            rq.is_flush = true;
+            return Some(rq);
+        }
+        None
+    }
+
+    /// Says whether a flush may be due.
+    pub(crate) fn has_due(&self) -> bool {
+        !self.due.is_empty() || !self.data_due.is_empty()
+    }
+
+    /// Returns the next data write to stage, if one is due.
+    pub(crate) fn next_data(&mut self, limits: &Limits) -> Option<Bio> {
+        let index = self.data_due.pop()?;
+        let mut bio = self.sequence(index).bio.clone();
+        bio.origin = Origin(Parent::Sequence(index));
+        bio.flags = bio.flags.without(Flags::PREFLUSH);
+        if !limits.fua || bio.op != Op::Write {
+            bio.flags = bio.flags.without(Flags::FUA);
+        }
+        Some(bio)
+    }
+
+    /// Takes the engine's flush request home, and lets everybody go on who waited for it.
+    pub(crate) fn flush_ended(&mut self, mut rq: Box<Request>) {
+        let status = rq.status;
+        let id = rq.bio.disk;
+        rq.state = crate::request::State::Free;
+        let disk = &mut self.disks[id.index()];
+        debug_assert!(disk.rq.is_none(), "two flush requests of disk {id}");
+        disk.rq = Some(rq);
+        let mut at = std::mem::take(&mut disk.running).0;
+        self.due.push(id);
+        while let Some(index) = at {
+            let sequence = self.sequence(index);
+            at = sequence.next.take();
+            sequence.status = sequence.status.and(status);
+            self.advance(index);
+        }
+    }
+
+    /// Learns that the data write of a sequence has ended.
+    pub(crate) fn data_ended(&mut self, index: u32, status: Status) {
+        let sequence = self.sequence(index);
+        sequence.status = sequence.status.and(status);
+        self.advance(index);
+    }
+
+    /// Returns a bio that is through all its steps.
+    pub(crate) fn next_ended(&mut self) -> Option<Bio> {
+        self.ended.pop()
+    }
+
+    /// How many bios are under way here.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Takes a sequence to its next step, or to its end.
+    fn advance(&mut self, index: u32) {
+        let sequence = self.sequence(index);
+        let disk = sequence.bio.disk;
+        let steps = &mut sequence.steps;
+        if !sequence.status.is_ok() {
+            *steps = Steps::default();
+        }
+        if std::mem::take(&mut steps.flush_before) {
+            self.wait_for_flush(index, disk);
+        } else if std::mem::take(&mut steps.data) {
+            self.data_due.push(index);
+        } else if std::mem::take(&mut steps.flush_after) {
+            self.wait_for_flush(index, disk);
+        } else {
+            self.end(index);
+        }
+    }
+
+    fn wait_for_flush(&mut self, index: u32, disk: DiskId) {
+        let pending = &mut self.disks[disk.index()].pending;
+        let old = pending.0.replace(index);
+        self.sequence(index).next = old;
+        self.due.push(disk);
+    }
+
+    fn end(&mut self, index: u32) {
+        let Sequence { mut bio, status, .. } = self.slots[index as usize].take().expect("ends once");
+        bio.status = status;
+        self.free.push(index);
+        self.ended.push(bio);
+    }
+
+    fn sequence(&mut self, index: u32) -> &mut Sequence {
+        self.slots[index as usize]
+            .as_mut()
+            .expect("a sequence that is under way")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CACHED: fn() -> Limits = || Limits {
+        cache: true,
+        ..Limits::default()
+    };
+
+    fn flush(cookie: u64) -> Bio {
+        Bio {
+            op: Op::Flush,
+            cookie,
+            ..Bio::default()
+        }
+    }
+
+    fn write(flags: Flags) -> Bio {
+        Bio {
+            op: Op::Write,
+            flags,
+            len: 4096,
+            ..Bio::default()
+        }
+    }
+
+    fn machine() -> Flush {
+        Flush::new(ReactorId(0), 2, 8)
+    }
+
+    fn ended(flush: &mut Flush) -> Vec<u64> {
+        let mut cookies: Vec<u64> = std::iter::from_fn(|| flush.next_ended())
+            .map(|bio| bio.cookie)
+            .collect();
+        cookies.sort_unstable();
+        cookies
+    }
+
+    #[test]
+    fn flushes_that_come_while_one_is_under_way_share_the_next() {
+        let mut flushes = machine();
+        let limits = CACHED();
+        assert!(matches!(flushes.begin(flush(1), &limits), Begin::Sequenced));
+        let first = flushes.next_flush().unwrap();
+        for cookie in 2..5 {
+            flushes.begin(flush(cookie), &limits);
+        }
+        assert!(flushes.next_flush().is_none(), "only one is under way");
+        flushes.flush_ended(first);
+        assert_eq!(ended(&mut flushes), [1]);
+        let second = flushes.next_flush().unwrap();
+        flushes.flush_ended(second);
+        assert_eq!(ended(&mut flushes), [2, 3, 4]);
+        assert!(flushes.next_flush().is_none());
+    }
+
+    #[test]
+    fn a_preflush_fua_write_flushes_around_its_data_when_the_drive_has_no_fua() {
+        let mut flushes = machine();
+        let limits = CACHED();
+        flushes.begin(write(Flags::FUA.with(Flags::PREFLUSH)), &limits);
+        assert!(
+            flushes.next_data(&limits).is_none(),
+            "data waits for the first flush"
+        );
+        let rq = flushes.next_flush().unwrap();
+        flushes.flush_ended(rq);
+        let data = flushes.next_data(&limits).unwrap();
+        assert_eq!(data.flags, Flags::NONE);
+        let Parent::Sequence(index) = data.origin.0 else {
+            panic!("data knows its sequence")
+        };
+        flushes.data_ended(index, Status::Ok);
+        assert!(flushes.next_ended().is_none());
+        let rq = flushes.next_flush().unwrap();
+        flushes.flush_ended(rq);
+        assert_eq!(ended(&mut flushes).len(), 1);
+        assert_eq!(flushes.len(), 0);
+    }
+
+    #[test]
+    fn a_drive_with_fua_gets_it_with_the_data_and_no_flush() {
+        let mut flushes = machine();
+        let limits = Limits {
+            fua: true,
+            ..CACHED()
+        };
+        assert!(
+            matches!(flushes.begin(write(Flags::FUA), &limits), Begin::Plain(bio) if bio.flags == Flags::FUA)
+        );
+    }
+
+    #[test]
+    fn without_a_cache_nothing_needs_a_flush() {
+        let mut flushes = machine();
+        let limits = Limits::default();
+        assert!(matches!(flushes.begin(flush(1), &limits), Begin::Ended(_)));
+        assert!(
+            matches!(flushes.begin(write(Flags::FUA), &limits), Begin::Plain(bio) if bio.flags == Flags::NONE)
+        );
+    }
+
+    #[test]
+    fn a_failed_flush_ends_what_waits_for_it_and_writes_no_data() {
+        let mut flushes = machine();
+        let limits = CACHED();
+        flushes.begin(write(Flags::PREFLUSH), &limits);
+        let mut rq = flushes.next_flush().unwrap();
+        rq.status = Status::Io;
+        flushes.flush_ended(rq);
+        assert!(flushes.next_data(&limits).is_none());
+        assert_eq!(flushes.next_ended().unwrap().status, Status::Io);
+    }
+}

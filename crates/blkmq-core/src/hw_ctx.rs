@@ -1,0 +1,233 @@
+//! Decides which requests are with the driver and which are held back in front of it.
+//! One reactor owns a hardware context, so nothing here is shared; `local` fills it, `complete` empties it.
+
+use std::collections::VecDeque;
+
+use crate::bio::Status;
+use crate::driver::{Done, Driver, Issued, TimedOut};
+use crate::ids::{Cookie, HctxId, Tag};
+use crate::request::{Request, State};
+use crate::tag::Tags;
+use crate::time::{Instant, Nanos};
+
+/// A way into the driver: its requests in flight by tag, and its dispatch list.
+pub(crate) struct HwCtx {
+    pub(crate) id: HctxId,
+    pub(crate) driver: Box<dyn Driver>,
+    tags: Tags,
+    slots: Box<[Slot]>,
+    pub(crate) in_flight: u32,
+    /// How many requests the driver has taken since set-up.
+    pub(crate) issued: u64,
+    /// Requests past the elevator that the driver, or a missing tag, pushed back; they go before all others.
+    pub(crate) dispatch: VecDeque<Box<Request>>,
+    time_limit: Nanos,
+    /// When to look for requests that have passed the time limit.
+    next_timeout: Option<Instant>,
+}
+
+/// What one tag stands for.
+#[derive(Default)]
+struct Slot {
+    rq: Option<Box<Request>>,
+    /// How often the slot was used: part of the cookie, so that a late completion is recognised.
+    generation: u32,
+    expires: Instant,
+}
+
+/// What became of a request on its way to the driver.
+pub(crate) enum Outcome {
+    /// The driver has it.
+    Queued,
+    /// It has ended already; the tag may have been waited for by the contexts in `waiters`.
+    Ended {
+        rq: Box<Request>,
+        status: Status,
+        waiters: u128,
+    },
+    /// It is at the head of the dispatch list; nothing more should be issued now. A tag that was taken for it has been
+    /// given back, so `waiters` as above.
+    PushedBack { hold: Hold, waiters: u128 },
+}
+
+/// Why a request was pushed back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// No tag: a completion (here, or of another context with shared tags) frees one.
+    Tag,
+    /// A resource that nobody announces.
+    Resource,
+    /// A resource that a request in flight here will free.
+    DeviceResource,
+}
+
+impl HwCtx {
+    pub(crate) fn new(
+        id: HctxId,
+        driver: Box<dyn Driver>,
+        tags: Tags,
+        depth: u32,
+        requests: usize,
+        limit: Nanos,
+    ) -> Self {
+        Self {
+            id,
+            driver,
+            tags,
+            slots: (0..depth).map(|_| Slot::default()).collect(),
+            in_flight: 0,
+            issued: 0,
+            dispatch: VecDeque::with_capacity(requests),
+            time_limit: limit,
+            next_timeout: None,
+        }
+    }
+
+    /// Issues one request. `depth` bounds the requests in flight here.
+    #[inline]
+    pub(crate) fn issue(&mut self, mut rq: Box<Request>, depth: u32, last: bool, now: Instant) -> Outcome {
+        let Some(tag) = self.tags.take(depth, self.id) else {
+            rq.state = State::Dispatched;
+            self.dispatch.push_front(rq);
+            return Outcome::PushedBack {
+                hold: Hold::Tag,
+                waiters: 0,
+            };
+        };
+        let slot = &mut self.slots[tag.index()];
+        debug_assert!(slot.rq.is_none(), "tag {tag} given out while in use");
+        slot.generation = slot.generation.wrapping_add(1);
+        rq.seal();
+        rq.tag = tag;
+        rq.issued_at = now;
+        rq.state = State::InFlight;
+        match self
+            .driver
+            .issue(&rq, Cookie::new(tag, slot.generation), last, now)
+        {
+            Issued::Done(status) => {
+                self.issued += 1;
+                Outcome::Ended {
+                    rq,
+                    status,
+                    waiters: self.tags.give_back(tag),
+                }
+            }
+            Issued::Queued => {
+                self.keep(rq, tag, now);
+                Outcome::Queued
+            }
+            Issued::Resource => self.push_back(rq, tag, Hold::Resource),
+            Issued::DeviceResource => self.push_back(rq, tag, Hold::DeviceResource),
+        }
+    }
+
+    /// Takes the request that a driver's completion names; none if the cookie is stale.
+    #[inline]
+    pub(crate) fn take_done(&mut self, done: &Done) -> Option<(Box<Request>, u128)> {
+        let tag = done.cookie.tag();
+        let slot = self.slots.get_mut(tag.index())?;
+        if slot.generation != done.cookie.generation() {
+            return None;
+        }
+        let rq = slot.rq.take()?;
+        Some((rq, self.release(tag)))
+    }
+
+    /// Takes a request that has passed the time limit and that the driver has let go of. Call it until there is none.
+    pub(crate) fn take_expired(&mut self, now: Instant) -> Option<(Box<Request>, u128)> {
+        if self.next_timeout.is_none_or(|at| at > now) {
+            return None;
+        }
+        let mut earliest = None;
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if slot.rq.is_none() {
+                continue;
+            }
+            if slot.expires <= now {
+                let tag = Tag(index as u32);
+                if self.driver.timed_out(Cookie::new(tag, slot.generation)) == TimedOut::Ended {
+                    let rq = slot.rq.take().expect("checked above");
+                    return Some((rq, self.release(tag)));
+                }
+                slot.expires = now + self.time_limit;
+            }
+            earliest = Some(earliest.map_or(slot.expires, |e: Instant| e.min(slot.expires)));
+        }
+        self.next_timeout = earliest;
+        None
+    }
+
+    /// Says when this context wants to be run although nothing arrives.
+    pub(crate) fn next_event(&self) -> Option<Instant> {
+        let timeout = if self.in_flight > 0 {
+            self.next_timeout
+        } else {
+            None
+        };
+        match (self.driver.next_event(), timeout) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Asserts that the counts agree with the tables.
+    pub(crate) fn check_invariants(&self) {
+        let held = self.slots.iter().filter(|slot| slot.rq.is_some()).count();
+        assert_eq!(
+            held, self.in_flight as usize,
+            "hctx {}: slots in use against in flight",
+            self.id
+        );
+        for (index, slot) in self.slots.iter().enumerate() {
+            let Some(rq) = &slot.rq else { continue };
+            assert_eq!(
+                rq.state,
+                State::InFlight,
+                "hctx {}: state of tag {index}",
+                self.id
+            );
+            assert_eq!(
+                rq.tag.index(),
+                index,
+                "hctx {}: tag of the request in slot {index}",
+                self.id
+            );
+        }
+        for rq in &self.dispatch {
+            assert_eq!(
+                rq.state,
+                State::Dispatched,
+                "hctx {}: state on the dispatch list",
+                self.id
+            );
+        }
+    }
+
+    #[inline]
+    fn keep(&mut self, rq: Box<Request>, tag: Tag, now: Instant) {
+        let expires = now + self.time_limit;
+        let slot = &mut self.slots[tag.index()];
+        slot.expires = expires;
+        slot.rq = Some(rq);
+        self.in_flight += 1;
+        self.issued += 1;
+        if self.next_timeout.is_none() {
+            self.next_timeout = Some(expires);
+        }
+    }
+
+    #[inline]
+    fn release(&mut self, tag: Tag) -> u128 {
+        self.in_flight -= 1;
+        self.tags.give_back(tag)
+    }
+
+    fn push_back(&mut self, mut rq: Box<Request>, tag: Tag, hold: Hold) -> Outcome {
+        let waiters = self.tags.give_back(tag);
+        rq.state = State::Dispatched;
+        self.dispatch.push_front(rq);
+        Outcome::PushedBack { hold, waiters }
+    }
+}

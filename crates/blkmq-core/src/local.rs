@@ -1,0 +1,683 @@
+//! Decides the way of a request through one reactor: from the plug straight to the driver, or through the gate and the
+//! elevator; and the way back. One `LocalQueue` is one reactor's side of one queue; it joins `sw_ctx`, `gate` and `hw_ctx`.
+//!
+//! ```text
+//!  submit ─► sw_ctx ─► unplug ─┬─ issue_direct ───────────────────────────────► hw_ctx ─► driver
+//!                              └─ insert list ─► GATE ─► elevator ─► pass ─────►   │
+//!  Effects::ended ◄─ sw_ctx ◄─ (mail to the owner) ◄─ end_request ◄─ completed ◄───┘ reap, expire
+//! ```
+
+use std::sync::Arc;
+
+use blkmq_sync::mpsc::Receiver;
+use blkmq_sync::spsc::Producer;
+
+use crate::bio::{Bio, Status};
+use crate::driver::{Done, Driver};
+use crate::gate::{Report, Sched};
+use crate::hw_ctx::{Hold, HwCtx, Outcome};
+use crate::ids::{HctxId, ReactorId};
+use crate::queue::{Effects, Mail, Queue, Seat, Stay};
+use crate::request::{Request, State};
+use crate::sched::Note;
+use crate::sw_ctx::SwCtx;
+use crate::tag::Tags;
+use crate::time::{Instant, Nanos};
+
+/// One reactor's side of one queue: its software context and the hardware context that it owns.
+///
+/// Made and used on the reactor's own thread. All calls return at once.
+pub struct LocalQueue {
+    queue: Arc<Queue>,
+    me: ReactorId,
+    sw: SwCtx,
+    hw: Option<HwCtx>,
+    mailbox: Receiver<Mail>,
+    inserts: Producer<Box<Request>>,
+    reports: Producer<Report>,
+    /// When the elevator wants to be asked again, if this reactor was the last to hear.
+    sched_timer: Option<Instant>,
+    /// Completions being taken, and requests that ended inside the gate: kept for their memory.
+    done: Vec<Done>,
+    ended_inside: Vec<(Box<Request>, Status, u128)>,
+}
+
+impl Seat {
+    /// Says whether the reactor owns a hardware context, and so needs a driver.
+    pub fn owns_hctx(&self) -> bool {
+        self.queue.hctx_owner(self.id) == self.id
+    }
+
+    /// The reactor whose seat it is.
+    pub fn id(&self) -> ReactorId {
+        self.id
+    }
+
+    /// Takes the seat, on the reactor's own thread.
+    ///
+    /// # Panics
+    /// Unless a driver is given exactly if the reactor owns a hardware context.
+    pub fn sit(self, driver: Option<Box<dyn Driver>>) -> LocalQueue {
+        assert_eq!(
+            driver.is_some(),
+            self.owns_hctx(),
+            "reactor {}: a driver for each context",
+            self.id
+        );
+        let queue = &self.queue;
+        let mode = queue.tag_mode();
+        let hw = driver.map(|driver| {
+            let tags = Tags::new(mode, queue.shared_tags.as_ref());
+            let id = HctxId(self.id.0);
+            HwCtx::new(
+                id,
+                driver,
+                tags,
+                mode.depth(),
+                queue.requests_max(),
+                queue.timeout,
+            )
+        });
+        LocalQueue {
+            me: self.id,
+            sw: SwCtx::new(queue, self.id),
+            hw,
+            mailbox: self.mailbox,
+            inserts: self.inserts,
+            reports: self.reports,
+            sched_timer: None,
+            done: Vec::with_capacity(mode.depth() as usize),
+            ended_inside: Vec::with_capacity(queue.requests_max()),
+            queue: self.queue,
+        }
+    }
+}
+
+impl LocalQueue {
+    /// Takes a bio in. It is staged until [`LocalQueue::unplug`], or until the plug is full.
+    ///
+    /// A bio that the disk refuses (range, read-only, unsupported) ends at once, with its status, in `fx.ended`.
+    ///
+    /// # Errors
+    /// Gives the bio back if as many bios wait as the queue has requests per reactor: submit it after another's end.
+    #[inline]
+    pub fn submit(&mut self, bio: Bio, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
+        self.sw.submit(&self.queue, bio, fx)?;
+        if self.sw.plug.is_due() {
+            self.unplug(now, fx);
+        }
+        Ok(())
+    }
+
+    /// Issues, or inserts into the elevator, what is staged. Call it after a batch of submissions.
+    #[inline]
+    pub fn unplug(&mut self, now: Instant, fx: &mut Effects) {
+        if !self.sw.plug.list.is_empty() {
+            self.flush_plug(now, fx);
+        }
+        if !self.sw.is_idle() {
+            self.settle(now, fx);
+        }
+    }
+
+    /// Does what has become due: takes mail and completions in, runs the hardware context, looks after timers.
+    /// Call it once a round, and whenever the reactor was kicked or [`LocalQueue::next_wakeup`] has come.
+    #[inline]
+    pub fn run(&mut self, now: Instant, fx: &mut Effects) {
+        let mut must_run = self.take_mail(fx);
+        if self.hw.is_some() {
+            must_run |= self.reap(now, fx);
+            must_run |= self.sched_timer.take_if(|at| *at <= now).is_some();
+            self.run_work(must_run, now, fx);
+        }
+        if !self.sw.is_idle() {
+            self.settle(now, fx);
+        }
+    }
+
+    /// Says when [`LocalQueue::run`] must be called although nothing arrives; a time in the past means at once.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        let run = &self.queue.port(self.me).run;
+        if self.has_mail() {
+            return Some(Instant(0));
+        }
+        let hw = self.hw.as_ref()?;
+        [run.deadline().map(Instant), hw.next_event(), self.sched_timer]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Says whether another reactor has left something here: to be asked once more after announcing sleep.
+    #[inline]
+    pub fn has_mail(&self) -> bool {
+        let run = &self.queue.port(self.me).run;
+        !self.mailbox.is_empty() || (self.hw.is_some() && run.is_wanted() && !run.is_stopped())
+    }
+
+    /// How many bios of this reactor's submitters have not ended.
+    #[inline]
+    pub fn outstanding(&self) -> u32 {
+        self.sw.outstanding
+    }
+
+    /// How many requests this reactor's driver has.
+    #[inline]
+    pub fn hctx_in_flight(&self) -> u32 {
+        self.hw.as_ref().map_or(0, |hw| hw.in_flight)
+    }
+
+    /// The shared side.
+    pub fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// Gives the seat back, for another thread to take.
+    ///
+    /// # Errors
+    /// Gives everything back if something of this reactor is still under way.
+    pub fn stand_up(self) -> Result<Seat, Box<Self>> {
+        let hw_idle = self
+            .hw
+            .as_ref()
+            .is_none_or(|hw| hw.in_flight == 0 && hw.dispatch.is_empty());
+        if !self.sw.is_at_rest() || !hw_idle || !self.mailbox.is_empty() {
+            return Err(Box::new(self));
+        }
+        Ok(Seat {
+            queue: self.queue,
+            id: self.me,
+            mailbox: self.mailbox,
+            inserts: self.inserts,
+            reports: self.reports,
+        })
+    }
+
+    /// Asserts what must always hold between calls. Costly; the simulator calls it after every event.
+    ///
+    /// # Panics
+    /// If it does not hold.
+    pub fn check_invariants(&self) {
+        self.sw.check_invariants();
+        if let Some(hw) = &self.hw {
+            hw.check_invariants();
+        }
+        assert!(
+            self.ended_inside.is_empty(),
+            "reactor {}: ends left inside the gate",
+            self.me
+        );
+        if let Some(sched) = self.queue.gate.try_enter() {
+            if let Some(elevator) = &sched.elevator {
+                elevator.check_invariants();
+            }
+            assert!(
+                !sched.leave_owing(),
+                "somebody came while a single-threaded check was inside"
+            );
+        }
+    }
+
+    /// Sends what is staged on its way, if the queue lets requests start now.
+    fn flush_plug(&mut self, now: Instant, fx: &mut Effects) {
+        let bios = self.sw.plug.list.iter().map(|rq| u64::from(rq.bios)).sum();
+        let Some(stay) = self.queue.stay_to_start(self.me, bios) else {
+            return;
+        };
+        let mut list = self.sw.plug.take();
+        if self.queue.is_scheduled() {
+            self.insert(&mut list, now, fx);
+        } else if self.hw.is_some() {
+            self.issue_direct(&mut list, now, fx);
+        } else {
+            list.drain(..).for_each(|rq| self.hand_over(rq, now, fx));
+        }
+        self.leave(stay);
+        self.sw.plug.put_back(list);
+    }
+
+    /// The direct path: from the plug to this reactor's own hardware context.
+    fn issue_direct(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
+        let depth = self.queue.depth();
+        let mut left = list.len();
+        for mut rq in list.drain(..) {
+            left -= 1;
+            rq.inserted_at = now;
+            let hw = self.hw.as_mut().expect("the direct path needs an own context");
+            if !hw.dispatch.is_empty() {
+                rq.state = State::Dispatched;
+                hw.dispatch.push_back(rq);
+                continue;
+            }
+            match hw.issue(rq, depth, left == 0, now) {
+                Outcome::Queued => {}
+                Outcome::Ended { rq, status, waiters } => self.completed(rq, status, waiters, now, fx),
+                Outcome::PushedBack { hold, waiters } => self.hold(hold, waiters, now, fx),
+            }
+        }
+        let hw = self.hw.as_mut().expect("looked at above");
+        if !hw.dispatch.is_empty() {
+            hw.driver.commit();
+        }
+    }
+
+    /// The scheduled path: publish on the own insert list, then try the gate.
+    fn insert(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
+        for mut rq in list.drain(..) {
+            rq.inserted_at = now;
+            self.publish(rq);
+        }
+        if self.hw.is_some() {
+            self.dispatch_through_gate(now, fx);
+        } else {
+            let owner = self.queue.hctx_owner(self.me);
+            self.queue.run_hctx(HctxId(owner.0), self.me, fx);
+        }
+    }
+
+    fn publish(&mut self, rq: Box<Request>) {
+        let pushed = self.inserts.push(rq);
+        assert!(
+            pushed.is_ok(),
+            "reactor {}: insert list shorter than the requests there are",
+            self.me
+        );
+    }
+
+    /// Hands a request to the owner of the hardware context that its submitter uses.
+    fn hand_over(&mut self, mut rq: Box<Request>, now: Instant, fx: &mut Effects) {
+        if rq.state == State::Staged {
+            rq.inserted_at = now;
+        }
+        rq.state = State::Dispatched;
+        let owner = self.queue.hctx_owner(rq.owner);
+        self.send(owner, Mail::Issue(rq), fx);
+    }
+
+    fn send(&mut self, to: ReactorId, mail: Mail, fx: &mut Effects) {
+        let sent = self.queue.port(to).mail.push(mail);
+        assert!(
+            sent.is_ok(),
+            "reactor {to}: mailbox smaller than the requests there are"
+        );
+        self.shard().events.handed_over.add(1);
+        fx.kicks.insert(to);
+    }
+
+    /// Enters the gate, if it is free, and dispatches for everybody until there is nothing more to do or the depth is
+    /// reached. If the gate is held, its holder looks again after this call (invariant 2), so nothing waits here.
+    ///
+    /// The caller has a stay: nothing is issued on a quiesced queue.
+    fn dispatch_through_gate(&mut self, now: Instant, fx: &mut Effects) {
+        let queue = Arc::clone(&self.queue);
+        let events = &queue.port(self.me).shard.events;
+        let Some(mut sched) = queue.gate.try_enter() else {
+            events.gate_skipped.add(1);
+            return;
+        };
+        events.gate_entered.add(1);
+        let mut passes = 1;
+        loop {
+            self.pass(&mut sched, now, fx);
+            if passes == PASSES_MAX {
+                // Enough done for others: come back to the place of waiting first, then go on.
+                if sched.leave_owing() {
+                    self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
+                }
+                break;
+            }
+            match sched.leave() {
+                Ok(()) => break,
+                Err(again) => sched = again,
+            }
+            passes += 1;
+        }
+        events.gate_passes.add(passes);
+        self.hw
+            .as_mut()
+            .expect("a dispatcher has a context")
+            .driver
+            .commit();
+        self.end_what_ended_inside(now, fx);
+    }
+
+    /// One pass inside the gate: fold everybody's lists, then dispatch and issue while the depth allows.
+    fn pass(&mut self, sched: &mut Sched, now: Instant, fx: &mut Effects) {
+        let depth = self.queue.depth();
+        let promises = self.queue.port(self.me).promises;
+        sched.fold(&self.queue.port(self.me).shard, now);
+        while self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
+            let Some(rq) = sched.dispatch(depth, now) else {
+                break;
+            };
+            if !promises && rq.owner != self.me {
+                self.hand_over(rq, now, fx);
+            } else {
+                self.issue_inside(rq, sched, now, fx);
+            }
+        }
+        self.note_wakeup(sched, fx);
+    }
+
+    fn issue_inside(&mut self, rq: Box<Request>, sched: &mut Sched, now: Instant, fx: &mut Effects) {
+        let hw = self.hw.as_mut().expect("a dispatcher has a context");
+        match hw.issue(rq, u32::MAX, false, now) {
+            Outcome::Queued => {}
+            Outcome::PushedBack { hold, waiters } => self.hold(hold, waiters, now, fx),
+            Outcome::Ended {
+                mut rq,
+                status: Status::Requeue,
+                waiters,
+            } if rq.retries < REQUEUES_MAX => {
+                self.run_waiters(waiters, fx);
+                self.count_requeue(&mut rq);
+                sched.put_back(rq, self.shard(), now);
+            }
+            Outcome::Ended { rq, status, waiters } => {
+                sched.ended(&note(&rq, now));
+                self.ended_inside.push((rq, status, waiters));
+            }
+        }
+    }
+
+    /// Remembers when the elevator wants to be asked again; a reactor that does not promise to run leaves that to one
+    /// that does.
+    fn note_wakeup(&mut self, sched: &Sched, fx: &mut Effects) {
+        self.sched_timer = sched.next_wakeup();
+        if self.sched_timer.is_none() || self.queue.port(self.me).promises {
+            return;
+        }
+        if let Some(other) = self.queue.promising() {
+            self.sched_timer = None;
+            self.queue
+                .run_hctx(HctxId(self.queue.hctx_owner(other).0), self.me, fx);
+        }
+    }
+
+    fn end_what_ended_inside(&mut self, now: Instant, fx: &mut Effects) {
+        let mut ended = std::mem::take(&mut self.ended_inside);
+        for (rq, status, waiters) in ended.drain(..) {
+            self.run_waiters(waiters, fx);
+            self.end_request(rq, status, now, fx);
+        }
+        self.ended_inside = ended;
+    }
+
+    /// Issues what the driver, or a missing tag, pushed back earlier. Nothing else goes before it.
+    fn issue_leftovers(&mut self, now: Instant, fx: &mut Effects) {
+        let scheduled = self.queue.is_scheduled();
+        let depth = if scheduled { u32::MAX } else { self.queue.depth() };
+        while let Some(rq) = self.hw.as_mut().and_then(|hw| hw.dispatch.pop_front()) {
+            let hw = self.hw.as_mut().expect("popped from it");
+            let last = hw.dispatch.is_empty() && !scheduled;
+            match hw.issue(rq, depth, last, now) {
+                Outcome::Queued => {}
+                Outcome::Ended { rq, status, waiters } => self.completed(rq, status, waiters, now, fx),
+                Outcome::PushedBack { hold, waiters } => {
+                    self.hold(hold, waiters, now, fx);
+                    self.hw.as_mut().expect("pushed back to it").driver.commit();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Makes sure that somebody runs this context again after a request was pushed back.
+    fn hold(&mut self, hold: Hold, waiters: u128, now: Instant, fx: &mut Effects) {
+        let hw = self.hw.as_ref().expect("a request was pushed back by it");
+        let shard = self.shard();
+        shard.events.pushed_back.add(1);
+        // With something in flight here, its completion runs the context; a shared tag that is missing has this context
+        // registered as waiting. Else only time helps.
+        if hw.in_flight == 0 && hold != Hold::Tag {
+            let _ = self.queue.port(self.me).run.run_delayed((now + RERUN_DELAY).0);
+        }
+        self.run_waiters(waiters & !(1 << self.me.0), fx);
+    }
+
+    /// Takes what other reactors have sent. Says whether the context has to be run.
+    fn take_mail(&mut self, fx: &mut Effects) -> bool {
+        let mut must_run = false;
+        while let Some(mail) = self.mailbox.pop() {
+            match mail {
+                Mail::Home(rq) => self.sw.bring_home(&self.queue, rq, fx),
+                Mail::Issue(rq) => {
+                    must_run = true;
+                    self.hw
+                        .as_mut()
+                        .expect("requests are sent to owners")
+                        .dispatch
+                        .push_back(rq);
+                }
+            }
+        }
+        must_run
+    }
+
+    /// Takes the driver's completions and the requests that have timed out. Says whether the context has to be run.
+    fn reap(&mut self, now: Instant, fx: &mut Effects) -> bool {
+        let hw = self.hw.as_mut().expect("the caller has looked");
+        if hw.in_flight == 0 {
+            return false;
+        }
+        let mut done = std::mem::take(&mut self.done);
+        hw.driver.reap(now, &mut done);
+        let mut any = false;
+        for done in done.drain(..) {
+            let hw = self.hw.as_mut().expect("looked at above");
+            if let Some((rq, waiters)) = hw.take_done(&done) {
+                any = true;
+                self.completed(rq, done.status, waiters, now, fx);
+            }
+        }
+        self.done = done;
+        any |= self.expire(now, fx);
+        any && (self.queue.is_scheduled() || self.hw.as_ref().is_some_and(|hw| !hw.dispatch.is_empty()))
+    }
+
+    fn expire(&mut self, now: Instant, fx: &mut Effects) -> bool {
+        let mut any = false;
+        while let Some((rq, waiters)) = self.hw.as_mut().and_then(|hw| hw.take_expired(now)) {
+            any = true;
+            self.shard().events.timed_out.add(1);
+            self.completed(rq, Status::Timeout, waiters, now, fx);
+        }
+        any
+    }
+
+    /// Runs the hardware context if it has to be, or if somebody asked for it.
+    fn run_work(&mut self, must_run: bool, now: Instant, fx: &mut Effects) {
+        let queue = Arc::clone(&self.queue);
+        let run = &queue.port(self.me).run;
+        let taken = run.take(now.0);
+        if taken || must_run {
+            self.run_hctx(now, fx);
+        }
+        if taken && run.finish() {
+            // Asked for again meanwhile: in the next round.
+            fx.kicks.insert(self.me);
+        }
+    }
+
+    /// One run of the hardware context: what was pushed back first, then the elevator.
+    fn run_hctx(&mut self, now: Instant, fx: &mut Effects) {
+        let Some(stay) = self.queue.stay_to_issue(self.me) else {
+            return;
+        };
+        self.shard().events.runs.add(1);
+        self.issue_leftovers(now, fx);
+        if self.queue.is_scheduled() && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
+            self.dispatch_through_gate(now, fx);
+        }
+        self.leave(stay);
+    }
+
+    /// Goes on with what waits in the software context, as far as it can: flushes, waiting bios, the plug.
+    fn settle(&mut self, now: Instant, fx: &mut Effects) {
+        loop {
+            let mut progress = self.issue_flushes(now, fx);
+            progress |= self.sw.admit(&self.queue, fx);
+            let staged = self.sw.plug.list.len();
+            if staged > 0 {
+                self.flush_plug(now, fx);
+                progress |= self.sw.plug.list.len() < staged;
+            }
+            if !progress {
+                return;
+            }
+        }
+    }
+
+    /// Issues the flushes that are due, past the elevator.
+    fn issue_flushes(&mut self, now: Instant, fx: &mut Effects) -> bool {
+        if !self.sw.flush.has_due() {
+            return false;
+        }
+        let Some(stay) = self.queue.stay_to_start(self.me, 0) else {
+            return false;
+        };
+        let mut any = false;
+        while let Some(mut rq) = self.sw.flush.next_flush() {
+            any = true;
+            self.queue.count_started(self.me, 1);
+            self.shard().events.flushes.add(1);
+            rq.inserted_at = now;
+            match &mut self.hw {
+                Some(hw) => {
+                    rq.state = State::Dispatched;
+                    hw.dispatch.push_front(rq);
+                    self.issue_leftovers(now, fx);
+                }
+                None => self.hand_over(rq, now, fx),
+            }
+        }
+        self.leave(stay);
+        any
+    }
+
+    /// A request has ended at the driver: report it, and bring it home or insert it again.
+    #[inline]
+    fn completed(
+        &mut self,
+        mut rq: Box<Request>,
+        status: Status,
+        waiters: u128,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        self.run_waiters(waiters, fx);
+        let again = status == Status::Requeue && rq.retries < REQUEUES_MAX;
+        if rq.from_elevator {
+            let report = if again {
+                Report::Requeued
+            } else {
+                Report::Ended(note(&rq, now))
+            };
+            let pushed = self.reports.push(report);
+            assert!(
+                pushed.is_ok(),
+                "reactor {}: more ends to report than the depth allows",
+                self.me
+            );
+        }
+        if again {
+            self.count_requeue(&mut rq);
+            self.requeue(rq, fx);
+        } else {
+            self.end_request(rq, status, now, fx);
+        }
+    }
+
+    fn count_requeue(&mut self, rq: &mut Request) {
+        self.shard().events.requeued.add(1);
+        rq.retries += 1;
+        rq.state = State::Staged;
+    }
+
+    /// Puts a request back where it came from: to the elevator's head, or to the dispatch list.
+    fn requeue(&mut self, mut rq: Box<Request>, fx: &mut Effects) {
+        if rq.from_elevator && self.queue.is_scheduled() {
+            rq.from_elevator = false;
+            self.publish(rq);
+        } else {
+            rq.state = State::Dispatched;
+            self.hw
+                .as_mut()
+                .expect("it was in flight here")
+                .dispatch
+                .push_back(rq);
+        }
+        self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
+    }
+
+    /// Sends every bio of an ended request home.
+    #[inline]
+    fn end_request(&mut self, mut rq: Box<Request>, status: Status, now: Instant, fx: &mut Effects) {
+        self.queue.count_finished(self.me, rq.bios.into());
+        rq.completed_at = now;
+        rq.status = if status == Status::Requeue {
+            Status::Io
+        } else {
+            status
+        };
+        if rq.bios == 1 && rq.owner == self.me {
+            self.sw.bring_home(&self.queue, rq, fx);
+            return;
+        }
+        let (issued_at, status) = (rq.issued_at, rq.status);
+        rq.take_apart(|mut rq| {
+            rq.completed_at = now;
+            rq.issued_at = issued_at;
+            rq.status = status;
+            if rq.owner == self.me {
+                self.sw.bring_home(&self.queue, rq, fx);
+            } else {
+                self.send(rq.owner, Mail::Home(rq), fx);
+            }
+        });
+    }
+
+    /// Runs the hardware contexts that wait for a tag that was freed.
+    #[inline]
+    fn run_waiters(&mut self, mut waiters: u128, fx: &mut Effects) {
+        while waiters != 0 {
+            let hctx = HctxId(waiters.trailing_zeros() as u16);
+            waiters &= waiters - 1;
+            self.queue.run_hctx(hctx, self.me, fx);
+        }
+    }
+
+    /// Ends a stay that may have issued requests.
+    #[inline]
+    fn leave(&mut self, stay: Stay) {
+        if let Some(hw) = &self.hw {
+            self.shard().events.issued.set(hw.issued);
+        }
+        self.queue.leave(self.me, stay);
+    }
+
+    #[inline]
+    fn shard(&self) -> &crate::stat::Shard {
+        &self.queue.port(self.me).shard
+    }
+}
+
+/// Describes an ended request to the elevator.
+fn note(rq: &Request, now: Instant) -> Note {
+    Note {
+        group: rq.group(),
+        prio: rq.prio(),
+        direction: rq.op().direction(),
+        bytes: rq.len(),
+        inserted_at: rq.inserted_at,
+        issued_at: rq.issued_at,
+        completed_at: now,
+    }
+}
+
+/// How often the gate's holder looks again for others before it goes back to its own place of waiting.
+const PASSES_MAX: u64 = 4;
+/// How often a driver can have a request again before it ends with an I/O error.
+const REQUEUES_MAX: u8 = 100;
+/// When a context runs again whose driver lacks a resource that nobody announces.
+const RERUN_DELAY: Nanos = Nanos::from_millis(3);

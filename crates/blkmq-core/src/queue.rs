@@ -1,0 +1,599 @@
+//! Decides what the reactors of one drive share: its limits and disks, the gate, the tags, each reactor's mailbox; and the
+//! control operations on it. `local` is one reactor's side of it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use blkmq_sync::epoch_count::FreezeState;
+use blkmq_sync::gate::Gate;
+use blkmq_sync::mpsc;
+use blkmq_sync::run_work::{Kick, RunWork};
+use blkmq_sync::spsc;
+use blkmq_sync::tag_bitmap::TagBitmap;
+
+use crate::bio::{Bio, Flags, Status};
+use crate::gate::{Report, Sched};
+use crate::ids::{GroupId, HctxId, REACTORS_MAX, ReactorId, ReactorSet};
+use crate::limits::{LimitError, Limits};
+use crate::request::Request;
+use crate::sched::{self, TunableError};
+use crate::stat::{self, EventStats, GroupStats, Shard};
+use crate::tag::DEPTH_MAX;
+pub use crate::tag::TagMode;
+use crate::time::Nanos;
+
+/// What a queue is to be.
+#[derive(Clone, Debug)]
+pub struct QueueConfig {
+    /// Its name, for messages.
+    pub name: String,
+    /// Its reactors, 1 to 128.
+    pub reactors: Vec<ReactorConfig>,
+    /// Hardware contexts: 1 to the number of reactors. Reactor `i` owns context `i`; a reactor without one uses context
+    /// `i % hctxs` through its owner, which then must be one that promises to run.
+    pub hctxs: u16,
+    /// Tags, 1 to 65536: how many requests may be in flight.
+    pub tags: TagMode,
+    /// Requests per reactor, 1 to 65536: how many parts of its bios may be under way. As many bios may wait beside them.
+    pub requests_per_reactor: u32,
+    /// What the drive takes.
+    pub limits: Limits,
+    /// The elevator to begin with.
+    pub elevator: sched::Kind,
+    /// How long a request may be with the driver. Default 30 s.
+    pub timeout: Nanos,
+    /// Whether neighbouring bios are merged. Default true.
+    pub merges: bool,
+    /// How many groups there are, at least 1; group 0 is the root.
+    pub groups: u32,
+    /// The disks on this queue.
+    pub disks: Vec<DiskConfig>,
+}
+
+/// A reactor, as a queue sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct ReactorConfig {
+    /// It always comes back to its place of waiting, so others may leave work with it.
+    pub promises: bool,
+}
+
+/// A disk: what a client sees of a drive.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// Its name.
+    pub name: String,
+    /// Where it starts on the queue, in bytes: what elevators sort by. Disks must not overlap.
+    pub base: u64,
+    /// Its size in bytes, a multiple of its block size.
+    pub size: u64,
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Its block size: a power of two, at least the drive's.
+    pub logical_block: u32,
+}
+
+impl QueueConfig {
+    /// A queue of `reactors` promising reactors with a hardware context each and 128 tags for each, without disks.
+    pub fn new(name: impl Into<String>, reactors: u16) -> Self {
+        Self {
+            name: name.into(),
+            reactors: vec![ReactorConfig { promises: true }; reactors.into()],
+            hctxs: reactors,
+            tags: TagMode::PerHctx(128),
+            requests_per_reactor: 256,
+            limits: Limits::default(),
+            elevator: sched::Kind::None,
+            timeout: Nanos::from_secs(30),
+            merges: true,
+            groups: 1,
+            disks: Vec::new(),
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let range = |name, value: u64, min: u64, max: u64| {
+            if (min..=max).contains(&value) {
+                return Ok(());
+            }
+            Err(self.error(format!("{name} {value} rejected: must be from {min} to {max}")))
+        };
+        self.limits
+            .check()
+            .map_err(|error: LimitError| self.error(error.to_string()))?;
+        range(
+            "number of reactors",
+            self.reactors.len() as u64,
+            1,
+            REACTORS_MAX as u64,
+        )?;
+        range(
+            "number of hardware contexts",
+            self.hctxs.into(),
+            1,
+            self.reactors.len() as u64,
+        )?;
+        range("depth", self.tags.depth().into(), 1, DEPTH_MAX.into())?;
+        range(
+            "requests per reactor",
+            self.requests_per_reactor.into(),
+            1,
+            DEPTH_MAX.into(),
+        )?;
+        range("number of groups", self.groups.into(), 1, 1 << 20)?;
+        range("timeout in ns", self.timeout.0, 1, u64::MAX / 4)?;
+        let owners = usize::from(self.hctxs);
+        if owners < self.reactors.len() && !self.reactors[..owners].iter().all(|reactor| reactor.promises) {
+            return Err(self.error("hardware contexts for others need owners that promise to run".into()));
+        }
+        self.disks.iter().try_for_each(|disk| self.check_disk(disk))
+    }
+
+    fn check_disk(&self, disk: &DiskConfig) -> Result<(), ConfigError> {
+        let block = disk.logical_block;
+        let problem = if !block.is_power_of_two() || !(self.limits.logical_block..=65536).contains(&block) {
+            format!(
+                "block size {block} rejected: must be a power of two from {} to 65536",
+                self.limits.logical_block
+            )
+        } else if disk.size == 0 || !disk.size.is_multiple_of(block.into()) {
+            format!(
+                "size {} rejected: must be a multiple of the block size {block}",
+                disk.size
+            )
+        } else if disk.base.checked_add(disk.size).is_none() {
+            format!("size {} rejected: it ends beyond 2^64 bytes", disk.size)
+        } else {
+            return Ok(());
+        };
+        Err(self.error(format!("disk {}: {problem}", disk.name)))
+    }
+
+    fn error(&self, problem: String) -> ConfigError {
+        ConfigError(format!("queue {}: {problem}", self.name))
+    }
+}
+
+/// A configuration that no queue can have; the text names the object, the value and the limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// The gate is held at this moment, or the queue is not at rest: try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy;
+
+/// What a call on a reactor's side wants done next.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Bios of this reactor's submitters that have ended.
+    pub ended: Vec<Bio>,
+    /// Reactors to wake, once each, after the batch; the reactor itself may be among them: it should run again.
+    pub kicks: ReactorSet,
+}
+
+impl Effects {
+    /// Effects with room for `ended` bios.
+    pub fn with_capacity(ended: usize) -> Self {
+        Self {
+            ended: Vec::with_capacity(ended),
+            kicks: ReactorSet::default(),
+        }
+    }
+
+    pub(crate) fn end(&mut self, mut bio: Bio, status: Status) {
+        bio.status = status;
+        self.ended.push(bio);
+    }
+}
+
+/// What one reactor sends another.
+pub(crate) enum Mail {
+    /// A request that has ended, with its single bio, for its owner.
+    Home(Box<Request>),
+    /// A request to issue.
+    Issue(Box<Request>),
+}
+
+/// One reactor as the others see it.
+pub(crate) struct Port {
+    pub(crate) promises: bool,
+    pub(crate) mail: mpsc::Sender<Mail>,
+    /// The run work of the hardware context that the reactor owns.
+    pub(crate) run: RunWork,
+    pub(crate) shard: Shard,
+}
+
+/// The request queue of one drive, shared by its reactors.
+pub struct Queue {
+    name: String,
+    limits: Limits,
+    disks: Box<[DiskConfig]>,
+    hctxs: u16,
+    tag_mode: TagMode,
+    requests_per_reactor: u32,
+    groups: u32,
+    merges: bool,
+    pub(crate) timeout: Nanos,
+    ports: Box<[Port]>,
+    pub(crate) gate: Gate<Sched>,
+    pub(crate) shared_tags: Option<Arc<TagBitmap>>,
+    /// Who may start requests: nobody while frozen or quiesced.
+    usage: FreezeState,
+    /// Who may issue requests that have started: nobody while quiesced.
+    issuing: FreezeState,
+    /// The elevator's kind, as its number in [`sched::Kind::ALL`]. Changed while drained only, so a relaxed load by
+    /// whoever is inside `usage` sees the right one (the entry orders it).
+    kind: AtomicU8,
+    /// How many requests may be in flight: per context without elevator, in all with one. A hint that may lag.
+    depth: AtomicU32,
+}
+
+/// A reactor's place at a queue, to be taken on the reactor's own thread.
+pub struct Seat {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) id: ReactorId,
+    pub(crate) mailbox: mpsc::Receiver<Mail>,
+    pub(crate) inserts: spsc::Producer<Box<Request>>,
+    pub(crate) reports: spsc::Producer<Report>,
+}
+
+/// Permission to issue, and perhaps to start, requests; given back by [`Queue::leave`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stay {
+    /// Requests may be started and issued.
+    Free,
+    /// The queue is frozen: what has started may be issued.
+    Draining,
+}
+
+impl Queue {
+    /// Makes a queue and a seat for each of its reactors, in order.
+    ///
+    /// # Errors
+    /// If the configuration is not possible; the text says what, with the value and the limit.
+    pub fn new(config: QueueConfig) -> Result<(Arc<Self>, Vec<Seat>), ConfigError> {
+        config.check()?;
+        let reactors = config.reactors.len();
+        let requests_max = reactors * config.requests_per_reactor as usize;
+        let depth = config.tags.depth() as usize;
+        let reports_max = depth * usize::from(config.hctxs);
+        let (ins, inserts): (Vec<_>, Vec<_>) = (0..reactors).map(|_| spsc::ring(requests_max)).unzip();
+        let (outs, reports): (Vec<_>, Vec<_>) = (0..reactors).map(|_| spsc::ring(reports_max)).unzip();
+        // Every request may be in one mailbox, and one flush for each disk and reactor.
+        let mail_max = requests_max + reactors * config.disks.len();
+        let (senders, mailboxes): (Vec<_>, Vec<_>) = (0..reactors).map(|_| mpsc::channel(mail_max)).unzip();
+        let port = |(reactor, mail): (&ReactorConfig, _)| Port {
+            promises: reactor.promises,
+            mail,
+            run: RunWork::new(),
+            shard: Shard::new(config.groups),
+        };
+        let ports = config.reactors.iter().zip(senders).map(port).collect();
+        let elevator = config.elevator.build(&config.limits, requests_max);
+        let shared_tags = match config.tags {
+            TagMode::Shared(depth) => Some(Arc::new(TagBitmap::new(depth))),
+            TagMode::PerHctx(_) => None,
+        };
+        let queue = Arc::new(Self {
+            name: config.name,
+            limits: config.limits,
+            disks: config.disks.into(),
+            hctxs: config.hctxs,
+            tag_mode: config.tags,
+            requests_per_reactor: config.requests_per_reactor,
+            groups: config.groups,
+            merges: config.merges,
+            timeout: config.timeout,
+            ports,
+            gate: Gate::new(Sched {
+                elevator,
+                inserts,
+                reports,
+                in_flight: 0,
+            }),
+            shared_tags,
+            usage: FreezeState::new(reactors),
+            issuing: FreezeState::new(reactors),
+            kind: AtomicU8::new(config.elevator as u8),
+            depth: AtomicU32::new(config.tags.depth()),
+        });
+        let seats = mailboxes.into_iter().zip(ins).zip(outs).enumerate();
+        let seat = |(id, ((mailbox, inserts), reports))| Seat {
+            queue: Arc::clone(&queue),
+            id: ReactorId(id as u16),
+            mailbox,
+            inserts,
+            reports,
+        };
+        let seats = seats.map(seat).collect();
+        Ok((queue, seats))
+    }
+
+    /// The queue's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the drive takes.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The disks, by their ids.
+    pub fn disks(&self) -> &[DiskConfig] {
+        &self.disks
+    }
+
+    /// All reactors, for kicks after a control operation.
+    pub fn everybody(&self) -> ReactorSet {
+        let mut all = ReactorSet::default();
+        (0..self.ports.len()).for_each(|id| all.insert(ReactorId(id as u16)));
+        all
+    }
+
+    /// Adds up what a group did.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn group_stats(&self, group: GroupId) -> GroupStats {
+        stat::group(self.ports.iter().map(|port| &port.shard), group)
+    }
+
+    /// Adds up how often what happened.
+    pub fn event_stats(&self) -> EventStats {
+        stat::events(self.ports.iter().map(|port| &port.shard))
+    }
+
+    /// Lets no further request start; those that have started go on. Nests. Kick everybody, then wait until
+    /// [`Queue::is_drained`].
+    pub fn freeze_begin(&self) {
+        self.usage.start_freeze();
+    }
+
+    /// Says whether a frozen queue has no request under way.
+    pub fn is_drained(&self) -> bool {
+        self.usage.is_drained()
+    }
+
+    /// Ends one freeze. Kick everybody afterwards: bios may wait.
+    ///
+    /// # Panics
+    /// If the queue is not frozen.
+    pub fn freeze_end(&self) {
+        self.usage.end_freeze();
+    }
+
+    /// Lets nothing be issued any more; completions go on. Nests. Kick everybody, then wait until
+    /// [`Queue::is_quiesced`].
+    pub fn quiesce_begin(&self) {
+        self.usage.start_freeze();
+        self.issuing.start_freeze();
+    }
+
+    /// Says whether, since [`Queue::quiesce_begin`], nothing is being issued.
+    pub fn is_quiesced(&self) -> bool {
+        self.usage.is_vacant() && self.issuing.is_vacant()
+    }
+
+    /// Ends one quiesce; every context has a run queued then. Kick everybody afterwards.
+    ///
+    /// # Panics
+    /// If the queue is not quiesced.
+    pub fn quiesce_end(&self) {
+        self.issuing.end_freeze();
+        self.usage.end_freeze();
+        for port in &self.ports[..self.hctxs.into()] {
+            let _ = port.run.run();
+        }
+    }
+
+    /// Says how many requests have started and not ended.
+    pub fn outstanding(&self) -> u64 {
+        self.usage.outstanding()
+    }
+
+    /// The elevator's kind.
+    pub fn elevator(&self) -> sched::Kind {
+        sched::Kind::ALL[usize::from(self.kind.load(Ordering::Relaxed))]
+    }
+
+    /// Replaces the elevator of a frozen, drained queue.
+    ///
+    /// # Errors
+    /// [`Busy`] if the queue is not frozen and drained, or somebody is inside the gate at this moment.
+    pub fn set_elevator(&self, kind: sched::Kind) -> Result<(), Busy> {
+        if !self.usage.is_frozen() || !self.is_drained() {
+            return Err(Busy);
+        }
+        let Some(mut sched) = self.gate.try_enter() else {
+            return Err(Busy);
+        };
+        // The last ends may still lie in the lists of reports.
+        sched.fold(&self.ports[0].shard, crate::time::Instant(0));
+        assert!(
+            sched.is_empty(),
+            "queue {}: requests in the gate of a drained queue",
+            self.name
+        );
+        sched.elevator = kind.build(&self.limits, self.requests_max());
+        self.kind.store(kind as u8, Ordering::Relaxed);
+        self.leave_gate(sched);
+        Ok(())
+    }
+
+    /// Lists the elevator's tunables.
+    ///
+    /// # Errors
+    /// [`Busy`] if somebody is inside the gate at this moment.
+    pub fn tunables(&self) -> Result<Vec<(&'static str, u64)>, Busy> {
+        let sched = self.gate.try_enter().ok_or(Busy)?;
+        let tunables = sched
+            .elevator
+            .as_ref()
+            .map_or_else(Vec::new, |elevator| elevator.tunables());
+        self.leave_gate(sched);
+        Ok(tunables)
+    }
+
+    /// Sets a tunable of the elevator.
+    ///
+    /// # Errors
+    /// [`Busy`] if somebody is inside the gate at this moment; inside, what the elevator says.
+    pub fn set_tunable(&self, name: &str, value: u64) -> Result<Result<(), TunableError>, Busy> {
+        let mut sched = self.gate.try_enter().ok_or(Busy)?;
+        let result = match &mut sched.elevator {
+            Some(elevator) => elevator.set_tunable(name, value),
+            None => Err(TunableError::unknown("none", name)),
+        };
+        self.leave_gate(sched);
+        Ok(result)
+    }
+
+    /// Bounds the requests in flight, at once: per context without elevator, in all with one.
+    ///
+    /// # Errors
+    /// The largest depth possible, if `depth` is 0 or larger than that.
+    pub fn set_depth(&self, depth: u32) -> Result<(), u32> {
+        let max = self.tag_mode.depth();
+        if !(1..=max).contains(&depth) {
+            return Err(max);
+        }
+        self.depth.store(depth, Ordering::Relaxed);
+        for port in &self.ports[..self.hctxs.into()] {
+            let _ = port.run.run();
+        }
+        Ok(())
+    }
+
+    /// How many requests may be in flight; see [`Queue::set_depth`].
+    #[inline]
+    pub fn depth(&self) -> u32 {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn tag_mode(&self) -> TagMode {
+        self.tag_mode
+    }
+
+    pub(crate) fn requests_per_reactor(&self) -> u32 {
+        self.requests_per_reactor
+    }
+
+    /// How many requests there are in all, flushes included.
+    pub(crate) fn requests_max(&self) -> usize {
+        self.ports.len() * (self.requests_per_reactor as usize + self.disks.len())
+    }
+
+    pub(crate) fn merges(&self) -> bool {
+        self.merges
+    }
+
+    #[inline]
+    pub(crate) fn port(&self, id: ReactorId) -> &Port {
+        &self.ports[id.index()]
+    }
+
+    /// Who owns the hardware context that `reactor` uses.
+    pub(crate) fn hctx_owner(&self, reactor: ReactorId) -> ReactorId {
+        ReactorId(reactor.0 % self.hctxs)
+    }
+
+    /// A reactor that promises to run, if there is one.
+    pub(crate) fn promising(&self) -> Option<ReactorId> {
+        self.ports
+            .iter()
+            .position(|port| port.promises)
+            .map(|id| ReactorId(id as u16))
+    }
+
+    #[inline]
+    pub(crate) fn is_scheduled(&self) -> bool {
+        self.kind.load(Ordering::Relaxed) != sched::Kind::None as u8
+    }
+
+    /// Checks a submitter's bio against its disk and the drive.
+    #[inline]
+    pub(crate) fn check_bio(&self, bio: &Bio, disk: &DiskConfig) -> Result<(), Status> {
+        let mask = u64::from(disk.logical_block) - 1;
+        let is_sound = bio.group.0 < self.groups && !bio.flags.has(Flags::REST) && bio.has_whole_data();
+        if !is_sound || (bio.offset | bio.len) & mask != 0 {
+            return Err(Status::Invalid);
+        }
+        self.limits.check_bio(bio, disk.size, disk.read_only)
+    }
+
+    /// Enters to start requests; `None` while frozen or quiesced.
+    #[inline]
+    pub(crate) fn stay_to_start(&self, me: ReactorId, requests: u64) -> Option<Stay> {
+        self.usage.enter(me.index()).then(|| {
+            self.usage.add_started(me.index(), requests);
+            Stay::Free
+        })
+    }
+
+    /// Counts requests that `me` starts during a stay.
+    #[inline]
+    pub(crate) fn count_started(&self, me: ReactorId, requests: u64) {
+        self.usage.add_started(me.index(), requests);
+    }
+
+    /// Enters to issue requests that have started; `None` while quiesced.
+    #[inline]
+    pub(crate) fn stay_to_issue(&self, me: ReactorId) -> Option<Stay> {
+        if self.usage.enter(me.index()) {
+            return Some(Stay::Free);
+        }
+        self.issuing.enter(me.index()).then_some(Stay::Draining)
+    }
+
+    /// Ends a stay.
+    #[inline]
+    pub(crate) fn leave(&self, me: ReactorId, stay: Stay) {
+        match stay {
+            Stay::Free => self.usage.exit(me.index()),
+            Stay::Draining => self.issuing.exit(me.index()),
+        }
+    }
+
+    /// Counts requests that have ended, for the drain.
+    #[inline]
+    pub(crate) fn count_finished(&self, me: ReactorId, requests: u64) {
+        self.usage.add_finished(me.index(), requests);
+    }
+
+    /// Queues a run of a hardware context; its owner is added to `fx.kicks` if it has to be told.
+    pub(crate) fn run_hctx(&self, hctx: HctxId, me: ReactorId, fx: &mut Effects) {
+        let owner = ReactorId(hctx.0);
+        if self.port(owner).run.run() == Kick::Wake {
+            self.port(me).shard.events.runs_scheduled.add(1);
+            fx.kicks.insert(owner);
+        }
+    }
+
+    /// Leaves the gate from a control operation; if somebody came meanwhile, a run of every context makes good for it.
+    /// The caller's kicks (everybody) follow.
+    fn leave_gate(&self, sched: blkmq_sync::gate::GateGuard<'_, Sched>) {
+        if sched.leave_owing() {
+            for port in &self.ports[..self.hctxs.into()] {
+                let _ = port.run.run();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,233 @@
+//! Decides what a submitter's reactor does for its own bios: which can be staged, which wait for a free request, which are
+//! cut or sequenced, and how their ends find back. Comes after `bio`, hands staged requests to `local` through `plug`.
+
+use std::collections::VecDeque;
+
+use crate::bio::{Bio, Flags, Parent, Status};
+use crate::flush::{Begin, Flush};
+use crate::ids::ReactorId;
+use crate::plug::Plug;
+use crate::queue::{Effects, Queue};
+use crate::request::{Request, State};
+use crate::split::{self, Splits};
+
+/// One reactor's staging of one queue: software context in the kernel's words.
+pub(crate) struct SwCtx {
+    me: ReactorId,
+    pool: Vec<Box<Request>>,
+    pub(crate) plug: Plug,
+    /// Bios, and rests of bios, that wait for a request, in order.
+    waiting: VecDeque<Bio>,
+    waiting_max: usize,
+    splits: Splits,
+    pub(crate) flush: Flush,
+    /// Bios of this reactor's submitters that have not ended.
+    pub(crate) outstanding: u32,
+    requests: usize,
+}
+
+impl SwCtx {
+    /// Makes everything the context will ever need.
+    pub(crate) fn new(queue: &Queue, me: ReactorId) -> Self {
+        let requests = queue.requests_per_reactor();
+        let max = requests as usize;
+        Self {
+            me,
+            pool: (0..max).map(|_| Request::free(me)).collect(),
+            plug: Plug::new(),
+            // Twice: those of submitters up to `max`, and at most `max` data writes of sequences.
+            waiting: VecDeque::with_capacity(2 * max + 1),
+            waiting_max: max,
+            splits: Splits::new(requests),
+            flush: Flush::new(me, queue.disks().len(), requests),
+            outstanding: 0,
+            requests: max,
+        }
+    }
+
+    /// Takes a bio in: stages it, lets it wait, or ends it at once.
+    ///
+    /// # Errors
+    /// Gives the bio back if too many wait already.
+    #[inline]
+    pub(crate) fn submit(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
+        let Some(disk) = queue.disks().get(bio.disk.index()) else {
+            fx.end(bio, Status::Invalid);
+            return Ok(());
+        };
+        if let Err(status) = queue.check_bio(&bio, disk) {
+            fx.end(bio, status);
+            return Ok(());
+        }
+        if self.waiting.len() >= self.waiting_max {
+            return Err(bio);
+        }
+        if Flush::concerns(&bio) {
+            return self.submit_flush(queue, bio, fx);
+        }
+        self.outstanding += 1;
+        self.stage_or_wait(queue, bio, disk.base);
+        Ok(())
+    }
+
+    /// Stages as many waiting bios as requests and room in the plug allow. Says whether it did anything.
+    pub(crate) fn admit(&mut self, queue: &Queue, fx: &mut Effects) -> bool {
+        let before = (self.waiting.len(), self.plug.list.len());
+        while let Some(data) = self.flush.next_data(queue.limits()) {
+            self.waiting.push_back(data);
+        }
+        while !self.waiting.is_empty() && !self.plug.is_full() && !self.pool.is_empty() {
+            if !self.admit_first(queue, fx) {
+                break;
+            }
+        }
+        before != (self.waiting.len(), self.plug.list.len())
+    }
+
+    /// Takes one of this reactor's requests home, with its single bio, and ends the bio.
+    #[inline]
+    pub(crate) fn bring_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
+        debug_assert_eq!(rq.owner, self.me, "a request came home to the wrong reactor");
+        queue.port(self.me).shard.count_end(&rq);
+        if rq.is_flush {
+            self.flush.flush_ended(rq);
+            self.collect_sequences(fx);
+            return;
+        }
+        let mut bio = std::mem::take(&mut rq.bio);
+        bio.status = rq.status;
+        rq.state = State::Free;
+        self.pool.push(rq);
+        self.end_bio(bio, fx);
+    }
+
+    /// Says whether something is staged, waits, or is due.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.plug.list.is_empty() && self.waiting.is_empty() && !self.flush.has_due()
+    }
+
+    /// Says whether no bio and no request of this context is under way.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.outstanding == 0 && self.pool.len() == self.requests && self.is_idle()
+    }
+
+    /// Asserts that the tables agree with each other.
+    pub(crate) fn check_invariants(&self) {
+        assert!(
+            self.pool.len() <= self.requests,
+            "reactor {}: more requests at home than made",
+            self.me
+        );
+        assert!(
+            self.waiting.len() <= 2 * self.waiting_max,
+            "reactor {}: waiting list too long",
+            self.me
+        );
+        let under_way =
+            self.splits.len() + self.flush.len() + self.waiting.len() + self.requests - self.pool.len();
+        assert!(
+            self.outstanding == 0 || under_way > 0,
+            "reactor {}: {} bios outstanding and nothing under way",
+            self.me,
+            self.outstanding
+        );
+        assert!(
+            self.pool.iter().all(|rq| rq.state == State::Free),
+            "reactor {}: busy request at home",
+            self.me
+        );
+    }
+
+    fn submit_flush(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
+        match self.flush.begin(bio, queue.limits()) {
+            Begin::Full(bio) => return Err(bio),
+            Begin::Ended(bio) => fx.ended.push(bio),
+            Begin::Sequenced => self.outstanding += 1,
+            Begin::Plain(bio) => {
+                self.outstanding += 1;
+                let base = queue.disks()[bio.disk.index()].base;
+                self.stage_or_wait(queue, bio, base);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn stage_or_wait(&mut self, queue: &Queue, bio: Bio, base: u64) {
+        let must_wait = !self.waiting.is_empty() || self.pool.is_empty() || self.plug.is_full();
+        if must_wait || !split::fits(&bio, base, queue.limits()) {
+            self.waiting.push_back(bio);
+        } else {
+            self.stage(queue, bio, base);
+        }
+    }
+
+    #[inline]
+    fn stage(&mut self, queue: &Queue, bio: Bio, base: u64) {
+        let (group, direction) = (bio.group, bio.op.direction());
+        let mut rq = self.pool.pop().expect("the caller has looked");
+        rq.start(bio, base);
+        if self.plug.add(rq, queue.limits(), queue.merges()) {
+            queue.port(self.me).shard.count_merge(group, direction, 1);
+        }
+    }
+
+    /// Stages the first waiting bio or a part of it. False if it cannot go on now.
+    fn admit_first(&mut self, queue: &Queue, fx: &mut Effects) -> bool {
+        let first = self.waiting.front_mut().expect("the caller has looked");
+        let base = queue.disks()[first.disk.index()].base;
+        if split::fits(first, base, queue.limits()) {
+            let mut bio = self.waiting.pop_front().expect("looked at above");
+            bio.flags = bio.flags.without(Flags::REST);
+            self.stage(queue, bio, base);
+            return true;
+        }
+        if !first.flags.has(Flags::REST) {
+            let whole = self.waiting.pop_front().expect("looked at above");
+            queue.port(self.me).shard.events.split.add(1);
+            match self.splits.begin(whole) {
+                Ok(rest) => self.waiting.push_front(rest),
+                Err(whole) => {
+                    self.waiting.push_front(whole);
+                    return false;
+                }
+            }
+        }
+        let first = self.waiting.front_mut().expect("put there above");
+        match split::cut(first, base, queue.limits()) {
+            Some(part) => self.stage(queue, part, base),
+            None => {
+                let mut rest = self.waiting.pop_front().expect("looked at above");
+                rest.status = Status::Invalid;
+                self.end_bio(rest, fx);
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn end_bio(&mut self, bio: Bio, fx: &mut Effects) {
+        match bio.origin.0 {
+            Parent::Submitter => {
+                self.outstanding -= 1;
+                fx.ended.push(bio);
+            }
+            Parent::Split(index) => {
+                if let Some(whole) = self.splits.part_ended(index, bio.len, bio.status) {
+                    self.end_bio(whole, fx);
+                }
+            }
+            Parent::Sequence(index) => {
+                self.flush.data_ended(index, bio.status);
+                self.collect_sequences(fx);
+            }
+        }
+    }
+
+    fn collect_sequences(&mut self, fx: &mut Effects) {
+        while let Some(bio) = self.flush.next_ended() {
+            self.outstanding -= 1;
+            fx.ended.push(bio);
+        }
+    }
+}

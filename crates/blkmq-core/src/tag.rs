@@ -1,0 +1,115 @@
+//! Decides how many requests one hardware context may have in flight, and under which numbers.
+//! `hw_ctx` takes a tag before it issues and frees it when the request ends.
+
+use std::sync::Arc;
+
+use blkmq_sync::tag_bitmap::TagBitmap;
+
+use crate::ids::{HctxId, Tag};
+
+/// Whose tags a hardware context uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagMode {
+    /// Each hardware context has so many of its own.
+    PerHctx(u32),
+    /// All hardware contexts of the queue share so many (a host-wide tag set).
+    Shared(u32),
+}
+
+impl TagMode {
+    /// Returns how many requests one hardware context can have in flight at most.
+    pub const fn depth(self) -> u32 {
+        match self {
+            Self::PerHctx(depth) | Self::Shared(depth) => depth,
+        }
+    }
+}
+
+/// The most tags of a set.
+pub(crate) const DEPTH_MAX: u32 = 65_536;
+
+/// One hardware context's way to its tags.
+#[derive(Debug)]
+pub(crate) enum Tags {
+    /// Its own: the free ones, the last freed on top, since its slot is still in the cache.
+    Own { free: Vec<u32>, depth: u32 },
+    /// Shared with other contexts.
+    Shared { set: Arc<TagBitmap>, hint: u32 },
+}
+
+impl Tags {
+    pub(crate) fn new(mode: TagMode, shared: Option<&Arc<TagBitmap>>) -> Self {
+        match shared {
+            Some(set) => Self::Shared {
+                set: Arc::clone(set),
+                hint: 0,
+            },
+            None => Self::Own {
+                free: (0..mode.depth()).rev().collect(),
+                depth: mode.depth(),
+            },
+        }
+    }
+
+    /// Takes a free tag, if fewer than `limit` are in use.
+    ///
+    /// Without one, a context of a shared set is registered as waiting: whoever frees a tag runs it.
+    #[inline]
+    pub(crate) fn take(&mut self, limit: u32, waiter: HctxId) -> Option<Tag> {
+        match self {
+            Self::Own { free, depth } => {
+                let in_use = *depth - free.len() as u32;
+                if in_use >= limit {
+                    return None;
+                }
+                free.pop().map(Tag)
+            }
+            // Registers before it looks a second time, so that a tag freed in between is not missed.
+            Self::Shared { set, hint } => set.alloc_or_wait(hint, limit, waiter.0.into()).map(Tag),
+        }
+    }
+
+    /// Gives a tag back. Returns the hardware contexts that wait for one, as bits; the caller runs them.
+    #[inline]
+    pub(crate) fn give_back(&mut self, tag: Tag) -> u128 {
+        match self {
+            Self::Own { free, .. } => {
+                debug_assert!(!free.contains(&tag.0), "tag {tag} freed twice");
+                free.push(tag.0);
+                0
+            }
+            Self::Shared { set, .. } => {
+                set.free(tag.0);
+                set.take_waiters()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_tags_are_unique_and_stop_at_the_limit() {
+        let mut tags = Tags::new(TagMode::PerHctx(4), None);
+        let taken: Vec<_> = std::iter::from_fn(|| tags.take(3, HctxId(0))).collect();
+        assert_eq!(taken, [Tag(0), Tag(1), Tag(2)]);
+        tags.give_back(Tag(1));
+        assert_eq!(tags.take(3, HctxId(0)), Some(Tag(1)));
+        assert_eq!(tags.take(4, HctxId(0)), Some(Tag(3)));
+        assert_eq!(tags.take(4, HctxId(0)), None);
+    }
+
+    #[test]
+    fn who_finds_no_shared_tag_is_told_of_the_next_one_freed() {
+        let set = Arc::new(TagBitmap::new(1));
+        let mode = TagMode::Shared(1);
+        let (mut a, mut b) = (Tags::new(mode, Some(&set)), Tags::new(mode, Some(&set)));
+        let tag = a.take(1, HctxId(0)).unwrap();
+        assert_eq!(b.take(1, HctxId(5)), None);
+        assert_eq!(a.give_back(tag), 1 << 5);
+        let tag = b.take(1, HctxId(5)).unwrap();
+        assert_eq!(b.give_back(tag), 0);
+    }
+}

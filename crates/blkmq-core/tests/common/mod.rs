@@ -1,0 +1,226 @@
+//! A queue with a driver that the test answers by hand: what was issued is listed, and ends when the test says so.
+
+#![allow(dead_code, unreachable_pub)]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use blkmq_core::bio::{Bio, Flags, Op, Status};
+use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::ids::{Cookie, DiskId, ReactorId};
+use blkmq_core::local::LocalQueue;
+use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig};
+use blkmq_core::request::Request;
+use blkmq_core::time::Instant;
+
+/// A request as the driver saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub op: Op,
+    pub flags: Flags,
+    pub disk: DiskId,
+    pub offset: u64,
+    pub len: u64,
+    pub bios: u32,
+    pub cookie: Cookie,
+}
+
+/// What the test and the driver share.
+#[derive(Debug, Default)]
+pub struct Hand {
+    /// Issued and not ended, in order.
+    pub issued: Vec<Seen>,
+    /// Answers to give instead of `Queued`, first to last.
+    pub answers: VecDeque<Issued>,
+    /// To be reaped.
+    pub done: Vec<Done>,
+    pub commits: u32,
+    /// Whether a timed-out request is let go.
+    pub lets_go: bool,
+    /// Answer everything at once.
+    pub inline: bool,
+}
+
+pub struct HandDriver(pub Rc<RefCell<Hand>>);
+
+impl Driver for HandDriver {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
+        let mut hand = self.0.borrow_mut();
+        let answer = match hand.answers.pop_front() {
+            Some(answer) => answer,
+            None if hand.inline => Issued::Done(Status::Ok),
+            None => Issued::Queued,
+        };
+        if answer == Issued::Queued {
+            let (op, flags, disk, offset) = (rq.op(), rq.flags(), rq.disk(), rq.offset());
+            let seen = Seen {
+                op,
+                flags,
+                disk,
+                offset,
+                len: rq.len(),
+                bios: rq.bio_count(),
+                cookie,
+            };
+            hand.issued.push(seen);
+        }
+        answer
+    }
+
+    fn commit(&mut self) {
+        self.0.borrow_mut().commits += 1;
+    }
+
+    fn reap(&mut self, _now: Instant, done: &mut Vec<Done>) {
+        done.append(&mut self.0.borrow_mut().done);
+    }
+
+    fn timed_out(&mut self, _cookie: Cookie) -> TimedOut {
+        if self.0.borrow().lets_go {
+            TimedOut::Ended
+        } else {
+            TimedOut::Wait
+        }
+    }
+}
+
+/// One reactor of the bench: its side of the queue, the hand of its driver, its effects.
+pub struct Side {
+    pub local: LocalQueue,
+    pub hand: Rc<RefCell<Hand>>,
+    pub fx: Effects,
+}
+
+/// A queue with all its reactors, in one thread.
+pub struct Bench {
+    pub queue: std::sync::Arc<Queue>,
+    pub sides: Vec<Side>,
+    pub now: Instant,
+}
+
+pub fn disk(name: &str, base: u64, size: u64) -> DiskConfig {
+    DiskConfig {
+        name: name.into(),
+        base,
+        size,
+        read_only: false,
+        logical_block: 512,
+    }
+}
+
+pub fn config(reactors: u16) -> QueueConfig {
+    let mut config = QueueConfig::new("q", reactors);
+    config.disks = vec![disk("a", 0, 1 << 30), disk("b", 1 << 30, 1 << 30)];
+    config
+}
+
+impl Bench {
+    pub fn new(config: QueueConfig) -> Self {
+        let (queue, seats) = Queue::new(config).expect("a sound configuration");
+        let side = |seat: blkmq_core::queue::Seat| {
+            let hand = Rc::new(RefCell::new(Hand::default()));
+            let driver = seat
+                .owns_hctx()
+                .then(|| Box::new(HandDriver(Rc::clone(&hand))) as Box<dyn Driver>);
+            Side {
+                local: seat.sit(driver),
+                hand,
+                fx: Effects::default(),
+            }
+        };
+        Self {
+            queue,
+            sides: seats.into_iter().map(side).collect(),
+            now: Instant(1_000),
+        }
+    }
+
+    pub fn submit(&mut self, side: usize, bio: Bio) {
+        let side = &mut self.sides[side];
+        side.local
+            .submit(bio, self.now, &mut side.fx)
+            .expect("room for a bio");
+    }
+
+    pub fn unplug(&mut self, side: usize) {
+        let side = &mut self.sides[side];
+        side.local.unplug(self.now, &mut side.fx);
+    }
+
+    /// Runs everybody until nobody was kicked any more.
+    pub fn settle(&mut self) {
+        for _ in 0..1000 {
+            let mut kicks = blkmq_core::ids::ReactorSet::default();
+            for side in &mut self.sides {
+                side.local.run(self.now, &mut side.fx);
+                side.local.unplug(self.now, &mut side.fx);
+                let mut set = std::mem::take(&mut side.fx.kicks);
+                while let Some(id) = set.pop() {
+                    kicks.insert(id);
+                }
+            }
+            self.sides.iter().for_each(|side| side.local.check_invariants());
+            if kicks.is_empty() {
+                return;
+            }
+        }
+        panic!("reactors kick each other for ever");
+    }
+
+    /// What the driver of `side` has.
+    pub fn issued(&self, side: usize) -> Vec<Seen> {
+        self.sides[side].hand.borrow().issued.clone()
+    }
+
+    /// Ends everything that the driver of `side` has.
+    pub fn end_all(&mut self, side: usize, status: Status) -> usize {
+        let mut hand = self.sides[side].hand.borrow_mut();
+        let seen = std::mem::take(&mut hand.issued);
+        let count = seen.len();
+        hand.done.extend(seen.iter().map(|seen| Done {
+            cookie: seen.cookie,
+            status,
+        }));
+        count
+    }
+
+    /// Ends everything everywhere until nothing comes any more.
+    pub fn run_dry(&mut self) {
+        loop {
+            self.settle();
+            let ended: usize = (0..self.sides.len())
+                .map(|side| self.end_all(side, Status::Ok))
+                .sum();
+            self.settle();
+            if ended == 0 {
+                return;
+            }
+        }
+    }
+
+    /// The ended bios of `side`, as (cookie, status).
+    pub fn ended(&mut self, side: usize) -> Vec<(u64, Status)> {
+        self.sides[side]
+            .fx
+            .ended
+            .drain(..)
+            .map(|bio| (bio.cookie, bio.status))
+            .collect()
+    }
+
+    /// The reactors as ids, for kicks.
+    pub fn id(side: usize) -> ReactorId {
+        ReactorId(side as u16)
+    }
+}
+
+pub fn bio(op: Op, block: u64, blocks: u64, cookie: u64) -> Bio {
+    Bio {
+        op,
+        offset: block * 4096,
+        len: blocks * 4096,
+        cookie,
+        ..Bio::default()
+    }
+}

@@ -1,0 +1,403 @@
+//! The way of a request through one queue and back, with a driver that the test answers by hand.
+
+mod common;
+
+use blkmq_core::bio::{Bio, Flags, Op, Status};
+use blkmq_core::driver::{Done, Issued};
+use blkmq_core::ids::{DiskId, GroupId};
+use blkmq_core::limits::Limits;
+use blkmq_core::queue::{ReactorConfig, TagMode};
+use blkmq_core::sched::Kind;
+use blkmq_core::time::{Instant, Nanos};
+use common::{Bench, bio, config};
+
+const KINDS: [Kind; 2] = Kind::ALL;
+
+#[test]
+fn a_bio_goes_to_the_driver_and_its_end_comes_back() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            ..config(1)
+        });
+        bench.submit(0, bio(Op::Write, 5, 1, 42));
+        assert!(bench.issued(0).is_empty(), "staged until the plug is flushed");
+        bench.unplug(0);
+        let seen = bench.issued(0);
+        assert_eq!((seen[0].offset, seen[0].len), (5 * 4096, 4096));
+        bench.end_all(0, Status::Medium);
+        bench.settle();
+        assert_eq!(bench.ended(0), [(42, Status::Medium)]);
+        assert_eq!(bench.queue.outstanding(), 0);
+    }
+}
+
+#[test]
+fn neighbours_in_a_plug_become_one_request_and_end_each() {
+    let mut bench = Bench::new(config(1));
+    for block in [2, 3, 1] {
+        bench.submit(0, bio(Op::Read, block, 1, block));
+    }
+    bench.unplug(0);
+    let seen = bench.issued(0);
+    assert_eq!(
+        (seen.len(), seen[0].offset, seen[0].len, seen[0].bios),
+        (1, 4096, 3 * 4096, 3)
+    );
+    bench.run_dry();
+    assert_eq!(
+        bench.ended(0),
+        [(1, Status::Ok), (2, Status::Ok), (3, Status::Ok)]
+    );
+    let merged = bench
+        .queue
+        .group_stats(GroupId(0))
+        .of(blkmq_core::bio::Direction::Read)
+        .merged;
+    assert_eq!(merged, 2);
+}
+
+#[test]
+fn a_bio_larger_than_the_drive_takes_is_cut_and_ends_once_with_its_first_error() {
+    let mut config = config(1);
+    config.limits = Limits {
+        transfer_max: 8192,
+        ..Limits::default()
+    };
+    config.merges = false;
+    config.requests_per_reactor = 2;
+    let mut bench = Bench::new(config);
+    bench.submit(0, bio(Op::Read, 0, 7, 9));
+    bench.unplug(0);
+    assert_eq!(bench.issued(0).len(), 2, "no more parts than there are requests");
+    bench.end_all(0, Status::Ok);
+    bench.settle();
+    assert_eq!(bench.end_all(0, Status::Io), 2);
+    bench.settle();
+    assert_eq!(bench.ended(0), [(9, Status::Io)]);
+    assert_eq!(bench.queue.event_stats().split, 1);
+}
+
+#[test]
+fn what_the_disk_refuses_ends_at_once() {
+    let mut bench = Bench::new(config(1));
+    bench.submit(
+        0,
+        Bio {
+            disk: DiskId(7),
+            ..bio(Op::Read, 0, 1, 1)
+        },
+    );
+    bench.submit(
+        0,
+        Bio {
+            group: GroupId(7),
+            ..bio(Op::Read, 0, 1, 2)
+        },
+    );
+    bench.submit(0, bio(Op::Read, 1 << 30, 1, 3));
+    bench.submit(0, bio(Op::Discard, 0, 1, 4));
+    let ended = bench.ended(0);
+    assert_eq!(
+        ended,
+        [
+            (1, Status::Invalid),
+            (2, Status::Invalid),
+            (3, Status::Invalid),
+            (4, Status::NotSupported)
+        ]
+    );
+}
+
+#[test]
+fn no_more_is_in_flight_than_the_depth_and_the_rest_follows() {
+    for kind in KINDS {
+        let mut config = config(1);
+        config.tags = TagMode::PerHctx(4);
+        config.elevator = kind;
+        let mut bench = Bench::new(config);
+        for i in 0..20 {
+            bench.submit(0, bio(Op::Read, i * 100, 1, i));
+        }
+        bench.unplug(0);
+        assert_eq!(bench.issued(0).len(), 4);
+        bench.queue.set_depth(2).unwrap();
+        bench.end_all(0, Status::Ok);
+        bench.settle();
+        assert_eq!(bench.issued(0).len(), 2, "{kind}: a smaller depth holds at once");
+        bench.run_dry();
+        assert_eq!(bench.ended(0).len(), 20);
+    }
+}
+
+#[test]
+fn a_driver_without_resources_is_asked_again_after_three_milliseconds() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            ..config(1)
+        });
+        bench.sides[0]
+            .hand
+            .borrow_mut()
+            .answers
+            .push_back(Issued::Resource);
+        bench.submit(0, bio(Op::Read, 0, 1, 1));
+        bench.unplug(0);
+        bench.settle();
+        assert!(bench.issued(0).is_empty());
+        let at = bench.sides[0].local.next_wakeup().expect("a timer");
+        assert!(at.since(bench.now) >= Nanos::from_millis(3) && at.since(bench.now) < Nanos::from_millis(4));
+        bench.now = at;
+        bench.settle();
+        assert_eq!(bench.issued(0).len(), 1);
+    }
+}
+
+#[test]
+fn a_requeued_request_goes_out_again_and_ends_once() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            ..config(1)
+        });
+        bench.submit(0, bio(Op::Read, 0, 1, 1));
+        bench.unplug(0);
+        for _ in 0..3 {
+            bench.end_all(0, Status::Requeue);
+            bench.settle();
+            assert_eq!(bench.issued(0).len(), 1, "{kind}");
+        }
+        bench.run_dry();
+        assert_eq!(bench.ended(0), [(1, Status::Ok)]);
+    }
+}
+
+#[test]
+fn a_request_that_is_always_requeued_ends_with_an_error() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            ..config(1)
+        });
+        bench.sides[0].hand.borrow_mut().answers = vec![Issued::Done(Status::Requeue); 200].into();
+        bench.submit(0, bio(Op::Read, 0, 1, 1));
+        bench.unplug(0);
+        bench.settle();
+        assert_eq!(bench.ended(0), [(1, Status::Io)]);
+    }
+}
+
+#[test]
+fn a_lost_request_times_out_once_and_its_late_end_touches_nothing() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            ..config(1)
+        });
+        bench.sides[0].hand.borrow_mut().lets_go = true;
+        bench.submit(0, bio(Op::Read, 0, 1, 1));
+        bench.unplug(0);
+        let late = bench.issued(0)[0].cookie;
+        bench.now = bench.sides[0].local.next_wakeup().expect("the time limit");
+        assert!(bench.now.since(Instant(1_000)) >= Nanos::from_secs(30));
+        bench.settle();
+        assert_eq!(bench.ended(0), [(1, Status::Timeout)]);
+        bench.sides[0].hand.borrow_mut().issued.clear();
+        bench.submit(0, bio(Op::Read, 1, 1, 2));
+        bench.unplug(0);
+        bench.sides[0].hand.borrow_mut().done.push(Done {
+            cookie: late,
+            status: Status::Ok,
+        });
+        bench.settle();
+        assert_eq!(bench.ended(0), [], "{kind}: the late end is not the second bio's");
+        bench.run_dry();
+        assert_eq!(bench.ended(0), [(2, Status::Ok)]);
+    }
+}
+
+#[test]
+fn a_flush_after_a_write_with_fua_keeps_the_order() {
+    let mut config = config(1);
+    config.limits.cache = true;
+    let mut bench = Bench::new(config);
+    bench.submit(
+        0,
+        Bio {
+            flags: Flags::FUA,
+            ..bio(Op::Write, 0, 1, 1)
+        },
+    );
+    bench.unplug(0);
+    assert_eq!(
+        bench.issued(0).iter().map(|s| s.op).collect::<Vec<_>>(),
+        [Op::Write]
+    );
+    bench.end_all(0, Status::Ok);
+    bench.settle();
+    assert_eq!(
+        bench.issued(0).iter().map(|s| s.op).collect::<Vec<_>>(),
+        [Op::Flush]
+    );
+    assert!(bench.ended(0).is_empty(), "not before it is durable");
+    bench.end_all(0, Status::Ok);
+    bench.settle();
+    assert_eq!(bench.ended(0), [(1, Status::Ok)]);
+}
+
+#[test]
+fn a_frozen_queue_drains_and_starts_nothing_until_it_thaws() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            ..config(2)
+        });
+        bench.submit(0, bio(Op::Read, 0, 1, 1));
+        bench.unplug(0);
+        bench.queue.freeze_begin();
+        bench.queue.freeze_begin();
+        bench.submit(1, bio(Op::Read, 9, 1, 2));
+        bench.unplug(1);
+        bench.settle();
+        assert!(!bench.queue.is_drained() && bench.issued(1).is_empty());
+        bench.run_dry();
+        assert!(bench.queue.is_drained());
+        for next in KINDS {
+            bench.queue.set_elevator(next).expect("drained");
+        }
+        bench.queue.freeze_end();
+        bench.settle();
+        assert_eq!(bench.issued(1).len(), 0, "freezes nest");
+        assert!(bench.queue.set_elevator(kind).is_ok());
+        bench.queue.freeze_end();
+        bench.run_dry();
+        assert_eq!(bench.ended(1), [(2, Status::Ok)]);
+        assert!(
+            bench.queue.set_elevator(kind).is_err(),
+            "not on a queue that runs"
+        );
+    }
+}
+
+#[test]
+fn a_quiesced_queue_issues_nothing_and_goes_on_afterwards() {
+    for kind in KINDS {
+        let mut config = config(1);
+        config.tags = TagMode::PerHctx(1);
+        config.elevator = kind;
+        let mut bench = Bench::new(config);
+        for i in 0..3 {
+            bench.submit(0, bio(Op::Read, 10 * i, 1, i));
+        }
+        bench.unplug(0);
+        bench.queue.quiesce_begin();
+        assert!(bench.queue.is_quiesced());
+        bench.end_all(0, Status::Ok);
+        bench.settle();
+        assert_eq!(bench.ended(0).len(), 1, "completions go on");
+        assert!(bench.issued(0).is_empty());
+        bench.queue.quiesce_end();
+        bench.run_dry();
+        assert_eq!(bench.ended(0).len(), 2, "{kind}");
+    }
+}
+
+#[test]
+fn a_reactor_without_context_reaches_the_driver_through_its_owner() {
+    for kind in KINDS {
+        let mut config = config(3);
+        config.hctxs = 1;
+        config.elevator = kind;
+        let mut bench = Bench::new(config);
+        bench.submit(2, bio(Op::Read, 0, 1, 1));
+        bench.unplug(2);
+        assert!(bench.sides[2].fx.kicks.contains(Bench::id(0)));
+        bench.settle();
+        assert_eq!(bench.issued(0).len(), 1);
+        bench.run_dry();
+        assert_eq!(bench.ended(2), [(1, Status::Ok)]);
+    }
+}
+
+#[test]
+fn a_shared_tag_that_is_freed_runs_the_context_that_waits_for_it() {
+    for kind in KINDS {
+        let mut config = config(2);
+        config.tags = TagMode::Shared(1);
+        config.elevator = kind;
+        let mut bench = Bench::new(config);
+        bench.submit(0, bio(Op::Read, 0, 1, 1));
+        bench.unplug(0);
+        bench.submit(1, bio(Op::Read, 9, 1, 2));
+        bench.unplug(1);
+        assert_eq!(bench.issued(0).len() + bench.issued(1).len(), 1);
+        bench.run_dry();
+        assert_eq!(
+            (bench.ended(0), bench.ended(1)),
+            (vec![(1, Status::Ok)], vec![(2, Status::Ok)])
+        );
+    }
+}
+
+#[test]
+fn a_thread_that_does_not_promise_never_issues_for_others() {
+    let mut config = config(2);
+    config.reactors[1] = ReactorConfig { promises: false };
+    config.elevator = Kind::MqDeadline;
+    config.tags = TagMode::PerHctx(1);
+    let mut bench = Bench::new(config);
+    bench.submit(1, bio(Op::Read, 0, 1, 1));
+    bench.unplug(1);
+    bench.submit(0, bio(Op::Read, 9, 1, 2));
+    bench.unplug(0);
+    assert_eq!((bench.issued(0).len(), bench.issued(1).len()), (0, 1));
+    bench.end_all(1, Status::Ok);
+    let side = &mut bench.sides[1];
+    side.local.run(bench.now, &mut side.fx);
+    assert_eq!(bench.issued(1).len(), 0, "handed to its owner instead");
+    assert!(bench.sides[1].fx.kicks.contains(Bench::id(0)));
+    bench.run_dry();
+    assert_eq!(
+        (bench.ended(0), bench.ended(1)),
+        (vec![(2, Status::Ok)], vec![(1, Status::Ok)])
+    );
+}
+
+#[test]
+fn more_bios_than_may_wait_come_back_to_the_submitter() {
+    let mut config = config(1);
+    config.requests_per_reactor = 4;
+    config.tags = TagMode::PerHctx(1);
+    let mut bench = Bench::new(config);
+    let side = &mut bench.sides[0];
+    let taken = (0..100)
+        .take_while(|&i| {
+            side.local
+                .submit(bio(Op::Read, 10 * i, 1, i), bench.now, &mut side.fx)
+                .is_ok()
+        })
+        .count();
+    assert_eq!(taken, 8, "four with requests, four waiting");
+    bench.run_dry();
+    assert_eq!(bench.ended(0).len(), 8);
+}
+
+#[test]
+fn a_seat_can_be_given_back_and_taken_again() {
+    let mut bench = Bench::new(config(1));
+    bench.submit(0, bio(Op::Read, 0, 1, 1));
+    bench.unplug(0);
+    let side = bench.sides.pop().unwrap();
+    let Err(local) = side.local.stand_up() else {
+        panic!("not while something is in flight")
+    };
+    bench.sides.push(common::Side {
+        local: *local,
+        hand: side.hand,
+        fx: side.fx,
+    });
+    bench.run_dry();
+    assert_eq!(bench.ended(0).len(), 1);
+    assert!(bench.sides.pop().unwrap().local.stand_up().is_ok());
+}
