@@ -1,1 +1,8 @@
-//! blkmq-export.
+//! Decides how clients reach a disk: one front door for each protocol, each behind a feature.
+//!
+//! | feature | door |
+//! |---|---|
+//! | `nbd` (default) | [`nbd`]: the network block device protocol, over unix sockets and TCP |
+
+#[cfg(feature = "nbd")]
+pub mod nbd;

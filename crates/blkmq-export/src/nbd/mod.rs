@@ -1,0 +1,11 @@
+//! Decides what travels between an NBD client and this server, as bytes and as states; opens no socket itself.
+//! The socket layer feeds [`session::Session`] what it received and sends what the session wrote; requests go on to the disk.
+//!
+//! Everything here is sans-I/O: bytes in, typed events and bytes out, no clock, no thread, no system call. The protocol
+//! followed is the NBD project's `doc/proto.md`, with the extended headers of its `extension-ext-header` branch.
+//!
+//! | part | holds |
+//! |---|---|
+//! | [`codec`] | every message of both sides as bytes |
+
+pub mod codec;
