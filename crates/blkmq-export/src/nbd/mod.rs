@@ -7,5 +7,11 @@
 //! | part | holds |
 //! |---|---|
 //! | [`codec`] | every message of both sides as bytes |
+//! | [`export`] | what a client may select: names, sizes, features |
+//! | [`limits`] | every bound of a connection, with default, unit and trade-off |
+//! | [`session`] | the server's states: negotiation, then requests and replies |
 
 pub mod codec;
+pub mod export;
+pub mod limits;
+pub mod session;

@@ -1,0 +1,409 @@
+//! Decides how a client's flags and options are answered, up to the selection of an export.
+//! `transmission` takes over from there. Nothing is kept but counters: option data is read where it was received.
+//!
+//! ```text
+//!  flags ──► options ⇄ skipping (data nobody looks at)
+//!               └────► selected, or the end
+//! ```
+
+use std::sync::Arc;
+
+use super::{CloseReason, Event};
+use crate::nbd::codec::handshake::{
+    InfoKind, InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionCode, OptionHeader, parse_client_flags,
+    parse_name,
+};
+use crate::nbd::codec::option_reply::{
+    BlockSizes, Info, OptionReplies, ReplyKind, truncate, write_export_name_reply,
+};
+use crate::nbd::codec::{ClientFlags, HeaderStyle, STRING_BYTES_MAX};
+use crate::nbd::export::{Export, ExportId, ExportTable};
+use crate::nbd::limits::Limits;
+
+/// The one metadata context there is.
+const ALLOCATION_CONTEXT: &str = "base:allocation";
+/// Its id on the wire.
+pub(super) const ALLOCATION_CONTEXT_ID: u32 = 1;
+/// Bytes of a client's string that an error message repeats.
+const QUOTED_BYTES_MAX: usize = 256;
+
+/// What became of the next message.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// It is not all there.
+    Incomplete,
+    /// Answers must be sent first.
+    Busy,
+    /// These bytes are done with; there may be another message behind them.
+    Taken(usize),
+    /// These bytes selected an export.
+    Selected(usize, Selection),
+    /// These bytes ended the session.
+    End(usize, Event),
+}
+
+/// What the client settled on.
+#[derive(Debug)]
+pub(super) struct Selection {
+    pub(super) export: Arc<Export>,
+    pub(super) style: HeaderStyle,
+    /// Block status requests are in order.
+    pub(super) block_status: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Negotiation {
+    exports: Arc<ExportTable>,
+    state: State,
+    style: HeaderStyle,
+    padded: bool,
+    options: u32,
+    /// The export whose allocation context the client selected last.
+    context: Option<ExportId>,
+    shutting_down: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Flags,
+    Options,
+    /// `left` bytes of an option's data are thrown away, then it is answered with an error.
+    Skipping {
+        left: usize,
+        option: OptionCode,
+        kind: ReplyKind,
+        message: &'static str,
+    },
+}
+
+impl Negotiation {
+    pub(super) fn new(exports: Arc<ExportTable>) -> Self {
+        Negotiation {
+            exports,
+            state: State::Flags,
+            style: HeaderStyle::Simple,
+            padded: true,
+            options: 0,
+            context: None,
+            shutting_down: false,
+        }
+    }
+
+    pub(super) fn style(&self) -> HeaderStyle {
+        self.style
+    }
+
+    pub(super) fn shut_down(&mut self) {
+        self.shutting_down = true;
+    }
+
+    pub(super) fn receive(&mut self, input: &[u8], out: &mut Vec<u8>, limits: &Limits) -> Next {
+        match self.state {
+            State::Flags => self.receive_flags(input),
+            State::Skipping { .. } => self.skip(input, out),
+            State::Options if out.len() >= limits.unsent_bytes_max => Next::Busy,
+            State::Options => self.receive_option(input, out, limits),
+        }
+    }
+
+    fn receive_flags(&mut self, input: &[u8]) -> Next {
+        let Some(flags) = parse_client_flags(input) else {
+            return Next::Incomplete;
+        };
+        if !ClientFlags::KNOWN.contains(flags) {
+            return Next::End(4, Event::Close(CloseReason::UnknownClientFlags(flags)));
+        }
+        self.padded = !flags.contains(ClientFlags::NO_ZEROES);
+        self.state = State::Options;
+        Next::Taken(4)
+    }
+
+    fn receive_option(&mut self, input: &[u8], out: &mut Vec<u8>, limits: &Limits) -> Next {
+        let header = match OptionHeader::parse(input) {
+            Ok(Some(header)) => header,
+            Ok(None) => return Next::Incomplete,
+            Err(magic) => return close(0, CloseReason::BadOptionMagic(magic)),
+        };
+        if self.options >= limits.options_max {
+            return close(0, CloseReason::TooManyOptions(limits.options_max));
+        }
+        if header.code == OptionCode::ABORT {
+            OptionReplies::new(header.code, out).ack();
+            return Next::End(OPTION_HEADER_BYTES, Event::Disconnect);
+        }
+        if let Some((kind, message)) = self.refusal(&header, limits) {
+            return self.begin_skipping(&header, kind, message, limits);
+        }
+        let data = &input[OPTION_HEADER_BYTES..];
+        let Some(data) = data.get(..header.data_bytes as usize) else {
+            return Next::Incomplete;
+        };
+        self.options += 1;
+        self.answer(header.code, data, out, limits)
+    }
+
+    /// Whether the option is refused whatever its data says.
+    fn refusal(&self, header: &OptionHeader, limits: &Limits) -> Option<(ReplyKind, &'static str)> {
+        let empty = header.data_bytes == 0;
+        let kind = match header.code {
+            // Without an error reply of its own: see `answer_export_name`.
+            OptionCode::EXPORT_NAME if header.data_bytes as usize <= STRING_BYTES_MAX => return None,
+            _ if self.shutting_down => (ReplyKind::ERR_SHUTDOWN, "the server is shutting down"),
+            OptionCode::STARTTLS => (
+                ReplyKind::ERR_POLICY,
+                "this server offers no TLS: continue without, or use a tunnel",
+            ),
+            OptionCode::LIST | OptionCode::STRUCTURED_REPLY | OptionCode::EXTENDED_HEADERS if !empty => {
+                (ReplyKind::ERR_INVALID, "this option has no data")
+            }
+            OptionCode::LIST
+            | OptionCode::STRUCTURED_REPLY
+            | OptionCode::EXTENDED_HEADERS
+            | OptionCode::INFO
+            | OptionCode::GO
+            | OptionCode::LIST_META_CONTEXT
+            | OptionCode::SET_META_CONTEXT => {
+                let too_long = header.data_bytes > limits.option_bytes_max;
+                return too_long.then_some((ReplyKind::ERR_TOO_BIG, "the option's data is too long"));
+            }
+            _ => (ReplyKind::ERR_UNSUP, "this server does not know the option"),
+        };
+        Some(kind)
+    }
+
+    fn begin_skipping(
+        &mut self,
+        header: &OptionHeader,
+        kind: ReplyKind,
+        message: &'static str,
+        limits: &Limits,
+    ) -> Next {
+        let (option, data_bytes) = (header.code, header.data_bytes);
+        let is_name = option == OptionCode::EXPORT_NAME;
+        let bytes_max = if is_name {
+            STRING_BYTES_MAX as u32
+        } else {
+            limits.option_skip_bytes_max
+        };
+        if data_bytes > bytes_max {
+            return close(
+                0,
+                CloseReason::OptionTooLong {
+                    option,
+                    data_bytes,
+                    bytes_max,
+                },
+            );
+        }
+        if option == OptionCode::SET_META_CONTEXT {
+            self.context = None;
+        }
+        self.options += 1;
+        self.state = State::Skipping {
+            left: data_bytes as usize,
+            option,
+            kind,
+            message,
+        };
+        Next::Taken(OPTION_HEADER_BYTES)
+    }
+
+    fn skip(&mut self, input: &[u8], out: &mut Vec<u8>) -> Next {
+        let State::Skipping {
+            left,
+            option,
+            kind,
+            message,
+        } = &mut self.state
+        else {
+            unreachable!("skipping in state {:?}", self.state)
+        };
+        let taken = input.len().min(*left);
+        *left -= taken;
+        if *left == 0 {
+            OptionReplies::new(*option, out).error(*kind, message);
+            self.state = State::Options;
+            return Next::Taken(taken);
+        }
+        if taken == 0 {
+            Next::Incomplete
+        } else {
+            Next::Taken(taken)
+        }
+    }
+
+    fn answer(&mut self, option: OptionCode, data: &[u8], out: &mut Vec<u8>, limits: &Limits) -> Next {
+        let taken = OPTION_HEADER_BYTES + data.len();
+        let mut replies = OptionReplies::new(option, out);
+        match option {
+            OptionCode::EXPORT_NAME => return self.answer_export_name(data, out),
+            OptionCode::GO | OptionCode::INFO => {
+                let described = self.answer_info(data, &mut replies, limits);
+                if let (Some(export), OptionCode::GO) = (described, option) {
+                    return Next::Selected(taken, self.select(export));
+                }
+            }
+            OptionCode::LIST => self.answer_list(&mut replies),
+            OptionCode::STRUCTURED_REPLY => self.answer_structured_reply(&mut replies),
+            OptionCode::EXTENDED_HEADERS => {
+                self.style = HeaderStyle::Extended;
+                replies.ack();
+            }
+            OptionCode::LIST_META_CONTEXT => self.answer_list_contexts(data, &mut replies),
+            OptionCode::SET_META_CONTEXT => self.answer_set_contexts(data, &mut replies),
+            other => unreachable!("{other} passed `refusal`"),
+        }
+        Next::Taken(taken)
+    }
+
+    fn answer_export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> Next {
+        if self.shutting_down {
+            return close(0, CloseReason::ShuttingDown);
+        }
+        if self.style == HeaderStyle::Extended {
+            return close(0, CloseReason::ExportNameWithExtendedHeaders);
+        }
+        let Some(export) = parse_name(data).and_then(|name| self.exports.find(name)) else {
+            return close(0, CloseReason::UnknownExport);
+        };
+        write_export_name_reply(
+            export.size_bytes,
+            export.transmission_flags(self.style),
+            self.padded,
+            out,
+        );
+        Next::Selected(OPTION_HEADER_BYTES + data.len(), self.select(Arc::clone(export)))
+    }
+
+    fn select(&self, export: Arc<Export>) -> Selection {
+        let block_status = self.context == Some(export.id);
+        Selection {
+            export,
+            style: self.style,
+            block_status,
+        }
+    }
+
+    fn answer_list(&self, replies: &mut OptionReplies<'_>) {
+        for export in self.exports.iter() {
+            replies.server(&export.name, &export.description);
+        }
+        replies.ack();
+    }
+
+    fn answer_structured_reply(&mut self, replies: &mut OptionReplies<'_>) {
+        if self.style == HeaderStyle::Extended {
+            let message = "extended headers are agreed on and include structured replies";
+            return replies.error(ReplyKind::ERR_EXT_HEADER_REQD, message);
+        }
+        self.style = HeaderStyle::Structured;
+        replies.ack();
+    }
+
+    /// Answers `INFO` or `GO`; the export if it succeeded.
+    fn answer_info(
+        &self,
+        data: &[u8],
+        replies: &mut OptionReplies<'_>,
+        limits: &Limits,
+    ) -> Option<Arc<Export>> {
+        let Some(request) = InfoRequest::parse(data) else {
+            replies.error(
+                ReplyKind::ERR_INVALID,
+                "malformed option: name and kinds do not fill its data",
+            );
+            return None;
+        };
+        let export = self.find(request.name, replies)?;
+        let flags = export.transmission_flags(self.style);
+        replies.info(Info::Export {
+            size_bytes: export.size_bytes,
+            flags,
+        });
+        if request.wants(InfoKind::NAME) {
+            replies.info(Info::Name(&export.name));
+        }
+        if request.wants(InfoKind::DESCRIPTION) && !export.description.is_empty() {
+            replies.info(Info::Description(&export.description));
+        }
+        replies.info(Info::BlockSize(block_sizes(export, limits)));
+        replies.ack();
+        Some(Arc::clone(export))
+    }
+
+    fn answer_list_contexts(&self, data: &[u8], replies: &mut OptionReplies<'_>) {
+        let Some((request, export)) = self.parse_contexts(data, replies) else {
+            return;
+        };
+        let asked = request.query_count == 0
+            || request
+                .queries()
+                .any(|query| query == "base:" || query == ALLOCATION_CONTEXT);
+        if asked && export.features.block_status {
+            replies.meta_context(0, ALLOCATION_CONTEXT);
+        }
+        replies.ack();
+    }
+
+    fn answer_set_contexts(&mut self, data: &[u8], replies: &mut OptionReplies<'_>) {
+        self.context = None;
+        let Some((request, export)) = self.parse_contexts(data, replies) else {
+            return;
+        };
+        let selected =
+            export.features.block_status && request.queries().any(|query| query == ALLOCATION_CONTEXT);
+        let id = export.id;
+        if selected {
+            self.context = Some(id);
+            replies.meta_context(ALLOCATION_CONTEXT_ID, ALLOCATION_CONTEXT);
+        }
+        replies.ack();
+    }
+
+    fn parse_contexts<'a>(
+        &self,
+        data: &'a [u8],
+        replies: &mut OptionReplies<'_>,
+    ) -> Option<(MetaRequest<'a>, &Arc<Export>)> {
+        if self.style == HeaderStyle::Simple {
+            replies.error(
+                ReplyKind::ERR_INVALID,
+                "metadata needs STRUCTURED_REPLY or EXTENDED_HEADERS first",
+            );
+            return None;
+        }
+        let Some(request) = MetaRequest::parse(data) else {
+            replies.error(
+                ReplyKind::ERR_INVALID,
+                "malformed option: name and queries do not fill its data",
+            );
+            return None;
+        };
+        Some((request, self.find(request.name, replies)?))
+    }
+
+    fn find(&self, name: &str, replies: &mut OptionReplies<'_>) -> Option<&Arc<Export>> {
+        let found = self.exports.find(name);
+        if found.is_none() {
+            let name = truncate(name, QUOTED_BYTES_MAX);
+            let message = format!("export '{name}' is not here; LIST names those that are");
+            replies.error(ReplyKind::ERR_UNKNOWN, &message);
+        }
+        found
+    }
+}
+
+fn close(taken: usize, reason: CloseReason) -> Next {
+    Next::End(taken, Event::Close(reason))
+}
+
+/// The sizes told to clients: the largest payload is a connection's limit, and bounds the preferred block.
+fn block_sizes(export: &Export, limits: &Limits) -> BlockSizes {
+    let payload_max = limits.payload_bytes_max;
+    let preferred_max = 1 << payload_max.ilog2();
+    BlockSizes {
+        minimum: export.block_min_bytes,
+        preferred: export.block_preferred_bytes.min(preferred_max),
+        payload_max,
+    }
+}

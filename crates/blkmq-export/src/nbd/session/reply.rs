@@ -1,0 +1,247 @@
+//! Decides which form a reply takes under what was negotiated, and counts requests and buffers until they are free.
+//! Heads are appended to the caller's buffer; a read's data stays where it is and is sent behind its head.
+
+use super::negotiation::{ALLOCATION_CONTEXT_ID, Selection};
+use super::{Op, Request};
+use crate::nbd::codec::reply::{
+    ChunkHead, ChunkKind, Extent, write_chunk_head, write_data_head, write_error_chunk, write_simple,
+    write_status_chunk,
+};
+use crate::nbd::codec::request::RequestHeader;
+use crate::nbd::codec::{ChunkFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
+use crate::nbd::limits::Limits;
+
+/// The replies of one connection. Each request begun is replied to by exactly one of [`Replies::ok`],
+/// [`Replies::read`], [`Replies::block_status`] and [`Replies::error`].
+#[derive(Debug)]
+pub struct Replies {
+    style: HeaderStyle,
+    requests: u32,
+    requests_max: u32,
+    memory_bytes: u64,
+    memory_bytes_max: u64,
+    extents_max: usize,
+    size_bytes: u64,
+    block_min_bytes: u32,
+}
+
+impl Replies {
+    pub(super) fn new(selection: &Selection, limits: &Limits) -> Replies {
+        Replies {
+            style: selection.style,
+            requests: 0,
+            requests_max: limits.requests_max,
+            memory_bytes: 0,
+            memory_bytes_max: limits.memory_bytes_max,
+            extents_max: limits.extents_max as usize,
+            size_bytes: selection.export.size_bytes,
+            block_min_bytes: selection.export.block_min_bytes,
+        }
+    }
+
+    /// Requests begun and not replied to.
+    #[inline]
+    pub fn requests(&self) -> u32 {
+        self.requests
+    }
+
+    /// Bytes of payload buffers that count against [`Limits::memory_bytes_max`].
+    #[inline]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// Extents worth gathering for one block status reply to `request`.
+    pub fn extents_max(&self, request: &Request) -> usize {
+        if request.flags.contains(CommandFlags::REQ_ONE) {
+            1
+        } else {
+            self.extents_max
+        }
+    }
+
+    /// Replies that `request`, which is no read and no block status, was done.
+    ///
+    /// # Panics
+    /// The request needs another reply, or none was begun.
+    #[inline]
+    pub fn ok(&mut self, request: &Request, out: &mut Vec<u8>) {
+        assert!(
+            !matches!(request.op, Op::Read | Op::BlockStatus),
+            "{:?} replied to without data",
+            request.op
+        );
+        self.finish(request.payload_bytes());
+        if self.style == HeaderStyle::Simple {
+            return write_simple(request.cookie, None, out);
+        }
+        let head = ChunkHead {
+            cookie: request.cookie,
+            offset: request.offset,
+            payload_bytes: 0,
+            kind: ChunkKind::NONE,
+            flags: ChunkFlags::DONE,
+        };
+        write_chunk_head(self.style, &head, out);
+    }
+
+    /// Writes the head of a successful read's reply; exactly `request.length` bytes of data must be sent behind it.
+    /// The data's buffer counts until [`Replies::read_sent`].
+    ///
+    /// # Panics
+    /// The request is no read, or none was begun.
+    #[inline]
+    pub fn read(&mut self, request: &Request, out: &mut Vec<u8>) {
+        assert_eq!(request.op, Op::Read, "data replied to another operation");
+        self.finish(0);
+        if self.style == HeaderStyle::Simple {
+            return write_simple(request.cookie, None, out);
+        }
+        write_data_head(
+            self.style,
+            request.cookie,
+            request.offset,
+            request.offset,
+            request.length,
+            out,
+        );
+    }
+
+    /// Reports that the buffer of a read replied to by [`Replies::read`] is free again.
+    ///
+    /// # Panics
+    /// More bytes than are held.
+    #[inline]
+    pub fn read_sent(&mut self, request: &Request) {
+        self.free(request.payload_bytes());
+    }
+
+    /// Replies that `request` failed. `message` is for people and reaches clients with structured replies.
+    ///
+    /// # Panics
+    /// No request was begun.
+    pub fn error(&mut self, request: &Request, error: ErrorCode, message: &str, out: &mut Vec<u8>) {
+        self.finish(request.payload_bytes());
+        let error = permitted(error, request);
+        self.write_error(request.cookie, request.offset, error, message, out);
+    }
+
+    /// Replies to a block status request with what is known from its offset on. Runs that the client must not see
+    /// (beyond the first it asked for, beyond the range but for the last, beyond the export) are cut away; no runs at
+    /// all mean that nothing is known, which reads as allocated.
+    ///
+    /// # Panics
+    /// The request is no block status, or none was begun.
+    pub fn block_status(&mut self, request: &Request, extents: &[Extent], out: &mut Vec<u8>) {
+        assert_eq!(
+            request.op,
+            Op::BlockStatus,
+            "extents replied to another operation"
+        );
+        self.finish(0);
+        let unknown = [Extent {
+            bytes: request.length,
+            state: ExtentState::NONE,
+        }];
+        let known = extents.iter().any(|extent| extent.bytes > 0);
+        let visible = self.visible(request, if known { extents } else { &unknown });
+        write_status_chunk(
+            self.style,
+            request.cookie,
+            request.offset,
+            ALLOCATION_CONTEXT_ID,
+            visible,
+            out,
+        );
+    }
+
+    #[inline]
+    pub(super) fn has_room(&self, request: &Request) -> bool {
+        self.requests < self.requests_max
+            && request.payload_bytes() <= self.memory_bytes_max.saturating_sub(self.memory_bytes)
+    }
+
+    #[inline]
+    pub(super) fn begin(&mut self, request: &Request) {
+        self.requests += 1;
+        self.memory_bytes += request.payload_bytes();
+    }
+
+    /// Replies to a request that was never begun.
+    pub(super) fn refuse(&self, header: &RequestHeader, error: ErrorCode, message: &str, out: &mut Vec<u8>) {
+        self.write_error(header.cookie, header.offset, error, message, out);
+    }
+
+    #[inline]
+    fn finish(&mut self, bytes: u64) {
+        assert!(self.requests > 0, "a reply without a request");
+        self.requests -= 1;
+        self.free(bytes);
+    }
+
+    #[inline]
+    fn free(&mut self, bytes: u64) {
+        assert!(
+            bytes <= self.memory_bytes,
+            "{bytes} bytes freed of {}",
+            self.memory_bytes
+        );
+        self.memory_bytes -= bytes;
+    }
+
+    fn write_error(&self, cookie: u64, offset: u64, error: ErrorCode, message: &str, out: &mut Vec<u8>) {
+        match self.style {
+            HeaderStyle::Simple => write_simple(cookie, Some(error), out),
+            style => write_error_chunk(style, cookie, offset, error, message, out),
+        }
+    }
+
+    /// The part of `extents` that the reply to `request` may show.
+    fn visible<'a>(
+        &self,
+        request: &Request,
+        extents: &'a [Extent],
+    ) -> impl Iterator<Item = Extent> + Clone + use<'a> {
+        let one = request.flags.contains(CommandFlags::REQ_ONE);
+        let compact_max = u64::from(!(self.block_min_bytes - 1));
+        let run_max = if self.style == HeaderStyle::Extended {
+            u64::MAX
+        } else {
+            compact_max
+        };
+        let (wanted, count) = (request.length, if one { 1 } else { self.extents_max });
+        let mut room = if one {
+            wanted
+        } else {
+            self.size_bytes - request.offset
+        };
+        let mut shown = 0;
+        extents
+            .iter()
+            .filter(|extent| extent.bytes > 0)
+            .take(count)
+            .map_while(move |extent| {
+                if shown >= wanted || room == 0 {
+                    return None;
+                }
+                let bytes = extent.bytes.min(room).min(run_max);
+                shown += bytes;
+                // A run that was cut short is the last one: what follows it is elsewhere.
+                room = if bytes < extent.bytes { 0 } else { room - bytes };
+                Some(Extent {
+                    bytes,
+                    state: extent.state,
+                })
+            })
+    }
+}
+
+/// `ENOTSUP` belongs to fast zeroing alone; elsewhere clients expect `EINVAL`.
+fn permitted(error: ErrorCode, request: &Request) -> ErrorCode {
+    let fast = request.op == Op::WriteZeroes && request.flags.contains(CommandFlags::FAST_ZERO);
+    if error == ErrorCode::NotSupported && !fast {
+        ErrorCode::Invalid
+    } else {
+        error
+    }
+}

@@ -1,0 +1,179 @@
+//! Decides what becomes of each request's header: begun, refused, or the end.
+//! `rules` knows what is allowed; `reply` counts what is begun and writes the answers.
+
+use super::negotiation::Selection;
+use super::reply::Replies;
+use super::rules::{Fault, Rules, request};
+use super::{CloseReason, Event, Op, Refused, Step};
+use crate::nbd::codec::HeaderStyle;
+use crate::nbd::codec::request::{Command, RequestHeader};
+use crate::nbd::limits::Limits;
+
+#[derive(Debug)]
+pub(super) struct Transmission {
+    style: HeaderStyle,
+    rules: Rules,
+    replies: Replies,
+    /// Bytes of an accepted write's payload that the caller has yet to take.
+    payload_left: u64,
+    drain: Option<Drain>,
+    drain_bytes_max: u64,
+    unsent_bytes_max: usize,
+}
+
+/// A refused request whose payload is thrown away before the reply.
+#[derive(Debug)]
+struct Drain {
+    left: u64,
+    header: RequestHeader,
+    fault: Fault,
+}
+
+impl Transmission {
+    pub(super) fn new(selection: &Selection, limits: &Limits) -> Transmission {
+        Transmission {
+            style: selection.style,
+            rules: Rules::new(selection, limits),
+            replies: Replies::new(selection, limits),
+            payload_left: 0,
+            drain: None,
+            drain_bytes_max: limits.drain_bytes_max(),
+            unsent_bytes_max: limits.unsent_bytes_max,
+        }
+    }
+
+    #[inline]
+    pub(super) fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Step {
+        assert_eq!(self.payload_left, 0, "payload of a write was not taken");
+        if self.drain.is_some() {
+            return self.receive_drained(0, input, out);
+        }
+        if out.len() >= self.unsent_bytes_max {
+            return Step {
+                consumed: 0,
+                event: Event::Busy,
+            };
+        }
+        let header = match RequestHeader::parse(self.style, input) {
+            Ok(Some(header)) => header,
+            Ok(None) => {
+                return Step {
+                    consumed: 0,
+                    event: Event::NeedMore,
+                };
+            }
+            Err(magic) => {
+                return Step {
+                    consumed: 0,
+                    event: Event::Close(CloseReason::BadRequestMagic(magic)),
+                };
+            }
+        };
+        match self.rules.admit(&header) {
+            Some(op) => self.begin(op, &header),
+            None => self.receive_exception(&header, input, out),
+        }
+    }
+
+    pub(super) fn payload_taken(&mut self, bytes: u64) {
+        assert!(
+            bytes <= self.payload_left,
+            "{bytes} bytes of payload taken, {} announced",
+            self.payload_left
+        );
+        self.payload_left -= bytes;
+    }
+
+    pub(super) fn replies(&mut self) -> &mut Replies {
+        &mut self.replies
+    }
+
+    pub(super) fn shut_down(&mut self) {
+        self.rules.shut_down();
+    }
+
+    pub(super) fn style(&self) -> HeaderStyle {
+        self.style
+    }
+
+    #[inline]
+    fn begin(&mut self, op: Op, header: &RequestHeader) -> Step {
+        let request = request(op, header);
+        if !self.replies.has_room(&request) {
+            return Step {
+                consumed: 0,
+                event: Event::Busy,
+            };
+        }
+        self.replies.begin(&request);
+        let consumed = self.style.request_bytes();
+        if op == Op::Write {
+            self.payload_left = request.length;
+            return Step {
+                consumed,
+                event: Event::Write(request),
+            };
+        }
+        Step {
+            consumed,
+            event: Event::Request(request),
+        }
+    }
+
+    /// A header the rules do not admit at a glance: a flush, the end, or a fault.
+    #[inline(never)]
+    fn receive_exception(&mut self, header: &RequestHeader, input: &[u8], out: &mut Vec<u8>) -> Step {
+        let consumed = self.style.request_bytes();
+        if header.command == Command::DISC {
+            return Step {
+                consumed,
+                event: Event::Disconnect,
+            };
+        }
+        let Some(fault) = self.rules.fault(header) else {
+            return self.begin(Op::Flush, header);
+        };
+        let payload_bytes = self.rules.payload_bytes(header);
+        if payload_bytes > self.drain_bytes_max {
+            let reason = CloseReason::PayloadTooLong {
+                payload_bytes,
+                bytes_max: self.drain_bytes_max,
+            };
+            return Step {
+                consumed,
+                event: Event::Close(reason),
+            };
+        }
+        self.drain = Some(Drain {
+            left: payload_bytes,
+            header: *header,
+            fault,
+        });
+        self.receive_drained(consumed, &input[consumed..], out)
+    }
+
+    /// Throws away payload at the start of `input`, which lies behind `consumed` bytes; replies when it is all gone.
+    #[cold]
+    fn receive_drained(&mut self, consumed: usize, input: &[u8], out: &mut Vec<u8>) -> Step {
+        let drain = self.drain.as_mut().expect("the caller saw a request to drain");
+        let taken = drain.left.min(input.len() as u64);
+        drain.left -= taken;
+        let consumed = consumed + taken as usize;
+        if drain.left > 0 {
+            return Step {
+                consumed,
+                event: Event::NeedMore,
+            };
+        }
+        let (header, fault) = (drain.header, drain.fault);
+        self.drain = None;
+        let error = self.rules.error(&header, fault);
+        let (command, length, offset) = (header.command.name(), header.length, header.offset);
+        let message = format!("{command} of {length} bytes at {offset} refused: {fault}");
+        self.replies.refuse(&header, error, &message, out);
+        Step {
+            consumed,
+            event: Event::Refused(Refused { header, fault, error }),
+        }
+    }
+}
