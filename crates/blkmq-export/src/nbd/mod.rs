@@ -10,7 +10,9 @@
 //! | [`export`] | what a client may select: names, sizes, features |
 //! | [`limits`] | every bound of a connection, with default, unit and trade-off |
 //! | [`session`] | the server's states: negotiation, then requests and replies |
+//! | [`client`] | the client's negotiation (load generator, driver) |
 
+pub mod client;
 pub mod codec;
 pub mod export;
 pub mod limits;

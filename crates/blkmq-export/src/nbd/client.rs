@@ -1,0 +1,352 @@
+//! Decides how a client comes to an export: which options it sends, in which order, and what it accepts as an answer.
+//! The load generator and the NBD driver run it over their own sockets; requests and replies are [`super::codec`]'s.
+//!
+//! ```text
+//!  greeting ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► SET_META_CONTEXT ─► GO ─► agreed
+//!                 (if wanted)      (if not extended)     (if wanted)        └─► EXPORT_NAME, for servers without GO
+//! ```
+
+use std::fmt;
+
+use super::codec::handshake::{
+    InfoKind, InfoRequest, MetaRequest, OptionCode, parse_greeting, write_client_flags, write_option,
+};
+use super::codec::option_reply::{
+    BlockSizes, Info, REPLY_HEADER_BYTES, ReplyHeader, ReplyKind, parse_export_name_reply, parse_meta_context,
+};
+use super::codec::{BadMagic, ClientFlags, HandshakeFlags, HeaderStyle, TransmissionFlags};
+
+/// The name of the context that [`Wanted::block_status`] selects.
+const ALLOCATION_CONTEXT: &str = "base:allocation";
+/// Longest data of one answer that is accepted, in bytes: a name and a description fit.
+const ANSWER_BYTES_MAX: u32 = 16 << 10;
+/// Answers to one option that are accepted.
+const ANSWERS_MAX: u32 = 1024;
+
+/// Bytes a receive buffer must be able to hold during the handshake.
+pub const RECEIVE_BYTES_MIN: usize = REPLY_HEADER_BYTES + ANSWER_BYTES_MAX as usize;
+
+/// What a client would like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The export's name, at most 4096 bytes; empty for the server's default.
+    pub name: String,
+    /// The richest headers to ask for; the server may settle for less.
+    pub style: HeaderStyle,
+    /// Ask for `base:allocation` (needs structured replies or extended headers).
+    pub block_status: bool,
+}
+
+impl Wanted {
+    /// `name` with compact requests and simple replies: the leanest headers there are.
+    pub fn plain(name: impl Into<String>) -> Wanted {
+        Wanted {
+            name: name.into(),
+            style: HeaderStyle::Simple,
+            block_status: false,
+        }
+    }
+}
+
+/// What client and server settled on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Headers of the requests and replies to come.
+    pub style: HeaderStyle,
+    /// Bytes of the export.
+    pub size_bytes: u64,
+    /// What the export can do.
+    pub flags: TransmissionFlags,
+    /// Sizes to keep to, if the server named them.
+    pub block_sizes: Option<BlockSizes>,
+    /// Id of the allocation context, if it was wanted and granted.
+    pub allocation_context: Option<u32>,
+}
+
+/// What the caller has to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Send what was written, receive more.
+    NeedMore,
+    /// Send what was written; requests may follow.
+    Agreed(Agreed),
+    /// Send what was written, if anything, and close.
+    Failed(Failure),
+}
+
+/// Why a handshake came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The peer does not speak newstyle NBD, or lost step.
+    BadMagic(BadMagic),
+    /// The server said no.
+    Refused {
+        /// To which option.
+        option: OptionCode,
+        /// How.
+        kind: ReplyKind,
+        /// Its words.
+        message: String,
+    },
+    /// An answer that does not have the form of its kind, or answers another option, or is too much.
+    Malformed(OptionCode),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::BadMagic(magic) => write!(f, "not a newstyle NBD server: {magic}"),
+            Failure::Refused {
+                option,
+                kind,
+                message,
+            } => {
+                write!(f, "server refused {option} with {:#x}: {message}", kind.0)
+            }
+            Failure::Malformed(option) => write!(f, "malformed answer to {option}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// A handshake under way.
+#[derive(Debug)]
+pub struct Handshake {
+    wanted: Wanted,
+    stage: Stage,
+    padded: bool,
+    answers: u32,
+    export: Option<(u64, TransmissionFlags)>,
+    style: HeaderStyle,
+    block_sizes: Option<BlockSizes>,
+    allocation_context: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Greeting,
+    /// The answers to this option are awaited.
+    Option(OptionCode),
+    Done,
+}
+
+impl Handshake {
+    /// A handshake that has yet to receive the greeting.
+    ///
+    /// # Panics
+    /// The name is longer than 4096 bytes.
+    pub fn new(wanted: Wanted) -> Handshake {
+        assert!(
+            wanted.name.len() <= super::codec::STRING_BYTES_MAX,
+            "name of {} bytes",
+            wanted.name.len()
+        );
+        Handshake {
+            wanted,
+            stage: Stage::Greeting,
+            padded: true,
+            answers: 0,
+            export: None,
+            style: HeaderStyle::Simple,
+            block_sizes: None,
+            allocation_context: None,
+        }
+    }
+
+    /// Takes what it can from `input`, writes what is to be sent to `out` and counts the bytes taken; the caller keeps
+    /// the rest for the next call. Once agreed or failed, takes nothing more.
+    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Progress) {
+        let mut taken = 0;
+        while self.stage != Stage::Done {
+            match self.receive_message(&input[taken..], out) {
+                Ok(Some(bytes)) => taken += bytes,
+                Ok(None) => return (taken, Progress::NeedMore),
+                Err(failure) => {
+                    self.stage = Stage::Done;
+                    self.export = None;
+                    if let Failure::Refused { .. } = failure {
+                        write_option(OptionCode::ABORT, &[], out);
+                    }
+                    return (taken, Progress::Failed(failure));
+                }
+            }
+        }
+        let Some((size_bytes, flags)) = self.export else {
+            return (taken, Progress::NeedMore);
+        };
+        let (style, block_sizes) = (self.style, self.block_sizes);
+        let allocation_context = self.allocation_context;
+        (
+            taken,
+            Progress::Agreed(Agreed {
+                style,
+                size_bytes,
+                flags,
+                block_sizes,
+                allocation_context,
+            }),
+        )
+    }
+
+    /// Takes one message; its bytes, or `None` if it is not complete.
+    fn receive_message(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Option<usize>, Failure> {
+        match self.stage {
+            Stage::Greeting => self.receive_greeting(input, out),
+            Stage::Option(OptionCode::EXPORT_NAME) => Ok(self.receive_export_name_reply(input)),
+            Stage::Option(option) => self.receive_answer(option, input, out),
+            Stage::Done => Ok(None),
+        }
+    }
+
+    fn receive_greeting(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Option<usize>, Failure> {
+        let Some(flags) = parse_greeting(input).map_err(Failure::BadMagic)? else {
+            return Ok(None);
+        };
+        let fixed = flags.contains(HandshakeFlags::FIXED_NEWSTYLE);
+        self.padded = !flags.contains(HandshakeFlags::NO_ZEROES);
+        let reply = ClientFlags::NONE
+            .with_if(fixed, ClientFlags::FIXED_NEWSTYLE)
+            .with_if(!self.padded, ClientFlags::NO_ZEROES);
+        write_client_flags(reply, out);
+        let first = if fixed {
+            self.first_option()
+        } else {
+            OptionCode::EXPORT_NAME
+        };
+        self.send(first, out);
+        Ok(Some(super::codec::handshake::GREETING_BYTES))
+    }
+
+    fn receive_export_name_reply(&mut self, input: &[u8]) -> Option<usize> {
+        let (size_bytes, flags, bytes) = parse_export_name_reply(input, self.padded)?;
+        self.export = Some((size_bytes, flags));
+        self.stage = Stage::Done;
+        Some(bytes)
+    }
+
+    fn receive_answer(
+        &mut self,
+        option: OptionCode,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<usize>, Failure> {
+        let Some(header) = ReplyHeader::parse(input).map_err(Failure::BadMagic)? else {
+            return Ok(None);
+        };
+        self.answers += 1;
+        if header.option != option || header.data_bytes > ANSWER_BYTES_MAX || self.answers > ANSWERS_MAX {
+            return Err(Failure::Malformed(option));
+        }
+        let bytes = REPLY_HEADER_BYTES + header.data_bytes as usize;
+        let Some(data) = input.get(REPLY_HEADER_BYTES..bytes) else {
+            self.answers -= 1;
+            return Ok(None);
+        };
+        match header.kind {
+            ReplyKind::ACK => self.granted(option, out)?,
+            kind if kind.is_error() => self.refused(option, kind, data, out)?,
+            kind => self.learn(kind, data).ok_or(Failure::Malformed(option))?,
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Remembers a detail that comes before the last answer.
+    fn learn(&mut self, kind: ReplyKind, data: &[u8]) -> Option<()> {
+        match kind {
+            ReplyKind::INFO => match Info::parse(data)? {
+                Info::Export { size_bytes, flags } => self.export = Some((size_bytes, flags)),
+                Info::BlockSize(sizes) => self.block_sizes = Some(sizes),
+                Info::Name(_) | Info::Description(_) | Info::Unknown(_) => {}
+            },
+            ReplyKind::META_CONTEXT => {
+                let (id, name) = parse_meta_context(data)?;
+                if name == ALLOCATION_CONTEXT {
+                    self.allocation_context = Some(id);
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn granted(&mut self, option: OptionCode, out: &mut Vec<u8>) -> Result<(), Failure> {
+        match option {
+            OptionCode::EXTENDED_HEADERS => self.style = HeaderStyle::Extended,
+            OptionCode::STRUCTURED_REPLY => self.style = HeaderStyle::Structured,
+            OptionCode::GO if self.export.is_none() => return Err(Failure::Malformed(option)),
+            OptionCode::GO => {
+                self.stage = Stage::Done;
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.send(self.option_after(option), out);
+        Ok(())
+    }
+
+    fn refused(
+        &mut self,
+        option: OptionCode,
+        kind: ReplyKind,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let next = match option {
+            OptionCode::GO if kind == ReplyKind::ERR_UNSUP && self.style != HeaderStyle::Extended => {
+                OptionCode::EXPORT_NAME
+            }
+            OptionCode::GO => {
+                let message = String::from_utf8_lossy(data).into_owned();
+                return Err(Failure::Refused {
+                    option,
+                    kind,
+                    message,
+                });
+            }
+            _ => self.option_after(option),
+        };
+        if option == OptionCode::SET_META_CONTEXT {
+            self.allocation_context = None;
+        }
+        self.send(next, out);
+        Ok(())
+    }
+
+    fn first_option(&self) -> OptionCode {
+        match self.wanted.style {
+            HeaderStyle::Extended => OptionCode::EXTENDED_HEADERS,
+            HeaderStyle::Structured => OptionCode::STRUCTURED_REPLY,
+            HeaderStyle::Simple => OptionCode::GO,
+        }
+    }
+
+    fn option_after(&self, option: OptionCode) -> OptionCode {
+        if option == OptionCode::EXTENDED_HEADERS && self.style != HeaderStyle::Extended {
+            return OptionCode::STRUCTURED_REPLY;
+        }
+        let negotiated = option != OptionCode::SET_META_CONTEXT && self.style != HeaderStyle::Simple;
+        if negotiated && self.wanted.block_status {
+            OptionCode::SET_META_CONTEXT
+        } else {
+            OptionCode::GO
+        }
+    }
+
+    fn send(&mut self, option: OptionCode, out: &mut Vec<u8>) {
+        let (name, mut data) = (&self.wanted.name, Vec::new());
+        match option {
+            OptionCode::GO => InfoRequest::write(name, &[InfoKind::BLOCK_SIZE], &mut data),
+            OptionCode::EXPORT_NAME => data.extend_from_slice(name.as_bytes()),
+            OptionCode::SET_META_CONTEXT => MetaRequest::write(name, &[ALLOCATION_CONTEXT], &mut data),
+            _ => {}
+        }
+        write_option(option, &data, out);
+        self.stage = Stage::Option(option);
+        self.answers = 0;
+    }
+}
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;
