@@ -4,5 +4,6 @@
 
 pub mod clock;
 pub mod drive;
+pub mod driver;
 pub mod ring;
 pub mod wait;

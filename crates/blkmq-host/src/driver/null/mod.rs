@@ -1,0 +1,10 @@
+//! Decides what a drive without a medium does with requests: the reference load of benches and the fault injector of tests.
+//! A [`NullConfig`] makes a [`NullDrive`], which hands a hardware context to each reactor; `value` parses its keys.
+
+mod config;
+mod drive;
+mod hctx;
+mod service;
+
+pub use config::{Completion, NullConfig};
+pub use drive::{NullDrive, NullError};

@@ -1,0 +1,44 @@
+//! Decides how the drivers' tests make requests and look at what became of them. Tests only.
+
+use blkmq_core::bio::{Bio, Data, Flags, Lent, Op};
+use blkmq_core::ids::{Cookie, DiskId, ReactorId, Tag};
+use blkmq_core::request::Request;
+
+use super::sys;
+
+/// Makes a bio without data.
+pub(crate) fn bio(op: Op, offset: u64, len: u64) -> Bio {
+    let mut bio = Bio::default();
+    bio.op = op;
+    bio.offset = offset;
+    bio.len = len;
+    bio
+}
+
+/// Makes a request without data.
+pub(crate) fn request(op: Op, offset: u64, len: u64) -> Box<Request> {
+    Request::for_test(ReactorId(0), bio(op, offset, len), 0)
+}
+
+/// Makes a request for `disk` with these pieces of memory and flags.
+pub(crate) fn request_with(op: Op, flags: Flags, disk: u32, offset: u64, pieces: &[Lent]) -> Box<Request> {
+    let len = pieces.iter().map(|piece| u64::from(piece.len())).sum();
+    let mut bio = bio(op, offset, len);
+    bio.flags = flags;
+    bio.disk = DiskId(disk);
+    bio.data = match pieces {
+        [one] => Data::Flat(*one),
+        several => Data::List(several.into()),
+    };
+    Request::for_test(ReactorId(0), bio, 0)
+}
+
+/// Makes the cookie of a tag.
+pub(crate) fn cookie(tag: u32) -> Cookie {
+    Cookie::new(Tag(tag), 1)
+}
+
+/// Lends a buffer to a request. The test keeps the buffer until the request has ended, and leaves it alone meanwhile.
+pub(crate) fn lend(buffer: &mut [u8]) -> Lent {
+    sys::lend_for_test(buffer)
+}
