@@ -8,6 +8,8 @@ use blkmq_core::ids::DiskId;
 
 mod chance;
 pub mod null;
+pub mod ram;
+mod store;
 mod sys;
 #[cfg(test)]
 mod testing;

@@ -1,5 +1,5 @@
-//! Decides how drivers touch lent memory: through sinks (the buffers of a read) that are made from a request in the
-//! driver's hands and cannot outlive the visit. `null` uses them.
+//! Decides how drivers touch lent memory: through sinks (the buffers of a read) and sources (those of a write) that are
+//! made from a request in the driver's hands and cannot outlive the visit. `null`, `ram` and the store use them.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -14,6 +14,13 @@ pub(crate) struct Sink<'a> {
     request: PhantomData<&'a Request>,
 }
 
+/// Memory of a write request that is to be stored, from its start on.
+pub(crate) struct Source<'a> {
+    at: NonNull<u8>,
+    left: usize,
+    request: PhantomData<&'a Request>,
+}
+
 /// Visits the buffers of a read in order. The request must be one that the driver is being issued.
 ///
 /// # Panics
@@ -22,6 +29,21 @@ pub(crate) fn for_each_sink(rq: &Request, mut visit: impl FnMut(Sink<'_>)) {
     assert_eq!(rq.op(), Op::Read, "sinks of {rq:?}");
     for_each_lent(rq, |lent| {
         visit(Sink {
+            at: lent.start(),
+            left: lent.len() as usize,
+            request: PhantomData,
+        });
+    });
+}
+
+/// Visits the buffers of a write in order. The request must be one that the driver is being issued.
+///
+/// # Panics
+/// If the request is no write.
+pub(crate) fn for_each_source(rq: &Request, mut visit: impl FnMut(Source<'_>)) {
+    assert_eq!(rq.op(), Op::Write, "sources of {rq:?}");
+    for_each_lent(rq, |lent| {
+        visit(Source {
             at: lent.start(),
             left: lent.len() as usize,
             request: PhantomData,
@@ -43,19 +65,47 @@ impl Sink<'_> {
         self.left
     }
 
+    /// Fills the next bytes with a copy of `from`.
+    ///
+    /// # Panics
+    /// If `from` is longer than what is left.
+    pub(crate) fn put(&mut self, from: &[u8]) {
+        let to = self.advance(from.len());
+        // SAFETY: `advance` checked that so many bytes are left of a piece which, as its lender promised in
+        // `Lent::new`, is valid for writes until the bio of a read ends and touched by nobody else, hence apart from `from`.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) }
+    }
+
     /// Fills the next bytes with zeroes.
     ///
     /// # Panics
     /// If `len` is more than what is left.
     pub(crate) fn put_zeroes(&mut self, len: usize) {
         let to = self.advance(len);
-        // SAFETY: `advance` checked that so many bytes are left of a piece which, as its lender promised in
-        // `Lent::new`, is valid for writes until the bio of a read ends.
+        // SAFETY: as in `put`: so many bytes are left of a piece that is valid for writes.
         unsafe { std::ptr::write_bytes(to.as_ptr(), 0, len) }
     }
 
     fn advance(&mut self, by: usize) -> NonNull<u8> {
         advance(&mut self.at, &mut self.left, by)
+    }
+}
+
+impl Source<'_> {
+    /// Bytes not taken yet.
+    pub(crate) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Copies the next bytes out.
+    ///
+    /// # Panics
+    /// If `to` is longer than what is left.
+    pub(crate) fn take(&mut self, to: &mut [u8]) {
+        let from = advance(&mut self.at, &mut self.left, to.len());
+        // SAFETY: `advance` checked that so many bytes are left of a piece which, as its lender promised in
+        // `Lent::new`, is valid for reads until the bio of a write ends; `to` is borrowed mutably, hence apart from it.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) }
     }
 }
 

@@ -20,6 +20,13 @@ pub(crate) fn request(op: Op, offset: u64, len: u64) -> Box<Request> {
     Request::for_test(ReactorId(0), bio(op, offset, len), 0)
 }
 
+/// Makes a request without data, with flags.
+pub(crate) fn flagged(op: Op, flags: Flags, offset: u64, len: u64) -> Box<Request> {
+    let mut bio = bio(op, offset, len);
+    bio.flags = flags;
+    Request::for_test(ReactorId(0), bio, 0)
+}
+
 /// Makes a request for `disk` with these pieces of memory and flags.
 pub(crate) fn request_with(op: Op, flags: Flags, disk: u32, offset: u64, pieces: &[Lent]) -> Box<Request> {
     let len = pieces.iter().map(|piece| u64::from(piece.len())).sum();

@@ -39,8 +39,12 @@ pub struct NullConfig {
     pub depth: u32,
     /// Fill reads with zeroes when there is no memory behind the drive, so that no caller sees stale memory. Default on.
     pub zero: bool,
+    /// Keep what is written, in memory. Default off.
+    pub memory: bool,
     /// Behave as a drive with a volatile write cache: flushes reach the drive. Default off.
     pub cache: bool,
+    /// Bytes that the cache holds before it writes back by itself; matters with `memory` and `cache`. Default 16 MiB.
+    pub cache_size: u64,
     /// Honour FUA in the drive instead of having it emulated by flushes; matters with `cache` only. Default on.
     pub fua: bool,
     /// Ranges of every disk on which all but flushes fails with `Status::Medium`. Default none.
@@ -69,7 +73,9 @@ impl Default for NullConfig {
             bandwidth: 0,
             depth: 1024,
             zero: true,
+            memory: false,
             cache: false,
+            cache_size: 16 << 20,
             fua: true,
             bad: Vec::new(),
             timeout_rate: Rate::NEVER,
@@ -105,6 +111,8 @@ impl NullConfig {
             "bandwidth" => self.bandwidth = value::size(key, value)?,
             "depth" => self.depth = value::whole(key, value, 1..=65536, "a number from 1 to 65536")?,
             "zero" => self.zero = value::switch(key, value)?,
+            "memory" => self.memory = value::switch(key, value)?,
+            "cache_size" => self.cache_size = value::size(key, value)?,
             "cache" => self.cache = value::switch(key, value)?,
             "fua" => self.fua = value::switch(key, value)?,
             "bad" => self.bad.push(value::range(key, value)?),
@@ -171,7 +179,7 @@ fn completion(value: &str) -> Result<Completion, ConfigError> {
     }
 }
 
-const KEYS: &str = "completion, latency, spread, slow, slow_rate, parallel, bandwidth, depth, zero, cache, fua, bad, \
+const KEYS: &str = "completion, latency, spread, slow, slow_rate, parallel, bandwidth, depth, zero, memory, cache, cache_size, fua, bad, \
                     timeout_rate, requeue_rate, resource_rate, setup_failure, seed";
 
 #[cfg(test)]
@@ -190,7 +198,9 @@ mod tests {
             ("bandwidth", "1G"),
             ("depth", "64"),
             ("zero", "off"),
+            ("memory", "on"),
             ("cache", "on"),
+            ("cache_size", "1M"),
             ("fua", "off"),
             ("bad", "1M-2M"),
             ("timeout_rate", "0.5"),

@@ -9,17 +9,23 @@ use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 
 use super::config::NullConfig;
+use super::disk::Disk;
 use super::hctx::NullHctx;
 use super::service::Capacity;
+use crate::drive::Drive;
 use crate::driver::{Allocation, ConfigError, Extent};
+use crate::ring::RingHandle;
 
-/// A drive that moves no data.
+/// A drive without a medium.
+#[derive(Clone, Debug)]
+pub struct NullDrive(Arc<Shared>);
+
+/// What the hardware contexts of a null drive share.
 #[derive(Debug)]
-pub struct NullDrive {
+pub(super) struct Shared {
     pub(super) config: NullConfig,
     pub(super) capacity: Capacity,
-    /// Of each disk.
-    sizes: Vec<u64>,
+    pub(super) disks: Vec<Disk>,
 }
 
 /// Why a null drive could not be set up.
@@ -38,40 +44,56 @@ impl NullDrive {
     ///
     /// # Errors
     /// [`NullError::Config`] if the configuration contradicts itself.
-    pub fn new(config: NullConfig, sizes: &[u64]) -> Result<Arc<Self>, NullError> {
+    pub fn new(config: NullConfig, sizes: &[u64]) -> Result<Self, NullError> {
         config.check()?;
-        Ok(Arc::new(Self {
+        let disks = sizes.iter().map(|size| Disk::new(&config, *size)).collect();
+        Ok(Self(Arc::new(Shared {
             capacity: Capacity::new(&config),
-            sizes: sizes.to_vec(),
+            disks,
             config,
-        }))
-    }
-
-    /// Returns what the drive can take; the block sizes are the defaults.
-    pub fn limits(&self) -> Limits {
-        Limits {
-            discard_max: OP_MAX,
-            zeroes_max: OP_MAX,
-            cache: self.config.cache,
-            fua: self.config.cache && self.config.fua,
-            ..Limits::default()
-        }
+        })))
     }
 
     /// Returns how many requests one hardware context takes at a time.
     pub fn depth(&self) -> u32 {
-        self.config.depth
+        self.0.config.depth
     }
 
-    /// Makes a hardware context. To be called, and the result used, on the reactor that owns it.
+    /// Makes a hardware context, which needs no ring. To be called, and the result used, on the reactor that owns it.
     ///
     /// # Errors
     /// [`NullError::SetupFailure`] if that was configured for this context.
-    pub fn open_hctx(self: &Arc<Self>, hctx: HctxId) -> Result<Box<dyn Driver>, NullError> {
-        if self.config.setup_failure == Some(hctx.0) {
+    pub fn hctx(&self, hctx: HctxId) -> Result<Box<dyn Driver>, NullError> {
+        if self.0.config.setup_failure == Some(hctx.0) {
             return Err(NullError::SetupFailure(hctx));
         }
-        Ok(Box::new(NullHctx::new(Arc::clone(self), hctx)))
+        Ok(Box::new(NullHctx::new(Arc::clone(&self.0), hctx)))
+    }
+
+    #[cfg(test)]
+    pub(super) fn into_shared(self) -> Arc<Shared> {
+        self.0
+    }
+
+    /// Forgets what was written and not flushed, as a drive does whose power fails. Nothing without `memory` and `cache`.
+    pub fn lose_power(&self) {
+        self.0.disks.iter().for_each(Disk::lose_power);
+    }
+}
+
+impl Drive for NullDrive {
+    fn limits(&self) -> Limits {
+        Limits {
+            discard_max: OP_MAX,
+            zeroes_max: OP_MAX,
+            cache: self.0.config.cache,
+            fua: self.0.config.cache && self.0.config.fua,
+            ..Limits::default()
+        }
+    }
+
+    fn open_hctx(&self, _ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+        self.hctx(hctx).map_err(io::Error::other)
     }
 }
 
@@ -84,22 +106,17 @@ impl Allocation for NullDrive {
         max: usize,
         out: &mut Vec<Extent>,
     ) -> io::Result<()> {
-        let size = self.sizes.get(disk.index()).copied().unwrap_or(0);
-        let len = len.min(size.saturating_sub(offset));
-        if len == 0 || max == 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        out.push(Extent {
-            len,
-            hole: true,
-            zero: self.config.zero,
-        });
-        Ok(())
+        let disk = self
+            .0
+            .disks
+            .get(disk.index())
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        disk.extents(offset, len, max, out)
     }
 }
 
-/// Largest discard or zeroing in one request, in bytes.
-const OP_MAX: u64 = 1 << 30;
+/// Largest discard or zeroing in one request, in bytes: what takes a few milliseconds if there is memory to be freed.
+const OP_MAX: u64 = 32 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -112,8 +129,8 @@ mod tests {
             ..NullConfig::default()
         };
         let drive = NullDrive::new(config, &[1 << 20]).unwrap();
-        assert!(drive.open_hctx(HctxId(0)).is_ok());
-        let error = drive.open_hctx(HctxId(1)).err().unwrap();
+        assert!(drive.hctx(HctxId(0)).is_ok());
+        let error = drive.hctx(HctxId(1)).err().unwrap();
         assert!(
             error.to_string().contains("hardware context 1 failed as asked"),
             "{error}"

@@ -1,28 +1,28 @@
 //! Decides how one hardware context of a null drive answers a request: at once, at the next reap, by timer, or not at all.
 //! `hw_ctx` of the core calls it; `service` says how long a request takes.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use blkmq_core::bio::{Op, Status};
+use blkmq_core::bio::Status;
 use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 
 use super::config::Completion;
-use super::drive::NullDrive;
+use super::drive::Shared;
 use super::service::Latency;
 use crate::driver::chance::Chance;
-use crate::driver::{Rate, sys};
 
 /// One hardware context of a null drive. Its data moves while a request is issued, so it never holds on to buffers.
 pub(super) struct NullHctx {
     /// Nothing is configured that would have to be looked at: every request is done at once.
     plain: bool,
     completion: Completion,
-    drive: Arc<NullDrive>,
+    drive: Arc<Shared>,
     latency: Latency,
     chance: Chance,
     /// To be reported at the next reap (completion deferred).
@@ -34,25 +34,16 @@ pub(super) struct NullHctx {
     issued: u64,
 }
 
-/// A request under way, ordered by its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A request under way, ordered by its end and then by its issue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Timed {
     at: Instant,
     sequence: u64,
-    cookie_raw: u64,
-    failed: Failure,
-}
-
-/// How a request under way ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Failure {
-    None,
-    Medium,
-    Requeue,
+    done: Done,
 }
 
 impl NullHctx {
-    pub(super) fn new(drive: Arc<NullDrive>, hctx: HctxId) -> Self {
+    pub(super) fn new(drive: Arc<Shared>, hctx: HctxId) -> Self {
         let config = &drive.config;
         let depth = config.depth as usize;
         let completion = config.effective_completion();
@@ -61,7 +52,11 @@ impl NullHctx {
             .all(|rate| rate.is_never());
         let capacity_of = |used: bool| if used { depth } else { 0 };
         Self {
-            plain: completion == Completion::Inline && never_fails && config.bad.is_empty() && !config.zero,
+            plain: completion == Completion::Inline
+                && never_fails
+                && config.bad.is_empty()
+                && !config.memory
+                && !config.zero,
             completion,
             latency: Latency::new(config),
             chance: Chance::new(config.seed, u64::from(hctx.0)),
@@ -83,10 +78,8 @@ impl NullHctx {
             return Issued::Queued;
         }
         let failed = self.failure(rq);
-        if failed == Failure::None {
-            self.move_data(rq);
-        }
-        self.end(rq, cookie, failed, now)
+        let status = failed.unwrap_or_else(|| self.move_data(rq));
+        self.end(rq, cookie, status, now)
     }
 
     /// Says why the request is not taken, if it is not.
@@ -95,8 +88,7 @@ impl NullHctx {
         if in_flight >= self.drive.config.depth as usize {
             return Some(Issued::DeviceResource);
         }
-        let rate: Rate = self.drive.config.resource_rate;
-        if !self.chance.hits(rate) {
+        if !self.chance.hits(self.drive.config.resource_rate) {
             return None;
         }
         // Somebody who will end must be in flight, or nobody would announce the resource.
@@ -108,27 +100,24 @@ impl NullHctx {
         })
     }
 
-    fn failure(&mut self, rq: &Request) -> Failure {
+    /// Says which error the request ends with instead of being carried out, if any.
+    fn failure(&mut self, rq: &Request) -> Option<Status> {
         let config = &self.drive.config;
         let end = rq.offset() + rq.len();
-        let is_bad = |bad: &std::ops::Range<u64>| rq.offset() < bad.end && bad.start < end;
+        let is_bad = |bad: &Range<u64>| rq.offset() < bad.end && bad.start < end;
         if !rq.is_empty() && config.bad.iter().any(is_bad) {
-            Failure::Medium
-        } else if self.chance.hits(config.requeue_rate) {
-            Failure::Requeue
-        } else {
-            Failure::None
+            return Some(Status::Medium);
         }
+        let requeues = self.chance.hits(config.requeue_rate);
+        requeues.then_some(Status::Requeue)
     }
 
-    fn move_data(&self, rq: &Request) {
-        if rq.op() == Op::Read && self.drive.config.zero {
-            sys::for_each_sink(rq, |mut sink| sink.put_zeroes(sink.left()));
-        }
+    fn move_data(&self, rq: &Request) -> Status {
+        let disk = self.drive.disks.get(rq.disk().index());
+        disk.map_or(Status::Invalid, |disk| disk.run(rq))
     }
 
-    fn end(&mut self, rq: &Request, cookie: Cookie, failed: Failure, now: Instant) -> Issued {
-        let status = failed.status();
+    fn end(&mut self, rq: &Request, cookie: Cookie, status: Status, now: Instant) -> Issued {
         match self.completion {
             Completion::Inline => return Issued::Done(status),
             Completion::Deferred => self.deferred.push(Done { cookie, status }),
@@ -139,8 +128,7 @@ impl NullHctx {
                 self.timed.push(Reverse(Timed {
                     at: self.drive.capacity.book(now, service, bytes),
                     sequence: self.issued,
-                    cookie_raw: cookie.raw(),
-                    failed,
+                    done: Done { cookie, status },
                 }));
             }
         }
@@ -163,10 +151,7 @@ impl Driver for NullHctx {
             if first.at > now {
                 break;
             }
-            done.push(Done {
-                cookie: Cookie::from_raw(first.cookie_raw),
-                status: first.failed.status(),
-            });
+            done.push(first.done);
             self.timed.pop();
         }
     }
@@ -182,18 +167,20 @@ impl Driver for NullHctx {
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
         self.swallowed.retain(|held| *held != cookie);
         self.deferred.retain(|held| held.cookie != cookie);
-        self.timed.retain(|Reverse(held)| held.cookie_raw != cookie.raw());
+        self.timed.retain(|Reverse(held)| held.done.cookie != cookie);
         TimedOut::Ended
     }
 }
 
-impl Failure {
-    fn status(self) -> Status {
-        match self {
-            Self::None => Status::Ok,
-            Self::Medium => Status::Medium,
-            Self::Requeue => Status::Requeue,
-        }
+impl Ord for Timed {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+    }
+}
+
+impl PartialOrd for Timed {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

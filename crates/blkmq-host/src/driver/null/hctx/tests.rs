@@ -1,10 +1,10 @@
 //! Decides what a hardware context of a null drive must do in each mode and under each fault.
 
-use blkmq_core::bio::Flags;
+use blkmq_core::bio::{Flags, Op};
 use blkmq_core::time::Nanos;
 
 use super::*;
-use crate::driver::null::NullConfig;
+use crate::driver::null::{NullConfig, NullDrive};
 use crate::driver::testing::{cookie, lend, request, request_with};
 
 fn hctx(keys: &[(&str, &str)]) -> Box<dyn Driver> {
@@ -13,7 +13,7 @@ fn hctx(keys: &[(&str, &str)]) -> Box<dyn Driver> {
         config.set(key, value).unwrap();
     }
     let drive = NullDrive::new(config, &[1 << 30]).unwrap();
-    drive.open_hctx(HctxId(0)).unwrap()
+    drive.hctx(HctxId(0)).unwrap()
 }
 
 fn issue(hctx: &mut dyn Driver, tag: u32, now: Instant) -> Issued {
@@ -29,7 +29,7 @@ fn reap(hctx: &mut dyn Driver, now: Instant) -> Vec<(u32, Status)> {
 #[test]
 fn a_bare_drive_ends_everything_at_once() {
     let drive = NullDrive::new(NullConfig::bare(), &[4096]).unwrap();
-    let mut hctx = NullHctx::new(drive, HctxId(0));
+    let mut hctx = NullHctx::new(drive.into_shared(), HctxId(0));
     assert!(hctx.plain);
     for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
         let issued = hctx.issue(&request(op, 0, 4096), cookie(0), true, Instant(0));
@@ -156,4 +156,28 @@ fn a_device_resource_is_wanted_only_while_somebody_in_flight_can_free_it() {
         refused > 500 && by_device > 100,
         "{refused} refused, {by_device} by the device"
     );
+}
+
+#[test]
+fn a_drive_with_memory_reads_what_was_written_and_loses_power_as_its_cache_says() {
+    let config = NullConfig {
+        memory: true,
+        cache: true,
+        ..NullConfig::default()
+    };
+    let drive = NullDrive::new(config, &[1 << 20]).unwrap();
+    let mut hctx = drive.hctx(HctxId(0)).unwrap();
+    let mut run = |op, fill: u8| {
+        let mut bytes = vec![fill; 4096];
+        let rq = request_with(op, Flags::NONE, 0, 4096, &[lend(&mut bytes)]);
+        assert_eq!(
+            hctx.issue(&rq, cookie(0), true, Instant(0)),
+            Issued::Done(Status::Ok)
+        );
+        bytes[4095]
+    };
+    run(Op::Write, 1);
+    assert_eq!(run(Op::Read, 9), 1);
+    drive.lose_power();
+    assert_eq!(run(Op::Read, 9), 0);
 }

@@ -1,0 +1,87 @@
+//! Decides what a drive is whose disks live in this process's memory: sparse, complete at once, gone with the process.
+//! The content is kept by `store`; each reactor has a hardware context of its own onto the same content.
+
+use std::io;
+use std::sync::Arc;
+
+use blkmq_core::driver::Driver;
+use blkmq_core::ids::{DiskId, HctxId};
+use blkmq_core::limits::Limits;
+
+use self::hctx::RamHctx;
+use super::store::Store;
+use super::{Allocation, ConfigError, Extent};
+use crate::drive::Drive;
+use crate::ring::RingHandle;
+
+mod hctx;
+
+/// What a ram drive does. It has no keys of its own beside the disk's size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RamConfig {}
+
+/// A drive whose disks are memory.
+#[derive(Clone, Debug)]
+pub struct RamDrive {
+    disks: Arc<[Store]>,
+}
+
+impl RamConfig {
+    /// Sets one key from its text form: there is none.
+    ///
+    /// # Errors
+    /// `UnknownKey`, always.
+    pub fn set(&mut self, key: &str, _value: &str) -> Result<(), ConfigError> {
+        Err(ConfigError::UnknownKey {
+            driver: "ram",
+            key: key.to_owned(),
+            known: "none of its own",
+        })
+    }
+}
+
+impl RamDrive {
+    /// Makes a drive with empty disks of these sizes, in bytes, in the order of their ids.
+    pub fn new(_config: &RamConfig, sizes: &[u64]) -> Self {
+        Self {
+            disks: sizes.iter().map(|size| Store::new(*size)).collect(),
+        }
+    }
+
+    /// Returns how many bytes of a disk are backed by memory, 0 for a disk that is not there. Looks at the whole table
+    /// of the disk: for reports.
+    pub fn present_bytes(&self, disk: DiskId) -> u64 {
+        self.disks.get(disk.index()).map_or(0, Store::present_bytes)
+    }
+}
+
+impl Drive for RamDrive {
+    fn limits(&self) -> Limits {
+        Limits {
+            discard_max: OP_MAX,
+            zeroes_max: OP_MAX,
+            ..Limits::default()
+        }
+    }
+
+    fn open_hctx(&self, _ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+        Ok(Box::new(RamHctx::new(Arc::clone(&self.disks))))
+    }
+}
+
+impl Allocation for RamDrive {
+    fn extents(
+        &self,
+        disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let disk = self.disks.get(disk.index()).ok_or(io::ErrorKind::InvalidInput)?;
+        disk.extents(offset, len, max, out)
+    }
+}
+
+/// Largest discard or zeroing in one request, in bytes: what takes a few milliseconds, since the reactor does it itself.
+const OP_MAX: u64 = 32 << 20;
