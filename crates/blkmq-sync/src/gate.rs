@@ -208,5 +208,7 @@ impl<T: fmt::Debug> fmt::Debug for GateGuard<'_, T> {
     }
 }
 
+#[cfg(all(test, loom))]
+mod loom_models;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -15,16 +15,18 @@
 //! | [`counter`] | how one thread counts and others read |
 //! | [`lent`] | who may say that a driver can use a piece of memory |
 //!
-//! Every type is model-checked. The models run with
-//! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test -p blkmq-sync --release --lib loom`; a bound of 3 goes
-//! deeper. The protocols that depend on a full fence or on a mark also keep a broken copy in which the model must
-//! find the fault, so that a model which cannot fail is noticed.
+//! Every type is model-checked, with at most three preemptions unless `LOOM_MAX_PREEMPTIONS` says otherwise:
+//! `RUSTFLAGS="--cfg loom" cargo test -p blkmq-sync --release --lib loom`. Beside each protocol that depends on a fence or
+//! on a mark stands a faulty version of it in which the model must find the fault, so that a model that cannot fail is
+//! noticed. `cargo run --release -p blkmq-sync --example cost` prints what each operation costs.
 
 mod atomic;
 pub mod counter;
 pub mod epoch_count;
 pub mod gate;
 pub mod lent;
+#[cfg(all(test, loom))]
+mod model;
 pub mod mpsc;
 mod padded;
 pub mod run_work;

@@ -246,5 +246,7 @@ fn full_in(lap: u64) -> u64 {
     lap * 2 + 1
 }
 
+#[cfg(all(test, loom))]
+mod loom_models;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -227,5 +227,7 @@ fn units_of(deadline_ns: u64) -> u64 {
     deadline_ns.div_ceil(NS_PER_UNIT).max(1)
 }
 
+#[cfg(all(test, loom))]
+mod loom_models;
 #[cfg(all(test, not(loom)))]
 mod tests;

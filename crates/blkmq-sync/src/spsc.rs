@@ -250,5 +250,7 @@ impl<T> Drop for Ring<T> {
     }
 }
 
+#[cfg(all(test, loom))]
+mod loom_models;
 #[cfg(all(test, not(loom)))]
 mod tests;

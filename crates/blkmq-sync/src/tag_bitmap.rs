@@ -222,5 +222,7 @@ fn take_all(word: &AtomicU64) -> u64 {
     word.swap(0, Ordering::AcqRel)
 }
 
+#[cfg(all(test, loom))]
+mod loom_models;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -1,0 +1,22 @@
+//! Decides how far the models go: every interleaving with at most three preemptions, unless `LOOM_MAX_PREEMPTIONS` says
+//! otherwise, and how they inject faults.
+
+use crate::atomic::faults::{Fault, INJECTED};
+
+/// Runs `scenario` in every interleaving within the bound.
+pub(crate) fn check(scenario: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(scenario);
+}
+
+/// Runs `scenario` with a fence left out of the code. The test around it expects a panic.
+pub(crate) fn check_with(fault: Fault, scenario: impl Fn() + Sync + Send + 'static) {
+    INJECTED.set(fault);
+    check(scenario);
+}
+
+/// Waits for threads of a scenario.
+pub(crate) fn join_all(threads: impl IntoIterator<Item = loom::thread::JoinHandle<()>>) {
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}

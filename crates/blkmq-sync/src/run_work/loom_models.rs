@@ -1,0 +1,281 @@
+use loom::thread;
+
+use super::*;
+use crate::atomic::faults::Fault;
+use crate::atomic::{Arc, AtomicU32};
+use crate::model::{check, check_with, join_all};
+
+/// A context, what each submitter published for it (plain stores), and how often it was announced to the owner.
+#[derive(Default)]
+struct Context {
+    work: RunWork,
+    published: [AtomicU32; 2],
+    kicks: AtomicU32,
+}
+
+/// What an owner has done: passes, and those of them that it had to be told of.
+#[derive(Default)]
+struct Owner {
+    seen: u32,
+    announced_passes: u32,
+}
+
+impl Context {
+    fn submit(&self, me: usize) {
+        self.published[me].store(1, Ordering::Relaxed);
+        self.announce(self.work.run());
+    }
+
+    fn announce(&self, kick: Kick) {
+        if kick == Kick::Wake {
+            self.kicks.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn published(&self) -> u32 {
+        self.published
+            .iter()
+            .map(|published| published.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    /// The owner looks whether a pass is due, at time 0, and makes passes until none is.
+    fn look(&self, owner: &mut Owner) {
+        let mut is_again = false;
+        while self.work.take(0) {
+            owner.announced_passes += u32::from(!is_again);
+            owner.seen = self.published();
+            is_again = self.work.finish();
+        }
+    }
+
+    /// The owner looks for the last time, when all others have ended: what was published must have been seen, and each
+    /// pass that did not follow from another one must have been announced once.
+    fn close(&self, mut owner: Owner, all: u32) {
+        self.look(&mut owner);
+        assert_eq!(owner.seen, all, "a run was lost");
+        assert_eq!(
+            self.kicks.load(Ordering::Relaxed),
+            owner.announced_passes,
+            "wake-ups and passes differ"
+        );
+    }
+}
+
+fn spawn(context: &Arc<Context>, act: impl FnOnce(&Context) + 'static) -> thread::JoinHandle<()> {
+    let context = Arc::clone(context);
+    thread::spawn(move || act(&context))
+}
+
+/// Flaw (a): the submitter publishes with plain stores, sees the run wanted and leaves, while the owner takes the mark
+/// off and looks at a list that is still empty.
+fn two_submitters_and_an_owner() {
+    let context = Arc::new(Context::default());
+    let submitters = [0, 1].map(|me| spawn(&context, move |context| context.submit(me)));
+    let mut owner = Owner::default();
+    for _ in 0..2 {
+        context.look(&mut owner);
+        thread::yield_now(); // Without it, loom lets the owner make passes only when all others have ended.
+    }
+    join_all(submitters);
+    context.close(owner, 2);
+}
+
+#[test]
+fn flaw_a_no_run_is_lost_between_submitters_and_the_owner() {
+    check(two_submitters_and_an_owner);
+}
+
+#[test]
+#[should_panic(expected = "a run was lost")]
+fn flaw_a_a_submitter_that_loads_the_mark_without_a_fence_is_found() {
+    check_with(Fault::NoFullFence, two_submitters_and_an_owner);
+}
+
+#[test]
+#[should_panic(expected = "a run was lost")]
+fn flaw_a_an_owner_that_looks_without_a_fence_is_found() {
+    check_with(Fault::NoFenceAfterRmw, two_submitters_and_an_owner);
+}
+
+#[test]
+#[should_panic(expected = "a run was lost")]
+fn flaw_a_an_owner_that_looks_before_it_clears_is_found() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let submitter = spawn(&context, |context| context.submit(0));
+        let seen = context.published();
+        let is_taken = context.work.take(0);
+        if is_taken {
+            context.work.finish();
+        }
+        submitter.join().unwrap();
+        assert!(seen == 1 || context.work.is_wanted(), "a run was lost");
+    });
+}
+
+/// Flaws (b) and (c): a stop takes the queued run back while a submitter asks for one; the start must run it, and later
+/// runs are announced as before.
+#[test]
+fn flaws_b_and_c_no_run_is_lost_to_a_stop_that_is_followed_by_a_start() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let submitter = spawn(&context, |context| context.submit(0));
+        let stopper = spawn(&context, |context| {
+            context.work.stop();
+            assert!(context.work.is_stopped());
+            context.announce(context.work.start());
+        });
+        let mut owner = Owner::default();
+        context.look(&mut owner);
+        thread::yield_now();
+        submitter.join().unwrap();
+        stopper.join().unwrap();
+        context.look(&mut owner);
+        assert_eq!(owner.seen, 1, "a run was lost");
+        assert_eq!(context.work.run(), Kick::Wake);
+    });
+}
+
+/// The mark in a word of its own, and a cancel that takes the queued run back but not the mark.
+#[test]
+#[should_panic(expected = "a run was lost")]
+fn flaw_b_a_cancel_that_forgets_the_mark_is_found() {
+    #[derive(Default)]
+    struct Broken {
+        is_marked: AtomicU32,
+        is_queued: AtomicU32,
+    }
+    impl Broken {
+        fn run(&self) {
+            if self.is_marked.swap(1, Ordering::AcqRel) == 0 {
+                self.is_queued.store(1, Ordering::Release);
+            }
+        }
+    }
+    check(|| {
+        let broken = Arc::new(Broken::default());
+        let submitter = Arc::clone(&broken);
+        let submitter = thread::spawn(move || submitter.run());
+        broken.is_queued.swap(0, Ordering::AcqRel);
+        submitter.join().unwrap();
+        broken.is_queued.swap(0, Ordering::AcqRel);
+        broken.run();
+        assert_eq!(broken.is_queued.load(Ordering::Acquire), 1, "a run was lost");
+    });
+}
+
+/// A start that queues a run only if one was seen to be asked for, in a word of its own, and so misses a submitter that
+/// looked at the stop before and has not said so yet.
+#[test]
+#[should_panic(expected = "a run was lost")]
+fn flaw_c_a_start_that_runs_only_what_it_saw_asked_for_is_found() {
+    check(|| {
+        let words = Arc::new([AtomicU32::new(1), AtomicU32::new(0)]); // Is stopped; was asked for.
+        let submitter = Arc::clone(&words);
+        let submitter = thread::spawn(move || {
+            let is_stopped = submitter[0].load(Ordering::Acquire) == 1;
+            if is_stopped {
+                submitter[1].store(1, Ordering::Release);
+            }
+            !is_stopped
+        });
+        words[0].store(0, Ordering::Release);
+        let is_run_by_start = words[1].load(Ordering::Acquire) == 1;
+        let is_run_by_submitter = submitter.join().unwrap();
+        assert!(is_run_by_start || is_run_by_submitter, "a run was lost");
+    });
+}
+
+/// Flaw (d): whatever the order of an immediate and a delayed run, the immediate one is made at once.
+#[test]
+fn flaw_d_an_immediate_run_is_never_postponed_by_a_delayed_one() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let delayer = spawn(&context, |context| {
+            let _ = context.work.run_delayed(1_000_000);
+        });
+        let submitter = spawn(&context, |context| context.submit(0));
+        let mut owner = Owner::default();
+        context.look(&mut owner);
+        thread::yield_now();
+        submitter.join().unwrap();
+        delayer.join().unwrap();
+        context.close(owner, 1); // At time 0: the delayed run is not due.
+    });
+}
+
+/// A delayed run that sets its deadline over an immediate one.
+#[test]
+#[should_panic(expected = "a run was lost")]
+fn flaw_d_a_delayed_run_that_replaces_an_immediate_one_is_found() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let delayer = spawn(&context, |context| {
+            context.work.0.swap(1_000 << DEADLINE_SHIFT, Ordering::AcqRel);
+        });
+        context.submit(0);
+        delayer.join().unwrap();
+        context.close(Owner::default(), 1);
+    });
+}
+
+/// Flaw (e): of two deadlines the earlier one stays, and whoever made it earlier is told to arm the timer.
+#[test]
+fn flaw_e_the_earlier_of_two_deadlines_stays() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let later = spawn(&context, |context| {
+            let _ = context.work.run_delayed(9_000);
+        });
+        let early = context.work.run_delayed(4_000);
+        assert_eq!(early, Delay::Rearm, "it is the earlier one in either order");
+        later.join().unwrap();
+        assert_eq!(context.work.deadline(), Some(4_000));
+        assert!(!context.work.take(3_999) && context.work.take(4_000));
+    });
+}
+
+#[test]
+fn a_delayed_run_asked_for_during_a_pass_is_known_when_it_ends() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let _ = context.work.run();
+        let delayer = spawn(&context, |context| {
+            let _ = context.work.run_delayed(5_000);
+        });
+        let is_taken = context.work.take(0);
+        let is_again = is_taken && context.work.finish();
+        delayer.join().unwrap();
+        assert!(is_taken && !is_again, "a delayed run makes no pass at once");
+        // Asked before the pass, it was part of the immediate run; asked during or after it, it is to come.
+        assert!(matches!(context.work.deadline(), None | Some(5_000)));
+    });
+}
+
+/// Quiesce: after a stop, once no pass is being made, none begins, and what the last one did is visible.
+#[test]
+fn nothing_runs_after_a_stop_was_seen_to_be_complete() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let _ = context.work.run();
+        let stopper = spawn(&context, |context| {
+            context.work.stop();
+            if !context.work.is_running() {
+                context.published[0].fetch_add(10, Ordering::Relaxed);
+            }
+        });
+        if context.work.take(0) {
+            let before = context.published[0].load(Ordering::Relaxed);
+            assert_eq!(before, 0, "a pass begins after the stop was complete");
+            context.published[1].store(1, Ordering::Relaxed);
+            assert_eq!(
+                context.published[0].load(Ordering::Relaxed),
+                0,
+                "a pass goes on after the stop was complete"
+            );
+            context.work.finish();
+        }
+        stopper.join().unwrap();
+    });
+}
