@@ -6,7 +6,6 @@
 
 mod common;
 
-mod activation;
 mod bad_configuration;
 mod crash;
 mod file_systems;
@@ -16,3 +15,4 @@ mod idle;
 mod libnbd;
 mod qemu;
 mod shutdown;
+mod sockets;

@@ -64,6 +64,31 @@ fn requests_in_flight_at_sigterm_are_answered() {
 }
 
 #[test]
+fn a_second_sigterm_ends_at_once_what_the_first_one_waits_for() {
+    let scratch = Scratch::new();
+    // A request that is in flight for longer than anybody waits.
+    let mut daemon = Daemon::serve(&scratch, &["name=slow,null=1M,latency=1h"]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "slow").expect("the daemon serves it");
+    client
+        .send(Command::Read, 0, 0, BLOCK as u32, &[])
+        .expect("a read is sent");
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(
+        daemon.is_running(),
+        "it did not wait for the request in flight; it said:\n{}",
+        daemon.said()
+    );
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended_within(Duration::from_secs(2));
+    assert!(
+        !status.success(),
+        "it left a request unanswered and claims success"
+    );
+}
+
+#[test]
 fn the_same_image_can_be_served_again_at_once() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", 1 << 20);

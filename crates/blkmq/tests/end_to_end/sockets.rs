@@ -1,5 +1,6 @@
-//! Decides that the daemon takes its socket from systemd where one is handed to it.
+//! Decides at which addresses the daemon answers: TCP, and a socket that systemd hands to it, besides unix sockets.
 
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
@@ -7,6 +8,7 @@ use std::process::Command;
 use crate::common::daemon::program;
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
 
 #[test]
@@ -28,4 +30,26 @@ fn a_socket_handed_over_by_systemd_is_served() {
     assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
     daemon.stop();
     assert!(socket.exists(), "the socket is systemd's: it must stay");
+}
+
+#[test]
+fn disks_are_served_over_tcp_on_the_loopback() {
+    if !installed(&["nbdcopy"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    // A port that is free now; nobody else on the machine is likely to take it in the next moment.
+    let free = TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a free port");
+    let original = scratch.noisy_image("original.raw", 6 << 20, 21);
+    let (address, copy) = (format!("tcp:{free}"), scratch.word("copy.raw"));
+    let daemon = Daemon::start(&["--disk", "name=vm1,ram=6M", "--nbd", &address]);
+    let uri = daemon.uri("vm1");
+    assert_eq!(uri, format!("nbd://{free}/vm1"));
+    run("nbdcopy", &["--flush", &original, &uri]);
+    run("nbdcopy", &[&uri, &copy]);
+    let read = |name: &str| std::fs::read(name).expect("the file is there");
+    assert!(read(&original) == read(&copy), "the copy differs");
+    daemon.stop();
 }
