@@ -55,3 +55,17 @@ pub(crate) fn find_tool(name: &str) -> Option<PathBuf> {
         .map(|dir| dir.join(name))
         .find(|file| file.is_file())
 }
+
+/// Whether the source of the standard library is there, from which the sanitizers' chores build it.
+pub(crate) fn rust_source_is_installed() -> bool {
+    let output = Command::new("rustc")
+        .args(["--print", "sysroot"])
+        .current_dir(root())
+        .output();
+    output.is_ok_and(|output| {
+        let sysroot = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        sysroot
+            .join("lib/rustlib/src/rust/library/std/Cargo.toml")
+            .is_file()
+    })
+}
