@@ -1,1 +1,22 @@
-//! blkmq-bench.
+//! Decides how claims about speed are measured, so that anyone can measure them again: load, latency, CPU, comparison.
+//! The command `blkmq bench` calls [`engine::main`] and [`nbd::main`]; both report through [`report`].
+//!
+//! Every bench has the same form: it names its points (`case`) and who is measured at them (`side`), visits all of them
+//! once per round, so that sides alternate and a drift of the machine meets all alike, and reports medians with spread.
+
+pub mod args;
+pub mod histogram;
+pub mod nbd;
+pub mod report;
+pub mod rounds;
+
+mod facts;
+mod fio;
+mod offsets;
+mod progress;
+mod svg;
+mod table;
+mod usage;
+mod window;
+
+pub use args::BenchArgs;

@@ -1,0 +1,148 @@
+//! Decides what all benches have in common on the command line, and how long they take.
+//! `engine` and `nbd` add their own options to these and hand the resulting [`Plan`] to `rounds`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+/// The options that every bench has.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct BenchArgs {
+    /// Measure each point for N seconds in each round [default: 1]
+    #[arg(long, value_name = "N")]
+    pub seconds: Option<f64>,
+    /// Visit all points N times, sides alternating; medians and spread are reported [default: 5]
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<u32>,
+    /// Also write the results to FILE as JSON (the form is documented in docs/benchmarks)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Also draw the results to FILE as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// A first impression in under 20 seconds: one short round of every point
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// How long a bench measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// How often each point is visited, at least 1.
+    pub rounds: u32,
+    /// How long each visit measures.
+    pub window: Duration,
+    /// How long the load runs before it is measured.
+    pub warm_up: Duration,
+}
+
+impl BenchArgs {
+    /// Settles the times for `points` points (sides counted), each of which needs `set_up` before its load can run.
+    ///
+    /// # Errors
+    /// If a number given by the user is out of range.
+    pub fn plan(&self, points: usize, set_up: Duration) -> Result<Plan> {
+        let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { ROUNDS_DEFAULT });
+        ensure!(
+            (1..=ROUNDS_MAX).contains(&rounds),
+            "--rounds {rounds} rejected: must be from 1 to {ROUNDS_MAX}"
+        );
+        let seconds = self.seconds.unwrap_or_else(|| {
+            if self.quick {
+                quick_seconds(points * rounds as usize, set_up)
+            } else {
+                SECONDS_DEFAULT
+            }
+        });
+        ensure!(
+            (SECONDS_MIN..=SECONDS_MAX).contains(&seconds),
+            "--seconds {seconds} rejected: must be from {SECONDS_MIN} to {SECONDS_MAX}"
+        );
+        let window = Duration::from_secs_f64(seconds);
+        Ok(Plan {
+            rounds,
+            window,
+            warm_up: warm_up(window),
+        })
+    }
+}
+
+impl Plan {
+    /// Returns how long so many points take, each with `set_up` before it.
+    pub fn total(&self, points: usize, set_up: Duration) -> Duration {
+        (self.window + self.warm_up + set_up) * (points as u32 * self.rounds)
+    }
+}
+
+/// The longest window with which so many visits stay within the time of a quick run.
+fn quick_seconds(visits: usize, set_up: Duration) -> f64 {
+    let each = QUICK_BUDGET.as_secs_f64() / visits.max(1) as f64 - set_up.as_secs_f64();
+    (each / (1.0 + WARM_UP_SHARE)).clamp(QUICK_SECONDS_MIN, QUICK_SECONDS_MAX)
+}
+
+/// A tenth of the window, within bounds: long enough to fill caches and start sleeping cores.
+fn warm_up(window: Duration) -> Duration {
+    window
+        .mul_f64(WARM_UP_SHARE)
+        .clamp(Duration::from_millis(5), Duration::from_millis(200))
+}
+
+const ROUNDS_DEFAULT: u32 = 5;
+const ROUNDS_MAX: u32 = 1000;
+const SECONDS_DEFAULT: f64 = 1.0;
+const SECONDS_MIN: f64 = 0.01;
+const SECONDS_MAX: f64 = 3600.0;
+const QUICK_BUDGET: Duration = Duration::from_secs(16);
+const QUICK_SECONDS_MIN: f64 = 0.05;
+const QUICK_SECONDS_MAX: f64 = 0.5;
+const WARM_UP_SHARE: f64 = 0.1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SET_UP: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn a_quick_run_stays_under_twenty_seconds_with_many_points() {
+        let quick = BenchArgs {
+            quick: true,
+            ..BenchArgs::default()
+        };
+        for points in [1, 30, 60, 90] {
+            let plan = quick.plan(points, SET_UP).unwrap();
+            let total = plan.total(points, SET_UP);
+            assert!(total < Duration::from_secs(20), "{points} points: {total:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_user_says_goes_before_quick() {
+        let args = BenchArgs {
+            seconds: Some(2.0),
+            rounds: Some(3),
+            quick: true,
+            ..BenchArgs::default()
+        };
+        let plan = args.plan(1000, SET_UP).unwrap();
+        assert_eq!((plan.rounds, plan.window), (3, Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_the_range() {
+        let refused = |args: BenchArgs| args.plan(1, SET_UP).unwrap_err().to_string();
+        let rounds = BenchArgs {
+            rounds: Some(0),
+            ..BenchArgs::default()
+        };
+        assert!(refused(rounds).contains("from 1 to 1000"));
+        for seconds in [0.0, -1.0, f64::NAN, 1e9] {
+            let args = BenchArgs {
+                seconds: Some(seconds),
+                ..BenchArgs::default()
+            };
+            assert!(refused(args).contains("from 0.01 to 3600"));
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Decides how the one client that loads every server works: one thread for all connections, requests of a batch in one
+//! send, replies parsed in bulk, nothing allocated and one clock read per batch. It blocks when nothing has arrived, as
+//! real clients do; so a server pays for its wake-ups.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use blkmq_export::nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_export::nbd::codec::reply::ReplyHead;
+use blkmq_export::nbd::codec::request::{Command, RequestHeader};
+use blkmq_export::nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use crate::histogram::Histogram;
+use crate::offsets::Offsets;
+use crate::window::{Phase, Window};
+
+/// Connects `conns` times and negotiates.
+///
+/// # Errors
+/// If the server refuses, answers nonsense, or does not grant the style of replies that is wanted.
+pub(crate) fn connect(socket: &Path, conns: usize, style: HeaderStyle) -> Result<Vec<(UnixStream, Agreed)>> {
+    let connect = |_| {
+        let mut stream =
+            UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
+        stream.set_read_timeout(Some(SILENCE_MAX))?;
+        stream.set_write_timeout(Some(SILENCE_MAX))?;
+        let agreed = negotiate(&mut stream, style).context("negotiating with the server")?;
+        Ok((stream, agreed))
+    };
+    (0..conns).map(connect).collect()
+}
+
+fn negotiate(stream: &mut UnixStream, style: HeaderStyle) -> Result<Agreed> {
+    let mut handshake = Handshake::new(Wanted {
+        style,
+        ..Wanted::plain(super::peers::EXPORT)
+    });
+    let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
+    loop {
+        let count = stream.read(&mut input[filled..]).context("reading an answer")?;
+        ensure!(count > 0, "the server has hung up");
+        filled += count;
+        let (taken, progress) = handshake.receive(&input[..filled], &mut out);
+        input.copy_within(taken..filled, 0);
+        filled -= taken;
+        stream.write_all(&out).context("sending an option")?;
+        out.clear();
+        match progress {
+            Progress::NeedMore => {}
+            Progress::Failed(failure) => return Err(failure.into()),
+            Progress::Agreed(agreed) => {
+                ensure!(
+                    agreed.style == style,
+                    "the server grants {:?} replies where {style:?} are wanted",
+                    agreed.style
+                );
+                return Ok(agreed);
+            }
+        }
+    }
+}
+
+/// The load: all connections and what is under way on each.
+pub(crate) struct Load {
+    /// Apart from the lanes, so that the list of what to wait for is made once.
+    streams: Vec<UnixStream>,
+    lanes: Vec<Lane>,
+    depth: usize,
+}
+
+impl Load {
+    /// Makes a load that keeps `depth` reads of `block_bytes` under way on each connection.
+    pub(crate) fn new(connections: Vec<(UnixStream, Agreed)>, depth: usize, block_bytes: u32) -> Self {
+        let (streams, agreed): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
+        let lane = |(index, agreed): (usize, Agreed)| Lane {
+            requests: Vec::with_capacity(depth * agreed.style.request_bytes()),
+            replies: Replies::new(agreed.style, block_bytes),
+            offsets: Offsets::new(agreed.size_bytes, u64::from(block_bytes), true, index as u64),
+            block_bytes,
+        };
+        Self {
+            streams,
+            lanes: agreed.into_iter().enumerate().map(lane).collect(),
+            depth,
+        }
+    }
+
+    /// Runs until the window says stop and returns the latencies of what ended within it.
+    ///
+    /// # Errors
+    /// If a server hangs up, is silent for ten seconds, answers out of form or with an error.
+    pub(crate) fn run(mut self, window: &Window) -> Result<Histogram> {
+        let latency = self.run_phases(window);
+        if latency.is_err() {
+            window.fail();
+        }
+        latency
+    }
+
+    fn run_phases(&mut self, window: &Window) -> Result<Histogram> {
+        let (streams, lanes) = (&self.streams, &mut self.lanes);
+        let mut tally = Tally {
+            started: Instant::now(),
+            ended: 0,
+            latency: Histogram::new(),
+        };
+        for (lane, stream) in lanes.iter_mut().zip(streams) {
+            lane.send(stream, self.depth, tally.now())?;
+        }
+        let fds = streams.iter();
+        let mut fds: Vec<PollFd<'_>> = fds.map(|each| PollFd::new(each, PollFlags::IN)).collect();
+        let mut phase = Phase::WarmUp;
+        loop {
+            let before = std::mem::replace(&mut phase, window.phase());
+            if phase == Phase::Stop {
+                return Ok(tally.latency);
+            }
+            if phase != before {
+                tally.latency.clear();
+            }
+            if let [lane] = &mut lanes[..] {
+                lane.turn(&streams[0], &mut tally)?;
+            } else {
+                turn_all_ready(&mut fds, streams, lanes, &mut tally)?;
+            }
+            window.publish(0, tally.ended);
+        }
+    }
+}
+
+/// Waits for any connection and takes a turn with each that has replies.
+fn turn_all_ready(
+    fds: &mut [PollFd<'_>],
+    streams: &[UnixStream],
+    lanes: &mut [Lane],
+    tally: &mut Tally,
+) -> Result<()> {
+    let events = poll(fds, Some(&SILENCE_MAX_TIMESPEC)).context("waiting for replies")?;
+    ensure!(events > 0, "no reply within {SILENCE_MAX:?}");
+    for ((fd, stream), lane) in fds.iter().zip(streams).zip(lanes) {
+        if !fd.revents().is_empty() {
+            lane.turn(stream, tally)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the load has done so far.
+struct Tally {
+    started: Instant,
+    ended: u64,
+    latency: Histogram,
+}
+
+impl Tally {
+    /// Nanoseconds since the start of the load.
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+}
+
+/// What belongs to one connection besides its socket.
+struct Lane {
+    requests: Vec<u8>,
+    replies: Replies,
+    offsets: Offsets,
+    block_bytes: u32,
+}
+
+impl Lane {
+    /// Takes what has arrived and sends as many new requests.
+    fn turn(&mut self, stream: &UnixStream, tally: &mut Tally) -> Result<()> {
+        self.receive(stream)?;
+        let now = tally.now();
+        let ended = self.replies.parse(&mut tally.latency, now)?;
+        tally.ended += ended as u64;
+        if ended > 0 {
+            self.send(stream, ended, now)?;
+        }
+        Ok(())
+    }
+
+    /// Sends `count` reads in one call. The cookie is the time: a reply tells its own latency.
+    fn send(&mut self, mut stream: &UnixStream, count: usize, now: u64) -> Result<()> {
+        self.requests.clear();
+        for _ in 0..count {
+            let header = RequestHeader {
+                cookie: now,
+                offset: self.offsets.next(),
+                length: u64::from(self.block_bytes),
+                command: Command::READ,
+                flags: CommandFlags::NONE,
+            };
+            header.write(self.replies.style, &mut self.requests);
+        }
+        stream.write_all(&self.requests).context("sending requests")
+    }
+
+    fn receive(&mut self, mut stream: &UnixStream) -> Result<()> {
+        loop {
+            match stream.read(self.replies.room()) {
+                Ok(0) => bail!("the server has hung up"),
+                Ok(count) => {
+                    self.replies.filled += count;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    bail!("no reply within {SILENCE_MAX:?}")
+                }
+                Err(error) => return Err(error).context("receiving replies"),
+            }
+        }
+    }
+}
+
+/// The receive buffer of a connection, and where in the stream of replies it ends.
+struct Replies {
+    buffer: Box<[u8]>,
+    filled: usize,
+    /// Payload of the current reply or chunk that has not arrived.
+    payload_left: usize,
+    /// The cookie of the reply whose payload is arriving, if its end is the I/O's end.
+    ends_with_payload: Option<u64>,
+    style: HeaderStyle,
+    block_bytes: u32,
+}
+
+impl Replies {
+    fn new(style: HeaderStyle, block_bytes: u32) -> Self {
+        Self {
+            buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
+            filled: 0,
+            payload_left: 0,
+            ends_with_payload: None,
+            style,
+            block_bytes,
+        }
+    }
+
+    fn room(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.filled..]
+    }
+
+    /// Goes through what has arrived; returns how many I/Os ended and counts their latency.
+    fn parse(&mut self, latency: &mut Histogram, now: u64) -> Result<usize> {
+        let (mut at, mut ended) = (0, 0);
+        let mut run = Run::default();
+        loop {
+            let skipped = self.payload_left.min(self.filled - at);
+            at += skipped;
+            self.payload_left -= skipped;
+            if self.payload_left > 0 {
+                break;
+            }
+            if let Some(cookie) = self.ends_with_payload.take() {
+                ended += 1;
+                run.add(cookie, latency, now);
+            }
+            let Some((head, bytes)) = ReplyHead::parse(self.style, &self.buffer[at..self.filled])? else {
+                break;
+            };
+            at += bytes;
+            self.begin(head)?;
+        }
+        run.flush(latency, now);
+        // What is left is less than one head.
+        self.buffer.copy_within(at..self.filled, 0);
+        self.filled -= at;
+        Ok(ended)
+    }
+
+    /// Notes what follows a head: how much payload, and whether the I/O ends with it.
+    fn begin(&mut self, head: ReplyHead) -> Result<()> {
+        match head {
+            ReplyHead::Simple { cookie, error } => {
+                ensure!(error == 0, "a read was answered with error {error}");
+                self.payload_left = self.block_bytes as usize;
+                self.ends_with_payload = Some(cookie);
+            }
+            ReplyHead::Chunk(chunk) => {
+                let kind = chunk.kind;
+                ensure!(
+                    !kind.is_error(),
+                    "a read was answered with error chunk {:#x}",
+                    kind.0
+                );
+                self.payload_left = chunk.payload_bytes as usize;
+                self.ends_with_payload = chunk.flags.contains(ChunkFlags::DONE).then_some(chunk.cookie);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Consecutive replies to one batch of requests, counted at once.
+#[derive(Default)]
+struct Run {
+    cookie: u64,
+    times: u64,
+}
+
+impl Run {
+    #[inline]
+    fn add(&mut self, cookie: u64, latency: &mut Histogram, now: u64) {
+        if cookie != self.cookie {
+            self.flush(latency, now);
+            self.cookie = cookie;
+        }
+        self.times += 1;
+    }
+
+    fn flush(&mut self, latency: &mut Histogram, now: u64) {
+        if self.times > 0 {
+            latency.record_many(now.saturating_sub(self.cookie), self.times);
+            self.times = 0;
+        }
+    }
+}
+
+/// Room for 63 replies of 4 KiB: more than a unix socket holds.
+const BUFFER_BYTES: usize = 256 << 10;
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+const SILENCE_MAX_TIMESPEC: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
+
+#[cfg(test)]
+mod tests {
+    use blkmq_export::nbd::codec::ErrorCode;
+    use blkmq_export::nbd::codec::reply::{ChunkHead, ChunkKind, write_chunk_head, write_simple};
+
+    use super::*;
+
+    const STYLES: [HeaderStyle; 3] = [
+        HeaderStyle::Simple,
+        HeaderStyle::Structured,
+        HeaderStyle::Extended,
+    ];
+
+    /// A server's replies to reads with the given cookies; where there are chunks, one for data and an empty last one.
+    fn replies_to(cookies: &[u64], style: HeaderStyle, block: usize) -> Vec<u8> {
+        let mut stream = Vec::new();
+        for &cookie in cookies {
+            if style == HeaderStyle::Simple {
+                write_simple(cookie, None, &mut stream);
+                stream.resize(stream.len() + block, 0x67);
+                continue;
+            }
+            for (kind, flags, payload) in [
+                (ChunkKind::OFFSET_DATA, ChunkFlags::NONE, 8 + block),
+                (ChunkKind::NONE, ChunkFlags::DONE, 0),
+            ] {
+                let head = ChunkHead {
+                    cookie,
+                    offset: 0,
+                    payload_bytes: payload as u64,
+                    kind,
+                    flags,
+                };
+                write_chunk_head(style, &head, &mut stream);
+                stream.resize(stream.len() + payload, 0x67);
+            }
+        }
+        stream
+    }
+
+    fn feed(replies: &mut Replies, stream: &[u8], step: usize) -> (usize, Histogram) {
+        let (mut ended, mut latency) = (0, Histogram::new());
+        for piece in stream.chunks(step) {
+            replies.room()[..piece.len()].copy_from_slice(piece);
+            replies.filled += piece.len();
+            ended += replies.parse(&mut latency, 1_000).unwrap();
+        }
+        (ended, latency)
+    }
+
+    #[test]
+    fn replies_are_counted_however_the_stream_is_cut() {
+        let cookies = [100, 100, 100, 300, 100];
+        for step in [1, 7, 15, 16, 17, 529, 4_000] {
+            for style in STYLES {
+                let stream = replies_to(&cookies, style, 512);
+                let mut replies = Replies::new(style, 512);
+                let (ended, latency) = feed(&mut replies, &stream, step);
+                assert_eq!((ended, latency.len()), (5, 5), "cut every {step} bytes");
+                assert_eq!((replies.filled, replies.payload_left), (0, 0));
+                assert!(latency.quantile(0.2).abs_diff(700) < 12 && latency.max() == 900);
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_and_a_stream_out_of_step_stop_the_load() {
+        let refused = |stream: &[u8]| {
+            let mut replies = Replies::new(HeaderStyle::Simple, 512);
+            replies.room()[..stream.len()].copy_from_slice(stream);
+            replies.filled = stream.len();
+            replies.parse(&mut Histogram::new(), 0).unwrap_err().to_string()
+        };
+        let mut failed = Vec::new();
+        write_simple(1, Some(ErrorCode::Io), &mut failed);
+        assert!(refused(&failed).contains("error 5"));
+        assert!(refused(&[0; 16]).contains("magic number 0x0"));
+    }
+}

@@ -1,0 +1,271 @@
+//! Decides how each server is started, so that the comparison is fair: a null disk that touches no data, one unix socket,
+//! its own defaults else; and that it is ended whatever happens.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Who can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Side {
+    /// Another build of blkmq.
+    Before,
+    /// This program.
+    Ours,
+    /// qemu-storage-daemon with its null-co driver.
+    QemuStorageDaemon,
+    /// nbdkit's null plugin with its default of 16 threads per connection.
+    Nbdkit,
+    /// The same with one thread per connection.
+    NbdkitT1,
+}
+
+impl Side {
+    /// All of them, in the order they are visited.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Before,
+        Self::Ours,
+        Self::QemuStorageDaemon,
+        Self::Nbdkit,
+        Self::NbdkitT1,
+    ];
+
+    /// Says whether it is somebody else's server.
+    pub(crate) const fn is_peer(self) -> bool {
+        !matches!(self, Self::Before | Self::Ours)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::Ours => "ours",
+            Self::QemuStorageDaemon => "qemu-storage-daemon",
+            Self::Nbdkit => "nbdkit",
+            Self::NbdkitT1 => "nbdkit-t1",
+        }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A server that can be started.
+pub(crate) struct Server {
+    side: Side,
+    program: PathBuf,
+    version: String,
+}
+
+impl Server {
+    /// Looks for the side's program; `before` is the one of [`Side::Before`].
+    ///
+    /// # Errors
+    /// If the program is not there or does not tell its version.
+    pub(crate) fn find(side: Side, before: Option<&Path>) -> Result<Self> {
+        let program = match side {
+            Side::Before => before.context("no program named")?.to_owned(),
+            Side::Ours => std::env::current_exe().context("finding this program")?,
+            Side::QemuStorageDaemon => "qemu-storage-daemon".into(),
+            Side::Nbdkit | Side::NbdkitT1 => "nbdkit".into(),
+        };
+        let output = Command::new(&program)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("{} cannot be started: is it installed?", program.display()))?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        Ok(Self {
+            side,
+            program,
+            version: said.lines().next().unwrap_or_default().to_owned(),
+        })
+    }
+
+    /// The side's name in reports; ours is `after` where there is a `before`.
+    pub(crate) fn name(&self, has_before: bool) -> &'static str {
+        match self.side {
+            Side::Ours if has_before => "after",
+            side => side.name(),
+        }
+    }
+
+    /// Version and set-up, for the report.
+    pub(crate) fn description(&self) -> String {
+        let set_up = match self.side {
+            Side::Before | Side::Ours => "null disk, reactors by default",
+            Side::QemuStorageDaemon => "null-co, read-zeroes=off",
+            Side::Nbdkit => "null plugin, 16 threads per connection",
+            Side::NbdkitT1 => "null plugin, one thread per connection",
+        };
+        format!("{}; {set_up}", self.version)
+    }
+
+    /// Starts it on a socket of its own and waits until it listens.
+    ///
+    /// # Errors
+    /// If it ends, or does not listen within five seconds; the error holds what it said.
+    pub(crate) fn start(&self) -> Result<Running> {
+        let dir = scratch_dir()?;
+        let socket = dir.join("s");
+        let errors = File::create(dir.join("stderr")).context("making a file for the server's messages")?;
+        let child = self
+            .command(&socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors)
+            .spawn()
+            .with_context(|| format!("starting {}", self.program.display()));
+        let child = match child {
+            Ok(child) => child,
+            Err(error) => {
+                let _ = fs::remove_dir_all(&dir);
+                return Err(error);
+            }
+        };
+        let mut running = Running { child, dir, socket };
+        running.wait_until_it_listens()?;
+        Ok(running)
+    }
+
+    fn command(&self, socket: &Path) -> Command {
+        let mut command = Command::new(&self.program);
+        let socket = socket.display();
+        match self.side {
+            Side::Before | Side::Ours => command
+                .args(["serve", "--disk", &format!("name={EXPORT},null=1T")])
+                .args(["--nbd", &format!("unix:{socket}")]),
+            Side::QemuStorageDaemon => command
+                .args([
+                    "--blockdev",
+                    "driver=null-co,node-name=null0,size=1099511627776,read-zeroes=off",
+                ])
+                .args([
+                    "--nbd-server",
+                    &format!("addr.type=unix,addr.path={socket},max-connections=100"),
+                ])
+                .args([
+                    "--export",
+                    &format!("type=nbd,id=e0,node-name=null0,name={EXPORT},writable=on"),
+                ]),
+            Side::Nbdkit => command.args(["-f", "-U", &socket.to_string(), "null", "1T"]),
+            Side::NbdkitT1 => command.args(["-f", "-t", "1", "-U", &socket.to_string(), "null", "1T"]),
+        };
+        command
+    }
+}
+
+/// A server that runs; dropping it ends it.
+pub(crate) struct Running {
+    child: Child,
+    dir: PathBuf,
+    socket: PathBuf,
+}
+
+impl Running {
+    /// Where it listens.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has said on stderr, for an error about it.
+    pub(crate) fn last_words(&self) -> String {
+        let said = fs::read_to_string(self.dir.join("stderr")).unwrap_or_default();
+        match said.trim() {
+            "" => "the server said nothing".into(),
+            said => format!("the server said: {said}"),
+        }
+    }
+
+    fn wait_until_it_listens(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while UnixStream::connect(&self.socket).is_err() {
+            if let Some(status) = self.child.try_wait().context("waiting for the server")? {
+                bail!("the server ended ({status}); {}", self.last_words());
+            }
+            if start.elapsed() > LISTEN_WITHIN {
+                bail!(
+                    "the server does not listen after {LISTEN_WITHIN:?}; {}",
+                    self.last_words()
+                );
+            }
+            sleep(Duration::from_millis(3));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Asked first, so that it drains and takes its socket away; forced if it does not hear.
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if start.elapsed() > END_WITHIN {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                break;
+            }
+            sleep(Duration::from_millis(2));
+        }
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn scratch_dir() -> Result<PathBuf> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    // Only the numbers must differ; nothing is published with them.
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("blkmq-bench-{}-{number}", std::process::id()));
+    fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
+    Ok(dir)
+}
+
+/// The name under which the disk is exported; nbdkit takes any.
+pub(crate) const EXPORT: &str = "bench";
+const LISTEN_WITHIN: Duration = Duration::from_secs(5);
+const END_WITHIN: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_fails_is_an_error_with_its_words_and_leaves_nothing_behind() {
+        let server = Server {
+            side: Side::Before,
+            program: "ls".into(),
+            version: String::new(),
+        };
+        let error = server.start().err().expect("ls is no server").to_string();
+        assert!(
+            error.contains("the server ended") && error.contains("ls"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let error = Server::find(Side::Before, Some(Path::new("no-such-program-here")))
+            .err()
+            .expect("it cannot be found");
+        assert!(error.to_string().contains("no-such-program-here"));
+    }
+}

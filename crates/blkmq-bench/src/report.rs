@@ -1,0 +1,213 @@
+//! Decides what the result of a bench is: rows, with where and how they were measured; and gives it out as a table on
+//! stdout, as JSON (documented in docs/benchmarks/README.md) and as a picture.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{BenchArgs, Plan};
+use crate::facts::{self, Host};
+use crate::{svg, table};
+
+/// The figures of one side at one case: medians over the rounds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Names the point: `null/none/jobs=1/depth=64`.
+    pub case: String,
+    /// Names who was measured: `ours`, `before`, `after`, or a peer.
+    pub side: String,
+    /// I/Os per second.
+    pub iops: f64,
+    /// Median latency in nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile of the latency in nanoseconds.
+    pub p99_ns: u64,
+    /// 99.9th percentile of the latency in nanoseconds.
+    pub p999_ns: u64,
+    /// User and system time per I/O of the side that is measured, all its threads, in nanoseconds.
+    pub cpu_ns_per_io: f64,
+    /// Context switches per I/O of the side that is measured.
+    pub ctx_per_io: f64,
+    /// The same time of the load generator, where it is another process than the side that is measured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub client_cpu_ns_per_io: Option<f64>,
+    /// I/Os per second of each round, in the order measured.
+    pub rounds: Vec<f64>,
+}
+
+impl Row {
+    /// Returns the slowest and the fastest round, in I/Os per second.
+    pub fn spread(&self) -> (f64, f64) {
+        let low = self.rounds.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = self.rounds.iter().copied().fold(0.0, f64::max);
+        (low.min(high), high)
+    }
+}
+
+/// A bench's result and the circumstances it was measured under.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The bench: `engine`, `nbd`.
+    pub bench: String,
+    /// The commit that was measured.
+    pub commit: String,
+    /// The machine.
+    pub host: Host,
+    /// The command that makes the same measurement.
+    pub command: String,
+    /// The results.
+    pub rows: Vec<Row>,
+    /// What is asked, of what, at which block size: for the reader of the table and the picture.
+    #[serde(skip)]
+    pub about: About,
+}
+
+/// The words above a table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct About {
+    /// The question that the bench answers.
+    pub question: String,
+    /// What was measured and how, one line each.
+    pub setting: Vec<String>,
+}
+
+impl Report {
+    /// Starts a report: looks at the machine and prints the question, the setting and the circumstances.
+    pub fn start(bench: &str, about: About, plan: &Plan) -> Self {
+        let report = Self {
+            bench: bench.into(),
+            commit: facts::commit(),
+            host: Host::before_run(),
+            command: facts::command_line(),
+            rows: Vec::new(),
+            about,
+        };
+        print!("{}", report.heading(plan));
+        report
+    }
+
+    /// Takes the rows, prints the table and writes the files that `args` names.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn finish(&mut self, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
+        self.host.after_run();
+        self.rows = rows;
+        print!("{}", table::draw(&self.rows));
+        println!(
+            "load average before {:.2}, after {:.2}",
+            self.host.load_before, self.host.load_after
+        );
+        if let Some(file) = &args.json {
+            let text = serde_json::to_string_pretty(self).context("turning the report into JSON")?;
+            write(file, &(text + "\n"))?;
+        }
+        if let Some(file) = &args.svg {
+            write(file, &svg::draw(self))?;
+        }
+        Ok(())
+    }
+
+    /// The lines above the table.
+    fn heading(&self, plan: &Plan) -> String {
+        let mut lines = vec![format!("{}: {}", self.bench, self.about.question)];
+        lines.extend(self.about.setting.iter().cloned());
+        lines.push(format!(
+            "{} round(s) of {} ms each, sides alternating; figures are medians over the rounds",
+            plan.rounds,
+            plan.window.as_millis()
+        ));
+        lines.push(self.circumstances());
+        lines.join("\n  ") + "\n"
+    }
+
+    /// Host and commit in one line.
+    pub(crate) fn circumstances(&self) -> String {
+        format!(
+            "{}, {} core(s), {} MiB, {}, commit {}",
+            self.host.cpu, self.host.cores, self.host.memory_mib, self.host.kernel, self.commit
+        )
+    }
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
+    eprintln!("wrote {}", file.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_has_exactly_the_documented_form() {
+        let report = Report {
+            bench: "engine".into(),
+            commit: "c0ffee".into(),
+            host: Host::default(),
+            command: "blkmq bench engine".into(),
+            rows: vec![Row {
+                case: "null/none/jobs=1/depth=64".into(),
+                side: "ours".into(),
+                iops: 2.0,
+                rounds: vec![1.0, 2.0, 3.0],
+                ..Row::default()
+            }],
+            about: About::default(),
+        };
+        let json = serde_json::to_value(&report).unwrap();
+        let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(&json), ["bench", "command", "commit", "host", "rows"]);
+        assert_eq!(
+            keys(&json["rows"][0]),
+            [
+                "case",
+                "cpu_ns_per_io",
+                "ctx_per_io",
+                "iops",
+                "p50_ns",
+                "p999_ns",
+                "p99_ns",
+                "rounds",
+                "side"
+            ]
+        );
+        assert_eq!(
+            keys(&json["host"]),
+            [
+                "cores",
+                "cpu",
+                "kernel",
+                "load_after",
+                "load_before",
+                "memory_mib"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_row_survives_the_way_through_json() {
+        let row = Row {
+            case: "nbd/null/conns=1/depth=16".into(),
+            side: "nbdkit".into(),
+            client_cpu_ns_per_io: Some(900.5),
+            rounds: vec![5.0],
+            ..Row::default()
+        };
+        let text = serde_json::to_string(&row).unwrap();
+        assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);
+    }
+
+    #[test]
+    fn the_spread_is_the_slowest_and_the_fastest_round() {
+        let row = Row {
+            rounds: vec![3.0, 1.0, 2.0],
+            ..Row::default()
+        };
+        assert_eq!(row.spread(), (1.0, 3.0));
+        assert_eq!(Row::default().spread(), (0.0, 0.0));
+    }
+}

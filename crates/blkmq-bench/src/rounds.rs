@@ -1,0 +1,195 @@
+//! Decides the order in which points are visited and what becomes of the visits: medians and spread.
+//! `engine` and `nbd` make the points; `report` prints the rows.
+//!
+//! One round visits every point once, the sides of a case one after the other. So sides alternate (A B A B), and what
+//! the machine does meanwhile meets all of them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::args::Plan;
+use crate::histogram::Histogram;
+use crate::progress::Progress;
+use crate::report::Row;
+use crate::usage::Usage;
+
+/// The percentiles that are reported, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latency {
+    /// Half of all I/Os took no longer.
+    pub p50_ns: u64,
+    /// 99 % took no longer.
+    pub p99_ns: u64,
+    /// 99.9 % took no longer.
+    pub p999_ns: u64,
+}
+
+impl From<&Histogram> for Latency {
+    fn from(histogram: &Histogram) -> Self {
+        Self {
+            p50_ns: histogram.quantile(0.50),
+            p99_ns: histogram.quantile(0.99),
+            p999_ns: histogram.quantile(0.999),
+        }
+    }
+}
+
+/// What one visit to a point measured.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// I/Os that ended within the window.
+    pub ios: u64,
+    /// The window's true length.
+    pub elapsed: Duration,
+    /// Percentiles of their latency.
+    pub latency: Latency,
+    /// What the side that is measured used within the window.
+    pub usage: Usage,
+    /// What the load generator used, where it is another process than the side that is measured.
+    pub client: Option<Usage>,
+}
+
+impl Sample {
+    /// Returns I/Os per second.
+    pub fn iops(&self) -> f64 {
+        self.ios as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}
+
+/// One side at one case, and how to measure it once.
+pub struct Point<'a> {
+    /// Names the case: `null/none/jobs=1/depth=64`.
+    pub case: String,
+    /// Names who is measured: `ours`, or a peer.
+    pub side: String,
+    /// Sets up, loads, measures for the plan's window, tears down.
+    pub measure: Box<dyn FnMut(&Plan) -> Result<Sample> + 'a>,
+}
+
+/// Visits every point in every round and returns a row for each, in the order of `points`.
+///
+/// # Errors
+/// If a visit fails or ends no I/O; the error names the case and the side.
+pub fn run(plan: &Plan, points: &mut [Point<'_>]) -> Result<Vec<Row>> {
+    let mut samples: Vec<Vec<Sample>> = points.iter().map(|_| Vec::new()).collect();
+    let mut progress = Progress::new(points.len() * plan.rounds as usize);
+    for round in 1..=plan.rounds {
+        for (point, samples) in points.iter_mut().zip(&mut samples) {
+            let what = format!("{} {}", point.case, point.side);
+            progress.step(&what, round, plan.rounds);
+            let sample = (point.measure)(plan).with_context(|| what.clone())?;
+            ensure!(
+                sample.ios > 0,
+                "{what}: no I/O ended within {:?}; try more --seconds",
+                plan.window
+            );
+            samples.push(sample);
+        }
+    }
+    progress.finish();
+    let rows = points.iter().zip(&samples);
+    Ok(rows
+        .map(|(point, samples)| fold(&point.case, &point.side, samples))
+        .collect())
+}
+
+/// Makes the row of a point: the median of each figure over the rounds.
+fn fold(case: &str, side: &str, samples: &[Sample]) -> Row {
+    let of = |figure: &dyn Fn(&Sample) -> f64| median(samples.iter().map(figure).collect());
+    let per_io = |total: u64, sample: &Sample| total as f64 / sample.ios.max(1) as f64;
+    let rounds: Vec<f64> = samples.iter().map(Sample::iops).collect();
+    let client = samples.iter().all(|sample| sample.client.is_some());
+    let client_cpu = |sample: &Sample| per_io(sample.client.unwrap_or_default().cpu_ns, sample);
+    Row {
+        case: case.into(),
+        side: side.into(),
+        iops: median(rounds.clone()),
+        p50_ns: of(&|sample| sample.latency.p50_ns as f64) as u64,
+        p99_ns: of(&|sample| sample.latency.p99_ns as f64) as u64,
+        p999_ns: of(&|sample| sample.latency.p999_ns as f64) as u64,
+        cpu_ns_per_io: of(&|sample| per_io(sample.usage.cpu_ns, sample)),
+        ctx_per_io: of(&|sample| per_io(sample.usage.switches, sample)),
+        client_cpu_ns_per_io: client.then(|| of(&client_cpu)),
+        rounds,
+    }
+}
+
+/// The middle one; of an even number the mean of the middle two; 0 of none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        len if len % 2 == 1 => values[middle],
+        _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn plan(rounds: u32) -> Plan {
+        Plan {
+            rounds,
+            window: Duration::from_secs(1),
+            warm_up: Duration::ZERO,
+        }
+    }
+
+    fn sample(ios: u64) -> Sample {
+        Sample {
+            ios,
+            elapsed: Duration::from_secs(1),
+            usage: Usage {
+                cpu_ns: 500 * ios,
+                switches: ios / 2,
+            },
+            ..Sample::default()
+        }
+    }
+
+    #[test]
+    fn sides_alternate_and_each_point_keeps_its_own_rounds() {
+        let order = RefCell::new(String::new());
+        let point = |side: &'static str, ios: u64| Point {
+            case: "c".into(),
+            side: side.into(),
+            measure: Box::new({
+                let order = &order;
+                let mut round = 0;
+                move |_| {
+                    order.borrow_mut().push_str(side);
+                    round += 1;
+                    Ok(sample(ios * round))
+                }
+            }),
+        };
+        let rows = run(&plan(3), &mut [point("a", 100), point("b", 1000)]).unwrap();
+        assert_eq!(*order.borrow(), "ababab");
+        assert_eq!(rows[0].rounds, [100.0, 200.0, 300.0]);
+        assert_eq!((rows[0].iops, rows[1].iops), (200.0, 2000.0));
+        assert_eq!((rows[0].cpu_ns_per_io, rows[0].ctx_per_io), (500.0, 0.5));
+    }
+
+    #[test]
+    fn a_visit_that_ends_no_io_is_an_error_that_names_it() {
+        let idle = Point {
+            case: "case-x".into(),
+            side: "side-y".into(),
+            measure: Box::new(|_| Ok(sample(0))),
+        };
+        let error = run(&plan(1), &mut [idle]).unwrap_err().to_string();
+        assert!(error.contains("case-x side-y"), "{error}");
+    }
+
+    #[test]
+    fn the_median_is_not_moved_by_one_outlier() {
+        assert_eq!(median(vec![1.0, 1e9, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 2.0]), 3.0);
+        assert_eq!(median(Vec::new()), 0.0);
+    }
+}

@@ -1,0 +1,113 @@
+//! Decides how the CPU time and the context switches of a process are read: per thread from procfs, in nanoseconds.
+//! `rounds` takes the difference over a window; the engine bench reads this process, the NBD bench the server's.
+
+use std::fs;
+use std::ops::Sub;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+/// What a process has used so far, or between two readings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// User and system time of all its threads, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Context switches of all its threads, voluntary or not.
+    pub switches: u64,
+}
+
+impl Usage {
+    /// Reads what this process's living threads have used.
+    ///
+    /// # Errors
+    /// If procfs is not there or looks unlike Linux's.
+    pub fn of_this_process() -> Result<Self> {
+        Self::of(std::process::id())
+    }
+
+    /// Reads what the living threads of process `pid` have used. A running thread's time may be up to a scheduler tick
+    /// (at most 10 ms) old.
+    ///
+    /// # Errors
+    /// If the process is gone or procfs is not readable.
+    pub fn of(pid: u32) -> Result<Self> {
+        let tasks = format!("/proc/{pid}/task");
+        let mut sum = Self::default();
+        let mut found = 0;
+        for entry in fs::read_dir(&tasks).with_context(|| format!("reading {tasks}"))? {
+            // A thread may end between its listing and its reading: then it counts for nothing.
+            if let Ok(thread) = of_thread(&entry?.path()) {
+                sum.cpu_ns += thread.cpu_ns;
+                sum.switches += thread.switches;
+                found += 1;
+            }
+        }
+        ensure!(found > 0, "{tasks}: no thread's usage could be read");
+        Ok(sum)
+    }
+}
+
+impl Sub for Usage {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            cpu_ns: self.cpu_ns.saturating_sub(earlier.cpu_ns),
+            switches: self.switches.saturating_sub(earlier.switches),
+        }
+    }
+}
+
+fn of_thread(task: &Path) -> Result<Usage> {
+    let times = fs::read_to_string(task.join("schedstat"))?;
+    let status = fs::read_to_string(task.join("status"))?;
+    Ok(Usage {
+        cpu_ns: run_time(&times).context("schedstat has no run time")?,
+        switches: switches(&status),
+    })
+}
+
+/// The first of the three numbers: nanoseconds on a CPU.
+fn run_time(schedstat: &str) -> Option<u64> {
+    schedstat.split_whitespace().next()?.parse().ok()
+}
+
+/// The sum of the lines `voluntary_ctxt_switches:` and `nonvoluntary_ctxt_switches:`.
+fn switches(status: &str) -> u64 {
+    let of_line = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        name.ends_with("voluntary_ctxt_switches")
+            .then(|| value.trim().parse::<u64>().ok())?
+    };
+    status.lines().filter_map(of_line).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_context_switches_are_added() {
+        let status =
+            "Name:\tx\nThreads:\t1\nvoluntary_ctxt_switches:\t150\nnonvoluntary_ctxt_switches:\t545\n";
+        assert_eq!(switches(status), 695);
+        assert_eq!(run_time("572791898 319070 31\n"), Some(572_791_898));
+    }
+
+    #[test]
+    fn work_done_by_this_process_is_seen() {
+        let before = Usage::of_this_process().unwrap();
+        let start = std::time::Instant::now();
+        let mut sink = 1u64;
+        while start.elapsed().as_millis() < 60 {
+            sink = std::hint::black_box(sink.wrapping_mul(3));
+        }
+        let used = Usage::of_this_process().unwrap() - before;
+        assert!(used.cpu_ns > 0, "60 ms of work left no trace");
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_an_error() {
+        assert!(Usage::of(u32::MAX).is_err());
+    }
+}
