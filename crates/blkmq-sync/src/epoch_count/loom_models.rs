@@ -1,3 +1,5 @@
+//! Decides which interleavings the freeze count must survive, and which planted faults a model must find.
+
 use loom::thread;
 
 use super::*;

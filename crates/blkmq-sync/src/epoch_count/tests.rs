@@ -1,3 +1,5 @@
+//! Decides what the freeze count must do, with real threads where several are needed.
+
 use std::sync::atomic::AtomicBool;
 use std::thread;
 

@@ -1,3 +1,5 @@
+//! Decides which interleavings the many-to-one ring must survive, and which planted faults a model must find.
+
 use loom::thread;
 
 use super::*;

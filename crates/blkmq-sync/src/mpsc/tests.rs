@@ -1,3 +1,5 @@
+//! Decides what the many-to-one ring must do, with real threads where several are needed.
+
 use std::sync::Arc as StdArc;
 use std::thread;
 

@@ -1,3 +1,5 @@
+//! Decides which interleavings run work must survive, and which planted faults a model must find.
+
 use loom::thread;
 
 use super::*;

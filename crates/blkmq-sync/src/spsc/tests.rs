@@ -1,3 +1,5 @@
+//! Decides what the one-to-one ring must do, with real threads where several are needed.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;

@@ -1,3 +1,5 @@
+//! Decides what the tag bitmap must do, with real threads where several are needed.
+
 use std::sync::atomic::AtomicU32;
 use std::thread;
 

@@ -1,3 +1,5 @@
+//! Decides which interleavings the wake flag must survive, and which planted faults a model must find.
+
 use loom::thread;
 
 use super::*;
