@@ -22,6 +22,7 @@ pub(super) struct Chunks {
 #[derive(Clone, Debug)]
 struct Chunk {
     len: usize,
+    /// In order; those behind `len` are `PADDING`.
     keys: [u64; CHUNK_MAX],
     slots: [u32; CHUNK_MAX],
 }
@@ -31,7 +32,7 @@ impl Chunks {
     pub(super) fn new(entries_max: usize, indexes: usize) -> Self {
         let empty = Chunk {
             len: 0,
-            keys: [0; CHUNK_MAX],
+            keys: [PADDING; CHUNK_MAX],
             slots: [0; CHUNK_MAX],
         };
         let count = Self::needed(entries_max, indexes);
@@ -52,7 +53,7 @@ impl Chunks {
             .free
             .pop()
             .expect("the pool has the chunks that thin neighbours need");
-        self.all[id as usize].len = 0;
+        self.all[id as usize].truncate(0);
         id
     }
 
@@ -77,6 +78,19 @@ impl Chunk {
         &self.keys[..self.len]
     }
 
+    /// How many keys `less` is true for, which must be the first ones. All comparisons are made without a branch, for
+    /// which of two random positions is smaller cannot be foretold: the last key of each row, then one row's.
+    #[inline]
+    fn count(&self, less: impl Fn(u64) -> bool) -> usize {
+        let (rows, _) = self.keys.as_chunks::<ROW>();
+        let full: usize = rows[..ROW - 1]
+            .iter()
+            .map(|row| usize::from(less(row[ROW - 1])))
+            .sum();
+        let rest: usize = rows[full].iter().map(|&key| usize::from(less(key))).sum();
+        (full * ROW + rest).min(self.len)
+    }
+
     fn insert(&mut self, at: usize, key: u64, slot: SlotId) {
         self.keys.copy_within(at..self.len, at + 1);
         self.slots.copy_within(at..self.len, at + 1);
@@ -90,7 +104,13 @@ impl Chunk {
         self.keys.copy_within(at + 1..self.len, at);
         self.slots.copy_within(at + 1..self.len, at);
         self.len -= 1;
+        self.keys[self.len] = PADDING;
         SlotId(slot)
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.keys[len..].fill(PADDING);
+        self.len = len;
     }
 
     fn append(&mut self, keys: &[u64], slots: &[u32]) {
@@ -137,11 +157,8 @@ impl Index {
     #[inline]
     pub(super) fn place_for(&self, chunks: &Chunks, key: u64) -> Place {
         let part = self.directory.partition_point(|part| part.from <= key) - 1;
-        let keys = self.chunk(chunks, part).keys();
-        Place {
-            part,
-            at: keys.partition_point(|&k| k <= key),
-        }
+        let at = self.chunk(chunks, part).count(|k| k <= key);
+        Place { part, at }
     }
 
     /// Where the first entry stands whose key is `key` or more.
@@ -151,8 +168,7 @@ impl Index {
             .directory
             .partition_point(|part| part.from < key)
             .saturating_sub(1);
-        let keys = self.chunk(chunks, part).keys();
-        let at = keys.partition_point(|&k| k < key);
+        let at = self.chunk(chunks, part).count(|k| k < key);
         self.entry_at(chunks, Place { part, at })
     }
 
@@ -257,6 +273,13 @@ impl Index {
             let both = keys.len() + next_keys.len();
             assert!(both > JOINED_MAX, "neighbours of {both} entries");
         }
+        for part in &self.directory {
+            let chunk = chunks.at(part.chunk);
+            assert!(
+                chunk.keys[chunk.len..].iter().all(|&key| key == PADDING),
+                "padding of a chunk"
+            );
+        }
         self.directory.len()
     }
 
@@ -281,10 +304,10 @@ impl Index {
         let id = self.directory[part].chunk;
         let new = chunks.take();
         let full = chunks.at_mut(id);
-        let middle = full.len / 2;
+        let middle = CHUNK_MAX / 2;
         let (keys, slots) = (full.keys, full.slots);
-        let end = std::mem::replace(&mut full.len, middle);
-        chunks.at_mut(new).append(&keys[middle..end], &slots[middle..end]);
+        full.truncate(middle);
+        chunks.at_mut(new).append(&keys[middle..], &slots[middle..]);
         let upper = Part {
             from: keys[middle],
             chunk: new,
@@ -319,8 +342,14 @@ impl Index {
     }
 }
 
+/// Entries that a search in a chunk compares at once, and rows of a chunk.
+const ROW: usize = 8;
+
 /// Most entries of a chunk.
-const CHUNK_MAX: usize = 64;
+const CHUNK_MAX: usize = ROW * ROW;
+
+/// Stands for no entry: greater than any position, for no disk reaches the end of the address space.
+const PADDING: u64 = u64::MAX;
 
 /// Two neighbours with so many entries together or fewer are joined: well below [`CHUNK_MAX`], so that no chunk is
 /// joined and cut in turn.

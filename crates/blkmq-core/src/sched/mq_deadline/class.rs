@@ -29,6 +29,14 @@ impl Held {
         }
     }
 
+    /// Merges a request into the queued one `id`, which it touches at the given end, or gives it back.
+    fn try_merge(&mut self, id: SlotId, rq: Box<Request>, end: Fit) -> Result<(), Box<Request>> {
+        let limits = &self.limits;
+        self.slots
+            .change(id, |queued| merge::try_merge(queued, rq, limits))
+            .map(|fit| debug_assert_eq!(fit, end, "a merge at the other end"))
+    }
+
     /// How many requests are held.
     pub(super) fn count(&self) -> usize {
         self.slots.used()
@@ -228,6 +236,7 @@ impl Side {
     }
 
     /// Merges a request with the one before or behind its place, or gives it back. Nobody farther away is asked.
+    #[inline]
     fn merge(
         &mut self,
         held: &mut Held,
@@ -235,13 +244,13 @@ impl Side {
         mut rq: Box<Request>,
         front: bool,
     ) -> Result<(), Box<Request>> {
-        if !rq.is_mergeable() {
-            return Err(rq);
-        }
+        let (position, end) = (rq.position(), rq.position_end());
         let behind = self.by_position.entry_at(&held.chunks, place);
-        if let Some(before) = self.by_position.before(&held.chunks, place) {
-            let (_, id) = self.by_position.entry(&held.chunks, before);
-            match self.try_merge(held, id, rq, Fit::Back) {
+        if let Some(id) = self
+            .before(held, place)
+            .filter(|&id| held.slots.end(id) == position)
+        {
+            match held.try_merge(id, rq, Fit::Back) {
                 Ok(()) => {
                     behind.inspect(|&behind| self.close_gap(held, id, behind));
                     return Ok(());
@@ -249,29 +258,21 @@ impl Side {
                 Err(refused) => rq = refused,
             }
         }
-        let Some(behind) = behind.filter(|_| front) else {
+        let behind = behind
+            .filter(|_| front)
+            .map(|at| (at, self.by_position.entry(&held.chunks, at)));
+        let Some((at, (_, id))) = behind.filter(|&(_, (start, _))| start == end) else {
             return Err(rq);
         };
-        let position = rq.position();
-        let (_, id) = self.by_position.entry(&held.chunks, behind);
-        self.try_merge(held, id, rq, Fit::Front)?;
-        self.by_position.lower_key(&mut held.chunks, behind, position);
+        held.try_merge(id, rq, Fit::Front)?;
+        self.by_position.lower_key(&mut held.chunks, at, position);
         Ok(())
     }
 
-    /// Merges a request into the queued one `id`, at the given end.
-    fn try_merge(&self, held: &mut Held, id: SlotId, rq: Box<Request>, end: Fit) -> Result<(), Box<Request>> {
-        let touches = match end {
-            Fit::Back => held.slots.end(id) == rq.position(),
-            Fit::Front => held.slots.rq(id).position() == rq.position_end(),
-        };
-        if !touches {
-            return Err(rq);
-        }
-        let limits = &held.limits;
-        held.slots
-            .change(id, |queued| merge::try_merge(queued, rq, limits))
-            .map(|fit| debug_assert_eq!(fit, end, "a merge at the other end"))
+    #[inline]
+    fn before(&self, held: &Held, place: Place) -> Option<SlotId> {
+        let before = self.by_position.before(&held.chunks, place)?;
+        Some(self.by_position.entry(&held.chunks, before).1)
     }
 
     /// After a back merge into `id`: merges the request behind it too, if it has come to touch it.
