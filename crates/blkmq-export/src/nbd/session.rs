@@ -210,7 +210,10 @@ pub struct Session {
 }
 
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one per connection, and the larger variant is the one in use")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one per connection, and the larger variant is the one in use"
+)]
 enum Phase {
     Negotiation(Negotiation),
     Transmission(Transmission),

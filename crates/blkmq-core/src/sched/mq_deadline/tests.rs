@@ -1,4 +1,4 @@
-//! Scenarios of the policy, one sentence each. The comparison with a naive model is in `tests/mq_deadline.rs`.
+//! Scenarios of the policy, one sentence each. The comparison with a naive model is in `tests/mq_deadline/`.
 
 use super::*;
 use crate::bio::{Bio, Class as PrioClass, Flags, Op, Prio};
