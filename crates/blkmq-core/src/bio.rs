@@ -140,8 +140,10 @@ impl Default for Prio {
 }
 
 /// How a bio, a request or a driver's part of one ended.
+///
+/// Four bytes, so that the small fields of a [`Bio`] fill a word and are copied as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
+#[repr(u32)]
 pub enum Status {
     /// Done as asked.
     #[default]

@@ -84,7 +84,7 @@ impl HwCtx {
     }
 
     /// Issues one request. `depth` bounds the requests in flight here.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn issue(&mut self, mut rq: Box<Request>, depth: u32, last: bool, now: Instant) -> Outcome {
         let Some(tag) = self.tags.take(depth, self.id) else {
             rq.state = State::Dispatched;

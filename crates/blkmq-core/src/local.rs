@@ -251,6 +251,15 @@ impl LocalQueue {
             }
             match hw.issue(rq, depth, left == 0, now) {
                 Outcome::Queued => {}
+                Outcome::Ended {
+                    mut rq,
+                    status: Status::Ok,
+                    waiters: 0,
+                } if rq.bios == 1 => {
+                    rq.completed_at = now;
+                    self.queue.count_finished(self.me, 1);
+                    self.sw.bring_home(&self.queue, rq, fx);
+                }
                 Outcome::Ended { rq, status, waiters } => self.completed(rq, status, waiters, now, fx),
                 Outcome::PushedBack { hold, waiters } => self.hold(hold, waiters, now, fx),
             }
@@ -405,11 +414,14 @@ impl LocalQueue {
 
     /// Issues what the driver, or a missing tag, pushed back earlier. Nothing else goes before it.
     fn issue_leftovers(&mut self, now: Instant, fx: &mut Effects) {
-        let scheduled = self.queue.is_scheduled();
-        let depth = if scheduled { u32::MAX } else { self.queue.depth() };
+        let depth = if self.queue.is_scheduled() {
+            u32::MAX
+        } else {
+            self.queue.depth()
+        };
         while let Some(rq) = self.hw.as_mut().and_then(|hw| hw.dispatch.pop_front()) {
             let hw = self.hw.as_mut().expect("popped from it");
-            let last = hw.dispatch.is_empty() && !scheduled;
+            let last = hw.dispatch.is_empty();
             match hw.issue(rq, depth, last, now) {
                 Outcome::Queued => {}
                 Outcome::Ended { rq, status, waiters } => self.completed(rq, status, waiters, now, fx),

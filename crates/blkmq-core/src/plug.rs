@@ -10,7 +10,7 @@ const REQUESTS_MAX: usize = 32;
 /// A request of so many bytes flushes the plug: it is worth no more waiting.
 const BYTES_MAX: u64 = 128 << 10;
 /// How many of the latest requests a new one is compared with for a merge.
-const MERGE_REACH: usize = 4;
+const MERGE_REACH: usize = 2;
 
 /// A submitter's staged requests, in order of submission.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use blkmq_sync::run_work::{Kick, RunWork};
 use blkmq_sync::spsc;
 use blkmq_sync::tag_bitmap::TagBitmap;
 
-use crate::bio::{Bio, Flags, Status};
+use crate::bio::{Bio, Data, Flags, Op, Status};
 use crate::gate::{Report, Sched};
 use crate::ids::{GroupId, HctxId, REACTORS_MAX, ReactorId, ReactorSet};
 use crate::limits::{LimitError, Limits};
@@ -221,6 +221,8 @@ pub struct Queue {
     requests_per_reactor: u32,
     groups: u32,
     merges: bool,
+    /// Largest read or write that needs no look at boundaries; 0 if all do.
+    plain_max: u64,
     pub(crate) timeout: Nanos,
     ports: Box<[Port]>,
     pub(crate) gate: Gate<Sched>,
@@ -283,8 +285,14 @@ impl Queue {
             TagMode::Shared(depth) => Some(Arc::new(TagBitmap::new(depth))),
             TagMode::PerHctx(_) => None,
         };
+        let plain_max = if config.limits.boundary == 0 {
+            config.limits.transfer_max.into()
+        } else {
+            0
+        };
         let queue = Arc::new(Self {
             name: config.name,
+            plain_max,
             limits: config.limits,
             disks: config.disks.into(),
             hctxs: config.hctxs,
@@ -520,8 +528,27 @@ impl Queue {
         self.kind.load(Ordering::Relaxed) != sched::Kind::None as u8
     }
 
-    /// Checks a submitter's bio against its disk and the drive.
+    /// Says whether a bio is one of the common kind that needs no further look: a sound read or write without modifiers
+    /// that one request can carry. Everything else goes through [`Queue::check_bio`] and what follows.
     #[inline]
+    pub(crate) fn is_plain(&self, bio: &Bio, disk: &DiskConfig) -> bool {
+        let mask = u64::from(disk.logical_block) - 1;
+        let has_room = bio.offset <= disk.size && bio.len <= disk.size - bio.offset;
+        let one_piece = match &bio.data {
+            Data::None | Data::Token(_) => true,
+            Data::Flat(piece) => u64::from(piece.len()) == bio.len,
+            Data::List(_) => false,
+        };
+        (bio.op == Op::Read || bio.op == Op::Write && !disk.read_only)
+            && bio.flags == Flags::NONE
+            && (bio.offset | bio.len) & mask == 0
+            && bio.len.wrapping_sub(1) < self.plain_max
+            && has_room
+            && one_piece
+            && bio.group.0 < self.groups
+    }
+
+    /// Checks a submitter's bio against its disk and the drive.
     pub(crate) fn check_bio(&self, bio: &Bio, disk: &DiskConfig) -> Result<(), Status> {
         let mask = u64::from(disk.logical_block) - 1;
         let is_sound = bio.group.0 < self.groups && !bio.flags.has(Flags::REST) && bio.has_whole_data();

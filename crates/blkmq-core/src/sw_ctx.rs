@@ -51,23 +51,15 @@ impl SwCtx {
     /// Gives the bio back if too many wait already.
     #[inline]
     pub(crate) fn submit(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
-        let Some(disk) = queue.disks().get(bio.disk.index()) else {
-            fx.end(bio, Status::Invalid);
+        if let Some(disk) = queue.disks().get(bio.disk.index())
+            && queue.is_plain(&bio, disk)
+            && self.can_stage()
+        {
+            self.outstanding += 1;
+            self.stage(queue, bio, disk.base);
             return Ok(());
-        };
-        if let Err(status) = queue.check_bio(&bio, disk) {
-            fx.end(bio, status);
-            return Ok(());
         }
-        if self.waiting.len() >= self.waiting_max {
-            return Err(bio);
-        }
-        if Flush::concerns(&bio) {
-            return self.submit_flush(queue, bio, fx);
-        }
-        self.outstanding += 1;
-        self.stage_or_wait(queue, bio, disk.base);
-        Ok(())
+        self.submit_checked(queue, bio, fx)
     }
 
     /// Stages as many waiting bios as requests and room in the plug allow. Says whether it did anything.
@@ -94,11 +86,21 @@ impl SwCtx {
             self.collect_sequences(fx);
             return;
         }
-        let mut bio = std::mem::take(&mut rq.bio);
-        bio.status = rq.status;
+        let status = rq.status;
+        let is_part = rq.bio.origin.0 != Parent::Submitter;
+        let bio = std::mem::take(&mut rq.bio);
         rq.state = State::Free;
         self.pool.push(rq);
-        self.end_bio(bio, fx);
+        if is_part {
+            self.end_part(Bio { status, ..bio }, fx);
+            return;
+        }
+        self.outstanding -= 1;
+        // The status is set where the bio has come to rest: set before, it would hold up the copy (store forwarding).
+        fx.ended.push(bio);
+        if let Some(last) = fx.ended.last_mut() {
+            last.status = status;
+        }
     }
 
     /// Says whether something is staged, waits, or is due.
@@ -138,6 +140,28 @@ impl SwCtx {
         );
     }
 
+    /// The way of all bios that are not plain or cannot be staged now.
+    #[inline(never)]
+    fn submit_checked(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
+        let Some(disk) = queue.disks().get(bio.disk.index()) else {
+            fx.end(bio, Status::Invalid);
+            return Ok(());
+        };
+        if let Err(status) = queue.check_bio(&bio, disk) {
+            fx.end(bio, status);
+            return Ok(());
+        }
+        if self.waiting.len() >= self.waiting_max {
+            return Err(bio);
+        }
+        if Flush::concerns(&bio) {
+            return self.submit_flush(queue, bio, fx);
+        }
+        self.outstanding += 1;
+        self.stage_or_wait(queue, bio, disk.base);
+        Ok(())
+    }
+
     fn submit_flush(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
         match self.flush.begin(bio, queue.limits()) {
             Begin::Full(bio) => return Err(bio),
@@ -152,13 +176,17 @@ impl SwCtx {
         Ok(())
     }
 
+    /// Says whether the next bio need not wait: nobody waits, and there is a request and room in the plug.
     #[inline]
+    fn can_stage(&self) -> bool {
+        self.waiting.is_empty() && !self.pool.is_empty() && !self.plug.is_full()
+    }
+
     fn stage_or_wait(&mut self, queue: &Queue, bio: Bio, base: u64) {
-        let must_wait = !self.waiting.is_empty() || self.pool.is_empty() || self.plug.is_full();
-        if must_wait || !split::fits(&bio, base, queue.limits()) {
-            self.waiting.push_back(bio);
-        } else {
+        if self.can_stage() && split::fits(&bio, base, queue.limits()) {
             self.stage(queue, bio, base);
+        } else {
+            self.waiting.push_back(bio);
         }
     }
 
@@ -199,14 +227,14 @@ impl SwCtx {
             None => {
                 let mut rest = self.waiting.pop_front().expect("looked at above");
                 rest.status = Status::Invalid;
-                self.end_bio(rest, fx);
+                self.end_part(rest, fx);
             }
         }
         true
     }
 
-    #[inline]
-    fn end_bio(&mut self, bio: Bio, fx: &mut Effects) {
+    /// Ends what is not, or not only, a submitter's bio.
+    fn end_part(&mut self, bio: Bio, fx: &mut Effects) {
         match bio.origin.0 {
             Parent::Submitter => {
                 self.outstanding -= 1;
@@ -214,7 +242,7 @@ impl SwCtx {
             }
             Parent::Split(index) => {
                 if let Some(whole) = self.splits.part_ended(index, bio.len, bio.status) {
-                    self.end_bio(whole, fx);
+                    self.end_part(whole, fx);
                 }
             }
             Parent::Sequence(index) => {
