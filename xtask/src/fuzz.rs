@@ -48,7 +48,10 @@ pub(crate) fn replay(steps: &mut Steps) -> Result<()> {
         steps.skip("fuzz corpus", "fuzz/tests/corpus.rs is not there");
         return Ok(());
     }
-    steps.run("format of fuzz/", &mut cargo("fmt --manifest-path fuzz/Cargo.toml --check"))?;
+    steps.run(
+        "format of fuzz/",
+        &mut cargo("fmt --manifest-path fuzz/Cargo.toml --check"),
+    )?;
     let mut command = cargo("test --manifest-path fuzz/Cargo.toml --test corpus");
     steps.run(
         "fuzz corpus",

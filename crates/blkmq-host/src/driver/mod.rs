@@ -7,6 +7,7 @@ use std::io;
 use blkmq_core::ids::DiskId;
 
 mod chance;
+pub mod file;
 pub mod null;
 pub mod ram;
 mod store;

@@ -8,11 +8,12 @@ use super::sys;
 
 /// Makes a bio without data.
 pub(crate) fn bio(op: Op, offset: u64, len: u64) -> Bio {
-    let mut bio = Bio::default();
-    bio.op = op;
-    bio.offset = offset;
-    bio.len = len;
-    bio
+    Bio {
+        op,
+        offset,
+        len,
+        ..Bio::default()
+    }
 }
 
 /// Makes a request without data.
@@ -48,4 +49,41 @@ pub(crate) fn cookie(tag: u32) -> Cookie {
 /// Lends a buffer to a request. The test keeps the buffer until the request has ended, and leaves it alone meanwhile.
 pub(crate) fn lend(buffer: &mut [u8]) -> Lent {
     sys::lend_for_test(buffer)
+}
+
+/// A file of a test's own, removed with this value.
+pub(crate) struct Scratch(std::path::PathBuf);
+
+/// Makes a file of `len` bytes, all holes, whose name has `name` in it.
+pub(crate) fn scratch_file(name: &str, len: u64) -> Scratch {
+    scratch_file_in(&std::env::temp_dir(), name, len)
+}
+
+/// Makes such a file in a directory.
+pub(crate) fn scratch_file_in(directory: &std::path::Path, name: &str, len: u64) -> Scratch {
+    let path = directory.join(format!("blkmq-test-{}-{name}", std::process::id()));
+    let file = std::fs::File::create(&path).expect("the directory can be written");
+    file.set_len(len).expect("a sparse file can be made");
+    Scratch(path)
+}
+
+impl std::ops::Deref for Scratch {
+    type Target = std::path::Path;
+
+    fn deref(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl AsRef<std::ffi::OsStr> for Scratch {
+    fn as_ref(&self) -> &std::ffi::OsStr {
+        self.0.as_os_str()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A test may have removed it itself.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }

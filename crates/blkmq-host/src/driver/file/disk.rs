@@ -1,0 +1,181 @@
+//! Decides what is known of one disk in a file: its size and alignment, what its filesystem turned out not to support,
+//! and where it has holes. Made by `open`, joined with others by `drive`, used by all hardware contexts at once.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use crate::driver::Extent;
+
+/// One disk in a file or on a block device, open and locked.
+#[derive(Debug)]
+pub struct FileDisk {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+    pub(super) size: u64,
+    pub(super) block_size: u32,
+    pub(super) read_only: bool,
+    pub(super) device: Device,
+    /// What direct I/O demands; `None` where the disk goes through the page cache.
+    pub(super) direct: Option<Alignment>,
+    pub(super) lacks: Lacks,
+    /// A flush has failed: the kernel may have dropped the data and would call the next flush good, so none succeeds.
+    pub(super) flush_failed: AtomicBool,
+    /// Whether the last request failed, so that a failure is logged once.
+    is_failing: AtomicBool,
+    errors: AtomicU64,
+}
+
+/// The device whose capacity a disk uses: disks on the same one belong on one queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Device {
+    /// The device number of the filesystem that a file lies on.
+    Filesystem(u64),
+    /// The device number of a block device.
+    Block(u64),
+}
+
+/// What direct I/O demands of memory and of ranges, in bytes, both powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of the address of each piece of memory.
+    pub memory: u32,
+    /// Of offset and length on the disk, and of the length of each piece of memory.
+    pub range: u32,
+}
+
+/// What the filesystem has refused once and is not asked for again. Relaxed throughout: a late look costs one more refusal.
+#[derive(Debug, Default)]
+pub(super) struct Lacks {
+    pub(super) punching: AtomicBool,
+    pub(super) zeroing: AtomicBool,
+}
+
+impl FileDisk {
+    /// Joins what `open` found out.
+    pub(super) fn new(file: File, path: PathBuf, size: u64, block_size: u32, device: Device) -> Self {
+        Self {
+            file,
+            path,
+            size,
+            block_size,
+            read_only: false,
+            device,
+            direct: None,
+            lacks: Lacks::default(),
+            flush_failed: AtomicBool::new(false),
+            is_failing: AtomicBool::new(false),
+            errors: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the path under which it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns the logical block size in bytes.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Says whether it was opened for reading only.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Returns what direct I/O demands, if requests go past the page cache.
+    pub fn direct(&self) -> Option<Alignment> {
+        self.direct
+    }
+
+    /// Returns the device whose capacity the disk uses.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Returns how many requests have failed.
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_block_device(&self) -> bool {
+        matches!(self.device, Device::Block(_))
+    }
+
+    pub(super) fn fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Counts a failed request, and logs it if the one before did not fail.
+    pub(super) fn note_failure(&self, doing: &'static str, offset: u64, len: u64, errno: i32) {
+        // Relaxed: a counter and a latch for the log, which order nothing.
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        if !self.is_failing.swap(true, Ordering::Relaxed) {
+            let error = match errno {
+                0 => io::Error::other("the file ends before the disk does: was it made smaller?"),
+                _ => io::Error::from_raw_os_error(errno),
+            };
+            tracing::error!(
+                "file {:?}: {doing} of {len} bytes at {offset} failed: {error}; further failures are counted only",
+                self.path
+            );
+        }
+    }
+
+    /// Notes a request that went well.
+    #[inline]
+    pub(super) fn note_success(&self) {
+        if self.is_failing.load(Ordering::Relaxed) {
+            self.is_failing.store(false, Ordering::Relaxed);
+            tracing::info!("file {:?}: requests succeed again", self.path);
+        }
+    }
+
+    /// Appends where the file has holes; see [`crate::driver::Allocation`].
+    pub(super) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
+        let end = offset.saturating_add(len).min(self.size);
+        if offset >= end || max == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if self.is_block_device() {
+            out.push(Extent::data(end - offset));
+            return Ok(());
+        }
+        let mut at = offset;
+        for _ in 0..max {
+            let data = self.next(SeekFrom::Data(at))?.min(end);
+            let (extent, until) = if data > at {
+                (Extent::hole(data - at), data)
+            } else {
+                let hole = self.next(SeekFrom::Hole(at))?.clamp(at + 1, end);
+                (Extent::data(hole - at), hole)
+            };
+            out.push(extent);
+            at = until;
+            if at == end {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns where the file's next data or hole begins, its end if there is none.
+    fn next(&self, from: SeekFrom) -> io::Result<u64> {
+        match rustix::fs::seek(&self.file, from) {
+            Ok(at) => Ok(at),
+            Err(Errno::NXIO) => Ok(self.size),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

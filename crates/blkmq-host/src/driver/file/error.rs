@@ -1,0 +1,98 @@
+//! Decides how a disk in a file is refused: what is wrong with which file, and what to do about it.
+//! `open` and `lock` return it; the caller adds the disk's name.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a file cannot be served as a disk.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It is not there, and its size is not known.
+    #[error("file {path:?}: not found: create it, or give size= to have it created")]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The system does not let us.
+    #[error("file {path:?}: cannot {action}: {source}{advice}")]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it, with its punctuation, or nothing.
+        advice: &'static str,
+    },
+    /// It is a directory, a socket or the like.
+    #[error("file {path:?}: is {kind}: must be a regular file or a block device")]
+    Kind {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// It has no bytes.
+    #[error("file {path:?}: is empty: make it as large as the disk, for instance `truncate -s 1G {path:?}`")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Its size is no multiple of the block size.
+    #[error(
+        "file {path:?}: size {size} rejected: must be a multiple of the block size {block}: use `truncate -s {next} {path:?}` or a smaller block_size"
+    )]
+    Ragged {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// The block size in bytes.
+        block: u32,
+        /// The next size that would do.
+        next: u64,
+    },
+    /// It has another size than was asked for.
+    #[error(
+        "file {path:?}: size {size} differs from size={wanted}: leave size= out to serve the file as it is"
+    )]
+    OtherSize {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// What was asked for.
+        wanted: u64,
+    },
+    /// Somebody else uses it.
+    #[error("file {path:?}: in use by {holder}: {advice}")]
+    Locked {
+        /// The file.
+        path: PathBuf,
+        /// Who holds the lock, as far as it can be found out.
+        holder: String,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// Direct I/O was demanded and cannot be had.
+    #[error("file {path:?}: direct=on rejected: {reason}: use direct=auto or off")]
+    NotDirect {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The block size is smaller than the device's.
+    #[error(
+        "file {path:?}: block size {block} rejected: must be at least {least}, the device's sector size: set block_size={least}"
+    )]
+    BlockTooSmall {
+        /// The device.
+        path: PathBuf,
+        /// The block size asked for, in bytes.
+        block: u32,
+        /// The device's.
+        least: u32,
+    },
+}

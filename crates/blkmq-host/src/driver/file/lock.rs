@@ -1,0 +1,169 @@
+//! Decides who may use a file at the same time: one writer, or any number of readers. `open` takes the lock.
+//!
+//! Two locks, because two kinds of neighbours look at different ones. `flock` is what scripts and udev use (udev leaves a
+//! block device alone while it is held), and /proc/locks names its holder. Open-file-description locks on byte ranges are
+//! what QEMU uses on images: a writer here locks all bytes, which excludes every QEMU that has the image open; a reader
+//! takes the two bytes by which QEMU's users say "I read" and "nobody else may write" (`docs/drivers/file.md`), so that
+//! both can read an image together. Both locks end with the file description, however the process ends.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+
+use super::error::FileError;
+use super::sys::{self, ByteLock};
+
+/// Locks an open file for one writer, or among readers.
+pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
+    let whole = if for_reading {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    rustix::fs::flock(file, whole).map_err(|error| refused(path, error.into(), || holder_of(file)))?;
+    let ranges = if for_reading {
+        lock_as_reader(file)
+    } else {
+        sys::lock_bytes(file, ByteLock::Exclusive, 0, 0)
+    };
+    // Holders of byte ranges are not to be found out.
+    ranges.map_err(|error| refused(path, error, || None))
+}
+
+fn lock_as_reader(file: &File) -> io::Result<()> {
+    sys::lock_bytes(file, ByteLock::Shared, QEMU_READS, 1)?;
+    sys::lock_bytes(file, ByteLock::Shared, QEMU_FORBIDS_WRITES, 1)?;
+    if sys::is_locked(file, QEMU_WRITES, 1)? {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    Ok(())
+}
+
+fn refused(path: &Path, error: io::Error, holder: impl FnOnce() -> Option<String>) -> FileError {
+    let path = path.to_owned();
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::PermissionDenied => FileError::Locked {
+            path,
+            holder: holder().unwrap_or_else(|| "another program (QEMU, for instance)".to_owned()),
+            advice: "stop the other user, or serve it read-only on both sides",
+        },
+        _ => FileError::System {
+            path,
+            action: "lock it",
+            source: error,
+            advice: "; lock=off serves it without a lock",
+        },
+    }
+}
+
+/// Names a process that holds a `flock` on the file.
+fn holder_of(file: &File) -> Option<String> {
+    let meta = file.metadata().ok()?;
+    let (device, inode) = (meta.dev(), meta.ino());
+    let id = format!(
+        "{:02x}:{:02x}:{inode}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device)
+    );
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    let holders = locks.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let is_flock = words.next() == Some("FLOCK");
+        // Waiters have an arrow in front of the kind, so they are not taken for holders.
+        let mut words = words.skip(2);
+        let pid: u32 = words.next()?.parse().ok()?;
+        (is_flock && words.next() == Some(&id)).then_some(pid)
+    });
+    holders.map(describe).next()
+}
+
+fn describe(pid: u32) -> String {
+    if pid == std::process::id() {
+        return "this process (another disk has the same file)".to_owned();
+    }
+    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{} (process {pid})", name.trim_end()),
+        Err(_) => format!("process {pid}"),
+    }
+}
+
+/// Where QEMU's users of an image that rely on consistent reads hold a shared lock.
+const QEMU_READS: u64 = 100;
+/// Where those that write hold one.
+const QEMU_WRITES: u64 = 101;
+/// Where those that let nobody else write hold one.
+const QEMU_FORBIDS_WRITES: u64 = 201;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::testing::scratch_file;
+
+    fn open(path: &Path) -> File {
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    #[test]
+    fn a_second_writer_is_told_who_has_the_file() {
+        let path = scratch_file("second_writer", 4096);
+        let first = open(&path);
+        lock(&first, &path, false).unwrap();
+        let error = lock(&open(&path), &path, false).unwrap_err().to_string();
+        assert!(
+            error.contains("in use by this process") && error.contains("serve it read-only"),
+            "{error}"
+        );
+        assert!(
+            lock(&open(&path), &path, true).is_err(),
+            "a reader beside a writer"
+        );
+        drop(first);
+        lock(&open(&path), &path, false).unwrap();
+    }
+
+    #[test]
+    fn readers_share_and_keep_writers_out() {
+        let path = scratch_file("readers_share", 4096);
+        let readers = [open(&path), open(&path)];
+        for reader in &readers {
+            lock(reader, &path, true).unwrap();
+        }
+        assert!(lock(&open(&path), &path, false).is_err());
+    }
+
+    #[test]
+    fn another_process_is_named() {
+        let path = scratch_file("other_process", 4096);
+        let child = std::process::Command::new("flock")
+            .arg(&*path)
+            .args(["-c", "echo locked; read -r _"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn();
+        let Ok(mut child) = child else {
+            eprintln!("SKIPPED: the command flock is not installed");
+            return;
+        };
+        let mut line = String::new();
+        let mut output = io::BufReader::new(child.stdout.take().unwrap());
+        io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let error = lock(&open(&path), &path, false).unwrap_err().to_string();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(error.contains("in use by flock (process "), "{error}");
+    }
+
+    #[test]
+    fn an_image_that_qemu_writes_is_not_served() {
+        let path = scratch_file("qemu_writes", 4096);
+        let qemu = open(&path);
+        sys::lock_bytes(&qemu, ByteLock::Shared, QEMU_WRITES, 1).unwrap();
+        for for_reading in [true, false] {
+            let error = lock(&open(&path), &path, for_reading).unwrap_err().to_string();
+            assert!(error.contains("another program (QEMU"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Decides the steps that a request takes on a file, and what the result of one step leads to: the next step, the rest of
+//! a short transfer, a retry, or the end. `hctx` turns each step into an entry of the ring.
+//!
+//! ```text
+//!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again)
+//!  flush ───────► Sync ─────┤
+//!  discard ─────► Punch ────┼─► end               (not supported: nothing to do)
+//!  zeroes ──────► Punch ────┤
+//!                   │ not supported, or the range must stay allocated
+//!                   ▼       │
+//!               ZeroRange ──┤
+//!                   │ not supported (an error if only fast zeroing will do)
+//!                   ▼       │
+//!                WriteOut ──┘                     (piece by piece; each with FUA: Sync behind)
+//! ```
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use blkmq_core::bio::{Flags, Lent, Op, Status};
+use blkmq_core::ids::Cookie;
+use blkmq_core::request::Request;
+
+use super::bounce::Area;
+use super::disk::FileDisk;
+
+/// What a request is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Step {
+    /// There is no request.
+    #[default]
+    Idle,
+    /// Data moves between memory and file.
+    Transfer,
+    /// A hole is made.
+    Punch,
+    /// The filesystem zeroes the range.
+    ZeroRange,
+    /// Zeroes are written.
+    WriteOut,
+    /// What was written is made durable.
+    Sync,
+}
+
+/// The memory of a transfer.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Memory {
+    /// None.
+    #[default]
+    None,
+    /// One piece that the kernel can use.
+    Flat(Lent),
+    /// Several; a row of the table, of which what has been transferred is cut off.
+    List(Range<usize>),
+    /// Pieces that direct I/O cannot use (a row of the table), and the area that stands in for them.
+    Bounced(Area, Range<usize>),
+}
+
+/// One request under way.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) cookie: Cookie,
+    pub(super) step: Step,
+    pub(super) op: Op,
+    pub(super) flags: Flags,
+    /// It has been asked to stop.
+    pub(super) is_cancelled: bool,
+    retries: u8,
+    pub(super) disk: u32,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// Bytes that are done.
+    pub(super) moved: u64,
+    pub(super) memory: Memory,
+}
+
+/// What follows a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Push an entry for the slot's step; this many more bytes are done.
+    Submit(u64),
+    /// The request has ended.
+    End(Status),
+}
+
+impl Slot {
+    /// A slot without a request.
+    pub(super) const IDLE: Self = Self {
+        cookie: Cookie::from_raw(0),
+        step: Step::Idle,
+        op: Op::Read,
+        flags: Flags::NONE,
+        is_cancelled: false,
+        retries: 0,
+        disk: 0,
+        offset: 0,
+        len: 0,
+        moved: 0,
+        memory: Memory::None,
+    };
+
+    /// Makes the slot of a request that has not been started.
+    pub(super) fn new(rq: &Request, cookie: Cookie) -> Self {
+        Self {
+            cookie,
+            op: rq.op(),
+            flags: rq.flags(),
+            disk: rq.disk().0,
+            offset: rq.offset(),
+            len: rq.len(),
+            ..Self::IDLE
+        }
+    }
+
+    /// Starts a request at its first step. Returns its status if there is nothing to do.
+    pub(super) fn start(&mut self, disk: &FileDisk) -> Option<Status> {
+        let first = match self.op {
+            Op::Read | Op::Write => Ok(Step::Transfer),
+            Op::Flush if disk.flush_failed.load(Ordering::Relaxed) => Err(Status::Io),
+            Op::Flush if disk.read_only => Err(Status::Ok),
+            Op::Flush => Ok(Step::Sync),
+            Op::Discard | Op::WriteZeroes => self.way_to_zero(disk),
+        };
+        match first {
+            Ok(step) => {
+                self.step = step;
+                None
+            }
+            Err(status) => Some(status),
+        }
+    }
+
+    /// Decides what the result of the slot's step leads to: a count of bytes, or a negative errno.
+    pub(super) fn take_result(&mut self, result: i32, disk: &FileDisk) -> Next {
+        match -result {
+            libc::EINTR | libc::EAGAIN if self.retries < RETRIES_MAX && !self.is_cancelled => {
+                self.retries += 1;
+                return Next::Submit(0);
+            }
+            libc::ECANCELED => return Next::End(Status::Timeout),
+            _ => {}
+        }
+        match self.step {
+            Step::Transfer | Step::WriteOut => self.take_moved(result, disk),
+            Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk),
+            Step::Sync if result == 0 => Next::End(Status::Ok),
+            Step::Sync => {
+                disk.flush_failed.store(true, Ordering::Relaxed);
+                self.fail(-result, disk)
+            }
+            Step::Idle => unreachable!("a completion for an idle slot"),
+        }
+    }
+
+    /// Says which way of zeroing is the first that the filesystem has not refused yet.
+    fn way_to_zero(&self, disk: &FileDisk) -> Result<Step, Status> {
+        let is_fast_only = self.flags.has(Flags::FAST_ONLY);
+        let may_punch = self.op == Op::Discard || !self.flags.has(Flags::NO_UNMAP);
+        if may_punch && !disk.lacks.punching.load(Ordering::Relaxed) {
+            return Ok(Step::Punch);
+        }
+        if self.op == Op::Discard {
+            return Err(Status::Ok);
+        }
+        // The kernel zeroes a range of a block device by writing where the device cannot do it, and does not tell.
+        let may_be_slow = disk.is_block_device() && is_fast_only;
+        if !may_be_slow && !disk.lacks.zeroing.load(Ordering::Relaxed) {
+            return Ok(Step::ZeroRange);
+        }
+        if is_fast_only {
+            return Err(Status::NotSupported);
+        }
+        Ok(Step::WriteOut)
+    }
+
+    fn take_moved(&mut self, result: i32, disk: &FileDisk) -> Next {
+        let Ok(moved) = u64::try_from(result) else {
+            return self.fail(-result, disk);
+        };
+        let left = self.len - self.moved;
+        if moved >= left {
+            self.moved = self.len;
+            return self.end_of_zeroing();
+        }
+        // A short transfer that direct I/O could not go on from is repeated from the last whole block.
+        let block = disk.direct.map_or(1, |needs| u64::from(needs.range));
+        let moved = moved - moved % block;
+        if moved == 0 {
+            return self.fail(0, disk);
+        }
+        self.moved += moved;
+        if self.is_cancelled {
+            return Next::End(Status::Timeout);
+        }
+        Next::Submit(moved)
+    }
+
+    fn take_zeroed(&mut self, result: i32, disk: &FileDisk) -> Next {
+        match -result {
+            0 => self.end_of_zeroing(),
+            libc::EOPNOTSUPP | libc::ENOSYS => {
+                let lack = if self.step == Step::Punch {
+                    &disk.lacks.punching
+                } else {
+                    &disk.lacks.zeroing
+                };
+                lack.store(true, Ordering::Relaxed);
+                match self.way_to_zero(disk) {
+                    Ok(step) => {
+                        self.step = step;
+                        Next::Submit(0)
+                    }
+                    Err(status) => Next::End(status),
+                }
+            }
+            errno => self.fail(errno, disk),
+        }
+    }
+
+    /// Ends a transfer, or makes zeroes durable that have to be.
+    fn end_of_zeroing(&mut self) -> Next {
+        if self.step != Step::Transfer && self.flags.has(Flags::FUA) {
+            self.step = Step::Sync;
+            return Next::Submit(0);
+        }
+        Next::End(Status::Ok)
+    }
+
+    fn fail(&self, errno: i32, disk: &FileDisk) -> Next {
+        disk.note_failure(
+            self.doing(),
+            self.offset + self.moved,
+            self.len - self.moved,
+            errno,
+        );
+        Next::End(match errno {
+            0 => Status::Io,
+            libc::EFBIG => Status::NoSpace,
+            errno => Status::from_errno(errno),
+        })
+    }
+
+    fn doing(&self) -> &'static str {
+        match (self.step, self.op) {
+            (Step::Transfer, Op::Read) => "read",
+            (Step::Transfer | Step::WriteOut, _) => "write",
+            (Step::Sync, _) => "flush",
+            (_, Op::Discard) => "discard",
+            _ => "zeroing",
+        }
+    }
+}
+
+/// How often one request is repeated after EINTR or EAGAIN.
+const RETRIES_MAX: u8 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::file::disk::{Alignment, Device};
+    use crate::driver::testing::scratch_file;
+
+    fn disk(name: &str, is_block_device: bool) -> FileDisk {
+        let path = scratch_file(name, 1 << 20);
+        let device = if is_block_device {
+            Device::Block(1)
+        } else {
+            Device::Filesystem(1)
+        };
+        let file = std::fs::File::open(&*path).unwrap();
+        FileDisk::new(file, path.to_path_buf(), 1 << 20, 512, device)
+    }
+
+    fn slot(op: Op, flags: Flags) -> Slot {
+        Slot {
+            op,
+            flags,
+            len: 65536,
+            ..Slot::IDLE
+        }
+    }
+
+    #[test]
+    fn a_short_transfer_goes_on_from_the_last_whole_block() {
+        let mut disk = disk("short", false);
+        disk.direct = Some(Alignment {
+            memory: 512,
+            range: 512,
+        });
+        let mut slot = slot(Op::Read, Flags::NONE);
+        assert_eq!(slot.start(&disk), None);
+        assert_eq!(slot.take_result(4096 + 100, &disk), Next::Submit(4096));
+        assert_eq!(slot.take_result(-libc::EINTR, &disk), Next::Submit(0));
+        assert_eq!(slot.take_result(65536 - 4096, &disk), Next::End(Status::Ok));
+        assert_eq!(disk.errors(), 0);
+    }
+
+    #[test]
+    fn the_end_of_the_file_is_an_error() {
+        let disk = disk("eof", false);
+        let mut slot = slot(Op::Read, Flags::NONE);
+        slot.start(&disk);
+        assert_eq!(slot.take_result(1000, &disk), Next::Submit(1000));
+        assert_eq!(slot.take_result(0, &disk), Next::End(Status::Io));
+        assert_eq!(disk.errors(), 1);
+    }
+
+    #[test]
+    fn interruptions_are_retried_but_not_for_ever() {
+        let disk = disk("retries", false);
+        let mut slot = slot(Op::Write, Flags::NONE);
+        slot.start(&disk);
+        for _ in 0..RETRIES_MAX {
+            assert_eq!(slot.take_result(-libc::EAGAIN, &disk), Next::Submit(0));
+        }
+        assert_eq!(slot.take_result(-libc::EAGAIN, &disk), Next::End(Status::Io));
+    }
+
+    #[test]
+    fn zeroing_takes_the_next_way_when_one_is_not_supported() {
+        let disk = disk("ways", false);
+        let mut first = slot(Op::WriteZeroes, Flags::FUA);
+        assert_eq!(first.start(&disk), None);
+        let mut steps = vec![first.step];
+        while let Next::Submit(_) = first.take_result(
+            match first.step {
+                Step::WriteOut => 65536,
+                Step::Sync => 0,
+                _ => -libc::EOPNOTSUPP,
+            },
+            &disk,
+        ) {
+            steps.push(first.step);
+        }
+        assert_eq!(steps, [Step::Punch, Step::ZeroRange, Step::WriteOut, Step::Sync]);
+        let mut second = slot(Op::WriteZeroes, Flags::NONE);
+        second.start(&disk);
+        assert_eq!(second.step, Step::WriteOut, "what was refused is not tried again");
+        assert_eq!(
+            slot(Op::WriteZeroes, Flags::FAST_ONLY).start(&disk),
+            Some(Status::NotSupported)
+        );
+        assert_eq!(slot(Op::Discard, Flags::NONE).start(&disk), Some(Status::Ok));
+    }
+
+    #[test]
+    fn zeroes_that_must_stay_allocated_are_never_punched() {
+        let disk = disk("no_unmap", false);
+        let mut slot = slot(Op::WriteZeroes, Flags::NO_UNMAP);
+        slot.start(&disk);
+        assert_eq!(slot.step, Step::ZeroRange);
+    }
+
+    #[test]
+    fn a_block_device_is_not_asked_for_fast_zeroes_that_may_be_slow() {
+        let disk = disk("device", true);
+        let mut slot = slot(Op::WriteZeroes, Flags::FAST_ONLY);
+        slot.start(&disk);
+        assert_eq!(slot.step, Step::Punch);
+        let refused = slot.take_result(-libc::EOPNOTSUPP, &disk);
+        assert_eq!(refused, Next::End(Status::NotSupported));
+    }
+
+    #[test]
+    fn after_a_failed_flush_no_flush_succeeds() {
+        let disk = disk("flush", false);
+        let mut first = slot(Op::Flush, Flags::NONE);
+        first.start(&disk);
+        assert_eq!(first.take_result(-libc::EIO, &disk), Next::End(Status::Io));
+        assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), Some(Status::Io));
+    }
+}
