@@ -119,7 +119,7 @@ impl Pair {
         prop_assert_eq!(rq.bio_count() as usize, bios.len());
         prop_assert_eq!(rq.len(), bios.iter().map(|bio| bio.len).sum::<u64>());
         prop_assert_eq!(rq.offset(), bios[0].offset);
-        prop_assert!(rq.len() <= limits().length_max(rq.op(), rq.offset()));
+        prop_assert!(rq.len() <= limits().length_max(rq.op(), rq.position()));
         prop_assert!(!rq.op().has_data() || rq.segment_count() <= limits().segments_max.into());
         for pair in bios.windows(2) {
             let (a, b) = (&pair[0], &pair[1]);

@@ -175,17 +175,21 @@ impl Oracle {
             && same
             && a.op != Op::Flush
             && a.flags.0 & never == 0
-            && self.within_limits(a, left.bios.len() + right.bios.len(), right.end - left.start)
+            && self.within_limits(
+                a.op,
+                left.start,
+                left.bios.len() + right.bios.len(),
+                right.end - left.start,
+            )
     }
 
-    fn within_limits(&self, first: &Bio, bios: usize, len: u64) -> bool {
+    fn within_limits(&self, op: Op, start: u64, bios: usize, len: u64) -> bool {
         let limits = &self.limits;
-        match first.op {
+        match op {
             Op::Discard => len <= limits.discard_max,
             Op::WriteZeroes => len <= limits.zeroes_max,
             _ => {
-                let last_block = (first.offset + len - 1) / limits.boundary;
-                let crosses = first.offset / limits.boundary != last_block;
+                let crosses = start / limits.boundary != (start + len - 1) / limits.boundary;
                 len <= limits.transfer_max.into()
                     && bios <= limits.segments_max.into()
                     && (!crosses || self.rules.wrong == Some(Wrong::MergeBeyondBoundary))

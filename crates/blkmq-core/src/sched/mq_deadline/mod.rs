@@ -11,8 +11,6 @@
 
 mod class;
 #[cfg(test)]
-mod cost;
-#[cfg(test)]
 mod tests;
 mod tunables;
 

@@ -1,0 +1,126 @@
+//! What a request costs in each elevator, insertion and dispatch together, at a steady number of queued ones: CPU time of
+//! the thread, less what the same loop costs with a plain queue in the elevator's place.
+//! `cargo test --release -p blkmq-core --test elevator_cost -- --ignored --nocapture` measures; an ordinary run of the
+//! tests only keeps it alive.
+
+use std::collections::VecDeque;
+
+use blkmq_core::bio::{Bio, Op};
+use blkmq_core::ids::ReactorId;
+use blkmq_core::limits::Limits;
+use blkmq_core::request::Request;
+use blkmq_core::sched::{Elevator, InsertAt, Inserted, Kind};
+use blkmq_core::time::Instant;
+
+/// Positions of the load, 70 % of it reads.
+#[derive(Clone, Copy, Debug)]
+enum Load {
+    /// Scattered.
+    Random,
+    /// Each behind the one before, but not touching it.
+    Ascending,
+    /// Each touching the one before.
+    Merging,
+}
+
+/// What is subtracted: the load's own cost.
+#[derive(Default)]
+struct Plain(VecDeque<Box<Request>>);
+
+impl Elevator for Plain {
+    fn name(&self) -> &'static str {
+        "plain"
+    }
+
+    fn insert(&mut self, rq: Box<Request>, _at: InsertAt, _now: Instant) -> Inserted {
+        self.0.push_back(rq);
+        Inserted::Queued
+    }
+
+    fn dispatch(&mut self, _now: Instant) -> Option<Box<Request>> {
+        self.0.pop_front()
+    }
+
+    fn queued(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Keeps up to `depth` requests queued until `count` bios or more were inserted; returns nanoseconds for each bio.
+fn run(elevator: &mut dyn Elevator, load: Load, depth: usize, count: u64, clock: fn() -> u64) -> f64 {
+    let mut seed = 1u64;
+    let mut inserted = 0;
+    let begin = clock();
+    while inserted < count {
+        while elevator.queued() < depth {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            let block = match load {
+                Load::Random => seed >> 24,
+                Load::Ascending => inserted * 2,
+                Load::Merging => inserted,
+            };
+            let rq = Request::for_test(ReactorId(0), bio(block, seed % 10 < 7), 0);
+            inserted += 1;
+            elevator.insert(rq, InsertAt::Ordered, Instant(inserted * 100));
+        }
+        for _ in 0..(depth / 4).max(1) {
+            elevator.dispatch(Instant(inserted * 100));
+        }
+    }
+    (clock() - begin) as f64 / inserted as f64
+}
+
+fn bio(block: u64, is_read: bool) -> Bio {
+    let mut bio = Bio::default();
+    bio.op = if is_read { Op::Read } else { Op::Write };
+    (bio.offset, bio.len) = (block * 4096, 4096);
+    bio
+}
+
+fn build(kind: Kind, depth: usize) -> Option<Box<dyn Elevator>> {
+    kind.build(&Limits::default(), depth)
+}
+
+/// The time this thread has had a CPU for, in nanoseconds: other load on the machine is not counted.
+fn cpu_time() -> u64 {
+    let line = std::fs::read_to_string("/proc/thread-self/schedstat").expect("schedstat of this thread");
+    let first = line.split(' ').next().expect("schedstat has three numbers");
+    first.parse().expect("schedstat begins with a number")
+}
+
+#[test]
+fn the_measurement_itself_works() {
+    for mut elevator in Kind::ALL.into_iter().filter_map(|kind| build(kind, 8)) {
+        for load in [Load::Random, Load::Ascending, Load::Merging] {
+            assert_eq!(run(&mut *elevator, load, 8, 1000, || 0), 0.0);
+            while elevator.dispatch(Instant(0)).is_some() {}
+        }
+    }
+}
+
+#[test]
+#[ignore = "a measurement, of use in a release build only"]
+fn cost_of_insert_and_dispatch() {
+    const COUNT: u64 = 2_000_000;
+    const ROUNDS: usize = 7;
+    for kind in Kind::ALL {
+        for load in [Load::Random, Load::Ascending, Load::Merging] {
+            for depth in [1, 16, 64, 256, 1024, 4096] {
+                let Some(mut elevator) = build(kind, depth) else {
+                    continue;
+                };
+                let mut rounds: Vec<f64> = (0..ROUNDS)
+                    .map(|_| {
+                        let plain = run(&mut Plain::default(), load, depth, COUNT, cpu_time);
+                        run(&mut *elevator, load, depth, COUNT, cpu_time) - plain
+                    })
+                    .collect();
+                rounds.sort_by(f64::total_cmp);
+                let (min, median, max) = (rounds[0], rounds[ROUNDS / 2], rounds[ROUNDS - 1]);
+                println!("{kind} {load:?} depth {depth}: {median:.1} ns per bio ({min:.1} to {max:.1})");
+            }
+        }
+    }
+}
