@@ -148,11 +148,14 @@ impl LocalQueue {
             .min()
     }
 
-    /// Says whether another reactor has left something here: to be asked once more after announcing sleep.
+    /// Says whether there is something to do here that needs no event: to be asked once more after announcing sleep.
     #[inline]
     pub fn has_mail(&self) -> bool {
         let run = &self.queue.port(self.me).run;
-        !self.mailbox.is_empty() || (self.hw.is_some() && run.is_wanted() && !run.is_stopped())
+        !self.mailbox.is_empty()
+            || (self.hw.is_some() && run.is_wanted() && !run.is_stopped())
+            // Held back by a freeze that has ended meanwhile: its kick may have come before the announcement of sleep.
+            || (self.sw.has_work_to_start() && !self.queue.is_frozen())
     }
 
     /// How many bios of this reactor's submitters have not ended.
@@ -293,14 +296,20 @@ impl LocalQueue {
         );
     }
 
-    /// Hands a request to the owner of the hardware context that its submitter uses.
+    /// Hands a request to a reactor that will issue it: the owner of the hardware context that its submitter uses, or
+    /// one that promises to run, if its submitter may stop looking (its requests would hold the depth meanwhile).
     fn hand_over(&mut self, mut rq: Box<Request>, now: Instant, fx: &mut Effects) {
         if rq.state == State::Staged {
             rq.inserted_at = now;
         }
         rq.state = State::Dispatched;
-        let owner = self.queue.hctx_owner(rq.owner);
-        self.send(owner, Mail::Issue(rq), fx);
+        let looks = self.queue.port(rq.owner).promises;
+        let user = if looks {
+            rq.owner
+        } else {
+            self.queue.promising().unwrap_or(rq.owner)
+        };
+        self.send(self.queue.hctx_owner(user), Mail::Issue(rq), fx);
     }
 
     fn send(&mut self, to: ReactorId, mail: Mail, fx: &mut Effects) {

@@ -372,6 +372,11 @@ impl Queue {
         self.usage.is_drained()
     }
 
+    /// Says whether requests cannot start now: frozen or quiesced.
+    pub fn is_frozen(&self) -> bool {
+        self.usage.is_frozen()
+    }
+
     /// Ends one freeze. Kick everybody afterwards: bios may wait.
     ///
     /// # Panics

@@ -108,6 +108,11 @@ impl SwCtx {
         self.plug.list.is_empty() && self.waiting.is_empty() && !self.flush.has_due()
     }
 
+    /// Says whether something could start if the queue lets it.
+    pub(crate) fn has_work_to_start(&self) -> bool {
+        !self.plug.list.is_empty() || self.flush.has_due()
+    }
+
     /// Says whether no bio and no request of this context is under way.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.outstanding == 0 && self.pool.len() == self.requests && self.is_idle()

@@ -401,3 +401,24 @@ fn a_seat_can_be_given_back_and_taken_again() {
     assert_eq!(bench.ended(0).len(), 1);
     assert!(bench.sides.pop().unwrap().local.stand_up().is_ok());
 }
+
+#[test]
+fn what_a_freeze_held_back_is_work_again_when_the_queue_thaws() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            ..config(1)
+        });
+        bench.queue.freeze_begin();
+        bench.submit(0, bio(Op::Read, 0, 1, 1));
+        bench.unplug(0);
+        assert!(!bench.sides[0].local.has_mail(), "nothing to do while frozen");
+        bench.queue.freeze_end();
+        assert!(
+            bench.sides[0].local.has_mail(),
+            "{kind}: a reactor about to sleep must see it"
+        );
+        bench.run_dry();
+        assert_eq!(bench.ended(0), [(1, Status::Ok)]);
+    }
+}
