@@ -47,7 +47,7 @@ impl Clock {
         match self.source {
             Source::Counter => {
                 let ticks = sys::counter().saturating_sub(self.origin);
-                Instant((u128::from(ticks) * u128::from(self.scale) >> 32) as u64)
+                Instant(((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64)
             }
             Source::Monotonic => Instant(monotonic_ns() - self.origin),
         }

@@ -1,4 +1,4 @@
-//! Decides what the engine needs of a drive: its limits, and a driver for each hardware context.
+//! Decides what the engine needs of a drive: its limits, a driver for each hardware context, and what is allocated.
 //! `plan` makes drives from the specifications of disks, `engine` has their hardware contexts opened on the reactors.
 
 use std::io;
@@ -7,10 +7,11 @@ use blkmq_core::driver::Driver;
 use blkmq_core::ids::HctxId;
 use blkmq_core::limits::Limits;
 
+use crate::driver::Allocation;
 use crate::ring::RingHandle;
 
 /// A drive: what all hardware contexts of one queue share.
-pub trait Drive: Send + Sync {
+pub trait Drive: Allocation {
     /// What one request may be.
     fn limits(&self) -> Limits;
 

@@ -1,9 +1,27 @@
 //! The engine in the real world: reactors on io_uring, the clock, and the drivers that meet the operating system.
 //!
-//! A reactor is one thread with one place to wait ([`ring`], [`wait`]); [`drive`] is what it needs of a drive.
+//! [`engine`] is the way in: it starts reactors, lets a library user's thread [`attach`], puts doors ([`service`]) on
+//! reactors, and is changed and watched through [`control`]. A reactor is one thread with one place to wait (`place`,
+//! [`ring`], [`mod@wait`], `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
 
+pub mod attach;
+mod bell;
 pub mod clock;
+pub mod control;
+pub mod disk;
 pub mod drive;
 pub mod driver;
+pub mod engine;
+pub mod error;
+mod place;
+mod reactor;
 pub mod ring;
+pub mod service;
+mod shared;
 pub mod wait;
+
+pub use attach::Attached;
+pub use control::Control;
+pub use disk::{Disk, QueueId};
+pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
+pub use error::Error;

@@ -8,7 +8,7 @@
 
 mod sys;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
@@ -75,6 +75,8 @@ pub struct Port {
 
 struct Ring {
     state: RefCell<RingState>,
+    /// Entries pushed whose last completion has not been reaped.
+    in_flight: Cell<u32>,
 }
 
 struct RingState {
@@ -121,8 +123,10 @@ impl RingHandle {
             free_files: (0..config.files).rev().collect(),
             uring,
         };
-        let state = RefCell::new(state);
-        Ok(Self(Rc::new(Ring { state })))
+        Ok(Self(Rc::new(Ring {
+            state: RefCell::new(state),
+            in_flight: Cell::new(0),
+        })))
     }
 
     /// Opens a port.
@@ -160,12 +164,25 @@ impl RingHandle {
     /// announced completions that it has not posted.
     pub fn reap(&self) -> usize {
         let mut state = self.0.state.borrow_mut();
-        let reaped = state.distribute();
-        if reaped > 0 || !state.must_enter() {
-            return reaped;
+        let mut reaped = state.distribute();
+        if reaped.completions == 0 && state.must_enter() {
+            state.enter(Wait::No);
+            reaped = state.distribute();
         }
-        state.enter(Wait::No);
-        state.distribute()
+        self.0.in_flight.set(self.0.in_flight.get() - reaped.entries);
+        reaped.completions
+    }
+
+    /// Says whether [`Self::reap`] would find something.
+    pub fn has_completed(&self) -> bool {
+        let mut state = self.0.state.borrow_mut();
+        !state.uring.completion().is_empty() || state.must_enter()
+    }
+
+    /// Entries pushed, through all ports, whose last completion has not been reaped.
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        self.0.in_flight.get()
     }
 
     /// Submits what was pushed and blocks, in the same system call, until something has completed or `timeout` is over.
@@ -220,6 +237,7 @@ impl RingHandle {
         let entry = entry.user_data(u64::from(port) << PORT_SHIFT | user);
         state.ports[usize::from(port)].in_flight += 1;
         state.queue(entry);
+        self.0.in_flight.set(self.0.in_flight.get() + 1);
     }
 }
 
@@ -292,6 +310,14 @@ impl PortState {
     }
 }
 
+/// What was found in the completion queue.
+#[derive(Default)]
+struct Reaped {
+    completions: usize,
+    /// Entries that will complete no more.
+    entries: u32,
+}
+
 #[derive(Clone, Copy)]
 enum Wait {
     No,
@@ -329,10 +355,10 @@ impl RingState {
         submission.taskrun() || submission.cq_overflow()
     }
 
-    fn distribute(&mut self) -> usize {
-        let mut reaped = 0;
+    fn distribute(&mut self) -> Reaped {
+        let mut reaped = Reaped::default();
         for entry in self.uring.completion() {
-            reaped += 1;
+            reaped.completions += 1;
             let id = (entry.user_data() >> PORT_SHIFT) as usize;
             let port = &mut self.ports[id];
             let completion = Completion {
@@ -342,6 +368,7 @@ impl RingState {
             };
             if !completion.has_more() {
                 port.in_flight -= 1;
+                reaped.entries += 1;
             }
             if !port.is_open {
                 continue;

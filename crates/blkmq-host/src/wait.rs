@@ -57,7 +57,8 @@ impl WaitPolicy {
     }
 }
 
-const SPIN_MAX: Nanos = Nanos::from_micros(20);
+/// The default of [`WaitPolicy`]'s longest look: about what a wake-up costs.
+pub const SPIN_MAX: Nanos = Nanos::from_micros(20);
 /// What a wake-up adds to the length of a wait that blocked.
 const WAKE_COST: Nanos = Nanos::from_micros(15);
 const SCORE_ONE: u32 = 1024;

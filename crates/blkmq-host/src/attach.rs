@@ -1,0 +1,202 @@
+//! Decides how a library user's own thread does I/O: it attaches, and from then on submits, issues and reaps by itself.
+//! `place` is its side of the queues; nothing is handed to another thread.
+//!
+//! An attached thread does not promise to come back, so the engine never leaves others' work with it. The clock is read
+//! once per batch: the first submission after a [`Attached::poll`] reads it, and what ends while it is being issued (a
+//! drive that completes inline) is given out without another reading, for a bounded number of times in a row.
+
+use std::sync::{Arc, PoisonError};
+
+use blkmq_core::bio::Bio;
+use blkmq_core::time::{Instant, Nanos};
+
+use crate::disk::{Disk, QueueId};
+use crate::error::Error;
+use crate::place::Place;
+use crate::shared::Shared;
+
+/// A thread's own way to all disks of an engine. Stays on the thread that attached.
+///
+/// Dropping it issues what is staged and blocks until everything it submitted has ended, since buffers are lent out.
+pub struct Attached {
+    /// Always there, except while being dropped.
+    place: Option<Place>,
+    shared: Arc<Shared>,
+    /// The place's time is of this batch.
+    is_clock_fresh: bool,
+    /// Bios submitted and not given back.
+    outstanding: u32,
+    /// Polls in a row that gave out only what had ended inline.
+    short_polls: u32,
+}
+
+impl Attached {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
+        let mut chairs = shared.chairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let chair = chairs.pop().ok_or(Error::NoSeat {
+            max: shared.chairs_max,
+        })?;
+        drop(chairs);
+        let place = Place::open(shared, chair)?;
+        Ok(Self {
+            place: Some(place),
+            shared: Arc::clone(shared),
+            is_clock_fresh: false,
+            outstanding: 0,
+            short_polls: 0,
+        })
+    }
+
+    /// Takes a bio in. It is staged until [`Self::unplug`], [`Self::poll`] or [`Self::wait`], or until 32 are.
+    ///
+    /// # Errors
+    /// The bio, if as many bios of this thread wait as the queue has requests per reactor: submit it after an end.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    #[inline]
+    pub fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
+        self.place_at_time().submit(queue, bio)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// Issues what is staged.
+    #[inline]
+    pub fn unplug(&mut self) {
+        self.place_at_time().unplug();
+    }
+
+    /// Issues what is staged and appends what has ended to `out`. Returns how many bios that were. Never blocks.
+    #[inline]
+    pub fn poll(&mut self, out: &mut Vec<Bio>) -> usize {
+        let place = self.place_at_time();
+        place.unplug();
+        if place.ended().is_empty() || self.short_polls == SHORT_POLLS_MAX {
+            self.poll_all();
+        } else {
+            self.short_polls += 1;
+        }
+        self.is_clock_fresh = false;
+        self.take_ended(out)
+    }
+
+    /// Like [`Self::poll`], but blocks until something has ended or `timeout` is over (never, if there is none).
+    /// With nothing under way it returns at once.
+    pub fn wait(&mut self, out: &mut Vec<Bio>, timeout: Option<Nanos>) -> usize {
+        let until = timeout.map(|timeout| self.shared.clock.now() + timeout);
+        loop {
+            let count = self.poll(out);
+            let is_idle = self.outstanding == 0;
+            let place = self.place();
+            if count > 0 || is_idle || until.is_some_and(|until| place.now() >= until) {
+                return count;
+            }
+            if !place.has_news() {
+                place.wait(true, until, || false);
+            }
+        }
+    }
+
+    /// Bios of this thread that have not been given back.
+    #[inline]
+    pub fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// The engine's time.
+    pub fn now(&self) -> Instant {
+        self.shared.clock.now()
+    }
+
+    /// All disks.
+    pub fn disks(&self) -> &[Disk] {
+        &self.shared.disks
+    }
+
+    /// Finds a disk by its name.
+    pub fn disk(&self, name: &str) -> Option<&Disk> {
+        self.disks().iter().find(|disk| disk.name == name)
+    }
+
+    /// Looks everywhere: ring, mailboxes, completions, run work, timers.
+    fn poll_all(&mut self) {
+        self.short_polls = 0;
+        let place = self.place();
+        place.read_clock();
+        if place.uses_ring() {
+            place.ring().submit();
+        }
+        place.reap_ring();
+        place.run_queues();
+    }
+
+    #[inline]
+    fn take_ended(&mut self, out: &mut Vec<Bio>) -> usize {
+        let ended = self.place().ended();
+        let count = ended.len();
+        if out.is_empty() {
+            // The two lists take turns: no bio is copied.
+            std::mem::swap(out, ended);
+        } else {
+            out.append(ended);
+        }
+        self.outstanding -= count as u32;
+        count
+    }
+
+    /// The place, its time read in this batch.
+    #[inline]
+    fn place_at_time(&mut self) -> &mut Place {
+        let place = self.place.as_mut().expect("a place until dropped");
+        if !self.is_clock_fresh {
+            self.is_clock_fresh = true;
+            place.read_clock();
+        }
+        place
+    }
+
+    #[inline]
+    fn place(&mut self) -> &mut Place {
+        self.place.as_mut().expect("a place until dropped")
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let mut out = Vec::new();
+        while self.outstanding() > 0 {
+            self.wait(&mut out, Some(DROP_REPORT));
+            if out.is_empty() {
+                tracing::warn!(
+                    outstanding = self.outstanding(),
+                    "an attached thread leaves and waits for its I/O to end"
+                );
+            }
+            out.clear();
+        }
+        let Some(mut place) = self.place.take() else {
+            return;
+        };
+        loop {
+            match place.close() {
+                Ok(chair) => {
+                    let mut chairs = self.shared.chairs.lock().unwrap_or_else(PoisonError::into_inner);
+                    chairs.push(chair);
+                    return;
+                }
+                // Others may have left mail here: it is passed on by running.
+                Err(open) => place = *open,
+            }
+            place.read_clock();
+            place.ring().submit();
+            place.reap_ring();
+            place.run_queues();
+        }
+    }
+}
+
+/// Between two full polls, at most so many give out only what ended inline.
+const SHORT_POLLS_MAX: u32 = 32;
+/// A drop that waits longer for its I/O says so.
+const DROP_REPORT: Nanos = Nanos::from_secs(5);

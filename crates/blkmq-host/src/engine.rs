@@ -1,0 +1,422 @@
+//! Decides how an engine comes up and goes down: queues and seats, reactor threads, and the order of a shutdown.
+//! `plan` says which disks share a queue; `reactor` is what the threads run; `control` changes a running engine.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use blkmq_core::ids::{DiskId, REACTORS_MAX, ReactorId};
+use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+
+use crate::attach::Attached;
+use crate::bell::Bell;
+use crate::clock::Clock;
+use crate::control::{self, Control};
+use crate::disk::{Disk, QueueId};
+use crate::drive::Drive;
+use crate::driver::Allocation;
+use crate::error::Error;
+use crate::place::Place;
+use crate::reactor::Reactor;
+use crate::ring::RingConfig;
+use crate::service::ServiceFactory;
+use crate::shared::{Chair, Inbox, Order, QueueEntry, Shared};
+use crate::wait;
+
+/// What an engine is to be.
+pub struct EngineConfig {
+    /// Threads that serve, 1 to 128 together with `attached_max`. With 0 there is still one, which sleeps unless an
+    /// elevator's timers need somebody who always comes back. Default 1.
+    pub reactors: usize,
+    /// Threads of a library user that may be attached at the same time. Each costs its share of every queue's requests
+    /// and tags. Default 0.
+    pub attached_max: usize,
+    /// The size of each thread's ring.
+    pub ring: RingConfig,
+    /// How long a reactor looks for events before it blocks, where that pays; see [`wait::WaitPolicy`]. Default 20 µs.
+    pub spin_max: Nanos,
+    /// The queues, with their disks.
+    pub queues: Vec<QueueSpec>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            reactors: 1,
+            attached_max: 0,
+            ring: RingConfig::default(),
+            spin_max: wait::SPIN_MAX,
+            queues: Vec::new(),
+        }
+    }
+}
+
+/// One drive's queue and the disks on it.
+pub struct QueueSpec {
+    /// Its name, unique in the engine.
+    pub name: String,
+    /// The drive.
+    pub drive: Arc<dyn Drive>,
+    /// The disks, in the order in which the drive knows them.
+    pub disks: Vec<DiskEntry>,
+    /// The elevator to begin with. Default none.
+    pub elevator: Kind,
+    /// How many requests may be in flight. Default 128 per hardware context.
+    pub tags: TagMode,
+    /// Hardware contexts; none for one per thread. Fewer must not be more than there are reactors: the threads without
+    /// one go through a reactor then. Default none.
+    pub hctxs: Option<u16>,
+    /// Requests of each thread under way, and as many bios may wait beside them. Default 256.
+    pub requests_per_reactor: u32,
+    /// How long a request may be with the driver. Default 30 s.
+    pub timeout: Nanos,
+    /// Whether neighbouring bios are merged. Default true.
+    pub merges: bool,
+    /// How many groups there are, at least 1. Default 1.
+    pub groups: u32,
+}
+
+impl QueueSpec {
+    /// A queue without disks, everything else by default.
+    pub fn new(name: impl Into<String>, drive: Arc<dyn Drive>) -> Self {
+        Self {
+            name: name.into(),
+            drive,
+            disks: Vec::new(),
+            elevator: Kind::None,
+            tags: TagMode::PerHctx(128),
+            hctxs: None,
+            requests_per_reactor: 256,
+            timeout: Nanos::from_secs(30),
+            merges: true,
+            groups: 1,
+        }
+    }
+}
+
+/// A disk of a queue.
+#[derive(Clone, Debug)]
+pub struct DiskEntry {
+    /// Its name, unique in the engine.
+    pub name: String,
+    /// What it is, for people. May be empty.
+    pub description: String,
+    /// Bytes, a multiple of the block size.
+    pub size: u64,
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Smallest unit of its addresses and lengths, in bytes: a power of two, at least the drive's.
+    pub block_size: u32,
+}
+
+/// A running engine. Dropping it shuts it down.
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Makes the queues and starts the reactors; returns when all of them serve.
+    ///
+    /// # Errors
+    /// What cannot be had, or cannot be as configured. Nothing is left running then.
+    pub fn start(config: EngineConfig) -> Result<Self, Error> {
+        let reactors = config.reactors.max(1);
+        let seats = reactors + config.attached_max;
+        if seats > REACTORS_MAX {
+            return Err(Error::Range {
+                name: "number of reactors and attached threads",
+                value: seats as u64,
+                min: 1,
+                max: REACTORS_MAX as u64,
+            });
+        }
+        let (shared, mut chairs) = build(config, reactors, seats)?;
+        // The chairs of attached threads stay with the shared state; those of the reactors come first.
+        let spare = chairs.split_off(reactors);
+        *shared.chairs.lock().unwrap_or_else(PoisonError::into_inner) = spare;
+        let mut engine = Self {
+            shared,
+            threads: Vec::with_capacity(reactors),
+        };
+        engine.start_reactors(chairs)?;
+        Ok(engine)
+    }
+
+    /// Has a service made on a reactor.
+    ///
+    /// # Panics
+    /// If there is no such reactor.
+    pub fn add_service(&self, reactor: ReactorId, factory: ServiceFactory) {
+        self.shared.order(reactor, Order::Add(factory));
+    }
+
+    /// How many reactors serve.
+    pub fn reactors(&self) -> usize {
+        self.shared.inboxes.len()
+    }
+
+    /// Attaches the calling thread, to do I/O by itself.
+    ///
+    /// # Errors
+    /// If `attached_max` threads are attached already, or there is no ring or driver for one more.
+    pub fn attach(&self) -> Result<Attached, Error> {
+        Attached::new(&self.shared)
+    }
+
+    /// A handle to change and watch the engine with.
+    pub fn control(&self) -> Control {
+        Control::new(Arc::clone(&self.shared))
+    }
+
+    /// All disks.
+    pub fn disks(&self) -> &[Disk] {
+        &self.shared.disks
+    }
+
+    /// Finds a disk by its name.
+    pub fn disk(&self, name: &str) -> Option<&Disk> {
+        self.disks().iter().find(|disk| disk.name == name)
+    }
+
+    /// Shuts down: services finish what is under way and take no more, attached threads are waited for, queues drain,
+    /// reactors end. Blocks for at most about `limit`, or until [`Control::hurry`].
+    ///
+    /// # Errors
+    /// What was not finished in time. Its threads and their buffers are left as they are, since the kernel may still use
+    /// them: the caller should end the process.
+    pub fn shutdown(mut self, limit: Nanos) -> Result<(), Error> {
+        self.stop(limit)
+    }
+
+    fn start_reactors(&mut self, chairs: Vec<Chair>) -> Result<(), Error> {
+        let (ready, opened) = mpsc::channel();
+        let count = chairs.len();
+        for chair in chairs {
+            let (shared, ready) = (Arc::clone(&self.shared), ready.clone());
+            let name = format!("blkmq-r{}", chair.id);
+            let thread = thread::Builder::new().name(name.clone());
+            let started = thread.spawn(move || serve(&shared, chair, &ready));
+            self.threads.push(started.map_err(|source| Error::Os {
+                what: format!("starting the thread {name}"),
+                source,
+            })?);
+        }
+        drop(ready);
+        // Every thread says how its set-up went, or is gone without a word, which the count would show.
+        let results: Vec<_> = opened.iter().take(count).collect();
+        results.into_iter().collect()
+    }
+
+    fn stop(&mut self, limit: Nanos) -> Result<(), Error> {
+        let threads = std::mem::take(&mut self.threads);
+        if threads.is_empty() {
+            return Ok(());
+        }
+        let until = self.shared.clock.now() + limit;
+        self.order_all(|| Order::Drain);
+        let shared = &self.shared;
+        let services = || shared.services.load(Ordering::Acquire);
+        self.wait_for(
+            limit,
+            || services() == 0,
+            || format!("{} services are not finished", services()),
+        )?;
+        let attached =
+            || shared.chairs_max - shared.chairs.lock().unwrap_or_else(PoisonError::into_inner).len();
+        self.wait_for(
+            limit,
+            || attached() == 0,
+            || format!("{} threads are still attached", attached()),
+        )?;
+        for index in 0..self.shared.queues.len() {
+            let queue = &self.shared.queues[index].queue;
+            queue.freeze_begin();
+            let left = until.since(self.shared.clock.now());
+            control::wait_until(&self.shared, QueueId(index as u16), left, || queue.is_drained())?;
+        }
+        self.order_all(|| Order::Stop);
+        for thread in threads {
+            // A reactor that panicked has ended the process.
+            let _ = thread.join();
+        }
+        Ok(())
+    }
+
+    fn wait_for(
+        &self,
+        limit: Nanos,
+        is_so: impl Fn() -> bool,
+        problem: impl Fn() -> String,
+    ) -> Result<(), Error> {
+        let start = self.shared.clock.now();
+        while !is_so() {
+            if self.shared.is_hurried.load(Ordering::Relaxed) || self.shared.clock.now().since(start) > limit
+            {
+                return Err(Error::Shutdown(problem()));
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn order_all(&self, order: impl Fn() -> Order) {
+        for reactor in 0..self.shared.inboxes.len() {
+            self.shared.order(ReactorId(reactor as u16), order());
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop(DROP_LIMIT) {
+            tracing::error!("the engine was dropped and is not at rest: {error}");
+        }
+    }
+}
+
+/// Makes the queues, and for each thread a chair with its seats at all of them.
+fn build(config: EngineConfig, reactors: usize, seats: usize) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
+    let mut chairs: Vec<Chair> = (0..seats)
+        .map(|id| Chair {
+            id: ReactorId(id as u16),
+            seats: Vec::with_capacity(config.queues.len()),
+        })
+        .collect();
+    let mut disks = Vec::new();
+    let mut queues = Vec::with_capacity(config.queues.len());
+    for (index, spec) in config.queues.into_iter().enumerate() {
+        let drive = Arc::clone(&spec.drive);
+        let entries = spec.disks.clone();
+        let (queue, seats) = make_queue(spec, reactors, seats)?;
+        list_disks(&mut disks, QueueId(index as u16), &queue, &drive, entries)?;
+        chairs
+            .iter_mut()
+            .zip(seats)
+            .for_each(|(chair, seat)| chair.seats.push(seat));
+        queues.push(QueueEntry { queue, drive });
+    }
+    let bells: Result<Box<[Bell]>, _> = (0..seats).map(|_| Bell::new()).collect();
+    let bells = bells.map_err(|source| Error::Os {
+        what: "making an event to wake a reactor with".to_owned(),
+        source,
+    })?;
+    let shared = Shared {
+        clock: Clock::get(),
+        ring: config.ring,
+        spin_max: config.spin_max,
+        bells,
+        inboxes: (0..reactors).map(|_| Inbox::default()).collect(),
+        queues: queues.into(),
+        disks: disks.into(),
+        chairs: Mutex::new(Vec::new()),
+        chairs_max: seats - reactors,
+        services: AtomicU32::new(0),
+        is_hurried: AtomicBool::new(false),
+    };
+    Ok((Arc::new(shared), chairs))
+}
+
+fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Queue>, Vec<Seat>), Error> {
+    let mut base = 0;
+    let mut disks = Vec::with_capacity(spec.disks.len());
+    for entry in spec.disks {
+        disks.push(DiskConfig {
+            name: entry.name,
+            base,
+            size: entry.size,
+            read_only: entry.read_only,
+            logical_block: entry.block_size,
+        });
+        // Disks are apart on the queue, so that the end of one is no neighbour of the next one's beginning.
+        base = (base + entry.size).next_multiple_of(DISK_SPACING) + DISK_SPACING;
+    }
+    let config = QueueConfig {
+        name: spec.name,
+        reactors: (0..seats)
+            .map(|id| ReactorConfig {
+                promises: id < reactors,
+            })
+            .collect(),
+        hctxs: spec.hctxs.unwrap_or(seats as u16),
+        tags: spec.tags,
+        requests_per_reactor: spec.requests_per_reactor,
+        limits: spec.drive.limits(),
+        elevator: spec.elevator,
+        timeout: spec.timeout,
+        merges: spec.merges,
+        groups: spec.groups,
+        disks,
+    };
+    Ok(Queue::new(config)?)
+}
+
+fn list_disks(
+    disks: &mut Vec<Disk>,
+    queue: QueueId,
+    core: &Queue,
+    drive: &Arc<dyn Drive>,
+    entries: Vec<DiskEntry>,
+) -> Result<(), Error> {
+    let allocation: Arc<dyn Allocation> = Arc::<dyn Drive>::clone(drive);
+    for (id, entry) in entries.into_iter().enumerate() {
+        if disks.iter().any(|disk| disk.name == entry.name) {
+            let name = entry.name;
+            return Err(Error::Disk(format!(
+                "disk {name}: there are two of this name; rename one"
+            )));
+        }
+        disks.push(Disk {
+            name: entry.name,
+            description: entry.description,
+            queue,
+            id: DiskId(id as u32),
+            size: entry.size,
+            read_only: entry.read_only,
+            block_size: entry.block_size,
+            limits: core.limits().clone(),
+            allocation: Arc::clone(&allocation),
+        });
+    }
+    Ok(())
+}
+
+/// What a reactor's thread does.
+fn serve(shared: &Arc<Shared>, chair: Chair, ready: &Sender<Result<(), Error>>) {
+    let _guard = AbortOnPanic;
+    control::mark_reactor();
+    let place = match Place::open(shared, chair) {
+        Ok(place) => place,
+        Err(error) => {
+            // Whoever started us waits for this, and gives up if it is gone.
+            let _ = ready.send(Err(error));
+            return;
+        }
+    };
+    let reactor = Reactor::new(place);
+    let _ = ready.send(Ok(()));
+    reactor.run();
+}
+
+/// Ends the process when a reactor panics: the I/O it holds could never end, and its clients would wait for ever.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let name = thread::current().name().unwrap_or("a reactor").to_owned();
+            eprintln!(
+                "blkmq: {name} has panicked (see above): its I/O can never end, so the process is aborted"
+            );
+            std::process::abort();
+        }
+    }
+}
+
+const PAUSE: Duration = Duration::from_millis(1);
+const DROP_LIMIT: Nanos = Nanos::from_secs(30);
+const DISK_SPACING: u64 = 1 << 20;

@@ -1,0 +1,114 @@
+//! Decides how set-up and control say what went wrong: the object, the value, the limit and the next step.
+//! The request path has `blkmq_core::bio::Status` instead.
+
+use std::io;
+
+use blkmq_core::ids::ReactorId;
+use blkmq_core::queue::ConfigError;
+use blkmq_core::sched::TunableError;
+use blkmq_core::time::Nanos;
+
+/// Why the engine could not be set up, changed or shut down.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// io_uring is not to be had.
+    #[error("reactor {reactor}: no io_uring: {source}; {}", ring_hint(source))]
+    Ring {
+        /// Whose.
+        reactor: ReactorId,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The operating system refused something that set-up needs.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was attempted.
+        what: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A drive could not be opened.
+    #[error("queue {queue}: {source}")]
+    Drive {
+        /// The queue's name.
+        queue: String,
+        /// What the drive or the operating system said.
+        source: io::Error,
+    },
+    /// A queue that cannot be.
+    #[error(transparent)]
+    Queue(#[from] ConfigError),
+    /// A disk, or a set of disks, that cannot be. The text says it all.
+    #[error("{0}")]
+    Disk(String),
+    /// A number out of its range.
+    #[error("{name} {value} rejected: must be from {min} to {max}")]
+    Range {
+        /// What it is.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+        /// The smallest allowed.
+        min: u64,
+        /// The largest allowed.
+        max: u64,
+    },
+    /// No queue of that name.
+    #[error("no queue is named {name}; there are: {known}")]
+    NoQueue {
+        /// As asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// All seats for attached threads are taken.
+    #[error("all {max} seats for attached threads are taken; raise attached_max, or drop an Attached first")]
+    NoSeat {
+        /// How many there are.
+        max: usize,
+    },
+    /// What was under way on a queue has not ended in time.
+    #[error(
+        "queue {queue}: {outstanding} requests are still under way after {waited}; is the drive answering? \
+         A thread that holds unended I/O must poll meanwhile"
+    )]
+    NotDrained {
+        /// The queue's name.
+        queue: String,
+        /// Requests started and not ended.
+        outstanding: u64,
+        /// How long it was waited for.
+        waited: Nanos,
+    },
+    /// A control operation that blocks was called on a reactor, which it would wait for.
+    #[error("queue {queue}: control operations block: call them on another thread than a reactor's")]
+    OnReactor {
+        /// The queue's name.
+        queue: String,
+    },
+    /// The elevator refuses a tunable.
+    #[error("queue {queue}: {source}")]
+    Tunable {
+        /// The queue's name.
+        queue: String,
+        /// What it says.
+        source: TunableError,
+    },
+    /// The engine could not be shut down cleanly in time.
+    #[error("shutdown: {0}")]
+    Shutdown(String),
+}
+
+fn ring_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOSYS) => "the kernel has none: Linux 6.1 or later is needed",
+        Some(libc::EPERM) => {
+            "it is forbidden here: see kernel.io_uring_disabled and the container's seccomp profile"
+        }
+        Some(libc::EINVAL) => "the kernel is too old: Linux 6.1 or later is needed",
+        Some(libc::ENOMEM) => "locked memory is limited: raise ulimit -l",
+        Some(libc::EMFILE | libc::ENFILE) => "too many open files: raise ulimit -n",
+        _ => "see the kernel's log",
+    }
+}

@@ -1,0 +1,282 @@
+//! Decides how one thread runs its side of all queues and how it sleeps: the part that reactors and attached threads
+//! have in common. `reactor` puts services on it, `attach` a library user.
+//!
+//! Sleeping is announced on the bell before the last look for work, so that whoever publishes work after that look
+//! rings; see `blkmq_sync::wake_flag`.
+
+use std::sync::Arc;
+
+use blkmq_core::bio::Bio;
+use blkmq_core::ids::{HctxId, ReactorId};
+use blkmq_core::local::LocalQueue;
+use blkmq_core::queue::Effects;
+use blkmq_core::time::{Instant, Nanos};
+
+use crate::clock::Clock;
+use crate::disk::QueueId;
+use crate::error::Error;
+use crate::ring::{Completion, Port, RingHandle};
+use crate::shared::{Chair, Shared};
+use crate::wait::WaitPolicy;
+
+/// One thread's side of the engine.
+pub(crate) struct Place {
+    queues: Vec<LocalQueue>,
+    fx: Effects,
+    now: Instant,
+    clock: Clock,
+    id: ReactorId,
+    ring: RingHandle,
+    /// Watches the bell's event.
+    wake: Port,
+    policy: WaitPolicy,
+    /// A queue wants to be run once more before this thread waits.
+    runs_again: bool,
+    shared: Arc<Shared>,
+    ready: Vec<u16>,
+    woken: Vec<Completion>,
+}
+
+impl Place {
+    /// Takes the seats of `chair`, on the thread that will stay.
+    pub(crate) fn open(shared: &Arc<Shared>, chair: Chair) -> Result<Self, Error> {
+        let id = chair.id;
+        let ring = RingHandle::new(shared.ring).map_err(|source| Error::Ring { reactor: id, source })?;
+        precise_timers();
+        let wake = ring.open_port();
+        watch(&wake, shared, id);
+        let mut queues = Vec::with_capacity(chair.seats.len());
+        for (seat, entry) in chair.seats.into_iter().zip(&shared.queues) {
+            let driver = if seat.owns_hctx() {
+                let opened = entry.drive.open_hctx(&ring, HctxId(id.0));
+                Some(opened.map_err(|source| Error::Drive {
+                    queue: entry.queue.name().to_owned(),
+                    source,
+                })?)
+            } else {
+                None
+            };
+            queues.push(seat.sit(driver));
+        }
+        let clock = shared.clock;
+        Ok(Self {
+            queues,
+            fx: Effects::with_capacity(ENDED_AT_ONCE),
+            now: clock.now(),
+            clock,
+            id,
+            ring,
+            wake,
+            policy: WaitPolicy::new(shared.spin_max),
+            runs_again: false,
+            shared: Arc::clone(shared),
+            ready: Vec::with_capacity(64),
+            woken: Vec::with_capacity(4),
+        })
+    }
+
+    pub(crate) fn id(&self) -> ReactorId {
+        self.id
+    }
+
+    /// Gives the seats back, for another thread to take.
+    ///
+    /// # Errors
+    /// The place, if something is still under way.
+    pub(crate) fn close(mut self) -> Result<Chair, Box<Self>> {
+        let mut seats = Vec::with_capacity(self.queues.len());
+        while let Some(queue) = self.queues.pop() {
+            match queue.stand_up() {
+                Ok(seat) => seats.push(seat),
+                Err(queue) => {
+                    self.queues.push(*queue);
+                    break;
+                }
+            }
+        }
+        seats.reverse();
+        if self.queues.is_empty() {
+            return Ok(Chair { id: self.id, seats });
+        }
+        Err(Box::new(self))
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn ring(&self) -> &RingHandle {
+        &self.ring
+    }
+
+    /// The time of this batch.
+    #[inline]
+    pub(crate) fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Begins a batch: reads the clock.
+    #[inline]
+    pub(crate) fn read_clock(&mut self) -> Instant {
+        self.now = self.clock.now();
+        self.now
+    }
+
+    #[inline]
+    pub(crate) fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
+        self.queues[queue.index()].submit(bio, self.now, &mut self.fx)
+    }
+
+    /// Issues what is staged and wakes whom that concerns.
+    #[inline]
+    pub(crate) fn unplug(&mut self) {
+        for queue in &mut self.queues {
+            queue.unplug(self.now, &mut self.fx);
+        }
+        self.send_kicks();
+    }
+
+    /// Looks after mailboxes, completions, run work and timers of all queues.
+    #[inline]
+    pub(crate) fn run_queues(&mut self) {
+        self.runs_again = false;
+        for queue in &mut self.queues {
+            queue.run(self.now, &mut self.fx);
+        }
+        self.send_kicks();
+    }
+
+    /// The bios that have ended and not been taken.
+    #[inline]
+    pub(crate) fn ended(&mut self) -> &mut Vec<Bio> {
+        &mut self.fx.ended
+    }
+
+    /// Hands the ring's completions to their ports and returns the ports that got some, the bell's aside.
+    pub(crate) fn reap_ring(&mut self) -> &[u16] {
+        self.ready.clear();
+        if self.ring.in_flight() == 0 || self.ring.reap() == 0 {
+            return &self.ready;
+        }
+        self.ring.take_ready(&mut self.ready);
+        let wake = self.wake.id();
+        if self.ready.contains(&wake) {
+            self.ready.retain(|&port| port != wake);
+            self.woken.clear();
+            self.wake.take(&mut self.woken);
+            if self.woken.iter().any(|woken| !woken.has_more()) {
+                watch(&self.wake, &self.shared, self.id);
+            }
+        }
+        &self.ready
+    }
+
+    /// Says whether a driver of this thread has work in the ring.
+    pub(crate) fn uses_ring(&self) -> bool {
+        // One entry watches the bell.
+        self.ring.in_flight() > 1
+    }
+
+    /// Says whether bios of this thread, or requests at its drivers, are under way.
+    pub(crate) fn has_io(&self) -> bool {
+        let under_way = |queue: &LocalQueue| queue.outstanding() > 0 || queue.hctx_in_flight() > 0;
+        self.queues.iter().any(under_way)
+    }
+
+    /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says. `expects` says that
+    /// something is likely to come soon; `has_news` looks for what the place does not know of.
+    pub(crate) fn wait(&mut self, expects: bool, alarm: Option<Instant>, has_news: impl Fn() -> bool) {
+        let alarm = self.earliest_alarm(alarm);
+        let start = self.clock.now();
+        if alarm.is_some_and(|at| at <= start) {
+            return;
+        }
+        let spin = self.policy.spin_for(expects, start, alarm);
+        if spin > Nanos::ZERO && self.look(start, spin, alarm, &has_news) {
+            if expects {
+                self.policy.learn(self.clock.now().since(start), false);
+            }
+            return;
+        }
+        self.block(alarm, &has_news);
+        let end = self.clock.now();
+        if expects && alarm.is_none_or(|at| end < at) {
+            self.policy.learn(end.since(start), true);
+        }
+    }
+
+    /// Says whether there is something to do before waiting, bios that have ended aside.
+    pub(crate) fn has_news(&self) -> bool {
+        self.runs_again || self.ring.has_completed() || self.has_mail()
+    }
+
+    fn earliest_alarm(&self, alarm: Option<Instant>) -> Option<Instant> {
+        let queues = self.queues.iter().filter_map(LocalQueue::next_wakeup);
+        queues.chain(alarm).min()
+    }
+
+    /// Looks for news for at most `spin`. Says whether the wait is over.
+    fn look(
+        &mut self,
+        start: Instant,
+        spin: Nanos,
+        alarm: Option<Instant>,
+        has_news: &impl Fn() -> bool,
+    ) -> bool {
+        self.ring.submit();
+        let end = alarm.map_or(start + spin, |at| at.min(start + spin));
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK_READ {
+                if self.has_news() || has_news() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let now = self.clock.now();
+            if now >= end {
+                return alarm.is_some_and(|at| now >= at);
+            }
+        }
+    }
+
+    /// Submits what was pushed and blocks, in one system call.
+    fn block(&mut self, alarm: Option<Instant>, has_news: &impl Fn() -> bool) {
+        let bell = &self.shared.bells[self.id.index()];
+        bell.flag().prepare_to_sleep();
+        if !self.runs_again && !self.has_mail() && !has_news() {
+            let timeout = alarm.map(|at| at.since(self.clock.now()));
+            self.ring.wait(timeout);
+        }
+        bell.flag().cancel_sleep();
+    }
+
+    fn has_mail(&self) -> bool {
+        self.queues.iter().any(LocalQueue::has_mail)
+    }
+
+    #[inline]
+    fn send_kicks(&mut self) {
+        if !self.fx.kicks.is_empty() {
+            let kicks = std::mem::take(&mut self.fx.kicks);
+            self.runs_again |= kicks.contains(self.id);
+            self.shared.kick(kicks);
+        }
+    }
+}
+
+/// Has every ring of the bell complete once in the ring.
+fn watch(wake: &Port, shared: &Shared, id: ReactorId) {
+    wake.push_poll(shared.bells[id.index()].event(), libc::POLLIN, true, 0);
+}
+
+/// Has this thread's timers end within about 1 ns of their time instead of 50 µs (wake-up latency aside).
+fn precise_timers() {
+    let slack = rustix::thread::set_current_timer_slack(Some(std::num::NonZeroU64::MIN));
+    if let Err(error) = slack {
+        tracing::warn!("timers will be up to 50 µs late: setting the timer slack failed: {error}");
+    }
+}
+
+/// Room for bios that end in one batch, before a list has to grow.
+const ENDED_AT_ONCE: usize = 1024;
+const LOOKS_PER_CLOCK_READ: u32 = 8;

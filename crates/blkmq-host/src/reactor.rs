@@ -1,0 +1,306 @@
+//! Decides the order in which one thread does its work: what has come in, queues, what has ended, services, kicks, wait.
+//! `place` knows how to sleep and to run the queues; `engine` starts the threads.
+//!
+//! ```text
+//!      ┌──────────────────────────────── one turn ────────────────────────────────┐
+//!  ──► orders, ring, timers ─► queues run ─► ended bios to services ─► unplug ─► end_of_batch ─► unplug, kicks ──► wait
+//!      └──────────────────────────────────────────────────────────────────────────┘
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blkmq_core::bio::Bio;
+use blkmq_core::ids::ReactorId;
+use blkmq_core::time::Instant;
+
+use crate::place::Place;
+use crate::ring::Completion;
+use crate::service::{Cx, Desk, Service, ServiceFactory};
+use crate::shared::{Order, Shared};
+
+/// The loop of one thread and the services that live on it.
+pub(crate) struct Reactor {
+    place: Place,
+    shared: Arc<Shared>,
+    id: ReactorId,
+    slots: Vec<Option<Slot>>,
+    free_slots: Vec<u32>,
+    /// The slot of each port of the ring.
+    slot_of_port: Vec<u32>,
+    timers: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// Slots called in this turn.
+    touched: Vec<u32>,
+    /// Slots to which `on_room` is owed.
+    refused: VecDeque<u32>,
+    /// Services that expect something soon.
+    busy: u32,
+    is_draining: bool,
+    is_stopped: bool,
+    /// Kept for their memory.
+    ended: Vec<Bio>,
+    completed: Vec<Completion>,
+    ready: Vec<u16>,
+}
+
+struct Slot {
+    service: Box<dyn Service>,
+    desk: Desk,
+}
+
+impl Reactor {
+    pub(crate) fn new(place: Place) -> Self {
+        Self {
+            shared: Arc::clone(place.shared()),
+            id: place.id(),
+            place,
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            slot_of_port: Vec::new(),
+            timers: BinaryHeap::with_capacity(64),
+            touched: Vec::with_capacity(64),
+            refused: VecDeque::with_capacity(64),
+            busy: 0,
+            is_draining: false,
+            is_stopped: false,
+            ended: Vec::with_capacity(ENDED_AT_ONCE),
+            completed: Vec::with_capacity(ENDED_AT_ONCE),
+            ready: Vec::with_capacity(64),
+        }
+    }
+
+    /// Turns until ordered to stop.
+    pub(crate) fn run(mut self) {
+        while !self.is_stopped {
+            self.turn();
+            if self.has_news() {
+                self.place.ring().submit();
+            } else {
+                self.wait();
+            }
+        }
+    }
+
+    fn turn(&mut self) {
+        self.place.read_clock();
+        self.take_orders();
+        self.take_ring();
+        self.take_timers();
+        self.place.run_queues();
+        self.offer_room();
+        for _ in 0..ROUNDS_MAX {
+            self.deliver();
+            self.place.unplug();
+            if self.place.ended().is_empty() {
+                break;
+            }
+        }
+        self.end_batch();
+        self.place.unplug();
+    }
+
+    /// Says whether the next turn is due at once.
+    fn has_news(&mut self) -> bool {
+        self.is_stopped
+            || !self.place.ended().is_empty()
+            || self.shared.inboxes[self.id.index()].has_orders()
+            || self.place.has_news()
+    }
+
+    fn wait(&mut self) {
+        let expects = self.busy > 0 || self.place.has_io();
+        let alarm = self.timers.peek().map(|Reverse((at, _))| *at);
+        let inbox = &self.shared.inboxes[self.id.index()];
+        self.place.wait(expects, alarm, || inbox.has_orders());
+    }
+
+    fn take_orders(&mut self) {
+        let inbox = &self.shared.inboxes[self.id.index()];
+        if !inbox.has_orders() {
+            return;
+        }
+        for order in inbox.take() {
+            match order {
+                Order::Add(factory) => self.add(factory),
+                Order::Drain => self.drain(),
+                Order::Stop => self.is_stopped = true,
+            }
+        }
+    }
+
+    fn add(&mut self, factory: ServiceFactory) {
+        if self.is_draining {
+            self.shared.services.fetch_sub(1, Ordering::Release);
+            return;
+        }
+        let index = self.free_slots.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        let port = self.place.ring().open_port();
+        let id = usize::from(port.id());
+        if self.slot_of_port.len() <= id {
+            self.slot_of_port.resize(id + 1, u32::MAX);
+        }
+        self.slot_of_port[id] = index;
+        let desk = Desk::new(index, port);
+        self.slots[index as usize] = Some(Slot {
+            service: factory(),
+            desk,
+        });
+        self.call(index, |service, cx| service.start(cx));
+    }
+
+    fn drain(&mut self) {
+        self.is_draining = true;
+        for index in 0..self.slots.len() as u32 {
+            self.call(index, |service, cx| service.drain(cx));
+        }
+    }
+
+    fn take_ring(&mut self) {
+        self.ready.clear();
+        self.ready.extend_from_slice(self.place.reap_ring());
+        for at in 0..self.ready.len() {
+            let port = usize::from(self.ready[at]);
+            // A driver's port has no slot: the driver takes its completions when its queue runs.
+            let Some(&index) = self.slot_of_port.get(port).filter(|&&index| index != u32::MAX) else {
+                continue;
+            };
+            let mut completed = std::mem::take(&mut self.completed);
+            completed.clear();
+            self.call(index, |service, cx| {
+                cx.port().take(&mut completed);
+                if !completed.is_empty() {
+                    service.on_ring(cx, &completed);
+                }
+            });
+            self.completed = completed;
+        }
+    }
+
+    fn take_timers(&mut self) {
+        let now = self.place.now();
+        while let Some(&Reverse((at, index))) = self.timers.peek() {
+            if at > now {
+                return;
+            }
+            self.timers.pop();
+            let Some(slot) = &mut self.slots[index as usize] else {
+                continue;
+            };
+            if slot.desk.timer_entered == Some(at) {
+                slot.desk.timer_entered = None;
+            }
+            if slot.desk.timer.is_some_and(|due| due <= now) {
+                slot.desk.timer = None;
+                self.call(index, |service, cx| service.on_timer(cx));
+            } else {
+                self.enter_timer(index);
+            }
+        }
+    }
+
+    /// Puts a service's timer on the heap, unless an entry there comes early enough to look again.
+    fn enter_timer(&mut self, index: u32) {
+        let Some(slot) = &mut self.slots[index as usize] else {
+            return;
+        };
+        let desk = &mut slot.desk;
+        if let Some(due) = desk.timer
+            && desk.timer_entered.is_none_or(|entered| due < entered)
+        {
+            desk.timer_entered = Some(due);
+            self.timers.push(Reverse((due, index)));
+        }
+    }
+
+    fn offer_room(&mut self) {
+        for _ in 0..self.refused.len() {
+            let Some(index) = self.refused.pop_front() else {
+                return;
+            };
+            // If it is refused once more, the call puts it on the list again.
+            self.call(index, |service, cx| {
+                cx.desk.awaits_room = false;
+                if std::mem::take(&mut cx.desk.was_refused) {
+                    service.on_room(cx);
+                }
+            });
+        }
+    }
+
+    fn deliver(&mut self) {
+        let mut ended = std::mem::take(&mut self.ended);
+        std::mem::swap(&mut ended, self.place.ended());
+        for bio in ended.drain(..) {
+            self.call(bio.client, |service, cx| {
+                cx.desk.outstanding -= 1;
+                service.on_end(cx, bio);
+            });
+        }
+        self.ended = ended;
+    }
+
+    fn end_batch(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for &index in &touched {
+            self.call(index, |service, cx| service.end_of_batch(cx));
+        }
+        for &index in &touched {
+            self.settle(index);
+        }
+        touched.clear();
+        self.touched = touched;
+    }
+
+    /// Calls a service, if it still lives, and notes that the batch has to be ended for it.
+    #[inline]
+    fn call(&mut self, index: u32, with: impl FnOnce(&mut dyn Service, &mut Cx<'_>)) {
+        let Some(slot) = &mut self.slots[index as usize] else {
+            return;
+        };
+        let mut cx = Cx {
+            place: &mut self.place,
+            desk: &mut slot.desk,
+        };
+        with(&mut *slot.service, &mut cx);
+        if slot.desk.was_refused && !slot.desk.awaits_room {
+            slot.desk.awaits_room = true;
+            self.refused.push_back(index);
+        }
+        if !slot.desk.is_touched {
+            slot.desk.is_touched = true;
+            self.touched.push(index);
+        }
+    }
+
+    /// Notes what a service wants after a batch: its timer, whether it is busy, whether it lives on.
+    fn settle(&mut self, index: u32) {
+        self.enter_timer(index);
+        let Some(slot) = &mut self.slots[index as usize] else {
+            return;
+        };
+        let Slot { service, desk } = slot;
+        desk.is_touched = false;
+        let is_over = service.is_finished() && desk.outstanding == 0 && desk.port.in_flight() == 0;
+        let is_busy = !is_over && service.busy();
+        self.busy = self.busy + u32::from(is_busy) - u32::from(desk.is_busy);
+        desk.is_busy = is_busy;
+        if is_over {
+            self.slot_of_port[usize::from(desk.port.id())] = u32::MAX;
+            self.slots[index as usize] = None;
+            self.refused.retain(|&refused| refused != index);
+            self.free_slots.push(index);
+            // Release: pairs with the Acquire of who waits for the last service to go.
+            self.shared.services.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+/// Rounds of delivering and issuing in one turn, where drivers complete inline: then the ring and the timers are due.
+const ROUNDS_MAX: usize = 4;
+/// Room for what ends in one turn, before a list has to grow.
+const ENDED_AT_ONCE: usize = 1024;

@@ -1,0 +1,165 @@
+//! Decides what a door is to a reactor: an object that lives on it, is called when something has happened for it, and
+//! never blocks. `reactor` calls it; it acts through [`Cx`].
+
+use std::sync::Arc;
+
+use blkmq_core::bio::Bio;
+use blkmq_core::ids::ReactorId;
+use blkmq_core::time::Instant;
+
+use crate::disk::{Disk, QueueId};
+use crate::place::Place;
+use crate::ring::{Completion, Port};
+use crate::shared::{Order, Shared};
+
+/// A connection or a listener, living on one reactor.
+///
+/// It is dropped once it says that it [is finished](Service::is_finished), all bios it submitted have ended and all
+/// entries it pushed have completed; so what it owns outlives every use by drivers and kernel.
+pub trait Service {
+    /// Is called once, first.
+    fn start(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// Entries that it pushed have completed.
+    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]);
+
+    /// A bio that it submitted has ended; `status` is set, `cookie` is as submitted.
+    fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio);
+
+    /// The time it asked for with [`Cx::set_timer`] has come.
+    fn on_timer(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// A bio was refused before, and there may be room now. Called again and again until a submission succeeds.
+    fn on_room(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// Is called once after each batch of the calls above, before the reactor waits: the moment to send what has gathered.
+    fn end_of_batch(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// Says whether something is expected soon (a peer is there, I/O is under way), so that looking for it may pay.
+    fn busy(&self) -> bool {
+        false
+    }
+
+    /// The engine shuts down: finish what is under way, take no more.
+    fn drain(&mut self, cx: &mut Cx<'_>);
+
+    /// Says that it wants to be dropped.
+    fn is_finished(&self) -> bool;
+}
+
+/// Makes a service on the reactor that it will live on.
+pub type ServiceFactory = Box<dyn FnOnce() -> Box<dyn Service> + Send>;
+
+/// What a service can do while it is called.
+pub struct Cx<'a> {
+    pub(crate) place: &'a mut Place,
+    pub(crate) desk: &'a mut Desk,
+}
+
+/// What the reactor keeps for one service.
+pub(crate) struct Desk {
+    pub(crate) index: u32,
+    pub(crate) port: Port,
+    pub(crate) timer: Option<Instant>,
+    /// The earliest entry of this desk in the reactor's heap of timers.
+    pub(crate) timer_entered: Option<Instant>,
+    /// Bios submitted and not ended.
+    pub(crate) outstanding: u32,
+    /// The latest submission was refused; `on_room` is owed.
+    pub(crate) was_refused: bool,
+    /// On the list for `on_room`.
+    pub(crate) awaits_room: bool,
+    /// On the list for `end_of_batch`.
+    pub(crate) is_touched: bool,
+    /// Counted as busy.
+    pub(crate) is_busy: bool,
+}
+
+impl Desk {
+    pub(crate) fn new(index: u32, port: Port) -> Self {
+        Self {
+            index,
+            port,
+            timer: None,
+            timer_entered: None,
+            outstanding: 0,
+            was_refused: false,
+            awaits_room: false,
+            is_touched: false,
+            is_busy: false,
+        }
+    }
+}
+
+impl Cx<'_> {
+    /// The time of this batch.
+    pub fn now(&self) -> Instant {
+        self.place.now()
+    }
+
+    /// Submits a bio; it ends with [`Service::on_end`], after this call. `client` is overwritten.
+    ///
+    /// # Errors
+    /// The bio, if too many are waiting: [`Service::on_room`] says when to try again.
+    pub fn submit(&mut self, queue: QueueId, mut bio: Bio) -> Result<(), Bio> {
+        bio.client = self.desk.index;
+        let submitted = self.place.submit(queue, bio);
+        match submitted {
+            Ok(()) => {
+                self.desk.outstanding += 1;
+                self.desk.was_refused = false;
+            }
+            Err(_) => self.desk.was_refused = true,
+        }
+        submitted
+    }
+
+    /// How many bios it has submitted that have not ended.
+    pub fn outstanding(&self) -> u32 {
+        self.desk.outstanding
+    }
+
+    /// Its port of the reactor's ring.
+    pub fn port(&self) -> &Port {
+        &self.desk.port
+    }
+
+    /// Asks for [`Service::on_timer`] at `at`, instead of any earlier wish.
+    pub fn set_timer(&mut self, at: Instant) {
+        self.desk.timer = Some(at);
+    }
+
+    /// Takes the wish for [`Service::on_timer`] back.
+    pub fn clear_timer(&mut self) {
+        self.desk.timer = None;
+    }
+
+    /// The reactor it lives on.
+    pub fn reactor(&self) -> ReactorId {
+        self.place.id()
+    }
+
+    /// How many reactors serve.
+    pub fn reactors(&self) -> usize {
+        self.place.shared().inboxes.len()
+    }
+
+    /// Has a service made on a reactor, this one or another. While the engine shuts down the factory is dropped instead.
+    ///
+    /// # Panics
+    /// If there is no such reactor.
+    pub fn spawn_on(&mut self, reactor: ReactorId, factory: ServiceFactory) {
+        let shared: &Arc<Shared> = self.place.shared();
+        shared.order(reactor, Order::Add(factory));
+    }
+
+    /// All disks.
+    pub fn disks(&self) -> &[Disk] {
+        &self.place.shared().disks
+    }
+
+    /// Finds a disk by its name.
+    pub fn disk(&self, name: &str) -> Option<&Disk> {
+        self.disks().iter().find(|disk| disk.name == name)
+    }
+}

@@ -1,0 +1,103 @@
+//! Decides what the threads of one engine share: queues, disks, bells, and each reactor's inbox of orders.
+//! `engine` makes it; `place`, `control` and `attach` hold it.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blkmq_core::ids::{ReactorId, ReactorSet};
+use blkmq_core::queue::{Queue, Seat};
+use blkmq_core::time::Nanos;
+
+use crate::bell::Bell;
+use crate::clock::Clock;
+use crate::disk::Disk;
+use crate::drive::Drive;
+use crate::ring::RingConfig;
+use crate::service::ServiceFactory;
+
+pub(crate) struct Shared {
+    pub(crate) clock: Clock,
+    pub(crate) ring: RingConfig,
+    pub(crate) spin_max: Nanos,
+    /// One for each reactor, then one for each seat of an attached thread.
+    pub(crate) bells: Box<[Bell]>,
+    /// One for each reactor.
+    pub(crate) inboxes: Box<[Inbox]>,
+    pub(crate) queues: Box<[QueueEntry]>,
+    pub(crate) disks: Box<[Disk]>,
+    /// Seats for attached threads that nobody has taken.
+    pub(crate) chairs: Mutex<Vec<Chair>>,
+    pub(crate) chairs_max: usize,
+    /// Services that live, or are ordered to, on all reactors.
+    pub(crate) services: AtomicU32,
+    /// A shutdown that is under way is to give up waiting.
+    pub(crate) is_hurried: AtomicBool,
+}
+
+pub(crate) struct QueueEntry {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) drive: Arc<dyn Drive>,
+}
+
+/// One thread's seats at all queues.
+pub(crate) struct Chair {
+    pub(crate) id: ReactorId,
+    pub(crate) seats: Vec<Seat>,
+}
+
+/// What a reactor is told to do by other threads. Seldom, so a lock will do; the flag spares the reactor taking it.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    has_orders: AtomicBool,
+    orders: Mutex<Vec<Order>>,
+}
+
+pub(crate) enum Order {
+    /// Make a service.
+    Add(ServiceFactory),
+    /// Have all services finish, make no more.
+    Drain,
+    /// Leave the loop.
+    Stop,
+}
+
+impl Inbox {
+    fn post(&self, order: Order) {
+        self.orders
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(order);
+        // Release: pairs with the Acquire in `has_orders`, so who sees the flag finds the order.
+        self.has_orders.store(true, Ordering::Release);
+    }
+
+    /// Says whether somebody has posted since the last [`Inbox::take`]. For the owner.
+    #[inline]
+    pub(crate) fn has_orders(&self) -> bool {
+        // Acquire: pairs with the Release in `post`.
+        self.has_orders.load(Ordering::Acquire)
+    }
+
+    /// Takes what was posted. For the owner.
+    pub(crate) fn take(&self) -> Vec<Order> {
+        // Cleared before the list is emptied: an order that comes in between is taken now and its flag seen once more.
+        self.has_orders.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Shared {
+    /// Gives a reactor an order and wakes it.
+    pub(crate) fn order(&self, reactor: ReactorId, order: Order) {
+        if matches!(order, Order::Add(_)) {
+            // Relaxed: a count for `shutdown`, which orders a drain through the inbox first.
+            self.services.fetch_add(1, Ordering::Relaxed);
+        }
+        self.inboxes[reactor.index()].post(order);
+        self.bells[reactor.index()].ring();
+    }
+
+    pub(crate) fn kick(&self, set: ReactorSet) {
+        crate::bell::ring_all(&self.bells, set);
+    }
+}

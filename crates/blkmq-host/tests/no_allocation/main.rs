@@ -1,0 +1,47 @@
+//! Decides whether the request path allocates: a binary of its own, since its allocator counts for the whole process.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod sys;
+
+use blkmq_core::sched::Kind;
+use blkmq_host::driver::null::NullConfig;
+use blkmq_host::{Attached, QueueId};
+use common::{engine, read};
+
+fn turn(attached: &mut Attached, rounds: u64, depth: u64) {
+    let mut out = Vec::with_capacity(256);
+    for round in 0..rounds {
+        for cookie in 0..depth {
+            attached.submit(QueueId(0), read(round * depth + cookie)).unwrap();
+        }
+        while attached.outstanding() > 0 {
+            attached.poll(&mut out);
+            out.clear();
+        }
+    }
+}
+
+fn main() {
+    // Without the test harness, whose threads allocate at times of their own.
+    for elevator in Kind::ALL {
+        let engine = engine(1, 1, NullConfig::bare(), elevator);
+        let mut attached = engine.attach().unwrap();
+        for depth in [1, 32, 64, 200] {
+            turn(&mut attached, 8, depth);
+            let before = sys::allocations();
+            turn(&mut attached, 1000, depth);
+            // The one is the list that the caller brings.
+            let count = sys::allocations() - before;
+            assert!(
+                count <= 1,
+                "{elevator} at depth {depth}: {count} allocations in {} I/Os",
+                1000 * depth
+            );
+        }
+        println!("{elevator}: no allocation on the request path");
+    }
+    let before = sys::allocations();
+    drop(std::hint::black_box(Box::new(7)));
+    assert_eq!(sys::allocations() - before, 1, "the counter counts");
+}
