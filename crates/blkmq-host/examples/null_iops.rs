@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blkmq_core::bio::{Bio, Op};
+use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
 use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueId, QueueSpec};
@@ -25,6 +26,7 @@ fn main() {
         description: String::new(),
         size: SIZE,
         read_only: false,
+        group: GroupId(0),
         block_size: 512,
     });
     let config = EngineConfig {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use blkmq_core::ids::DiskId;
+use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::limits::Limits;
 
 use crate::driver::{Allocation, Extent};
@@ -38,6 +38,8 @@ pub struct Disk {
     pub read_only: bool,
     /// Smallest unit of its addresses and lengths, in bytes.
     pub block_size: u32,
+    /// The group that its I/O is accounted to, unless a submitter knows better.
+    pub group: GroupId,
     /// What its drive takes in one request; larger bios are split by the engine.
     pub limits: Limits,
     /// What its drive knows about allocation.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use blkmq_core::ids::{DiskId, REACTORS_MAX, ReactorId};
+use blkmq_core::ids::{DiskId, GroupId, REACTORS_MAX, ReactorId};
 use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
@@ -111,6 +111,8 @@ pub struct DiskEntry {
     pub read_only: bool,
     /// Smallest unit of its addresses and lengths, in bytes: a power of two, at least the drive's.
     pub block_size: u32,
+    /// The group that doors account its I/O to.
+    pub group: GroupId,
 }
 
 /// A running engine. Dropping it shuts it down.
@@ -378,6 +380,7 @@ fn list_disks(
             size: entry.size,
             read_only: entry.read_only,
             block_size: entry.block_size,
+            group: entry.group,
             limits: core.limits().clone(),
             allocation: Arc::clone(&allocation),
         });

@@ -1,7 +1,7 @@
 //! The engine in the real world: reactors on io_uring, the clock, and the drivers that meet the operating system.
 //!
 //! [`engine`] is the way in: it starts reactors, lets a library user's thread [`attach`], puts doors ([`service`]) on
-//! reactors, and is changed and watched through [`control`]. A reactor is one thread with one place to wait (`place`,
+//! reactors, and is changed and watched through [`control`]; [`mod@plan`] turns configured disks into its queues. A reactor is one thread with one place to wait (`place`,
 //! [`ring`], [`mod@wait`], `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
 
 pub mod attach;
@@ -14,6 +14,7 @@ pub mod driver;
 pub mod engine;
 pub mod error;
 mod place;
+pub mod plan;
 mod reactor;
 pub mod ring;
 pub mod service;

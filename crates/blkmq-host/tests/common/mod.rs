@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Op};
-use blkmq_core::ids::DiskId;
+use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::sched::Kind;
 use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueId, QueueSpec};
@@ -33,6 +33,7 @@ pub(crate) fn queue(name: &str, null: NullConfig, elevator: Kind) -> QueueSpec {
         description: String::new(),
         size: SIZE,
         read_only: false,
+        group: GroupId(0),
         block_size: 4096,
     });
     spec

@@ -14,6 +14,6 @@ mod slot;
 mod sys;
 
 pub use config::{Direct, FileConfig};
-pub use disk::FileDisk;
+pub use disk::{Device, FileDisk};
 pub use drive::FileDrive;
 pub use error::FileError;

@@ -1,0 +1,310 @@
+//! Decides which disks share a queue: those that share a drive's capacity, unless told otherwise.
+//! Configuration comes in as [`DiskSpec`]s, the drives are opened here, and `engine` starts what comes out.
+//!
+//! Files on the same filesystem compete for the same device, so they share a queue, and one elevator sees all of their
+//! tenants; a block device is a drive of its own; ram and null disks have nothing in common with each other. `queue=`
+//! overrides all of this, within one kind of drive.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use blkmq_core::ids::GroupId;
+use blkmq_core::queue::TagMode;
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+
+use crate::drive::Drive;
+use crate::driver::file::{Device, FileConfig, FileDisk, FileDrive};
+use crate::driver::null::{NullConfig, NullDrive};
+use crate::driver::ram::{RamConfig, RamDrive};
+use crate::engine::{DiskEntry, QueueSpec};
+use crate::error::Error;
+
+/// A disk as it is configured.
+#[derive(Clone, Debug)]
+pub struct DiskSpec {
+    /// Its name, unique in the engine.
+    pub name: String,
+    /// What it is, for people. May be empty.
+    pub description: String,
+    /// Where its data is.
+    pub source: Source,
+    /// Bytes. Required, except for a file that exists.
+    pub size: Option<u64>,
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Smallest unit of addresses and lengths, in bytes. Default: what the drive needs, 512 at least.
+    pub block_size: Option<u32>,
+    /// The queue it shall lie on, by name. Default: the one of its drive.
+    pub queue: Option<String>,
+    /// The group its I/O is accounted to, a path such as `/customers/a`. Default: the root, `/`.
+    pub group: Option<String>,
+}
+
+/// Where a disk's data is.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Nowhere.
+    Null(NullConfig),
+    /// In this process's memory.
+    Ram(RamConfig),
+    /// In a file or on a block device.
+    File(FileConfig),
+}
+
+/// How a queue is to be; for those that are not configured by name, the default.
+#[derive(Clone, Debug)]
+pub struct QueueSettings {
+    /// The elevator to begin with. Default none.
+    pub elevator: Kind,
+    /// Requests in flight at the drive, 1 to 65536: for files over all threads, else for each. Default 256 for files, 128
+    /// for ram, as many as the drive takes for null.
+    pub depth: Option<u32>,
+    /// Hardware contexts; see [`QueueSpec::hctxs`]. Default one per thread.
+    pub hctxs: Option<u16>,
+    /// Requests of each thread under way, 1 to 65536. What waits beyond them has no elevator's care. Default 1024 for
+    /// files, 256 else.
+    pub requests_per_reactor: Option<u32>,
+    /// How long a request may be with the driver. Default 30 s.
+    pub timeout: Nanos,
+    /// Whether neighbouring bios are merged. Default true.
+    pub merges: bool,
+}
+
+impl Default for QueueSettings {
+    fn default() -> Self {
+        Self {
+            elevator: Kind::None,
+            depth: None,
+            hctxs: None,
+            requests_per_reactor: None,
+            timeout: Nanos::from_secs(30),
+            merges: true,
+        }
+    }
+}
+
+/// What came out: what to start, and the groups by their ids.
+pub struct Plan {
+    /// The queues with their drives, open.
+    pub queues: Vec<QueueSpec>,
+    /// The paths of all groups; the index is the [`GroupId`]. The first is the root.
+    pub groups: Vec<String>,
+}
+
+/// Opens the drives of `disks` and puts each disk on a queue, in order. `settings` are those of queues with a name; a
+/// name for which no disk came is an error, since it is most likely misspelt.
+///
+/// # Errors
+/// The first thing that cannot be: a name given twice, a size that is missing, a file that cannot be served, drives of
+/// different kinds on one queue.
+pub fn plan(
+    disks: Vec<DiskSpec>,
+    settings: &BTreeMap<String, QueueSettings>,
+    default: &QueueSettings,
+) -> Result<Plan, Error> {
+    let mut groups = vec!["/".to_owned()];
+    let mut members: Vec<(String, Vec<Member>)> = Vec::new();
+    for spec in disks {
+        let group = group_id(&mut groups, spec.group.as_deref());
+        let (queue, member) = open(spec, group)?;
+        match members.iter_mut().find(|(name, _)| *name == queue) {
+            Some((_, list)) => list.push(member),
+            None => members.push((queue, vec![member])),
+        }
+    }
+    if let Some(unused) = settings
+        .keys()
+        .find(|name| !members.iter().any(|(queue, _)| queue == *name))
+    {
+        let known: Vec<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
+        let known = known.join(", ");
+        return Err(Error::Disk(format!(
+            "queue {unused}: no disk lies on it; the queues are: {known}"
+        )));
+    }
+    let build = |(name, list): (String, Vec<Member>)| {
+        let settings = settings.get(&name).unwrap_or(default);
+        let mut spec = join(name, list, settings)?;
+        spec.groups = groups.len() as u32;
+        Ok(spec)
+    };
+    let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;
+    Ok(Plan { queues, groups })
+}
+
+/// A disk that has been opened and waits for the others of its queue.
+struct Member {
+    entry: DiskEntry,
+    opened: Opened,
+}
+
+enum Opened {
+    Null(NullConfig),
+    Ram(RamConfig),
+    File(FileDisk),
+}
+
+impl Opened {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Null(_) => "null",
+            Self::Ram(_) => "ram",
+            Self::File(_) => "file",
+        }
+    }
+}
+
+/// Opens a disk. Returns the name of its queue, too.
+fn open(spec: DiskSpec, group: GroupId) -> Result<(String, Member), Error> {
+    let mut entry = DiskEntry {
+        name: spec.name,
+        description: spec.description,
+        size: spec.size.unwrap_or(0),
+        read_only: spec.read_only,
+        block_size: spec.block_size.unwrap_or(BLOCK_MIN),
+        group,
+    };
+    let (queue, opened) = match spec.source {
+        Source::Null(config) => (entry.name.clone(), Opened::Null(config)),
+        Source::Ram(config) => (entry.name.clone(), Opened::Ram(config)),
+        Source::File(mut config) => {
+            config.read_only |= spec.read_only;
+            config.size = config.size.or(spec.size);
+            config.block_size = config.block_size.or(spec.block_size);
+            let disk = FileDisk::open(&config).map_err(|error| disk_error(&entry.name, error))?;
+            entry.size = disk.size();
+            entry.block_size = disk.block_size();
+            entry.read_only = disk.is_read_only();
+            (device_name(disk.device()), Opened::File(disk))
+        }
+    };
+    if entry.size == 0 {
+        return Err(disk_error(&entry.name, "has no size; set size="));
+    }
+    Ok((spec.queue.unwrap_or(queue), Member { entry, opened }))
+}
+
+/// Makes the drive of one queue from its disks.
+fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<QueueSpec, Error> {
+    check_kinds(&name, &list)?;
+    let (entries, opened): (Vec<DiskEntry>, Vec<Opened>) = list
+        .into_iter()
+        .map(|member| (member.entry, member.opened))
+        .unzip();
+    let sizes: Vec<u64> = entries.iter().map(|entry| entry.size).collect();
+    let (drive, tags, requests) = match &opened[0] {
+        Opened::Null(config) => {
+            let drive = NullDrive::new(config.clone(), &sizes).map_err(|error| queue_error(&name, error))?;
+            let depth = settings.depth.unwrap_or(config.depth);
+            (
+                Arc::new(drive) as Arc<dyn Drive>,
+                TagMode::PerHctx(depth),
+                REQUESTS,
+            )
+        }
+        Opened::Ram(config) => {
+            let depth = settings.depth.unwrap_or(DEPTH_RAM);
+            let drive = RamDrive::new(config, &sizes);
+            (
+                Arc::new(drive) as Arc<dyn Drive>,
+                TagMode::PerHctx(depth),
+                REQUESTS,
+            )
+        }
+        Opened::File(_) => {
+            let depth = settings.depth.unwrap_or(DEPTH_FILE);
+            let disks = opened.into_iter().filter_map(file_of).collect();
+            let drive = FileDrive::new(disks, depth).map_err(|error| queue_error(&name, error))?;
+            (
+                Arc::new(drive) as Arc<dyn Drive>,
+                TagMode::Shared(depth),
+                REQUESTS_FILE,
+            )
+        }
+    };
+    let mut spec = QueueSpec::new(name, drive);
+    spec.disks = entries;
+    spec.tags = tags;
+    spec.elevator = settings.elevator;
+    spec.hctxs = settings.hctxs;
+    spec.requests_per_reactor = settings.requests_per_reactor.unwrap_or(requests);
+    spec.timeout = settings.timeout;
+    spec.merges = settings.merges;
+    Ok(spec)
+}
+
+/// One queue has one kind of drive, with one configuration.
+fn check_kinds(queue: &str, list: &[Member]) -> Result<(), Error> {
+    let first = &list[0];
+    for other in &list[1..] {
+        let (one, two) = (&first.entry.name, &other.entry.name);
+        if first.opened.kind() != other.opened.kind() {
+            let kinds = (first.opened.kind(), other.opened.kind());
+            let problem = format!(
+                "disks {one} ({}) and {two} ({}) cannot share it: a queue has one kind of drive; give one another queue=",
+                kinds.0, kinds.1
+            );
+            return Err(queue_error(queue, problem));
+        }
+        if let (Opened::Null(a), Opened::Null(b)) = (&first.opened, &other.opened)
+            && a != b
+        {
+            let problem =
+                format!("null disks {one} and {two} cannot share it: their other keys must be the same");
+            return Err(queue_error(queue, problem));
+        }
+    }
+    Ok(())
+}
+
+fn file_of(opened: Opened) -> Option<FileDisk> {
+    match opened {
+        Opened::File(disk) => Some(disk),
+        Opened::Null(_) | Opened::Ram(_) => None,
+    }
+}
+
+fn group_id(groups: &mut Vec<String>, path: Option<&str>) -> GroupId {
+    let path = path.unwrap_or("/");
+    let known = groups.iter().position(|group| group == path);
+    let index = known.unwrap_or_else(|| {
+        groups.push(path.to_owned());
+        groups.len() - 1
+    });
+    GroupId(index as u32)
+}
+
+/// The name of the queue of a device, as `ls -l /dev` and `/proc/self/mountinfo` number it.
+fn device_name(device: Device) -> String {
+    let (kind, number) = match device {
+        Device::Filesystem(number) => ("fs", number),
+        Device::Block(number) => ("dev", number),
+    };
+    format!(
+        "{kind}-{}:{}",
+        rustix::fs::major(number),
+        rustix::fs::minor(number)
+    )
+}
+
+fn disk_error(name: &str, problem: impl ToString) -> Error {
+    Error::Disk(format!("disk {name}: {}", problem.to_string()))
+}
+
+fn queue_error(name: &str, problem: impl ToString) -> Error {
+    Error::Drive {
+        queue: name.to_owned(),
+        source: io::Error::other(problem.to_string()),
+    }
+}
+
+const BLOCK_MIN: u32 = 512;
+const DEPTH_RAM: u32 = 128;
+const DEPTH_FILE: u32 = 256;
+const REQUESTS: u32 = 256;
+const REQUESTS_FILE: u32 = 1024;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! Decides whether disks land on the queues they should, with real files where files are meant.
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+/// A directory that is gone after the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("blkmq-plan-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn spec(name: &str, source: Source) -> DiskSpec {
+    DiskSpec {
+        name: name.to_owned(),
+        description: String::new(),
+        source,
+        size: Some(1 << 20),
+        read_only: false,
+        block_size: None,
+        queue: None,
+        group: None,
+    }
+}
+
+fn null(name: &str) -> DiskSpec {
+    spec(name, Source::Null(NullConfig::default()))
+}
+
+fn file(name: &str, directory: &Path) -> DiskSpec {
+    let config = FileConfig {
+        path: directory.join(name),
+        ..FileConfig::default()
+    };
+    spec(name, Source::File(config))
+}
+
+fn on(queue: &str, mut spec: DiskSpec) -> DiskSpec {
+    spec.queue = Some(queue.to_owned());
+    spec
+}
+
+fn planned(disks: Vec<DiskSpec>) -> Result<Vec<(String, Vec<String>)>, String> {
+    let plan = plan(disks, &BTreeMap::new(), &QueueSettings::default()).map_err(|error| error.to_string())?;
+    let names = |queue: QueueSpec| {
+        (
+            queue.name,
+            queue.disks.into_iter().map(|disk| disk.name).collect(),
+        )
+    };
+    Ok(plan.queues.into_iter().map(names).collect())
+}
+
+#[test]
+fn files_on_one_filesystem_share_a_queue_unless_told_otherwise() {
+    let scratch = Scratch::new("share");
+    let disks = ["a", "b", "c"].map(|name| file(name, &scratch.0));
+    let [a, b, c] = disks;
+    let queues = planned(vec![a, on("own", b), c]).unwrap();
+    assert_eq!(queues.len(), 2);
+    assert!(queues[0].0.starts_with("fs-"), "{queues:?}");
+    assert_eq!(queues[0].1, ["a", "c"]);
+    assert_eq!(queues[1], ("own".to_owned(), vec!["b".to_owned()]));
+}
+
+#[test]
+fn null_and_ram_disks_have_their_own_queues_unless_joined() {
+    let ram = spec("m", Source::Ram(RamConfig::default()));
+    let queues = planned(vec![null("x"), on("q", null("y")), ram, on("q", null("z"))]).unwrap();
+    let names: Vec<&str> = queues.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["x", "q", "m"]);
+    assert_eq!(queues[1].1, ["y", "z"]);
+}
+
+#[test]
+fn drives_of_different_kinds_cannot_share_a_queue() {
+    let ram = spec("m", Source::Ram(RamConfig::default()));
+    let error = planned(vec![on("q", null("x")), on("q", ram)]).unwrap_err();
+    assert!(
+        error.contains("queue q") && error.contains("x (null)") && error.contains("m (ram)"),
+        "{error}"
+    );
+    let mut slow = null("y");
+    slow.source = Source::Null(NullConfig {
+        latency: Nanos::from_micros(10),
+        ..NullConfig::default()
+    });
+    let error = planned(vec![on("q", null("x")), on("q", slow)]).unwrap_err();
+    assert!(error.contains("null disks x and y"), "{error}");
+}
+
+#[test]
+fn a_disk_without_a_size_is_named() {
+    let mut disk = null("x");
+    disk.size = None;
+    assert_eq!(planned(vec![disk]).unwrap_err(), "disk x: has no size; set size=");
+}
+
+#[test]
+fn settings_of_a_queue_without_disks_are_an_error_that_lists_the_queues() {
+    let settings = BTreeMap::from([("fsat".to_owned(), QueueSettings::default())]);
+    let error = plan(vec![on("fast", null("x"))], &settings, &QueueSettings::default())
+        .err()
+        .unwrap();
+    assert_eq!(
+        error.to_string(),
+        "queue fsat: no disk lies on it; the queues are: fast"
+    );
+}
+
+#[test]
+fn groups_are_numbered_over_all_queues_and_the_root_is_the_first() {
+    let mut a = null("a");
+    a.group = Some("/x".to_owned());
+    let mut b = null("b");
+    b.group = Some("/y".to_owned());
+    let mut c = null("c");
+    c.group = Some("/x".to_owned());
+    let plan = plan(
+        vec![null("r"), a, b, c],
+        &BTreeMap::new(),
+        &QueueSettings::default(),
+    )
+    .unwrap();
+    assert_eq!(plan.groups, ["/", "/x", "/y"]);
+    let ids: Vec<u32> = plan.queues.iter().map(|queue| queue.disks[0].group.0).collect();
+    assert_eq!(ids, [0, 1, 2, 1]);
+    assert!(plan.queues.iter().all(|queue| queue.groups == 3));
+}
