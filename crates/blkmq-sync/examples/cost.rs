@@ -1,22 +1,22 @@
 //! Question: what does each operation of `blkmq-sync` cost one thread when nobody contends?
 //!
 //! `cargo run --release -p blkmq-sync --example cost` prints nanoseconds per operation: median and spread (lowest to
-//! highest) of the rounds. `-- --quick` makes the rounds short. A figure includes the loop around it, well below 1 ns.
+//! highest) of the rounds, each well below a scheduler's time slice. `-- --quick` makes them shorter. A figure includes the loop around it, well below 1 ns.
 //! The line `fence(SeqCst)` is the standard library's full fence, for comparison.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;
 
-use blkmq_sync::{Counter, FreezeState, Gate, RunWork, TagBitmap, WakeFlag, mpsc, spsc};
+use blkmq_sync::{Counter, FreezeState, Gate, Published, RunWork, TagBitmap, WakeFlag, mpsc, spsc};
 
-const ROUNDS: usize = 11;
+const ROUNDS: usize = 101;
 const BATCH: u64 = 32;
 
 fn main() {
     let is_quick = std::env::args().any(|arg| arg == "--quick");
     let cost = Cost {
-        turns: if is_quick { 10_000 } else { 2_000_000 },
+        turns: if is_quick { 2_000 } else { 40_000 },
     };
     println!("{:<58} {:>8}   spread", "ns per operation, one thread", "median");
     references(&cost);
@@ -90,6 +90,12 @@ fn marks(cost: &Cost) {
     let _ = work.run();
     cost.of("run work: redundant run (goal: at most 5)", 1, || {
         let _ = black_box(work.run());
+    });
+    cost.of("run work: redundant run, one of many", 1, || {
+        let _ = black_box(work.run_published(&Published::by_rmw()));
+    });
+    cost.of("run work: redundant run by the owner", 1, || {
+        let _ = black_box(work.run_by_owner());
     });
     let flag = WakeFlag::new();
     cost.of("wake flag: notify while awake", 1, || {

@@ -1,7 +1,7 @@
 //! Decides where atomics come from: the standard library, or loom while a model runs (`--cfg loom`).
 //!
 //! Every other module takes its atomics, cells, fences and `Arc` from here, so the code that is modelled is the code
-//! that ships. The one exception is the shape of a full fence, see [`full_fence`] and [`fence_after_rmw`].
+//! that ships. Two fences are cheaper than the models assume: [`fence_after_rmw`], and those of [`crate::barrier`].
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -11,12 +11,10 @@ pub(crate) use loom::{
         atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
     },
 };
-#[cfg(all(not(loom), not(all(not(miri), target_arch = "x86_64"))))]
-use std::sync::atomic::fence;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Arc,
-    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
 /// A cell with loom's interface over the standard library's cell: access through closures, so that loom can watch it.
@@ -42,22 +40,29 @@ impl<T> UnsafeCell<T> {
 }
 
 /// Orders every access before it against every access after it, stores against later loads included.
-///
-/// This is `fence(SeqCst)`. On x86-64 a locked read-modify-write of the stack does the same as `mfence` in less time,
-/// because it need not wait for weakly ordered stores, which this engine does not use.
 #[inline(always)]
 pub(crate) fn full_fence() {
-    #[cfg(all(not(loom), not(miri), target_arch = "x86_64"))]
-    // SAFETY: the instruction rewrites four bytes below the stack pointer with their own value, in one locked step.
-    // They lie in the red zone of the current thread's mapped stack, so they are readable and writable, and no other
-    // thread refers to them. Without `nomem` the compiler moves no access across the block.
-    unsafe {
-        std::arch::asm!("lock or dword ptr [rsp - 8], 0", options(nostack));
-    }
-    #[cfg(all(not(loom), not(all(not(miri), target_arch = "x86_64"))))]
+    #[cfg(not(loom))]
     fence(Ordering::SeqCst);
     #[cfg(loom)]
     faults::fence_unless(faults::Fault::NoFullFence);
+}
+
+/// A full fence: the often passed one of a pair, see [`crate::barrier`].
+#[inline(always)]
+pub(crate) fn light_fence() {
+    #[cfg(not(loom))]
+    fence(Ordering::SeqCst);
+    #[cfg(loom)]
+    faults::fence_unless(faults::Fault::NoLightFence);
+}
+
+/// A full fence: the seldom passed one of a pair, see [`crate::barrier`].
+pub(crate) fn heavy_fence() {
+    #[cfg(not(loom))]
+    fence(Ordering::SeqCst);
+    #[cfg(loom)]
+    faults::fence_unless(faults::Fault::NoHeavyFence);
 }
 
 /// A full fence for a thread whose access before it, that is to be ordered, was a read-modify-write.
@@ -66,9 +71,9 @@ pub(crate) fn full_fence() {
 /// be held back. Elsewhere, and in the models, this is `fence(SeqCst)`.
 #[inline(always)]
 pub(crate) fn fence_after_rmw() {
-    #[cfg(all(not(loom), not(miri), target_arch = "x86_64"))]
+    #[cfg(all(not(loom), target_arch = "x86_64", not(miri)))]
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
-    #[cfg(all(not(loom), not(all(not(miri), target_arch = "x86_64"))))]
+    #[cfg(all(not(loom), not(all(target_arch = "x86_64", not(miri)))))]
     fence(Ordering::SeqCst);
     #[cfg(loom)]
     faults::fence_unless(faults::Fault::NoFenceAfterRmw);
@@ -88,6 +93,8 @@ pub(crate) mod faults {
         None,
         NoFullFence,
         NoFenceAfterRmw,
+        NoLightFence,
+        NoHeavyFence,
     }
 
     std::thread_local! {

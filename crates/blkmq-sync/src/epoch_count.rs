@@ -6,14 +6,15 @@
 //! A user enters its shard, submits, counts what it started, and exits. A request that has started may outlive the stay;
 //! `finished` counts its end, on the shard of whoever ends it.
 //!
-//! Pairings: `enter` writes `inside`, then a full fence, then reads the depth; the freezer writes the depth, then a full
-//! fence, then reads `inside`. One of the two fences comes first: either the user sees the freeze and goes away, or the
-//! freezer sees the user inside. `exit` clears `inside` with Release, seen by the Acquire in `is_drained`, so `started` is
-//! complete once nobody is inside. `finished` is stored with Release, seen by the Acquire in `is_drained`, so that what
-//! the request did happened before the drain ended.
+//! Pairings: `enter` writes `inside`, passes a fence, then reads the depth; the freezer writes the depth, passes a fence,
+//! then reads `inside`. Whoever passes first is seen by the other: either the user sees the freeze and goes away, or the
+//! freezer sees the user inside. The two fences are a pair of `barrier`, in which the freezer pays for both. `exit` clears
+//! `inside` with Release, seen by the Acquire in `is_vacant`, so `started` is complete once nobody is inside. `finished` is
+//! stored with Release, seen by the Acquire in `is_drained`, so what the request did happened before the drain ended.
 
 use crate::CachePadded;
-use crate::atomic::{AtomicU32, AtomicU64, Ordering, fence_after_rmw, full_fence};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::barrier::Barrier;
 
 /// One reactor's part of the count. Only its reactor writes it; it lies on a cache line of its own.
 #[derive(Debug, Default)]
@@ -25,6 +26,8 @@ pub struct FreezeState {
     /// How many freezes are nested; users stay out unless it is 0.
     depth: CachePadded<AtomicU32>,
     shards: Box<[UsageShard]>,
+    /// Between `inside` and `depth`: users pass the light side, freezers the heavy one.
+    barrier: Barrier,
 }
 
 #[derive(Debug, Default)]
@@ -43,11 +46,12 @@ impl FreezeState {
         Self {
             depth: CachePadded::new(AtomicU32::new(0)),
             shards,
+            barrier: Barrier::new(),
         }
     }
 
     /// Enters unless the queue is frozen. On true the caller may start requests until it calls [`FreezeState::exit`]. For
-    /// the shard's reactor; a stay does not nest. Cost: one exchange on the reactor's own line and one load.
+    /// the shard's reactor; a stay does not nest. Cost: one store to the reactor's own line and one load.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -55,10 +59,15 @@ impl FreezeState {
     #[must_use = "a frozen queue must not be used"]
     pub fn enter(&self, shard: usize) -> bool {
         let usage = self.usage(shard);
-        let before = usage.inside.swap(1, Ordering::SeqCst);
-        debug_assert_eq!(before, 0, "shard {shard} is inside already");
-        // Pairs with the fences in `start_freeze` and `is_drained`.
-        fence_after_rmw();
+        debug_assert_eq!(
+            usage.inside.load(Ordering::Relaxed),
+            0,
+            "shard {shard} is inside already"
+        );
+        // Relaxed: ordered by the fence.
+        usage.inside.store(1, Ordering::Relaxed);
+        // Pairs with the heavy fences in `start_freeze` and `is_vacant`.
+        self.barrier.light();
         // Acquire: pairs with the Release in `end_freeze`: what was changed while frozen is visible.
         if self.depth.load(Ordering::Acquire) == 0 {
             return true;
@@ -122,8 +131,8 @@ impl FreezeState {
     pub fn start_freeze(&self) {
         let before = self.depth.fetch_add(1, Ordering::AcqRel);
         assert!(before < u32::MAX, "too many nested freezes");
-        // Pairs with the fence in `enter`.
-        fence_after_rmw();
+        // Pairs with the light fence in `enter`.
+        self.barrier.heavy();
     }
 
     /// Ends one freeze; true if it was the last one and users may enter again. Any thread.
@@ -147,17 +156,17 @@ impl FreezeState {
     /// then means that nothing was outstanding at some moment between the two sums).
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        // Pairs with the fence in `enter`. The thread that called `start_freeze` has passed one; another one that merely
-        // learned of the freeze needs its own between that and the loads below.
         self.is_vacant() && self.outstanding() == 0
     }
 
     /// Whether nobody is inside at this moment. Once true on a queue that the caller has frozen, whoever enters later
-    /// turns away (or, on a queue that is not frozen, it says little). Any thread that knows of the freeze.
+    /// turns away (or, on a queue that is not frozen, it says little). Any thread that knows of the freeze. Contains the
+    /// heavy fence, about a microsecond: poll it, but not in a tight loop.
     #[must_use]
     pub fn is_vacant(&self) -> bool {
-        // Pairs with the fence in `enter`.
-        full_fence();
+        // Pairs with the light fence in `enter`. The thread that called `start_freeze` has passed one; another one that
+        // merely learned of the freeze needs its own between that and the loads below.
+        self.barrier.heavy();
         self.shards
             .iter()
             .all(|shard| shard.0.inside.load(Ordering::Acquire) == 0)

@@ -21,6 +21,7 @@
 //! noticed. `cargo run --release -p blkmq-sync --example cost` prints what each operation costs.
 
 mod atomic;
+mod barrier;
 pub mod counter;
 pub mod epoch_count;
 pub mod gate;
@@ -29,6 +30,7 @@ pub mod lent;
 mod model;
 pub mod mpsc;
 mod padded;
+mod published;
 pub mod run_work;
 pub mod spsc;
 pub mod tag_bitmap;
@@ -38,6 +40,7 @@ pub use counter::Counter;
 pub use epoch_count::{FreezeState, UsageShard};
 pub use gate::{Gate, GateGuard};
 pub use padded::CachePadded;
+pub use published::Published;
 pub use run_work::{Delay, Kick, RunWork};
 pub use tag_bitmap::TagBitmap;
 pub use wake_flag::WakeFlag;

@@ -22,6 +22,7 @@
 //! only loads, a full fence between publication and load pairs with the fence in `take`: either the load sees the mark
 //! gone (and sets it), or the pass sees the publication, because `take` clears the mark *before* anything is looked at.
 
+use crate::Published;
 use crate::atomic::{AtomicU64, Ordering, fence_after_rmw, full_fence};
 
 /// The run-queue state of one hardware context. See the module for the states.
@@ -75,17 +76,38 @@ impl RunWork {
     /// When a run is wanted already this is a full fence and a load, and writes nothing.
     #[inline]
     pub fn run(&self) -> Kick {
-        if self.0.load(Ordering::Relaxed) & WANTED != 0 {
+        if self.is_wanted_now() {
             // Pairs with the fence in `take`. The first load was a hint; this one comes after the publication.
             full_fence();
-            if self.0.load(Ordering::Relaxed) & WANTED != 0 {
+            if self.is_wanted_now() {
                 return Kick::None;
             }
         }
-        self.update(|word| {
-            let kick = if word & FLAGS == 0 { Kick::Wake } else { Kick::None };
-            (word & FLAGS | WANTED, kick)
-        })
+        self.ask()
+    }
+
+    /// Like [`RunWork::run`], for one who asks for many runs after one publication: the fence is `published`'s, and a run
+    /// that is wanted already costs one load. Any thread.
+    #[inline]
+    pub fn run_published(&self, _published: &Published) -> Kick {
+        // The fence that made `published` pairs with the fence in `take`.
+        if self.is_wanted_now() {
+            Kick::None
+        } else {
+            self.ask()
+        }
+    }
+
+    /// Like [`RunWork::run`], for the owner: a run that is wanted already costs one load and no fence, because it is this
+    /// thread that will take it, later.
+    #[inline]
+    pub fn run_by_owner(&self) -> Kick {
+        // Only the owner takes the mark off, so this sees it off as soon as it is.
+        if self.is_wanted_now() {
+            Kick::None
+        } else {
+            self.ask()
+        }
     }
 
     /// Asks for a run at `deadline_ns` or soon after, on the caller's clock; it is rounded up to a microsecond. The
@@ -196,6 +218,19 @@ impl RunWork {
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.0.load(Ordering::Acquire) & WANTED != 0
+    }
+
+    #[inline(always)]
+    fn is_wanted_now(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & WANTED != 0
+    }
+
+    #[inline]
+    fn ask(&self) -> Kick {
+        self.update(|word| {
+            let kick = if word & FLAGS == 0 { Kick::Wake } else { Kick::None };
+            (word & FLAGS | WANTED, kick)
+        })
     }
 
     /// Replaces the word by what `next` makes of it, in one read-modify-write, and returns what `next` says of it.

@@ -19,7 +19,8 @@
 //! what came after it), or the owner sees the work. A notifier that reads the `Notified` or `Awake` of an earlier moment
 //! is on the second side: the owner's next `prepare_to_sleep` comes after its fence, and the owner looks after that.
 
-use crate::atomic::{AtomicU32, Ordering, fence_after_rmw, full_fence};
+use crate::Published;
+use crate::atomic::{AtomicU32, Ordering, fence_after_rmw};
 
 /// The sleeping state of one reactor. See the module for the protocol.
 #[derive(Debug)]
@@ -72,8 +73,14 @@ impl WakeFlag {
     #[inline]
     #[must_use = "the owner sleeps on if nobody wakes it"]
     pub fn notify(&self) -> bool {
-        // Pairs with the fence in `prepare_to_sleep`: the caller's publication comes before its look at the flag.
-        full_fence();
+        self.notify_published(&Published::now())
+    }
+
+    /// Like [`WakeFlag::notify`], for one who has something for many owners: the fence is `published`'s.
+    #[inline]
+    #[must_use = "the owner sleeps on if nobody wakes it"]
+    pub fn notify_published(&self, _published: &Published) -> bool {
+        // The fence that made `published` pairs with the fence in `prepare_to_sleep`.
         // Relaxed: the fence above orders the load, and a stale value is covered by the argument in the module's text.
         if self.0.load(Ordering::Relaxed) != SLEEPING {
             return false;

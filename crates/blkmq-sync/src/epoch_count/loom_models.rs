@@ -85,8 +85,14 @@ fn nobody_is_inside_or_in_flight_on_a_drained_queue() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_user_and_a_freezer_without_their_fences_are_found() {
-    check_with(Fault::NoFenceAfterRmw, a_user_and_a_freezer);
+fn a_user_without_its_fence_is_found() {
+    check_with(Fault::NoLightFence, a_user_and_a_freezer);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_freezer_without_its_fence_is_found() {
+    check_with(Fault::NoHeavyFence, a_user_and_a_freezer);
 }
 
 #[test]
@@ -133,7 +139,7 @@ fn who_learns_of_a_freeze_may_ask_whether_it_has_drained() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_freeze_learned_of_without_a_fence_is_found() {
-    check_with(Fault::NoFullFence, a_freeze_by_another_thread);
+    check_with(Fault::NoHeavyFence, a_freeze_by_another_thread);
 }
 
 #[test]

@@ -83,6 +83,60 @@ fn two_submitters_and_an_owner() {
     context.close(owner, 2);
 }
 
+/// One submitter runs two contexts after one publication, while both are wanted and their owner takes them.
+fn one_publication_for_two_contexts() {
+    let contexts = Arc::new([Context::default(), Context::default()]);
+    contexts
+        .iter()
+        .for_each(|context| context.announce(context.work.run()));
+    let submitter = Arc::clone(&contexts);
+    let submitter = thread::spawn(move || {
+        submitter[0].published[0].store(1, Ordering::Relaxed);
+        submitter[1].published[0].store(1, Ordering::Relaxed);
+        let published = Published::now();
+        submitter
+            .iter()
+            .for_each(|context| context.announce(context.work.run_published(&published)));
+    });
+    let mut owners = [Owner::default(), Owner::default()];
+    for (context, owner) in contexts.iter().zip(&mut owners) {
+        context.look(owner);
+    }
+    thread::yield_now();
+    submitter.join().unwrap();
+    for (context, owner) in contexts.iter().zip(owners) {
+        context.close(owner, 1);
+    }
+}
+
+#[test]
+fn one_fence_serves_the_runs_of_many_contexts() {
+    check(one_publication_for_two_contexts);
+}
+
+#[test]
+#[should_panic(expected = "a run was lost")]
+fn one_publication_without_its_fence_is_found() {
+    check_with(Fault::NoFullFence, one_publication_for_two_contexts);
+}
+
+#[test]
+fn an_owner_that_runs_itself_among_others_loses_nothing() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let submitter = spawn(&context, |context| context.submit(0));
+        let mut owner = Owner::default();
+        context.published[1].store(1, Ordering::Relaxed);
+        context.announce(context.work.run_by_owner());
+        context.look(&mut owner);
+        thread::yield_now();
+        context.announce(context.work.run_by_owner());
+        context.look(&mut owner);
+        submitter.join().unwrap();
+        context.close(owner, 2);
+    });
+}
+
 #[test]
 fn flaw_a_no_run_is_lost_between_submitters_and_the_owner() {
     check(two_submitters_and_an_owner);

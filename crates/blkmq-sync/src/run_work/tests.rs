@@ -18,6 +18,24 @@ fn only_the_first_of_many_runs_wakes_the_owner() {
 }
 
 #[test]
+fn the_cheap_ways_to_ask_answer_as_run_does() {
+    let ways: [fn(&RunWork) -> Kick; 3] = [RunWork::run, RunWork::run_by_owner, |work| {
+        work.run_published(&Published::now())
+    }];
+    for ask in ways {
+        let work = RunWork::new();
+        assert_eq!((ask(&work), ask(&work)), (Kick::Wake, Kick::None));
+        assert!(work.take(0));
+        assert_eq!((ask(&work), ask(&work)), (Kick::None, Kick::None));
+        assert!(work.finish(), "once more");
+        assert!(work.take(0) && !work.finish());
+        work.stop();
+        assert_eq!(ask(&work), Kick::None);
+        assert_eq!(work.start(), Kick::Wake);
+    }
+}
+
+#[test]
 fn a_run_during_a_pass_makes_one_more_pass() {
     let work = RunWork::new();
     assert_eq!(work.run(), Kick::Wake);
