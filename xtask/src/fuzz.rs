@@ -30,10 +30,12 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, target: Option<&str>) -> Resu
         None => known,
     };
     for name in chosen {
+        // What is found goes beside the build; the corpus in the tree is chosen by hand.
+        let found = target_dir()?.join("fuzz-found").join(&name);
+        std::fs::create_dir_all(&found).with_context(|| format!("making {}", found.display()))?;
         let mut command = unstable(cargo("fuzz run"));
-        command
-            .arg(&name)
-            .args(["--", &format!("-max_total_time={seconds}")]);
+        command.arg(&name).arg(found).arg(format!("fuzz/corpus/{name}"));
+        command.args(["--", &format!("-max_total_time={seconds}")]);
         steps.run(&format!("fuzz {name}, {seconds} s"), &mut command)?;
     }
     Ok(())
