@@ -1,1 +1,22 @@
-//! blkmq-sim.
+//! The same core in virtual time, with modelled CPUs and drives, on one OS thread: one seed, one history.
+//!
+//! [`world`] runs a history of a [`setup`]: reactors (`reactor`) take their turns on modelled CPUs ([`cpu`]), clients
+//! ([`workload`]) submit, a control thread (`control`) interferes, a [`drive`] with faults answers, and the [`oracle`]
+//! watches. A [`scenario`] fills in the setup; [`history`] folds all that happens into one digest; [`run`] runs it.
+#![forbid(unsafe_code)]
+
+mod control;
+pub mod cpu;
+pub mod drive;
+pub mod events;
+pub mod history;
+pub mod images;
+pub mod oracle;
+mod reactor;
+pub mod rng;
+pub mod run;
+pub mod scenario;
+pub mod setup;
+pub mod stage;
+pub mod workload;
+pub mod world;

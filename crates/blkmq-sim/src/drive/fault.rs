@@ -1,0 +1,119 @@
+//! Decides what goes wrong with a command: each fault has a name and a probability, drawn once when the command arrives.
+//! Faults are what a real drive may do, and the engine must bear; a [`Mutation`] is what no drive may do, and the oracle
+//! must see.
+
+use std::ops::Range;
+
+use blkmq_core::bio::Status;
+
+use crate::rng::{Ppm, Rng};
+
+/// The faults of a drive.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// The answer `Resource`: nobody promises to say when it is better.
+    pub resource: Ppm,
+    /// The answer `DeviceResource`, if something is in flight that will free it.
+    pub device_resource: Ppm,
+    /// The end `Requeue`.
+    pub requeue: Ppm,
+    /// The end never comes; the time limit must find out.
+    pub lost: Ppm,
+    /// The command takes `slow_factor` times as long, maybe longer than the time limit.
+    pub slow: Ppm,
+    /// How much longer a slow command takes.
+    pub slow_factor: u32,
+    /// The end is reported a second time, later.
+    pub twice: Ppm,
+    /// The way to the drive fails.
+    pub transport: Ppm,
+    /// Asked for a command that timed out, the drive says that it is still bound to it, once.
+    pub wait: Ppm,
+    /// The end of a command that timed out is reported later, although the drive has let go of it.
+    pub late: Ppm,
+    /// Blocks that cannot be read or written.
+    pub bad_blocks: Range<u32>,
+}
+
+/// What a drive must never do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// Forgets a command, and is bound to it for ever.
+    DropsCompletion,
+    /// Reports a flush as done without writing anything.
+    FlushPersistsNothing,
+    /// Ignores FUA.
+    IgnoresFua,
+    /// Reports a command that is still under way as done (what a cookie without a generation would do).
+    EndsAnother,
+    /// Returns what the block held before its last write.
+    ReadsOldData,
+    /// Reports a write as done that it has not done.
+    DropsWrite,
+    /// Exchanges the content of two blocks of one write.
+    SwapsBlocks,
+    /// Moves data for a command that it has let go of.
+    WritesAfterTimeout,
+    /// Says that a failed read went well, without moving data.
+    HidesErrors,
+}
+
+impl Mutation {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::DropsCompletion,
+        Self::FlushPersistsNothing,
+        Self::IgnoresFua,
+        Self::EndsAnother,
+        Self::ReadsOldData,
+        Self::DropsWrite,
+        Self::SwapsBlocks,
+        Self::WritesAfterTimeout,
+        Self::HidesErrors,
+    ];
+}
+
+/// What is to become of one command.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plan {
+    /// How it ends.
+    pub(super) status: Status,
+    /// Its end is never reported.
+    pub(super) lost: bool,
+    /// Its time is multiplied by this.
+    pub(super) slowness: u32,
+    /// Its end is reported twice.
+    pub(super) twice: bool,
+    /// Its data moves when a unit starts it, not when the unit is done.
+    pub(super) early: bool,
+    /// The drive will not let go of it when first asked.
+    pub(super) wait: bool,
+    /// Its end is reported although the drive has let go of it.
+    pub(super) late: bool,
+}
+
+impl Faults {
+    /// Draws the fate of a command that touches `blocks`.
+    pub(super) fn plan(&self, blocks: &Range<u32>, rng: &mut Rng) -> Plan {
+        let slow = rng.chance(self.slow);
+        let mut plan = Plan {
+            status: Status::Ok,
+            lost: rng.chance(self.lost),
+            slowness: if slow { self.slow_factor.max(1) } else { 1 },
+            twice: rng.chance(self.twice),
+            early: rng.chance(Ppm::percent(50)),
+            wait: rng.chance(self.wait),
+            late: rng.chance(self.late),
+        };
+        if rng.chance(self.requeue) {
+            plan.status = Status::Requeue;
+        }
+        if rng.chance(self.transport) {
+            plan.status = Status::Transport;
+        }
+        if blocks.start < self.bad_blocks.end && self.bad_blocks.start < blocks.end {
+            plan.status = Status::Medium;
+        }
+        plan
+    }
+}

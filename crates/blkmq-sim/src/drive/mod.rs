@@ -1,0 +1,449 @@
+//! Decides how a modelled drive behaves: what it takes, when a command ends and when its data moves.
+//! `port` is its side towards the core, `model` says how long things take, `fault` what goes wrong.
+//!
+//! ```text
+//!   issue ─► staged ── commit / last ──► waiting ── a unit is free ──► in service ─► ended ── reap ─► gone
+//!                                                                          └─► lost ── timed_out ───────┘
+//! ```
+
+pub mod fault;
+pub mod model;
+pub mod port;
+mod transfer;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
+use blkmq_core::driver::{Done, Issued, TimedOut};
+use blkmq_core::ids::{Cookie, DiskId};
+use blkmq_core::request::Request;
+use blkmq_core::time::{Instant, Nanos};
+
+use crate::images::{Cell, Images};
+use crate::rng::{Ppm, Rng};
+use fault::{Faults, Mutation, Plan};
+use model::{Arm, Model, Work};
+
+/// The clients' memory, as the drive sees it: numbers in place of buffers.
+pub trait Memory {
+    /// Puts a block's content into the buffer of bio `token`, at block `index` of it.
+    fn store(&mut self, token: u64, index: u32, content: u64);
+    /// Returns the content of block `index` of the buffer of bio `token`.
+    fn load(&mut self, token: u64, index: u32) -> u64;
+}
+
+/// What a drive is made of.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Its kind and speed.
+    pub model: Model,
+    /// How many commands it takes from one hardware context; beyond, it answers `DeviceResource`.
+    pub slots: u32,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Must-nots, for tests of the oracle.
+    pub mutation: Option<Mutation>,
+    /// It has a volatile cache.
+    pub cache: bool,
+    /// Its completions interrupt; else it says by time when to reap.
+    pub interrupts: bool,
+    /// Commands of these disks take so many times as long; 1 where nothing is said.
+    pub slowness: Vec<u32>,
+}
+
+/// Where a disk lies on the drive.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its first block.
+    pub first: u32,
+    /// How many blocks it has.
+    pub blocks: u32,
+}
+
+/// One modelled drive, shared by all its hardware contexts.
+#[derive(Debug)]
+pub struct Drive {
+    spec: Spec,
+    block: u64,
+    places: Vec<Place>,
+    images: Images,
+    rng: Rng,
+    arm: Arm,
+    ways: Vec<Way>,
+    commands: BTreeMap<u64, Command>,
+    next_command: u64,
+    waiting: VecDeque<u64>,
+    /// In service, by the time of its end.
+    serving: BTreeSet<(Instant, u64)>,
+    /// Hardware contexts with something newly ended.
+    interrupts: BTreeSet<u16>,
+}
+
+/// One hardware context's side of the drive.
+#[derive(Debug, Default)]
+struct Way {
+    staged: Vec<u64>,
+    by_cookie: BTreeMap<u64, u64>,
+    ended: VecDeque<Done>,
+    /// To be reported once more, though nobody waits for it.
+    echoes: VecDeque<Done>,
+}
+
+#[derive(Debug)]
+struct Command {
+    way: u16,
+    cookie: Cookie,
+    op: Op,
+    through: bool,
+    disk: DiskId,
+    position: u64,
+    len: u64,
+    parts: Vec<Part>,
+    plan: Plan,
+    state: State,
+    /// What a flush has to make durable.
+    owed: Vec<(u32, Cell)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    Serving,
+    Lost,
+    Ended,
+    /// The drive has let go of it, but a unit still works at it.
+    Dropped,
+}
+
+/// One bio's share of a command.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    token: u64,
+    /// Its first block on the drive.
+    block: u32,
+    /// The same in the bio's buffer.
+    index: u32,
+    count: u32,
+}
+
+impl Drive {
+    /// Makes a drive with a way in for each of `hctxs` hardware contexts.
+    pub fn new(spec: Spec, block: u32, places: Vec<Place>, hctxs: u16, rng: Rng) -> Self {
+        let blocks = places.iter().map(|p| p.first + p.blocks).max().unwrap_or(0);
+        Self {
+            spec,
+            block: u64::from(block),
+            places,
+            images: Images::new(blocks),
+            rng,
+            arm: Arm::new(u64::from(blocks) * u64::from(block)),
+            ways: (0..hctxs).map(|_| Way::default()).collect(),
+            commands: BTreeMap::new(),
+            next_command: 0,
+            waiting: VecDeque::new(),
+            serving: BTreeSet::new(),
+            interrupts: BTreeSet::new(),
+        }
+    }
+
+    /// The drive's images.
+    pub fn images(&mut self) -> &mut Images {
+        &mut self.images
+    }
+
+    /// Says whether its completions interrupt.
+    pub fn has_interrupts(&self) -> bool {
+        self.spec.interrupts
+    }
+
+    /// Returns when something happens next of the drive's own accord.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.serving.first().map(|&(at, _)| at)
+    }
+
+    /// Says whether the drive works at something, so that it will do its next step by itself.
+    pub fn is_busy(&self) -> bool {
+        !self.serving.is_empty()
+    }
+
+    /// Returns how many commands it has that it will never report.
+    pub fn lost(&self) -> usize {
+        let lost = |c: &&Command| c.state == State::Lost;
+        self.commands.values().filter(lost).count()
+    }
+
+    /// Returns how many commands it has that were never committed.
+    pub fn uncommitted(&self) -> usize {
+        self.ways.iter().map(|way| way.staged.len()).sum()
+    }
+
+    /// Returns the hardware contexts to interrupt, once each.
+    pub fn take_interrupts(&mut self) -> BTreeSet<u16> {
+        std::mem::take(&mut self.interrupts)
+    }
+
+    /// Writes some of the cache back.
+    pub fn destage(&mut self) {
+        self.images.destage(Ppm::percent(20), &mut self.rng);
+    }
+
+    /// Cuts the power. Of writes in service some blocks are done; of the cache some blocks are saved; the rest is lost.
+    pub fn power_cut(&mut self, memory: &mut dyn Memory) {
+        let serving: Vec<u64> = self.serving.iter().map(|&(_, id)| id).collect();
+        for id in serving {
+            let command = &self.commands[&id];
+            if command.op.is_write() && command.state == State::Serving {
+                let (parts, op) = (command.parts.clone(), command.op);
+                for part in parts {
+                    self.move_part(op, &part, false, Ppm::percent(50), memory);
+                }
+            }
+        }
+        self.images.destage(Ppm::percent(50), &mut self.rng);
+        self.images.power_cut();
+        self.forget_commands();
+    }
+
+    fn forget_commands(&mut self) {
+        self.commands.clear();
+        self.waiting.clear();
+        self.serving.clear();
+        self.interrupts.clear();
+        for way in &mut self.ways {
+            *way = Way::default();
+        }
+    }
+
+    /// Takes a request, or does not.
+    fn issue(&mut self, way: u16, rq: &Request, cookie: Cookie, memory: &mut dyn Memory) -> Issued {
+        let in_flight = self.ways[usize::from(way)].by_cookie.len();
+        if self.rng.chance(self.spec.faults.resource) {
+            return Issued::Resource;
+        }
+        let full = in_flight >= self.spec.slots as usize;
+        if in_flight > 0 && (self.rng.chance(self.spec.faults.device_resource) || full) {
+            return Issued::DeviceResource;
+        }
+        let mut command = self.command(way, rq, cookie);
+        let inline = self.rng.chance(self.spec.model.inline());
+        if inline && !command.plan.lost && command.op != Op::Flush {
+            self.move_data(&mut command, memory);
+            self.report(&command);
+            return Issued::Done(command.plan.status);
+        }
+        let id = self.next_command;
+        self.next_command += 1;
+        let side = &mut self.ways[usize::from(way)];
+        side.by_cookie.insert(cookie.raw(), id);
+        side.staged.push(id);
+        self.commands.insert(id, command);
+        Issued::Queued
+    }
+
+    /// Starts what was issued.
+    fn commit(&mut self, way: u16, now: Instant, memory: &mut dyn Memory) {
+        let staged = std::mem::take(&mut self.ways[usize::from(way)].staged);
+        self.waiting.extend(staged);
+        self.start(now, memory);
+    }
+
+    /// Reports what has ended at one hardware context.
+    fn reap(&mut self, way: u16, done: &mut Vec<Done>) {
+        self.interrupts.remove(&way);
+        let side = &mut self.ways[usize::from(way)];
+        let ended: Vec<Done> = side.ended.drain(..).collect();
+        done.extend(side.echoes.drain(..));
+        for end in ended {
+            let side = &mut self.ways[usize::from(way)];
+            let id = side.by_cookie.remove(&end.cookie.raw());
+            let Some(command) = id.and_then(|id| self.commands.remove(&id)) else {
+                continue;
+            };
+            if command.plan.twice {
+                side.echoes.push_back(end);
+            }
+            self.report(&command);
+            done.push(end);
+        }
+    }
+
+    /// Decides about a command that has passed the time limit.
+    fn timed_out(&mut self, way: u16, cookie: Cookie) -> TimedOut {
+        let side = &mut self.ways[usize::from(way)];
+        let Some(&id) = side.by_cookie.get(&cookie.raw()) else {
+            return TimedOut::Wait;
+        };
+        let command = self.commands.get_mut(&id).expect("a cookie names a command");
+        let bound = command.state == State::Ended || std::mem::take(&mut command.plan.wait);
+        if bound || self.spec.mutation == Some(Mutation::DropsCompletion) {
+            return TimedOut::Wait;
+        }
+        side.by_cookie.remove(&cookie.raw());
+        side.staged.retain(|&staged| staged != id);
+        if command.plan.late {
+            let status = Status::Ok;
+            side.echoes.push_back(Done { cookie, status });
+        }
+        if command.state == State::Serving {
+            command.state = State::Dropped;
+        } else {
+            self.waiting.retain(|&waiting| waiting != id);
+            self.commands.remove(&id);
+        }
+        TimedOut::Ended
+    }
+
+    /// Says when one hardware context should reap next, for a drive without interrupts.
+    fn next_event(&self, way: u16, now: Instant) -> Option<Instant> {
+        let side = &self.ways[usize::from(way)];
+        if !side.ended.is_empty() {
+            return Some(now);
+        }
+        let (mut own, mut queued) = (None, false);
+        for id in side.by_cookie.values() {
+            queued |= self.commands[id].state == State::Waiting;
+        }
+        for &(at, id) in &self.serving {
+            if queued || self.commands[&id].way == way {
+                own = Some(at);
+                break;
+            }
+        }
+        own
+    }
+
+    /// Does everything that happens of the drive's own accord until `now`.
+    pub fn advance(&mut self, now: Instant, memory: &mut dyn Memory) {
+        while let Some(&(at, id)) = self.serving.first() {
+            if at > now {
+                break;
+            }
+            self.serving.pop_first();
+            self.finish(id, memory);
+            self.start(at, memory);
+        }
+    }
+
+    fn start(&mut self, now: Instant, memory: &mut dyn Memory) {
+        while (self.serving.len() as u64) < u64::from(self.spec.model.units()) {
+            let Some(id) = self.waiting.pop_front() else {
+                return;
+            };
+            let Some(mut command) = self.commands.remove(&id) else {
+                continue;
+            };
+            if command.op == Op::Flush {
+                command.owed = self.images.owed(self.range(command.disk));
+            }
+            command.state = State::Serving;
+            if command.plan.early {
+                self.move_data(&mut command, memory);
+            }
+            let end = now + self.service(&command, now);
+            self.serving.insert((end, id));
+            self.commands.insert(id, command);
+        }
+    }
+
+    fn service(&mut self, command: &Command, now: Instant) -> Nanos {
+        let work = Work {
+            op: command.op,
+            position: command.position,
+            len: command.len,
+            owed: command.owed.len() as u64,
+        };
+        let time = self.spec.model.service(&work, now, &mut self.arm, &mut self.rng);
+        let disk = self.spec.slowness.get(command.disk.index()).copied().unwrap_or(1);
+        Nanos(time.0 * u64::from(command.plan.slowness) * u64::from(disk))
+    }
+
+    fn finish(&mut self, id: u64, memory: &mut dyn Memory) {
+        let Some(mut command) = self.commands.remove(&id) else {
+            return;
+        };
+        if command.state == State::Dropped {
+            if self.mutated(Mutation::WritesAfterTimeout) {
+                self.move_data(&mut command, memory);
+            }
+            return;
+        }
+        if !command.plan.early {
+            self.move_data(&mut command, memory);
+        }
+        command.state = State::Ended;
+        let lost =
+            command.plan.lost || self.mutated(Mutation::DropsCompletion) && self.rng.chance(Ppm(20_000));
+        if lost {
+            command.state = State::Lost;
+            self.commands.insert(id, command);
+            return;
+        }
+        let (way, cookie, status) = (command.way, self.reported_cookie(&command), command.plan.status);
+        self.commands.insert(id, command);
+        self.ways[usize::from(way)]
+            .ended
+            .push_back(Done { cookie, status });
+        self.interrupts.insert(way);
+    }
+
+    /// The cookie under which a command's end is reported: its own, unless the drive is mutated.
+    fn reported_cookie(&mut self, command: &Command) -> Cookie {
+        if self.mutated(Mutation::EndsAnother) && self.rng.chance(Ppm::percent(5)) {
+            let others = &self.ways[usize::from(command.way)].by_cookie;
+            let mut serving = others.iter().filter(|&(_, id)| {
+                self.commands
+                    .get(id)
+                    .is_some_and(|other| other.state == State::Serving)
+            });
+            if let Some((&raw, _)) = serving.next() {
+                return Cookie::from_raw(raw);
+            }
+        }
+        command.cookie
+    }
+
+    fn mutated(&self, mutation: Mutation) -> bool {
+        self.spec.mutation == Some(mutation)
+    }
+
+    fn range(&self, disk: DiskId) -> Range<u32> {
+        let place = self.places[disk.index()];
+        place.first..place.first + place.blocks
+    }
+
+    fn command(&mut self, way: u16, rq: &Request, cookie: Cookie) -> Command {
+        let mut parts = Vec::new();
+        rq.for_each_bio(|bio| parts.extend(self.part(bio)));
+        let first = (rq.position() / self.block) as u32;
+        let blocks = first..first + (rq.len() / self.block) as u32;
+        let mut plan = self.spec.faults.plan(&blocks, &mut self.rng);
+        if plan.status == Status::Medium && self.mutated(Mutation::HidesErrors) {
+            plan.status = Status::Ok;
+            parts.clear();
+        }
+        Command {
+            way,
+            cookie,
+            op: rq.op(),
+            through: !self.spec.cache || rq.flags().has(Flags::FUA) && !self.mutated(Mutation::IgnoresFua),
+            disk: rq.disk(),
+            position: rq.position(),
+            len: rq.len(),
+            parts,
+            plan,
+            state: State::Waiting,
+            owed: Vec::new(),
+        }
+    }
+
+    fn part(&self, bio: &Bio) -> Option<Part> {
+        let Data::Token(token) = bio.data else { return None };
+        (bio.len > 0).then(|| Part {
+            token,
+            block: self.places[bio.disk.index()].first + (bio.offset / self.block) as u32,
+            index: (bio.skip / self.block) as u32,
+            count: (bio.len / self.block) as u32,
+        })
+    }
+}

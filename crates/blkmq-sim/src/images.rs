@@ -1,0 +1,164 @@
+//! Decides what a modelled drive holds, block by block: the live image (what reads return), the volatile cache, and the
+//! durable image (what survives a power cut). The drive writes them; the oracle looks at the durable one.
+//!
+//! ```text
+//!   write ───► live + cache ──── flush, destaging, luck at a power cut ───► durable
+//!   write with FUA, or without a cache: live and durable at once
+//! ```
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::rng::{Ppm, Rng};
+
+/// The three images of one drive. A block's content is one number; all are 0 at first.
+#[derive(Debug)]
+pub struct Images {
+    live: Vec<Cell>,
+    durable: Vec<Cell>,
+    /// Blocks whose live content is not durable.
+    dirty: BTreeSet<u32>,
+    /// Blocks of which a write has been reported as done since they were last clean: what a flush owes.
+    owed: BTreeSet<u32>,
+    /// Blocks whose durable content was written since the oracle last asked.
+    changed: Vec<u32>,
+    writes: u64,
+}
+
+/// A block's content, and which write of the drive's life put it there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cell {
+    /// The content.
+    pub value: u64,
+    write: u64,
+}
+
+impl Images {
+    /// Makes the images of a fresh drive of `blocks` blocks.
+    pub fn new(blocks: u32) -> Self {
+        Self {
+            live: vec![Cell::default(); blocks as usize],
+            durable: vec![Cell::default(); blocks as usize],
+            dirty: BTreeSet::new(),
+            owed: BTreeSet::new(),
+            changed: Vec::new(),
+            writes: 0,
+        }
+    }
+
+    /// Returns what a read of `block` returns.
+    pub fn live(&self, block: u32) -> u64 {
+        self.live[block as usize].value
+    }
+
+    /// Returns what `block` holds after a power cut at which nothing of the cache is saved.
+    pub fn durable(&self, block: u32) -> u64 {
+        self.durable[block as usize].value
+    }
+
+    /// Writes a block; `through` the cache if it is to be durable at once.
+    pub fn write(&mut self, block: u32, value: u64, through: bool) {
+        self.writes += 1;
+        let cell = Cell {
+            value,
+            write: self.writes,
+        };
+        self.live[block as usize] = cell;
+        self.dirty.insert(block);
+        if through {
+            self.persist(block, cell);
+        }
+    }
+
+    /// Records that a write of `block` has been reported as done, so that the next flush owes it.
+    pub fn reported(&mut self, block: u32) {
+        if self.dirty.contains(&block) {
+            self.owed.insert(block);
+        }
+    }
+
+    /// Returns what a flush of the blocks `range` that starts now has to make durable.
+    pub fn owed(&self, range: Range<u32>) -> Vec<(u32, Cell)> {
+        self.owed
+            .range(range)
+            .map(|&block| (block, self.live[block as usize]))
+            .collect()
+    }
+
+    /// Makes a content durable, unless a later one is durable already.
+    pub fn persist(&mut self, block: u32, cell: Cell) {
+        let durable = &mut self.durable[block as usize];
+        if cell.write < durable.write {
+            return;
+        }
+        *durable = cell;
+        self.changed.push(block);
+        if self.live[block as usize] == cell {
+            self.dirty.remove(&block);
+            self.owed.remove(&block);
+        }
+    }
+
+    /// Writes some of the cache back, of the drive's own accord.
+    pub fn destage(&mut self, share: Ppm, rng: &mut Rng) {
+        let chosen: Vec<u32> = self.dirty.iter().copied().filter(|_| rng.chance(share)).collect();
+        for block in chosen {
+            self.persist(block, self.live[block as usize]);
+        }
+    }
+
+    /// Cuts the power: what is not durable is lost.
+    pub fn power_cut(&mut self) {
+        self.live.copy_from_slice(&self.durable);
+        self.dirty.clear();
+        self.owed.clear();
+    }
+
+    /// Returns the blocks whose durable content was written since the last call.
+    pub fn take_changed(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.changed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_write_is_live_at_once_and_durable_after_what_a_flush_owes() {
+        let mut images = Images::new(8);
+        images.write(3, 7, false);
+        assert_eq!((images.live(3), images.durable(3)), (7, 0));
+        assert_eq!(images.owed(0..8), [], "not reported yet: no flush owes it");
+        images.reported(3);
+        for (block, cell) in images.owed(0..8) {
+            images.persist(block, cell);
+        }
+        assert_eq!(images.durable(3), 7);
+        assert_eq!(images.owed(0..8), []);
+        assert_eq!(images.take_changed(), [3]);
+    }
+
+    #[test]
+    fn an_older_flush_does_not_overwrite_a_later_write_through() {
+        let mut images = Images::new(8);
+        images.write(1, 10, false);
+        images.reported(1);
+        let owed = images.owed(0..8);
+        images.write(1, 11, true);
+        for (block, cell) in owed {
+            images.persist(block, cell);
+        }
+        assert_eq!((images.live(1), images.durable(1)), (11, 11));
+    }
+
+    #[test]
+    fn a_power_cut_takes_back_what_is_not_durable() {
+        let mut images = Images::new(8);
+        images.write(1, 10, true);
+        images.write(1, 11, false);
+        images.write(2, 12, false);
+        images.power_cut();
+        assert_eq!((images.live(1), images.live(2)), (10, 0));
+    }
+}

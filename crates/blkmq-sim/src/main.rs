@@ -1,0 +1,175 @@
+//! Decides what the simulator's command line means: replay one history, run many, or list the scenarios.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use blkmq_sim::run;
+use blkmq_sim::scenario::{self, Scenario};
+use blkmq_sim::world::Summary;
+
+const USAGE: &str = "\
+Runs blkmq's core in virtual time, with modelled CPUs and drives. One seed, one history.
+
+usage: blkmq-sim --scenario NAME [--seed N] [--trace]
+       blkmq-sim --scenario NAME|all --seeds COUNT [--first-seed N]
+       blkmq-sim --list
+
+  --scenario NAME   what to run; `all` is every scenario but those that only measure
+  --seed N          replay one history and print its digest and summary (default 1)
+  --trace           print its setup and every fact of it
+  --seeds COUNT     run so many seeds; the first failure of a scenario is printed with the command that replays it
+  --first-seed N    start with this one (default 1)
+  --list            list the scenarios
+
+Exit status: 0 if all is right, 1 if the oracle found a fault, 2 if the command line is wrong.";
+
+#[derive(Default)]
+struct Args {
+    scenario: Option<String>,
+    seed: Option<u64>,
+    seeds: Option<u64>,
+    first_seed: Option<u64>,
+    trace: bool,
+    list: bool,
+    help: bool,
+}
+
+fn main() -> ExitCode {
+    let args = match parse(std::env::args().skip(1)) {
+        Ok(args) => args,
+        Err(problem) => return wrong(&problem),
+    };
+    if args.help {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    if args.list {
+        for scenario in scenario::ALL {
+            println!("{:14} {}", scenario.name, scenario.about);
+        }
+        println!("{:14} {}", scenario::scale::NAME, scenario::scale::ABOUT);
+        return ExitCode::SUCCESS;
+    }
+    let Some(name) = args.scenario.as_deref() else {
+        return wrong("--scenario is missing");
+    };
+    let first = args.first_seed.or(args.seed).unwrap_or(1);
+    match (name, scenario::by_name(name), args.seeds) {
+        (scenario::scale::NAME, ..) => {
+            print!("{}", scenario::scale::table(first));
+            ExitCode::SUCCESS
+        }
+        ("all", _, seeds) => run_many(scenario::ALL, first, seeds.unwrap_or(1)),
+        (_, Some(scenario), Some(seeds)) => run_many(&[*scenario], first, seeds),
+        (_, Some(scenario), None) => replay(scenario, first, args.trace),
+        (_, None, _) => wrong(&format!(
+            "scenario {name} rejected: there is none of that name; see --list"
+        )),
+    }
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
+    let mut args = Args::default();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        match word.as_str() {
+            "--scenario" => args.scenario = Some(value()?),
+            "--seed" => args.seed = Some(number(&word, &value()?)?),
+            "--seeds" => args.seeds = Some(number(&word, &value()?)?),
+            "--first-seed" => args.first_seed = Some(number(&word, &value()?)?),
+            "--trace" => args.trace = true,
+            "--list" => args.list = true,
+            "--help" | "-h" => args.help = true,
+            _ => return Err(format!("{word} rejected: no such option")),
+        }
+    }
+    Ok(args)
+}
+
+fn number(name: &str, text: &str) -> Result<u64, String> {
+    text.parse()
+        .map_err(|_| format!("{name} {text} rejected: must be a number from 0 to 2^64 - 1"))
+}
+
+fn wrong(problem: &str) -> ExitCode {
+    eprintln!("{problem}\n\n{USAGE}");
+    ExitCode::from(2)
+}
+
+fn replay(scenario: &Scenario, seed: u64, trace: bool) -> ExitCode {
+    if trace {
+        println!("{:#?}", scenario.setup_of(seed));
+    }
+    match run::one(scenario, seed, trace) {
+        Ok(summary) => {
+            println!("{}", describe(scenario, seed, &summary));
+            ExitCode::SUCCESS
+        }
+        Err(fault) => {
+            println!("{} seed {seed} FAILED: {fault}", scenario.name);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn describe(scenario: &Scenario, seed: u64, summary: &Summary) -> String {
+    let counts = &summary.counts;
+    format!(
+        "{} seed {seed}: digest {:016x}, {} facts in {} of virtual time\n\
+         {} bios ended ({} with an error) in {} requests: {} merged, {} flushes, at most {} in flight\n\
+         {} timeouts, {} stale ends, {} requeues, {} control actions, {} power cuts, gate found held {} times",
+        scenario.name,
+        summary.digest,
+        summary.facts,
+        summary.time,
+        counts.ended,
+        counts.errors,
+        counts.requests,
+        counts.merged,
+        counts.flushes,
+        counts.in_flight_max,
+        counts.timeouts,
+        counts.stale,
+        counts.requeues,
+        summary.controls,
+        summary.power_cuts,
+        summary.gate_skipped,
+    )
+}
+
+fn run_many(scenarios: &[Scenario], first: u64, seeds: u64) -> ExitCode {
+    let mut failed = false;
+    for scenario in scenarios {
+        let start = Instant::now();
+        let (mut bios, mut digest) = (0, 0u64);
+        let mut fault = None;
+        for seed in first..first.saturating_add(seeds) {
+            match run::one(scenario, seed, false) {
+                Ok(summary) => {
+                    bios += summary.counts.ended;
+                    digest = digest.rotate_left(1) ^ summary.digest;
+                }
+                Err(text) => {
+                    fault = Some(format!("{} seed {seed} FAILED: {text}", scenario.name));
+                    break;
+                }
+            }
+        }
+        let time = start.elapsed().as_secs_f64();
+        match fault {
+            None => println!(
+                "{:14} {seeds} seeds ok, {bios} bios, digest {digest:016x}, {time:.1} s",
+                scenario.name
+            ),
+            Some(fault) => {
+                failed = true;
+                println!("{fault}");
+            }
+        }
+    }
+    if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}

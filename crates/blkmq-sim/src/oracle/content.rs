@@ -1,0 +1,338 @@
+//! Decides which contents a block may have: now, for a read, and after a power cut. It knows the writes and flushes of the
+//! clients and nothing of the engine or the drive.
+//!
+//! A write may take effect at any moment from its submission to its end, and one that fails may have done part of its
+//! work. So a block has a set of possible contents. A write leaves the set of what a read may return when another,
+//! submitted after its end, has ended well; it leaves the set of what may be found after a power cut when that other one
+//! is durable: by FUA, by a drive without a cache, or by a flush submitted after its end that has ended well.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use blkmq_core::bio::Op;
+use blkmq_core::ids::DiskId;
+
+use crate::images::Images;
+
+/// A moment in the order of submissions and ends.
+pub(super) type Tick = u64;
+
+/// Returns what block `index` of the buffer of write `token` contains; different for every block ever written.
+pub fn content_of(token: u64, index: u32) -> u64 {
+    token << 16 | u64::from(index)
+}
+
+/// All blocks of a drive.
+#[derive(Debug)]
+pub(super) struct Content {
+    blocks: Vec<Block>,
+    writes: BTreeMap<u64, Written>,
+    /// Writes that ended well and are not known to be durable, per disk, by their ends.
+    volatile: Vec<VecDeque<(Tick, u64)>>,
+    /// Blocks whose set for a power cut has shrunk since the last check.
+    narrowed: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Block {
+    versions: Vec<Version>,
+    /// When a bio was last submitted that may zero the block.
+    zeroed: Tick,
+}
+
+#[derive(Clone, Debug)]
+struct Version {
+    token: u64,
+    value: u64,
+    /// `UNENDED` while under way.
+    ended: Tick,
+    /// A read that starts now cannot see it.
+    overwritten: bool,
+}
+
+#[derive(Debug)]
+struct Written {
+    op: Op,
+    blocks: Range<u32>,
+    submitted: Tick,
+}
+
+/// The contents that a read may return: per block the set at its submission; later writes are looked up.
+#[derive(Debug, Default)]
+pub(super) struct Snapshot {
+    values: Vec<(u32, u64)>,
+    taken: Tick,
+}
+
+const UNENDED: Tick = Tick::MAX;
+
+impl Content {
+    pub(super) fn new(blocks: u32, disks: usize) -> Self {
+        Self {
+            blocks: (0..blocks).map(|_| Block::known(0)).collect(),
+            writes: BTreeMap::new(),
+            volatile: vec![VecDeque::new(); disks],
+            narrowed: Vec::new(),
+        }
+    }
+
+    /// A bio that changes `blocks` has been submitted.
+    pub(super) fn write_submitted(&mut self, token: u64, op: Op, blocks: Range<u32>, now: Tick) {
+        for (index, block) in blocks.clone().enumerate() {
+            let block = &mut self.blocks[block as usize];
+            let zeroes = op != Op::Write;
+            if zeroes {
+                block.zeroed = now;
+            }
+            block.versions.push(Version {
+                token,
+                value: if zeroes {
+                    0
+                } else {
+                    content_of(token, index as u32)
+                },
+                ended: UNENDED,
+                overwritten: false,
+            });
+        }
+        let submitted = now;
+        self.writes.insert(
+            token,
+            Written {
+                op,
+                blocks,
+                submitted,
+            },
+        );
+    }
+
+    /// It was not taken after all.
+    pub(super) fn withdraw(&mut self, token: u64) {
+        if let Some(written) = self.writes.remove(&token) {
+            for block in written.blocks {
+                self.blocks[block as usize].versions.retain(|v| v.token != token);
+            }
+        }
+    }
+
+    /// It has ended; `durable` if that says that it is durable.
+    pub(super) fn write_ended(&mut self, token: u64, ok: bool, durable: bool, disk: DiskId, now: Tick) {
+        let written = &self.writes[&token];
+        let overwrites = ok && written.op != Op::Discard;
+        let submitted = written.submitted;
+        for block in written.blocks.clone() {
+            for version in &mut self.blocks[block as usize].versions {
+                if version.token == token {
+                    version.ended = now;
+                }
+                version.overwritten |= overwrites && version.ended < submitted;
+            }
+        }
+        if overwrites && durable {
+            self.now_durable(token);
+        } else if overwrites {
+            self.volatile[disk.index()].push_back((now, token));
+        }
+    }
+
+    /// What ended on `disk` before `submitted` is promised to be durable.
+    pub(super) fn flushed(&mut self, disk: DiskId, submitted: Tick) {
+        while let Some(&(ended, token)) = self.volatile[disk.index()].front() {
+            if ended > submitted {
+                return;
+            }
+            self.volatile[disk.index()].pop_front();
+            self.now_durable(token);
+        }
+    }
+
+    fn now_durable(&mut self, token: u64) {
+        let Written {
+            blocks, submitted, ..
+        } = &self.writes[&token];
+        for block in blocks.clone() {
+            let versions = &mut self.blocks[block as usize].versions;
+            // A later durable write may have removed it.
+            if versions.iter().any(|v| v.token == token) {
+                versions.retain(|v| v.ended >= *submitted);
+                self.narrowed.push(block);
+            }
+        }
+    }
+
+    /// Returns what a read of `blocks` submitted now may return, as far as is known yet.
+    pub(super) fn snapshot(&self, blocks: Range<u32>, taken: Tick) -> Snapshot {
+        let mut values = Vec::new();
+        for (index, block) in blocks.enumerate() {
+            let live = self.blocks[block as usize].versions.iter();
+            values.extend(live.filter(|v| !v.overwritten).map(|v| (index as u32, v.value)));
+        }
+        Snapshot { values, taken }
+    }
+
+    /// Checks what a read that ended well returned.
+    pub(super) fn check_read(
+        &self,
+        token: u64,
+        first: u32,
+        buffer: &[u64],
+        seen: &Snapshot,
+    ) -> Result<(), String> {
+        for (index, &value) in buffer.iter().enumerate() {
+            let block = first + index as u32;
+            if !seen.values.contains(&(index as u32, value)) && !self.is_later(seen.taken, block, value) {
+                return Err(format!(
+                    "read {token} returned {} for block {block}; it may be {:?}",
+                    name(value),
+                    seen.names(index as u32)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Says whether a bio submitted after `then` may have put `value` into `block`.
+    fn is_later(&self, then: Tick, block: u32, value: u64) -> bool {
+        if value == 0 {
+            return self.blocks[block as usize].zeroed > then;
+        }
+        let writer = value >> 16;
+        let index = (value & 0xffff) as u32;
+        self.writes.get(&writer).is_some_and(|w| {
+            w.submitted > then
+                && w.op == Op::Write
+                && w.blocks.contains(&block)
+                && block - w.blocks.start == index
+        })
+    }
+
+    /// Checks what would be found after a power cut now, wherever that may have changed since the last check.
+    pub(super) fn check_durable(&mut self, images: &mut Images) -> Result<(), String> {
+        for block in images.take_changed().into_iter().chain(self.narrowed.drain(..)) {
+            let value = images.durable(block);
+            let versions = &self.blocks[block as usize].versions;
+            if !versions.iter().any(|v| v.value == value) {
+                let may: Vec<String> = versions.iter().map(|v| name(v.value)).collect();
+                return Err(format!(
+                    "a power cut now would leave {} in block {block}; it may be {may:?}",
+                    name(value)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The power was cut: from here on the drive's content is known, and nothing is under way.
+    pub(super) fn power_cut(&mut self, images: &Images) {
+        for (number, block) in self.blocks.iter_mut().enumerate() {
+            *block = Block::known(images.durable(number as u32));
+        }
+        self.volatile.iter_mut().for_each(VecDeque::clear);
+    }
+}
+
+impl Block {
+    fn known(value: u64) -> Self {
+        let version = Version {
+            token: 0,
+            value,
+            ended: 0,
+            overwritten: false,
+        };
+        Self {
+            versions: vec![version],
+            zeroed: 0,
+        }
+    }
+}
+
+impl Snapshot {
+    fn names(&self, index: u32) -> Vec<String> {
+        let of_block = self.values.iter().filter(|(i, _)| *i == index);
+        of_block.map(|&(_, value)| name(value)).collect()
+    }
+}
+
+/// Names a content for a report.
+pub(super) fn name(value: u64) -> String {
+    match value {
+        0 => "zeroes".to_owned(),
+        super::UNREAD => "nothing".to_owned(),
+        _ => format!("block {} of bio {}", value & 0xffff, value >> 16),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DISK: DiskId = DiskId(0);
+
+    fn content() -> Content {
+        Content::new(8, 1)
+    }
+
+    fn check(content: &Content, reader: u64, snapshot: &Snapshot, value: u64) -> bool {
+        content.check_read(reader, 0, &[value], snapshot).is_ok()
+    }
+
+    #[test]
+    fn a_read_may_see_any_write_that_is_under_way_and_no_overwritten_one() {
+        let mut content = content();
+        content.write_submitted(1, Op::Write, 0..1, 1);
+        content.write_ended(1, true, false, DISK, 2);
+        content.write_submitted(2, Op::Write, 0..1, 3);
+        let seen = content.snapshot(0..1, 4);
+        content.write_submitted(4, Op::Write, 0..1, 5);
+        for (value, allowed) in [
+            (0, false),
+            (content_of(1, 0), true),
+            (content_of(2, 0), true),
+            (content_of(4, 0), true),
+            (content_of(4, 1), false),
+        ] {
+            assert_eq!(check(&content, 3, &seen, value), allowed, "{}", name(value));
+        }
+    }
+
+    #[test]
+    fn a_failed_write_overwrites_nothing_for_sure() {
+        let mut content = content();
+        content.write_submitted(1, Op::Write, 0..1, 1);
+        content.write_ended(1, false, false, DISK, 2);
+        let seen = content.snapshot(0..1, 3);
+        assert!(check(&content, 2, &seen, 0));
+        assert!(check(&content, 2, &seen, content_of(1, 0)));
+    }
+
+    #[test]
+    fn a_flush_binds_what_ended_before_it_was_submitted_and_nothing_else() {
+        let mut content = content();
+        let mut images = Images::new(8);
+        content.write_submitted(1, Op::Write, 0..1, 1);
+        content.write_ended(1, true, false, DISK, 2);
+        content.write_submitted(2, Op::Write, 1..2, 3);
+        content.write_ended(2, true, false, DISK, 5);
+        content.flushed(DISK, 4);
+        let error = content.check_durable(&mut images).unwrap_err();
+        assert!(error.contains("block 0;"), "{error}");
+        images.write(0, content_of(1, 0), true);
+        content.narrowed.push(1);
+        assert_eq!(content.check_durable(&mut images), Ok(()));
+    }
+
+    #[test]
+    fn a_durable_write_may_be_followed_by_a_later_one_but_not_by_an_earlier() {
+        let mut content = content();
+        let mut images = Images::new(8);
+        content.write_submitted(1, Op::Write, 0..1, 1);
+        content.write_ended(1, true, false, DISK, 2);
+        content.write_submitted(2, Op::Write, 0..1, 3);
+        content.write_ended(2, true, true, DISK, 4);
+        content.write_submitted(3, Op::Write, 0..1, 5);
+        images.write(0, content_of(3, 0), true);
+        assert_eq!(content.check_durable(&mut images), Ok(()));
+        images.write(0, content_of(1, 0), true);
+        assert!(content.check_durable(&mut images).is_err());
+    }
+}

@@ -1,0 +1,176 @@
+//! Decides whether a bio's life is as it must be: submitted once, issued in parts that do not overlap, ended once, with a
+//! status that the drive's answers explain. Holds the bios' buffers too, so that nobody touches one after its bio's end.
+
+use std::collections::BTreeMap;
+
+use blkmq_core::bio::{Bio, Data, Op, Status};
+use blkmq_core::ids::ReactorId;
+
+use super::content::{Snapshot, Tick};
+
+/// The bios under way.
+#[derive(Debug, Default)]
+pub(super) struct Lives(BTreeMap<u64, Life>);
+
+/// One bio under way.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) bio: Bio,
+    pub(super) reactor: ReactorId,
+    pub(super) submitted: Tick,
+    /// What `Limits::check_bio` says: how a bio ends that must never be issued.
+    pub(super) verdict: Result<(), Status>,
+    /// Bytes that the drive has reported as done.
+    pub(super) done: u64,
+    /// Bytes at the drive.
+    pub(super) in_flight: u64,
+    /// The errors that the drive reported for parts of it: a set of status numbers.
+    pub(super) errors: u32,
+    /// Its buffer, a number per block.
+    pub(super) buffer: Vec<u64>,
+    pub(super) snapshot: Snapshot,
+}
+
+impl Life {
+    /// Adds an error to those that may end the bio.
+    pub(super) fn failed(&mut self, status: Status) {
+        self.errors |= 1 << status as u8;
+    }
+
+    /// Says how the bio may end, given the statuses with which flushes of its disk failed meanwhile.
+    fn explains(&self, status: Status, flush_errors: u32) -> bool {
+        if let Err(verdict) = self.verdict {
+            return status == verdict && self.done == 0;
+        }
+        if status.is_ok() {
+            return self.done == self.bio.len && self.errors == 0;
+        }
+        (self.errors | flush_errors) & (1 << status as u8) != 0
+    }
+}
+
+impl Lives {
+    pub(super) fn start(&mut self, token: u64, life: Life) -> Result<(), String> {
+        match self.0.insert(token, life) {
+            None => Ok(()),
+            Some(_) => Err(format!("bio {token} submitted twice")),
+        }
+    }
+
+    pub(super) fn get(&mut self, token: u64) -> Result<&mut Life, String> {
+        self.0
+            .get_mut(&token)
+            .ok_or_else(|| format!("bio {token} is not under way"))
+    }
+
+    pub(super) fn remove(&mut self, token: u64) {
+        self.0.remove(&token);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn of_reactor(&self, reactor: ReactorId) -> usize {
+        self.0.values().filter(|life| life.reactor == reactor).count()
+    }
+
+    pub(super) fn tokens(&self) -> Vec<u64> {
+        self.0.keys().copied().take(8).collect()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Ends a bio, and checks that it is the one that was submitted and that its status is explained.
+    pub(super) fn end(
+        &mut self,
+        reactor: ReactorId,
+        ended: &Bio,
+        flush_errors: impl Fn(&Life) -> u32,
+    ) -> Result<Life, String> {
+        let token = ended.cookie;
+        let life = self
+            .0
+            .remove(&token)
+            .ok_or_else(|| format!("bio {token} ended ({:?}) but is not under way", ended.status))?;
+        if life.reactor != reactor {
+            return Err(format!(
+                "bio {token} of reactor {} ended at {reactor}",
+                life.reactor
+            ));
+        }
+        if !same(&life.bio, ended) {
+            return Err(format!("bio {token} came back changed: {ended:?}"));
+        }
+        if life.in_flight > 0 {
+            return Err(format!(
+                "bio {token} ended with {} bytes at the drive",
+                life.in_flight
+            ));
+        }
+        if !life.explains(ended.status, flush_errors(&life)) {
+            return Err(format!(
+                "bio {token} ended with {:?}: {} of {} bytes done, errors {:#x}, expected {:?}: {ended:?}",
+                ended.status, life.done, life.bio.len, life.errors, life.verdict
+            ));
+        }
+        Ok(life)
+    }
+
+    /// Counts a part of a bio that is issued, after checking that it is a part and is not issued or done already.
+    pub(super) fn part_issued(&mut self, part: &Bio) -> Result<(), String> {
+        let token = token_of(part).ok_or("a part without its token was issued")?;
+        let life = self.get(token)?;
+        let whole = &life.bio;
+        let inside = part.offset >= whole.offset
+            && part.end() <= whole.end()
+            && part.skip == part.offset - whole.offset;
+        if part.op != whole.op || part.disk != whole.disk || part.group != whole.group || !inside {
+            return Err(format!("issued {part:?}, which is no part of {whole:?}"));
+        }
+        if let Err(verdict) = life.verdict {
+            return Err(format!(
+                "bio {token} was issued, but had to be refused with {verdict:?}"
+            ));
+        }
+        life.in_flight += part.len;
+        if life.done + life.in_flight > whole.len {
+            return Err(format!("parts of bio {token} were issued twice: {part:?}"));
+        }
+        Ok(())
+    }
+
+    /// Counts a part that has left the drive, with its end or without.
+    pub(super) fn part_left(&mut self, token: u64, bytes: u64, status: Option<Status>) -> Result<(), String> {
+        let life = self.get(token)?;
+        life.in_flight -= bytes;
+        match status {
+            None | Some(Status::Requeue) => {}
+            Some(Status::Ok) => life.done += bytes,
+            Some(error) => life.failed(error),
+        }
+        Ok(())
+    }
+}
+
+/// Returns the token that a bio or a part of it carries.
+pub(super) fn token_of(bio: &Bio) -> Option<u64> {
+    match bio.data {
+        Data::Token(token) => Some(token),
+        _ => None,
+    }
+}
+
+fn same(a: &Bio, b: &Bio) -> bool {
+    let range = |bio: &Bio| (bio.op, bio.disk, bio.offset, bio.len, bio.skip);
+    let own = |bio: &Bio| (bio.group, bio.prio, bio.client, bio.cookie, token_of(bio));
+    range(a) == range(b) && own(a) == own(b)
+}
+
+/// Says whether a bio of this kind can fail because of a flush.
+pub(super) fn depends_on_flush(bio: &Bio) -> bool {
+    use blkmq_core::bio::Flags;
+    bio.op == Op::Flush || bio.flags.has_any(Flags::FUA.with(Flags::PREFLUSH))
+}

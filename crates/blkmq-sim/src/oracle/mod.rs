@@ -1,0 +1,364 @@
+//! Decides whether a history is right: watches what clients submit and get back, and what the drive is given, and knows
+//! the invariants of the architecture, nothing of the core's inside. The first fault is kept and ends the run.
+//!
+//! `life` follows each bio, `wire` the requests at the drive, `content` the blocks.
+
+mod content;
+mod life;
+mod wire;
+
+use std::ops::Range;
+
+use blkmq_core::bio::{Bio, Flags, Op, Status};
+use blkmq_core::driver::{Done, Issued, TimedOut};
+use blkmq_core::ids::{Cookie, HctxId, ReactorId};
+use blkmq_core::limits::Limits;
+use blkmq_core::request::Request;
+
+use crate::drive::{Memory, Place};
+use crate::images::Images;
+pub use content::content_of;
+use content::{Content, Tick};
+use life::{Life, Lives, token_of};
+use wire::Wire;
+
+/// What a read's buffer holds before the drive has stored anything.
+const UNREAD: u64 = u64::MAX;
+
+/// What the oracle has to know of the queue.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// The drive's limits.
+    pub limits: Limits,
+    /// Where each disk lies.
+    pub places: Vec<Place>,
+    /// Disks that refuse changes.
+    pub read_only: Vec<bool>,
+    /// How many hardware contexts there are.
+    pub hctxs: u16,
+    /// The depth of each tag set.
+    pub depth: u32,
+    /// There is one tag set for all hardware contexts.
+    pub shared_tags: bool,
+}
+
+/// What was counted on the way.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Bios that ended.
+    pub ended: u64,
+    /// Bios that ended with an error.
+    pub errors: u64,
+    /// Requests that the drive took.
+    pub requests: u64,
+    /// Bios that were merged into another's request.
+    pub merged: u64,
+    /// Flush requests that the drive took.
+    pub flushes: u64,
+    /// Ends that the drive reported for requests that it no longer had.
+    pub stale: u64,
+    /// Requests that timed out.
+    pub timeouts: u64,
+    /// Requests that the drive sent back.
+    pub requeues: u64,
+    /// Most requests at the drive at a time.
+    pub in_flight_max: u64,
+}
+
+/// The watcher of one history.
+#[derive(Debug)]
+pub struct Oracle {
+    rules: Rules,
+    content: Content,
+    lives: Lives,
+    wire: Wire,
+    now: Tick,
+    /// When flushes of a disk failed, and how.
+    flush_errors: Vec<Vec<(Tick, Status)>>,
+    /// Counters, for the summary.
+    pub counts: Counts,
+    failure: Option<String>,
+}
+
+impl Oracle {
+    /// Makes the watcher of a fresh queue over a fresh drive.
+    pub fn new(rules: Rules) -> Self {
+        let blocks = rules.places.iter().map(|p| p.first + p.blocks).max().unwrap_or(0);
+        let disks = rules.places.len();
+        let block = u64::from(rules.limits.logical_block);
+        let bases = rules.places.iter().map(|p| u64::from(p.first) * block).collect();
+        let wire = Wire::new(
+            rules.limits.clone(),
+            bases,
+            rules.hctxs,
+            rules.depth,
+            rules.shared_tags,
+        );
+        Self {
+            content: Content::new(blocks, disks),
+            lives: Lives::default(),
+            wire,
+            now: 1,
+            flush_errors: vec![Vec::new(); disks],
+            counts: Counts::default(),
+            failure: None,
+            rules,
+        }
+    }
+
+    /// Returns the first fault.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Records a fault; the first one counts.
+    pub fn fail(&mut self, fault: String) {
+        self.failure.get_or_insert(fault);
+    }
+
+    /// Returns how many bios are under way.
+    pub fn under_way(&self) -> usize {
+        self.lives.len()
+    }
+
+    /// Returns how many bios of one reactor are under way.
+    pub fn under_way_at(&self, reactor: ReactorId) -> usize {
+        self.lives.of_reactor(reactor)
+    }
+
+    /// Returns some of the bios under way, for a report.
+    pub fn some_under_way(&self) -> Vec<u64> {
+        self.lives.tokens()
+    }
+
+    /// Returns how many requests are at the drive.
+    pub fn in_flight(&self) -> usize {
+        self.wire.in_flight()
+    }
+
+    /// A client is about to submit a bio; its cookie and token are one number, higher than all before.
+    pub fn submit(&mut self, reactor: ReactorId, bio: &Bio) {
+        let token = bio.cookie;
+        let now = self.tick();
+        let place = self.rules.places[bio.disk.index()];
+        let size = u64::from(place.blocks) * self.block();
+        let read_only = self.rules.read_only[bio.disk.index()];
+        let verdict = self.rules.limits.check_bio(bio, size, read_only);
+        let mut life = Life {
+            bio: bio.clone(),
+            reactor,
+            submitted: now,
+            verdict,
+            done: 0,
+            in_flight: 0,
+            errors: 0,
+            buffer: Vec::new(),
+            snapshot: content::Snapshot::default(),
+        };
+        if verdict.is_ok() && bio.op == Op::Read {
+            life.snapshot = self.content.snapshot(self.blocks(bio), now);
+            life.buffer = vec![UNREAD; (bio.len / self.block()) as usize];
+        } else if verdict.is_ok() && bio.op.is_write() {
+            self.content.write_submitted(token, bio.op, self.blocks(bio), now);
+        }
+        let result = self.lives.start(token, life);
+        self.check(result);
+    }
+
+    /// The core did not take the bio that was just submitted.
+    pub fn refused(&mut self, token: u64) {
+        self.content.withdraw(token);
+        self.lives.remove(token);
+    }
+
+    /// A bio has come back.
+    pub fn end(&mut self, reactor: ReactorId, bio: &Bio) {
+        let now = self.tick();
+        self.counts.ended += 1;
+        self.counts.errors += u64::from(!bio.status.is_ok());
+        let errors = &self.flush_errors[bio.disk.index()];
+        let flush_errors = |life: &Life| flush_errors_since(life, errors);
+        match self.lives.end(reactor, bio, flush_errors) {
+            Ok(life) if life.verdict.is_ok() => self.take_effect(&life, bio.status, now),
+            Ok(_) => {}
+            Err(fault) => self.fail(fault),
+        }
+        if self.lives.len() == 0 {
+            self.wire.idle();
+        }
+    }
+
+    fn take_effect(&mut self, life: &Life, status: Status, now: Tick) {
+        let bio = &life.bio;
+        let durable = !self.rules.limits.cache || bio.flags.has(Flags::FUA);
+        if status.is_ok() && (bio.op == Op::Flush || bio.flags.has(Flags::PREFLUSH)) {
+            self.content.flushed(bio.disk, life.submitted);
+        }
+        if bio.op.is_write() {
+            self.content
+                .write_ended(bio.cookie, status.is_ok(), durable, bio.disk, now);
+        } else if bio.op == Op::Read && status.is_ok() {
+            let first = self.blocks(bio).start;
+            let result = self
+                .content
+                .check_read(bio.cookie, first, &life.buffer, &life.snapshot);
+            self.check(result);
+        }
+    }
+
+    /// The core asks the drive to take a request.
+    pub fn issue(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie) {
+        let mut result = self.wire.issue(hctx, rq, cookie);
+        rq.for_each_bio(|bio| {
+            if result.is_ok() && bio.len > 0 {
+                result = self.part_issued(bio);
+            }
+        });
+        self.check(result);
+        self.wire.taken(hctx, rq, cookie);
+    }
+
+    fn part_issued(&mut self, part: &Bio) -> Result<(), String> {
+        self.lives.part_issued(part)?;
+        let Some(token) = token_of(part) else {
+            return Ok(());
+        };
+        let life = self.lives.get(token)?;
+        if life.bio.flags.has(Flags::PREFLUSH) {
+            // What ended before this write was submitted must be durable by now.
+            self.content.flushed(life.bio.disk, life.submitted);
+        }
+        Ok(())
+    }
+
+    /// The drive has answered.
+    pub fn answered(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie, answer: Issued) {
+        let status = match answer {
+            Issued::Queued => None,
+            Issued::Done(status) => Some(Some(status)),
+            Issued::Resource | Issued::DeviceResource => Some(None),
+        };
+        if status != Some(None) {
+            self.counts.requests += 1;
+            self.counts.merged += u64::from(rq.bio_count() - 1);
+            self.counts.flushes += u64::from(rq.op() == Op::Flush);
+            self.counts.in_flight_max = self.counts.in_flight_max.max(self.wire.in_flight() as u64);
+        }
+        if let Some(status) = status {
+            self.left(hctx, cookie, status);
+            if status.is_none() {
+                self.wire.not_used(hctx, cookie);
+            }
+        }
+    }
+
+    /// The drive has reported an end.
+    pub fn done(&mut self, hctx: HctxId, done: Done) {
+        if !self.left(hctx, done.cookie, Some(done.status)) {
+            self.counts.stale += 1;
+        }
+    }
+
+    /// The core has told the drive that a request timed out.
+    pub fn timed_out(&mut self, hctx: HctxId, cookie: Cookie, answer: TimedOut) {
+        self.counts.timeouts += 1;
+        if answer == TimedOut::Ended && !self.left(hctx, cookie, Some(Status::Timeout)) {
+            self.fail(format!(
+                "tag {} of hctx {hctx} timed out, but is not in flight",
+                cookie.tag()
+            ));
+        }
+    }
+
+    /// A request has left the drive; `status` is `None` if the drive did not take it. Says whether it was there.
+    fn left(&mut self, hctx: HctxId, cookie: Cookie, status: Option<Status>) -> bool {
+        let Some(busy) = self.wire.left(hctx, cookie) else {
+            return false;
+        };
+        self.counts.requeues += u64::from(status == Some(Status::Requeue));
+        for &(token, bytes) in &busy.parts {
+            let result = self.lives.part_left(token, bytes, status);
+            self.check(result);
+        }
+        if let (Op::Flush, Some(error)) = (busy.op, status.filter(|s| !s.is_ok() && *s != Status::Requeue)) {
+            let now = self.tick();
+            self.flush_errors[busy.disk.index()].push((now, error));
+        }
+        true
+    }
+
+    /// From here on, nothing may be issued, for this reason; or it may again.
+    pub fn close(&mut self, why: Option<&'static str>) {
+        self.wire.closed = why;
+    }
+
+    /// The depth of the tag sets has been changed.
+    pub fn set_depth(&mut self, depth: u32) {
+        self.wire.set_depth(depth);
+    }
+
+    /// The queue has an elevator from now on, or none.
+    pub fn set_scheduled(&mut self, scheduled: bool) {
+        self.wire.set_scheduled(scheduled);
+    }
+
+    /// Checks what a power cut now would leave.
+    pub fn check_durable(&mut self, images: &mut Images) {
+        let result = self.content.check_durable(images);
+        self.check(result);
+    }
+
+    /// The power was cut, and the host with it: nothing is under way any more.
+    pub fn power_cut(&mut self, images: &mut Images) {
+        self.check_durable(images);
+        self.content.power_cut(images);
+        self.lives.clear();
+        self.wire.clear();
+    }
+
+    fn check(&mut self, result: Result<(), String>) {
+        if let Err(fault) = result {
+            self.fail(fault);
+        }
+    }
+
+    fn tick(&mut self) -> Tick {
+        self.now += 1;
+        self.now
+    }
+
+    fn block(&self) -> u64 {
+        u64::from(self.rules.limits.logical_block)
+    }
+
+    fn blocks(&self, bio: &Bio) -> Range<u32> {
+        let first = self.rules.places[bio.disk.index()].first + (bio.offset / self.block()) as u32;
+        first..first + (bio.len / self.block()) as u32
+    }
+}
+
+impl Memory for Oracle {
+    fn store(&mut self, token: u64, index: u32, content: u64) {
+        match self.lives.get(token) {
+            Ok(life) if life.bio.op == Op::Read => life.buffer[index as usize] = content,
+            Ok(_) => self.fail(format!("the buffer of write {token} was written")),
+            Err(_) => self.fail(format!("the buffer of bio {token} was written after its end")),
+        }
+    }
+
+    fn load(&mut self, token: u64, index: u32) -> u64 {
+        if self.lives.get(token).is_err() {
+            self.fail(format!("the buffer of bio {token} was read after its end"));
+        }
+        content_of(token, index)
+    }
+}
+
+/// The statuses of flushes that failed since a bio was submitted that depends on them, as a set of numbers.
+fn flush_errors_since(life: &Life, errors: &[(Tick, Status)]) -> u32 {
+    if !life::depends_on_flush(&life.bio) {
+        return 0;
+    }
+    let since = errors.iter().rev().take_while(|(at, _)| *at > life.submitted);
+    since.fold(0, |set, (_, status)| set | 1 << *status as u8)
+}

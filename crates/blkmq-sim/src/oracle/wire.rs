@@ -1,0 +1,291 @@
+//! Decides whether what the core gives to the drive is as it must be: one request per tag, within the depth and the
+//! limits, nothing while quiesced or drained, and merged only where merging is allowed.
+
+use std::collections::BTreeMap;
+
+use blkmq_core::bio::{Bio, Flags, Op};
+use blkmq_core::ids::{Cookie, DiskId, HctxId, Tag};
+use blkmq_core::limits::Limits;
+use blkmq_core::request::Request;
+
+use super::life::token_of;
+
+/// The requests at the drive.
+#[derive(Debug)]
+pub(super) struct Wire {
+    limits: Limits,
+    bases: Vec<u64>,
+    shared: bool,
+    spaces: Vec<Space>,
+    /// Requests other than flushes: of each hardware context, and behind them of all.
+    bounds: Vec<Bound>,
+    /// An elevator bounds the sum; without one each context (or the shared tag set) is bounded.
+    scheduled: bool,
+    /// The generation of each tag's last use, per hardware context.
+    used: BTreeMap<(HctxId, Tag), u32>,
+    /// Set while nothing may be issued: why.
+    pub(super) closed: Option<&'static str>,
+}
+
+/// One set of tags.
+#[derive(Debug)]
+struct Space {
+    tags: u32,
+    busy: BTreeMap<Tag, Busy>,
+}
+
+/// A count that the queue's depth bounds.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    depth: u32,
+    /// The highest depth since the queue was last idle: what was dispatched under a higher one may still come.
+    allowed: u32,
+    count: u32,
+}
+
+/// A request at the drive.
+#[derive(Debug)]
+pub(super) struct Busy {
+    cookie: Cookie,
+    hctx: HctxId,
+    pub(super) op: Op,
+    pub(super) disk: DiskId,
+    /// Tokens and bytes of its bios.
+    pub(super) parts: Vec<(u64, u64)>,
+}
+
+impl Wire {
+    pub(super) fn new(limits: Limits, bases: Vec<u64>, hctxs: u16, depth: u32, shared: bool) -> Self {
+        let spaces = if shared { 1 } else { hctxs };
+        Self {
+            limits,
+            bases,
+            shared,
+            spaces: (0..spaces).map(|_| Space::new(depth)).collect(),
+            bounds: vec![Bound::new(depth); usize::from(spaces) + 1],
+            scheduled: false,
+            used: BTreeMap::new(),
+            closed: None,
+        }
+    }
+
+    /// The drive is asked to take a request. Returns its bios' parts.
+    pub(super) fn issue(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie) -> Result<(), String> {
+        if let Some(why) = self.closed {
+            return Err(format!("issue of {:?} at {} while {why}", rq.op(), rq.offset()));
+        }
+        self.check_range(rq)?;
+        self.check_merge(rq)?;
+        let tag = cookie.tag();
+        if rq.tag() != tag {
+            return Err(format!(
+                "request with tag {} issued under cookie of tag {tag}",
+                rq.tag()
+            ));
+        }
+        if self.used.get(&(hctx, tag)) == Some(&cookie.generation()) {
+            return Err(format!(
+                "tag {tag} of hctx {hctx} used twice in generation {}",
+                cookie.generation()
+            ));
+        }
+        self.check_depth(hctx, rq.op(), tag)?;
+        let space = self.space(hctx);
+        if tag.0 >= space.tags {
+            return Err(format!("tag {tag} issued, there are {}", space.tags));
+        }
+        match space.busy.get(&tag) {
+            Some(busy) => Err(format!("tag {tag} issued at {hctx}, but is in flight: {busy:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The drive has taken it.
+    pub(super) fn taken(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie) {
+        let mut parts = Vec::new();
+        rq.for_each_bio(|bio| {
+            parts.extend(
+                token_of(bio)
+                    .filter(|_| bio.len > 0)
+                    .map(|token| (token, bio.len)),
+            )
+        });
+        self.used.insert((hctx, cookie.tag()), cookie.generation());
+        let (op, disk) = (rq.op(), rq.disk());
+        self.count(hctx, op, 1);
+        let busy = Busy {
+            cookie,
+            hctx,
+            op,
+            disk,
+            parts,
+        };
+        self.space(hctx).busy.insert(cookie.tag(), busy);
+    }
+
+    /// The drive has reported an end, or let go of a request. `None` if the cookie is of an earlier use.
+    pub(super) fn left(&mut self, hctx: HctxId, cookie: Cookie) -> Option<Busy> {
+        let space = self.space(hctx);
+        let busy = space.busy.get(&cookie.tag())?;
+        if busy.cookie != cookie || busy.hctx != hctx {
+            return None;
+        }
+        let busy = space.busy.remove(&cookie.tag())?;
+        self.count(hctx, busy.op, -1);
+        Some(busy)
+    }
+
+    /// The drive did not take the request after all: its cookie may be used again.
+    pub(super) fn not_used(&mut self, hctx: HctxId, cookie: Cookie) {
+        self.used.remove(&(hctx, cookie.tag()));
+    }
+
+    pub(super) fn set_depth(&mut self, depth: u32) {
+        for bound in &mut self.bounds {
+            bound.depth = depth;
+            bound.allowed = bound.allowed.max(depth);
+        }
+    }
+
+    /// No bio is under way: what follows is dispatched under the present depth.
+    pub(super) fn idle(&mut self) {
+        self.bounds
+            .iter_mut()
+            .for_each(|bound| bound.allowed = bound.depth);
+    }
+
+    pub(super) fn set_scheduled(&mut self, scheduled: bool) {
+        self.scheduled = scheduled;
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.spaces.iter().map(|space| space.busy.len()).sum()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.closed = None;
+        self.used.clear();
+        self.spaces.iter_mut().for_each(|space| space.busy.clear());
+        self.bounds.iter_mut().for_each(|bound| bound.count = 0);
+    }
+
+    fn check_depth(&self, hctx: HctxId, op: Op, tag: Tag) -> Result<(), String> {
+        if op == Op::Flush {
+            return Ok(());
+        }
+        let all = self.bounds.len() - 1;
+        if !self.scheduled && self.shared {
+            // A shared set is bounded by the numbers that are given out.
+            let depth = self.bounds[all].depth;
+            return if tag.0 < depth {
+                Ok(())
+            } else {
+                Err(format!("tag {tag} issued at depth {depth}"))
+            };
+        }
+        let bound = self.bounds[if self.scheduled { all } else { hctx.index() }];
+        if bound.count < bound.allowed {
+            return Ok(());
+        }
+        Err(format!(
+            "issue with {} in flight beyond the depth {}",
+            bound.count, bound.depth
+        ))
+    }
+
+    fn count(&mut self, hctx: HctxId, op: Op, by: i32) {
+        if op == Op::Flush {
+            return;
+        }
+        let own = if self.shared { 0 } else { hctx.index() };
+        let all = self.bounds.len() - 1;
+        for index in [own, all] {
+            let bound = &mut self.bounds[index];
+            bound.count = bound.count.saturating_add_signed(by);
+        }
+    }
+
+    fn space(&mut self, hctx: HctxId) -> &mut Space {
+        let index = if self.shared { 0 } else { hctx.index() };
+        &mut self.spaces[index]
+    }
+
+    fn check_range(&self, rq: &Request) -> Result<(), String> {
+        if rq.op() == Op::Flush {
+            return match (rq.len(), self.limits.cache) {
+                (0, true) => Ok(()),
+                (0, false) => Err("a flush was issued to a drive without a cache".to_owned()),
+                (len, _) => Err(format!("a flush of {len} bytes was issued")),
+            };
+        }
+        let max = self.limits.length_max(rq.op(), rq.offset());
+        if rq.is_empty() || rq.len() > max {
+            return Err(format!(
+                "{:?} of {} bytes at {}, the limit is {max}",
+                rq.op(),
+                rq.len(),
+                rq.offset()
+            ));
+        }
+        if rq.position() != self.bases[rq.disk().index()] + rq.offset() {
+            return Err(format!(
+                "position {} is not that of {}",
+                rq.position(),
+                rq.offset()
+            ));
+        }
+        if rq.flags().has(Flags::PREFLUSH) || rq.flags().has(Flags::FUA) && !self.limits.fua {
+            return Err(format!("{:?} reached a drive that cannot do it", rq.flags()));
+        }
+        Ok(())
+    }
+
+    fn check_merge(&self, rq: &Request) -> Result<(), String> {
+        let mut at = rq.offset();
+        let mut fault = None;
+        let mut first: Option<Bio> = None;
+        rq.for_each_bio(|bio| {
+            let model = first.get_or_insert_with(|| bio.clone());
+            let alike = bio.op == model.op
+                && bio.disk == model.disk
+                && bio.group == model.group
+                && bio.prio == model.prio
+                && bio.flags == model.flags;
+            if !alike || bio.offset != at {
+                fault.get_or_insert_with(|| format!("merged {bio:?} with {model:?}"));
+            }
+            at += bio.len;
+        });
+        let sole = Flags::NO_MERGE.with(Flags::FUA);
+        if rq.bio_count() > 1 && (rq.op() == Op::Flush || rq.flags().has_any(sole)) {
+            fault = Some(format!("merged {} bios with {:?}", rq.bio_count(), rq.flags()));
+        }
+        if rq.op() != Op::Flush && at != rq.offset() + rq.len() {
+            fault = Some(format!(
+                "bios of {} bytes make a request of {}",
+                at - rq.offset(),
+                rq.len()
+            ));
+        }
+        fault.map_or(Ok(()), Err)
+    }
+}
+
+impl Space {
+    fn new(tags: u32) -> Self {
+        Self {
+            tags,
+            busy: BTreeMap::new(),
+        }
+    }
+}
+
+impl Bound {
+    fn new(depth: u32) -> Self {
+        Self {
+            depth,
+            allowed: depth,
+            count: 0,
+        }
+    }
+}

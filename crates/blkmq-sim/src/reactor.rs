@@ -1,0 +1,237 @@
+//! Decides what a modelled reactor does next: one step of the loop that the host's reactors run, at a time.
+//! `world` gives it its turns; the core's `LocalQueue` does the work.
+//!
+//! ```text
+//!   Run ─► Submit (some bios a step) ─► Unplug ─┬─ did something ──► Run
+//!    ▲                                          └─ Announce ─► Check ─┬─ nothing came ──► Asleep
+//!    ├──────────────────── something came meanwhile ──────────────────┘                     │
+//!    └────────────────────────────── kick, interrupt, timer, client ────────────────────────┘
+//!   An attached thread goes Away instead of announcing, now and then, and hears nothing until it is back.
+//! ```
+//! A kick that comes before the announcement is dropped, as the host's wake flag drops it: the check must find the work.
+
+use blkmq_core::ids::ReactorId;
+use blkmq_core::local::LocalQueue;
+use blkmq_core::queue::Effects;
+use blkmq_core::time::Instant;
+
+use crate::cpu;
+use crate::history::Fact;
+use crate::rng::Rng;
+use crate::setup::Sabotage;
+use crate::stage::Stage;
+use crate::workload::Client;
+
+/// Where a reactor is in its loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Run,
+    Submit,
+    Unplug,
+    Announce,
+    Check,
+    Asleep,
+    /// Not looking, as an attached thread may.
+    Away,
+}
+
+/// One reactor on its CPU.
+pub(crate) struct Reactor {
+    pub(crate) id: ReactorId,
+    pub(crate) local: LocalQueue,
+    pub(crate) client: Client,
+    pub(crate) phase: Phase,
+    /// Steps and timers that were planned in an earlier epoch are void.
+    pub(crate) epoch: u64,
+    /// It was told to wake, since it announced that it would sleep.
+    pub(crate) notified: bool,
+    /// Its ring has an event: an interrupt of the drive, or its client.
+    pub(crate) ring: bool,
+    /// Its timer, while it sleeps.
+    pub(crate) timer: Option<Instant>,
+    /// A pause of the client has been planned.
+    pub(crate) pausing: bool,
+    /// It did something since it last looked whether to sleep.
+    worked: bool,
+    fx: Effects,
+}
+
+/// What the world has to do after a step.
+pub(crate) struct Outcome {
+    pub(crate) done: cpu::Done,
+    pub(crate) kicks: Vec<ReactorId>,
+    /// It sleeps now, until then.
+    pub(crate) sleeps: Option<Option<Instant>>,
+}
+
+impl Reactor {
+    pub(crate) fn new(id: ReactorId, local: LocalQueue, client: Client) -> Self {
+        Self {
+            id,
+            local,
+            client,
+            phase: Phase::Run,
+            epoch: 0,
+            notified: false,
+            ring: false,
+            timer: None,
+            pausing: false,
+            worked: false,
+            fx: Effects::default(),
+        }
+    }
+
+    /// Says whether it will look for work by itself.
+    pub(crate) fn is_awake(&self) -> bool {
+        !matches!(self.phase, Phase::Asleep | Phase::Away)
+    }
+
+    /// Says whether a kick would reach it.
+    pub(crate) fn hears(&self) -> bool {
+        matches!(self.phase, Phase::Check | Phase::Asleep)
+    }
+
+    /// Does one step.
+    pub(crate) fn step(&mut self, stage: &Stage, rng: &mut Rng, sabotage: Option<Sabotage>) -> Outcome {
+        let now = stage.now.get();
+        let mut outcome = Outcome {
+            done: cpu::Done::default(),
+            kicks: Vec::new(),
+            sleeps: None,
+        };
+        match self.phase {
+            Phase::Run => {
+                self.ring = false;
+                self.local.run(now, &mut self.fx);
+                self.phase = Phase::Submit;
+            }
+            Phase::Submit => {
+                outcome.done.submitted = self.submit_some(stage, rng);
+                if !self.client.wants() || outcome.done.submitted == 0 {
+                    self.phase = Phase::Unplug;
+                }
+            }
+            Phase::Unplug => {
+                self.local.unplug(now, &mut self.fx);
+                self.phase = Phase::Announce;
+            }
+            Phase::Announce => {
+                self.notified = false;
+                self.phase = Phase::Check;
+            }
+            Phase::Check => outcome.sleeps = self.check(stage),
+            Phase::Asleep | Phase::Away => {}
+        }
+        self.take_effects(stage, sabotage, &mut outcome);
+        if self.phase == Phase::Announce && std::mem::take(&mut self.worked) {
+            self.phase = Phase::Run;
+        }
+        outcome
+    }
+
+    /// The last look before sleeping. Returns until when it sleeps, if it does.
+    fn check(&mut self, stage: &Stage) -> Option<Option<Instant>> {
+        let wakeup = self.local.next_wakeup();
+        let due = wakeup.is_some_and(|at| at <= stage.now.get());
+        if self.notified || self.ring || due || self.local.has_mail() || self.client.wants() {
+            self.phase = Phase::Run;
+            return None;
+        }
+        self.phase = Phase::Asleep;
+        self.timer = wakeup;
+        stage.note(Fact::Sleep {
+            reactor: self.id,
+            until: wakeup.map(|at| at.0),
+        });
+        Some(wakeup)
+    }
+
+    /// Submits a few bios; returns how many.
+    fn submit_some(&mut self, stage: &Stage, rng: &mut Rng) -> u64 {
+        let mut count = 0;
+        for _ in 0..rng.from_to(1, 16) {
+            if !self.client.wants() {
+                break;
+            }
+            let token = stage.tokens.get() + 1;
+            stage.tokens.set(token);
+            let bio = self.client.next_bio(u32::from(self.id.0), token);
+            stage.note(Fact::Submit {
+                reactor: self.id,
+                token,
+                op: bio.op,
+                flags: bio.flags,
+                disk: bio.disk,
+                offset: bio.offset,
+                len: bio.len,
+            });
+            count += 1;
+            if !self.submit(bio, stage) {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Submits one bio; says whether the core took it.
+    fn submit(&mut self, bio: blkmq_core::bio::Bio, stage: &Stage) -> bool {
+        let token = bio.cookie;
+        stage.oracle.borrow_mut().submit(self.id, &bio);
+        self.worked = true;
+        let Err(bio) = self.local.submit(bio, stage.now.get(), &mut self.fx) else {
+            return true;
+        };
+        stage.note(Fact::Refused {
+            reactor: self.id,
+            token,
+        });
+        let mut oracle = stage.oracle.borrow_mut();
+        oracle.refused(token);
+        if self.client.under_way() == 1 && self.fx.ended.is_empty() {
+            oracle.fail(format!(
+                "reactor {}: bio {token} refused with nothing under way",
+                self.id
+            ));
+        }
+        drop(oracle);
+        self.client.refused(bio);
+        false
+    }
+
+    fn take_effects(&mut self, stage: &Stage, sabotage: Option<Sabotage>, outcome: &mut Outcome) {
+        let mut ended = std::mem::take(&mut self.fx.ended);
+        let mut any = false;
+        for bio in ended.drain(..) {
+            any = true;
+            outcome.done.ended += 1;
+            stage.note(Fact::End {
+                reactor: self.id,
+                token: bio.cookie,
+                status: bio.status,
+            });
+            if sabotage == Some(Sabotage::LosesEnd) && bio.cookie % 20 == 7 {
+                continue;
+            }
+            stage.oracle.borrow_mut().end(self.id, &bio);
+            if sabotage == Some(Sabotage::RepeatsEnd) && bio.cookie % 20 == 7 {
+                stage.oracle.borrow_mut().end(self.id, &bio);
+            }
+            self.client.ended();
+        }
+        self.fx.ended = ended;
+        self.worked |= any;
+        if any && let Some(bio) = self.client.retry() {
+            self.submit(bio, stage);
+        }
+        while let Some(to) = self.fx.kicks.pop() {
+            if to == self.id {
+                // It should run again: one more turn before it thinks of sleeping.
+                self.worked = true;
+            } else {
+                outcome.kicks.push(to);
+            }
+        }
+        outcome.done.kicks = outcome.kicks.len() as u64;
+        outcome.done.driver = stage.take_work();
+    }
+}

@@ -1,0 +1,28 @@
+//! Decides what `attached` is: threads that attached themselves, and that stop looking at any moment, beside one that promises to run.
+
+use blkmq_core::time::Nanos;
+
+use super::Scenario;
+use super::any_elevator;
+use crate::rng::{Ppm, Rng};
+use crate::setup::Setup;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "attached",
+    about: "attached threads that stop looking, beside one that promises",
+    setup,
+};
+
+fn setup(rng: &mut Rng) -> Setup {
+    let mut setup = Setup::base(rng);
+    let attached = rng.from_to(1, 3) as usize;
+    setup.promises = vec![false; attached + 1];
+    let helper = rng.below(attached as u64 + 1) as usize;
+    setup.promises[helper] = true;
+    setup.elevator = any_elevator(rng);
+    setup.shared_tags = rng.chance(Ppm::percent(30));
+    setup.away = Ppm::percent(30);
+    setup.away_max = Nanos::from_millis(rng.pick(&[1, 50]));
+    setup.patience = Nanos::from_secs(2);
+    setup
+}

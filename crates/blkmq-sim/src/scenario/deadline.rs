@@ -1,0 +1,23 @@
+//! Decides what `deadline` is: mq-deadline over one to four reactors, with the priority classes.
+
+use blkmq_core::sched::Kind;
+
+use super::Scenario;
+use crate::rng::{Ppm, Rng};
+use crate::setup::Setup;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "deadline",
+    about: "mq-deadline, priority classes, one to four submitters",
+    setup,
+};
+
+fn setup(rng: &mut Rng) -> Setup {
+    let mut setup = Setup::base(rng);
+    setup.elevator = Kind::MqDeadline;
+    for client in &mut setup.clients {
+        client.prio = Ppm::percent(50);
+    }
+    setup.interleave = Ppm::percent(20);
+    setup
+}

@@ -1,0 +1,21 @@
+//! Decides what `few-hctx` is: fewer hardware contexts than reactors: the others go through the owners.
+
+use super::Scenario;
+use super::any_elevator;
+use crate::rng::{Ppm, Rng};
+use crate::setup::Setup;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "few-hctx",
+    about: "fewer hardware contexts than reactors",
+    setup,
+};
+
+fn setup(rng: &mut Rng) -> Setup {
+    let mut setup = Setup::base(rng);
+    setup.promises = vec![true; rng.from_to(2, 6) as usize];
+    setup.hctxs = rng.from_to(1, setup.promises.len() as u64 - 1) as u16;
+    setup.elevator = any_elevator(rng);
+    setup.shared_tags = rng.chance(Ppm::percent(30));
+    setup
+}

@@ -1,0 +1,72 @@
+//! Decides which histories there are to choose from: each scenario by its name, one file each.
+//! A scenario turns a seed into a setup; `scale` measures a model instead.
+
+mod attached;
+mod deadline;
+mod depth_change;
+mod direct;
+mod everything;
+mod few_hctx;
+mod flush_storm;
+mod one_tag;
+mod power_cut;
+mod quiesce;
+mod requeues;
+pub mod scale;
+mod seek_disk;
+mod shared_tags;
+mod switch;
+mod timeouts;
+
+use blkmq_core::sched::Kind;
+
+use crate::rng::Rng;
+use crate::setup::Setup;
+
+/// A kind of history.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it is about, in a line.
+    pub about: &'static str,
+    /// Draws a setup.
+    pub setup: fn(&mut Rng) -> Setup,
+}
+
+/// All scenarios.
+pub const ALL: &[Scenario] = &[
+    direct::SCENARIO,
+    deadline::SCENARIO,
+    flush_storm::SCENARIO,
+    power_cut::SCENARIO,
+    switch::SCENARIO,
+    one_tag::SCENARIO,
+    timeouts::SCENARIO,
+    requeues::SCENARIO,
+    shared_tags::SCENARIO,
+    attached::SCENARIO,
+    few_hctx::SCENARIO,
+    seek_disk::SCENARIO,
+    depth_change::SCENARIO,
+    quiesce::SCENARIO,
+    everything::SCENARIO,
+];
+
+/// Finds a scenario by its name.
+pub fn by_name(name: &str) -> Option<&'static Scenario> {
+    ALL.iter().find(|scenario| scenario.name == name)
+}
+
+impl Scenario {
+    /// Returns the setup of one seed.
+    pub fn setup_of(&self, seed: u64) -> Setup {
+        (self.setup)(&mut Rng::new(seed, STREAM_SETUP))
+    }
+}
+
+fn any_elevator(rng: &mut Rng) -> Kind {
+    rng.pick(&Kind::ALL)
+}
+
+const STREAM_SETUP: u64 = 100;

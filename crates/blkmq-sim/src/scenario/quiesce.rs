@@ -1,0 +1,26 @@
+//! Decides what `quiesce` is: the queue is quiesced and frozen, nested too, all the time: nothing may be issued then, nothing lost.
+
+use super::Scenario;
+use super::any_elevator;
+use crate::rng::{Ppm, Rng};
+use crate::setup::Control;
+use crate::setup::Setup;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "quiesce",
+    about: "quiesce and freeze, nested, under load",
+    setup,
+};
+
+fn setup(rng: &mut Rng) -> Setup {
+    let mut setup = Setup::base(rng);
+    setup.elevator = any_elevator(rng);
+    setup.interleave = Ppm::percent(20);
+    setup.drive.faults.requeue = Ppm::percent(5);
+    setup.control = Control {
+        quiesce: 3,
+        freeze: 1,
+        ..Control::every_us(1_000)
+    };
+    setup
+}

@@ -1,0 +1,213 @@
+//! Decides what one history is made of: the queue, the drive, the reactors, the clients and the control thread.
+//! Scenarios fill it in, partly by chance; `world` runs it.
+
+use blkmq_core::limits::Limits;
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+
+use crate::cpu::Costs;
+use crate::drive::fault::Faults;
+use crate::drive::model::Model;
+use crate::drive::{Place, Spec};
+use crate::rng::{Ppm, Rng};
+use crate::workload::Workload;
+
+/// Everything that a history starts from.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// One per reactor: it always comes back to its place of waiting.
+    pub promises: Vec<bool>,
+    /// How many reactors own a hardware context.
+    pub hctxs: u16,
+    /// Tags of each hardware context, or of all if shared.
+    pub depth: u32,
+    /// One tag set for all.
+    pub shared_tags: bool,
+    /// Requests that each reactor has.
+    pub requests_per_reactor: u32,
+    /// What the drive can take.
+    pub limits: Limits,
+    /// The elevator at the start.
+    pub elevator: Kind,
+    /// The queue's time limit.
+    pub timeout: Nanos,
+    /// Bios may be merged.
+    pub merges: bool,
+    /// Size of each disk in blocks.
+    pub disk_blocks: Vec<u32>,
+    /// Disks that refuse changes.
+    pub read_only: Vec<bool>,
+    /// The drive.
+    pub drive: Spec,
+    /// The clients: reactor `i` has `clients[i % clients.len()]`.
+    pub clients: Vec<Workload>,
+    /// The control thread.
+    pub control: Control,
+    /// What steps cost.
+    pub costs: Costs,
+    /// The drive writes some of its cache back so often.
+    pub destage_every: Option<Nanos>,
+    /// How often the power is cut.
+    pub power_cuts: u32,
+    /// How often an attached thread stops looking, each time that it has nothing to do.
+    pub away: Ppm,
+    /// How long it stays away at most.
+    pub away_max: Nanos,
+    /// How often another reactor runs in the middle of a driver's call.
+    pub interleave: Ppm,
+    /// Failing: nothing has ended for so long although bios are under way.
+    pub patience: Nanos,
+    /// `check_invariants` is called after one step in so many.
+    pub check_every: u64,
+    /// The harness loses or repeats something, for tests of the oracle.
+    pub sabotage: Option<Sabotage>,
+}
+
+/// What the control thread does, at random times.
+#[derive(Clone, Debug)]
+pub struct Control {
+    /// Time between two actions, at least and at most; none if `None`.
+    pub every: Option<(Nanos, Nanos)>,
+    /// Weight of a freeze, maybe nested.
+    pub freeze: u32,
+    /// Weight of a quiesce.
+    pub quiesce: u32,
+    /// Weight of a switch of elevator.
+    pub switch: u32,
+    /// Weight of a change of depth.
+    pub depth: u32,
+}
+
+/// What the world around the core does wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// A bio that has ended is not given back.
+    LosesEnd,
+    /// A bio that has ended is given back twice.
+    RepeatsEnd,
+    /// An interrupt of the drive is lost.
+    LosesInterrupt,
+    /// A kick from one reactor to another is lost.
+    LosesKick,
+    /// The queue is said to be quiesced, but nobody has asked it to be.
+    QuiescesNothing,
+}
+
+impl Setup {
+    /// A modest history that others are made from: four reactors with a hardware context each, flash with a cache, two
+    /// disks, all operations.
+    pub fn base(rng: &mut Rng) -> Self {
+        Self {
+            promises: vec![true; rng.from_to(1, 4) as usize],
+            hctxs: u16::MAX,
+            depth: rng.from_to(2, 32) as u32,
+            shared_tags: false,
+            requests_per_reactor: rng.pick(&[8, 32, 64]),
+            limits: limits(rng),
+            elevator: Kind::None,
+            timeout: Nanos::from_secs(30),
+            merges: true,
+            disk_blocks: vec![256, 128],
+            read_only: vec![false, false],
+            drive: flash(rng),
+            clients: vec![Workload::mixed(rng)],
+            control: Control::none(),
+            costs: Costs::lab(),
+            destage_every: None,
+            power_cuts: 0,
+            away: Ppm::NEVER,
+            away_max: Nanos::ZERO,
+            interleave: Ppm::percent(5),
+            patience: Nanos::from_secs(1),
+            check_every: rng.pick(&[1, 4, 16]),
+            sabotage: None,
+        }
+    }
+
+    /// Returns where each disk lies on the drive, one behind the other.
+    pub fn places(&self) -> Vec<Place> {
+        let mut first = 0;
+        let place = |&blocks: &u32| {
+            let place = Place { first, blocks };
+            first += blocks;
+            place
+        };
+        self.disk_blocks.iter().map(place).collect()
+    }
+
+    /// Returns how many hardware contexts there are: at most one per reactor.
+    pub fn hctx_count(&self) -> u16 {
+        self.hctxs.min(self.promises.len() as u16)
+    }
+
+    /// Returns within how many events of a life the power is cut: somewhere in the clients' work.
+    pub fn events_before_cut(&self) -> u64 {
+        let bios: u64 = (0..self.promises.len())
+            .map(|id| self.clients[id % self.clients.len()].bios)
+            .sum();
+        (bios * 6 / (u64::from(self.power_cuts) + 1)).max(10)
+    }
+
+    /// Makes the drive lose its volatile cache, or gain one, as the limits say.
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.drive.cache = limits.cache;
+        self.limits = limits;
+        self
+    }
+}
+
+impl Control {
+    /// No control action.
+    pub fn none() -> Self {
+        Self {
+            every: None,
+            freeze: 0,
+            quiesce: 0,
+            switch: 0,
+            depth: 0,
+        }
+    }
+
+    /// An action every so many microseconds on average.
+    pub fn every_us(us: u64) -> Self {
+        Self {
+            every: Some((Nanos::from_micros(us / 2), Nanos::from_micros(us * 3 / 2))),
+            ..Self::none()
+        }
+    }
+}
+
+/// The limits of a drive with a cache: small transfers, so that bios are split; FUA by chance.
+pub fn limits(rng: &mut Rng) -> Limits {
+    Limits {
+        logical_block: 4096,
+        physical_block: 4096,
+        transfer_max: 4096 * rng.pick(&[4, 8, 16]),
+        segments_max: rng.pick(&[4, 16, 128]),
+        boundary: rng.pick(&[0, 0, 64 << 10]),
+        discard_max: 128 << 10,
+        discard_granularity: 4096,
+        zeroes_max: 64 << 10,
+        cache: true,
+        fua: rng.chance(Ppm::percent(50)),
+    }
+}
+
+/// A flash drive with a cache and without faults.
+pub fn flash(rng: &mut Rng) -> Spec {
+    let model = Model::Flash {
+        units: rng.pick(&[1, 4, 16]),
+        read: Nanos::from_micros(80),
+        write: Nanos::from_micros(20),
+        spread: 50,
+    };
+    Spec {
+        model,
+        slots: 1024,
+        faults: Faults::default(),
+        mutation: None,
+        cache: true,
+        interrupts: rng.chance(Ppm::percent(70)),
+        slowness: Vec::new(),
+    }
+}

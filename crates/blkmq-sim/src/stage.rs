@@ -1,0 +1,71 @@
+//! Decides what the drivers of a history share: the time, the drive, the oracle and the history, on one thread.
+//! `world` moves the time; `drive::port` is how the core meets the drive.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Weak;
+
+use blkmq_core::time::Instant;
+
+use crate::drive::Drive;
+use crate::history::{Fact, History};
+use crate::oracle::Oracle;
+
+/// What all parts of one history share. It outlives a power cut; the queue and its reactors do not.
+#[derive(Debug)]
+pub struct Stage {
+    /// The time.
+    pub now: Cell<Instant>,
+    /// The drive.
+    pub drive: RefCell<Drive>,
+    /// The oracle.
+    pub oracle: RefCell<Oracle>,
+    /// What has happened.
+    pub history: RefCell<History>,
+    /// The highest token given to a bio.
+    pub tokens: Cell<u64>,
+    /// What the drivers have been asked to do, for the cost of it.
+    pub work: Cell<Work>,
+    /// Who lets another reactor run in the middle of a driver's call.
+    pub others: RefCell<Option<Weak<dyn Others>>>,
+}
+
+/// How often drivers were called, since the world last looked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Work {
+    /// Requests issued.
+    pub issued: u64,
+    /// Ends reaped.
+    pub reaped: u64,
+}
+
+/// The reactors that run on other CPUs.
+pub trait Others: std::fmt::Debug {
+    /// Maybe lets another reactor do its next step now, although this one is in the middle of its own.
+    fn run_meanwhile(&self);
+}
+
+impl Stage {
+    /// Adds a fact at the present time.
+    pub fn note(&self, fact: Fact) {
+        self.history.borrow_mut().note(self.now.get(), fact);
+    }
+
+    /// Lets the drive do what it does by itself until now.
+    pub fn advance_drive(&self) {
+        let mut oracle = self.oracle.borrow_mut();
+        self.drive.borrow_mut().advance(self.now.get(), &mut *oracle);
+    }
+
+    /// Lets another reactor run in between, if one can.
+    pub fn run_meanwhile(&self) {
+        let others = self.others.borrow().as_ref().and_then(Weak::upgrade);
+        if let Some(others) = others {
+            others.run_meanwhile();
+        }
+    }
+
+    /// Takes the counters of the drivers' work.
+    pub fn take_work(&self) -> Work {
+        self.work.take()
+    }
+}

@@ -1,0 +1,497 @@
+//! Decides the course of one history: takes the next event, moves the time, lets a reactor, the drive or the control thread
+//! do its part, and shows the result to the oracle. A power cut ends one life of the queue and begins the next.
+
+mod alive;
+mod boot;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use blkmq_core::ids::ReactorId;
+use blkmq_core::queue::Queue;
+use blkmq_core::sched::Kind;
+use blkmq_core::time::{Instant, Nanos};
+
+use crate::control::Control;
+use crate::cpu::Gate;
+use crate::events::EventQueue;
+use crate::history::Fact;
+use crate::oracle::Counts;
+use crate::reactor::{Outcome, Phase, Reactor};
+use crate::rng::Rng;
+use crate::setup::{Sabotage, Setup};
+use crate::stage::{Others, Stage};
+use crate::workload::Client;
+
+/// What came of a history.
+#[derive(Clone, Copy, Debug)]
+pub struct Summary {
+    /// Stands for all that happened: equal histories have equal digests.
+    pub digest: u64,
+    /// How many facts the history has.
+    pub facts: u64,
+    /// How long it took, in virtual time.
+    pub time: Nanos,
+    /// What was counted.
+    pub counts: Counts,
+    /// Control actions.
+    pub controls: u64,
+    /// Times a reactor found the gate held.
+    pub gate_skipped: u64,
+    /// Power cuts.
+    pub power_cuts: u32,
+    /// Time that CPUs were busy, summed up.
+    pub busy: Nanos,
+    /// When the first reactor's client had finished, and when the last of the others had.
+    pub finished_at: [Instant; 2],
+}
+
+/// A fault that the oracle found.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What is wrong.
+    pub fault: String,
+    /// The last facts before it.
+    pub tail: String,
+}
+
+/// Runs one history of `setup` under `seed`.
+///
+/// # Errors
+/// The first fault that the oracle finds.
+///
+/// # Panics
+/// If an assertion of the core fails, or `setup` is not possible.
+pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
+    let setup = Rc::new(setup.clone());
+    let stage = Rc::new(boot::make_stage(&setup, seed, trace));
+    let mut clients: Vec<Client> = (0..setup.promises.len())
+        .map(|id| boot::make_client(&setup, seed, id))
+        .collect();
+    let mut rng = Rng::new(seed, STREAM_WORLD);
+    let mut total = Total::default();
+    for life in 0..=setup.power_cuts {
+        let cut = (life < setup.power_cuts).then(|| rng.from_to(1, setup.events_before_cut()));
+        let world = World::boot(&setup, &stage, clients, seed.wrapping_add(u64::from(life) << 48));
+        world.run(cut);
+        clients = world.end_life(&mut total);
+        if stage.oracle.borrow().failure().is_some() {
+            break;
+        }
+        if cut.is_some() {
+            cut_power(&stage, &mut clients);
+        }
+    }
+    let oracle = stage.oracle.borrow();
+    let history = stage.history.borrow();
+    match oracle.failure() {
+        Some(fault) => Err(Failure {
+            fault: format!("at {} ns: {fault}", stage.now.get().0),
+            tail: history.tail(),
+        }),
+        None => Ok(Summary {
+            digest: history.digest(),
+            facts: history.len(),
+            time: stage.now.get().since(Instant(0)),
+            counts: oracle.counts,
+            controls: total.controls,
+            gate_skipped: total.gate_skipped,
+            power_cuts: setup.power_cuts,
+            busy: total.busy,
+            finished_at: total.finished_at,
+        }),
+    }
+}
+
+#[derive(Default)]
+struct Total {
+    controls: u64,
+    gate_skipped: u64,
+    busy: Nanos,
+    finished_at: [Instant; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A reactor's next step, or its timer.
+    Step(ReactorId, u64),
+    /// A kick arrives.
+    Kick(ReactorId),
+    /// A woken reactor runs.
+    Woken(ReactorId, u64),
+    /// The client of a reactor starts a burst.
+    Burst(ReactorId),
+    /// The drive does something by itself.
+    Drive,
+    Control,
+    Destage,
+}
+
+/// One life of a queue: from its making to the end of the work or to a power cut.
+struct World {
+    setup: Rc<Setup>,
+    stage: Rc<Stage>,
+    queue: Arc<Queue>,
+    reactors: Vec<RefCell<Reactor>>,
+    events: RefCell<EventQueue<Event>>,
+    rng: RefCell<Rng>,
+    control: RefCell<Control>,
+    gate: Cell<Gate>,
+    busy: Cell<Nanos>,
+    /// The time for which the drive's next event is planned.
+    drive_due: Cell<Option<Instant>>,
+    /// Kicks on their way.
+    kicks: Cell<u32>,
+    /// Set while a reactor runs in the middle of another's step.
+    nested: Cell<bool>,
+    last_end: Cell<(u64, Instant)>,
+    finished_at: RefCell<BTreeMap<ReactorId, Instant>>,
+}
+
+impl World {
+    fn boot(setup: &Rc<Setup>, stage: &Rc<Stage>, clients: Vec<Client>, seed: u64) -> Rc<Self> {
+        let (queue, seats) = Queue::new(boot::queue_config(setup)).expect("a scenario's queue is possible");
+        let reactors = seats.into_iter().zip(clients).enumerate();
+        let reactors = reactors
+            .map(|(id, (seat, client))| RefCell::new(boot::take_seat(id, seat, client, stage)))
+            .collect();
+        stage
+            .oracle
+            .borrow_mut()
+            .set_scheduled(setup.elevator != Kind::None);
+        stage.oracle.borrow_mut().set_depth(setup.depth);
+        let world = Rc::new(Self {
+            queue,
+            reactors,
+            events: RefCell::default(),
+            rng: RefCell::new(Rng::new(seed, STREAM_CPU)),
+            control: RefCell::new(Control::new(
+                setup.control.clone(),
+                setup.depth,
+                setup.sabotage == Some(Sabotage::QuiescesNothing),
+                Rng::new(seed, STREAM_CONTROL),
+            )),
+            gate: Cell::default(),
+            busy: Cell::default(),
+            drive_due: Cell::new(None),
+            kicks: Cell::new(0),
+            nested: Cell::new(false),
+            last_end: Cell::new((stage.oracle.borrow().counts.ended, stage.now.get())),
+            finished_at: RefCell::default(),
+            setup: Rc::clone(setup),
+            stage: Rc::clone(stage),
+        });
+        let weak: Weak<dyn Others> = Rc::downgrade(&world) as Weak<dyn Others>;
+        *stage.others.borrow_mut() = Some(weak);
+        world.plan_start();
+        world
+    }
+
+    fn plan_start(&self) {
+        let now = self.stage.now.get();
+        for reactor in &self.reactors {
+            let start = now + Nanos(self.rng.borrow_mut().below(20_000));
+            let reactor = reactor.borrow();
+            self.push(start, Event::Step(reactor.id, reactor.epoch));
+        }
+        if let Some(at) = self.control.borrow_mut().next_action(now) {
+            self.push(at, Event::Control);
+        }
+        if let Some(every) = self.setup.destage_every {
+            self.push(now + every, Event::Destage);
+        }
+    }
+
+    /// Takes events until all work is done, a fault is found, or `cut` events have passed.
+    fn run(&self, cut: Option<u64>) {
+        let mut count = 0;
+        while !self.is_over() && cut != Some(count) {
+            let Some((at, event)) = self.events.borrow_mut().pop() else {
+                self.fail_stuck("nothing is going to happen any more");
+                return;
+            };
+            count += 1;
+            self.stage.now.set(self.stage.now.get().max(at));
+            self.handle(event);
+            self.after_event(event, count);
+        }
+        if cut.is_none() && self.stage.oracle.borrow().failure().is_none() {
+            self.check_rest();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let idle = |reactor: &RefCell<Reactor>| reactor.borrow().client.is_finished();
+        self.stage.oracle.borrow().failure().is_some()
+            || !self.control.borrow().is_holding() && self.reactors.iter().all(idle)
+    }
+
+    fn handle(&self, event: Event) {
+        match event {
+            Event::Step(id, epoch) => {
+                let mut reactor = self.reactors[id.index()].borrow_mut();
+                if reactor.epoch != epoch {
+                    return;
+                }
+                if !reactor.is_awake() {
+                    self.back(&mut reactor);
+                }
+                self.step(&mut reactor);
+            }
+            Event::Kick(to) => {
+                self.kicks.set(self.kicks.get() - 1);
+                if !self.loses(Sabotage::LosesKick) {
+                    self.wake(to, |reactor| reactor.notified = true);
+                }
+            }
+            Event::Woken(id, epoch) => {
+                let mut reactor = self.reactors[id.index()].borrow_mut();
+                if reactor.epoch == epoch {
+                    self.back(&mut reactor);
+                    self.step(&mut reactor);
+                }
+            }
+            Event::Burst(id) => {
+                let start = |reactor: &mut Reactor| {
+                    reactor.pausing = false;
+                    reactor.client.next_burst();
+                    reactor.ring = true;
+                };
+                start(&mut self.reactors[id.index()].borrow_mut());
+                self.wake(id, |_| {});
+            }
+            Event::Drive => {
+                self.drive_due.set(None);
+                self.stage.advance_drive();
+            }
+            Event::Control => self.control_step(),
+            Event::Destage => self.destage(),
+        }
+    }
+
+    /// A reactor is awake again, whatever woke it.
+    fn back(&self, reactor: &mut Reactor) {
+        self.stage.note(Fact::Wake { reactor: reactor.id });
+        reactor.phase = Phase::Run;
+    }
+
+    fn step(&self, reactor: &mut Reactor) {
+        if reactor.phase == Phase::Announce && self.goes_away(reactor) {
+            return;
+        }
+        let mut rng = Rng::new(self.rng.borrow_mut().bits(), 0);
+        let outcome = reactor.step(&self.stage, &mut rng, self.setup.sabotage);
+        self.plan_next(reactor, outcome);
+        if !reactor.pausing
+            && let Some(at) = reactor.client.pause(self.stage.now.get())
+        {
+            reactor.pausing = true;
+            self.push(at, Event::Burst(reactor.id));
+        }
+        if reactor.client.is_finished() {
+            let now = self.stage.now.get();
+            self.finished_at.borrow_mut().entry(reactor.id).or_insert(now);
+        }
+    }
+
+    /// An attached thread may stop looking, whatever is under way.
+    fn goes_away(&self, reactor: &mut Reactor) -> bool {
+        let mut rng = self.rng.borrow_mut();
+        if self.setup.promises[reactor.id.index()] || !rng.chance(self.setup.away) {
+            return false;
+        }
+        let until = self.stage.now.get() + Nanos(rng.below(self.setup.away_max.0 + 1));
+        reactor.phase = Phase::Away;
+        reactor.epoch += 1;
+        self.stage.note(Fact::Away {
+            reactor: reactor.id,
+            until: until.0,
+        });
+        self.push(until, Event::Step(reactor.id, reactor.epoch));
+        true
+    }
+
+    fn plan_next(&self, reactor: &mut Reactor, outcome: Outcome) {
+        let now = self.stage.now.get();
+        let costs = &self.setup.costs;
+        let mut rng = self.rng.borrow_mut();
+        let mut time = costs.step(&outcome.done);
+        if self.queue.elevator() != Kind::None {
+            let mut gate = self.gate.get();
+            time += gate.charge(costs, reactor.id.index(), outcome.done.driver.issued, now);
+            self.gate.set(gate);
+        }
+        let mut at = now + costs.time(time, &mut rng);
+        at = at.max(self.gate.get().kept(reactor.id.index()));
+        self.busy.set(self.busy.get() + at.since(now));
+        for to in outcome.kicks {
+            self.kicks.set(self.kicks.get() + 1);
+            self.push(at, Event::Kick(to));
+        }
+        reactor.epoch += 1;
+        match outcome.sleeps {
+            None => self.push(at, Event::Step(reactor.id, reactor.epoch)),
+            Some(Some(until)) => {
+                let late = Nanos(rng.spread(costs.timer, costs.jitter));
+                self.push(at.max(until) + late, Event::Step(reactor.id, reactor.epoch));
+            }
+            Some(None) => {}
+        }
+    }
+
+    /// Something for a reactor has happened: wakes it if it sleeps; if it is about to, it will notice.
+    fn wake(&self, id: ReactorId, mark: impl FnOnce(&mut Reactor)) {
+        let mut reactor = self.reactors[id.index()].borrow_mut();
+        if !reactor.hears() {
+            return;
+        }
+        mark(&mut reactor);
+        if reactor.phase == Phase::Asleep {
+            let mut rng = self.rng.borrow_mut();
+            let latency = Nanos(rng.spread(self.setup.costs.wake, self.setup.costs.jitter));
+            reactor.epoch += 1;
+            reactor.phase = Phase::Run;
+            self.push(self.stage.now.get() + latency, Event::Woken(id, reactor.epoch));
+        }
+    }
+
+    fn control_step(&self) {
+        let done = |reactor: &RefCell<Reactor>| reactor.borrow().client.is_finished();
+        let last = self.reactors.iter().all(done);
+        let next = self.control.borrow_mut().step(&self.queue, &self.stage, last);
+        if next.kick {
+            let mut everybody = self.queue.everybody();
+            while let Some(to) = everybody.pop() {
+                self.kicks.set(self.kicks.get() + 1);
+                self.push(self.stage.now.get() + Nanos(100), Event::Kick(to));
+            }
+        }
+        if let Some(at) = next.at {
+            self.push(at, Event::Control);
+        }
+    }
+
+    fn destage(&self) {
+        self.stage.drive.borrow_mut().destage();
+        if let Some(every) = self.setup.destage_every {
+            self.push(self.stage.now.get() + every, Event::Destage);
+        }
+    }
+
+    fn after_event(&self, event: Event, count: u64) {
+        self.arm_drive();
+        self.interrupt();
+        {
+            let mut drive = self.stage.drive.borrow_mut();
+            self.stage.oracle.borrow_mut().check_durable(drive.images());
+        }
+        self.check_invariants(event, count);
+        self.check_alive();
+    }
+
+    /// Each step is followed by a check of the reactor that did it; all are checked now and then, too.
+    fn check_invariants(&self, event: Event, count: u64) {
+        let stepped = match event {
+            Event::Step(id, _) | Event::Woken(id, _) => Some(id.index()),
+            _ => None,
+        };
+        let all = count.is_multiple_of(self.setup.check_every * 64);
+        for (id, reactor) in self.reactors.iter().enumerate() {
+            if all || stepped == Some(id) && count.is_multiple_of(self.setup.check_every) {
+                reactor.borrow().local.check_invariants();
+            }
+        }
+    }
+
+    fn arm_drive(&self) {
+        let due = self.stage.drive.borrow().next_due();
+        if let Some(at) = due
+            && self.drive_due.get().is_none_or(|planned| at < planned)
+        {
+            self.drive_due.set(Some(at));
+            self.push(at, Event::Drive);
+        }
+    }
+
+    fn interrupt(&self) {
+        let hctxs = self.stage.drive.borrow_mut().take_interrupts();
+        if !self.stage.drive.borrow().has_interrupts() {
+            return;
+        }
+        for hctx in hctxs {
+            if self.loses(Sabotage::LosesInterrupt) {
+                continue;
+            }
+            self.reactors[usize::from(hctx)].borrow_mut().ring = true;
+            self.wake(ReactorId(hctx), |_| {});
+        }
+    }
+
+    /// Says whether this one is to be lost on purpose.
+    fn loses(&self, what: Sabotage) -> bool {
+        self.setup.sabotage == Some(what) && self.rng.borrow_mut().below(20) == 0
+    }
+
+    fn push(&self, at: Instant, event: Event) {
+        self.events.borrow_mut().push(at, event);
+    }
+
+    /// Ends this life; gives the clients back.
+    fn end_life(self: Rc<Self>, total: &mut Total) -> Vec<Client> {
+        *self.stage.others.borrow_mut() = None;
+        total.controls += self.control.borrow().actions;
+        total.busy += self.busy.get();
+        total.gate_skipped += self.queue.event_stats().gate_skipped;
+        for (id, at) in &*self.finished_at.borrow() {
+            let last = &mut total.finished_at[id.index().min(1)];
+            *last = (*last).max(*at);
+        }
+        self.reactors
+            .iter()
+            .map(|reactor| reactor.borrow().client.clone())
+            .collect()
+    }
+}
+
+impl Others for World {
+    fn run_meanwhile(&self) {
+        let mut rng = self.rng.borrow_mut();
+        let due = rng.chance(self.setup.interleave);
+        let other = rng.below(self.reactors.len() as u64) as usize;
+        drop(rng);
+        if !due || self.nested.get() {
+            return;
+        }
+        let Ok(mut reactor) = self.reactors[other].try_borrow_mut() else {
+            return;
+        };
+        if reactor.is_awake() {
+            self.nested.set(true);
+            self.step(&mut reactor);
+            self.nested.set(false);
+        }
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World")
+            .field("now", &self.stage.now)
+            .finish_non_exhaustive()
+    }
+}
+
+fn cut_power(stage: &Stage, clients: &mut [Client]) {
+    stage.note(Fact::PowerCut);
+    let mut oracle = stage.oracle.borrow_mut();
+    let mut drive = stage.drive.borrow_mut();
+    drive.power_cut(&mut *oracle);
+    oracle.power_cut(drive.images());
+    clients.iter_mut().for_each(Client::reboot);
+}
+
+const STREAM_CPU: u64 = 2;
+const STREAM_CONTROL: u64 = 3;
+const STREAM_WORLD: u64 = 4;

@@ -1,0 +1,107 @@
+//! Decides whether a history still gets on: no wake-up was lost, nothing waits longer than it may, and at the end
+//! everything is at rest.
+
+use blkmq_core::time::{Instant, Nanos};
+
+use super::World;
+use crate::reactor::Phase;
+
+impl World {
+    /// After an event: everybody may sleep only if somebody will wake them who has reason to.
+    pub(super) fn check_alive(&self) {
+        let now = self.stage.now.get();
+        let (ended, under_way) = {
+            let oracle = self.stage.oracle.borrow();
+            (oracle.counts.ended, oracle.under_way())
+        };
+        let (last, since) = self.last_end.get();
+        if ended != last || under_way == 0 {
+            self.last_end.set((ended, now));
+        } else if now.since(since) > self.patience() {
+            self.fail_stuck(&format!("nothing has ended for {}", now.since(since)));
+        }
+        let waits = self.control.borrow().waits_since();
+        if let Some(since) = waits
+            && now.since(since) > self.patience()
+        {
+            self.fail_stuck("the queue does not become still");
+        }
+        if under_way > 0 && !self.control.borrow().is_holding() {
+            self.check_wake_ups(now);
+        }
+    }
+
+    /// With bios under way, nobody running and the drive at rest, only a timer can go on, and it must be a near one.
+    fn check_wake_ups(&self, now: Instant) {
+        if self.kicks.get() > 0 {
+            return;
+        }
+        let mut next: Option<Instant> = None;
+        let mut away = 0;
+        for reactor in &self.reactors {
+            let reactor = reactor.borrow();
+            match reactor.phase {
+                Phase::Asleep => next = [next, reactor.timer].into_iter().flatten().min(),
+                // Its bios wait for it, and may hold the depth that the others' need.
+                Phase::Away => away += self.stage.oracle.borrow().under_way_at(reactor.id),
+                _ => return,
+            }
+        }
+        let drive = self.stage.drive.borrow();
+        let excused = drive.is_busy() || drive.lost() > 0 || away > 0;
+        if !excused && next.is_none_or(|at| at > now + Self::RERUN) {
+            let uncommitted = drive.uncommitted();
+            drop(drive);
+            self.fail_stuck(&format!(
+                "a wake-up was lost: all sleep, the drive is at rest ({uncommitted} requests were issued and never \
+                 committed), next timer {next:?}"
+            ));
+        }
+    }
+
+    /// At the end nothing may be left anywhere.
+    pub(super) fn check_rest(&self) {
+        let mut oracle = self.stage.oracle.borrow_mut();
+        let in_flight = oracle.in_flight();
+        if in_flight > 0 {
+            oracle.fail(format!(
+                "all bios have ended, but {in_flight} requests are at the drive"
+            ));
+        }
+        for reactor in &self.reactors {
+            let reactor = reactor.borrow();
+            reactor.local.check_invariants();
+            if reactor.local.outstanding() > 0 {
+                oracle.fail(format!(
+                    "reactor {} counts {} bios under way at the end",
+                    reactor.id,
+                    reactor.local.outstanding()
+                ));
+            }
+        }
+        let started = self.queue.outstanding();
+        if started > 0 {
+            oracle.fail(format!(
+                "the queue counts {started} requests under way at the end"
+            ));
+        }
+    }
+
+    pub(super) fn fail_stuck(&self, what: &str) {
+        let mut oracle = self.stage.oracle.borrow_mut();
+        let under_way = oracle.under_way();
+        let some = oracle.some_under_way();
+        let in_flight = oracle.in_flight();
+        let phases: Vec<Phase> = self.reactors.iter().map(|r| r.borrow().phase).collect();
+        oracle.fail(format!(
+            "{what}; {under_way} bios under way ({some:?}), {in_flight} requests at the drive, reactors {phases:?}"
+        ));
+    }
+
+    fn patience(&self) -> Nanos {
+        self.setup.patience
+    }
+
+    /// How far away a timer may be when only time can help: the delay after the answer `Resource`, in whole microseconds.
+    const RERUN: Nanos = Nanos::from_micros(3_002);
+}

@@ -1,0 +1,98 @@
+//! Decides how the parts of a history are made from its setup: the stage, the clients, the queue and its reactors.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blkmq_core::driver::Driver;
+use blkmq_core::ids::{HctxId, ReactorId};
+use blkmq_core::queue::{DiskConfig, QueueConfig, ReactorConfig, Seat, TagMode};
+use blkmq_core::time::Instant;
+
+use crate::drive::Drive;
+use crate::drive::port::Port;
+use crate::history::History;
+use crate::oracle::{Oracle, Rules};
+use crate::reactor::Reactor;
+use crate::rng::Rng;
+use crate::setup::Setup;
+use crate::stage::Stage;
+use crate::workload::Client;
+
+pub(super) fn make_stage(setup: &Setup, seed: u64, trace: bool) -> Stage {
+    let places = setup.places();
+    let block = setup.limits.logical_block;
+    let rules = Rules {
+        limits: setup.limits.clone(),
+        places: places.clone(),
+        read_only: setup.read_only.clone(),
+        hctxs: setup.hctx_count(),
+        depth: setup.depth,
+        shared_tags: setup.shared_tags,
+    };
+    let rng = Rng::new(seed, STREAM_DRIVE);
+    Stage {
+        now: Cell::new(Instant(1)),
+        drive: RefCell::new(Drive::new(
+            setup.drive.clone(),
+            block,
+            places,
+            setup.hctx_count(),
+            rng,
+        )),
+        oracle: RefCell::new(Oracle::new(rules)),
+        history: RefCell::new(History::new(trace)),
+        tokens: Cell::new(0),
+        work: Cell::default(),
+        others: RefCell::new(None),
+    }
+}
+
+pub(super) fn make_client(setup: &Setup, seed: u64, id: usize) -> Client {
+    let workload = setup.clients[id % setup.clients.len()].clone();
+    let rng = Rng::new(seed, STREAM_CLIENTS + id as u64);
+    Client::new(
+        workload,
+        setup.disk_blocks.clone(),
+        setup.limits.logical_block,
+        rng,
+    )
+}
+
+pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
+    let block = setup.limits.logical_block;
+    let disks = setup.places().into_iter().zip(&setup.read_only).enumerate();
+    let disks = disks.map(|(number, (place, &read_only))| DiskConfig {
+        name: format!("disk{number}"),
+        base: u64::from(place.first) * u64::from(block),
+        size: u64::from(place.blocks) * u64::from(block),
+        read_only,
+        logical_block: block,
+    });
+    let reactor = |&promises: &bool| ReactorConfig { promises };
+    QueueConfig {
+        reactors: setup.promises.iter().map(reactor).collect(),
+        hctxs: setup.hctx_count(),
+        tags: if setup.shared_tags {
+            TagMode::Shared(setup.depth)
+        } else {
+            TagMode::PerHctx(setup.depth)
+        },
+        requests_per_reactor: setup.requests_per_reactor,
+        limits: setup.limits.clone(),
+        elevator: setup.elevator,
+        timeout: setup.timeout,
+        merges: setup.merges,
+        groups: 8,
+        disks: disks.collect(),
+        ..QueueConfig::new("sim", setup.promises.len() as u16)
+    }
+}
+
+pub(super) fn take_seat(id: usize, seat: Seat, client: Client, stage: &Rc<Stage>) -> Reactor {
+    let port = || Box::new(Port::new(HctxId(id as u16), Rc::clone(stage))) as Box<dyn Driver>;
+    let driver = seat.owns_hctx().then(port);
+    Reactor::new(ReactorId(id as u16), seat.sit(driver), client)
+}
+
+const STREAM_DRIVE: u64 = 1;
+const STREAM_CLIENTS: u64 = 1000;

@@ -1,0 +1,188 @@
+//! Checks the oracle itself: a drive, or a harness, that does what it must not is found out, each kind by its own scenario;
+//! and the same setups without the misdeed pass.
+
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use blkmq_sim::drive::fault::Mutation;
+use blkmq_sim::rng::{Ppm, Rng};
+use blkmq_sim::run;
+use blkmq_sim::scenario;
+use blkmq_sim::setup::{Sabotage, Setup};
+
+const SEEDS: std::ops::Range<u64> = 1..13;
+
+/// A setup in which every misdeed has its occasion: one reactor or two, flushes and FUA, timeouts if asked for.
+fn setup(seed: u64) -> Setup {
+    let mut rng = Rng::new(seed, 7);
+    let mut setup = Setup::base(&mut rng);
+    setup.limits.fua = true;
+    setup.timeout = Nanos::from_millis(20);
+    setup.elevator = rng.pick(&Kind::ALL);
+    for client in &mut setup.clients {
+        client.bios = 200;
+        client.depth = (8, 16);
+        client.blocks_max = 4;
+        client.mix = [40, 45, 10, 0, 5];
+        client.fua = Ppm::percent(20);
+        client.sequential = Ppm::percent(10);
+    }
+    setup.disk_blocks = vec![16, 12];
+    setup
+}
+
+/// Runs the setup with a change, for several seeds; returns the faults.
+fn faults(change: impl Fn(&mut Setup)) -> Vec<String> {
+    let run = |seed| {
+        let mut setup = setup(seed);
+        change(&mut setup);
+        run::with_setup(&setup, seed, false).err()
+    };
+    SEEDS.filter_map(run).collect()
+}
+
+/// Asserts that most seeds find the misdeed, and that one of them says one of `words`.
+#[track_caller]
+fn found(faults: &[String], words: &[&str]) {
+    let seeds = SEEDS.end - SEEDS.start;
+    assert!(
+        faults.len() as u64 * 2 > seeds,
+        "found by {} of {seeds} seeds: {faults:#?}",
+        faults.len()
+    );
+    let first_lines: Vec<&str> = faults.iter().filter_map(|f| f.lines().next()).collect();
+    assert!(
+        first_lines
+            .iter()
+            .any(|line| words.iter().any(|word| line.contains(word))),
+        "none says {words:?}: {first_lines:#?}"
+    );
+}
+
+fn mutated(mutation: Mutation) -> Vec<String> {
+    faults(|setup| setup.drive.mutation = Some(mutation))
+}
+
+fn with_timeouts(setup: &mut Setup) {
+    setup.drive.faults.slow = Ppm::percent(10);
+    setup.drive.faults.slow_factor = 2_000;
+    setup.timeout = Nanos::from_millis(5);
+}
+
+#[test]
+fn without_a_misdeed_the_same_histories_pass() {
+    assert_eq!(faults(|_| {}), Vec::<String>::new());
+    assert_eq!(faults(with_timeouts), Vec::<String>::new());
+}
+
+#[test]
+fn a_completion_that_is_dropped_for_ever_is_found() {
+    found(&mutated(Mutation::DropsCompletion), &["nothing has ended"]);
+}
+
+#[test]
+fn a_flush_that_persists_nothing_is_found_without_a_power_cut() {
+    found(&mutated(Mutation::FlushPersistsNothing), &["a power cut now"]);
+}
+
+#[test]
+fn an_ignored_fua_is_found() {
+    found(&mutated(Mutation::IgnoresFua), &["a power cut now"]);
+}
+
+#[test]
+fn an_end_that_names_another_request_is_found() {
+    found(
+        &mutated(Mutation::EndsAnother),
+        &["returned nothing", "a power cut now"],
+    );
+}
+
+#[test]
+fn a_read_of_old_data_is_found() {
+    found(&mutated(Mutation::ReadsOldData), &["returned"]);
+}
+
+#[test]
+fn a_dropped_write_is_found() {
+    found(&mutated(Mutation::DropsWrite), &["returned", "a power cut now"]);
+}
+
+#[test]
+fn exchanged_blocks_are_found() {
+    found(&mutated(Mutation::SwapsBlocks), &["returned", "a power cut now"]);
+}
+
+#[test]
+fn a_buffer_that_is_used_after_the_bio_has_ended_is_found() {
+    let faults = faults(|setup| {
+        with_timeouts(setup);
+        setup.drive.mutation = Some(Mutation::WritesAfterTimeout);
+    });
+    found(&faults, &["after its end"]);
+}
+
+#[test]
+fn an_error_that_is_hidden_is_found() {
+    let faults = faults(|setup| {
+        setup.drive.faults.bad_blocks = 4..6;
+        setup.drive.mutation = Some(Mutation::HidesErrors);
+    });
+    found(&faults, &["returned"]);
+}
+
+#[test]
+fn an_end_that_never_reaches_its_client_is_found() {
+    let faults = faults(|setup| setup.sabotage = Some(Sabotage::LosesEnd));
+    found(&faults, &["under way"]);
+}
+
+#[test]
+fn a_second_end_is_found() {
+    let faults = faults(|setup| setup.sabotage = Some(Sabotage::RepeatsEnd));
+    found(&faults, &["but is not under way"]);
+}
+
+#[test]
+fn a_lost_interrupt_is_found_at_once_although_a_timer_would_make_up_for_it() {
+    let faults = faults(|setup| {
+        setup.sabotage = Some(Sabotage::LosesInterrupt);
+        setup.drive.interrupts = true;
+        setup.promises = vec![true];
+        setup.clients[0].depth = (1, 2);
+    });
+    found(&faults, &["a wake-up was lost"]);
+}
+
+#[test]
+fn a_lost_kick_is_found() {
+    let faults = faults(|setup| {
+        setup.sabotage = Some(Sabotage::LosesKick);
+        setup.promises = vec![true; 2];
+        setup.hctxs = 1;
+        setup.clients[0].depth = (1, 2);
+    });
+    found(&faults, &["a wake-up was lost"]);
+}
+
+#[test]
+fn an_issue_while_the_queue_is_said_to_be_still_is_found() {
+    let faults = faults(|setup| {
+        setup.sabotage = Some(Sabotage::QuiescesNothing);
+        setup.control = blkmq_sim::setup::Control {
+            quiesce: 1,
+            ..blkmq_sim::setup::Control::every_us(300)
+        };
+    });
+    found(&faults, &["while quiesced"]);
+}
+
+#[test]
+fn every_scenario_names_itself_in_the_command_that_replays_it() {
+    for scenario in scenario::ALL {
+        let command = run::replay(scenario, 17);
+        assert!(
+            command.contains(scenario.name) && command.contains("--seed 17"),
+            "{command}"
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! Setups that found faults in the core, kept with what was wrong. A seed means another history when the scenarios change,
+//! so each test builds the shape of its history, and tries several seeds of it.
+
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use blkmq_sim::rng::{Ppm, Rng};
+use blkmq_sim::run;
+use blkmq_sim::setup::{Control, Setup};
+
+#[track_caller]
+fn passes(change: impl Fn(&mut Setup)) {
+    for seed in 1..=10 {
+        let mut setup = Setup::base(&mut Rng::new(seed, 3));
+        change(&mut setup);
+        if let Err(fault) = run::with_setup(&setup, seed, false) {
+            panic!("seed {seed}: {fault}");
+        }
+    }
+}
+
+/// With an elevator, flushes went past it to the driver and were never committed: a batching drive did not see them.
+#[test]
+fn a_flush_past_the_elevator_is_committed() {
+    passes(|setup| {
+        setup.elevator = Kind::MqDeadline;
+        setup.clients[0].mix = [10, 40, 50, 0, 0];
+        setup.clients[0].depth = (1, 2);
+    });
+}
+
+/// A reactor kept its plug because the queue was frozen; the thaw's kick came before it announced its sleep and was dropped,
+/// and the last look before sleeping saw nothing.
+#[test]
+fn a_thaw_that_comes_before_the_announcement_of_sleep_is_noticed() {
+    passes(|setup| {
+        setup.costs.preempt = Ppm::percent(20);
+        setup.control = Control {
+            freeze: 1,
+            quiesce: 1,
+            ..Control::every_us(200)
+        };
+    });
+}
+
+/// An attached dispatcher left requests, counted against the depth, with another thread that had stopped looking.
+#[test]
+fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
+    passes(|setup| {
+        setup.promises = vec![false, false, true];
+        setup.elevator = Kind::MqDeadline;
+        setup.depth = 3;
+        setup.away = Ppm::percent(40);
+        setup.away_max = Nanos::from_millis(50);
+    });
+}

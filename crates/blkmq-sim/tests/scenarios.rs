@@ -1,0 +1,76 @@
+//! Runs a few seeds of every scenario, and checks that a seed replays exactly.
+
+use blkmq_sim::run;
+use blkmq_sim::scenario::{self, Scenario};
+
+const SEEDS: std::ops::RangeInclusive<u64> = 1..=6;
+
+#[track_caller]
+fn passes(name: &str) {
+    let scenario: &Scenario = scenario::by_name(name).expect("the scenario exists");
+    for seed in SEEDS {
+        if let Err(fault) = run::one(scenario, seed, false) {
+            panic!("{name} seed {seed}: {fault}");
+        }
+    }
+}
+
+macro_rules! scenarios {
+    ($($test:ident: $name:literal,)*) => {
+        $(#[test] fn $test() { passes($name); })*
+
+        #[test]
+        fn every_scenario_has_its_test() {
+            let tested = [$($name),*];
+            let all: Vec<&str> = scenario::ALL.iter().map(|scenario| scenario.name).collect();
+            assert_eq!(all, tested);
+        }
+    };
+}
+
+scenarios! {
+    direct_passes: "direct",
+    deadline_passes: "deadline",
+    flush_storm_passes: "flush-storm",
+    power_cut_passes: "power-cut",
+    switch_passes: "switch",
+    one_tag_passes: "one-tag",
+    timeouts_passes: "timeouts",
+    requeues_passes: "requeues",
+    shared_tags_passes: "shared-tags",
+    attached_passes: "attached",
+    few_hctx_passes: "few-hctx",
+    seek_disk_passes: "seek-disk",
+    depth_change_passes: "depth-change",
+    quiesce_passes: "quiesce",
+    everything_passes: "everything",
+}
+
+#[test]
+fn the_same_seed_gives_the_same_history_and_another_seed_another() {
+    for scenario in scenario::ALL {
+        let digest = |seed| run::one(scenario, seed, false).expect("it passes").digest;
+        assert_eq!(digest(3), digest(3), "{}", scenario.name);
+        assert_ne!(digest(3), digest(4), "{}", scenario.name);
+    }
+}
+
+/// Scenarios that never reach what they are about would prove nothing.
+#[test]
+fn the_scenarios_reach_what_they_are_about() {
+    let sum = |name: &str, of: fn(&blkmq_sim::world::Summary) -> u64| -> u64 {
+        let scenario = scenario::by_name(name).expect("the scenario exists");
+        let one = |seed| of(&run::one(scenario, seed, false).expect("it passes"));
+        SEEDS.map(one).sum()
+    };
+    assert!(sum("direct", |s| s.counts.merged) > 20, "merges");
+    assert!(sum("flush-storm", |s| s.counts.flushes) > 50, "flushes");
+    assert!(sum("power-cut", |s| u64::from(s.power_cuts)) >= 6, "power cuts");
+    assert!(sum("switch", |s| s.controls) > 6, "switches");
+    assert!(sum("timeouts", |s| s.counts.timeouts) > 200, "timeouts");
+    assert!(sum("timeouts", |s| s.counts.stale) > 10, "stale ends");
+    assert!(sum("requeues", |s| s.counts.requeues) > 25, "requeues");
+    assert!(sum("deadline", |s| s.gate_skipped) > 2, "a held gate");
+    assert!(sum("quiesce", |s| s.controls) > 20, "quiesces");
+    assert!(sum("one-tag", |s| s.counts.in_flight_max) <= 2 * 6, "one tag");
+}
