@@ -1,8 +1,9 @@
 //! Question: what does each operation of `blkmq-sync` cost one thread when nobody contends?
 //!
-//! `cargo run --release -p blkmq-sync --example cost` prints nanoseconds per operation: median and spread (lowest to
-//! highest) of the rounds, each well below a scheduler's time slice. `-- --quick` makes them shorter. A figure includes the loop around it, well below 1 ns.
-//! The line `fence(SeqCst)` is the standard library's full fence, for comparison.
+//! `cargo run --release -p blkmq-sync --example cost` prints nanoseconds per operation: median and spread
+//! (lowest to highest) of the rounds, each well below a scheduler's time slice. `-- --quick` makes them
+//! shorter. A figure includes the loop around it, well below 1 ns. The line `fence(SeqCst)` is the standard
+//! library's full fence, for comparison.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -145,7 +146,8 @@ struct Cost {
 }
 
 impl Cost {
-    /// Runs `turn`, which makes `operations` of what is measured, in several rounds and prints the cost of one.
+    /// Runs `turn`, which makes `operations` of what is measured, in several rounds and prints the cost of
+    /// one.
     fn of(&self, name: &str, operations: u64, mut turn: impl FnMut()) {
         let turns = (self.turns / operations).max(1);
         let mut rounds: Vec<f64> = (0..ROUNDS)

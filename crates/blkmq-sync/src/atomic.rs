@@ -1,7 +1,8 @@
 //! Decides where atomics come from: the standard library, or loom while a model runs (`--cfg loom`).
 //!
-//! Every other module takes its atomics, cells, fences and `Arc` from here, so the code that is modelled is the code
-//! that ships. Two fences are cheaper than the models assume: [`fence_after_rmw`], and those of [`crate::barrier`].
+//! Every other module takes its atomics, cells, fences and `Arc` from here, so the code that is modelled is
+//! the code that ships. Two fences are cheaper than the models assume: [`fence_after_rmw`], and those of
+//! [`crate::barrier`].
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -17,7 +18,8 @@ pub(crate) use std::sync::{
     atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-/// A cell with loom's interface over the standard library's cell: access through closures, so that loom can watch it.
+/// A cell with loom's interface over the standard library's cell: access through closures, so that loom can
+/// watch it.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -67,8 +69,8 @@ pub(crate) fn heavy_fence() {
 
 /// A full fence for a thread whose access before it, that is to be ordered, was a read-modify-write.
 ///
-/// On x86-64 that read-modify-write carried a `lock` prefix: later loads already wait for it, and only the compiler must
-/// be held back. Elsewhere, and in the models, this is `fence(SeqCst)`.
+/// On x86-64 that read-modify-write carried a `lock` prefix: later loads already wait for it, and only the
+/// compiler must be held back. Elsewhere, and in the models, this is `fence(SeqCst)`.
 #[inline(always)]
 pub(crate) fn fence_after_rmw() {
     #[cfg(all(not(loom), target_arch = "x86_64", not(miri)))]

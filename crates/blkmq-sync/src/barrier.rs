@@ -1,13 +1,15 @@
 //! Decides who pays for a full fence between a thread that comes often and one that comes seldom: the latter.
 //!
-//! [`crate::epoch_count`] needs such a pair: a user of a queue enters millions of times a second, a freezer comes when an
-//! operator changes something. A full fence on each side costs the user 7 to 10 ns each time. Linux's `membarrier` lets
-//! the seldom one pay for both: between its call and its return, every running thread of the process passes a full fence
-//! somewhere in its program, so the often one needs only to keep the compiler from moving its accesses.
+//! [`crate::epoch_count`] needs such a pair: a user of a queue enters millions of times a second, a freezer
+//! comes when an operator changes something. A full fence on each side costs the user 7 to 10 ns each time.
+//! Linux's `membarrier` lets the seldom one pay for both: between its call and its return, every running
+//! thread of the process passes a full fence somewhere in its program, so the often one needs only to keep
+//! the compiler from moving its accesses.
 //!
-//! Where that fence falls for a user that stores and then loads: before the store (then the load comes after the heavy
-//! fence began, and sees what was stored before it), or after the store (then whoever loads after the heavy fence sees
-//! the store). A full fence on both sides promises the same, and that is what the models check.
+//! Where that fence falls for a user that stores and then loads: before the store (then the load comes after
+//! the heavy fence began, and sees what was stored before it), or after the store (then whoever loads after
+//! the heavy fence sees the store). A full fence on both sides promises the same, and that is what the models
+//! check.
 
 use std::sync::atomic::compiler_fence;
 
@@ -38,7 +40,8 @@ impl Barrier {
         }
     }
 
-    /// The fence of who comes seldom: about a microsecond, and an interrupt to each processor that runs this process.
+    /// The fence of who comes seldom: about a microsecond, and an interrupt to each processor that runs this
+    /// process.
     pub(crate) fn heavy(self) {
         if self.is_one_sided {
             kernel::fence_everybody();
@@ -88,8 +91,8 @@ mod tests {
 
     use super::*;
 
-    /// Both store their own word and load the other's: one of them must see the other's store. The threads meet before
-    /// each round, so that the two pairs overlap often.
+    /// Both store their own word and load the other's: one of them must see the other's store. The threads
+    /// meet before each round, so that the two pairs overlap often.
     #[test]
     fn one_of_two_threads_sees_the_others_store_with_and_without_the_kernels_help() {
         const ROUNDS: u32 = 3_000;

@@ -6,9 +6,9 @@ use crate::atomic::{AtomicU64, Ordering};
 
 /// A number that one thread writes and any thread reads whole.
 ///
-/// The owner adds with a plain load and a plain store, so counting costs no locked instruction. Two threads that write
-/// the same counter lose additions (nothing worse): give each its own and fold. All accesses are relaxed, because a
-/// statistic orders nothing; a reader sees each counter only grow if the owner only adds.
+/// The owner adds with a plain load and a plain store, so counting costs no locked instruction. Two threads
+/// that write the same counter lose additions (nothing worse): give each its own and fold. All accesses are
+/// relaxed, because a statistic orders nothing; a reader sees each counter only grow if the owner only adds.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 

@@ -1,16 +1,17 @@
 //! Decides whether a frozen queue has drained: nobody is inside, and all that was started has finished.
 //!
-//! Freezing comes before a switch of elevator, depth or target. Users never write a shared line for it: each reactor has
-//! a shard, and the one who freezes reads them all.
+//! Freezing comes before a switch of elevator, depth or target. Users never write a shared line for it: each
+//! reactor has a shard, and the one who freezes reads them all.
 //!
-//! A user enters its shard, submits, counts what it started, and exits. A request that has started may outlive the stay;
-//! `finished` counts its end, on the shard of whoever ends it.
+//! A user enters its shard, submits, counts what it started, and exits. A request that has started may
+//! outlive the stay; `finished` counts its end, on the shard of whoever ends it.
 //!
-//! Pairings: `enter` writes `inside`, passes a fence, then reads the depth; the freezer writes the depth, passes a fence,
-//! then reads `inside`. Whoever passes first is seen by the other: either the user sees the freeze and goes away, or the
-//! freezer sees the user inside. The two fences are a pair of `barrier`, in which the freezer pays for both. `exit` clears
-//! `inside` with Release, seen by the Acquire in `is_vacant`, so `started` is complete once nobody is inside. `finished` is
-//! stored with Release, seen by the Acquire in `is_drained`, so what the request did happened before the drain ended.
+//! Pairings: `enter` writes `inside`, passes a fence, then reads the depth; the freezer writes the depth,
+//! passes a fence, then reads `inside`. Whoever passes first is seen by the other: either the user sees the
+//! freeze and goes away, or the freezer sees the user inside. The two fences are a pair of `barrier`, in
+//! which the freezer pays for both. `exit` clears `inside` with Release, seen by the Acquire in `is_vacant`,
+//! so `started` is complete once nobody is inside. `finished` is stored with Release, seen by the Acquire in
+//! `is_drained`, so what the request did happened before the drain ended.
 
 use crate::CachePadded;
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -50,8 +51,9 @@ impl FreezeState {
         }
     }
 
-    /// Enters unless the queue is frozen. On true the caller may start requests until it calls [`FreezeState::exit`]. For
-    /// the shard's reactor; a stay does not nest. Cost: one store to the reactor's own line and one load.
+    /// Enters unless the queue is frozen. On true the caller may start requests until it calls
+    /// [`FreezeState::exit`]. For the shard's reactor; a stay does not nest. Cost: one store to the reactor's
+    /// own line and one load.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -103,7 +105,8 @@ impl FreezeState {
         started.store(started.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Counts `n` requests that the shard's reactor finished, whoever started them. For that reactor, inside or not.
+    /// Counts `n` requests that the shard's reactor finished, whoever started them. For that reactor, inside
+    /// or not.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -140,32 +143,34 @@ impl FreezeState {
     /// # Panics
     /// If the queue is not frozen.
     pub fn end_freeze(&self) -> bool {
-        // Release: pairs with the Acquire in `enter`. Acquire: the last one sees what the other freezers changed.
+        // Release: pairs with the Acquire in `enter`. Acquire: the last one sees what the other freezers
+        // changed.
         let before = self.depth.fetch_sub(1, Ordering::AcqRel);
         assert!(before > 0, "end_freeze without start_freeze");
         before == 1
     }
 
-    /// Whether nobody is inside and everything that was started has finished. Once true on a queue that the caller has
-    /// frozen, it stays true until the last freeze ends. Any thread that knows of the freeze.
+    /// Whether nobody is inside and everything that was started has finished. Once true on a queue that the
+    /// caller has frozen, it stays true until the last freeze ends. Any thread that knows of the freeze.
     ///
-    /// The order of reading: *inside* first. When all are seen outside, each last stay under the old depth has ended and is
-    /// visible with its count (Acquire), and later ones turn away without counting: `started` does not change any more.
-    /// Then *finished*, then *started*. Both only grow and nothing finishes before it starts, so reading `finished` first
-    /// can only make the answer "not yet" (this matters on a queue that is not frozen, where `started` still grows: true
-    /// then means that nothing was outstanding at some moment between the two sums).
+    /// The order of reading: *inside* first. When all are seen outside, each last stay under the old depth
+    /// has ended and is visible with its count (Acquire), and later ones turn away without counting:
+    /// `started` does not change any more. Then *finished*, then *started*. Both only grow and nothing
+    /// finishes before it starts, so reading `finished` first can only make the answer "not yet" (this
+    /// matters on a queue that is not frozen, where `started` still grows: true then means that nothing was
+    /// outstanding at some moment between the two sums).
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.is_vacant() && self.outstanding() == 0
     }
 
-    /// Whether nobody is inside at this moment. Once true on a queue that the caller has frozen, whoever enters later
-    /// turns away (or, on a queue that is not frozen, it says little). Any thread that knows of the freeze. Contains the
-    /// heavy fence, about a microsecond: poll it, but not in a tight loop.
+    /// Whether nobody is inside at this moment. Once true on a queue that the caller has frozen, whoever
+    /// enters later turns away (or, on a queue that is not frozen, it says little). Any thread that knows of
+    /// the freeze. Contains the heavy fence, about a microsecond: poll it, but not in a tight loop.
     #[must_use]
     pub fn is_vacant(&self) -> bool {
-        // Pairs with the light fence in `enter`. The thread that called `start_freeze` has passed one; another one that
-        // merely learned of the freeze needs its own between that and the loads below.
+        // Pairs with the light fence in `enter`. The thread that called `start_freeze` has passed one;
+        // another one that merely learned of the freeze needs its own between that and the loads below.
         self.barrier.heavy();
         self.shards
             .iter()

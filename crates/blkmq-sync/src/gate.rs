@@ -1,22 +1,26 @@
 //! Decides who is inside an elevator that knows no hardware queues: one at a time, and nobody waits.
 //!
-//! Who finds the gate held leaves a mark and goes on; the holder finds the mark when it wants to leave, and looks once
-//! more at what the others published (flat combining). The publications themselves are [`crate::spsc`] rings.
+//! Who finds the gate held leaves a mark and goes on; the holder finds the mark when it wants to leave, and
+//! looks once more at what the others published (flat combining). The publications themselves are
+//! [`crate::spsc`] rings.
 //!
 //! ```text
-//!   0 ──try_enter──► 1 ──try_enter──► 2 ──try_enter──► 3 ...      0: free   1: held   more: held, look again
-//!   ▲                │                 │                │
-//!   └─────leave──────┘ ◄─────leave, the holder stays────┘         OWED: set beside these by a holder that dropped its
-//!                                                                 guard with the mark on it; the next one looks again
+//!   0 --try_enter--> 1 --try_enter--> 2 --try_enter--> 3 ...      0: free, 1: held, more: held, look again
+//!   ^                | ^              |                |
+//!   +-----leave------+ +----leave, and the holder stays+
+//!
+//!   OWED, beside these: a holder dropped its guard with the mark on the gate; the next holder looks again.
 //! ```
 //!
-//! One `fetch_add` decides all of `try_enter`: whoever turns 0 into 1 is in, everybody else has left the mark in the same
-//! step. When the mark is on already it need not be left again, only be seen to be there: a full fence and a load.
+//! One `fetch_add` decides all of `try_enter`: whoever turns 0 into 1 is in, everybody else has left the mark
+//! in the same step. When the mark is on already it need not be left again, only be seen to be there: a full
+//! fence and a load.
 //!
-//! Pairings: the Release in `leave` (1 to 0) is seen by the Acquire in the `try_enter` that succeeds next, so the value
-//! inside is handed on whole. The Release of the `try_enter` that left a mark is seen by the Acquire of the `leave` that
-//! takes it off, so the next pass sees what was published before. For a `try_enter` that only saw the mark, the fence
-//! between its publication and its load pairs with the fence after the mark is taken off.
+//! Pairings: the Release in `leave` (1 to 0) is seen by the Acquire in the `try_enter` that succeeds next, so
+//! the value inside is handed on whole. The Release of the `try_enter` that left a mark is seen by the
+//! Acquire of the `leave` that takes it off, so the next pass sees what was published before. For a
+//! `try_enter` that only saw the mark, the fence between its publication and its load pairs with the fence
+//! after the mark is taken off.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -31,11 +35,12 @@ pub struct Gate<T> {
     value: UnsafeCell<T>,
 }
 
-/// The right to use the value of a [`Gate`]. End it with [`GateGuard::leave`], in a loop, or [`GateGuard::leave_owing`].
+/// The right to use the value of a [`Gate`]. End it with [`GateGuard::leave`], in a loop, or
+/// [`GateGuard::leave_owing`].
 ///
-/// Dropping it (on purpose where nothing is published, or by a panic) opens the gate too. A mark that is on the gate then
-/// stays there as a debt: [`Gate::is_owed`] tells of it, and the next holder's first `leave` makes it look again. Until
-/// somebody enters, what the mark was for is not looked at.
+/// Dropping it (on purpose where nothing is published, or by a panic) opens the gate too. A mark that is on
+/// the gate then stays there as a debt: [`Gate::is_owed`] tells of it, and the next holder's first `leave`
+/// makes it look again. Until somebody enters, what the mark was for is not looked at.
 #[must_use = "the gate stays held until the guard leaves"]
 pub struct GateGuard<'a, T> {
     gate: &'a Gate<T>,
@@ -48,12 +53,12 @@ const HELD: u64 = 1;
 /// Someone left a mark that no holder has honoured yet.
 const OWED: u64 = 1 << 63;
 
-// SAFETY: the state gives the value to one guard at a time, and hands it on with Release and Acquire. Sharing a gate
-// therefore moves `T` between threads, which `T: Send` allows, and never lends it to two threads.
+// SAFETY: the state gives the value to one guard at a time, and hands it on with Release and Acquire. Sharing
+// a gate therefore moves `T` between threads, which `T: Send` allows, and never lends it to two threads.
 unsafe impl<T: Send> Sync for Gate<T> {}
 
-// SAFETY: the gate owns its value; moving it moves the value, which `T: Send` allows. (Needed under loom, whose cell is
-// not `Send` by itself for every `T`.)
+// SAFETY: the gate owns its value; moving it moves the value, which `T: Send` allows. (Needed under loom,
+// whose cell is not `Send` by itself for every `T`.)
 unsafe impl<T: Send> Send for Gate<T> {}
 
 impl<T> Gate<T> {
@@ -65,16 +70,18 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Enters if nobody is inside; otherwise marks the gate, so that the holder looks once more before it leaves.
+    /// Enters if nobody is inside; otherwise marks the gate, so that the holder looks once more before it
+    /// leaves.
     ///
-    /// Publish first, then call this: on `None`, what was published before the call is seen by the holder in a pass that
-    /// begins after it. Never blocks and never repeats.
+    /// Publish first, then call this: on `None`, what was published before the call is seen by the holder in
+    /// a pass that begins after it. Never blocks and never repeats.
     #[inline]
     pub fn try_enter(&self) -> Option<GateGuard<'_, T>> {
         if self.state.load(Ordering::Relaxed) & !OWED > HELD && self.is_marked() {
             return None;
         }
-        // Acquire: pairs with the Release of whoever left last. Release: a mark carries the caller's publication along.
+        // Acquire: pairs with the Release of whoever left last. Release: a mark carries the caller's
+        // publication along.
         let before = self.state.fetch_add(1, Ordering::AcqRel);
         // A guard is made only for who came in: one that is dropped opens the gate.
         if before & !OWED == FREE {
@@ -93,7 +100,8 @@ impl<T> Gate<T> {
         self.state.load(Ordering::Relaxed) & OWED != 0
     }
 
-    /// Whether somebody is inside, at this moment. A hint for statistics: it may be wrong when the caller reads it.
+    /// Whether somebody is inside, at this moment. A hint for statistics: it may be wrong when the caller
+    /// reads it.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.state.load(Ordering::Relaxed) & !OWED != FREE
@@ -102,7 +110,8 @@ impl<T> Gate<T> {
     /// The value, for who owns the gate and so needs not enter.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.with_mut(|value| {
-            // SAFETY: `&mut self` excludes guards, so this is the only reference, for as long as `self` is borrowed.
+            // SAFETY: `&mut self` excludes guards, so this is the only reference, for as long as `self` is
+            // borrowed.
             unsafe { &mut *value }
         })
     }
@@ -110,7 +119,8 @@ impl<T> Gate<T> {
     /// Whether the mark is on the gate after all that the caller has published.
     #[inline]
     fn is_marked(&self) -> bool {
-        // Pairs with the fence after a mark is taken off: either this load sees it gone, or that pass sees the work.
+        // Pairs with the fence after a mark is taken off: either this load sees it gone, or that pass sees
+        // the work.
         full_fence();
         self.state.load(Ordering::Relaxed) & !OWED > HELD
     }
@@ -140,8 +150,8 @@ impl<'a, T> GateGuard<'a, T> {
         Err(self)
     }
 
-    /// Leaves in any case, and returns whether somebody has marked the gate: then the caller owes a run, by whomever,
-    /// that begins after this.
+    /// Leaves in any case, and returns whether somebody has marked the gate: then the caller owes a run, by
+    /// whomever, that begins after this.
     #[inline]
     #[must_use = "what others published is lost if nobody runs"]
     pub fn leave_owing(self) -> bool {
@@ -165,7 +175,8 @@ impl<T> Gate<T> {
 impl<T> Drop for GateGuard<'_, T> {
     fn drop(&mut self) {
         if self.gate.open() != HELD {
-            // Whoever entered in between looks once more than needed; whoever enters next looks once more as needed.
+            // Whoever entered in between looks once more than needed; whoever enters next looks once more as
+            // needed.
             self.gate.state.fetch_or(OWED, Ordering::Release);
         }
     }
@@ -177,7 +188,8 @@ impl<T> Deref for GateGuard<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         self.gate.value.with(|value| {
-            // SAFETY: this guard is the only one, and lends the value out no longer than it is borrowed itself.
+            // SAFETY: this guard is the only one, and lends the value out no longer than it is borrowed
+            // itself.
             unsafe { &*value }
         })
     }

@@ -1,6 +1,6 @@
-//! Decides who may say that a piece of memory can be read or written by a driver: only who promises, in an `unsafe`
-//! constructor, that it stays valid until the bio ends. Its neighbours are `blkmq_core::bio`, which carries it, and the
-//! drivers, which hand its address to the kernel.
+//! Decides who may say that a piece of memory can be read or written by a driver: only who promises, in an
+//! `unsafe` constructor, that it stays valid until the bio ends. Its neighbours are `blkmq_core::bio`, which
+//! carries it, and the drivers, which hand its address to the kernel.
 
 use std::ptr::NonNull;
 
@@ -17,8 +17,9 @@ impl Lent {
     /// Lends `len` bytes from `start`.
     ///
     /// # Safety
-    /// From now until the bio that carries this value has ended, the whole range must be valid for reads (a write bio)
-    /// or for writes (a read bio) from any thread, and nobody else may write to it or, for a read bio, read it.
+    /// From now until the bio that carries this value has ended, the whole range must be valid for reads (a
+    /// write bio) or for writes (a read bio) from any thread, and nobody else may write to it or, for a read
+    /// bio, read it.
     pub const unsafe fn new(start: NonNull<u8>, len: u32) -> Self {
         Self { start, len }
     }

@@ -1,7 +1,7 @@
 //! The small parts that threads share: everything in the engine that needs an atomic lives here.
 //!
-//! `blkmq-core` forbids `unsafe` and builds on these types; nothing here knows of requests, clocks or system calls.
-//! Each module decides one question between threads:
+//! `blkmq-core` forbids `unsafe` and builds on these types; nothing here knows of requests, clocks or system
+//! calls. Each module decides one question between threads:
 //!
 //! | module | question it decides |
 //! |---|---|
@@ -16,9 +16,10 @@
 //! | [`lent`] | who may say that a driver can use a piece of memory |
 //!
 //! Every type is model-checked, with at most three preemptions unless `LOOM_MAX_PREEMPTIONS` says otherwise:
-//! `RUSTFLAGS="--cfg loom" cargo test -p blkmq-sync --release --lib loom`. Beside each protocol that depends on a fence or
-//! on a mark stands a faulty version of it in which the model must find the fault, so that a model that cannot fail is
-//! noticed. `cargo run --release -p blkmq-sync --example cost` prints what each operation costs.
+//! `RUSTFLAGS="--cfg loom" cargo test -p blkmq-sync --release --lib loom`. Beside each protocol that depends
+//! on a fence or on a mark stands a faulty version of it in which the model must find the fault, so that a
+//! model that cannot fail is noticed. `cargo run --release -p blkmq-sync --example cost` prints what each
+//! operation costs.
 
 mod atomic;
 mod barrier;

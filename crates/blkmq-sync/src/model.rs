@@ -1,5 +1,5 @@
-//! Decides how far the models go: every interleaving with at most three preemptions, unless `LOOM_MAX_PREEMPTIONS` says
-//! otherwise, and how they inject faults.
+//! Decides how far the models go: every interleaving with at most three preemptions, unless
+//! `LOOM_MAX_PREEMPTIONS` says otherwise, and how they inject faults.
 
 use crate::atomic::faults::{Fault, INJECTED};
 

@@ -1,22 +1,24 @@
 //! Decides how many threads hand items to one: the mailbox of a reactor.
 //!
-//! One producer only: [`crate::spsc`], which needs no read-modify-write. Whether the receiver must be woken after a push
-//! is [`crate::wake_flag`]'s question.
+//! One producer only: [`crate::spsc`], which needs no read-modify-write. Whether the receiver must be woken
+//! after a push is [`crate::wake_flag`]'s question.
 //!
-//! Every push draws a ticket; tickets number the positions of an endless row that is folded onto the slots. Ticket `t`
-//! goes to slot `t mod capacity` in lap `t / capacity`. Each slot says whose turn it is:
+//! Every push draws a ticket; tickets number the positions of an endless row that is folded onto the slots.
+//! Ticket `t` goes to slot `t mod capacity` in lap `t / capacity`. Each slot says whose turn it is:
 //!
 //! ```text
 //!   turn = 2 * lap       free, waits for the item of this lap      (the producer with the ticket may write)
 //!   turn = 2 * lap + 1   holds the item of this lap                (the receiver may read)
 //! ```
 //!
-//! Pairings: the producer's Release store of `turn` is seen by the receiver's Acquire load, so the item is written; the
-//! receiver's Release store of `turn` is seen by the Acquire load of the next lap's producer, so the item has been moved
-//! out. The ticket counter itself orders nothing (relaxed): a turn is given away only to the winner of its ticket.
+//! Pairings: the producer's Release store of `turn` is seen by the receiver's Acquire load, so the item is
+//! written; the receiver's Release store of `turn` is seen by the Acquire load of the next lap's producer, so
+//! the item has been moved out. The ticket counter itself orders nothing (relaxed): a turn is given away only
+//! to the winner of its ticket.
 //!
-//! A producer that is descheduled between drawing its ticket and writing its item holds back the items behind it until
-//! it goes on. Nothing is lost by that: it wakes the receiver after its own push, and the receiver then finds all of them.
+//! A producer that is descheduled between drawing its ticket and writing its item holds back the items behind
+//! it until it goes on. Nothing is lost by that: it wakes the receiver after its own push, and the receiver
+//! then finds all of them.
 
 use std::mem::MaybeUninit;
 
@@ -31,13 +33,15 @@ pub struct Sender<T>(Arc<Mpsc<T>>);
 #[derive(Debug)]
 pub struct Receiver<T> {
     ring: Arc<Mpsc<T>>,
-    /// The ticket of the next item to take. Only this half knows it; producers learn of free slots from their turns.
+    /// The ticket of the next item to take. Only this half knows it; producers learn of free slots from their
+    /// turns.
     head: u64,
 }
 
 /// Makes a ring that holds at least `capacity_min` items (rounded up to a power of two, at least 1).
 ///
-/// Everything is allocated here; pushing and popping allocate nothing. Items left over are dropped with the last handle.
+/// Everything is allocated here; pushing and popping allocate nothing. Items left over are dropped with the
+/// last handle.
 ///
 /// # Panics
 /// If the rounded capacity does not fit in half of `usize`, or memory for it cannot be had.
@@ -91,7 +95,8 @@ impl<T> Receiver<T> {
         Some(item)
     }
 
-    /// Calls `f` for each item that is there, oldest first, at most one ring full of them, and returns how many.
+    /// Calls `f` for each item that is there, oldest first, at most one ring full of them, and returns how
+    /// many.
     ///
     /// If `f` panics, the items it was called for are gone and the rest stay in the ring.
     #[inline]
@@ -134,12 +139,12 @@ struct Slot<T> {
     item: UnsafeCell<MaybeUninit<T>>,
 }
 
-// SAFETY: turns give each slot to one thread at a time (see the pairings above), so sharing the ring moves items between
-// threads, which `T: Send` allows, and never lends one to two threads.
+// SAFETY: turns give each slot to one thread at a time (see the pairings above), so sharing the ring moves
+// items between threads, which `T: Send` allows, and never lends one to two threads.
 unsafe impl<T: Send> Sync for Mpsc<T> {}
 
-// SAFETY: the ring owns its items; moving it moves them, which `T: Send` allows. (Needed under loom, whose cell is not
-// `Send` by itself for every `T`.)
+// SAFETY: the ring owns its items; moving it moves them, which `T: Send` allows. (Needed under loom, whose
+// cell is not `Send` by itself for every `T`.)
 unsafe impl<T: Send> Send for Mpsc<T> {}
 
 impl<T> Mpsc<T> {
@@ -148,13 +153,15 @@ impl<T> Mpsc<T> {
         let mut ticket = self.tickets.load(Ordering::Relaxed);
         loop {
             let (slot, lap) = self.place(ticket);
-            // Acquire: pairs with the receiver's Release store; the item of the lap before has been moved out.
+            // Acquire: pairs with the receiver's Release store; the item of the lap before has been moved
+            // out.
             let turn = slot.turn.load(Ordering::Acquire);
             if turn < free_in(lap) {
                 return Err(item); // The item of the lap before is still there.
             }
             if turn > free_in(lap) {
-                // Somebody took this ticket. The load above saw a store that came after its exchange, so this sees more.
+                // Somebody took this ticket. The load above saw a store that came after its exchange, so this
+                // sees more.
                 ticket = self.tickets.load(Ordering::Relaxed);
                 continue;
             }
@@ -176,8 +183,9 @@ impl<T> Mpsc<T> {
     fn take(&self, ticket: u64) -> T {
         let (slot, lap) = self.place(ticket);
         let item = slot.item.with(|item| {
-            // SAFETY: the receiver saw `full_in(lap)` with Acquire, so the item is written and visible; it is the only
-            // reader and has not passed this ticket before; producers leave the slot alone until the store below.
+            // SAFETY: the receiver saw `full_in(lap)` with Acquire, so the item is written and visible; it is
+            // the only reader and has not passed this ticket before; producers leave the slot alone until the
+            // store below.
             unsafe { item.cast::<T>().read() }
         });
         // Release: pairs with the Acquire load of the next lap's push.
@@ -206,8 +214,8 @@ impl<T> Slot<T> {
     #[inline(always)]
     fn put(&self, item: T, lap: u64) {
         self.item.with_mut(|slot| {
-            // SAFETY: the turn was `free_in(lap)`, so the slot is empty, and its ticket was won by this thread alone;
-            // the receiver waits for the store below.
+            // SAFETY: the turn was `free_in(lap)`, so the slot is empty, and its ticket was won by this
+            // thread alone; the receiver waits for the store below.
             unsafe { slot.cast::<T>().write(item) };
         });
         // Release: pairs with the receiver's Acquire load.
@@ -225,10 +233,12 @@ impl<T> Drop for Receiver<T> {
 impl<T> Drop for Mpsc<T> {
     fn drop(&mut self) {
         for slot in &mut self.slots {
-            // Relaxed: all handles are gone, and the `Arc` ordered their last accesses before this. An odd turn is full.
+            // Relaxed: all handles are gone, and the `Arc` ordered their last accesses before this. An odd
+            // turn is full.
             if slot.turn.load(Ordering::Relaxed) % 2 == 1 {
                 slot.item.with_mut(|item| {
-                    // SAFETY: the turn says that an item is here, and `&mut self` that nobody else can move it out.
+                    // SAFETY: the turn says that an item is here, and `&mut self` that nobody else can move
+                    // it out.
                     unsafe { std::ptr::drop_in_place(item.cast::<T>()) };
                 });
             }

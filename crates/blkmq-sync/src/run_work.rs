@@ -1,26 +1,28 @@
-//! Decides whether a hardware context is to be run: now, later, once more, or not at all. One word holds the answer.
+//! Decides whether a hardware context is to be run: now, later, once more, or not at all. One word holds the
+//! answer.
 //!
-//! Submitters, completions and timers ask; the reactor that owns the context takes the work, passes over what is
-//! published, and finishes. Waking that reactor is [`crate::wake_flag`]'s business.
+//! Submitters, completions and timers ask; the reactor that owns the context takes the work, passes over what
+//! is published, and finishes. Waking that reactor is [`crate::wake_flag`]'s business.
 //!
 //! ```text
-//!            run                  take, t reached
-//!  Idle ─────────────► Queued    ┌────────────────── Delayed(t) ◄── run_delayed(t): the earlier of two times stays
-//!   ▲                  │  ▲      │                      │
-//!   │           take   │  └──────┼──── run ─────────────┘
-//!   │                  ▼         ▼
-//!   └──── finish ──── Running ◄──┘     run while Running: again, and finish leaves it Queued
-//!                                      run_delayed while Running: finish leaves it Delayed
-//!  Stopped: beside these. stop takes back what is queued or delayed; start queues one run in every case.
+//!   Idle ----run----> Queued <----run---- Delayed(t) <----run_delayed(t)---- Idle
+//!    ^                  |                     |           (of two times the earlier one stays)
+//!    |                take         take, once t is reached
+//!    |                  v                     |
+//!    +---finish---- Running <-----------------+
+//!
+//!   run while Running: finish leaves it Queued.    run_delayed while Running: finish leaves it Delayed(t).
+//!   Stopped, beside these: stop takes back what is queued or delayed; start queues one run in every case.
 //! ```
 //!
-//! The word: bit 0 an immediate run is wanted, bit 1 running, bit 2 stopped, bits 4 to 63 the time of a delayed run in
-//! microseconds, 0 for none. A wanted immediate run makes a delayed one void.
+//! The word: bit 0 an immediate run is wanted, bit 1 running, bit 2 stopped, bits 4 to 63 the time of a
+//! delayed run in microseconds, 0 for none. A wanted immediate run makes a delayed one void.
 //!
-//! Pairings: whoever asks publishes first. If it changes the word, its Release is seen by the Acquire of the `take` or
-//! `finish` that consumes the change, and the pass after it sees the publication. If it finds the run wanted already and
-//! only loads, a full fence between publication and load pairs with the fence in `take`: either the load sees the mark
-//! gone (and sets it), or the pass sees the publication, because `take` clears the mark *before* anything is looked at.
+//! Pairings: whoever asks publishes first. If it changes the word, its Release is seen by the Acquire of the
+//! `take` or `finish` that consumes the change, and the pass after it sees the publication. If it finds the
+//! run wanted already and only loads, a full fence between publication and load pairs with the fence in
+//! `take`: either the load sees the mark gone (and sets it), or the pass sees the publication, because `take`
+//! clears the mark *before* anything is looked at.
 
 use crate::Published;
 use crate::atomic::{AtomicU64, Ordering, fence_after_rmw, full_fence};
@@ -43,7 +45,8 @@ pub enum Kick {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a delayed run is not made unless the owner's timer is armed for it"]
 pub enum Delay {
-    /// The deadline is now earlier than it was: make the owner look at [`RunWork::deadline`] and arm its timer.
+    /// The deadline is now earlier than it was: make the owner look at [`RunWork::deadline`] and arm its
+    /// timer.
     Rearm,
     /// Nothing: an immediate run is wanted, or an earlier deadline is known, or the context is stopped.
     Kept,
@@ -70,14 +73,15 @@ impl RunWork {
         Self(AtomicU64::new(IDLE))
     }
 
-    /// Asks for a run as soon as possible. Publish first, then call this: a pass that begins after the call sees what was
-    /// published. Any thread.
+    /// Asks for a run as soon as possible. Publish first, then call this: a pass that begins after the call
+    /// sees what was published. Any thread.
     ///
     /// When a run is wanted already this is a full fence and a load, and writes nothing.
     #[inline]
     pub fn run(&self) -> Kick {
         if self.is_wanted_now() {
-            // Pairs with the fence in `take`. The first load was a hint; this one comes after the publication.
+            // Pairs with the fence in `take`. The first load was a hint; this one comes after the
+            // publication.
             full_fence();
             if self.is_wanted_now() {
                 return Kick::None;
@@ -86,8 +90,8 @@ impl RunWork {
         self.ask()
     }
 
-    /// Like [`RunWork::run`], for one who asks for many runs after one publication: the fence is `published`'s, and a run
-    /// that is wanted already costs one load. Any thread.
+    /// Like [`RunWork::run`], for one who asks for many runs after one publication: the fence is
+    /// `published`'s, and a run that is wanted already costs one load. Any thread.
     #[inline]
     pub fn run_published(&self, _published: &Published) -> Kick {
         // The fence that made `published` pairs with the fence in `take`.
@@ -98,8 +102,8 @@ impl RunWork {
         }
     }
 
-    /// Like [`RunWork::run`], for the owner: a run that is wanted already costs one load and no fence, because it is this
-    /// thread that will take it, later.
+    /// Like [`RunWork::run`], for the owner: a run that is wanted already costs one load and no fence,
+    /// because it is this thread that will take it, later.
     #[inline]
     pub fn run_by_owner(&self) -> Kick {
         // Only the owner takes the mark off, so this sees it off as soon as it is.
@@ -110,11 +114,15 @@ impl RunWork {
         }
     }
 
-    /// Asks for a run at `deadline_ns` or soon after, on the caller's clock; it is rounded up to a microsecond. The
-    /// earlier of two deadlines stays, and an immediate run that is wanted stays immediate. Any thread.
+    /// Asks for a run at `deadline_ns` or soon after, on the caller's clock; it is rounded up to a microsecond.
+    /// The earlier of two deadlines stays, and an immediate run that is wanted stays immediate. Any thread.
+    ///
+    /// An owner whom others ask for delayed runs must read [`RunWork::deadline`] after it has announced its
+    /// sleep: a [`Delay::Rearm`] just before that finds it awake, and wakes nobody.
     pub fn run_delayed(&self, deadline_ns: u64) -> Delay {
         let asked = units_of(deadline_ns);
-        // Where the word stays as it is, it is written all the same: the Release carries the publication along.
+        // Where the word stays as it is, it is written all the same: the Release carries the publication
+        // along.
         self.update(|word| {
             let known = word >> DEADLINE_SHIFT;
             if word & STOPPED != 0 {
@@ -127,9 +135,9 @@ impl RunWork {
         })
     }
 
-    /// Begins a pass if one is due at `now_ns`: takes the mark off, then returns true, and the caller must look at
-    /// everything that was published and call [`RunWork::finish`]. False when nothing is due, while a pass is being made,
-    /// and when stopped. For the owner.
+    /// Begins a pass if one is due at `now_ns`: takes the mark off, then returns true, and the caller must
+    /// look at everything that was published and call [`RunWork::finish`]. False when nothing is due, while a
+    /// pass is being made, and when stopped. For the owner.
     #[inline]
     pub fn take(&self, now_ns: u64) -> bool {
         let mut word = self.0.load(Ordering::Relaxed);
@@ -150,9 +158,9 @@ impl RunWork {
         false
     }
 
-    /// Ends a pass. True: a run was asked for meanwhile and is queued, so take it again (now, or in the next round of
-    /// the owner). False: the state is idle, delayed or stopped; if [`RunWork::deadline`] is something, arm the timer.
-    /// For the owner.
+    /// Ends a pass. True: a run was asked for meanwhile and is queued, so take it again (now, or in the next
+    /// round of the owner). False: the state is idle, delayed or stopped; if [`RunWork::deadline`] is
+    /// something, arm the timer. For the owner.
     ///
     /// # Panics
     /// If no pass was being made.
@@ -164,8 +172,8 @@ impl RunWork {
         })
     }
 
-    /// When the delayed run is due, in nanoseconds of the caller's clock (a whole number of microseconds, at or after
-    /// what was asked). None when there is none, or when an immediate run is wanted.
+    /// When the delayed run is due, in nanoseconds of the caller's clock (a whole number of microseconds, at
+    /// or after what was asked). None when there is none, or when an immediate run is wanted.
     #[inline]
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
@@ -174,8 +182,9 @@ impl RunWork {
         (word & (WANTED | STOPPED) == 0 && units != 0).then(|| units.saturating_mul(NS_PER_UNIT))
     }
 
-    /// Takes back what is queued or delayed and lets no pass begin until [`RunWork::start`]. A pass that is being made
-    /// goes on: who must know when it ends asks [`RunWork::is_running`]. Any thread; stopping twice is stopping once.
+    /// Takes back what is queued or delayed and lets no pass begin until [`RunWork::start`]. A pass that is
+    /// being made goes on: who must know when it ends asks [`RunWork::is_running`]. Any thread; stopping
+    /// twice is stopping once.
     pub fn stop(&self) {
         self.update(|word| {
             let asked = if word & WANTED != 0 || word >> DEADLINE_SHIFT != 0 {
@@ -187,8 +196,9 @@ impl RunWork {
         });
     }
 
-    /// Ends a stop and queues one run, whether or not one was asked for: a caller of `run` that raced the stop is then
-    /// served in every case. On a context that is not stopped this is [`RunWork::run`]. Any thread.
+    /// Ends a stop and queues one run, whether or not one was asked for: a caller of `run` that raced the
+    /// stop is then served in every case. On a context that is not stopped this is [`RunWork::run`]. Any
+    /// thread.
     pub fn start(&self) -> Kick {
         self.update(|word| {
             let is_certain = word & STOPPED == 0 && word & WANTED != 0 || word & RUNNING != 0;
@@ -204,8 +214,8 @@ impl RunWork {
         self.0.load(Ordering::Acquire) & STOPPED != 0
     }
 
-    /// Whether a pass is being made. After `stop`, once this is false it stays false until `start`, and what the last
-    /// pass did is visible.
+    /// Whether a pass is being made. After `stop`, once this is false it stays false until `start`, and what
+    /// the last pass did is visible.
     #[inline]
     #[must_use]
     pub fn is_running(&self) -> bool {
@@ -233,7 +243,8 @@ impl RunWork {
         })
     }
 
-    /// Replaces the word by what `next` makes of it, in one read-modify-write, and returns what `next` says of it.
+    /// Replaces the word by what `next` makes of it, in one read-modify-write, and returns what `next` says
+    /// of it.
     #[inline(always)]
     fn update<R>(&self, next: impl Fn(u64) -> (u64, R)) -> R {
         let mut word = self.0.load(Ordering::Relaxed);

@@ -1,24 +1,23 @@
 //! Decides how one thread hands items to one other thread, in order, without a lock or a read-modify-write.
 //!
-//! The staging lists between a submitter and the holder of a [`crate::gate`] are such rings. Many producers for one
-//! consumer: [`crate::mpsc`].
+//! The staging lists between a submitter and the holder of a [`crate::gate`] are such rings. Many producers
+//! for one consumer: [`crate::mpsc`].
 //!
 //! ```text
-//!              head (consumer writes)      tail (producer writes)
-//!                │                           │
-//!   slots  ┌───┬─▼─┬───┬───┬───┬───┬───┬───┬─▼─┬───┐
-//!          │   │ x │ x │ x │ x │ x │ x │ x │   │   │     positions only grow; slot = position & mask
-//!          └───┴───┴───┴───┴───┴───┴───┴───┴───┴───┘
+//!             head (consumer writes)      tail (producer writes)
+//!               |                           |
+//!               v                           v
+//! slots   |   | x | x | x | x | x | x | x |   |   |     positions only grow; slot = position & mask
 //! ```
 //!
-//! Pairings: the producer's Release store of `tail` is seen by the consumer's Acquire load, so the items below it are
-//! written. The consumer's Release store of `head` is seen by the producer's Acquire load, so the slots below it have
-//! been read and may be written again. Each half remembers the other's index as it last saw it and looks at the shared
-//! one only when that memory says full, or empty.
+//! Pairings: the producer's Release store of `tail` is seen by the consumer's Acquire load, so the items
+//! below it are written. The consumer's Release store of `head` is seen by the producer's Acquire load, so
+//! the slots below it have been read and may be written again. Each half remembers the other's index as it
+//! last saw it and looks at the shared one only when that memory says full, or empty.
 //!
-//! A push alone wakes nobody and orders nothing against a later load of another variable: who pushes and then asks
-//! whether the consumer looks must use a full fence or a read-modify-write in between, as [`crate::wake_flag`],
-//! [`crate::run_work`] and [`crate::gate`] do.
+//! A push alone wakes nobody and orders nothing against a later load of another variable: who pushes and then
+//! asks whether the consumer looks must use a full fence or a read-modify-write in between, as
+//! [`crate::wake_flag`], [`crate::run_work`] and [`crate::gate`] do.
 
 use std::mem::MaybeUninit;
 
@@ -47,7 +46,8 @@ pub struct Consumer<T> {
 
 /// Makes a ring that holds at least `capacity_min` items (rounded up to a power of two, at least 1).
 ///
-/// Everything is allocated here; pushing and popping allocate nothing. Items left over are dropped with the second half.
+/// Everything is allocated here; pushing and popping allocate nothing. Items left over are dropped with the
+/// second half.
 ///
 /// # Panics
 /// If the rounded capacity does not fit in half of `usize`, or memory for it cannot be had.
@@ -92,9 +92,10 @@ impl<T> Producer<T> {
             return Err(item);
         }
         self.ring.slot(self.tail).with_mut(|slot| {
-            // SAFETY: `tail - head < capacity`, so no item is in this slot. The consumer reads it only once `tail` has
-            // moved past it, which happens below; and the Acquire load that showed `head` came after the consumer's
-            // last read of it. This half is the only writer, and `&mut self` makes it one thread.
+            // SAFETY: `tail - head < capacity`, so no item is in this slot. The consumer reads it only once
+            // `tail` has moved past it, which happens below; and the Acquire load that showed `head` came
+            // after the consumer's last read of it. This half is the only writer, and `&mut self` makes it
+            // one thread.
             unsafe { slot.cast::<T>().write(item) };
         });
         self.tail = self.tail.wrapping_add(1);
@@ -143,8 +144,8 @@ impl<T> Consumer<T> {
         Some(item)
     }
 
-    /// Calls `f` for each item that is there now, oldest first, and returns how many. Room for new items is given back
-    /// once, at the end. Items pushed meanwhile wait for the next call.
+    /// Calls `f` for each item that is there now, oldest first, and returns how many. Room for new items is
+    /// given back once, at the end. Items pushed meanwhile wait for the next call.
     ///
     /// If `f` panics, the items it was called for are gone and the rest stay in the ring.
     #[inline]
@@ -212,12 +213,12 @@ struct Ring<T> {
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
 }
 
-// SAFETY: the two halves give each slot to one thread at a time (see the pairings above), so sharing a ring moves items
-// between threads, which `T: Send` allows, and never lends one to two threads.
+// SAFETY: the two halves give each slot to one thread at a time (see the pairings above), so sharing a ring
+// moves items between threads, which `T: Send` allows, and never lends one to two threads.
 unsafe impl<T: Send> Sync for Ring<T> {}
 
-// SAFETY: a ring owns its items; moving it moves them, which `T: Send` allows. (Needed under loom, whose cell is not
-// `Send` by itself for every `T`.)
+// SAFETY: a ring owns its items; moving it moves them, which `T: Send` allows. (Needed under loom, whose cell
+// is not `Send` by itself for every `T`.)
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T> Ring<T> {
@@ -226,13 +227,14 @@ impl<T> Ring<T> {
         &self.slots[position & (self.slots.len() - 1)]
     }
 
-    /// Moves the item at `position` out. For the consumer, and for positions in `head..tail` as it has seen them.
+    /// Moves the item at `position` out. For the consumer, and for positions in `head..tail` as it has seen
+    /// them.
     #[inline(always)]
     fn take(&self, position: usize) -> T {
         self.slot(position).with(|slot| {
-            // SAFETY: `position` is below a `tail` that was loaded with Acquire, so the item is written and visible; it
-            // is at or above `head`, so it has not been moved out before, and the producer leaves the slot alone until
-            // `head` passes it, which the caller does next.
+            // SAFETY: `position` is below a `tail` that was loaded with Acquire, so the item is written and
+            // visible; it is at or above `head`, so it has not been moved out before, and the producer leaves
+            // the slot alone until `head` passes it, which the caller does next.
             unsafe { slot.cast::<T>().read() }
         })
     }

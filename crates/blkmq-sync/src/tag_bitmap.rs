@@ -1,17 +1,18 @@
 //! Decides who owns which tag of a tag set, and remembers who waits for one.
 //!
-//! A tag is taken for a request before it is issued and given back when it completes. Waiters are hardware contexts that
-//! found no tag; what they are woken with is [`crate::run_work`].
+//! A tag is taken for a request before it is issued and given back when it completes. Waiters are hardware
+//! contexts that found no tag; what they are woken with is [`crate::run_work`].
 //!
-//! The bits lie in words of 4 to 64 tags, each on a cache line of its own: even a small set has several words, so that
-//! allocators whose hints differ rarely write the same line.
+//! The bits lie in words of 4 to 64 tags, each on a cache line of its own: even a small set has several
+//! words, so that allocators whose hints differ rarely write the same line.
 //!
-//! Pairings: `free` clears its bit with Release, `alloc` sets it with Acquire: what the last owner did with the tag's
-//! request happened before what the next one does.
+//! Pairings: `free` clears its bit with Release, `alloc` sets it with Acquire: what the last owner did with
+//! the tag's request happened before what the next one does.
 //!
-//! **No lost wake-up.** The waiter: `alloc` fails, register, full fence, `alloc` once more. The freer: `free`, full fence,
-//! look for waiters. One of the two fences comes first: either the freer sees the waiter, or the waiter sees the tag.
-//! [`TagBitmap::alloc_or_wait`] is the waiter's side in one call, [`TagBitmap::take_waiters`] contains the freer's fence.
+//! **No lost wake-up.** The waiter: `alloc` fails, register, full fence, `alloc` once more. The freer:
+//! `free`, full fence, look for waiters. One of the two fences comes first: either the freer sees the waiter,
+//! or the waiter sees the tag. [`TagBitmap::alloc_or_wait`] is the waiter's side in one call,
+//! [`TagBitmap::take_waiters`] contains the freer's fence.
 
 use crate::CachePadded;
 use crate::atomic::{AtomicU64, Ordering, fence_after_rmw};
@@ -37,7 +38,8 @@ const WORD_SHIFT_MIN: u32 = 2;
 const WORD_SHIFT_MAX: u32 = 6;
 
 impl TagBitmap {
-    /// A set of `depth` free tags. All memory is allocated here: 128 bytes for each word, which is up to 64 tags.
+    /// A set of `depth` free tags. All memory is allocated here: 128 bytes for each word, which is up to 64
+    /// tags.
     ///
     /// # Panics
     /// If `depth` is 0.
@@ -68,15 +70,16 @@ impl TagBitmap {
 
     /// Takes a free tag, or returns None when none was seen. Any thread; never blocks.
     ///
-    /// `hint` says where to look first and is set to the tag that was found. Each allocator keeps its own, and begins
-    /// with one spread over `0..depth`; the lowest free tag of the hint's word is taken, so hot tags are used again.
+    /// `hint` says where to look first and is set to the tag that was found. Each allocator keeps its own,
+    /// and begins with one spread over `0..depth`; the lowest free tag of the hint's word is taken, so hot
+    /// tags are used again.
     #[inline]
     pub fn alloc(&self, hint: &mut u32) -> Option<u32> {
         self.alloc_limited(hint, self.depth)
     }
 
-    /// Like [`TagBitmap::alloc`], for tags below `limit` alone: the set's depth can be lowered while tags are out.
-    /// A limit above the depth means the depth.
+    /// Like [`TagBitmap::alloc`], for tags below `limit` alone: the set's depth can be lowered while tags are
+    /// out. A limit above the depth means the depth.
     #[inline]
     pub fn alloc_limited(&self, hint: &mut u32, limit: u32) -> Option<u32> {
         let limit = limit.min(self.depth);
@@ -144,8 +147,9 @@ impl TagBitmap {
         Some(tag)
     }
 
-    /// Registers a waiter after a failed `alloc`. The caller must try `alloc` once more afterwards, and deregister if it
-    /// succeeds. The full fence between the two is in here. Any thread; registering twice is registering once.
+    /// Registers a waiter after a failed `alloc`. The caller must try `alloc` once more afterwards, and
+    /// deregister if it succeeds. The full fence between the two is in here. Any thread; registering twice is
+    /// registering once.
     ///
     /// # Panics
     /// If `waiter` is not below [`WAITERS_MAX`].
@@ -166,14 +170,14 @@ impl TagBitmap {
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// Takes all registrations, as a bit for each waiter; the caller must run each of them. To be called after
-    /// [`TagBitmap::free`], by the same thread, once for a batch. When nobody waits this is two loads of a line that is
-    /// written only when somebody begins to wait.
+    /// Takes all registrations, as a bit for each waiter; the caller must run each of them. To be called
+    /// after [`TagBitmap::free`], by the same thread, once for a batch. When nobody waits this is two loads
+    /// of a line that is written only when somebody begins to wait.
     #[inline]
     #[must_use = "waiters that nobody runs wait for ever"]
     pub fn take_waiters(&self) -> u128 {
-        // Pairs with the fence in `register_waiter`: freed before the look for waiters. `free` was the access before it
-        // that must be ordered, and is a read-modify-write.
+        // Pairs with the fence in `register_waiter`: freed before the look for waiters. `free` was the access
+        // before it that must be ordered, and is a read-modify-write.
         fence_after_rmw();
         let low = take_all(&self.waiters[0]);
         let high = take_all(&self.waiters[1]);

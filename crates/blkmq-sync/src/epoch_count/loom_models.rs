@@ -13,7 +13,8 @@ struct Queue {
     elevator: UnsafeCell<u32>,
 }
 
-// SAFETY: to be shown: users read inside, or in flight; the freezer writes when drained. Loom reports the opposite.
+// SAFETY: to be shown: users read inside, or in flight; the freezer writes when drained. Loom reports the
+// opposite.
 unsafe impl Sync for Queue {}
 
 impl Queue {

@@ -7,7 +7,8 @@ use crate::atomic::faults::Fault;
 use crate::atomic::{Arc, AtomicU32};
 use crate::model::{check, check_with, join_all};
 
-/// A context, what each submitter published for it (plain stores), and how often it was announced to the owner.
+/// A context, what each submitter published for it (plain stores), and how often it was announced to the
+/// owner.
 #[derive(Default)]
 struct Context {
     work: RunWork,
@@ -51,8 +52,8 @@ impl Context {
         }
     }
 
-    /// The owner looks for the last time, when all others have ended: what was published must have been seen, and each
-    /// pass that did not follow from another one must have been announced once.
+    /// The owner looks for the last time, when all others have ended: what was published must have been seen,
+    /// and each pass that did not follow from another one must have been announced once.
     fn close(&self, mut owner: Owner, all: u32) {
         self.look(&mut owner);
         assert_eq!(owner.seen, all, "a run was lost");
@@ -69,8 +70,8 @@ fn spawn(context: &Arc<Context>, act: impl FnOnce(&Context) + 'static) -> thread
     thread::spawn(move || act(&context))
 }
 
-/// Flaw (a): the submitter publishes with plain stores, sees the run wanted and leaves, while the owner takes the mark
-/// off and looks at a list that is still empty.
+/// Flaw (a): the submitter publishes with plain stores, sees the run wanted and leaves, while the owner takes
+/// the mark off and looks at a list that is still empty.
 fn two_submitters_and_an_owner() {
     let context = Arc::new(Context::default());
     let submitters = [0, 1].map(|me| spawn(&context, move |context| context.submit(me)));
@@ -170,8 +171,8 @@ fn flaw_a_an_owner_that_looks_before_it_clears_is_found() {
     });
 }
 
-/// Flaws (b) and (c): a stop takes the queued run back while a submitter asks for one; the start must run it, and later
-/// runs are announced as before.
+/// Flaws (b) and (c): a stop takes the queued run back while a submitter asks for one; the start must run it,
+/// and later runs are announced as before.
 #[test]
 fn flaws_b_and_c_no_run_is_lost_to_a_stop_that_is_followed_by_a_start() {
     check(|| {
@@ -221,8 +222,8 @@ fn flaw_b_a_cancel_that_forgets_the_mark_is_found() {
     });
 }
 
-/// A start that queues a run only if one was seen to be asked for, in a word of its own, and so misses a submitter that
-/// looked at the stop before and has not said so yet.
+/// A start that queues a run only if one was seen to be asked for, in a word of its own, and so misses a
+/// submitter that looked at the stop before and has not said so yet.
 #[test]
 #[should_panic(expected = "a run was lost")]
 fn flaw_c_a_start_that_runs_only_what_it_saw_asked_for_is_found() {

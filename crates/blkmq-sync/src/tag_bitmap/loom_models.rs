@@ -53,8 +53,8 @@ fn two_allocators_find_two_tags() {
     });
 }
 
-/// Two threads and one tag. Each takes it and frees it, or stays registered; who frees it wakes those it finds. Returns
-/// those who were left waiting and those who were woken.
+/// Two threads and one tag. Each takes it and frees it, or stays registered; who frees it wakes those it
+/// finds. Returns those who were left waiting and those who were woken.
 fn wait_or_use(tags: &TagBitmap, me: u32, alloc: impl Fn(&TagBitmap, u32) -> Option<u32>) -> (u128, u128) {
     match alloc(tags, me) {
         None => (1 << me, 0),

@@ -1,7 +1,8 @@
 //! Decides what the tag bitmap must do, with real threads where several are needed.
 
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
-use std::thread;
+use std::thread::{self, Thread};
 
 use super::*;
 
@@ -142,4 +143,41 @@ fn threads_never_own_the_same_tag() {
         }
     });
     assert_eq!(tags.in_use(), 0);
+}
+
+/// Four threads share two tags: who finds none registers and sleeps until who frees one wakes it.
+#[test]
+fn no_waiter_sleeps_for_ever() {
+    const THREADS: u32 = 4;
+    const ROUNDS: u32 = 5_000;
+    let tags = TagBitmap::new(2);
+    let met = std::sync::Barrier::new(THREADS as usize);
+    let threads: [OnceLock<Thread>; THREADS as usize] = Default::default();
+    thread::scope(|scope| {
+        for me in 0..THREADS {
+            let (tags, met, threads) = (&tags, &met, &threads);
+            scope.spawn(move || {
+                threads[me as usize].set(thread::current()).expect("once");
+                met.wait();
+                let mut hint = me;
+                for round in 0..ROUNDS {
+                    let tag = loop {
+                        match tags.alloc_or_wait(&mut hint, 2, me) {
+                            Some(tag) => break tag,
+                            None => thread::park(), // For ever, if a wake-up is lost.
+                        }
+                    };
+                    if round % 16 == 0 {
+                        thread::yield_now();
+                    }
+                    tags.free(tag);
+                    let waiters = tags.take_waiters();
+                    for woken in (0..THREADS).filter(|other| waiters >> other & 1 != 0) {
+                        threads[woken as usize].get().expect("all are there").unpark();
+                    }
+                }
+            });
+        }
+    });
+    assert!(tags.in_use() == 0 && !tags.has_waiters());
 }
