@@ -70,14 +70,8 @@ impl Attached {
     /// Issues what is staged and appends what has ended to `out`. Returns how many bios that were. Never blocks.
     #[inline]
     pub fn poll(&mut self, out: &mut Vec<Bio>) -> usize {
-        let place = self.place_at_time();
-        place.unplug();
-        if place.ended().is_empty() || self.short_polls == SHORT_POLLS_MAX {
-            self.poll_all();
-        } else {
-            self.short_polls += 1;
-        }
-        self.is_clock_fresh = false;
+        self.look();
+        self.send();
         self.take_ended(out)
     }
 
@@ -86,13 +80,15 @@ impl Attached {
     pub fn wait(&mut self, out: &mut Vec<Bio>, timeout: Option<Nanos>) -> usize {
         let until = timeout.map(|timeout| self.shared.clock.now() + timeout);
         loop {
-            let count = self.poll(out);
+            self.look();
             let is_idle = self.outstanding == 0;
             let place = self.place();
-            if count > 0 || is_idle || until.is_some_and(|until| place.now() >= until) {
-                return count;
+            if !place.ended().is_empty() || is_idle || until.is_some_and(|until| place.now() >= until) {
+                self.send();
+                return self.take_ended(out);
             }
             if !place.has_news() {
+                // Submits, too: issuing and waiting are one system call.
                 place.wait(true, until, || false);
             }
         }
@@ -102,6 +98,11 @@ impl Attached {
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.outstanding
+    }
+
+    /// How often this thread has entered the kernel to submit, reap or wait, for reports.
+    pub fn system_calls(&self) -> u64 {
+        self.place.as_ref().map_or(0, |place| place.ring().enters())
     }
 
     /// The engine's time.
@@ -119,16 +120,36 @@ impl Attached {
         self.disks().iter().find(|disk| disk.name == name)
     }
 
-    /// Looks everywhere: ring, mailboxes, completions, run work, timers.
-    fn poll_all(&mut self) {
+    /// Issues what is staged and looks for what has ended. Where something ended inline, the rest is looked at only once
+    /// in a while.
+    #[inline]
+    fn look(&mut self) {
+        let place = self.place_at_time();
+        place.unplug();
+        if place.ended().is_empty() || self.short_polls == SHORT_POLLS_MAX {
+            self.look_everywhere();
+        } else {
+            self.short_polls += 1;
+        }
+        self.is_clock_fresh = false;
+    }
+
+    /// Looks at ring, mailboxes, completions, run work, timers.
+    fn look_everywhere(&mut self) {
         self.short_polls = 0;
         let place = self.place();
         place.read_clock();
+        place.reap_ring();
+        place.run_queues();
+    }
+
+    /// Tells the kernel what drivers have pushed.
+    #[inline]
+    fn send(&mut self) {
+        let place = self.place();
         if place.uses_ring() {
             place.ring().submit();
         }
-        place.reap_ring();
-        place.run_queues();
     }
 
     #[inline]

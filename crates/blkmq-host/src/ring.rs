@@ -87,6 +87,8 @@ struct RingState {
     /// Ports with completions that [`RingHandle::take_ready`] has not reported.
     ready: Vec<u16>,
     free_files: Vec<u32>,
+    /// How often the kernel was entered.
+    enters: u64,
 }
 
 #[derive(Default)]
@@ -122,6 +124,7 @@ impl RingHandle {
             ready: Vec::new(),
             free_files: (0..config.files).rev().collect(),
             uring,
+            enters: 0,
         };
         Ok(Self(Rc::new(Ring {
             state: RefCell::new(state),
@@ -190,6 +193,11 @@ impl RingHandle {
     pub fn wait(&self, timeout: Option<Nanos>) {
         let wait = timeout.map_or(Wait::Forever, Wait::For);
         self.0.state.borrow_mut().enter(wait);
+    }
+
+    /// How often the kernel has been entered to submit, reap or wait.
+    pub fn enters(&self) -> u64 {
+        self.0.state.borrow().enters
     }
 
     /// Appends the ids of the ports that have got completions since the last call.
@@ -389,6 +397,7 @@ impl RingState {
         if !self.backlog.is_empty() {
             wait = Wait::No;
         }
+        self.enters += 1;
         let submitter = self.uring.submitter();
         let entered = match wait {
             Wait::No => submitter.submit(),
