@@ -5,6 +5,7 @@
 //! once per round, so that sides alternate and a drift of the machine meets all alike, and reports medians with spread.
 
 pub mod args;
+pub mod engine;
 pub mod histogram;
 pub mod nbd;
 pub mod report;
@@ -15,6 +16,7 @@ mod fio;
 mod offsets;
 mod progress;
 mod svg;
+mod sys;
 mod table;
 mod usage;
 mod window;

@@ -64,8 +64,11 @@ pub struct Point<'a> {
     /// Names who is measured: `ours`, or a peer.
     pub side: String,
     /// Sets up, loads, measures for the plan's window, tears down.
-    pub measure: Box<dyn FnMut(&Plan) -> Result<Sample> + 'a>,
+    pub measure: Measure<'a>,
 }
+
+/// One visit to a point.
+pub type Measure<'a> = Box<dyn FnMut(&Plan) -> Result<Sample> + 'a>;
 
 /// Visits every point in every round and returns a row for each, in the order of `points`.
 ///

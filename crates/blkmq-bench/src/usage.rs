@@ -98,12 +98,12 @@ mod tests {
     fn work_done_by_this_process_is_seen() {
         let before = Usage::of_this_process().unwrap();
         let start = std::time::Instant::now();
-        let mut sink = 1u64;
-        while start.elapsed().as_millis() < 60 {
-            sink = std::hint::black_box(sink.wrapping_mul(3));
+        let mut used = Usage::default();
+        // The kernel notes a running thread's time at its ticks; on a busy machine this one may have to wait for a CPU.
+        while used.cpu_ns == 0 {
+            assert!(start.elapsed().as_secs() < 20, "work left no trace");
+            used = Usage::of_this_process().unwrap() - before;
         }
-        let used = Usage::of_this_process().unwrap() - before;
-        assert!(used.cpu_ns > 0, "60 ms of work left no trace");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Every bench in its tiny mode, so that none rots: real servers, real engine, real files, a few milliseconds each. It
 //! asserts what a report says, never how fast anything was.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blkmq_bench::engine::{self, EngineArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
 use clap::Parser;
 use serde_json::Value;
@@ -12,6 +13,66 @@ use serde_json::Value;
 struct Nbd {
     #[command(flatten)]
     args: NbdArgs,
+}
+
+#[derive(Parser)]
+struct Engine {
+    #[command(flatten)]
+    args: EngineArgs,
+}
+
+#[test]
+fn the_engine_bench_measures_every_elevator_and_submitter() {
+    let json = scratch("engine", "json");
+    run_engine(&format!("--jobs 1,8 --depth 1,64 {TINY}"), &json).expect("the bench runs");
+    let report = read(&json);
+    assert_eq!(report["bench"], "engine");
+    let rows = report["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), blkmq_core::sched::Kind::ALL.len() * 2 * 2);
+    assert_eq!(rows[3]["case"], "null/none/jobs=8/depth=64");
+    for row in rows {
+        assert!(is_positive(&row["iops"]) && is_positive(&row["p999_ns"]), "{row}");
+    }
+    let _ = std::fs::remove_file(json);
+}
+
+#[test]
+fn every_pattern_runs_on_memory_and_on_a_file() {
+    let (json, disk) = (scratch("patterns", "json"), scratch("disk", "raw"));
+    std::fs::write(&disk, vec![7; 4 << 20]).expect("the file is written");
+    let file = format!("file:{}", disk.display());
+    for device in ["ram", &file] {
+        for pattern in ["randread", "randwrite", "read", "write"] {
+            let options = "--elevator mq-deadline --jobs 2 --depth 8 --bs 8k --overwrite";
+            let line = format!("--device {device} --rw {pattern} {options} {TINY}");
+            if let Err(error) = run_engine(&line, &json) {
+                // Not every filesystem can do direct I/O, which is the whole point on a file.
+                assert!(device == file, "{pattern} on {device}: {error:#}");
+                eprintln!("skipped: {pattern} on a file: {error:#}");
+                continue;
+            }
+            let row = &read(&json)["rows"][0];
+            assert!(is_positive(&row["iops"]), "{row}");
+        }
+    }
+    let _ = (std::fs::remove_file(json), std::fs::remove_file(disk));
+}
+
+#[test]
+fn a_file_is_not_written_to_without_leave() {
+    let disk = scratch("precious", "raw");
+    std::fs::write(&disk, vec![7; 8192]).expect("the file is written");
+    let line = format!("--device file:{} --rw randwrite {TINY}", disk.display());
+    let error = run_engine(&line, &scratch("none", "json")).expect_err("refused");
+    assert!(error.to_string().contains("--overwrite"), "{error:#}");
+    assert_eq!(std::fs::read(&disk).expect("the file is there"), vec![7; 8192]);
+    let _ = std::fs::remove_file(disk);
+}
+
+#[test]
+fn the_direct_path_does_as_many_ios_as_it_is_told() {
+    let done = engine::direct::run(1_000).expect("the direct path runs");
+    assert!((1_000..1_064).contains(&done), "{done}");
 }
 
 #[test]
@@ -45,11 +106,17 @@ fn the_nbd_bench_measures_every_peer_that_is_installed() {
     }
 }
 
+fn run_engine(line: &str, json: &Path) -> anyhow::Result<()> {
+    let words = std::iter::once("engine").chain(line.split_whitespace());
+    let json = ["--json".into(), json.to_owned()];
+    engine::main(&Engine::parse_from(words.map(PathBuf::from).chain(json)).args)
+}
+
 fn scratch(name: &str, suffix: &str) -> PathBuf {
     std::env::temp_dir().join(format!("blkmq-bench-test-{}-{name}.{suffix}", std::process::id()))
 }
 
-fn read(json: &PathBuf) -> Value {
+fn read(json: &Path) -> Value {
     let text = std::fs::read_to_string(json).expect("the report was written");
     serde_json::from_str(&text).expect("the report is JSON")
 }
@@ -58,4 +125,5 @@ fn is_positive(value: &Value) -> bool {
     value.as_f64().is_some_and(|number| number > 0.0)
 }
 
-const TINY: &str = "--seconds 0.02 --rounds 2";
+/// Long enough for every thread to get its turn on a busy machine.
+const TINY: &str = "--seconds 0.1 --rounds 2";

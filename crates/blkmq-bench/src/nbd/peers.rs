@@ -104,7 +104,7 @@ impl Server {
     pub(crate) fn description(&self) -> String {
         let set_up = match self.side {
             Side::Before | Side::Ours => "null disk, reactors by default",
-            Side::QemuStorageDaemon => "null-co, read-zeroes=off",
+            Side::QemuStorageDaemon => "null-co, read-zeroes=on",
             Side::Nbdkit => "null plugin, 16 threads per connection",
             Side::NbdkitT1 => "null plugin, one thread per connection",
         };
@@ -148,7 +148,7 @@ impl Server {
             Side::QemuStorageDaemon => command
                 .args([
                     "--blockdev",
-                    "driver=null-co,node-name=null0,size=1099511627776,read-zeroes=off",
+                    "driver=null-co,node-name=null0,size=1099511627776,read-zeroes=on",
                 ])
                 .args([
                     "--nbd-server",

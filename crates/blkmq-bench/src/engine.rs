@@ -1,0 +1,326 @@
+//! Decides what an I/O costs in the engine itself: load in process on attached threads, so that neither a protocol nor a
+//! hand-over is in the way; on a file, beside fio's io_uring engine.
+
+pub mod direct;
+
+mod device;
+mod load;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use blkmq_core::bio::Op;
+use blkmq_core::sched::Kind;
+use blkmq_host::driver::value;
+
+pub use self::device::Device;
+use self::load::{Job, Load};
+use crate::args::{BenchArgs, Plan};
+use crate::histogram::Histogram;
+use crate::report::{About, Report, Row};
+use crate::rounds::{self, Point, Sample};
+use crate::usage::Usage;
+use crate::window::Window;
+use crate::{fio, table};
+
+/// Measure the engine in process: IOPS, latency and CPU per I/O
+#[derive(clap::Args, Clone, Debug)]
+pub struct EngineArgs {
+    /// What all benches have.
+    #[command(flatten)]
+    pub common: BenchArgs,
+    /// What to run on: null, ram or file:PATH; a file is also measured with fio, where that is installed
+    #[arg(long, value_name = "DEVICE", default_value = "null")]
+    pub device: Device,
+    /// Elevators to measure [default: all; on a file: none]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = elevator)]
+    pub elevator: Vec<Kind>,
+    /// Submitters, a thread each [default: 1,2,8; on a file: 1]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub jobs: Vec<u32>,
+    /// I/Os under way per submitter [default: 1,16,64,256,1024; on a file: 1,32]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub depth: Vec<u32>,
+    /// What to do
+    #[arg(long, value_name = "PATTERN", default_value = "randread")]
+    pub rw: Pattern,
+    /// Bytes of each I/O
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = block_size)]
+    pub bs: u32,
+    /// Allow writing to the file: what is in it is lost
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+/// What is read or written, and in which order; named as fio does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Pattern {
+    /// Read at random offsets.
+    Randread,
+    /// Write at random offsets.
+    Randwrite,
+    /// Read onwards.
+    Read,
+    /// Write onwards.
+    Write,
+}
+
+impl Pattern {
+    const fn op(self) -> Op {
+        match self {
+            Self::Randread | Self::Read => Op::Read,
+            Self::Randwrite | Self::Write => Op::Write,
+        }
+    }
+
+    const fn is_random(self) -> bool {
+        matches!(self, Self::Randread | Self::Randwrite)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Randread => "randread",
+            Self::Randwrite => "randwrite",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// Runs the bench and prints its report; progress goes to stderr.
+///
+/// # Errors
+/// If an option is out of range, the device cannot be opened or fails, or a file cannot be written.
+pub fn main(args: &EngineArgs) -> Result<()> {
+    let args = &settle(args)?;
+    let mut points = points(args);
+    let plan = args.common.plan(points.len(), SET_UP)?;
+    let mut report = Report::start("engine", about(args), &plan);
+    let rows = rounds::run(&plan, &mut points)?;
+    drop(points);
+    report.finish(rows, &args.common)?;
+    print!("{}", summary(&report.rows));
+    Ok(())
+}
+
+/// Fills in the defaults that depend on the device, and checks everything.
+fn settle(args: &EngineArgs) -> Result<EngineArgs> {
+    let mut args = args.clone();
+    let on_file = matches!(args.device, Device::File(_));
+    fill_in(
+        &mut args.elevator,
+        if on_file { &[Kind::None] } else { &Kind::ALL },
+    );
+    fill_in(&mut args.jobs, if on_file { &[1] } else { &[1, 2, 8] });
+    fill_in(
+        &mut args.depth,
+        if on_file {
+            &[1, 32]
+        } else {
+            &[1, 16, 64, 256, 1024]
+        },
+    );
+    for depth in &args.depth {
+        ensure!(
+            (1..=DEPTH_MAX).contains(depth),
+            "--depth {depth} rejected: must be from 1 to {DEPTH_MAX}"
+        );
+    }
+    for jobs in &args.jobs {
+        ensure!(
+            (1..=JOBS_MAX).contains(jobs),
+            "--jobs {jobs} rejected: must be from 1 to {JOBS_MAX}"
+        );
+    }
+    if let Device::File(path) = &args.device {
+        device::check_file(path, args.bs)?;
+        ensure!(
+            !args.rw.op().is_write() || args.overwrite,
+            "--rw {} writes to {}: say --overwrite if its content may be lost",
+            args.rw.name(),
+            path.display()
+        );
+    }
+    Ok(args)
+}
+
+fn fill_in<T: Copy>(list: &mut Vec<T>, defaults: &[T]) {
+    if list.is_empty() {
+        list.extend_from_slice(defaults);
+    }
+}
+
+fn points(args: &EngineArgs) -> Vec<Point<'_>> {
+    let mut points = Vec::new();
+    for &elevator in &args.elevator {
+        for &jobs in &args.jobs {
+            for &depth in &args.depth {
+                let case = case(args, elevator, jobs, depth);
+                points.push(Point {
+                    case: case.clone(),
+                    side: "ours".into(),
+                    measure: Box::new(move |plan| measure(args, elevator, jobs, depth, plan)),
+                });
+                if matches!(args.device, Device::File(_)) && fio::is_installed() {
+                    points.push(Point {
+                        case,
+                        side: "fio".into(),
+                        measure: Box::new(move |plan| measure_fio(args, jobs, depth, plan)),
+                    });
+                }
+            }
+        }
+    }
+    points
+}
+
+/// The point's name; what is as always (4 KiB random reads) is not said.
+fn case(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32) -> String {
+    let mut case = format!("{}/{elevator}/jobs={jobs}/depth={depth}", args.device);
+    if args.rw != Pattern::Randread {
+        case += &format!("/rw={}", args.rw.name());
+    }
+    if args.bs != 4096 {
+        case += &format!("/bs={}", args.bs);
+    }
+    case
+}
+
+/// Starts an engine, loads it from `jobs` attached threads for the plan's window, and ends it.
+fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
+    let writable = args.rw.op().is_write() || args.device == Device::Ram;
+    let engine = args.device.start(elevator, jobs, depth, writable)?;
+    if args.device == Device::Ram {
+        device::fill(&engine)?;
+    }
+    let job = Job {
+        op: args.rw.op(),
+        block_bytes: args.bs,
+        depth,
+        random: args.rw.is_random(),
+        // Two clock readings cost as much as an inline I/O; where a drive takes its time every I/O is timed.
+        sample_every: if args.device.is_inline() {
+            (64 / depth).max(1)
+        } else {
+            1
+        },
+    };
+    let window = Window::new(jobs as usize);
+    let (measured, latency) = std::thread::scope(|scope| {
+        let generators: Vec<_> = (0..jobs as usize)
+            .map(|index| {
+                let (engine, window) = (&engine, &window);
+                scope.spawn(move || {
+                    let attached = engine.attach().inspect_err(|_| window.fail())?;
+                    let disk = engine.disk(device::DISK).context("the engine has no disk")?;
+                    Load::new(attached, disk, job, index as u64).run(window, index)
+                })
+            })
+            .collect();
+        let measured = window.measure(plan, || Ok([Usage::of_this_process()?, Usage::default()]));
+        let mut latency = Histogram::new();
+        for generator in generators {
+            latency.merge(&generator.join().expect("a load generator does not panic")?);
+        }
+        anyhow::Ok((measured?, latency))
+    })?;
+    engine.shutdown(SHUTDOWN_WITHIN)?;
+    Ok(Sample {
+        ios: measured.ios,
+        elapsed: measured.elapsed,
+        latency: (&latency).into(),
+        usage: measured.usage[0],
+        client: None,
+    })
+}
+
+/// The same I/O by fio's io_uring engine on the same file.
+fn measure_fio(args: &EngineArgs, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
+    let Device::File(path) = &args.device else {
+        unreachable!("fio is a side on files only");
+    };
+    let options = [
+        format!("--filename={}", path.display()),
+        "--ioengine=io_uring".into(),
+        "--direct=1".into(),
+        "--registerfiles=1".into(),
+        format!("--rw={}", args.rw.name()),
+        format!("--bs={}", args.bs),
+        format!("--iodepth={depth}"),
+        format!("--numjobs={jobs}"),
+        "--group_reporting=1".into(),
+    ];
+    fio::run(&options, plan.warm_up, plan.window)
+}
+
+fn about(args: &EngineArgs) -> About {
+    let jobs = "a thread per job, attached to the engine; depth per job; 32-deep plug as for every caller";
+    let mut setting = vec![
+        format!("{}; {} B, {}", args.device.description(), args.bs, args.rw.name()),
+        jobs.into(),
+        "CPU and context switches are the whole process's, the load generator included".into(),
+    ];
+    if let Device::File(_) = args.device {
+        setting.push("fio: io_uring, direct, registered file, same depth, jobs and block size".into());
+    } else {
+        setting.push("latency is sampled: one batch of I/Os in 64 / depth, at least every 64th I/O".into());
+    }
+    About {
+        question: "what does an I/O cost in the engine itself?".into(),
+        setting,
+    }
+}
+
+/// What an elevator adds to the cost of an I/O, what more submitters make of one's throughput, and how fio compares.
+fn summary(rows: &[Row]) -> String {
+    let mut lines = String::new();
+    let find = |case: &str, side: &str| rows.iter().find(|row| row.case == case && row.side == side);
+    for row in rows.iter().filter(|row| row.side == "ours") {
+        let elevator = row.case.split('/').nth(1).unwrap_or_default();
+        let without = row.case.replacen(elevator, "none", 1);
+        if let Some(none) = find(&without, "ours").filter(|_| elevator != "none") {
+            lines += &format!(
+                "{}: {} of CPU per I/O more than with none\n",
+                row.case,
+                table::nanos(row.cpu_ns_per_io - none.cpu_ns_per_io)
+            );
+        }
+        let alone = row.case.replacen("jobs=8", "jobs=1", 1);
+        if let Some(one) = find(&alone, "ours").filter(|_| alone != row.case) {
+            lines += &format!(
+                "{}: {:.0} % of one submitter's IOPS\n",
+                row.case,
+                100.0 * row.iops / one.iops
+            );
+        }
+        if let Some(peer) = find(&row.case, "fio") {
+            lines += &format!(
+                "{}: {:.1} % of fio's IOPS, {:.2} of its CPU per I/O\n",
+                row.case,
+                100.0 * row.iops / peer.iops,
+                row.cpu_ns_per_io / peer.cpu_ns_per_io.max(1e-9)
+            );
+        }
+    }
+    lines
+}
+
+fn elevator(name: &str) -> Result<Kind, String> {
+    let names = || Kind::ALL.map(Kind::name).join(", ");
+    Kind::by_name(name).ok_or_else(|| format!("must be one of {}", names()))
+}
+
+fn block_size(word: &str) -> Result<u32, String> {
+    let bytes = value::size("bs", word).map_err(|error| error.to_string())?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| bytes.is_multiple_of(512) && (512..=BLOCK_BYTES_MAX).contains(bytes))
+        .ok_or_else(|| format!("must be a multiple of 512 from 512 to {BLOCK_BYTES_MAX}"))
+}
+
+const DEPTH_MAX: u32 = 1024;
+const JOBS_MAX: u32 = 64;
+const BLOCK_BYTES_MAX: u32 = 1 << 20;
+/// Starting and ending an engine.
+const SET_UP: Duration = Duration::from_millis(20);
+const SHUTDOWN_WITHIN: blkmq_core::time::Nanos = blkmq_core::time::Nanos::from_secs(10);

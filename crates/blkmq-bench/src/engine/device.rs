@@ -1,0 +1,205 @@
+//! Decides what the engine bench runs on: a null drive that completes inline, memory, or a file; one queue with one disk.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use blkmq_core::bio::Op;
+use blkmq_core::ids::GroupId;
+use blkmq_core::queue::TagMode;
+use blkmq_core::sched::Kind;
+use blkmq_host::drive::Drive;
+use blkmq_host::driver::file::{Direct, FileConfig, FileDisk, FileDrive};
+use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_host::driver::ram::{RamConfig, RamDrive};
+use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
+
+use super::load::{Job, Load};
+
+/// A device to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// Stores nothing, completes inline, leaves buffers as they are.
+    Null,
+    /// Memory, every byte of it written before it is read.
+    Ram,
+    /// A file or block device, past the page cache.
+    File(PathBuf),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word.split_once(':') {
+            None if word == "null" => Ok(Self::Null),
+            None if word == "ram" => Ok(Self::Ram),
+            Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
+            _ => Err("must be null, ram or file:PATH".into()),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Null => "null",
+            Self::Ram => "ram",
+            Self::File(_) => "file",
+        })
+    }
+}
+
+impl Device {
+    /// Says whether I/O ends while it is issued, so that latencies need only be sampled.
+    pub(crate) fn is_inline(&self) -> bool {
+        matches!(self, Self::Null | Self::Ram)
+    }
+
+    /// What it is, for the report.
+    pub(crate) fn description(&self) -> String {
+        match self {
+            Self::Null => format!("null drive of {} GiB, completing inline", NULL_BYTES >> 30),
+            Self::Ram => format!("ram drive of {} MiB, filled", RAM_BYTES >> 20),
+            Self::File(path) => format!("{}, past the page cache", path.display()),
+        }
+    }
+
+    /// Opens the device and starts an engine with it, for `jobs` attached threads with `depth` I/Os under way each.
+    ///
+    /// # Errors
+    /// If the device cannot be opened.
+    pub(crate) fn start(&self, elevator: Kind, jobs: u32, depth: u32, writable: bool) -> Result<Engine> {
+        let opened = self.open(depth.max(TAGS_MIN), writable)?;
+        start(opened, elevator, jobs, depth).with_context(|| format!("starting the engine on {self}"))
+    }
+
+    fn open(&self, depth: u32, writable: bool) -> Result<Opened> {
+        let (drive, size, block_size): (Arc<dyn Drive>, u64, u32) = match self {
+            Self::Null => {
+                let drive = NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?;
+                (Arc::new(drive), NULL_BYTES, 512)
+            }
+            Self::Ram => {
+                let drive = RamDrive::new(&RamConfig::default(), &[RAM_BYTES]);
+                (Arc::new(drive), RAM_BYTES, 512)
+            }
+            Self::File(path) => {
+                let config = FileConfig {
+                    path: path.clone(),
+                    read_only: !writable,
+                    direct: Direct::On,
+                    ..FileConfig::default()
+                };
+                let disk = FileDisk::open(&config)?;
+                let (size, block_size) = (disk.size(), disk.block_size());
+                (Arc::new(FileDrive::new(vec![disk], depth)?), size, block_size)
+            }
+        };
+        Ok(Opened {
+            drive,
+            size,
+            block_size,
+            read_only: !writable,
+        })
+    }
+}
+
+/// A drive with one disk.
+pub(crate) struct Opened {
+    pub(crate) drive: Arc<dyn Drive>,
+    pub(crate) size: u64,
+    pub(crate) block_size: u32,
+    pub(crate) read_only: bool,
+}
+
+/// Starts an engine with one queue and its disk, for `jobs` attached threads with `depth` I/Os under way each.
+///
+/// # Errors
+/// What the engine says.
+pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
+    let mut queue = QueueSpec::new("bench", opened.drive);
+    queue.disks.push(DiskEntry {
+        name: DISK.into(),
+        description: String::new(),
+        size: opened.size,
+        read_only: opened.read_only,
+        group: GroupId::default(),
+        block_size: opened.block_size,
+    });
+    queue.elevator = elevator;
+    queue.tags = TagMode::PerHctx(depth.max(TAGS_MIN));
+    queue.requests_per_reactor = depth.max(REQUESTS_MIN);
+    let config = EngineConfig {
+        reactors: 0,
+        attached_max: jobs as usize,
+        queues: vec![queue],
+        ..EngineConfig::default()
+    };
+    Ok(Engine::start(config)?)
+}
+
+/// Writes every byte of the engine's disk once.
+///
+/// # Errors
+/// If a write ends with an error.
+pub(crate) fn fill(engine: &Engine) -> Result<()> {
+    let disk = engine.disk(DISK).context("the engine has no disk")?;
+    let job = Job {
+        op: Op::Write,
+        block_bytes: FILL_BYTES,
+        depth: 1,
+        random: false,
+        sample_every: u32::MAX,
+    };
+    Load::new(engine.attach()?, disk, job, 0).run_count(disk.size / u64::from(FILL_BYTES))?;
+    Ok(())
+}
+
+/// Checks what can be known of a file before the first round.
+///
+/// # Errors
+/// If it is not there, or smaller than one I/O.
+pub(crate) fn check_file(path: &Path, block_bytes: u32) -> Result<()> {
+    let advice = "make one with: dd if=/dev/urandom of=FILE bs=1M count=1024";
+    let mut file =
+        std::fs::File::open(path).with_context(|| format!("opening {}; {advice}", path.display()))?;
+    let size = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;
+    ensure!(
+        size >= u64::from(block_bytes),
+        "{} has {size} bytes: too few for one I/O; {advice}",
+        path.display()
+    );
+    Ok(())
+}
+
+/// The name of the one disk.
+pub(crate) const DISK: &str = "bench";
+pub(crate) const NULL_BYTES: u64 = 1 << 40;
+const RAM_BYTES: u64 = 256 << 20;
+const FILL_BYTES: u32 = 1 << 20;
+const TAGS_MIN: u32 = 128;
+const REQUESTS_MIN: u32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_as_on_the_command_line() {
+        assert_eq!("null".parse(), Ok(Device::Null));
+        assert_eq!("ram".parse(), Ok(Device::Ram));
+        assert_eq!("file:a:b".parse(), Ok(Device::File("a:b".into())));
+        for wrong in ["", "nul", "file", "file:", "null:1"] {
+            assert!(wrong.parse::<Device>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_comes_with_advice() {
+        let error = check_file(Path::new("no-such-file-here"), 4096).unwrap_err();
+        assert!(error.to_string().contains("no-such-file-here; make one with"));
+    }
+}

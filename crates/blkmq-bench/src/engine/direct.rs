@@ -1,0 +1,98 @@
+//! Decides what one I/O of the instruction count is: a 4 KiB random read at depth 64 on an inline null drive, through an
+//! attached thread, without elevator. `examples/direct_path.rs` runs it under callgrind.
+
+use std::io;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use blkmq_core::bio::{Op, Status};
+use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::ids::{Cookie, DiskId, HctxId};
+use blkmq_core::limits::Limits;
+use blkmq_core::request::Request;
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Instant;
+use blkmq_host::drive::Drive;
+use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_host::driver::{Allocation, Extent};
+use blkmq_host::ring::RingHandle;
+
+use super::device::{self, NULL_BYTES, Opened};
+use super::load::{Job, Load};
+
+/// Does `count` I/Os (or up to one batch more) and returns their number. A parked thread stays behind.
+///
+/// # Errors
+/// If the engine does not start or an I/O ends with an error.
+pub fn run(count: u64) -> Result<u64> {
+    let opened = Opened {
+        drive: Arc::new(ParkedReactor(NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?)),
+        size: NULL_BYTES,
+        block_size: 512,
+        read_only: true,
+    };
+    let engine = device::start(opened, Kind::None, 1, DEPTH)?;
+    let job = Job {
+        op: Op::Read,
+        block_bytes: 4096,
+        depth: DEPTH,
+        random: true,
+        sample_every: 1,
+    };
+    let disk = engine.disk(device::DISK).context("the engine has no disk")?;
+    let done = Load::new(engine.attach()?, disk, job, 0).run_count(count)?;
+    // A shutdown would wait for the parked reactor.
+    std::mem::forget(engine);
+    Ok(done)
+}
+
+/// A null drive whose first hardware context parks its thread for ever.
+///
+/// The engine's own reactor has nothing to do here, and would block in its ring. Callgrind runs one thread at a time and
+/// does not know that waiting in a ring blocks: the reactor would keep everybody else from running. It knows parking.
+struct ParkedReactor(NullDrive);
+
+impl Drive for ParkedReactor {
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+        if hctx == HctxId(0) {
+            return Ok(Box::new(Parked));
+        }
+        self.0.open_hctx(ring, hctx)
+    }
+}
+
+impl Allocation for ParkedReactor {
+    fn extents(
+        &self,
+        disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        self.0.extents(disk, offset, len, max, out)
+    }
+}
+
+/// The driver's side of the parked reactor, which is asked for its next event before the reactor first blocks.
+struct Parked;
+
+impl Driver for Parked {
+    fn issue(&mut self, _rq: &Request, _cookie: Cookie, _last: bool, _now: Instant) -> Issued {
+        Issued::Done(Status::Io)
+    }
+
+    fn reap(&mut self, _now: Instant, _done: &mut Vec<Done>) {}
+
+    fn next_event(&self) -> Option<Instant> {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+const DEPTH: u32 = 64;
