@@ -1,2 +1,39 @@
-//! The `blkmq` command.
-fn main() {}
+//! Runs what was typed: see [`blkmq::cli`] for what can be.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use blkmq::cli::{Bench, Cli, Command};
+use blkmq::{demo, serve};
+use clap::{CommandFactory, Parser};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("BLKMQ_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("blkmq: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Demo(args) => demo::main(&args),
+        Command::Serve(args) => serve::main(&args),
+        Command::Bench(Bench::Nbd(args)) => blkmq_bench::nbd::main(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "blkmq", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man => Ok(blkmq::cli::manual(&mut std::io::stdout())?),
+    }
+}

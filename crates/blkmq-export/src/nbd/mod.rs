@@ -14,6 +14,7 @@
 
 pub mod client;
 pub mod codec;
+pub mod door;
 pub mod export;
 pub mod limits;
 pub mod session;

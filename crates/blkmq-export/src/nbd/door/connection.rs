@@ -1,0 +1,559 @@
+//! Decides the life of one NBD connection on its reactor: receives, lets the session judge, submits bios, gathers replies,
+//! sends them once per batch, and keeps the deadlines. Made by `listener`; bytes go through `receive` and `transmit`.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blkmq_core::bio::{Bio, Flags, Op as BioOp, Status};
+use blkmq_core::time::{Instant, Nanos};
+use blkmq_host::disk::Disk;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service};
+use rustix::net::sockopt;
+
+use super::Door;
+use super::listener::Ticket;
+use super::receive::{self, Receive, Received};
+use super::slots::Slots;
+use super::transmit::{Sent, Transmit};
+use crate::nbd::codec::reply::Extent;
+use crate::nbd::codec::{CommandFlags, ErrorCode, ExtentState};
+use crate::nbd::session::{Event, Op, Request, Session};
+
+/// One client.
+pub(super) struct Connection {
+    socket: OwnedFd,
+    session: Session,
+    receive: Receive,
+    transmit: Transmit,
+    slots: Slots,
+    /// The disk that the client selected, by its place in the engine's table, with what every bio needs of it.
+    disk: Option<Disk>,
+    /// The write whose payload is being received, and how much of it is there.
+    filling: Option<(u32, usize)>,
+    /// Bios that the queue had no room for.
+    refused: VecDeque<Bio>,
+    /// The socket may have bytes to receive.
+    is_readable: bool,
+    /// The socket takes no more bytes; a poll waits for that to change.
+    is_blocked: bool,
+    is_polling: bool,
+    closing: Closing,
+    /// Since when nothing of what waits was taken by the client; since when half a message is there.
+    unread_since: Option<Instant>,
+    half_since: Option<Instant>,
+    started_at: Instant,
+    extents: Vec<blkmq_host::driver::Extent>,
+    door: Arc<Door>,
+    _ticket: Ticket,
+}
+
+/// How far the end of a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Closing {
+    /// It lives.
+    No,
+    /// Nothing is received any more; what was begun is finished and sent.
+    Finishing,
+    /// The peer is gone, or has not kept to the rules of time: nothing is sent any more either.
+    Dead,
+}
+
+impl Connection {
+    pub(super) fn new(socket: OwnedFd, is_tcp: bool, door: Arc<Door>, ticket: Ticket) -> Self {
+        if is_tcp {
+            // Replies are sent in whole batches; waiting for more would only delay them.
+            let _ = sockopt::set_tcp_nodelay(&socket, true);
+        }
+        // A batch of replies should fit; how much is granted is the system's to say.
+        let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
+        let mut transmit = Transmit::default();
+        let session = Session::new(
+            Arc::clone(&door.exports),
+            door.limits.clone(),
+            &mut transmit.heads,
+        );
+        Self {
+            socket,
+            session,
+            receive: Receive::new(door.limits.receive_bytes_min()),
+            transmit,
+            slots: Slots::default(),
+            disk: None,
+            filling: None,
+            refused: VecDeque::new(),
+            is_readable: true,
+            is_blocked: false,
+            is_polling: false,
+            closing: Closing::No,
+            unread_since: None,
+            half_since: None,
+            started_at: Instant::default(),
+            extents: Vec::new(),
+            door,
+            _ticket: ticket,
+        }
+    }
+
+    /// Receives and judges until the socket is drained or a limit holds the client back.
+    fn take_in(&mut self, cx: &mut Cx<'_>) {
+        while self.closing == Closing::No && self.refused.is_empty() {
+            let held_back = if self.filling.is_some() {
+                false
+            } else {
+                self.judge(cx)
+            };
+            if held_back || self.closing != Closing::No || !self.refused.is_empty() {
+                return;
+            }
+            if !self.is_readable {
+                return;
+            }
+            let received = match self.filling {
+                Some((slot, filled)) => self.fill_payload(cx, slot, filled),
+                None => self.receive.fill(self.socket.as_fd()),
+            };
+            self.heed(received);
+        }
+    }
+
+    /// Judges what was received. Says whether the session can take no more before replies are sent.
+    fn judge(&mut self, cx: &mut Cx<'_>) -> bool {
+        loop {
+            let step = self
+                .session
+                .receive(self.receive.waiting(), &mut self.transmit.heads);
+            self.transmit.note_heads();
+            self.receive.consume(step.consumed);
+            match step.event {
+                Event::NeedMore => return false,
+                Event::Busy => return true,
+                Event::Request(request) => self.begin(cx, request),
+                Event::Write(request) => {
+                    let slot = self.slots.begin(request);
+                    if !self.take_payload(cx, slot, 0) {
+                        return false;
+                    }
+                }
+                Event::Selected(export) => self.disk = cx.disks().get(export.id.0 as usize).cloned(),
+                Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
+                Event::Disconnect => self.close(cx, Closing::Finishing),
+                Event::Close(reason) => {
+                    tracing::warn!("nbd: connection closed: {reason}");
+                    self.close(cx, Closing::Finishing);
+                }
+            }
+            if self.closing != Closing::No || !self.refused.is_empty() {
+                return false;
+            }
+        }
+    }
+
+    /// Takes what was received of a write's payload. Says whether it is whole, and so submitted.
+    fn take_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> bool {
+        let Self { slots, receive, .. } = self;
+        let rest = rest_of_payload(slots, slot, filled);
+        let bytes = receive.move_into(rest);
+        self.payload_came(cx, slot, filled, bytes)
+    }
+
+    /// Receives the rest of a write's payload straight into its buffer.
+    fn fill_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> io::Result<Received> {
+        let rest = rest_of_payload(&mut self.slots, slot, filled);
+        let received = receive::receive(self.socket.as_fd(), rest)?;
+        if let Received::Full(bytes) | Received::Drained(bytes) = received {
+            self.payload_came(cx, slot, filled, bytes);
+        }
+        Ok(received)
+    }
+
+    fn payload_came(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize, bytes: usize) -> bool {
+        self.session.payload_taken(bytes as u64);
+        let request = self.slots.get(slot).request;
+        let filled = filled + bytes;
+        let is_whole = filled as u64 == request.length;
+        self.filling = (!is_whole).then_some((slot, filled));
+        if is_whole {
+            self.submit(cx, slot);
+        }
+        is_whole
+    }
+
+    fn begin(&mut self, cx: &mut Cx<'_>, request: Request) {
+        match request.op {
+            Op::BlockStatus => self.block_status(request),
+            Op::Cache => self.session.replies().ok(&request, &mut self.transmit.heads),
+            _ => {
+                let slot = self.slots.begin(request);
+                self.submit(cx, slot);
+                return;
+            }
+        }
+        self.transmit.note_heads();
+    }
+
+    fn submit(&mut self, cx: &mut Cx<'_>, index: u32) {
+        let disk = self
+            .disk
+            .as_ref()
+            .expect("requests follow the selection of an export");
+        let queue = disk.queue;
+        let slot = self.slots.get(index);
+        let mut bio = bio(&slot.request, disk, index);
+        slot.lend_to(&mut bio);
+        if let Err(bio) = cx.submit(queue, bio) {
+            self.refused.push_back(bio);
+        }
+    }
+
+    fn block_status(&mut self, request: Request) {
+        let disk = self
+            .disk
+            .as_ref()
+            .expect("requests follow the selection of an export");
+        let replies = self.session.replies();
+        self.extents.clear();
+        let max = replies.extents_max(&request);
+        match disk.extents(request.offset, request.length, max, &mut self.extents) {
+            Ok(()) => {
+                let extents: Vec<Extent> = self.extents.iter().map(extent).collect();
+                replies.block_status(&request, &extents, &mut self.transmit.heads);
+            }
+            Err(error) => {
+                let message = format!("the disk cannot say what is allocated: {error}");
+                replies.error(&request, ErrorCode::Io, &message, &mut self.transmit.heads);
+            }
+        }
+    }
+
+    /// Takes note of what the socket said.
+    fn heed(&mut self, received: io::Result<Received>) {
+        match received {
+            Ok(Received::Full(_)) => {}
+            // A poll tells of what comes later.
+            Ok(Received::Drained(_) | Received::Nothing) => self.is_readable = false,
+            Ok(Received::End) => {
+                let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
+                if !is_between {
+                    tracing::info!("nbd: client left in the middle of a message");
+                }
+                self.is_readable = false;
+                self.closing = self.closing.max(Closing::Finishing);
+            }
+            Err(error) => {
+                tracing::info!("nbd: connection lost: {error}");
+                self.closing = Closing::Dead;
+            }
+        }
+    }
+
+    fn close(&mut self, _cx: &mut Cx<'_>, how: Closing) {
+        self.closing = self.closing.max(how);
+    }
+
+    /// Sends what has gathered. Says whether buffers became free.
+    fn send(&mut self, now: Instant) -> bool {
+        let Self {
+            socket,
+            session,
+            transmit,
+            slots,
+            ..
+        } = self;
+        let mut any_freed = false;
+        let sent = transmit.send(socket.as_fd(), slots, |slots, slot| {
+            any_freed = true;
+            let request = slots.end(slot);
+            session.replies().read_sent(&request);
+        });
+        match sent {
+            Ok((Sent::All, _)) => self.unread_since = None,
+            Ok((Sent::Blocked, bytes)) => {
+                self.is_blocked = true;
+                if bytes > 0 || self.unread_since.is_none() {
+                    self.unread_since = Some(now);
+                }
+            }
+            Err(error) => {
+                tracing::info!("nbd: connection lost: {error}");
+                self.closing = Closing::Dead;
+            }
+        }
+        any_freed
+    }
+
+    /// Forgets the replies of a dead connection, and a write that will never be whole.
+    fn forget(&mut self) {
+        let Self {
+            transmit,
+            slots,
+            session,
+            ..
+        } = self;
+        if session.is_negotiating() || self.disk.is_none() {
+            transmit.clear(|_| {});
+        } else {
+            transmit.clear(|slot| {
+                let request = slots.end(slot);
+                session.replies().read_sent(&request);
+            });
+        }
+    }
+
+    fn abandon_filling(&mut self) {
+        if let Some((slot, _)) = self.filling.take() {
+            self.slots.end(slot);
+        }
+    }
+
+    /// Keeps the deadlines: the handshake's, the unread reply's, the half message's.
+    fn watch_time(&mut self, cx: &mut Cx<'_>) {
+        let is_half =
+            self.filling.is_some() || (!self.receive.waiting().is_empty() && self.transmit.is_empty());
+        let held_back = !self.refused.is_empty() || self.is_blocked;
+        if !is_half || held_back {
+            self.half_since = None;
+        } else if self.half_since.is_none() {
+            self.half_since = Some(cx.now());
+        }
+        let limits = &self.door.limits;
+        let handshake = self
+            .session
+            .is_negotiating()
+            .then(|| after(self.started_at, limits.handshake_deadline));
+        let unread = self
+            .unread_since
+            .map(|since| after(since, limits.unread_reply_deadline));
+        let half = self
+            .half_since
+            .map(|since| after(since, limits.half_request_deadline));
+        match [handshake, unread, half].into_iter().flatten().min() {
+            Some(at) => cx.set_timer(at),
+            None => cx.clear_timer(),
+        }
+    }
+
+    fn too_late(&self, now: Instant) -> Option<&'static str> {
+        let limits = &self.door.limits;
+        let is_past = |since: Option<Instant>, limit| since.is_some_and(|since| now >= after(since, limit));
+        if self.session.is_negotiating() && now >= after(self.started_at, limits.handshake_deadline) {
+            Some("no export was selected in time (handshake_deadline)")
+        } else if is_past(self.unread_since, limits.unread_reply_deadline) {
+            Some("replies were not read in time (unread_reply_deadline)")
+        } else if is_past(self.half_since, limits.half_request_deadline) {
+            Some("the rest of a request did not come in time (half_request_deadline)")
+        } else {
+            None
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Cx<'_>) {
+        if !self.is_polling && self.closing == Closing::No {
+            self.is_polling = true;
+            cx.port()
+                .push_poll(self.socket.as_raw_fd(), libc::POLLIN, true, POLL_IN);
+        }
+    }
+}
+
+impl Service for Connection {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        self.started_at = cx.now();
+        self.transmit.note_heads();
+        self.poll(cx);
+        self.take_in(cx);
+    }
+
+    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
+        for completion in completed {
+            match completion.user {
+                POLL_IN => {
+                    self.is_polling = completion.has_more();
+                    self.is_readable = true;
+                }
+                POLL_OUT => self.is_blocked = false,
+                _ => {}
+            }
+        }
+        self.take_in(cx);
+        self.poll(cx);
+    }
+
+    fn on_end(&mut self, _cx: &mut Cx<'_>, bio: Bio) {
+        let index = bio.cookie as u32;
+        let slot = self.slots.get(index);
+        slot.take_back(&bio);
+        let request = slot.request;
+        let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
+        if !bio.status.is_ok() {
+            self.slots.end(index);
+            let (code, message) = error_of(bio.status, &request);
+            replies.error(&request, code, message, heads);
+            self.transmit.note_heads();
+        } else if request.op == Op::Read {
+            replies.read(&request, heads);
+            self.transmit.note_heads();
+            self.transmit.push_data(index, request.length as usize);
+        } else {
+            self.slots.end(index);
+            replies.ok(&request, heads);
+            self.transmit.note_heads();
+        }
+    }
+
+    fn on_room(&mut self, cx: &mut Cx<'_>) {
+        let queue = self.disk.as_ref().expect("a bio was refused").queue;
+        while let Some(bio) = self.refused.pop_front() {
+            if let Err(bio) = cx.submit(queue, bio) {
+                self.refused.push_front(bio);
+                return;
+            }
+        }
+        self.take_in(cx);
+    }
+
+    fn on_timer(&mut self, cx: &mut Cx<'_>) {
+        if let Some(reason) = self.too_late(cx.now()) {
+            tracing::warn!("nbd: connection closed: {reason}");
+            self.closing = Closing::Dead;
+        }
+    }
+
+    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
+        if self.closing < Closing::Dead && !self.is_blocked && !self.transmit.is_empty() {
+            let any_freed = self.send(cx.now());
+            if self.is_blocked {
+                cx.port()
+                    .push_poll(self.socket.as_raw_fd(), libc::POLLOUT, false, POLL_OUT);
+            }
+            if any_freed || self.transmit.is_empty() {
+                self.take_in(cx);
+            }
+        }
+        if self.closing == Closing::Dead {
+            self.forget();
+        }
+        if self.closing > Closing::No {
+            self.abandon_filling();
+            if self.is_polling && self.is_at_end() {
+                self.is_polling = false;
+                cx.port().push_cancel(POLL_IN, CANCEL);
+                if self.is_blocked {
+                    cx.port().push_cancel(POLL_OUT, CANCEL);
+                }
+            }
+        }
+        self.watch_time(cx);
+    }
+
+    fn busy(&self) -> bool {
+        self.disk.is_some() && self.closing == Closing::No
+    }
+
+    fn drain(&mut self, cx: &mut Cx<'_>) {
+        self.session.shut_down();
+        self.close(cx, Closing::Finishing);
+    }
+
+    fn is_finished(&self) -> bool {
+        self.closing > Closing::No && self.is_at_end()
+    }
+}
+
+impl Connection {
+    /// Says whether everything begun is finished and sent, or has nobody to be sent to.
+    fn is_at_end(&self) -> bool {
+        self.slots.len() == 0 && self.transmit.is_empty() && self.refused.is_empty()
+    }
+}
+
+/// The part of a write's buffer that is still to be received.
+fn rest_of_payload(slots: &mut Slots, slot: u32, filled: usize) -> &mut [u8] {
+    let slot = slots.get(slot);
+    let length = slot.request.length as usize;
+    let buffer = slot.buffer.as_mut().expect("a write has a buffer");
+    &mut buffer.bytes_mut()[filled..length]
+}
+
+/// What the disk is asked to do for a request.
+fn bio(request: &Request, disk: &Disk, slot: u32) -> Bio {
+    let (op, mut flags) = match request.op {
+        Op::Read => (BioOp::Read, Flags::NONE),
+        Op::Write => (BioOp::Write, Flags::NONE),
+        Op::Trim => (BioOp::Discard, Flags::NONE),
+        Op::WriteZeroes => (BioOp::WriteZeroes, zeroes_flags(request.flags)),
+        Op::Flush | Op::Cache | Op::BlockStatus => (BioOp::Flush, Flags::NONE),
+    };
+    if op.is_write() && request.flags.contains(CommandFlags::FUA) {
+        flags = flags.with(Flags::FUA);
+    }
+    let (offset, len) = if op == BioOp::Flush {
+        (0, 0)
+    } else {
+        (request.offset, request.length)
+    };
+    Bio {
+        op,
+        flags,
+        disk: disk.id,
+        group: disk.group,
+        offset,
+        len,
+        cookie: slot.into(),
+        ..Bio::default()
+    }
+}
+
+fn zeroes_flags(flags: CommandFlags) -> Flags {
+    let mut found = Flags::NONE;
+    if flags.contains(CommandFlags::NO_HOLE) {
+        found = found.with(Flags::NO_UNMAP);
+    }
+    if flags.contains(CommandFlags::FAST_ZERO) {
+        found = found.with(Flags::FAST_ONLY);
+    }
+    found
+}
+
+fn extent(extent: &blkmq_host::driver::Extent) -> Extent {
+    let state = ExtentState::default()
+        .with_if(extent.hole, ExtentState::HOLE)
+        .with_if(extent.zero, ExtentState::ZERO);
+    Extent {
+        bytes: extent.len,
+        state,
+    }
+}
+
+/// What the client is told of a failure.
+fn error_of(status: Status, request: &Request) -> (ErrorCode, &'static str) {
+    match status {
+        Status::NoSpace => (ErrorCode::NoSpace, "no space left for it"),
+        Status::ReadOnly => (ErrorCode::Perm, "the disk is read-only"),
+        Status::Invalid => (ErrorCode::Invalid, "the disk cannot take this range"),
+        Status::NoMemory => (ErrorCode::NoMemory, "the host is out of memory"),
+        Status::Shutdown => (ErrorCode::Shutdown, "the server is shutting down"),
+        Status::NotSupported if request.op == Op::WriteZeroes => {
+            (ErrorCode::NotSupported, "the drive cannot zero fast")
+        }
+        Status::NotSupported => (ErrorCode::Invalid, "the drive cannot do this"),
+        Status::Medium => (ErrorCode::Io, "the medium failed"),
+        Status::Transport => (ErrorCode::Io, "the way to the drive failed"),
+        Status::Timeout => (ErrorCode::Io, "the drive did not answer in time"),
+        _ => (ErrorCode::Io, "the drive failed"),
+    }
+}
+
+fn after(since: Instant, limit: Duration) -> Instant {
+    since + Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX))
+}
+
+const POLL_IN: u64 = 0;
+const POLL_OUT: u64 = 1;
+const CANCEL: u64 = 2;
+/// What a connection asks for as its socket's send buffer, in bytes: a batch of 64 replies of 4 KiB, with the kernel's
+/// overhead.
+const SOCKET_BUFFER: usize = 2 << 20;

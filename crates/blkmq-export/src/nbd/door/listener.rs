@@ -1,0 +1,162 @@
+//! Decides which reactor a new connection lives on: the next one in turn. A service of one reactor; the connections it
+//! accepts are services of their own.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use blkmq_core::bio::Bio;
+use blkmq_core::ids::ReactorId;
+use blkmq_core::time::Nanos;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service};
+
+use super::connection::Connection;
+use super::{Door, sys};
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum Socket {
+    /// A unix socket; the path, if any, is removed when the door closes.
+    Unix(UnixListener, Option<PathBuf>),
+    /// A TCP socket.
+    Tcp(TcpListener),
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener, _) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Self::Unix(_, Some(path)) = self {
+            // Gone already is as good.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Accepts the connections of one address.
+pub(super) struct Listener {
+    socket: Option<Socket>,
+    door: Arc<Door>,
+    next: usize,
+    /// Connections of this address that live.
+    open: Arc<AtomicU32>,
+    /// The last accept failed, and that was logged.
+    is_failing: bool,
+    is_accepting: bool,
+}
+
+/// One connection in the count of its address, for as long as it lives.
+pub(super) struct Ticket(Arc<AtomicU32>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Listener {
+    pub(super) fn new(socket: Socket, door: Arc<Door>) -> Self {
+        let open = Arc::new(AtomicU32::new(0));
+        Self {
+            socket: Some(socket),
+            door,
+            next: 0,
+            open,
+            is_failing: false,
+            is_accepting: false,
+        }
+    }
+
+    fn accept(&mut self, cx: &mut Cx<'_>) {
+        if let Some(socket) = &self.socket
+            && !self.is_accepting
+        {
+            self.is_accepting = true;
+            cx.port().push_accept(socket.as_fd().as_raw_fd(), ACCEPT);
+        }
+    }
+
+    fn accepted(&mut self, cx: &mut Cx<'_>, fd: RawFd) {
+        let fd = sys::accepted(fd);
+        self.is_failing = false;
+        if self.open.fetch_add(1, Ordering::Relaxed) >= self.door.connections_max {
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!(
+                "nbd: connection refused: {} are open, which is the limit of one address",
+                self.door.connections_max
+            );
+            return;
+        }
+        let ticket = Ticket(Arc::clone(&self.open));
+        let is_tcp = matches!(self.socket, Some(Socket::Tcp(_)));
+        let door = Arc::clone(&self.door);
+        let reactor = ReactorId((self.next % cx.reactors()) as u16);
+        self.next += 1;
+        cx.spawn_on(
+            reactor,
+            Box::new(move || Box::new(Connection::new(fd, is_tcp, door, ticket))),
+        );
+    }
+
+    fn failed(&mut self, cx: &mut Cx<'_>, errno: i32) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::warn!("nbd: no connection can be accepted: {error}; trying again every 100 ms");
+        }
+        cx.set_timer(cx.now() + RETRY);
+    }
+}
+
+impl Service for Listener {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        self.accept(cx);
+    }
+
+    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
+        for completion in completed.iter().filter(|completion| completion.user == ACCEPT) {
+            self.is_accepting = completion.has_more();
+            match completion.result {
+                fd if fd >= 0 => self.accepted(cx, fd),
+                _ if self.socket.is_none() => {}
+                errno => self.failed(cx, -errno),
+            }
+        }
+        if !self.is_failing {
+            self.accept(cx);
+        }
+    }
+
+    fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
+
+    fn on_timer(&mut self, cx: &mut Cx<'_>) {
+        self.accept(cx);
+    }
+
+    fn drain(&mut self, cx: &mut Cx<'_>) {
+        if self.is_accepting {
+            cx.port().push_cancel(ACCEPT, CANCEL);
+        }
+        self.socket = None;
+    }
+
+    fn is_finished(&self) -> bool {
+        self.socket.is_none()
+    }
+}
+
+const ACCEPT: u64 = 0;
+const CANCEL: u64 = 1;
+/// How long to wait after a failed accept: descriptors may become free.
+const RETRY: Nanos = Nanos::from_millis(100);

@@ -1,0 +1,149 @@
+//! Decides what a connection remembers of each request that was begun and not yet replied to in full: the request and its
+//! buffer, under a number that the bio carries as its cookie. Buffers are kept for the next request of their size.
+
+use blkmq_core::bio::{Bio, Data};
+
+use super::sys::Buffer;
+use crate::nbd::session::Request;
+
+/// The requests under way on one connection.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    spare: Spare,
+}
+
+/// One request under way.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) request: Request,
+    pub(super) buffer: Option<Buffer>,
+}
+
+impl Slots {
+    /// Begins a request, with a buffer if it moves data.
+    pub(super) fn begin(&mut self, request: Request) -> u32 {
+        let bytes = request.payload_bytes() as usize;
+        let buffer = (bytes > 0).then(|| self.spare.take(bytes));
+        let slot = Some(Slot { request, buffer });
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    /// Returns a request under way.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    pub(super) fn get(&mut self, index: u32) -> &mut Slot {
+        self.slots[index as usize]
+            .as_mut()
+            .expect("a request that is under way")
+    }
+
+    /// Returns the bytes of the buffer of a read that has ended.
+    ///
+    /// # Panics
+    /// If there is no such request, or its buffer is still lent.
+    pub(super) fn data(&self, index: u32) -> &[u8] {
+        let slot = self.slots[index as usize]
+            .as_ref()
+            .expect("a request that is under way");
+        slot.buffer.as_ref().expect("a read has a buffer").bytes()
+    }
+
+    /// Ends a request: its number and its buffer are free for the next.
+    pub(super) fn end(&mut self, index: u32) -> Request {
+        let slot = self.slots[index as usize]
+            .take()
+            .expect("a request that is under way");
+        self.free.push(index);
+        if let Some(buffer) = slot.buffer {
+            self.spare.put(buffer);
+        }
+        slot.request
+    }
+
+    /// How many requests are under way.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+impl Slot {
+    /// Lends the buffer to `bio`.
+    pub(super) fn lend_to(&mut self, bio: &mut Bio) {
+        if let Some(buffer) = &mut self.buffer {
+            bio.data = Data::Flat(buffer.lend(bio.len as u32));
+        }
+    }
+
+    /// Takes the buffer back from a bio that has ended.
+    pub(super) fn take_back(&mut self, ended: &Bio) {
+        if let (Some(buffer), Data::Flat(_)) = (&mut self.buffer, &ended.data) {
+            buffer.take_back();
+        }
+    }
+}
+
+/// Buffers that nobody uses now, by size: powers of two from 4 KiB on. A class keeps at most [`SPARE_BYTES_MAX`] bytes, and
+/// nothing larger is kept, so that an idle connection costs little.
+#[derive(Debug, Default)]
+struct Spare {
+    classes: [Vec<Buffer>; CLASSES],
+}
+
+impl Spare {
+    fn take(&mut self, bytes: usize) -> Buffer {
+        let size = bytes.max(CLASS_MIN).next_power_of_two();
+        let kept = self.classes.get_mut(class(size)).and_then(Vec::pop);
+        kept.unwrap_or_else(|| Buffer::new(size))
+    }
+
+    fn put(&mut self, buffer: Buffer) {
+        let size = buffer.capacity();
+        if let Some(kept) = self.classes.get_mut(class(size))
+            && (kept.len() + 1) * size <= SPARE_BYTES_MAX
+        {
+            kept.push(buffer);
+        }
+    }
+}
+
+/// Which class a size belongs to: 0 for 4 KiB.
+fn class(size: usize) -> usize {
+    (size.trailing_zeros() - CLASS_MIN.trailing_zeros()) as usize
+}
+
+const CLASS_MIN: usize = 4096;
+/// 4 KiB to 1 MiB.
+const CLASSES: usize = 9;
+const SPARE_BYTES_MAX: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_used_again_for_the_next_request_of_its_size() {
+        let mut spare = Spare::default();
+        let buffer = spare.take(5000);
+        assert_eq!(buffer.capacity(), 8192);
+        let address = buffer.bytes().as_ptr();
+        spare.put(buffer);
+        assert_eq!(spare.take(8192).bytes().as_ptr(), address);
+        spare.put(Buffer::new(32 << 20));
+        assert!(
+            spare.classes.iter().all(Vec::is_empty),
+            "huge ones are given back"
+        );
+    }
+}

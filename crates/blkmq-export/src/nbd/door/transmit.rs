@@ -1,0 +1,171 @@
+//! Decides what goes out over a connection, in which order and in how few system calls: heads of replies and buffers of
+//! reads are gathered during a batch and sent with one call at its end. Fed by `connection`.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::slots::Slots;
+
+/// What waits to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Transmit {
+    /// Heads; the session appends here, then [`Transmit::note_heads`] takes note.
+    pub(super) heads: Vec<u8>,
+    /// Bytes of `heads` that are sent.
+    heads_sent: usize,
+    /// Bytes of `heads` that are in `pieces`.
+    heads_noted: usize,
+    pieces: VecDeque<Piece>,
+}
+
+/// A run of bytes on its way out.
+#[derive(Debug)]
+enum Piece {
+    /// So many bytes of heads.
+    Heads(usize),
+    /// The rest of a slot's buffer: bytes already sent, bytes in all.
+    Data { slot: u32, sent: usize, len: usize },
+}
+
+/// How far a call of [`Transmit::send`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// Everything is out.
+    All,
+    /// The socket takes no more now.
+    Blocked,
+}
+
+impl Transmit {
+    /// Takes note of heads that were appended.
+    #[inline]
+    pub(super) fn note_heads(&mut self) {
+        let new = self.heads.len() - self.heads_noted;
+        if new == 0 {
+            return;
+        }
+        self.heads_noted = self.heads.len();
+        match self.pieces.back_mut() {
+            Some(Piece::Heads(bytes)) => *bytes += new,
+            _ => self.pieces.push_back(Piece::Heads(new)),
+        }
+    }
+
+    /// Appends the buffer of a slot whose read has ended, behind the head that was just noted.
+    #[inline]
+    pub(super) fn push_data(&mut self, slot: u32, len: usize) {
+        self.pieces.push_back(Piece::Data { slot, sent: 0, len });
+    }
+
+    /// Says whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Forgets everything, when the peer is gone; tells `done` of each slot whose buffer is free.
+    pub(super) fn clear(&mut self, mut done: impl FnMut(u32)) {
+        for piece in self.pieces.drain(..) {
+            if let Piece::Data { slot, .. } = piece {
+                done(slot);
+            }
+        }
+        self.forget_heads();
+    }
+
+    /// Sends as much as the socket takes; tells `done` of each slot whose buffer is sent. Says how many bytes went out, too.
+    ///
+    /// # Errors
+    /// What the socket says: the peer is gone.
+    pub(super) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        slots: &mut Slots,
+        mut done: impl FnMut(&mut Slots, u32),
+    ) -> io::Result<(Sent, usize)> {
+        let mut total = 0;
+        while !self.pieces.is_empty() {
+            let (result, offered) = self.send_once(socket, slots);
+            match result {
+                Ok(sent) => {
+                    total += sent;
+                    self.advance(sent, slots, &mut done);
+                    if sent < offered {
+                        return Ok((Sent::Blocked, total));
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok((Sent::Blocked, total)),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        self.forget_heads();
+        Ok((Sent::All, total))
+    }
+
+    fn send_once(&self, socket: BorrowedFd<'_>, slots: &mut Slots) -> (Result<usize, Errno>, usize) {
+        let mut slices = [IoSlice::new(&[]); PIECES_AT_ONCE];
+        let mut count = 0;
+        let mut heads_at = self.heads_sent;
+        let mut offered = 0;
+        let slots: &Slots = slots;
+        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+            *slice = match piece {
+                Piece::Heads(len) => {
+                    let run = &self.heads[heads_at..heads_at + len];
+                    heads_at += len;
+                    IoSlice::new(run)
+                }
+                Piece::Data { slot, sent, len } => IoSlice::new(&slots.data(*slot)[*sent..*len]),
+            };
+            offered += slice.len();
+            count += 1;
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let result = sendmsg(
+            socket,
+            &slices[..count],
+            &mut SendAncillaryBuffer::default(),
+            flags,
+        );
+        (result, offered)
+    }
+
+    fn advance(&mut self, mut bytes: usize, slots: &mut Slots, done: &mut impl FnMut(&mut Slots, u32)) {
+        while bytes > 0 {
+            let piece = self
+                .pieces
+                .front_mut()
+                .expect("more bytes sent than were waiting");
+            let left = match piece {
+                Piece::Heads(len) => *len,
+                Piece::Data { sent, len, .. } => *len - *sent,
+            };
+            let now = bytes.min(left);
+            bytes -= now;
+            let is_through = now == left;
+            match piece {
+                Piece::Heads(len) => {
+                    *len -= now;
+                    self.heads_sent += now;
+                }
+                Piece::Data { sent, .. } => *sent += now,
+            }
+            if is_through && let Some(Piece::Data { slot, .. }) = self.pieces.pop_front() {
+                done(slots, slot);
+            }
+        }
+    }
+
+    fn forget_heads(&mut self) {
+        self.heads.clear();
+        self.heads_sent = 0;
+        self.heads_noted = 0;
+    }
+}
+
+/// Pieces given to one system call.
+const PIECES_AT_ONCE: usize = 128;

@@ -1,0 +1,132 @@
+//! Decides what can be typed: the commands, their flags and their help. `main` runs what comes out.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::demo::DemoArgs;
+
+/// The multi-queue block layer, in user space
+///
+/// One daemon per host serves every tenant's disk and shares the host's drives between them: no root, no hugepages, no
+/// dedicated core.
+#[derive(Debug, Parser)]
+#[command(name = "blkmq", version, after_help = EXAMPLES, propagate_version = true)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// See in under a minute what a scheduler does for a tenant with a noisy neighbour
+    Demo(DemoArgs),
+    /// Serve disks until told to stop
+    Serve(ServeArgs),
+    /// Measure
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the manual page
+    Man,
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// The NBD server beside other NBD servers, all under one lean client
+    Nbd(blkmq_bench::nbd::NbdArgs),
+}
+
+/// What `serve` takes.
+#[derive(Debug, Args)]
+#[command(after_long_help = SERVE_HELP)]
+pub struct ServeArgs {
+    /// Serve a disk; may be given again. KEY=VALUE,… as listed below
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub disk: Vec<String>,
+    /// Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT or systemd; may be given again
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Vec<String>,
+    /// Read disks, queues and exports from FILE (TOML); flags add to it
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Serve with N threads [default: the number of processors, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub reactors: Option<u16>,
+    /// Check the configuration, open the disks, and end
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Writes the manual page of the command and of each of its commands.
+///
+/// # Errors
+/// What the writer says.
+pub fn manual(out: &mut impl std::io::Write) -> std::io::Result<()> {
+    let mut command = Cli::command();
+    command.build();
+    clap_mangen::Man::new(command.clone()).render(out)?;
+    for sub in command
+        .get_subcommands()
+        .filter(|sub| !sub.is_hide_set() && sub.get_name() != "help")
+    {
+        clap_mangen::Man::new(sub.clone()).render(out)?;
+    }
+    Ok(())
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  blkmq demo
+  blkmq serve --disk name=vm1,file=vm1.raw --nbd unix:vm1.sock
+  blkmq serve -c blkmq.toml
+  blkmq bench engine --quick";
+
+const SERVE_HELP: &str = "\
+Keys of a disk:
+  name=NAME          what clients ask for (needed)
+  file=PATH          an image file or a block device            one of these
+  ram=SIZE           sparse memory; a discard frees it          three is
+  null=SIZE          stores nothing; see docs/drivers/null.md   needed
+  size=SIZE          make the file with this size if it is not there
+  ro=on              nobody can write
+  block_size=BYTES   512 to 65536, a power of two [default: the drive's]
+  queue=NAME         the request queue it is on [default: its filesystem's]
+  sched=NAME         the elevator of its queue: none, mq-deadline [default: none]
+  group=/PATH        the group it is accounted to [default: /NAME]
+  description=TEXT   what it is, for people who list the exports
+Sizes are bytes, or a number with K, M, G or T (powers of 1024).
+
+Files on one filesystem share a queue, because they share a drive, so that one
+elevator sees all tenants of the drive.
+
+For each disk and address one line is printed with what to give to a client,
+then `ready`. SIGTERM or SIGINT: finishes what is under way, exits with 0; a
+second one ends at once. SIGUSR1: the statistics, on standard error.
+
+Examples:
+  blkmq serve --disk name=vm1,file=vm1.raw,size=8G --nbd unix:/run/vm1.sock
+  blkmq serve --disk name=a,ram=1G --disk name=b,ram=1G --nbd tcp:127.0.0.1:10809
+  qemu-system-x86_64 -drive 'file=nbd+unix:///vm1?socket=/run/vm1.sock,format=raw'";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_are_well_formed_and_have_a_manual() {
+        Cli::command().debug_assert();
+        let mut page = Vec::new();
+        manual(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap();
+        assert!(page.contains("serve") && page.contains("mq\\-deadline"));
+    }
+}

@@ -1,0 +1,119 @@
+//! Decides what a daemon is asked to serve: reads disks, queues and exports from flags and from the configuration file
+//! into one form. `plan` turns it into drives and queues; nothing here touches a file but the configuration's own.
+
+mod disk;
+mod export;
+mod file;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use blkmq_core::sched::Kind;
+
+pub use disk::{DiskSpec, Source};
+pub use export::{Address, ExportSpec};
+
+/// What a daemon serves, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Threads that serve. Default: the number of processors, at most 4.
+    pub reactors: Option<u16>,
+    /// How long a shutdown waits for what is under way. Default 10 s.
+    pub shutdown_limit: Duration,
+    /// The disks, in order.
+    pub disks: Vec<DiskSpec>,
+    /// Queues that have settings of their own, by name.
+    pub queues: BTreeMap<String, QueueSettings>,
+    /// Where disks are served.
+    pub exports: Vec<ExportSpec>,
+}
+
+/// A queue's settings; what is none is left at the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueSettings {
+    /// The elevator.
+    pub sched: Option<Kind>,
+    /// Requests in flight for each hardware context.
+    pub depth: Option<u32>,
+    /// How long a request may be with the driver.
+    pub timeout: Option<Duration>,
+    /// Whether neighbouring bios are merged.
+    pub merges: Option<bool>,
+    /// Tunables of the elevator, by name.
+    pub tunables: Vec<(String, u64)>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            reactors: None,
+            shutdown_limit: Duration::from_secs(10),
+            disks: Vec::new(),
+            queues: BTreeMap::new(),
+            exports: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a configuration file's text.
+    ///
+    /// # Errors
+    /// What is wrong, with the table and the key.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        file::parse(text)
+    }
+
+    /// Checks what one part says against the others.
+    ///
+    /// # Errors
+    /// The first contradiction: no disk, two disks of a name, an export of a disk that is not there, settings for a queue
+    /// that no disk is on.
+    pub fn check(&self) -> Result<()> {
+        if self.disks.is_empty() {
+            bail!("no disk to serve: give --disk name=NAME,file=PATH, or a configuration with [disk.NAME]");
+        }
+        let mut names: Vec<&str> = self.disks.iter().map(|disk| disk.name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            bail!("disk {}: the name is used twice: give each disk its own", pair[0]);
+        }
+        for export in &self.exports {
+            for disk in export.disks.iter().flatten() {
+                if names.binary_search(&disk.as_str()).is_err() {
+                    bail!(
+                        "export {}: there is no disk {disk}: add [disk.{disk}] or take it out",
+                        export.address
+                    );
+                }
+            }
+        }
+        for name in self.queues.keys() {
+            if !self.disks.iter().any(|disk| disk.queue.as_deref() == Some(name)) {
+                bail!("queue {name}: no disk is on it: set queue = \"{name}\" in a disk, or take it out");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks the name of a disk or a queue: 1 to 128 letters, digits, dots, dashes and underscores.
+fn check_name(what: &str, name: &str) -> Result<()> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if name.is_empty() || name.len() > 128 || !name.chars().all(is_plain) {
+        bail!(
+            "{what} name {name:?} rejected: must be 1 to 128 of letters, digits, dots, dashes and underscores"
+        );
+    }
+    Ok(())
+}
+
+/// Finds an elevator by its name.
+fn elevator(name: &str) -> Result<Kind> {
+    let Some(kind) = Kind::by_name(name) else {
+        let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        bail!("sched={name} rejected: must be one of {}", known.join(", "));
+    };
+    Ok(kind)
+}

@@ -1,0 +1,239 @@
+//! Decides how one disk is described: `name=vm1,file=vm1.raw,size=64M` on the command line, or a table of the
+//! configuration file with the same keys. The driver's own keys are checked by the driver's configuration.
+
+use anyhow::{Context, Result, bail};
+use blkmq_core::sched::Kind;
+use blkmq_host::driver::file::FileConfig;
+use blkmq_host::driver::null::NullConfig;
+use blkmq_host::driver::value;
+
+use super::{check_name, elevator};
+
+/// One disk as it is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiskSpec {
+    /// What clients ask for.
+    pub name: String,
+    /// What it is, for people who list the exports.
+    pub description: String,
+    /// What it stands on.
+    pub source: Source,
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Smallest unit of its addresses, in bytes. Default: the drive's.
+    pub block_size: Option<u32>,
+    /// The queue it is on; none for that of its filesystem, or one of its own.
+    pub queue: Option<String>,
+    /// The elevator of its queue, if the disk names one.
+    pub sched: Option<Kind>,
+    /// The group it is accounted to. Default: the disk's name under the root.
+    pub group: String,
+}
+
+/// What a disk stands on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// An image file or a block device.
+    File(FileConfig),
+    /// Sparse memory.
+    Ram {
+        /// Bytes.
+        size: u64,
+    },
+    /// Nothing.
+    Null {
+        /// Bytes.
+        size: u64,
+        /// The drive's own keys.
+        config: Box<NullConfig>,
+    },
+}
+
+impl DiskSpec {
+    /// Reads `key=value,key=value`.
+    ///
+    /// # Errors
+    /// Names the disk, the key, the value and what is allowed.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut pairs = Vec::new();
+        for part in text.split(',') {
+            let Some((key, value)) = part.split_once('=') else {
+                bail!(
+                    "--disk {text}: {part:?} is not KEY=VALUE; an example: --disk name=vm1,file=vm1.raw (see blkmq \
+                     serve --help)"
+                );
+            };
+            pairs.push((key.trim().to_owned(), value.to_owned()));
+        }
+        let Some(name) = take(&mut pairs, "name")? else {
+            bail!("--disk {text}: name= is missing: say what clients ask for, as in --disk name=vm1,{text}");
+        };
+        Self::from_pairs(name, pairs)
+    }
+
+    /// Makes a disk of its keys and values.
+    ///
+    /// # Errors
+    /// As [`DiskSpec::parse`].
+    pub fn from_pairs(name: String, mut pairs: Vec<(String, String)>) -> Result<Self> {
+        check_name("disk", &name)?;
+        let context = || format!("disk {name}");
+        Self::build(&name, &mut pairs).with_context(context)
+    }
+
+    fn build(name: &str, pairs: &mut Vec<(String, String)>) -> Result<Self> {
+        let switch = |pair: Option<String>, key| pair.map_or(Ok(false), |text| value::switch(key, &text));
+        let read_only = switch(take(pairs, "ro")?, "ro")? || switch(take(pairs, "read_only")?, "read_only")?;
+        let queue = take(pairs, "queue")?;
+        queue.iter().try_for_each(|queue| check_name("queue", queue))?;
+        let sched = take(pairs, "sched")?.map(|text| elevator(&text)).transpose()?;
+        let description = take(pairs, "description")?.unwrap_or_default();
+        let group = take(pairs, "group")?.unwrap_or_else(|| format!("/{name}"));
+        check_group(&group)?;
+        let block_size = take(pairs, "block_size")?;
+        let source = source(pairs, read_only, block_size.as_deref())?;
+        let block_size = block_size.as_deref().map(block).transpose()?;
+        if let Some((key, _)) = pairs.first() {
+            bail!("key {key} rejected: known for every disk are {COMMON_KEYS}");
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            description,
+            source,
+            read_only,
+            block_size,
+            queue,
+            sched,
+            group,
+        })
+    }
+}
+
+/// Takes the keys that say what the disk stands on, and the driver's own.
+fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option<&str>) -> Result<Source> {
+    let drivers = ["file", "ram", "null"];
+    let given: Vec<&str> = drivers
+        .into_iter()
+        .filter(|key| pairs.iter().any(|pair| pair.0 == *key))
+        .collect();
+    match given[..] {
+        ["file"] => {
+            let mut config = FileConfig {
+                read_only,
+                ..FileConfig::default()
+            };
+            if let Some(size) = block_size {
+                config.set("block_size", size)?;
+            }
+            for (key, value) in pairs.drain(..) {
+                config.set(&key, &value)?;
+            }
+            Ok(Source::File(config))
+        }
+        ["ram"] => {
+            let size = value::size("ram", &take(pairs, "ram")?.expect("it is given"))?;
+            Ok(Source::Ram { size })
+        }
+        ["null"] => {
+            let size = value::size("null", &take(pairs, "null")?.expect("it is given"))?;
+            let mut config = NullConfig::default();
+            for (key, value) in pairs.drain(..) {
+                config.set(&key, &value)?;
+            }
+            config.check()?;
+            Ok(Source::Null {
+                size,
+                config: Box::new(config),
+            })
+        }
+        [] => bail!("nothing to stand on: give one of file=PATH, ram=SIZE, null=SIZE"),
+        _ => bail!(
+            "{} exclude each other: give one of them",
+            given.join("= and ") + "="
+        ),
+    }
+}
+
+/// Takes a key out of the list; it must not be there twice.
+fn take(pairs: &mut Vec<(String, String)>, key: &str) -> Result<Option<String>> {
+    let Some(at) = pairs.iter().position(|pair| pair.0 == key) else {
+        return Ok(None);
+    };
+    let (_, value) = pairs.remove(at);
+    if pairs.iter().any(|pair| pair.0 == key) {
+        bail!("{key}= is given twice: keep one");
+    }
+    Ok(Some(value))
+}
+
+fn block(text: &str) -> Result<u32> {
+    let bytes = value::size("block_size", text)?;
+    let valid = u32::try_from(bytes)
+        .ok()
+        .filter(|b| b.is_power_of_two() && (512..=65536).contains(b));
+    let Some(bytes) = valid else {
+        bail!("block size {text} rejected: must be a power of two from 512 to 65536; set block_size");
+    };
+    Ok(bytes)
+}
+
+/// Checks a group's path: `/` and names with `/` between, as in `/customers/a/vm1`.
+fn check_group(path: &str) -> Result<()> {
+    let Some(names) = path.strip_prefix('/') else {
+        bail!("group {path:?} rejected: must start with / as in /customers/a");
+    };
+    if names.is_empty() {
+        return Ok(());
+    }
+    names.split('/').try_for_each(|name| check_name("group", name))
+}
+
+const COMMON_KEYS: &str = "name, file | ram | null, ro, queue, sched, block_size, group, description";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        format!("{:#}", DiskSpec::parse(text).unwrap_err())
+    }
+
+    #[test]
+    fn a_disk_string_becomes_a_disk() {
+        let disk =
+            DiskSpec::parse("name=vm1,file=vm1.raw,size=64M,ro=off,queue=q,sched=mq-deadline").unwrap();
+        assert_eq!((disk.name.as_str(), disk.queue.as_deref()), ("vm1", Some("q")));
+        assert_eq!(
+            (disk.sched, disk.group.as_str()),
+            (Some(Kind::MqDeadline), "/vm1")
+        );
+        let Source::File(file) = disk.source else {
+            panic!("a file")
+        };
+        assert_eq!((file.path.to_str(), file.size), (Some("vm1.raw"), Some(64 << 20)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_allowed() {
+        for (text, parts) in [
+            ("file=a", &["name= is missing"][..]),
+            ("name=a", &["disk a", "file=PATH"]),
+            (
+                "name=a,ram=1M,null=1M",
+                &["disk a", "ram= and null= exclude each other"],
+            ),
+            ("name=a,ram=1X", &["disk a", "ram=1X"]),
+            ("name=a,ram=1M,color=red", &["disk a", "color", "known"]),
+            ("name=a,ram=1M,sched=cfq", &["cfq", "none, mq-deadline"]),
+            ("name=a,ram=1M,block_size=768", &["768", "power of two"]),
+            ("name=a/b,ram=1M", &["a/b", "letters"]),
+            ("name=a,name=b,ram=1M", &["name= is given twice"]),
+            ("name=a,ram", &["not KEY=VALUE"]),
+            ("name=a,ram=1M,group=x", &["group", "start with /"]),
+            ("name=a,null=1M,latency=soon", &["disk a", "latency=soon"]),
+        ] {
+            let error = error(text);
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Decides how the configuration becomes what the engine is started with. Which disks share a queue is up to
+//! `blkmq_host::plan`; here the elevators that disks ask for are put on their queues.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use blkmq_host::engine::QueueSpec;
+use blkmq_host::plan as host;
+
+use crate::config::{Config, DiskSpec, QueueSettings, Source};
+
+/// What the engine is to be made of.
+pub struct Plan {
+    /// The queues with their disks, open.
+    pub queues: Vec<QueueSpec>,
+    /// The paths of the groups, by their ids.
+    pub groups: Vec<String>,
+    /// Tunables to set once the engine runs: queue, name, value.
+    pub tunables: Vec<(String, String, u64)>,
+}
+
+/// Opens the disks and joins them into queues.
+///
+/// # Errors
+/// A disk that cannot be served or does not fit on its queue; the text names it, and what to do.
+pub fn plan(config: &Config) -> Result<Plan> {
+    let disks = config.disks.iter().map(disk).collect();
+    let settings: BTreeMap<String, _> = config
+        .queues
+        .iter()
+        .map(|(name, queue)| (name.clone(), settings(queue)))
+        .collect();
+    let host::Plan { mut queues, groups } = host::plan(disks, &settings, &host::QueueSettings::default())?;
+    for queue in &mut queues {
+        let chosen = config.queues.get(&queue.name).and_then(|settings| settings.sched);
+        if let Some(kind) = elevator(queue, chosen, &config.disks)? {
+            queue.elevator = kind;
+        }
+    }
+    let tunables = config.queues.iter().flat_map(|(name, queue)| {
+        queue
+            .tunables
+            .iter()
+            .map(|(tunable, value)| (name.clone(), tunable.clone(), *value))
+    });
+    Ok(Plan {
+        queues,
+        groups,
+        tunables: tunables.collect(),
+    })
+}
+
+fn disk(disk: &DiskSpec) -> host::DiskSpec {
+    let (source, size) = match &disk.source {
+        Source::File(config) => (host::Source::File(config.clone()), None),
+        Source::Ram { size } => (host::Source::Ram(Default::default()), Some(*size)),
+        Source::Null { size, config } => (host::Source::Null((**config).clone()), Some(*size)),
+    };
+    host::DiskSpec {
+        name: disk.name.clone(),
+        description: disk.description.clone(),
+        source,
+        size,
+        read_only: disk.read_only,
+        block_size: disk.block_size,
+        queue: disk.queue.clone(),
+        group: Some(disk.group.clone()),
+    }
+}
+
+fn settings(queue: &QueueSettings) -> host::QueueSettings {
+    let default = host::QueueSettings::default();
+    host::QueueSettings {
+        depth: queue.depth,
+        timeout: queue
+            .timeout
+            .map_or(default.timeout, |limit| Nanos(limit.as_nanos() as u64)),
+        merges: queue.merges.unwrap_or(default.merges),
+        ..default
+    }
+}
+
+/// The elevator that a queue's settings or its disks name; they must agree.
+fn elevator(queue: &QueueSpec, chosen: Option<Kind>, disks: &[DiskSpec]) -> Result<Option<Kind>> {
+    let mut chosen = chosen.map(|kind| (kind, "the queue's settings"));
+    for entry in &queue.disks {
+        let disk = disks.iter().find(|disk| disk.name == entry.name);
+        let Some(kind) = disk.and_then(|disk| disk.sched) else {
+            continue;
+        };
+        match chosen {
+            Some((other, who)) if other != kind => bail!(
+                "disk {}: sched={kind} rejected: {who} of the same queue, {}, has sched={other}, and a queue has one \
+                 elevator; make them agree, or give the disk a queue= of its own",
+                entry.name,
+                queue.name
+            ),
+            _ => chosen = Some((kind, &entry.name)),
+        }
+    }
+    Ok(chosen.map(|(kind, _)| kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(disks: &[&str]) -> Config {
+        let disks = disks.iter().map(|text| DiskSpec::parse(text).unwrap()).collect();
+        Config {
+            disks,
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn the_elevator_that_a_disk_names_is_its_queues() {
+        let plan = plan(&config(&["name=a,ram=1M,sched=mq-deadline", "name=b,null=1M"])).unwrap();
+        let kinds: Vec<_> = plan
+            .queues
+            .iter()
+            .map(|queue| (queue.name.as_str(), queue.elevator))
+            .collect();
+        assert_eq!(kinds, [("a", Kind::MqDeadline), ("b", Kind::None)]);
+        assert_eq!(plan.groups, ["/", "/a", "/b"]);
+    }
+
+    #[test]
+    fn disks_of_one_queue_that_name_two_elevators_are_refused() {
+        let disks = [
+            "name=a,ram=1M,queue=q,sched=none",
+            "name=b,ram=1M,queue=q,sched=mq-deadline",
+        ];
+        let error = format!("{:#}", plan(&config(&disks)).err().expect("refused"));
+        assert!(
+            error.contains("disk b: sched=mq-deadline rejected") && error.contains("a of the same queue, q"),
+            "{error}"
+        );
+    }
+}

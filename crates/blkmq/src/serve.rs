@@ -1,0 +1,173 @@
+//! Decides the life of the daemon: from the configuration to open doors, until a signal, and down again.
+//! Comes after `config` and `plan`; the reactors of `blkmq_host` do the work meanwhile.
+
+mod report;
+mod sockets;
+
+use std::io::Write;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use blkmq_core::time::Nanos;
+use blkmq_export::nbd::door;
+use blkmq_export::nbd::limits::Limits;
+use blkmq_host::engine::{Engine, EngineConfig};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use crate::cli::ServeArgs;
+use crate::config::{Config, DiskSpec, ExportSpec};
+use crate::plan::{self, Plan};
+
+/// Serves until a signal.
+///
+/// # Errors
+/// What cannot be served, or was not finished when time ran out.
+pub fn main(args: &ServeArgs) -> Result<()> {
+    let config = configuration(args)?;
+    // Before anything is opened, so that no signal finds the default action once `ready` is printed.
+    let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("signals cannot be handled")?;
+    let plan = plan::plan(&config)?;
+    if args.check {
+        println!(
+            "{} disks on {} queues: all can be served",
+            config.disks.len(),
+            plan.queues.len()
+        );
+        return Ok(());
+    }
+    let daemon = Daemon::start(&config, plan)?;
+    daemon.run(signals, config.shutdown_limit)
+}
+
+/// Joins the configuration file and the flags.
+fn configuration(args: &ServeArgs) -> Result<Config> {
+    let mut config = match &args.config {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("configuration {} cannot be read", path.display()))?;
+            Config::from_toml(&text).with_context(|| format!("configuration {}", path.display()))?
+        }
+        None => Config::default(),
+    };
+    for disk in &args.disk {
+        config.disks.push(DiskSpec::parse(disk)?);
+    }
+    for address in &args.nbd {
+        let address = address.parse().with_context(|| format!("--nbd {address}"))?;
+        config.exports.push(ExportSpec { address, disks: None });
+    }
+    config.reactors = args.reactors.or(config.reactors);
+    config.check()?;
+    if config.exports.is_empty() && !args.check {
+        bail!("no address to serve at: give --nbd unix:PATH, or a configuration with [[export]]");
+    }
+    Ok(config)
+}
+
+/// A running daemon.
+pub struct Daemon {
+    engine: Engine,
+    groups: Vec<String>,
+    /// What to give to clients: one line for each disk and address.
+    pub addresses: Vec<String>,
+}
+
+impl Daemon {
+    /// Starts the engine and opens the doors.
+    ///
+    /// # Errors
+    /// The address, the tunable or the thread that cannot be had.
+    pub fn start(config: &Config, plan: Plan) -> Result<Self> {
+        // Listen first: an address that is taken should not cost a start of the engine.
+        let doors = sockets::open(&config.exports)?;
+        let reactors = config.reactors.map_or_else(default_reactors, usize::from);
+        let engine = EngineConfig {
+            reactors,
+            queues: plan.queues,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::start(engine)?;
+        let control = engine.control();
+        for (queue, name, value) in &plan.tunables {
+            control.set_tunable(control.queue(queue)?, name, *value)?;
+        }
+        let mut addresses = Vec::new();
+        for (socket, export) in doors {
+            let disks = export.disks.as_deref();
+            let names = config.disks.iter().map(|disk| &disk.name);
+            let served = names.filter(|name| disks.is_none_or(|only| only.contains(name)));
+            addresses.extend(served.map(|name| sockets::uri(&socket, name)));
+            door::serve(&engine, socket, disks, Limits::default())
+                .with_context(|| format!("export {}", export.address))?;
+        }
+        Ok(Self {
+            engine,
+            groups: plan.groups,
+            addresses,
+        })
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Says that it is ready, and serves until a signal.
+    fn run(self, mut signals: Signals, limit: Duration) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        for address in &self.addresses {
+            writeln!(out, "{address}")?;
+        }
+        writeln!(out, "ready")?;
+        out.flush()?;
+        for signal in signals.forever() {
+            if signal != SIGUSR1 {
+                break;
+            }
+            eprint!("{}", report::statistics(&self.engine.control(), &self.groups));
+        }
+        tracing::info!("shutting down: no new requests; a second signal ends at once");
+        end_at_once_on_the_next(signals);
+        self.shutdown(limit)
+    }
+
+    /// Finishes what is under way, for at most about `limit`.
+    ///
+    /// # Errors
+    /// What was not finished in time.
+    pub fn shutdown(self, limit: Duration) -> Result<()> {
+        let limit = Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX));
+        self.engine.shutdown(limit)?;
+        Ok(())
+    }
+}
+
+/// Ends the process at the next signal, whatever is under way.
+fn end_at_once_on_the_next(mut signals: Signals) {
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if signal != SIGUSR1 {
+                std::process::exit(128 + signal);
+            }
+        }
+    });
+}
+
+/// As many reactors as processors, but no more than most hosts want to give to storage.
+fn default_reactors() -> usize {
+    thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(REACTORS_MAX)
+}
+
+const REACTORS_MAX: usize = 4;
+
+impl std::fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Daemon")
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
+}
