@@ -73,10 +73,21 @@ fn run(elevator: &mut dyn Elevator, load: Load, depth: usize, count: u64, clock:
 }
 
 fn bio(block: u64, is_read: bool) -> Bio {
-    let mut bio = Bio::default();
-    bio.op = if is_read { Op::Read } else { Op::Write };
-    (bio.offset, bio.len) = (block * 4096, 4096);
-    bio
+    Bio {
+        op: if is_read { Op::Read } else { Op::Write },
+        offset: block * 4096,
+        len: 4096,
+        ..Bio::default()
+    }
+}
+
+/// `DEPTHS=64,256` measures these only.
+fn depths() -> Vec<usize> {
+    let depths = std::env::var("DEPTHS").unwrap_or("1,16,64,256,1024,4096".to_owned());
+    depths
+        .split(',')
+        .map(|depth| depth.parse().expect("DEPTHS holds numbers"))
+        .collect()
 }
 
 fn build(kind: Kind, depth: usize) -> Option<Box<dyn Elevator>> {
@@ -107,7 +118,7 @@ fn cost_of_insert_and_dispatch() {
     const ROUNDS: usize = 7;
     for kind in Kind::ALL {
         for load in [Load::Random, Load::Ascending, Load::Merging] {
-            for depth in [1, 16, 64, 256, 1024, 4096] {
+            for depth in depths() {
                 let Some(mut elevator) = build(kind, depth) else {
                     continue;
                 };

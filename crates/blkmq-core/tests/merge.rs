@@ -32,11 +32,16 @@ fn bios() -> impl Strategy<Value = Bio> {
     let range = (0..2u32, 0..2u32, 0..12u64, 1..5u64);
     (kind, prio, range).prop_map(|((op, flags), (class, level), (disk, group, block, blocks))| {
         let (block, blocks) = if op == Op::Flush { (0, 0) } else { (block, blocks) };
-        let mut bio = Bio::default();
-        (bio.op, bio.flags, bio.prio) = (op, flags, Prio { class, level });
-        (bio.group, bio.disk) = (GroupId(group), DiskId(disk));
-        (bio.offset, bio.len) = (block * BLOCK, blocks * BLOCK);
-        bio
+        Bio {
+            op,
+            flags,
+            prio: Prio { class, level },
+            group: GroupId(group),
+            disk: DiskId(disk),
+            offset: block * BLOCK,
+            len: blocks * BLOCK,
+            ..Bio::default()
+        }
     })
 }
 

@@ -190,11 +190,16 @@ fn bios() -> impl Strategy<Value = Bio> {
     (op, prio, flags, group, range).prop_map(|(op, prio, flags, group, (disk, block, blocks))| {
         let blocks = blocks.min(16 - block % 16);
         let (block, blocks) = if op == Op::Flush { (0, 0) } else { (block, blocks) };
-        let mut bio = Bio::default();
-        (bio.op, bio.flags, bio.prio) = (op, flags, prio);
-        (bio.group, bio.disk) = (group, DiskId(disk));
-        (bio.offset, bio.len) = (block * BLOCK, blocks * BLOCK);
-        bio
+        Bio {
+            op,
+            flags,
+            prio,
+            group,
+            disk: DiskId(disk),
+            offset: block * BLOCK,
+            len: blocks * BLOCK,
+            ..Bio::default()
+        }
     })
 }
 
