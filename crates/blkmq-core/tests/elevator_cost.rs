@@ -1,7 +1,7 @@
-//! What a request costs in each elevator, insertion and dispatch together, at a steady number of queued ones: CPU time of
-//! the thread, less what the same loop costs with a plain queue in the elevator's place.
-//! `cargo test --release -p blkmq-core --test elevator_cost -- --ignored --nocapture` measures; an ordinary run of the
-//! tests only keeps it alive.
+//! What a request costs in each elevator, insertion and dispatch together, at a steady number of queued ones:
+//! CPU time of the thread, less what the same loop costs with a plain queue in the elevator's place. `cargo
+//! test --release -p blkmq-core --test elevator_cost -- --ignored --nocapture` measures; an ordinary run of
+//! the tests only keeps it alive.
 
 use std::collections::VecDeque;
 
@@ -46,7 +46,8 @@ impl Elevator for Plain {
     }
 }
 
-/// Keeps up to `depth` requests queued until `count` bios or more were inserted; returns nanoseconds for each bio.
+/// Keeps up to `depth` requests queued until `count` bios or more were inserted; returns nanoseconds for each
+/// bio.
 fn run(elevator: &mut dyn Elevator, load: Load, depth: usize, count: u64, clock: fn() -> u64) -> f64 {
     let mut seed = 1u64;
     let mut inserted = 0;

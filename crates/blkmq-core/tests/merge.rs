@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn a_joined_request_is_the_sum_of_both_and_a_refused_one_comes_back((a, b) in pairs(), limits in limits()) {
+    fn what_is_joined_is_the_sum_and_what_is_refused_comes_back((a, b) in pairs(), limits in limits()) {
         let mut queued = request(&a);
         let (first, second) = (request(&a), request(&b));
         match try_merge(&mut queued, request(&b), &limits) {

@@ -1,14 +1,14 @@
-//! Decides how requests are found by position: a sorted array, cut into chunks, of (position, slot).
-//! It names requests by the numbers that `slots` gave them; elevators ask it for neighbours and for who is next.
+//! Decides how requests are found by position: a sorted array, cut into chunks, of (position, slot). It names
+//! requests by the numbers that `slots` gave them; elevators ask it for neighbours and for who is next.
 //!
 //! ```text
-//!  directory  [ from 0 | from 81920 | from 90112 ]        one per index: where each chunk begins
-//!                 │          │            │
-//!  chunks     [0 4096 …] [81920 …]    [90112 …]           up to 64 entries each, from a pool that all indexes share
+//!  directory  [ from 0 | from 81920 | from 90112 ]    one per index: where each chunk begins
+//!                 |          |            |
+//!  chunks     [0 4096 ..] [81920 ..]  [90112 ..]       up to 64 entries each, from a pool that indexes share
 //! ```
-//! A search halves the directory, then one chunk; an insertion moves at most 63 entries. A full chunk is cut in two, and
-//! neighbours that have become thin are joined, so that the pool's size is known at set-up: two neighbours together
-//! always hold more than [`JOINED_MAX`] entries.
+//! A search halves the directory, then one chunk; an insertion moves at most 63 entries. A full chunk is cut
+//! in two, and neighbours that have become thin are joined, so that the pool's size is known at set-up: two
+//! neighbours together always hold more than [`JOINED_MAX`] entries.
 
 use super::slots::SlotId;
 
@@ -42,8 +42,8 @@ impl Chunks {
         }
     }
 
-    /// Each index has a chunk at least, and any two neighbours of one index hold more than `JOINED_MAX` entries; one
-    /// more is needed while a chunk is being cut in two.
+    /// Each index has a chunk at least, and any two neighbours of one index hold more than `JOINED_MAX`
+    /// entries; one more is needed while a chunk is being cut in two.
     const fn needed(entries_max: usize, indexes: usize) -> usize {
         entries_max / (JOINED_MAX + 1) * 2 + indexes + 1
     }
@@ -78,8 +78,9 @@ impl Chunk {
         &self.keys[..self.len]
     }
 
-    /// How many keys `less` is true for, which must be the first ones. All comparisons are made without a branch, for
-    /// which of two random positions is smaller cannot be foretold: the last key of each row, then one row's.
+    /// How many keys `less` is true for, which must be the first ones. All comparisons are made without a
+    /// branch, for which of two random positions is smaller cannot be foretold: the last key of each row,
+    /// then one row's.
     #[inline]
     fn count(&self, less: impl Fn(u64) -> bool) -> usize {
         let (rows, _) = self.keys.as_chunks::<ROW>();
@@ -255,7 +256,8 @@ impl Index {
         })
     }
 
-    /// Asserts the order of entries, the directory's truth and the least fill of neighbours; returns the chunks in use.
+    /// Asserts the order of entries, the directory's truth and the least fill of neighbours; returns the
+    /// chunks in use.
     pub(super) fn check(&self, chunks: &Chunks) -> usize {
         assert_eq!(self.directory[0].from, 0, "the first chunk begins at 0");
         let mut last = 0;
@@ -351,8 +353,8 @@ const CHUNK_MAX: usize = ROW * ROW;
 /// Stands for no entry: greater than any position, for no disk reaches the end of the address space.
 const PADDING: u64 = u64::MAX;
 
-/// Two neighbours with so many entries together or fewer are joined: well below [`CHUNK_MAX`], so that no chunk is
-/// joined and cut in turn.
+/// Two neighbours with so many entries together or fewer are joined: well below [`CHUNK_MAX`], so that no
+/// chunk is joined and cut in turn.
 const JOINED_MAX: usize = 48;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides what an elevator is: who holds requests back, and in which order they leave for the driver.
-//! The gate's holder calls it, so it needs no lock; `none` is the absence of one (requests go straight to `hw_ctx`).
+//! Decides what an elevator is: who holds requests back, and in which order they leave for the driver. The
+//! gate's holder calls it, so it needs no lock; `none` is the absence of one (requests go straight to
+//! `hw_ctx`).
 
 mod index;
 pub mod mq_deadline;
@@ -18,7 +19,7 @@ use crate::time::Instant;
 pub enum InsertAt {
     /// By the elevator's own order; it may be merged with a queued one.
     Ordered,
-    /// Before everything else of its kind: it has been out once and came back (requeued).
+    /// Before everything else of its kind that has not been out: it has been, and came back (requeued).
     Head,
 }
 
@@ -52,8 +53,9 @@ pub struct Note {
 
 /// A scheduler of requests that has one state for the whole queue.
 ///
-/// The caller inserts, dispatches and reports completions, one at a time; time comes in with every call. An elevator
-/// neither allocates nor reads a clock after set-up: it holds at most the number of requests it was made for.
+/// The caller inserts, dispatches and reports completions, one at a time; time comes in with every call. An
+/// elevator neither allocates nor reads a clock after set-up: it holds at most the number of requests it was
+/// made for.
 pub trait Elevator: Send {
     /// The name under which users choose it.
     fn name(&self) -> &'static str;
@@ -70,7 +72,8 @@ pub trait Elevator: Send {
     /// Returns how many requests it holds.
     fn queued(&self) -> usize;
 
-    /// Says when to ask [`Elevator::dispatch`] again although nothing happens, when it holds requests that may not go yet.
+    /// Says when to ask [`Elevator::dispatch`] again although nothing happens, when it holds requests that
+    /// may not go yet.
     fn next_wakeup(&self) -> Option<Instant> {
         None
     }

@@ -1,5 +1,6 @@
-//! Decides where an elevator keeps its requests: a table of slots made at set-up, and FIFO lists that link slots by number.
-//! `index` sorts the same slots by position; together they are what an elevator needs without allocating per request.
+//! Decides where an elevator keeps its requests: a table of slots made at set-up, and FIFO lists that link
+//! slots by number. `index` sorts the same slots by position; together they are what an elevator needs
+//! without allocating per request.
 
 use crate::request::Request;
 use crate::time::Instant;
@@ -130,7 +131,8 @@ impl Slots {
         self.table[id.index()].arrived
     }
 
-    /// Asserts that each slot is either unused and on the list of those, or holds a request whose end it knows.
+    /// Asserts that each slot is either unused and on the list of those, or holds a request whose end it
+    /// knows.
     pub(super) fn check(&self) {
         let mut unused = 0;
         let mut at = self.unused;
@@ -202,7 +204,8 @@ impl Fifo {
         self.len -= 1;
     }
 
-    /// Takes `merged` off; `keeper`, which is on the list too, inherits its arrival and place if they are the earlier ones.
+    /// Takes `merged` off; `keeper`, which is on the list too, inherits its arrival and place if they are the
+    /// earlier ones.
     pub(super) fn fold(&mut self, slots: &mut Slots, keeper: SlotId, merged: SlotId) {
         let earlier = slots.arrived(merged);
         if earlier.number > slots.arrived(keeper).number {

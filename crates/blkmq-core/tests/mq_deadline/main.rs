@@ -1,4 +1,5 @@
-//! mq-deadline against a naive oracle: the same histories, the same decisions; and a bent oracle is always found out.
+//! mq-deadline against a naive oracle: the same histories, the same decisions; and a bent oracle is always
+//! found out.
 
 mod oracle;
 
@@ -110,7 +111,8 @@ impl Pair {
         }
     }
 
-    /// The request is the one the oracle chose, its bios are whole, one behind the other, of one kind and within limits.
+    /// The request is the one the oracle chose, its bios are whole, one behind the other, of one kind and
+    /// within limits.
     fn compare(&self, rq: &Request, item: &Item) -> Result<(), TestCaseError> {
         let mut bios = Vec::new();
         rq.for_each_bio(|bio| bios.push(bio.clone()));
@@ -180,11 +182,22 @@ fn limits() -> Limits {
 
 /// Bios of a few kinds on two disks that lie side by side, never beyond a boundary, as `split` leaves them.
 fn bios() -> impl Strategy<Value = Bio> {
-    let op = prop_oneof![8 => Just(Op::Read), 6 => Just(Op::Write), 2 => Just(Op::Discard), 1 => Just(Op::WriteZeroes), 1 => Just(Op::Flush)];
+    let op = prop_oneof![
+        8 => Just(Op::Read),
+        6 => Just(Op::Write),
+        2 => Just(Op::Discard),
+        1 => Just(Op::WriteZeroes),
+        1 => Just(Op::Flush),
+    ];
     let class = prop_oneof![1 => Just(Class::Rt), 4 => Just(Class::Be), 1 => Just(Class::Idle)];
     let prio =
         (class, prop_oneof![9 => Just(4u8), 1 => Just(5)]).prop_map(|(class, level)| Prio { class, level });
-    let flags = prop_oneof![20 => Just(Flags::NONE), 1 => Just(Flags::FUA), 1 => Just(Flags::PREFLUSH), 1 => Just(Flags::NO_MERGE)];
+    let flags = prop_oneof![
+        20 => Just(Flags::NONE),
+        1 => Just(Flags::FUA),
+        1 => Just(Flags::PREFLUSH),
+        1 => Just(Flags::NO_MERGE),
+    ];
     let group = prop_oneof![9 => Just(GroupId(0)), 1 => Just(GroupId(1))];
     let range = (0..2u32, 0..DISK_BLOCKS, 1..4u64);
     (op, prio, flags, group, range).prop_map(|(op, prio, flags, group, (disk, block, blocks))| {

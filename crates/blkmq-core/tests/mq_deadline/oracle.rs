@@ -1,5 +1,6 @@
-//! Decides what mq-deadline must do, in the plainest way: lists that are scanned from end to end at every question.
-//! It shares no code with the elevator, nor with `merge`; `Rules` lets a test bend it, to see that bending shows.
+//! Decides what mq-deadline must do, in the plainest way: lists that are scanned from end to end at every
+//! question. It shares no code with the elevator, nor with `merge`; `Rules` lets a test bend it, to see that
+//! bending shows.
 
 use blkmq_core::bio::{Bio, Flags, Op};
 use blkmq_core::limits::Limits;
@@ -197,7 +198,8 @@ impl Oracle {
         }
     }
 
-    /// Appends `right` to the item at `place`. The deadline is the earlier one, or with a fresh bio the queued one's.
+    /// Appends `right` to the item at `place`. The deadline is the earlier one, or with a fresh bio the
+    /// queued one's.
     fn append(&mut self, class: usize, side: usize, place: usize, right: Item, right_is_fresh: bool) {
         let left = &mut self.classes[class].sides[side].items[place];
         left.bios.extend(right.bios);

@@ -108,7 +108,8 @@ impl Class {
         arrivals.map(|id| held.slots.arrived(id).at).min()
     }
 
-    /// Takes a request in: merges it with a neighbour, or puts it at its position and behind all that came before.
+    /// Takes a request in: merges it with a neighbour, or puts it at its position and behind all that came
+    /// before.
     pub(super) fn insert(
         &mut self,
         held: &mut Held,
@@ -147,7 +148,8 @@ impl Class {
         goes_on.then(|| self.sides[self.batch.side].next(held)).flatten()
     }
 
-    /// Chooses a direction and where its batch begins: at the sweep, unless a deadline has passed or nothing lies ahead.
+    /// Chooses a direction and where its batch begins: at the sweep, unless a deadline has passed or nothing
+    /// lies ahead.
     fn begin_batch(&mut self, held: &Held, tunables: &Tunables, now: Instant) -> Place {
         let side = self.choose_side(tunables);
         self.batch = Batch { side, dispatched: 0 };
@@ -181,7 +183,8 @@ impl Class {
         reads.remove(&mut held.slots, first);
     }
 
-    /// Asserts that the class `number` holds its own requests in order; returns how many, and the chunks in use.
+    /// Asserts that the class `number` holds its own requests in order; returns how many, and the chunks in
+    /// use.
     pub(super) fn check(&self, held: &Held, number: usize) -> (usize, usize) {
         self.requeued.check(&held.slots);
         for id in self.requeued.iter(&held.slots) {
@@ -235,7 +238,8 @@ impl Side {
         Inserted::Queued
     }
 
-    /// Merges a request with the one before or behind its place, or gives it back. Nobody farther away is asked.
+    /// Merges a request with the one before or behind its place, or gives it back. Nobody farther away is
+    /// asked.
     #[inline]
     fn merge(
         &mut self,
@@ -296,7 +300,8 @@ impl Side {
         held.slots.take(id)
     }
 
-    /// Asserts that both orders hold the same requests, all of them of this class and direction, and returns the chunks in use.
+    /// Asserts that both orders hold the same requests, all of them of this class and direction, and returns
+    /// the chunks in use.
     fn check(&self, held: &Held, class: usize, side: usize) -> usize {
         self.by_arrival.check(&held.slots);
         let chunks = self.by_position.check(&held.chunks);

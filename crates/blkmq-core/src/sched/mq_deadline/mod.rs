@@ -1,12 +1,14 @@
-//! Decides the order of requests by priority class, deadline, direction and position: the mq-deadline elevator.
-//! Called by the gate's holder (see `sched`); a class's own order is in `class`, what users may change in `tunables`.
+//! Decides the order of requests by priority class, deadline, direction and position: the mq-deadline
+//! elevator. Called by the gate's holder (see `sched`); a class's own order is in `class`, what users may
+//! change in `tunables`.
 //!
-//! After the deadline scheduler's document and tunables of Linux; `docs/schedulers/mq-deadline.md` says what differs.
+//! After the deadline scheduler's document and tunables of Linux; `docs/schedulers/mq-deadline.md` says what
+//! differs.
 //!
 //! ```text
-//!  insert ─► class RT ──► requeued ─────────────────────────► dispatch: an aged class's turn,
-//!            class BE     reads:  by arrival │ by position              else the first class that has something
-//!            class IDLE   writes: by arrival │ by position
+//!  insert --> class RT   --> requeued                         --> dispatch: an aged class's turn,
+//!             class BE       reads:  by arrival, by position      else the first class that has something
+//!             class IDLE     writes: by arrival, by position
 //! ```
 
 mod class;
@@ -23,14 +25,15 @@ use crate::time::Instant;
 
 /// The mq-deadline elevator.
 ///
-/// Its memory is made at set-up: per request about 90 bytes beside the request itself.
+/// Its memory is made at set-up: per request about 80 bytes beside the request itself.
 #[derive(Debug)]
 pub struct MqDeadline {
     held: Held,
     /// By [`crate::bio::Class`], the first goes first.
     classes: [Class; CLASSES],
     tunables: Tunables,
-    /// The latest time seen: callers on different reactors may be some nanoseconds apart, arrivals must not be.
+    /// The latest time seen: callers on different reactors may be some nanoseconds apart, arrivals must not
+    /// be.
     now: Instant,
 }
 
@@ -46,7 +49,8 @@ impl MqDeadline {
         }
     }
 
-    /// The class whose turn it is: one that has aged behind a higher one, else the highest that has something.
+    /// The class whose turn it is: one that has aged behind a higher one, else the highest that has
+    /// something.
     #[inline]
     fn turn(&self) -> Option<usize> {
         let first = self.classes.iter().position(|class| !class.is_empty())?;

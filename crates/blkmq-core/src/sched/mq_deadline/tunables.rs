@@ -1,5 +1,5 @@
-//! Decides what users may change of mq-deadline: the tunables, under the names and units that Linux gives them.
-//! Read by `class` at each decision, so that a change works at once, also on what is queued already.
+//! Decides what users may change of mq-deadline: the tunables, under the names and units that Linux gives
+//! them. Read by `class` at each decision, so that a change works at once, also on what is queued already.
 
 use crate::sched::TunableError;
 use crate::time::Nanos;
@@ -7,16 +7,18 @@ use crate::time::Nanos;
 /// The tunables' values.
 #[derive(Debug)]
 pub(super) struct Tunables {
-    /// After this time a read goes before reads of better position. Shorter bounds a read's wait, and seeks more.
+    /// After this time a read goes before reads of better position. Shorter bounds a read's wait, and seeks
+    /// more.
     pub(super) read_expire: Nanos,
     /// The same for writes.
     pub(super) write_expire: Nanos,
     /// So many batches of reads go before a waiting write. More favours readers, and lets writes wait longer.
     pub(super) writes_starved: u64,
-    /// Requests of one batch: in ascending position, deadlines not looked at. More is better for throughput, and worse
-    /// for the wait of those outside the batch.
+    /// Requests of one batch: in ascending position, deadlines not looked at. More is better for throughput,
+    /// and worse for the wait of those outside the batch.
     pub(super) fifo_batch: u64,
-    /// Whether a request may be merged in front of a queued one. It is rare: who has no such load saves the look.
+    /// Whether a request may be merged in front of a queued one. It is rare: who has no such load saves the
+    /// look.
     pub(super) front_merges: bool,
     /// After this time behind a higher class, a class gets its turn.
     pub(super) prio_aging_expire: Nanos,
