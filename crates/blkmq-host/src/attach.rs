@@ -5,7 +5,7 @@
 //! once per batch: the first submission after a [`Attached::poll`] reads it, and what ends while it is being issued (a
 //! drive that completes inline) is given out without another reading, for a bounded number of times in a row.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::time::{Instant, Nanos};
@@ -32,12 +32,11 @@ pub struct Attached {
 
 impl Attached {
     pub(crate) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
-        let mut chairs = shared.chairs.lock().unwrap_or_else(PoisonError::into_inner);
-        let chair = chairs.pop().ok_or(Error::NoSeat {
-            max: shared.chairs_max,
+        let chair = shared.take_chair()?;
+        let place = Place::open(shared, chair).map_err(|(error, chair)| {
+            shared.put_chair(chair);
+            error
         })?;
-        drop(chairs);
-        let place = Place::open(shared, chair)?;
         Ok(Self {
             place: Some(place),
             shared: Arc::clone(shared),
@@ -201,11 +200,7 @@ impl Drop for Attached {
         };
         loop {
             match place.close() {
-                Ok(chair) => {
-                    let mut chairs = self.shared.chairs.lock().unwrap_or_else(PoisonError::into_inner);
-                    chairs.push(chair);
-                    return;
-                }
+                Ok(chair) => return self.shared.put_chair(chair),
                 // Others may have left mail here: it is passed on by running.
                 Err(open) => place = *open,
             }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -140,7 +140,7 @@ impl Engine {
         let (shared, mut chairs) = build(config, reactors, seats)?;
         // The chairs of attached threads stay with the shared state; those of the reactors come first.
         let spare = chairs.split_off(reactors);
-        *shared.chairs.lock().unwrap_or_else(PoisonError::into_inner) = spare;
+        spare.into_iter().for_each(|chair| shared.put_chair(chair));
         let mut engine = Self {
             shared,
             threads: Vec::with_capacity(reactors),
@@ -228,8 +228,7 @@ impl Engine {
             || services() == 0,
             || format!("{} services are not finished", services()),
         )?;
-        let attached =
-            || shared.chairs_max - shared.chairs.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let attached = || shared.close_chairs();
         self.wait_for(
             limit,
             || attached() == 0,
@@ -315,7 +314,7 @@ fn build(config: EngineConfig, reactors: usize, seats: usize) -> Result<(Arc<Sha
         inboxes: (0..reactors).map(|_| Inbox::default()).collect(),
         queues: queues.into(),
         disks: disks.into(),
-        chairs: Mutex::new(Vec::new()),
+        chairs: Mutex::default(),
         chairs_max: seats - reactors,
         services: AtomicU32::new(0),
         is_hurried: AtomicBool::new(false),
@@ -394,7 +393,7 @@ fn serve(shared: &Arc<Shared>, chair: Chair, ready: &Sender<Result<(), Error>>) 
     control::mark_reactor();
     let place = match Place::open(shared, chair) {
         Ok(place) => place,
-        Err(error) => {
+        Err((error, _chair)) => {
             // Whoever started us waits for this, and gives up if it is gone.
             let _ = ready.send(Err(error));
             return;

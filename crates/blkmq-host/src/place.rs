@@ -7,16 +7,17 @@
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
+use blkmq_core::driver::Driver;
 use blkmq_core::ids::{HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
-use blkmq_core::queue::Effects;
+use blkmq_core::queue::{Effects, Seat};
 use blkmq_core::time::{Instant, Nanos};
 
 use crate::clock::Clock;
 use crate::disk::QueueId;
 use crate::error::Error;
 use crate::ring::{Completion, Port, RingHandle};
-use crate::shared::{Chair, Shared};
+use crate::shared::{Chair, QueueEntry, Shared};
 use crate::wait::WaitPolicy;
 
 /// One thread's side of the engine.
@@ -39,25 +40,20 @@ pub(crate) struct Place {
 
 impl Place {
     /// Takes the seats of `chair`, on the thread that will stay.
-    pub(crate) fn open(shared: &Arc<Shared>, chair: Chair) -> Result<Self, Error> {
-        let id = chair.id;
-        let ring = RingHandle::new(shared.ring).map_err(|source| Error::Ring { reactor: id, source })?;
+    ///
+    /// # Errors
+    /// What could not be had, and the chair.
+    pub(crate) fn open(shared: &Arc<Shared>, chair: Chair) -> Result<Self, (Error, Chair)> {
+        let (ring, drivers) = match open_ring_and_drivers(shared, &chair) {
+            Ok(opened) => opened,
+            Err(error) => return Err((error, chair)),
+        };
         precise_timers();
+        let id = chair.id;
         let wake = ring.open_port();
         watch(&wake, shared, id);
-        let mut queues = Vec::with_capacity(chair.seats.len());
-        for (seat, entry) in chair.seats.into_iter().zip(&shared.queues) {
-            let driver = if seat.owns_hctx() {
-                let opened = entry.drive.open_hctx(&ring, HctxId(id.0));
-                Some(opened.map_err(|source| Error::Drive {
-                    queue: entry.queue.name().to_owned(),
-                    source,
-                })?)
-            } else {
-                None
-            };
-            queues.push(seat.sit(driver));
-        }
+        let seats = chair.seats.into_iter().zip(drivers);
+        let queues = seats.map(|(seat, driver)| seat.sit(driver)).collect();
         let clock = shared.clock;
         Ok(Self {
             queues,
@@ -262,6 +258,32 @@ impl Place {
             self.shared.kick(kicks);
         }
     }
+}
+
+type Drivers = Vec<Option<Box<dyn Driver>>>;
+
+/// Opens what can fail: the ring, and a driver for each hardware context that the chair owns.
+fn open_ring_and_drivers(shared: &Shared, chair: &Chair) -> Result<(RingHandle, Drivers), Error> {
+    let ring = RingHandle::new(shared.ring).map_err(|source| Error::Ring {
+        reactor: chair.id,
+        source,
+    })?;
+    let open = |(seat, entry): (&Seat, &QueueEntry)| {
+        let driver = seat
+            .owns_hctx()
+            .then(|| entry.drive.open_hctx(&ring, HctxId(chair.id.0)));
+        driver.transpose().map_err(|source| Error::Drive {
+            queue: entry.queue.name().to_owned(),
+            source,
+        })
+    };
+    let drivers = chair
+        .seats
+        .iter()
+        .zip(&shared.queues)
+        .map(open)
+        .collect::<Result<_, Error>>()?;
+    Ok((ring, drivers))
 }
 
 /// Has every ring of the bell complete once in the ring.

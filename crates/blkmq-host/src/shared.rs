@@ -2,7 +2,7 @@
 //! `engine` makes it; `place`, `control` and `attach` hold it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{ReactorId, ReactorSet};
 use blkmq_core::queue::{Queue, Seat};
@@ -12,6 +12,7 @@ use crate::bell::Bell;
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::drive::Drive;
+use crate::error::Error;
 use crate::ring::RingConfig;
 use crate::service::ServiceFactory;
 
@@ -25,8 +26,7 @@ pub(crate) struct Shared {
     pub(crate) inboxes: Box<[Inbox]>,
     pub(crate) queues: Box<[QueueEntry]>,
     pub(crate) disks: Box<[Disk]>,
-    /// Seats for attached threads that nobody has taken.
-    pub(crate) chairs: Mutex<Vec<Chair>>,
+    pub(crate) chairs: Mutex<Chairs>,
     pub(crate) chairs_max: usize,
     /// Services that live, or are ordered to, on all reactors.
     pub(crate) services: AtomicU32,
@@ -43,6 +43,14 @@ pub(crate) struct QueueEntry {
 pub(crate) struct Chair {
     pub(crate) id: ReactorId,
     pub(crate) seats: Vec<Seat>,
+}
+
+/// The seats of attached threads that nobody has taken.
+#[derive(Default)]
+pub(crate) struct Chairs {
+    free: Vec<Chair>,
+    /// The engine shuts down: nobody attaches any more.
+    is_closed: bool,
 }
 
 /// What a reactor is told to do by other threads. Seldom, so a lock will do; the flag spares the reactor taking it.
@@ -87,6 +95,37 @@ impl Inbox {
 }
 
 impl Shared {
+    /// Takes a chair for an attached thread.
+    ///
+    /// # Errors
+    /// If all are taken, or the engine shuts down.
+    pub(crate) fn take_chair(&self) -> Result<Chair, Error> {
+        let mut chairs = self.lock_chairs();
+        if chairs.is_closed {
+            return Err(Error::Shutdown(
+                "the engine has ended: nobody can attach".to_owned(),
+            ));
+        }
+        chairs.free.pop().ok_or(Error::NoSeat { max: self.chairs_max })
+    }
+
+    /// Gives a chair back, or adds a new one.
+    pub(crate) fn put_chair(&self, chair: Chair) {
+        self.lock_chairs().free.push(chair);
+    }
+
+    /// How many threads are attached. If none is, none can attach from now on.
+    pub(crate) fn close_chairs(&self) -> usize {
+        let mut chairs = self.lock_chairs();
+        let taken = self.chairs_max - chairs.free.len();
+        chairs.is_closed |= taken == 0;
+        taken
+    }
+
+    fn lock_chairs(&self) -> MutexGuard<'_, Chairs> {
+        self.chairs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Gives a reactor an order and wakes it.
     pub(crate) fn order(&self, reactor: ReactorId, order: Order) {
         if matches!(order, Order::Add(_)) {

@@ -203,3 +203,25 @@ fn a_timeout_ends_a_wait_although_nothing_ended() {
     );
     assert_eq!(attached.wait(&mut out, None), 1);
 }
+
+#[test]
+fn an_attachment_that_fails_leaves_its_seat() {
+    let null = NullConfig {
+        setup_failure: Some(1),
+        ..NullConfig::bare()
+    };
+    let engine = engine(1, 1, null, Kind::None);
+    for _ in 0..2 {
+        assert!(matches!(engine.attach(), Err(Error::Drive { .. })));
+    }
+    engine.shutdown(Nanos::from_secs(10)).unwrap();
+}
+
+#[test]
+fn a_shutdown_names_the_threads_that_are_still_attached() {
+    let engine = engine(1, 1, NullConfig::bare(), Kind::None);
+    let attached = engine.attach().unwrap();
+    let error = engine.shutdown(Nanos::from_millis(20)).unwrap_err();
+    assert_eq!(error.to_string(), "shutdown: 1 threads are still attached");
+    drop(attached);
+}
