@@ -1,7 +1,8 @@
 //! Decides nothing: measures what an attached thread costs per I/O on a null disk that completes inline.
 //!
-//! Question: how many 4 KiB random reads can one thread do, the generator of the load included, at depths 1 to 256?
-//! Run it with `cargo run --release -p blkmq-host --example null_iops [mq-deadline]`; `blkmq bench engine` is the full bench.
+//! Question: how many 4 KiB random reads can one thread do, the generator of the load included, at depths 1
+//! to 256? Run it with `cargo run --release -p blkmq-host --example null_iops [mq-deadline]`; `blkmq bench
+//! engine` is the full bench.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,8 +44,8 @@ fn main() {
     }
 }
 
-/// Keeps `depth` reads under way for half a second. Returns millions of them per second of this thread's CPU time, so
-/// that other load on the machine matters less.
+/// Keeps `depth` reads under way for half a second. Returns millions of them per second of this thread's CPU
+/// time, so that other load on the machine matters less.
 fn run(attached: &mut Attached, depth: u32) -> f64 {
     let mut out: Vec<Bio> = Vec::with_capacity(depth as usize);
     let (mut position, mut ended) = (1u64, 0u64);

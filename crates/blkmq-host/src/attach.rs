@@ -1,9 +1,10 @@
-//! Decides how a library user's own thread does I/O: it attaches, and from then on submits, issues and reaps by itself.
-//! `place` is its side of the queues; nothing is handed to another thread.
+//! Decides how a library user's own thread does I/O: it attaches, and from then on submits, issues and reaps
+//! by itself. `place` is its side of the queues; nothing is handed to another thread.
 //!
-//! An attached thread does not promise to come back, so the engine never leaves others' work with it. The clock is read
-//! once per batch: the first submission after a [`Attached::poll`] reads it, and what ends while it is being issued (a
-//! drive that completes inline) is given out without another reading, for a bounded number of times in a row.
+//! An attached thread does not promise to come back, so the engine never leaves others' work with it. The
+//! clock is read once per batch: the first submission after a [`Attached::poll`] reads it, and what ends
+//! while it is being issued (a drive that completes inline) is given out without another reading, for a
+//! bounded number of times in a row.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use crate::shared::Shared;
 
 /// A thread's own way to all disks of an engine. Stays on the thread that attached.
 ///
-/// Dropping it issues what is staged and blocks until everything it submitted has ended, since buffers are lent out.
+/// Dropping it issues what is staged and blocks until everything it submitted has ended, since buffers are
+/// lent out.
 pub struct Attached {
     /// Always there, except while being dropped.
     place: Option<Place>,
@@ -46,10 +48,12 @@ impl Attached {
         })
     }
 
-    /// Takes a bio in. It is staged until [`Self::unplug`], [`Self::poll`] or [`Self::wait`], or until 32 are.
+    /// Takes a bio in. It is staged until [`Self::unplug`], [`Self::poll`] or [`Self::wait`], or until 32
+    /// are.
     ///
     /// # Errors
-    /// The bio, if as many bios of this thread wait as the queue has requests per reactor: submit it after an end.
+    /// The bio, if as many bios of this thread wait as the queue has requests per reactor: submit it after an
+    /// end.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -66,7 +70,8 @@ impl Attached {
         self.place_at_time().unplug();
     }
 
-    /// Issues what is staged and appends what has ended to `out`. Returns how many bios that were. Never blocks.
+    /// Issues what is staged and appends what has ended to `out`. Returns how many bios that were. Never
+    /// blocks.
     #[inline]
     pub fn poll(&mut self, out: &mut Vec<Bio>) -> usize {
         self.look();
@@ -74,8 +79,8 @@ impl Attached {
         self.take_ended(out)
     }
 
-    /// Like [`Self::poll`], but blocks until something has ended or `timeout` is over (never, if there is none).
-    /// With nothing under way it returns at once.
+    /// Like [`Self::poll`], but blocks until something has ended or `timeout` is over (never, if there is
+    /// none). With nothing under way it returns at once.
     pub fn wait(&mut self, out: &mut Vec<Bio>, timeout: Option<Nanos>) -> usize {
         let until = timeout.map(|timeout| self.shared.clock.now() + timeout);
         loop {
@@ -119,8 +124,8 @@ impl Attached {
         self.disks().iter().find(|disk| disk.name == name)
     }
 
-    /// Issues what is staged and looks for what has ended. Where something ended inline, the rest is looked at only once
-    /// in a while.
+    /// Issues what is staged and looks for what has ended. Where something ended inline, the rest is looked
+    /// at only once in a while.
     #[inline]
     fn look(&mut self) {
         let place = self.place_at_time();

@@ -1,8 +1,8 @@
 //! Decides how a sleeping reactor is woken: by one write to its event, by the first who has something for it.
 //! The announcing of sleep is `blkmq_sync::wake_flag`; `place` sleeps, whoever publishes work rings.
 //!
-//! A reactor that is awake costs a ringer one fence and one load, no system call. The event is watched by a multishot
-//! poll in the reactor's ring and never read: each write is one completion.
+//! A reactor that is awake costs a ringer one fence and one load, no system call. The event is watched by a
+//! multishot poll in the reactor's ring and never read: each write is one completion.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

@@ -1,9 +1,10 @@
-//! Decides what time it is for the engine: nanoseconds since the process first asked. `reactor` and `attach` read the
-//! clock once per batch and hand the value down; nobody below them reads one.
+//! Decides what time it is for the engine: nanoseconds since the process first asked. `reactor` and `attach`
+//! read the clock once per batch and hand the value down; nobody below them reads one.
 //!
-//! Where the processor's time-stamp counter is invariant and the kernel itself trusts it, a reading costs about 10 ns:
-//! the counter, scaled by a factor that is measured once against CLOCK_MONOTONIC. Elsewhere it is CLOCK_MONOTONIC. The
-//! factor is good to a few parts per million, and everything is measured with the same one, so differences agree.
+//! Where the processor's time-stamp counter is invariant and the kernel itself trusts it, a reading costs
+//! about 10 ns: the counter, scaled by a factor that is measured once against CLOCK_MONOTONIC. Elsewhere it
+//! is CLOCK_MONOTONIC. The factor is good to a few parts per million, and everything is measured with the
+//! same one, so differences agree.
 
 mod sys;
 
@@ -41,7 +42,8 @@ impl Clock {
         })
     }
 
-    /// Reads the clock. Readings of one thread never go back; those of different threads agree to about 100 ns.
+    /// Reads the clock. Readings of one thread never go back; those of different threads agree to about 100
+    /// ns.
     #[inline]
     pub fn now(&self) -> Instant {
         match self.source {
@@ -98,8 +100,8 @@ fn paired_reading() -> (u64, u64) {
         .expect("at least one try")
 }
 
-/// The processor promises a constant rate in all its states, and the kernel has found the counters of the processors to
-/// agree (else it would have left that clock source).
+/// The processor promises a constant rate in all its states, and the kernel has found the counters of the
+/// processors to agree (else it would have left that clock source).
 fn counter_is_trusted() -> bool {
     let source = std::fs::read_to_string(CLOCK_SOURCE).unwrap_or_default();
     sys::counter_is_invariant()

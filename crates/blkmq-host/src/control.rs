@@ -1,5 +1,5 @@
-//! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, statistics.
-//! The queue's own operations never block; here they are waited for, by the calling thread, which is no reactor.
+//! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, statistics. The
+//! queue's own operations never block; here they are waited for, by the calling thread, which is no reactor.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -110,7 +110,8 @@ impl Control {
         Ok(quiesced)
     }
 
-    /// Replaces a queue's elevator, under load too: freezes, waits until the queue is drained, replaces, thaws.
+    /// Replaces a queue's elevator, under load too: freezes, waits until the queue is drained, replaces,
+    /// thaws.
     ///
     /// # Errors
     /// As for [`Self::freeze`]; the old elevator stays then.
@@ -120,7 +121,8 @@ impl Control {
         self.wait_until(queue, || core.set_elevator(kind).is_ok())
     }
 
-    /// Bounds the requests in flight: per hardware context without an elevator, in all with one. Takes effect at once.
+    /// Bounds the requests in flight: per hardware context without an elevator, in all with one. Takes effect
+    /// at once.
     ///
     /// # Errors
     /// If `depth` is 0 or more than the queue was made for.

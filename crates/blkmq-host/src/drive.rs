@@ -1,5 +1,6 @@
-//! Decides what the engine needs of a drive: its limits, a driver for each hardware context, and what is allocated.
-//! `plan` makes drives from the specifications of disks, `engine` has their hardware contexts opened on the reactors.
+//! Decides what the engine needs of a drive: its limits, a driver for each hardware context, and what is
+//! allocated. `plan` makes drives from the specifications of disks, `engine` has their hardware contexts
+//! opened on the reactors.
 
 use std::io;
 
@@ -15,8 +16,8 @@ pub trait Drive: Allocation {
     /// What one request may be.
     fn limits(&self) -> Limits;
 
-    /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring` is that
-    /// reactor's.
+    /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`
+    /// is that reactor's.
     ///
     /// # Errors
     /// What the operating system says, with the object named.

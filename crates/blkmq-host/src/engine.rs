@@ -1,5 +1,6 @@
-//! Decides how an engine comes up and goes down: queues and seats, reactor threads, and the order of a shutdown.
-//! `plan` says which disks share a queue; `reactor` is what the threads run; `control` changes a running engine.
+//! Decides how an engine comes up and goes down: queues and seats, reactor threads, and the order of a
+//! shutdown. `plan` says which disks share a queue; `reactor` is what the threads run; `control` changes a
+//! running engine.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -29,15 +30,16 @@ use crate::wait;
 
 /// What an engine is to be.
 pub struct EngineConfig {
-    /// Threads that serve, 1 to 128 together with `attached_max`. With 0 there is still one, which sleeps unless an
-    /// elevator's timers need somebody who always comes back. Default 1.
+    /// Threads that serve, 1 to 128 together with `attached_max`. With 0 there is still one, which sleeps
+    /// unless an elevator's timers need somebody who always comes back. Default 1.
     pub reactors: usize,
-    /// Threads of a library user that may be attached at the same time. Each costs its share of every queue's requests
-    /// and tags. Default 0.
+    /// Threads of a library user that may be attached at the same time. Each costs its share of every queue's
+    /// requests and tags. Default 0.
     pub attached_max: usize,
     /// The size of each thread's ring.
     pub ring: RingConfig,
-    /// How long a reactor looks for events before it blocks, where that pays; see [`wait::WaitPolicy`]. Default 20 µs.
+    /// How long a reactor looks for events before it blocks, where that pays; see [`wait::WaitPolicy`].
+    /// Default 20 µs.
     pub spin_max: Nanos,
     /// The queues, with their disks.
     pub queues: Vec<QueueSpec>,
@@ -67,8 +69,8 @@ pub struct QueueSpec {
     pub elevator: Kind,
     /// How many requests may be in flight. Default 128 per hardware context.
     pub tags: TagMode,
-    /// Hardware contexts; none for one per thread. Fewer must not be more than there are reactors: the threads without
-    /// one go through a reactor then. Default none.
+    /// Hardware contexts; none for one per thread. Fewer must not be more than there are reactors: the
+    /// threads without one go through a reactor then. Default none.
     pub hctxs: Option<u16>,
     /// Requests of each thread under way, and as many bios may wait beside them. Default 256.
     pub requests_per_reactor: u32,
@@ -185,12 +187,12 @@ impl Engine {
         self.disks().iter().find(|disk| disk.name == name)
     }
 
-    /// Shuts down: services finish what is under way and take no more, attached threads are waited for, queues drain,
-    /// reactors end. Blocks for at most about `limit`, or until [`Control::hurry`].
+    /// Shuts down: services finish what is under way and take no more, attached threads are waited for,
+    /// queues drain, reactors end. Blocks for at most about `limit`, or until [`Control::hurry`].
     ///
     /// # Errors
-    /// What was not finished in time. Its threads and their buffers are left as they are, since the kernel may still use
-    /// them: the caller should end the process.
+    /// What was not finished in time. Its threads and their buffers are left as they are, since the kernel
+    /// may still use them: the caller should end the process.
     pub fn shutdown(mut self, limit: Nanos) -> Result<(), Error> {
         self.stop(limit)
     }
@@ -404,7 +406,8 @@ fn serve(shared: &Arc<Shared>, chair: Chair, ready: &Sender<Result<(), Error>>) 
     reactor.run();
 }
 
-/// Ends the process when a reactor panics: the I/O it holds could never end, and its clients would wait for ever.
+/// Ends the process when a reactor panics: the I/O it holds could never end, and its clients would wait for
+/// ever.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

@@ -1,8 +1,10 @@
-//! The engine in the real world: reactors on io_uring, the clock, and the drivers that meet the operating system.
+//! The engine in the real world: reactors on io_uring, the clock, and the drivers that meet the operating
+//! system.
 //!
-//! [`engine`] is the way in: it starts reactors, lets a library user's thread [`attach`], puts doors ([`service`]) on
-//! reactors, and is changed and watched through [`control`]; [`mod@plan`] turns configured disks into its queues. A reactor is one thread with one place to wait (`place`,
-//! [`ring`], [`mod@wait`], `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
+//! [`engine`] is the way in: it starts reactors, lets a library user's thread [`attach`], puts doors
+//! ([`service`]) on reactors, and is changed and watched through [`control`]; [`mod@plan`] turns configured
+//! disks into its queues. A reactor is one thread with one place to wait (`place`, [`ring`], [`mod@wait`],
+//! `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
 
 pub mod attach;
 mod bell;

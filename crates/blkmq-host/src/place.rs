@@ -1,8 +1,8 @@
-//! Decides how one thread runs its side of all queues and how it sleeps: the part that reactors and attached threads
-//! have in common. `reactor` puts services on it, `attach` a library user.
+//! Decides how one thread runs its side of all queues and how it sleeps: the part that reactors and attached
+//! threads have in common. `reactor` puts services on it, `attach` a library user.
 //!
-//! Sleeping is announced on the bell before the last look for work, so that whoever publishes work after that look
-//! rings; see `blkmq_sync::wake_flag`.
+//! Sleeping is announced on the bell before the last look for work, so that whoever publishes work after that
+//! look rings; see `blkmq_sync::wake_flag`.
 
 use std::sync::Arc;
 
@@ -179,8 +179,9 @@ impl Place {
         self.queues.iter().any(under_way)
     }
 
-    /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says. `expects` says that
-    /// something is likely to come soon; `has_news` looks for what the place does not know of.
+    /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says.
+    /// `expects` says that something is likely to come soon; `has_news` looks for what the place does not
+    /// know of.
     pub(crate) fn wait(&mut self, expects: bool, alarm: Option<Instant>, has_news: impl Fn() -> bool) {
         let alarm = self.earliest_alarm(alarm);
         let start = self.clock.now();

@@ -1,9 +1,9 @@
 //! Decides which disks share a queue: those that share a drive's capacity, unless told otherwise.
 //! Configuration comes in as [`DiskSpec`]s, the drives are opened here, and `engine` starts what comes out.
 //!
-//! Files on the same filesystem compete for the same device, so they share a queue, and one elevator sees all of their
-//! tenants; a block device is a drive of its own; ram and null disks have nothing in common with each other. `queue=`
-//! overrides all of this, within one kind of drive.
+//! Files on the same filesystem compete for the same device, so they share a queue, and one elevator sees all
+//! of their tenants; a block device is a drive of its own; ram and null disks have nothing in common with
+//! each other. `queue=` overrides all of this, within one kind of drive.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -58,13 +58,13 @@ pub enum Source {
 pub struct QueueSettings {
     /// The elevator to begin with. Default none.
     pub elevator: Kind,
-    /// Requests in flight at the drive, 1 to 65536: for files over all threads, else for each. Default 256 for files, 128
-    /// for ram, as many as the drive takes for null.
+    /// Requests in flight at the drive, 1 to 65536: for files over all threads, else for each. Default 256
+    /// for files, 128 for ram, as many as the drive takes for null.
     pub depth: Option<u32>,
     /// Hardware contexts; see [`QueueSpec::hctxs`]. Default one per thread.
     pub hctxs: Option<u16>,
-    /// Requests of each thread under way, 1 to 65536. What waits beyond them has no elevator's care. Default 1024 for
-    /// files, 256 else.
+    /// Requests of each thread under way, 1 to 65536. What waits beyond them has no elevator's care. Default
+    /// 1024 for files, 256 else.
     pub requests_per_reactor: Option<u32>,
     /// How long a request may be with the driver. Default 30 s.
     pub timeout: Nanos,
@@ -93,12 +93,12 @@ pub struct Plan {
     pub groups: Vec<String>,
 }
 
-/// Opens the drives of `disks` and puts each disk on a queue, in order. `settings` are those of queues with a name; a
-/// name for which no disk came is an error, since it is most likely misspelt.
+/// Opens the drives of `disks` and puts each disk on a queue, in order. `settings` are those of queues with a
+/// name; a name for which no disk came is an error, since it is most likely misspelt.
 ///
 /// # Errors
-/// The first thing that cannot be: a name given twice, a size that is missing, a file that cannot be served, drives of
-/// different kinds on one queue.
+/// The first thing that cannot be: a name given twice, a size that is missing, a file that cannot be served,
+/// drives of different kinds on one queue.
 pub fn plan(
     disks: Vec<DiskSpec>,
     settings: &BTreeMap<String, QueueSettings>,

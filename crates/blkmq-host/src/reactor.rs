@@ -1,10 +1,10 @@
-//! Decides the order in which one thread does its work: what has come in, queues, what has ended, services, kicks, wait.
-//! `place` knows how to sleep and to run the queues; `engine` starts the threads.
+//! Decides the order in which one thread does its work: what has come in, queues, what has ended, services,
+//! kicks, wait. `place` knows how to sleep and to run the queues; `engine` starts the threads.
 //!
 //! ```text
-//!      ┌──────────────────────────────── one turn ────────────────────────────────┐
-//!  ──► orders, ring, timers ─► queues run ─► ended bios to services ─► unplug ─► end_of_batch ─► unplug, kicks ──► wait
-//!      └──────────────────────────────────────────────────────────────────────────┘
+//!   orders, ring, timers -> queues run -> ended bios to services -> unplug -> end_of_batch -> unplug, kicks
+//!            ^                                                                                       |
+//!            +----------------------------- wait, unless there is news <-----------------------------+
 //! ```
 
 use std::cmp::Reverse;
@@ -300,7 +300,8 @@ impl Reactor {
     }
 }
 
-/// Rounds of delivering and issuing in one turn, where drivers complete inline: then the ring and the timers are due.
+/// Rounds of delivering and issuing in one turn, where drivers complete inline: then the ring and the timers
+/// are due.
 const ROUNDS_MAX: usize = 4;
 /// Room for what ends in one turn, before a list has to grow.
 const ENDED_AT_ONCE: usize = 1024;

@@ -1,10 +1,11 @@
-//! Decides how one reactor shares its io_uring among drivers and doors: each has a port, completions go to their port.
-//! `reactor` and `attach` own the ring, submit and wait; drivers and services push entries through a [`Port`].
+//! Decides how one reactor shares its io_uring among drivers and doors: each has a port, completions go to
+//! their port. `reactor` and `attach` own the ring, submit and wait; drivers and services push entries
+//! through a [`Port`].
 //!
-//! Entries that are pushed reach the kernel with the next [`RingHandle::submit`] or [`RingHandle::wait`], so that a batch,
-//! and at depth 1 even submission and waiting, cost one system call. The ring is made with DEFER_TASKRUN: completions are
-//! posted only when its thread enters the kernel asking for them, which [`RingHandle::reap`] does whenever the kernel's
-//! taskrun flag says that there is something to post.
+//! Entries that are pushed reach the kernel with the next [`RingHandle::submit`] or [`RingHandle::wait`], so
+//! that a batch, and at depth 1 even submission and waiting, cost one system call. The ring is made with
+//! DEFER_TASKRUN: completions are posted only when its thread enters the kernel asking for them, which
+//! [`RingHandle::reap`] does whenever the kernel's taskrun flag says that there is something to post.
 
 mod sys;
 
@@ -38,8 +39,8 @@ impl Completion {
 /// How large a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingConfig {
-    /// Entries that can wait for submission, 1 to 32768; the kernel rounds up to a power of two. More are never lost,
-    /// they cost a system call. Default 512.
+    /// Entries that can wait for submission, 1 to 32768; the kernel rounds up to a power of two. More are
+    /// never lost, they cost a system call. Default 512.
     pub entries: u32,
     /// Completions that can wait to be reaped. More are kept by the kernel, slowly. Default 4096.
     pub completions: u32,
@@ -66,8 +67,8 @@ pub struct RingHandle(Rc<Ring>);
 
 /// One user of a ring: a driver's hardware context or a door.
 ///
-/// A dropped port forgets its completions. What it pushed goes on in the kernel: whoever drops a port has drained it, or
-/// keeps the buffers alive by other means ([`Port::in_flight`] tells).
+/// A dropped port forgets its completions. What it pushed goes on in the kernel: whoever drops a port has
+/// drained it, or keeps the buffers alive by other means ([`Port::in_flight`] tells).
 pub struct Port {
     ring: RingHandle,
     id: u16,
@@ -104,8 +105,8 @@ impl RingHandle {
     /// Makes a ring for the calling thread.
     ///
     /// # Errors
-    /// What the kernel said: `ENOSYS` or `EPERM` where io_uring is missing or forbidden, `EINVAL` for a kernel before 6.1
-    /// or a size out of range, `ENOMEM` where locked memory is limited.
+    /// What the kernel said: `ENOSYS` or `EPERM` where io_uring is missing or forbidden, `EINVAL` for a
+    /// kernel before 6.1 or a size out of range, `ENOMEM` where locked memory is limited.
     pub fn new(config: RingConfig) -> io::Result<Self> {
         let uring = IoUring::builder()
             .setup_cqsize(config.completions.max(config.entries))
@@ -163,8 +164,8 @@ impl RingHandle {
         self.0.state.borrow_mut().has_unsubmitted()
     }
 
-    /// Hands what has completed to the ports. Returns how many completions that were. Enters the kernel only if it has
-    /// announced completions that it has not posted.
+    /// Hands what has completed to the ports. Returns how many completions that were. Enters the kernel only
+    /// if it has announced completions that it has not posted.
     pub fn reap(&self) -> usize {
         let mut state = self.0.state.borrow_mut();
         let mut reaped = state.distribute();
@@ -188,8 +189,9 @@ impl RingHandle {
         self.0.in_flight.get()
     }
 
-    /// Submits what was pushed and blocks, in the same system call, until something has completed or `timeout` is over.
-    /// Returns at once if completions are there already. What completed is handed to the ports by [`Self::reap`].
+    /// Submits what was pushed and blocks, in the same system call, until something has completed or
+    /// `timeout` is over. Returns at once if completions are there already. What completed is handed to the
+    /// ports by [`Self::reap`].
     pub fn wait(&self, timeout: Option<Nanos>) {
         let wait = timeout.map_or(Wait::Forever, Wait::For);
         self.0.state.borrow_mut().enter(wait);
@@ -390,8 +392,9 @@ impl RingState {
         reaped
     }
 
-    /// Enters the kernel: submits, runs the deferred work, and waits as `wait` says. Time over, a signal, and a kernel
-    /// that takes nothing before completions are reaped, are all reasons to return: the caller loops.
+    /// Enters the kernel: submits, runs the deferred work, and waits as `wait` says. Time over, a signal, and
+    /// a kernel that takes nothing before completions are reaped, are all reasons to return: the caller
+    /// loops.
     fn enter(&mut self, mut wait: Wait) {
         self.queue_backlog();
         if !self.backlog.is_empty() {

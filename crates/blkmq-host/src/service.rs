@@ -1,5 +1,5 @@
-//! Decides what a door is to a reactor: an object that lives on it, is called when something has happened for it, and
-//! never blocks. `reactor` calls it; it acts through [`Cx`].
+//! Decides what a door is to a reactor: an object that lives on it, is called when something has happened for
+//! it, and never blocks. `reactor` calls it; it acts through [`Cx`].
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::shared::{Order, Shared};
 
 /// A connection or a listener, living on one reactor.
 ///
-/// It is dropped once it says that it [is finished](Service::is_finished), all bios it submitted have ended and all
-/// entries it pushed have completed; so what it owns outlives every use by drivers and kernel.
+/// It is dropped once it says that it [is finished](Service::is_finished), all bios it submitted have ended
+/// and all entries it pushed have completed; so what it owns outlives every use by drivers and kernel.
 pub trait Service {
     /// Is called once, first.
     fn start(&mut self, _cx: &mut Cx<'_>) {}
@@ -29,13 +29,16 @@ pub trait Service {
     /// The time it asked for with [`Cx::set_timer`] has come.
     fn on_timer(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// A bio was refused before, and there may be room now. Called again and again until a submission succeeds.
+    /// A bio was refused before, and there may be room now. Called again and again until a submission
+    /// succeeds.
     fn on_room(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// Is called once after each batch of the calls above, before the reactor waits: the moment to send what has gathered.
+    /// Is called once after each batch of the calls above, before the reactor waits: the moment to send what
+    /// has gathered.
     fn end_of_batch(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// Says whether something is expected soon (a peer is there, I/O is under way), so that looking for it may pay.
+    /// Says whether something is expected soon (a peer is there, I/O is under way), so that looking for it
+    /// may pay.
     fn busy(&self) -> bool {
         false
     }
@@ -144,7 +147,8 @@ impl Cx<'_> {
         self.place.shared().inboxes.len()
     }
 
-    /// Has a service made on a reactor, this one or another. While the engine shuts down the factory is dropped instead.
+    /// Has a service made on a reactor, this one or another. While the engine shuts down the factory is
+    /// dropped instead.
     ///
     /// # Panics
     /// If there is no such reactor.

@@ -53,7 +53,8 @@ pub(crate) struct Chairs {
     is_closed: bool,
 }
 
-/// What a reactor is told to do by other threads. Seldom, so a lock will do; the flag spares the reactor taking it.
+/// What a reactor is told to do by other threads. Seldom, so a lock will do; the flag spares the reactor
+/// taking it.
 #[derive(Default)]
 pub(crate) struct Inbox {
     has_orders: AtomicBool,
@@ -88,7 +89,8 @@ impl Inbox {
 
     /// Takes what was posted. For the owner.
     pub(crate) fn take(&self) -> Vec<Order> {
-        // Cleared before the list is emptied: an order that comes in between is taken now and its flag seen once more.
+        // Cleared before the list is emptied: an order that comes in between is taken now and its flag seen
+        // once more.
         self.has_orders.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
     }

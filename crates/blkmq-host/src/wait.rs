@@ -1,19 +1,21 @@
 //! Decides how a reactor waits: whether to look for a while before it blocks, and for how long.
 //! `place` asks before each wait and tells afterwards how it went.
 //!
-//! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of processor time, so looking
-//! for about that long pays if the next event often comes within it, and is waste if it does not. What happened is the
-//! evidence: a score rises when an event came within the time we would have looked (whether we looked or had blocked)
-//! and falls when it did not. We look while the score is above one half. A reactor whose events come rarely, or whose
-//! peer needs this very core to send its next one, blocks at once; and so does one with nothing to expect.
+//! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of processor time,
+//! so looking for about that long pays if the next event often comes within it, and is waste if it does not.
+//! What happened is the evidence: a score rises when an event came within the time we would have looked
+//! (whether we looked or had blocked) and falls when it did not. We look while the score is above one half. A
+//! reactor whose events come rarely, or whose peer needs this very core to send its next one, blocks at once;
+//! and so does one with nothing to expect.
 
 use blkmq_core::time::{Instant, Nanos};
 
 /// The waiting policy of one reactor.
 #[derive(Clone, Debug)]
 pub struct WaitPolicy {
-    /// How long to look before blocking, at most. Zero never looks. Default 20 µs: about what a wake-up costs. More
-    /// saves latency where events come at that distance and costs as much processor time where they do not.
+    /// How long to look before blocking, at most. Zero never looks. Default 20 µs: about what a wake-up
+    /// costs. More saves latency where events come at that distance and costs as much processor time where
+    /// they do not.
     spin_max: Nanos,
     /// Share of the recent waits, of 1024, that ended, or would have, within `spin_max`.
     score: u32,
@@ -34,8 +36,9 @@ impl WaitPolicy {
         }
     }
 
-    /// Says how long to look before blocking; zero to block at once. `expects` says that something is under way whose
-    /// end, or a peer is there whose next message, may come soon; `alarm` is when the wait ends in any case.
+    /// Says how long to look before blocking; zero to block at once. `expects` says that something is under
+    /// way whose end, or a peer is there whose next message, may come soon; `alarm` is when the wait ends in
+    /// any case.
     pub fn spin_for(&self, expects: bool, now: Instant, alarm: Option<Instant>) -> Nanos {
         let worth_it = expects && self.score >= SCORE_ONE / 2;
         if alarm.is_some_and(|at| at.since(now) <= self.spin_max) {
@@ -45,8 +48,8 @@ impl WaitPolicy {
         if worth_it { self.spin_max } else { Nanos::ZERO }
     }
 
-    /// Is told how long a wait lasted that something was expected of, from its start to the first event, and whether it
-    /// blocked. A wait that ended by its alarm is not told.
+    /// Is told how long a wait lasted that something was expected of, from its start to the first event, and
+    /// whether it blocked. A wait that ended by its alarm is not told.
     pub fn learn(&mut self, lasted: Nanos, blocked: bool) {
         let wake_cost = if blocked { WAKE_COST } else { Nanos::ZERO };
         let came_soon = lasted.0 <= self.spin_max.0 + wake_cost.0;

@@ -1,4 +1,5 @@
-//! Decides whether services on reactors get what they are promised: calls, timers, room, each other, and a clean end.
+//! Decides whether services on reactors get what they are promised: calls, timers, room, each other, and a
+//! clean end.
 
 mod common;
 

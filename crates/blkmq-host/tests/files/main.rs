@@ -1,5 +1,5 @@
-//! Decides whether I/O on a real file goes through an attached thread as it should: the data, and one system call for each
-//! request at depth 1.
+//! Decides whether I/O on a real file goes through an attached thread as it should: the data, and one system
+//! call for each request at depth 1.
 
 mod sys;
 

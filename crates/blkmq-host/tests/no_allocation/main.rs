@@ -1,4 +1,5 @@
-//! Decides whether the request path allocates: a binary of its own, since its allocator counts for the whole process.
+//! Decides whether the request path allocates: a binary of its own, since its allocator counts for the whole
+//! process.
 
 #[path = "../common/mod.rs"]
 mod common;
