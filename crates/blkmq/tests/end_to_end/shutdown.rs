@@ -67,7 +67,7 @@ fn requests_in_flight_at_sigterm_are_answered() {
 fn a_second_sigterm_ends_at_once_what_the_first_one_waits_for() {
     let scratch = Scratch::new();
     // A request that is in flight for longer than anybody waits.
-    let mut daemon = Daemon::serve(&scratch, &["name=slow,null=1M,latency=1h"]);
+    let mut daemon = Daemon::serve(&scratch, &["name=slow,null=1M,latency=3600s"]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "slow").expect("the daemon serves it");
     client
         .send(Command::Read, 0, 0, BLOCK as u32, &[])
