@@ -41,6 +41,8 @@ pub enum Command {
 /// What can be measured.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
+    /// The engine alone: in-process load on a null device, or on a file beside fio
+    Engine(blkmq_bench::engine::EngineArgs),
     /// The NBD server beside other NBD servers, all under one lean client
     Nbd(blkmq_bench::nbd::NbdArgs),
 }

@@ -70,7 +70,6 @@ pub(super) struct Rules {
 /// One command's part. `length_max` is zero where no header of the command may pass at all.
 #[derive(Clone, Copy, Debug)]
 struct Rule {
-    op: Op,
     flags_required: u16,
     flags_optional: u16,
     length_max: u64,
@@ -78,7 +77,6 @@ struct Rule {
 
 const COMMANDS: usize = 8;
 const CLOSED: Rule = Rule {
-    op: Op::Flush,
     flags_required: 0,
     flags_optional: 0,
     length_max: 0,
@@ -194,7 +192,6 @@ impl Rules {
             Op::Trim | Op::Cache | Op::WriteZeroes | Op::BlockStatus => u64::MAX,
         };
         Rule {
-            op,
             flags_required: self.flags_required(op).0,
             flags_optional: self.flags_optional(op).0,
             length_max,
