@@ -67,7 +67,7 @@ impl Notes {
             Op::WriteZeroes => limits.zeroes_max,
             _ => limits.transfer_max.into(),
         };
-        assert!(rq.len() > 0 && rq.len() <= max, "{} bytes of {max}", rq.len());
+        assert!(!rq.is_empty() && rq.len() <= max, "{} bytes of {max}", rq.len());
         assert!(rq.len().is_multiple_of(BLOCK) && rq.offset().is_multiple_of(BLOCK));
         if rq.op().has_data() {
             let mut pieces = 0;
