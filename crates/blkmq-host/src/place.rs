@@ -189,17 +189,23 @@ impl Place {
             return;
         }
         let spin = self.policy.spin_for(expects, start, alarm);
-        if spin > Nanos::ZERO && self.look(start, spin, alarm, &has_news) {
-            if expects {
-                self.policy.learn(self.clock.now().since(start), false);
+        if spin > Nanos::ZERO {
+            self.ring.submit();
+            if self.has_news() || has_news() {
+                // What the submission itself has completed: it says nothing about the world.
+                return;
             }
-            return;
+            let end = alarm.map_or(start + spin, |at| at.min(start + spin));
+            let found = self.look(end, &has_news);
+            let is_alarm = alarm == Some(end);
+            if expects && (found || !is_alarm) {
+                self.policy.looked(found);
+            }
+            if found || is_alarm {
+                return;
+            }
         }
         self.block(alarm, &has_news);
-        let end = self.clock.now();
-        if expects && alarm.is_none_or(|at| end < at) {
-            self.policy.learn(end.since(start), true);
-        }
     }
 
     /// Says whether there is something to do before waiting, bios that have ended aside.
@@ -212,16 +218,8 @@ impl Place {
         queues.chain(alarm).min()
     }
 
-    /// Looks for news for at most `spin`. Says whether the wait is over.
-    fn look(
-        &mut self,
-        start: Instant,
-        spin: Nanos,
-        alarm: Option<Instant>,
-        has_news: &impl Fn() -> bool,
-    ) -> bool {
-        self.ring.submit();
-        let end = alarm.map_or(start + spin, |at| at.min(start + spin));
+    /// Looks for news until `end`. Says whether there are some.
+    fn look(&self, end: Instant, has_news: &impl Fn() -> bool) -> bool {
         loop {
             for _ in 0..LOOKS_PER_CLOCK_READ {
                 if self.has_news() || has_news() {
@@ -229,9 +227,8 @@ impl Place {
                 }
                 std::hint::spin_loop();
             }
-            let now = self.clock.now();
-            if now >= end {
-                return alarm.is_some_and(|at| now >= at);
+            if self.clock.now() >= end {
+                return false;
             }
         }
     }

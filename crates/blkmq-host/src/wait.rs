@@ -1,24 +1,34 @@
 //! Decides how a reactor waits: whether to look for a while before it blocks, and for how long.
-//! `place` asks before each wait and tells afterwards how it went.
+//! `place` asks before each wait and tells afterwards what a look found.
 //!
-//! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of processor time,
-//! so looking for about that long pays if the next event often comes within it, and is waste if it does not.
-//! What happened is the evidence: a score rises when an event came within the time we would have looked
-//! (whether we looked or had blocked) and falls when it did not. We look while the score is above one half. A
-//! reactor whose events come rarely, or whose peer needs this very core to send its next one, blocks at once;
-//! and so does one with nothing to expect.
+//! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of processor time, so
+//! looking for about that long pays if the next event often comes within it, and is waste, or worse, if it does
+//! not: a peer that shares our core cannot send while we look. How long past waits lasted does not tell the two
+//! apart; only a look does. So what looks found is the evidence:
+//!
+//! ```text
+//!   a look finds something      look again at the next wait; the penalty shrinks to a quarter
+//!   a look finds nothing        block at once for `penalty` waits, and double it (1 to 1024)
+//! ```
+//!
+//! Where looking pays, it goes on; where it never does, it costs `spin_max` in 1024 waits, which is also how fast
+//! a change for the better is noticed. With nothing to expect a reactor blocks at once.
 
 use blkmq_core::time::{Instant, Nanos};
+
+/// The default of [`WaitPolicy`]'s longest look: about what a wake-up costs.
+pub const SPIN_MAX: Nanos = Nanos::from_micros(20);
 
 /// The waiting policy of one reactor.
 #[derive(Clone, Debug)]
 pub struct WaitPolicy {
-    /// How long to look before blocking, at most. Zero never looks. Default 20 µs: about what a wake-up
-    /// costs. More saves latency where events come at that distance and costs as much processor time where
-    /// they do not.
+    /// How long to look before blocking, at most. Zero never looks. Default 20 µs: about what a wake-up costs.
+    /// More saves latency where events come at that distance and costs as much processor time where they do not.
     spin_max: Nanos,
-    /// Share of the recent waits, of 1024, that ended, or would have, within `spin_max`.
-    score: u32,
+    /// Waits that are still to block at once.
+    skips: u32,
+    /// How many waits the next vain look will have block at once.
+    penalty: u32,
 }
 
 impl Default for WaitPolicy {
@@ -32,41 +42,41 @@ impl WaitPolicy {
     pub const fn new(spin_max: Nanos) -> Self {
         Self {
             spin_max,
-            score: SCORE_ONE / 2,
+            skips: 0,
+            penalty: 1,
         }
     }
 
-    /// Says how long to look before blocking; zero to block at once. `expects` says that something is under
-    /// way whose end, or a peer is there whose next message, may come soon; `alarm` is when the wait ends in
-    /// any case.
-    pub fn spin_for(&self, expects: bool, now: Instant, alarm: Option<Instant>) -> Nanos {
-        let worth_it = expects && self.score >= SCORE_ONE / 2;
+    /// Says how long to look before blocking; zero to block at once. `expects` says that something is under way
+    /// whose end, or a peer is there whose next message, may come soon; `alarm` is when the wait ends in any case.
+    pub fn spin_for(&mut self, expects: bool, now: Instant, alarm: Option<Instant>) -> Nanos {
         if alarm.is_some_and(|at| at.since(now) <= self.spin_max) {
             // Sleeping by timer is late by as much as the rest of the time to the alarm.
             return self.spin_max;
         }
-        if worth_it { self.spin_max } else { Nanos::ZERO }
+        if !expects {
+            return Nanos::ZERO;
+        }
+        if self.skips > 0 {
+            self.skips -= 1;
+            return Nanos::ZERO;
+        }
+        self.spin_max
     }
 
-    /// Is told how long a wait lasted that something was expected of, from its start to the first event, and
-    /// whether it blocked. A wait that ended by its alarm is not told.
-    pub fn learn(&mut self, lasted: Nanos, blocked: bool) {
-        let wake_cost = if blocked { WAKE_COST } else { Nanos::ZERO };
-        let came_soon = lasted.0 <= self.spin_max.0 + wake_cost.0;
-        let target = if came_soon { SCORE_ONE } else { 0 };
-        self.score = (self.score * (WEIGHT - 1) + target)
-            .div_ceil(WEIGHT)
-            .min(SCORE_ONE);
+    /// Is told whether a look found something. A look that its alarm ended is not told, nor is one that found at
+    /// once what its own submission had completed.
+    pub fn looked(&mut self, found: bool) {
+        if found {
+            self.penalty = (self.penalty / 4).max(1);
+        } else {
+            self.skips = self.penalty;
+            self.penalty = (self.penalty * 2).min(PENALTY_MAX);
+        }
     }
 }
 
-/// The default of [`WaitPolicy`]'s longest look: about what a wake-up costs.
-pub const SPIN_MAX: Nanos = Nanos::from_micros(20);
-/// What a wake-up adds to the length of a wait that blocked.
-const WAKE_COST: Nanos = Nanos::from_micros(15);
-const SCORE_ONE: u32 = 1024;
-/// The latest wait counts for one part in so many.
-const WEIGHT: u32 = 8;
+const PENALTY_MAX: u32 = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -74,29 +84,44 @@ mod tests {
 
     const NOW: Instant = Instant(1_000_000_000);
 
+    /// Lets `waits` waits pass, of which every look finds something or none does. Returns how many looked.
+    fn looks(policy: &mut WaitPolicy, waits: u32, found: bool) -> u32 {
+        let mut looks = 0;
+        for _ in 0..waits {
+            if policy.spin_for(true, NOW, None) > Nanos::ZERO {
+                looks += 1;
+                policy.looked(found);
+            }
+        }
+        looks
+    }
+
     #[test]
     fn a_reactor_with_nothing_to_expect_blocks_at_once() {
         assert_eq!(WaitPolicy::default().spin_for(false, NOW, None), Nanos::ZERO);
     }
 
     #[test]
-    fn looking_stops_when_it_does_not_pay_and_starts_again_when_it_would_have() {
+    fn looking_goes_on_where_it_pays() {
+        assert_eq!(looks(&mut WaitPolicy::default(), 1000, true), 1000);
+    }
+
+    #[test]
+    fn looking_in_vain_becomes_rare_and_recovers_when_it_pays_again() {
         let mut policy = WaitPolicy::default();
-        assert_eq!(policy.spin_for(true, NOW, None), SPIN_MAX);
-        for _ in 0..4 {
-            policy.learn(Nanos::from_micros(500), true);
-        }
-        assert_eq!(policy.spin_for(true, NOW, None), Nanos::ZERO);
-        for _ in 0..8 {
-            policy.learn(Nanos::from_micros(30), true);
-        }
-        assert_eq!(policy.spin_for(true, NOW, None), SPIN_MAX);
+        let vain = looks(&mut policy, 10_000, false);
+        assert!((10..=20).contains(&vain), "{vain} vain looks in 10000 waits");
+        let good = looks(&mut policy, 2_000, true);
+        assert!(
+            good >= 970,
+            "{good} looks in 2000 waits although each found something"
+        );
     }
 
     #[test]
     fn an_alarm_nearer_than_a_wake_up_is_waited_for_awake() {
         let mut policy = WaitPolicy::default();
-        (0..10).for_each(|_| policy.learn(Nanos::from_millis(5), true));
+        looks(&mut policy, 100, false);
         let near = Some(NOW + Nanos::from_micros(10));
         let far = Some(NOW + Nanos::from_millis(1));
         assert_eq!(policy.spin_for(false, NOW, near), SPIN_MAX);
@@ -105,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_policy_without_spinning_never_looks() {
-        let policy = WaitPolicy::new(Nanos::ZERO);
+        let mut policy = WaitPolicy::new(Nanos::ZERO);
         assert_eq!(policy.spin_for(true, NOW, Some(NOW)), Nanos::ZERO);
     }
 }
