@@ -9,8 +9,6 @@ use crate::request::Request;
 const REQUESTS_MAX: usize = 32;
 /// A request of so many bytes flushes the plug: it is worth no more waiting.
 const BYTES_MAX: u64 = 128 << 10;
-/// How many of the latest requests a new one is compared with for a merge.
-const MERGE_REACH: usize = 2;
 
 /// A submitter's staged requests, in order of submission.
 #[derive(Debug)]
@@ -27,19 +25,20 @@ impl Plug {
         }
     }
 
-    /// Adds a request, merged into one of the latest if it fits there. Returns whether it was merged.
+    /// Adds a request, merged into the latest if it fits there. Returns whether it was merged.
     #[inline]
     pub(crate) fn add(&mut self, mut rq: Box<Request>, limits: &Limits, merges: bool) -> bool {
         debug_assert!(self.list.len() < REQUESTS_MAX, "add to a full plug");
-        if merges {
-            for queued in self.list.iter_mut().rev().take(MERGE_REACH) {
-                match merge::try_merge(queued, rq, limits) {
-                    Ok(_) => {
-                        self.is_due |= queued.len() >= BYTES_MAX;
-                        return true;
-                    }
-                    Err(back) => rq = back,
+        if !merges {
+            // Sealed, it is merged nowhere: not here, and not in an elevator.
+            rq.seal();
+        } else if let Some(latest) = self.list.last_mut() {
+            match merge::try_merge(latest, rq, limits) {
+                Ok(_) => {
+                    self.is_due |= latest.len() >= BYTES_MAX;
+                    return true;
                 }
+                Err(back) => rq = back,
             }
         }
         self.is_due |= rq.len() >= BYTES_MAX || self.list.len() + 1 == REQUESTS_MAX;

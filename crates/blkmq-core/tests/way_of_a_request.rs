@@ -422,3 +422,17 @@ fn what_a_freeze_held_back_is_work_again_when_the_queue_thaws() {
         assert_eq!(bench.ended(0), [(1, Status::Ok)]);
     }
 }
+
+#[test]
+fn a_queue_without_merging_merges_neither_in_the_plug_nor_in_the_elevator() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            merges: false,
+            ..config(1)
+        });
+        (0..4).for_each(|block| bench.submit(0, bio(Op::Read, block, 1, block)));
+        bench.unplug(0);
+        assert_eq!(bench.issued(0).len(), 4, "{kind}");
+    }
+}
