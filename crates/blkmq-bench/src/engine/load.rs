@@ -5,7 +5,6 @@
 
 use anyhow::{Result, ensure};
 use blkmq_core::bio::{Bio, Op};
-use blkmq_core::time::Nanos;
 use blkmq_host::attach::Attached;
 use blkmq_host::disk::{Disk, QueueId};
 
@@ -118,10 +117,9 @@ impl Load {
                 break;
             }
         }
-        self.attached.unplug();
-        if self.attached.poll(&mut self.ended) == 0 {
-            self.attached.wait(&mut self.ended, Some(LOOK_EVERY));
-        }
+        // Issues, looks, and blocks only if nothing has ended: one system call at most. Without a time limit, since
+        // arming a timer for every wait would cost more than the wait.
+        self.attached.wait(&mut self.ended, None);
         self.account()
     }
 
@@ -172,7 +170,7 @@ impl Load {
     /// Waits for everything under way and takes the buffers back.
     fn drain(&mut self) {
         while self.attached.outstanding() > 0 {
-            self.attached.wait(&mut self.ended, Some(LOOK_EVERY));
+            self.attached.wait(&mut self.ended, None);
         }
         let bios = self.idle.drain(..).chain(self.ended.drain(..));
         bios.for_each(|bio| self.buffers.take_back(bio));
@@ -185,6 +183,3 @@ impl Drop for Load {
         self.drain();
     }
 }
-
-/// How long a wait for I/O goes on before the window is looked at again.
-const LOOK_EVERY: Nanos = Nanos::from_millis(50);
