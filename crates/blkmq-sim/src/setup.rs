@@ -53,7 +53,7 @@ pub struct Setup {
     pub away: Ppm,
     /// How long it stays away at most.
     pub away_max: Nanos,
-    /// How often another reactor runs in the middle of a driver's call.
+    /// How often another reactor does a step in the middle of a driver's call, and then one more. Below 100 %.
     pub interleave: Ppm,
     /// Failing: nothing has ended for so long although bios are under way.
     pub patience: Nanos,
@@ -107,7 +107,8 @@ impl Setup {
             elevator: Kind::None,
             timeout: Nanos::from_secs(30),
             merges: true,
-            disk_blocks: vec![256, 128],
+            // The second disk starts at no round place, so that boundaries do not fall together.
+            disk_blocks: vec![251, 128],
             read_only: vec![false, false],
             drive: flash(rng),
             clients: vec![Workload::mixed(rng)],

@@ -40,7 +40,7 @@ pub struct Work {
 
 /// The reactors that run on other CPUs.
 pub trait Others: std::fmt::Debug {
-    /// Maybe lets another reactor do its next step now, although this one is in the middle of its own.
+    /// Maybe lets others do some steps now, although one reactor is in the middle of its own.
     fn run_meanwhile(&self);
 }
 

@@ -244,6 +244,9 @@ impl Client {
         if bio.op == Op::Write && self.rng.chance(self.workload.preflush) {
             bio.flags = bio.flags.with(Flags::PREFLUSH);
         }
+        if bio.op == Op::WriteZeroes && self.rng.chance(Ppm::percent(30)) {
+            bio.flags = bio.flags.with(Flags::NO_UNMAP);
+        }
         if self.rng.chance(self.workload.no_merge) {
             bio.flags = bio.flags.with(Flags::NO_MERGE);
         }

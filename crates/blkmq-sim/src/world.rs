@@ -457,21 +457,19 @@ impl World {
 
 impl Others for World {
     fn run_meanwhile(&self) {
-        let mut rng = self.rng.borrow_mut();
-        let due = rng.chance(self.setup.interleave);
-        let other = rng.below(self.reactors.len() as u64) as usize;
-        drop(rng);
-        if !due || self.nested.get() {
+        if self.nested.replace(true) {
             return;
         }
-        let Ok(mut reactor) = self.reactors[other].try_borrow_mut() else {
-            return;
-        };
-        if reactor.is_awake() {
-            self.nested.set(true);
-            self.step(&mut reactor);
-            self.nested.set(false);
+        while self.rng.borrow_mut().chance(self.setup.interleave) {
+            let other = self.rng.borrow_mut().below(self.reactors.len() as u64) as usize;
+            // The one that is in the middle of a call is borrowed.
+            if let Ok(mut reactor) = self.reactors[other].try_borrow_mut()
+                && reactor.is_awake()
+            {
+                self.step(&mut reactor);
+            }
         }
+        self.nested.set(false);
     }
 }
 

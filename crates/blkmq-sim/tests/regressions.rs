@@ -50,6 +50,10 @@ fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
         setup.elevator = Kind::MqDeadline;
         setup.depth = 3;
         setup.away = Ppm::percent(40);
+        setup.clients[0].mix = [50, 50, 0, 0, 0];
+        setup.clients[0].fua = Ppm::NEVER;
+        setup.clients[0].preflush = Ppm::NEVER;
+        setup.clients[0].depth = (4, 8);
         setup.away_max = Nanos::from_millis(50);
     });
 }

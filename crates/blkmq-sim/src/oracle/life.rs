@@ -71,12 +71,34 @@ impl Lives {
         self.0.len()
     }
 
-    pub(super) fn of_reactor(&self, reactor: ReactorId) -> usize {
-        self.0.values().filter(|life| life.reactor == reactor).count()
-    }
-
     pub(super) fn tokens(&self) -> Vec<u64> {
         self.0.keys().copied().take(8).collect()
+    }
+
+    /// Returns how many requests the bios of each reactor make at most, if blocks have so many bytes.
+    pub(super) fn parts_max(&self, block: u64) -> BTreeMap<ReactorId, u64> {
+        let mut parts_max = BTreeMap::new();
+        for life in self.0.values() {
+            *parts_max.entry(life.reactor).or_default() += life.bio.len.div_ceil(block).max(1);
+        }
+        parts_max
+    }
+
+    /// Says whether a flush may be under way.
+    pub(super) fn any_depends_on_flush(&self) -> bool {
+        self.0.values().any(|life| depends_on_flush(&life.bio))
+    }
+
+    /// Returns a bio of a reactor for which `counts` holds that waits for nothing but room at the drive: it depends on no
+    /// flush, and no part of it has been issued.
+    pub(super) fn waiting_for_room(&self, counts: impl Fn(ReactorId) -> bool) -> Option<u64> {
+        let waits = |life: &Life| {
+            let untouched = life.done == 0 && life.in_flight == 0 && life.errors == 0;
+            untouched && life.verdict.is_ok() && !depends_on_flush(&life.bio)
+        };
+        let mut lives = self.0.iter();
+        let found = lives.find(|(_, life)| waits(life) && counts(life.reactor));
+        found.map(|(&token, _)| token)
     }
 
     pub(super) fn clear(&mut self) {

@@ -121,14 +121,26 @@ impl Oracle {
         self.lives.len()
     }
 
-    /// Returns how many bios of one reactor are under way.
-    pub fn under_way_at(&self, reactor: ReactorId) -> usize {
-        self.lives.of_reactor(reactor)
-    }
-
     /// Returns some of the bios under way, for a report.
     pub fn some_under_way(&self) -> Vec<u64> {
         self.lives.tokens()
+    }
+
+    /// Returns a bio of a reactor that is not `away` that could be issued now and waits for nothing else.
+    /// Each reactor has `requests_max` requests. Those of who is away may hold the depth.
+    pub fn held_back(&self, requests_max: u32, away: &[ReactorId]) -> Option<u64> {
+        let parts_max = self.lives.parts_max(self.block());
+        // With tags for all that the depth allows, requests are in flight as soon as they are dispatched.
+        let dispatched_is_issued = !self.rules.shared_tags && !self.lives.any_depends_on_flush();
+        let taken = match dispatched_is_issued {
+            true => 0,
+            false => away.iter().filter_map(|id| parts_max.get(id)).sum(),
+        };
+        let counts = |reactor| {
+            let has_requests = parts_max[&reactor] <= u64::from(requests_max);
+            has_requests && !away.contains(&reactor) && self.wire.has_room(reactor, taken)
+        };
+        self.lives.waiting_for_room(counts)
     }
 
     /// Returns how many requests are at the drive.

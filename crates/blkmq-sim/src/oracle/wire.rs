@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use blkmq_core::bio::{Bio, Flags, Op};
-use blkmq_core::ids::{Cookie, DiskId, HctxId, Tag};
+use blkmq_core::ids::{Cookie, DiskId, HctxId, ReactorId, Tag};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 
@@ -158,6 +158,24 @@ impl Wire {
         self.scheduled = scheduled;
     }
 
+    /// Says whether a request of `reactor` could be issued now, as far as depth and tags are concerned, if `taken` more are
+    /// taken than are in flight.
+    pub(super) fn has_room(&self, reactor: ReactorId, taken: u64) -> bool {
+        let depth = u64::from(self.bounds[self.bounds.len() - 1].depth);
+        let open = |space: &Space, taken: u64| {
+            let tags = u64::from(space.tags);
+            space.busy.len() as u64 + taken < depth.min(tags)
+        };
+        match (self.scheduled, self.shared) {
+            // A context without a tag stops whoever dispatches there, so all must have one.
+            (true, _) => {
+                self.in_flight() as u64 + taken < depth && self.spaces.iter().all(|space| open(space, taken))
+            }
+            (false, true) => open(&self.spaces[0], taken),
+            (false, false) => open(&self.spaces[reactor.index() % self.spaces.len()], 0),
+        }
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.spaces.iter().map(|space| space.busy.len()).sum()
     }
@@ -218,13 +236,13 @@ impl Wire {
                 (len, _) => Err(format!("a flush of {len} bytes was issued")),
             };
         }
-        let max = self.limits.length_max(rq.op(), rq.offset());
+        let max = self.limits.length_max(rq.op(), rq.position());
         if rq.is_empty() || rq.len() > max {
             return Err(format!(
-                "{:?} of {} bytes at {}, the limit is {max}",
+                "{:?} of {} bytes at {} of the drive, the limit is {max}",
                 rq.op(),
                 rq.len(),
-                rq.offset()
+                rq.position()
             ));
         }
         if rq.position() != self.bases[rq.disk().index()] + rq.offset() {

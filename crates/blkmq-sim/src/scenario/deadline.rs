@@ -3,6 +3,7 @@
 use blkmq_core::sched::Kind;
 
 use super::Scenario;
+use crate::drive::model::Model;
 use crate::rng::{Ppm, Rng};
 use crate::setup::Setup;
 
@@ -18,6 +19,13 @@ fn setup(rng: &mut Rng) -> Setup {
     for client in &mut setup.clients {
         client.prio = Ppm::percent(50);
     }
-    setup.interleave = Ppm::percent(20);
+    setup.interleave = Ppm::percent(rng.pick(&[5, 50, 90]));
+    if rng.chance(Ppm::percent(40)) {
+        // Nothing is ever in flight, so no completion makes up for a dispatcher that does not look again.
+        setup.promises = vec![true; 4];
+        setup.drive.model = Model::Null {
+            inline: Ppm::percent(100),
+        };
+    }
     setup
 }

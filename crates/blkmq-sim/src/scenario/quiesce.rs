@@ -16,11 +16,13 @@ fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
     setup.elevator = any_elevator(rng);
     setup.interleave = Ppm::percent(20);
+    // A thaw often finds a reactor between its last try and its sleep.
+    setup.costs.preempt = Ppm::percent(5);
     setup.drive.faults.requeue = Ppm::percent(5);
     setup.control = Control {
-        quiesce: 3,
+        quiesce: 1,
         freeze: 1,
-        ..Control::every_us(1_000)
+        ..Control::every_us(400)
     };
     setup
 }

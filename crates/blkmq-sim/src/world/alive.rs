@@ -1,10 +1,12 @@
 //! Decides whether a history still gets on: no wake-up was lost, nothing waits longer than it may, and at the end
 //! everything is at rest.
 
+use blkmq_core::ids::ReactorId;
 use blkmq_core::time::{Instant, Nanos};
 
 use super::World;
 use crate::reactor::Phase;
+use crate::rng::Ppm;
 
 impl World {
     /// After an event: everybody may sleep only if somebody will wake them who has reason to.
@@ -31,30 +33,55 @@ impl World {
         }
     }
 
-    /// With bios under way, nobody running and the drive at rest, only a timer can go on, and it must be a near one.
+    /// With bios under way and nobody running, what could be issued must have been. And if the drive is at rest, only a
+    /// timer can go on, and it must be a near one.
     fn check_wake_ups(&self, now: Instant) {
         if self.kicks.get() > 0 {
             return;
         }
         let mut next: Option<Instant> = None;
-        let mut away = 0;
+        let mut away = Vec::new();
         for reactor in &self.reactors {
             let reactor = reactor.borrow();
             match reactor.phase {
                 Phase::Asleep => next = [next, reactor.timer].into_iter().flatten().min(),
-                // Its bios wait for it, and may hold the depth that the others' need.
-                Phase::Away => away += self.stage.oracle.borrow().under_way_at(reactor.id),
+                Phase::Away => away.push(reactor.id),
                 _ => return,
             }
         }
+        if next.is_some_and(|at| at <= now + Self::RERUN) {
+            return;
+        }
+        self.check_work_conserving(&away);
         let drive = self.stage.drive.borrow();
-        let excused = drive.is_busy() || drive.lost() > 0 || away > 0;
-        if !excused && next.is_none_or(|at| at > now + Self::RERUN) {
-            let uncommitted = drive.uncommitted();
-            drop(drive);
+        // The bios of who is away wait for it, and may hold the depth that the others' need.
+        let excused = drive.is_busy() || drive.lost() > 0 || !away.is_empty();
+        let uncommitted = drive.uncommitted();
+        drop(drive);
+        if !excused {
             self.fail_stuck(&format!(
                 "a wake-up was lost: all sleep, the drive is at rest ({uncommitted} requests were issued and never \
                  committed), next timer {next:?}"
+            ));
+        }
+    }
+
+    /// With depth free and all asleep, nothing may wait that needs no more than to be issued. A drive that refuses
+    /// requests is let off: what it wants to be asked again, and when, is its own affair.
+    fn check_work_conserving(&self, away: &[ReactorId]) {
+        let faults = &self.setup.drive.faults;
+        let refuses = faults.resource > Ppm::NEVER || faults.device_resource > Ppm::NEVER;
+        if refuses || self.setup.drive.slots < self.setup.depth {
+            return;
+        }
+        let held_back = self
+            .stage
+            .oracle
+            .borrow()
+            .held_back(self.setup.requests_per_reactor, away);
+        if let Some(token) = held_back {
+            self.fail_stuck(&format!(
+                "all sleep with depth free, but bio {token} has not been issued"
             ));
         }
     }

@@ -1,0 +1,40 @@
+//! Checks that with one tag set a disk of 100 ms does not slow down one of 1 ms beside it, as long as no elevator mixes
+//! the two: with an elevator they share its order and its depth, and the fast one waits behind the slow one.
+
+use blkmq_core::sched::Kind;
+use blkmq_sim::rng::{Ppm, Rng};
+use blkmq_sim::scenario;
+use blkmq_sim::world;
+
+/// Returns when the fast disk's client has done all its reads, in nanoseconds.
+fn fast_disk_done_at(depth: u32, jobs: u64, slow_bios: u64) -> u64 {
+    let scenario = scenario::by_name("shared-tags").expect("the scenario exists");
+    let mut setup = (scenario.setup)(&mut Rng::new(1, 1));
+    setup.elevator = Kind::None;
+    setup.depth = depth;
+    setup.requests_per_reactor = 128;
+    for client in &mut setup.clients {
+        client.bios = 200;
+        client.depth = (jobs, jobs);
+        client.burst = (200, 200);
+        client.mix = [1, 0, 0, 0, 0];
+        client.invalid = Ppm::NEVER;
+    }
+    setup.clients[1].bios = slow_bios;
+    let summary = world::run(&setup, 1, false).expect("a history without faults passes");
+    summary.finished_at[0].0
+}
+
+#[test]
+fn a_fast_disk_is_not_slowed_down_by_a_slow_one_that_shares_its_tags() {
+    for depth in [1, 8, 32] {
+        for jobs in [4, 16, 64] {
+            let alone = fast_disk_done_at(depth, jobs, 0);
+            let beside = fast_disk_done_at(depth, jobs, 50);
+            assert!(
+                beside * 10 <= alone * 13,
+                "depth {depth}, {jobs} jobs: {alone} ns alone, {beside} ns beside the slow one"
+            );
+        }
+    }
+}
