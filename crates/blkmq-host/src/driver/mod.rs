@@ -14,6 +14,8 @@ mod store;
 mod sys;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod through_core;
 pub mod value;
 
 pub use chance::Rate;
