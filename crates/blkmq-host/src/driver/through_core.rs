@@ -143,7 +143,9 @@ fn compare_with_plain(drive: &dyn Drive, size: usize, elevator: Kind) -> u64 {
         let len = ((chance.bits() as usize % 64 + 1) * block).min(size - start);
         // Every third batch has memory at an odd address, so that merged requests are bounced, too.
         let odd = usize::from(step % 3 == 0);
-        let mut memory: Vec<u8> = (0..len + odd).map(|i| (i as u8) ^ (step as u8).wrapping_mul(77)).collect();
+        let mut memory: Vec<u8> = (0..len + odd)
+            .map(|i| (i as u8) ^ (step as u8).wrapping_mul(77))
+            .collect();
         let memory = &mut memory[odd..];
         if step % 2 == 0 {
             plain[start..start + len].copy_from_slice(memory);

@@ -24,7 +24,7 @@ impl Cache {
     /// Makes an empty disk of `size` bytes with a cache of `capacity` bytes.
     pub(super) fn new(size: u64, capacity: u64) -> Self {
         Self {
-            durable: Store::new(size),
+            durable: Store::new(size, false),
             dirty: Mutex::default(),
             blocks_max: usize::try_from(capacity / BLOCK).unwrap_or(usize::MAX),
         }

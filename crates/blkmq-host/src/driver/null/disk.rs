@@ -33,7 +33,7 @@ impl Disk {
                 size,
                 zero: config.zero,
             },
-            (true, false) => Self::Kept(Store::new(size)),
+            (true, false) => Self::Kept(Store::new(size, false)),
             (true, true) => Self::Cached(Cache::new(size, config.cache_size)),
         }
     }

@@ -63,7 +63,10 @@ mod tests {
     }
 
     fn two_disks() -> (RamHctx, RamHctx) {
-        let disks: Arc<[Store]> = [1u64 << 20, 1 << 20].map(Store::new).into_iter().collect();
+        let disks: Arc<[Store]> = [1u64 << 20, 1 << 20]
+            .map(|size| Store::new(size, false))
+            .into_iter()
+            .collect();
         (RamHctx::new(Arc::clone(&disks)), RamHctx::new(disks))
     }
 

@@ -10,15 +10,18 @@ use blkmq_core::limits::Limits;
 
 use self::hctx::RamHctx;
 use super::store::Store;
-use super::{Allocation, ConfigError, Extent};
+use super::{Allocation, ConfigError, Extent, value};
 use crate::drive::Drive;
 use crate::ring::RingHandle;
 
 mod hctx;
 
-/// What a ram drive does. It has no keys of its own beside the disk's size.
+/// What a ram drive does. `docs/drivers/ram.md` has every key's default, unit and trade-off.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RamConfig {}
+pub struct RamConfig {
+    /// Take memory in huge pages: quicker, but a single block may take 2 MiB. Default off.
+    pub hugepages: bool,
+}
 
 /// A drive whose disks are memory.
 #[derive(Clone, Debug)]
@@ -27,24 +30,34 @@ pub struct RamDrive {
 }
 
 impl RamConfig {
-    /// Sets one key from its text form: there is none.
+    /// Sets one key from its text form.
     ///
     /// # Errors
-    /// `UnknownKey`, always.
-    pub fn set(&mut self, key: &str, _value: &str) -> Result<(), ConfigError> {
-        Err(ConfigError::UnknownKey {
-            driver: "ram",
-            key: key.to_owned(),
-            known: "none of its own",
-        })
+    /// `UnknownKey`, or `BadValue` with what is allowed.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
+        if key != "hugepages" {
+            return Err(ConfigError::UnknownKey {
+                driver: "ram",
+                key: key.to_owned(),
+                known: "hugepages",
+            });
+        }
+        self.hugepages = value::switch(key, value)?;
+        Ok(())
     }
 }
 
 impl RamDrive {
     /// Makes a drive with empty disks of these sizes, in bytes, in the order of their ids.
-    pub fn new(_config: &RamConfig, sizes: &[u64]) -> Self {
+    pub fn new(config: &RamConfig, sizes: &[u64]) -> Self {
+        if config.hugepages && !has_huge_pages() {
+            tracing::warn!(
+                "ram driver: hugepages=on has no effect: the system has no transparent huge pages"
+            );
+        }
+        let store = |size: &u64| Store::new(*size, config.hugepages);
         Self {
-            disks: sizes.iter().map(|size| Store::new(*size)).collect(),
+            disks: sizes.iter().map(store).collect(),
         }
     }
 
@@ -81,6 +94,12 @@ impl Allocation for RamDrive {
         let disk = self.disks.get(disk.index()).ok_or(io::ErrorKind::InvalidInput)?;
         disk.extents(offset, len, max, out)
     }
+}
+
+/// Says whether the system backs memory by huge pages where it is asked to.
+fn has_huge_pages() -> bool {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+        .is_ok_and(|modes| !modes.contains("[never]"))
 }
 
 /// Largest discard or zeroing in one request, in bytes: what takes a few milliseconds, since the reactor does it itself.

@@ -26,17 +26,23 @@ pub(crate) struct Store {
     size: u64,
     /// Tables of chunks, made when something is written into one of them.
     groups: Box<[OnceLock<Group>]>,
+    huge: bool,
 }
 
-/// A table of chunks.
-type Group = Box<[RwLock<Chunk>]>;
+/// A table of chunks, whose memory is one region.
+type Group = Box<[Locked]>;
 
-/// A chunk of a disk. Pages that are not present read as zeroes, and so does their memory if there is any.
-#[derive(Debug, Default)]
+/// A chunk and its lock, in a cache line of its own, so that neighbours' locks do not disturb each other.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Locked(RwLock<Chunk>);
+
+/// A chunk of a disk. Pages that are not present read as zeroes, and so does their memory.
+#[derive(Debug)]
 struct Chunk {
     /// Pages that were written and not discarded since, a bit each.
     present: u64,
-    memory: Option<Pages>,
+    memory: Pages,
 }
 
 /// A part of a disk that lies in one chunk.
@@ -48,10 +54,13 @@ struct Part {
 
 impl Store {
     /// Makes an empty store of `size` bytes. It reads as zeroes and takes 24 bytes for every 32 MiB.
-    pub(crate) fn new(size: u64) -> Self {
+    ///
+    /// With `huge` its memory is had in huge pages where the system has any.
+    pub(crate) fn new(size: u64, huge: bool) -> Self {
         let groups = size.div_ceil(GROUP_BYTES) as usize;
         Self {
             size,
+            huge,
             groups: (0..groups).map(|_| OnceLock::new()).collect(),
         }
     }
@@ -68,7 +77,7 @@ impl Store {
     pub(crate) fn read(&self, offset: u64, len: u64, sink: &mut Sink<'_>) {
         for part in self.parts(offset, len) {
             match self.chunk(part.chunk) {
-                Some(chunk) => read_chunk(&locked(chunk), part.bytes, sink),
+                Some(chunk) => read_chunk(&chunk.read(), part.bytes, sink),
                 None => sink.put_zeroes(part.bytes.len()),
             }
         }
@@ -83,9 +92,9 @@ impl Store {
     /// If the range is not on the disk.
     pub(crate) fn write(&self, offset: u64, source: &mut Source<'_>) -> io::Result<()> {
         for part in self.parts(offset, source.left() as u64) {
-            let mut chunk = locked_mut(self.chunk_made(part.chunk));
+            let mut chunk = self.chunk_made(part.chunk)?.write();
             chunk.present |= touched_pages(&part.bytes);
-            source.take(&mut chunk.memory()?[part.bytes]);
+            source.take(&mut chunk.memory.bytes_mut()[part.bytes]);
         }
         Ok(())
     }
@@ -96,10 +105,10 @@ impl Store {
     /// As [`Self::write`].
     pub(crate) fn write_bytes(&self, offset: u64, mut bytes: &[u8]) -> io::Result<()> {
         for part in self.parts(offset, bytes.len() as u64) {
-            let mut chunk = locked_mut(self.chunk_made(part.chunk));
+            let mut chunk = self.chunk_made(part.chunk)?.write();
             chunk.present |= touched_pages(&part.bytes);
             let (now, later) = bytes.split_at(part.bytes.len());
-            chunk.memory()?[part.bytes].copy_from_slice(now);
+            chunk.memory.bytes_mut()[part.bytes].copy_from_slice(now);
             bytes = later;
         }
         Ok(())
@@ -109,7 +118,7 @@ impl Store {
     pub(crate) fn discard(&self, offset: u64, len: u64) {
         for part in self.parts(offset, len) {
             if let Some(chunk) = self.chunk(part.chunk) {
-                discard_in_chunk(&mut locked_mut(chunk), part.bytes);
+                discard_in_chunk(&mut chunk.write(), part.bytes);
             }
         }
     }
@@ -120,9 +129,9 @@ impl Store {
     /// As [`Self::write`].
     pub(crate) fn write_zeroes(&self, offset: u64, len: u64) -> io::Result<()> {
         for part in self.parts(offset, len) {
-            let mut chunk = locked_mut(self.chunk_made(part.chunk));
+            let mut chunk = self.chunk_made(part.chunk)?.write();
             chunk.present |= touched_pages(&part.bytes);
-            chunk.memory()?[part.bytes].fill(0);
+            chunk.memory.bytes_mut()[part.bytes].fill(0);
         }
         Ok(())
     }
@@ -159,7 +168,7 @@ impl Store {
     /// Returns how many bytes are backed by memory. Looks at every chunk: for tests and reports.
     pub(crate) fn present_bytes(&self) -> u64 {
         let chunks = self.groups.iter().filter_map(OnceLock::get).flatten();
-        let pages: u32 = chunks.map(|chunk| locked(chunk).present.count_ones()).sum();
+        let pages: u32 = chunks.map(|chunk| chunk.read().present.count_ones()).sum();
         u64::from(pages) * PAGE as u64
     }
 
@@ -168,7 +177,7 @@ impl Store {
         let Some(chunk) = self.chunk(at / CHUNK_BYTES) else {
             return (false, ((at / GROUP_BYTES + 1) * GROUP_BYTES).min(limit));
         };
-        let present = locked(chunk).present;
+        let present = chunk.read().present;
         let page = (at % CHUNK_BYTES) / PAGE as u64;
         let is_present = present >> page & 1 == 1;
         let alike = if is_present { !present } else { present } >> page;
@@ -194,25 +203,36 @@ impl Store {
         })
     }
 
-    fn chunk(&self, chunk: u64) -> Option<&RwLock<Chunk>> {
+    fn chunk(&self, chunk: u64) -> Option<&Locked> {
         let group = self.groups[(chunk / CHUNKS_PER_GROUP) as usize].get()?;
         Some(&group[(chunk % CHUNKS_PER_GROUP) as usize])
     }
 
-    fn chunk_made(&self, chunk: u64) -> &RwLock<Chunk> {
-        let group = self.groups[(chunk / CHUNKS_PER_GROUP) as usize]
-            .get_or_init(|| (0..CHUNKS_PER_GROUP).map(|_| RwLock::default()).collect());
-        &group[(chunk % CHUNKS_PER_GROUP) as usize]
+    fn chunk_made(&self, chunk: u64) -> io::Result<&Locked> {
+        let place = &self.groups[(chunk / CHUNKS_PER_GROUP) as usize];
+        if place.get().is_none() {
+            let pages = Pages::map(CHUNKS_PER_GROUP as usize, CHUNK_BYTES as u32, self.huge)?;
+            let group = pages.into_iter().map(Locked::new).collect();
+            // If another reactor was faster, its table is taken and this one unmapped.
+            let _ = place.set(group);
+        }
+        let group = place.get().expect("the group was set here or by another");
+        Ok(&group[(chunk % CHUNKS_PER_GROUP) as usize])
     }
 }
 
-impl Chunk {
-    fn memory(&mut self) -> io::Result<&mut [u8]> {
-        if self.memory.is_none() {
-            self.memory = Some(Pages::map(CHUNK_BYTES as usize).inspect_err(|_| self.present = 0)?);
-        }
-        let memory = self.memory.as_mut().expect("the chunk has just been mapped");
-        Ok(memory.bytes_mut())
+impl Locked {
+    fn new(memory: Pages) -> Self {
+        Self(RwLock::new(Chunk { present: 0, memory }))
+    }
+
+    /// A panic while a chunk is locked leaves it as it was or with part of a copy: nothing that has to be repaired.
+    fn read(&self) -> RwLockReadGuard<'_, Chunk> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Chunk> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -258,9 +278,7 @@ fn complete_at(at: u64, rq: &Request) -> Status {
 }
 
 fn read_chunk(chunk: &Chunk, bytes: Range<usize>, sink: &mut Sink<'_>) {
-    let Some(memory) = &chunk.memory else {
-        return sink.put_zeroes(bytes.len());
-    };
+    let memory = &chunk.memory;
     let wanted = touched_pages(&bytes);
     if chunk.present & wanted == wanted {
         return sink.put(&memory.bytes()[bytes]);
@@ -279,10 +297,10 @@ fn read_chunk(chunk: &Chunk, bytes: Range<usize>, sink: &mut Sink<'_>) {
 }
 
 fn discard_in_chunk(chunk: &mut Chunk, bytes: Range<usize>) {
-    let touched = touched_pages(&bytes);
-    let Some(memory) = chunk.memory.as_mut().filter(|_| chunk.present & touched != 0) else {
+    if chunk.present & touched_pages(&bytes) == 0 {
         return;
-    };
+    }
+    let memory = &mut chunk.memory;
     let whole = bytes.start.next_multiple_of(PAGE)..bytes.end / PAGE * PAGE;
     if whole.start >= whole.end {
         return memory.bytes_mut()[bytes].fill(0);
@@ -298,15 +316,6 @@ fn touched_pages(bytes: &Range<usize>) -> u64 {
     let first = bytes.start / PAGE;
     let count = bytes.end.div_ceil(PAGE) - first;
     (u64::MAX >> (PAGES_PER_CHUNK as usize - count)) << first
-}
-
-/// A panic while a chunk is locked leaves it as it was or with part of a copy: nothing that has to be repaired.
-fn locked(chunk: &RwLock<Chunk>) -> RwLockReadGuard<'_, Chunk> {
-    chunk.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn locked_mut(chunk: &RwLock<Chunk>) -> RwLockWriteGuard<'_, Chunk> {
-    chunk.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The unit of presence, in bytes.

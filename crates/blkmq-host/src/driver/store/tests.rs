@@ -25,7 +25,7 @@ fn extents(store: &Store, offset: u64, len: u64, max: usize) -> Vec<Extent> {
 
 #[test]
 fn what_was_written_across_chunks_is_read_back_between_zeroes() {
-    let store = Store::new(1 << 30);
+    let store = Store::new(1 << 30, false);
     let at = CHUNK_BYTES - 1536;
     write(&store, at, 7, 4096);
     let seen = read(&store, at - 512, 5120);
@@ -37,7 +37,7 @@ fn what_was_written_across_chunks_is_read_back_between_zeroes() {
 #[test]
 fn a_random_history_reads_as_a_plain_array_does() {
     let size = 3 * CHUNK_BYTES + 4096;
-    let store = Store::new(size);
+    let store = Store::new(size, false);
     let mut plain = vec![0u8; size as usize];
     let mut chance = crate::driver::chance::Chance::new(11, 0);
     for step in 0..700u64 {
@@ -65,7 +65,7 @@ fn a_random_history_reads_as_a_plain_array_does() {
 
 #[test]
 fn a_discard_gives_whole_pages_back_and_zeroes_the_rest() {
-    let store = Store::new(1 << 30);
+    let store = Store::new(1 << 30, false);
     write(&store, 0, 9, 8 * 4096);
     store.discard(4096 - 512, 2 * 4096);
     assert_eq!(store.present_bytes(), 7 * 4096);
@@ -83,7 +83,7 @@ fn a_discard_gives_resident_memory_back_to_the_system() {
         let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
         pages * 4096
     };
-    let store = Store::new(1 << 30);
+    let store = Store::new(1 << 30, false);
     write(&store, 0, 1, 256 << 20);
     let before = resident();
     store.discard(0, 256 << 20);
@@ -94,7 +94,7 @@ fn a_discard_gives_resident_memory_back_to_the_system() {
 
 #[test]
 fn extents_tell_holes_from_data_and_stop_at_the_limits() {
-    let store = Store::new(1 << 40);
+    let store = Store::new(1 << 40, false);
     write(&store, 1 << 20, 1, 4096);
     write(&store, (1 << 20) + 8192, 1, 4096);
     store.write_zeroes(2 << 20, 4096).unwrap();
@@ -121,7 +121,7 @@ fn extents_tell_holes_from_data_and_stop_at_the_limits() {
 
 #[test]
 fn concurrent_writers_of_one_chunk_tear_no_copy_of_a_block() {
-    let store = Store::new(CHUNK_BYTES);
+    let store = Store::new(CHUNK_BYTES, false);
     std::thread::scope(|scope| {
         for fill in 1..=4u8 {
             let store = &store;
@@ -134,4 +134,19 @@ fn concurrent_writers_of_one_chunk_tear_no_copy_of_a_block() {
             });
         }
     });
+}
+
+#[test]
+fn huge_pages_change_nothing_but_the_speed() {
+    let store = Store::new(64 << 20, true);
+    write(&store, GROUP_BYTES - 4096, 5, 8192);
+    assert_eq!(read(&store, GROUP_BYTES - 4096, 8192), vec![5; 8192]);
+    assert_eq!(
+        store.present_bytes(),
+        8192,
+        "presence is counted in pages, whatever backs them"
+    );
+    store.discard(GROUP_BYTES - 4096, 4096);
+    let seen = read(&store, GROUP_BYTES - 4096, 8192);
+    assert!(seen[..4096].iter().all(|byte| *byte == 0) && seen[4096..].iter().all(|byte| *byte == 5));
 }
