@@ -3,9 +3,11 @@
 
 pub mod direct;
 
+mod before;
 mod device;
 mod load;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -50,6 +52,9 @@ pub struct EngineArgs {
     /// Allow writing to the file: what is in it is lost
     #[arg(long)]
     pub overwrite: bool,
+    /// Another build of blkmq to compare with: it becomes the side `before`, this one `after`
+    #[arg(long, value_name = "PROGRAM")]
+    pub before: Option<PathBuf>,
 }
 
 /// What is read or written, and in which order; named as fio does.
@@ -156,9 +161,18 @@ fn points(args: &EngineArgs) -> Vec<Point<'_>> {
         for &jobs in &args.jobs {
             for &depth in &args.depth {
                 let case = case(args, elevator, jobs, depth);
+                if let Some(program) = &args.before {
+                    points.push(Point {
+                        case: case.clone(),
+                        side: "before".into(),
+                        measure: Box::new(move |plan| {
+                            before::measure(program, args, elevator, jobs, depth, plan)
+                        }),
+                    });
+                }
                 points.push(Point {
                     case: case.clone(),
-                    side: "ours".into(),
+                    side: if args.before.is_some() { "after" } else { "ours" }.into(),
                     measure: Box::new(move |plan| measure(args, elevator, jobs, depth, plan)),
                 });
                 if matches!(args.device, Device::File(_)) && fio::is_installed() {
@@ -275,10 +289,13 @@ fn about(args: &EngineArgs) -> About {
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::new();
     let find = |case: &str, side: &str| rows.iter().find(|row| row.case == case && row.side == side);
-    for row in rows.iter().filter(|row| row.side == "ours") {
+    for row in rows
+        .iter()
+        .filter(|row| row.side == "ours" || row.side == "after")
+    {
         let elevator = row.case.split('/').nth(1).unwrap_or_default();
         let without = row.case.replacen(elevator, "none", 1);
-        if let Some(none) = find(&without, "ours").filter(|_| elevator != "none") {
+        if let Some(none) = find(&without, &row.side).filter(|_| elevator != "none") {
             lines += &format!(
                 "{}: {} of CPU per I/O more than with none\n",
                 row.case,
@@ -286,18 +303,20 @@ fn summary(rows: &[Row]) -> String {
             );
         }
         let alone = row.case.replacen("jobs=8", "jobs=1", 1);
-        if let Some(one) = find(&alone, "ours").filter(|_| alone != row.case) {
+        if let Some(one) = find(&alone, &row.side).filter(|_| alone != row.case) {
             lines += &format!(
                 "{}: {:.0} % of one submitter's IOPS\n",
                 row.case,
                 100.0 * row.iops / one.iops
             );
         }
-        if let Some(peer) = find(&row.case, "fio") {
+        let peers = ["before", "fio"].into_iter();
+        for peer in peers.filter_map(|side| find(&row.case, side)) {
             lines += &format!(
-                "{}: {:.1} % of fio's IOPS, {:.2} of its CPU per I/O\n",
+                "{}: {:.1} % of the IOPS of {}, {:.2} of its CPU per I/O\n",
                 row.case,
                 100.0 * row.iops / peer.iops,
+                peer.side,
                 row.cpu_ns_per_io / peer.cpu_ns_per_io.max(1e-9)
             );
         }

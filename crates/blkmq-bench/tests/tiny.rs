@@ -70,9 +70,11 @@ fn a_file_is_not_written_to_without_leave() {
 }
 
 #[test]
-fn the_direct_path_does_as_many_ios_as_it_is_told() {
-    let done = engine::direct::run(1_000).expect("the direct path runs");
-    assert!((1_000..1_064).contains(&done), "{done}");
+fn the_counted_paths_do_as_many_ios_as_they_are_told() {
+    for elevator in blkmq_core::sched::Kind::ALL {
+        let done = engine::direct::run(elevator, 1_000).expect("the path runs");
+        assert!((1_000..1_064).contains(&done), "{elevator}: {done}");
+    }
 }
 
 #[test]

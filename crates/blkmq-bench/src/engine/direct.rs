@@ -1,5 +1,5 @@
-//! Decides what one I/O of the instruction count is: a 4 KiB random read at depth 64 on an inline null drive, through an
-//! attached thread, without elevator. `examples/direct_path.rs` runs it under callgrind.
+//! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on an inline null drive, through an
+//! attached thread. `examples/direct_path.rs` (no elevator) and `scheduled_path.rs` (mq-deadline) run it under callgrind.
 
 use std::io;
 use std::sync::Arc;
@@ -24,14 +24,14 @@ use super::load::{Job, Load};
 ///
 /// # Errors
 /// If the engine does not start or an I/O ends with an error.
-pub fn run(count: u64) -> Result<u64> {
+pub fn run(elevator: Kind, count: u64) -> Result<u64> {
     let opened = Opened {
         drive: Arc::new(ParkedReactor(NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?)),
         size: NULL_BYTES,
         block_size: 512,
         read_only: true,
     };
-    let engine = device::start(opened, Kind::None, 1, DEPTH)?;
+    let engine = device::start(opened, elevator, 1, DEPTH)?;
     let job = Job {
         op: Op::Read,
         block_bytes: 4096,
