@@ -49,6 +49,17 @@ pub enum Source {
     },
 }
 
+impl Source {
+    /// What people who list the exports are told where nothing was given: not the path, which is the host's business.
+    fn describe(&self) -> &'static str {
+        match self {
+            Self::File(_) => "disk on a file",
+            Self::Ram { .. } => "disk in memory",
+            Self::Null { .. } => "null disk, stores nothing",
+        }
+    }
+}
+
 impl DiskSpec {
     /// Reads `key=value,key=value`.
     ///
@@ -87,7 +98,7 @@ impl DiskSpec {
         let queue = take(pairs, "queue")?;
         queue.iter().try_for_each(|queue| check_name("queue", queue))?;
         let sched = take(pairs, "sched")?.map(|text| elevator(&text)).transpose()?;
-        let description = take(pairs, "description")?.unwrap_or_default();
+        let description = take(pairs, "description")?;
         let group = take(pairs, "group")?.unwrap_or_else(|| format!("/{name}"));
         check_group(&group)?;
         let block_size = take(pairs, "block_size")?;
@@ -98,7 +109,7 @@ impl DiskSpec {
         }
         Ok(Self {
             name: name.to_owned(),
-            description,
+            description: description.unwrap_or_else(|| source.describe().to_owned()),
             source,
             read_only,
             block_size,
@@ -131,11 +142,11 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
             Ok(Source::File(config))
         }
         ["ram"] => {
-            let size = value::size("ram", &take(pairs, "ram")?.expect("it is given"))?;
+            let size = take_size(pairs, "ram")?;
             Ok(Source::Ram { size })
         }
         ["null"] => {
-            let size = value::size("null", &take(pairs, "null")?.expect("it is given"))?;
+            let size = take_size(pairs, "null")?;
             let mut config = NullConfig::default();
             for (key, value) in pairs.drain(..) {
                 config.set(&key, &value)?;
@@ -146,12 +157,28 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
                 config: Box::new(config),
             })
         }
-        [] => bail!("nothing to stand on: give one of file=PATH, ram=SIZE, null=SIZE"),
+        [] => {
+            let unknown = pairs
+                .first()
+                .map(|(key, _)| format!(" (key {key} is not known)"))
+                .unwrap_or_default();
+            bail!("nothing to stand on{unknown}: give one of file=PATH, ram=SIZE, null=SIZE");
+        }
         _ => bail!(
             "{} exclude each other: give one of them",
             given.join("= and ") + "="
         ),
     }
+}
+
+/// Takes a size that is known to be given.
+fn take_size(pairs: &mut Vec<(String, String)>, key: &str) -> Result<u64> {
+    let text = take(pairs, key)?.expect("it is given");
+    let size = value::size(key, &text)?;
+    if size == 0 {
+        bail!("{key}={text} rejected: a disk has at least one block, 512 bytes");
+    }
+    Ok(size)
 }
 
 /// Takes a key out of the list; it must not be there twice.
@@ -223,6 +250,8 @@ mod tests {
                 &["disk a", "ram= and null= exclude each other"],
             ),
             ("name=a,ram=1X", &["disk a", "ram=1X"]),
+            ("name=a,ram=0", &["disk a", "ram=0", "512"]),
+            ("name=a,fiel=b", &["disk a", "fiel", "file=PATH"]),
             ("name=a,ram=1M,color=red", &["disk a", "color", "known"]),
             ("name=a,ram=1M,sched=cfq", &["cfq", "none, mq-deadline"]),
             ("name=a,ram=1M,block_size=768", &["768", "power of two"]),

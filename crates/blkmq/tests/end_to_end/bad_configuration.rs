@@ -38,7 +38,7 @@ fn an_image_that_is_already_served_is_refused_and_the_first_daemon_goes_on() {
         "served twice",
         &scratch,
         &[&format!("name=other,file={image}")],
-        &["other", "vm1.raw", "already"],
+        &["other", "vm1.raw", "in use", "stop"],
     );
     refused(&second).unwrap_or_else(|complaint| panic!("{complaint}"));
     first.stop();
@@ -70,7 +70,7 @@ fn an_image_that_cannot_be_written_is_refused_with_a_way_out() {
         "not writable",
         &scratch,
         &[&format!("name=vm1,file={busy}")],
-        &["vm1", "busy", "ro=on"],
+        &["vm1", "busy", "read_only=on"],
     );
     let result = refused(&case);
     runs.kill().expect("our own child can be killed");

@@ -38,6 +38,8 @@ pub(super) struct Connection {
     refused: VecDeque<Bio>,
     /// The socket may have bytes to receive.
     is_readable: bool,
+    /// The peer sends no more; what it sent last may still be there.
+    has_left: bool,
     /// The socket takes no more bytes; a poll waits for that to change.
     is_blocked: bool,
     is_polling: bool,
@@ -86,6 +88,7 @@ impl Connection {
             filling: None,
             refused: VecDeque::new(),
             is_readable: true,
+            has_left: false,
             is_blocked: false,
             is_polling: false,
             closing: Closing::No,
@@ -233,8 +236,9 @@ impl Connection {
     fn heed(&mut self, received: io::Result<Received>) {
         match received {
             Ok(Received::Full(_)) => {}
-            // A poll tells of what comes later.
-            Ok(Received::Drained(_) | Received::Nothing) => self.is_readable = false,
+            // A poll tells of what comes later; but an end that came together with these bytes has been told already.
+            Ok(Received::Drained(_)) => self.is_readable = self.has_left,
+            Ok(Received::Nothing) => self.is_readable = false,
             Ok(Received::End) => {
                 let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
                 if !is_between {
@@ -353,8 +357,12 @@ impl Connection {
     fn poll(&mut self, cx: &mut Cx<'_>) {
         if !self.is_polling && self.closing == Closing::No {
             self.is_polling = true;
-            cx.port()
-                .push_poll(self.socket.as_raw_fd(), libc::POLLIN, true, POLL_IN);
+            cx.port().push_poll(
+                self.socket.as_raw_fd(),
+                libc::POLLIN | libc::POLLRDHUP,
+                true,
+                POLL_IN,
+            );
         }
     }
 }
@@ -373,6 +381,7 @@ impl Service for Connection {
                 POLL_IN => {
                     self.is_polling = completion.has_more();
                     self.is_readable = true;
+                    self.has_left |= completion.result & LEFT != 0;
                 }
                 POLL_OUT => self.is_blocked = false,
                 _ => {}
@@ -551,6 +560,8 @@ fn after(since: Instant, limit: Duration) -> Instant {
     since + Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX))
 }
 
+/// What a poll says of a peer that sends no more; an errno, which has the sign bit, counts too.
+const LEFT: i32 = (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) as i32 | i32::MIN;
 const POLL_IN: u64 = 0;
 const POLL_OUT: u64 = 1;
 const CANCEL: u64 = 2;

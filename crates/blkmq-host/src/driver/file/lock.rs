@@ -4,20 +4,37 @@
 //! block device alone while it is held), and /proc/locks names its holder. Open-file-description locks on byte ranges are
 //! what QEMU uses on images: a writer here locks all bytes, which excludes every QEMU that has the image open; a reader
 //! takes the two bytes by which QEMU's users say "I read" and "nobody else may write" (`docs/drivers/file.md`), so that
-//! both can read an image together. Both locks end with the file description, however the process ends.
+//! both can read an image together. Both locks end with the file description, however the process ends; if it was killed
+//! the kernel may need a moment to take its rings apart, and who starts at once in its place waits for that.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
 use super::error::FileError;
 use super::sys::{self, ByteLock};
 
-/// Locks an open file for one writer, or among readers.
+/// Locks an open file for one writer, or among readers. Waits, for a while, for a holder that has ended already or
+/// cannot be seen (it has let go since, or lives in another container); one that lives makes it fail at once.
 pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
+    let deadline = Instant::now() + LEAVING_TIME_MAX;
+    loop {
+        let result = try_lock(file, path, for_reading);
+        let is_held = matches!(result, Err(FileError::Locked { .. }));
+        // After a conflict over bytes alone the whole file is locked by ourselves: a holder that lives.
+        if !is_held || holders_of(file).any(|pid| !has_ended(pid)) || Instant::now() > deadline {
+            return result;
+        }
+        thread::sleep(LEAVING_LOOK);
+    }
+}
+
+fn try_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
     let whole = if for_reading {
         FlockOperation::NonBlockingLockShared
     } else {
@@ -61,23 +78,37 @@ fn refused(path: &Path, error: io::Error, holder: impl FnOnce() -> Option<String
 
 /// Names a process that holds a `flock` on the file.
 fn holder_of(file: &File) -> Option<String> {
-    let meta = file.metadata().ok()?;
-    let (device, inode) = (meta.dev(), meta.ino());
-    let id = format!(
-        "{:02x}:{:02x}:{inode}",
-        rustix::fs::major(device),
-        rustix::fs::minor(device)
-    );
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    let holders = locks.lines().filter_map(|line| {
+    holders_of(file).map(describe).next()
+}
+
+/// The processes that took a `flock` on the file which is still held.
+fn holders_of(file: &File) -> impl Iterator<Item = u32> {
+    let id = file.metadata().map(|meta| {
+        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        format!("{major:02x}:{minor:02x}:{}", meta.ino())
+    });
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let holder = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let is_flock = words.next() == Some("FLOCK");
         // Waiters have an arrow in front of the kind, so they are not taken for holders.
         let mut words = words.skip(2);
         let pid: u32 = words.next()?.parse().ok()?;
-        (is_flock && words.next() == Some(&id)).then_some(pid)
-    });
-    holders.map(describe).next()
+        (is_flock && words.next() == id.as_deref().ok()).then_some(pid)
+    };
+    let holders: Vec<u32> = locks.lines().filter_map(holder).collect();
+    holders.into_iter()
+}
+
+/// Says whether a process is gone, or dead and not yet buried.
+fn has_ended(pid: u32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        // The state follows the name, which may itself have parentheses.
+        Ok(stat) => stat
+            .rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])),
+        Err(_) => true,
+    }
 }
 
 fn describe(pid: u32) -> String {
@@ -90,6 +121,9 @@ fn describe(pid: u32) -> String {
     }
 }
 
+/// How long to wait for the kernel to finish with a process that has ended. It took up to 0.1 s where it was watched.
+const LEAVING_TIME_MAX: Duration = Duration::from_secs(5);
+const LEAVING_LOOK: Duration = Duration::from_millis(5);
 /// Where QEMU's users of an image that rely on consistent reads hold a shared lock.
 const QEMU_READS: u64 = 100;
 /// Where those that write hold one.

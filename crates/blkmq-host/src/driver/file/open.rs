@@ -130,6 +130,9 @@ fn cannot_open(config: &FileConfig, error: io::Error) -> FileError {
             ": change its permissions, or serve it with read_only=on"
         }
         io::ErrorKind::PermissionDenied => ": change its permissions",
+        io::ErrorKind::ExecutableFileBusy => {
+            ": a program that runs cannot be written to; serve it with read_only=on"
+        }
         io::ErrorKind::ResourceBusy => ": the device is mounted or otherwise in use by the kernel",
         _ => "",
     };
