@@ -1,8 +1,9 @@
 //! Decides nothing: measures what an attached thread costs per I/O on a null disk that completes inline.
 //!
 //! Question: how many 4 KiB random reads can one thread do, the generator of the load included, at depths 1
-//! to 256? Run it with `cargo run --release -p blkmq-host --example null_iops [mq-deadline]`; `blkmq bench
-//! engine` is the full bench.
+//! to 256, alone or beside others? Run it with
+//! `cargo run --release -p blkmq-host --example null_iops [ELEVATOR [THREADS]]`; `blkmq bench engine` is the full
+//! bench.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,10 +15,12 @@ use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueId, QueueSpec};
 
 fn main() {
-    let elevator = std::env::args()
-        .nth(1)
+    let mut args = std::env::args().skip(1);
+    let elevator = args
+        .next()
         .and_then(|name| Kind::by_name(&name))
         .unwrap_or_default();
+    let threads: usize = args.next().and_then(|count| count.parse().ok()).unwrap_or(1);
     let drive = NullDrive::new(NullConfig::bare(), &[SIZE]).expect("a null drive");
     let mut spec = QueueSpec::new("null", Arc::new(drive));
     spec.elevator = elevator;
@@ -31,16 +34,26 @@ fn main() {
         block_size: 512,
     });
     let config = EngineConfig {
-        attached_max: 1,
+        attached_max: threads,
         queues: vec![spec],
         ..EngineConfig::default()
     };
     let engine = Engine::start(config).expect("an engine");
-    let mut attached = engine.attach().expect("a seat");
     for depth in [1, 16, 64, 256] {
-        let rates: Vec<f64> = (0..5).map(|_| run(&mut attached, depth)).collect();
+        let rates: Vec<f64> = std::thread::scope(|scope| {
+            let one = || {
+                (0..5)
+                    .map(|_| run(&mut engine.attach().expect("a seat"), depth))
+                    .collect::<Vec<_>>()
+            };
+            let running: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+            running
+                .into_iter()
+                .flat_map(|thread| thread.join().expect("a submitter"))
+                .collect()
+        });
         let best = rates.iter().copied().fold(0.0, f64::max);
-        println!("{elevator} depth {depth}: best of 5 {best:.1} M I/Os per second of CPU, all {rates:.1?}");
+        println!("{elevator} depth {depth}: best {best:.1} M I/Os per second of CPU, all {rates:.1?}");
     }
 }
 

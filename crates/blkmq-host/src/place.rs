@@ -239,7 +239,11 @@ impl Place {
         bell.flag().prepare_to_sleep();
         if !self.runs_again && !self.has_mail() && !has_news() {
             let timeout = alarm.map(|at| at.since(self.clock.now()));
-            self.ring.wait(timeout);
+            if self.queues.iter().any(|queue| queue.hctx_in_flight() > 0) {
+                self.ring.wait(timeout);
+            } else {
+                self.ring.sleep(timeout);
+            }
         }
         bell.flag().cancel_sleep();
     }

@@ -193,7 +193,20 @@ impl RingHandle {
     /// `timeout` is over. Returns at once if completions are there already. What completed is handed to the
     /// ports by [`Self::reap`].
     pub fn wait(&self, timeout: Option<Nanos>) {
-        let wait = timeout.map_or(Wait::Forever, Wait::For);
+        let wait = Wait::Until {
+            timeout,
+            is_for_io: true,
+        };
+        self.0.state.borrow_mut().enter(wait);
+    }
+
+    /// Like [`Self::wait`], for a reactor that waits for no drive: from Linux 6.15 on the kernel does not count the
+    /// time as waiting for I/O then. An idle host would otherwise show I/O pressure, since the bell is always watched.
+    pub fn sleep(&self, timeout: Option<Nanos>) {
+        let wait = Wait::Until {
+            timeout,
+            is_for_io: false,
+        };
         self.0.state.borrow_mut().enter(wait);
     }
 
@@ -331,8 +344,7 @@ struct Reaped {
 #[derive(Clone, Copy)]
 enum Wait {
     No,
-    For(Nanos),
-    Forever,
+    Until { timeout: Option<Nanos>, is_for_io: bool },
 }
 
 impl RingState {
@@ -401,16 +413,9 @@ impl RingState {
             wait = Wait::No;
         }
         self.enters += 1;
-        let submitter = self.uring.submitter();
         let entered = match wait {
-            Wait::No => submitter.submit(),
-            Wait::Forever => submitter.submit_and_wait(1),
-            Wait::For(timeout) => {
-                let time = types::Timespec::new()
-                    .sec(timeout.0 / 1_000_000_000)
-                    .nsec((timeout.0 % 1_000_000_000) as u32);
-                submitter.submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
-            }
+            Wait::No => self.uring.submitter().submit(),
+            Wait::Until { timeout, is_for_io } => sys::submit_and_wait(&mut self.uring, timeout, is_for_io),
         };
         if let Err(error) = entered {
             let errno = error.raw_os_error().unwrap_or(0);
@@ -479,7 +484,7 @@ mod tests {
     fn waiting_ends_when_its_time_is_over() {
         let ring = ring(4);
         let before = std::time::Instant::now();
-        ring.wait(Some(Nanos::from_millis(20)));
+        ring.sleep(Some(Nanos::from_millis(20)));
         assert!(before.elapsed().as_millis() >= 20, "{:?}", before.elapsed());
         assert_eq!(ring.reap(), 0);
     }

@@ -99,6 +99,30 @@ fn a_freeze_holds_new_requests_back_until_the_last_one_thaws() {
 }
 
 #[test]
+fn a_thaw_wakes_whoever_it_held_back_five_hundred_times() {
+    let engine = engine(1, 1, completing(Completion::Inline), Kind::None);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let control = engine.control();
+            for freeze in 0..500 {
+                drop(control.freeze(Q).unwrap());
+                thread::sleep(Duration::from_micros(freeze % 5 * 10));
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let mut attached = engine.attach().unwrap();
+        let mut out = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            attached.submit(Q, read(0)).unwrap();
+            let ended = attached.wait(&mut out, Some(Nanos::from_secs(10)));
+            assert_eq!(ended, 1, "a bio was held back for 10 s");
+            out.clear();
+        }
+    });
+}
+
+#[test]
 fn no_kick_is_lost_over_a_thousand_bursts_after_idleness() {
     // One hardware context, the reactor's: every request of the attached thread goes there and comes back.
     let mut spec = queue("q", completing(Completion::Inline), Kind::None);

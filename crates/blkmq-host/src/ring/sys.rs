@@ -1,7 +1,10 @@
-//! Decides who vouches for the memory that an entry of the ring names: whoever pushes it.
-//! The parent module does the rest of the ring without `unsafe`.
+//! Decides who vouches for the memory that an entry of the ring names: whoever pushes it; and how the kernel is entered
+//! to wait. The parent module does the rest of the ring without `unsafe`.
 
-use io_uring::squeue;
+use std::io;
+
+use blkmq_core::time::Nanos;
+use io_uring::{EnterFlags, IoUring, squeue, types};
 
 use super::Port;
 
@@ -28,4 +31,26 @@ pub(super) fn push(queue: &mut squeue::SubmissionQueue<'_>, entry: &squeue::Entr
     // SAFETY: entries come from `Port::push`, whose caller vouches for their memory, or from the safe
     // functions of the parent module, whose entries point to none.
     unsafe { queue.push(entry) }.is_ok()
+}
+
+/// Submits everything and waits for a completion, or until `timeout` is over.
+pub(super) fn submit_and_wait(
+    uring: &mut IoUring,
+    timeout: Option<Nanos>,
+    is_for_io: bool,
+) -> io::Result<usize> {
+    let count = uring.submission().len() as u32;
+    let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+    if !is_for_io && uring.params().is_feature_no_iowait() {
+        flags |= EnterFlags::NO_IOWAIT;
+    }
+    let time = types::Timespec::new();
+    let time = timeout.map(|Nanos(ns)| time.sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32));
+    let mut args = types::SubmitArgs::new();
+    if let Some(time) = &time {
+        args = args.timespec(time);
+    }
+    // SAFETY: the flags say that the argument is the extended one, which it is; it and the time it names live until the
+    // call returns. The entries submitted are vouched for as in `push`.
+    unsafe { uring.submitter().enter(count, 1, flags.bits(), Some(&args)) }
 }
