@@ -199,7 +199,7 @@ fn colour(index: usize) -> &'static str {
 
 /// Told apart by people with any colour vision (after Okabe and Ito), pale enough for a black whisker.
 const COLOURS: [&str; 6] = ["#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#999999"];
-const WIDTH: usize = 1080;
+const WIDTH: usize = 1160;
 const LEFT_EDGE: usize = 16;
 const BARS_LEFT: usize = 240;
 const BARS_WIDTH: usize = 520;
