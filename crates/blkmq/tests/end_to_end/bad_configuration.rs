@@ -29,6 +29,60 @@ fn every_bad_configuration_is_refused_with_object_value_and_next_step() {
 }
 
 #[test]
+fn a_bad_configuration_file_is_refused_with_its_name_and_the_place() {
+    let scratch = Scratch::new();
+    let mut wrong = Vec::new();
+    for (what, text, says) in [
+        (
+            "an unknown key",
+            "[disk.vm1]\nram = \"1M\"\ncolour = \"red\"\n",
+            &["blkmq.toml", "vm1", "colour"][..],
+        ),
+        (
+            "an unknown table",
+            "[disc.vm1]\nram = \"1M\"\n",
+            &["blkmq.toml", "disc"],
+        ),
+        ("no TOML", "disk vm1 is in vm1.raw\n", &["blkmq.toml", "1"]),
+        (
+            "a bad block size",
+            "[disk.vm1]\nram = \"1M\"\nblock_size = 768\n",
+            &["vm1", "768", "power of two"],
+        ),
+        (
+            "a disk that is not there",
+            "[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = \"unix:x\"\ndisks = [\"vm2\"]\n",
+            &["vm2"],
+        ),
+    ] {
+        std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
+        let words = vec!["-c".to_owned(), scratch.word("blkmq.toml")];
+        let case = Case {
+            what,
+            words,
+            says: says.iter().map(|word| (*word).to_owned()).collect(),
+        };
+        wrong.extend(
+            refused(&case)
+                .err()
+                .map(|complaint| format!("{what}: {complaint}")),
+        );
+    }
+    let words = vec!["-c".to_owned(), scratch.word("absent.toml")];
+    let case = Case {
+        what: "a missing file",
+        words,
+        says: vec!["absent.toml".to_owned()],
+    };
+    wrong.extend(
+        refused(&case)
+            .err()
+            .map(|complaint| format!("{}: {complaint}", case.what)),
+    );
+    assert!(wrong.is_empty(), "{} case(s):\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
 fn an_image_that_is_already_served_is_refused_and_the_first_daemon_goes_on() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", 1 << 20);

@@ -35,6 +35,33 @@ fn fio_verifies_random_sizes_and_offsets_from_several_jobs() {
 }
 
 #[test]
+fn two_disks_of_one_scheduler_keep_their_data_apart() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    // On one filesystem, so on one queue: the second disk names no scheduler and gets the first one's.
+    let disks = ["a", "b"].map(|name| format!("name={name},file={}", scratch.image(name, 32 * MIB)));
+    let daemon = Daemon::serve(&scratch, &[&format!("{},sched=mq-deadline", disks[0]), &disks[1]]);
+    let words =
+        "--rw=randrw --bsrange=4k-64k --size=16m --offset_increment=16m --numjobs=2 --iodepth=32 --fsync=128";
+    std::thread::scope(|scope| {
+        for (disk, seed) in [("a", 1), ("b", 2)] {
+            let (uri, words) = (daemon.uri(disk), format!("{words} --randseed={seed}"));
+            scope.spawn(move || {
+                for job in jobs(&fio(&uri, &words, VERIFY)) {
+                    assert!(
+                        bytes(&job, "write") > 0 && bytes(&job, "read") > 0,
+                        "{disk}: a job did nothing"
+                    );
+                }
+            });
+        }
+    });
+    daemon.stop();
+}
+
+#[test]
 fn fio_verifies_every_operation_on_memory_and_on_a_file() {
     if !installed(&["fio"]) {
         return;

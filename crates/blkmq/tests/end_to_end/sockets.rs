@@ -1,4 +1,4 @@
-//! Decides at which addresses the daemon answers: TCP, and a socket that systemd hands to it, besides unix sockets.
+//! Decides at which addresses the daemon answers: TCP, a socket that systemd hands to it, what a configuration file says.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -51,5 +51,36 @@ fn disks_are_served_over_tcp_on_the_loopback() {
     run("nbdcopy", &[&uri, &copy]);
     let read = |name: &str| std::fs::read(name).expect("the file is there");
     assert!(read(&original) == read(&copy), "the copy differs");
+    daemon.stop();
+}
+
+#[test]
+fn a_configuration_file_serves_what_it_says_where_it_says() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 1 << 20);
+    let (inner, outer) = (scratch.path("inner.sock"), scratch.path("outer.sock"));
+    let text = format!(
+        "[queue.fast]\nsched = \"mq-deadline\"\n\n[disk.vm1]\nfile = {image:?}\nqueue = \"fast\"\n\n\
+         [disk.scratch]\nram = \"2M\"\n\n[[export]]\nnbd = \"unix:{}\"\n\n\
+         [[export]]\nnbd = \"unix:{}\"\ndisks = [\"scratch\"]\n",
+        inner.display(),
+        outer.display()
+    );
+    std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
+    for (socket, disk, size) in [
+        (&inner, "vm1", 1 << 20),
+        (&inner, "scratch", 2 << 20),
+        (&outer, "scratch", 2 << 20),
+    ] {
+        let mut client = Client::connect(socket, disk).expect("the disk is served there");
+        assert_eq!(client.size(), size);
+        client.write(0, &block(0, 1)).expect("a write");
+        assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
+    }
+    assert!(
+        Client::connect(&outer, "vm1").is_err(),
+        "vm1 is served where it should not be"
+    );
     daemon.stop();
 }
