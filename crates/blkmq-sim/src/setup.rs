@@ -94,8 +94,8 @@ pub enum Sabotage {
 }
 
 impl Setup {
-    /// A modest history that others are made from: four reactors with a hardware context each, flash with a cache, two
-    /// disks, all operations.
+    /// A modest history that others are made from: up to four reactors with a hardware context each, flash with a cache,
+    /// three disks of which one is read-only, all operations.
     pub fn base(rng: &mut Rng) -> Self {
         Self {
             promises: vec![true; rng.from_to(1, 4) as usize],
@@ -108,8 +108,8 @@ impl Setup {
             timeout: Nanos::from_secs(30),
             merges: true,
             // The second disk starts at no round place, so that boundaries do not fall together.
-            disk_blocks: vec![251, 128],
-            read_only: vec![false, false],
+            disk_blocks: vec![251, 128, 16],
+            read_only: vec![false, false, true],
             drive: flash(rng),
             clients: vec![Workload::mixed(rng)],
             control: Control::none(),

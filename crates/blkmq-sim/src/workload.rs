@@ -221,7 +221,8 @@ impl Client {
 
     fn draw_disk(&mut self) -> DiskId {
         if self.workload.disks.is_empty() {
-            DiskId(self.rng.below(self.disk_blocks.len() as u64) as u32)
+            // By size, so that every block is as likely.
+            DiskId(self.rng.weighted(&self.disk_blocks) as u32)
         } else {
             DiskId(self.rng.pick(&self.workload.disks))
         }

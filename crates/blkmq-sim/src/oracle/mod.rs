@@ -129,6 +129,9 @@ impl Oracle {
     /// Returns a bio of a reactor that is not `away` that could be issued now and waits for nothing else.
     /// Each reactor has `requests_max` requests. Those of who is away may hold the depth.
     pub fn held_back(&self, requests_max: u32, away: &[ReactorId]) -> Option<u64> {
+        if !self.wire.has_room_anywhere() {
+            return None;
+        }
         let parts_max = self.lives.parts_max(self.block());
         // With tags for all that the depth allows, requests are in flight as soon as they are dispatched.
         let dispatched_is_issued = !self.rules.shared_tags && !self.lives.any_depends_on_flush();

@@ -158,6 +158,13 @@ impl Wire {
         self.scheduled = scheduled;
     }
 
+    /// Says whether any tag set has a free tag within the depth: quickly, for most have not.
+    pub(super) fn has_room_anywhere(&self) -> bool {
+        let depth = self.bounds[self.bounds.len() - 1].depth;
+        let open = |space: &Space| (space.busy.len() as u32) < depth.min(space.tags);
+        self.spaces.iter().any(open)
+    }
+
     /// Says whether a request of `reactor` could be issued now, as far as depth and tags are concerned, if `taken` more are
     /// taken than are in flight.
     pub(super) fn has_room(&self, reactor: ReactorId, taken: u64) -> bool {
@@ -243,6 +250,14 @@ impl Wire {
                 rq.op(),
                 rq.len(),
                 rq.position()
+            ));
+        }
+        let data = matches!(rq.op(), Op::Read | Op::Write);
+        if data && rq.segment_count() > u32::from(self.limits.segments_max) {
+            return Err(format!(
+                "{} segments, the limit is {}",
+                rq.segment_count(),
+                self.limits.segments_max
             ));
         }
         if rq.position() != self.bases[rq.disk().index()] + rq.offset() {
