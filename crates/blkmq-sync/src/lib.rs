@@ -15,7 +15,7 @@
 //! | [`counter`] | how one thread counts and others read |
 //! | [`lent`] | who may say that a driver can use a piece of memory |
 //!
-//! Every type is model-checked, with at most three preemptions unless `LOOM_MAX_PREEMPTIONS` says otherwise:
+//! Every type is model-checked, with at most two preemptions unless `LOOM_MAX_PREEMPTIONS` says otherwise:
 //! `RUSTFLAGS="--cfg loom" cargo test -p blkmq-sync --release --lib loom`. Beside each protocol that depends
 //! on a fence or on a mark stands a faulty version of it in which the model must find the fault, so that a
 //! model that cannot fail is noticed. `cargo run --release -p blkmq-sync --example cost` prints what each

@@ -5,7 +5,7 @@ use loom::thread;
 use super::*;
 use crate::atomic::faults::Fault;
 use crate::atomic::{Arc, UnsafeCell};
-use crate::model::{check, check_with};
+use crate::model::{check, check_with, join_all};
 
 /// A queue, and what its users read and the freezer replaces (the elevator): loom reports both at once.
 struct Queue {
@@ -74,8 +74,9 @@ fn a_user_and_a_freezer() {
             }
         }
     });
-    queue.freeze_and_replace_if_drained();
-    user.join().unwrap();
+    let freezer = Arc::clone(&queue);
+    let freezer = thread::spawn(move || freezer.freeze_and_replace_if_drained());
+    join_all([user, freezer]);
     assert!(queue.state.is_drained() && queue.state.outstanding() == 0);
 }
 
@@ -108,9 +109,9 @@ fn a_request_that_finishes_on_another_shard_is_waited_for() {
                 user.complete(0);
             }
         });
-        queue.freeze_and_replace_if_drained();
-        completer.join().unwrap();
-        user.join().unwrap();
+        let freezer = Arc::clone(&queue);
+        let freezer = thread::spawn(move || freezer.freeze_and_replace_if_drained());
+        join_all([completer, user, freezer]);
         assert!(queue.state.is_drained());
     });
 }
@@ -125,11 +126,13 @@ fn a_freeze_by_another_thread() {
         }
     });
     let freezer = thread::spawn(move || freezer.state.start_freeze());
-    if queue.state.is_frozen() && queue.state.is_drained() {
-        queue.replace_elevator();
-    }
-    freezer.join().unwrap();
-    user.join().unwrap();
+    let asker = Arc::clone(&queue);
+    let asker = thread::spawn(move || {
+        if asker.state.is_frozen() && asker.state.is_drained() {
+            asker.replace_elevator();
+        }
+    });
+    join_all([freezer, user, asker]);
 }
 
 #[test]

@@ -53,9 +53,7 @@ fn spawn(scene: &Arc<Scene>, act: impl FnOnce(&Scene) + 'static) -> thread::Join
 fn two_threads_exclude_each_other_and_lose_no_work() {
     check(|| {
         let scene = Scene::new();
-        let other = spawn(&scene, |scene| scene.publish_and_try(1));
-        scene.publish_and_try(0);
-        other.join().unwrap();
+        join_all([0, 1].map(|me| spawn(&scene, move |scene| scene.publish_and_try(me))));
         assert_eq!(scene.seen(), [1, 1, 0]);
     });
 }
@@ -63,9 +61,7 @@ fn two_threads_exclude_each_other_and_lose_no_work() {
 /// The third thread may find the mark on the gate already, and then only loads.
 fn three_threads() {
     let scene = Scene::new();
-    let others = [1, 2].map(|me| spawn(&scene, move |scene| scene.publish_and_try(me)));
-    scene.publish_and_try(0);
-    join_all(others);
+    join_all([0, 1, 2].map(|me| spawn(&scene, move |scene| scene.publish_and_try(me))));
     assert_eq!(scene.seen(), [1, 1, 1], "work was lost");
 }
 
@@ -98,9 +94,7 @@ fn a_holder_that_drops_the_mark_is_found() {
     }
     check(|| {
         let scene = Scene::new();
-        let other = spawn(&scene, |scene| publish_and_try(scene, 1));
-        publish_and_try(&scene, 0);
-        other.join().unwrap();
+        join_all([0, 1].map(|me| spawn(&scene, move |scene| publish_and_try(scene, me))));
         assert_eq!(scene.seen(), [1, 1, 0], "work was lost");
     });
 }
@@ -129,8 +123,8 @@ fn the_mark_of_a_dropped_guard_makes_the_next_holder_look_again() {
     check(|| {
         let scene = Scene::new();
         let other = spawn(&scene, |scene| scene.publish_and_try(1));
-        drop(scene.gate.try_enter());
-        other.join().unwrap();
+        let dropper = spawn(&scene, |scene| drop(scene.gate.try_enter()));
+        join_all([dropper, other]);
         let is_seen = scene.gate.try_enter().is_some_and(|inside| inside[1] == 1);
         assert!(is_seen || scene.gate.is_owed(), "a mark was lost in silence");
     });

@@ -78,18 +78,21 @@ fn a_mailbox_and_its_sleeping_owner() {
             let _ = flag.notify(); // Whoever is told to wakes the owner: `is_notified` stands for that.
         })
     });
-    let mut sum = 0;
-    let is_asleep = (0..3).any(|_| {
-        flag.prepare_to_sleep();
-        if receiver.is_empty() && !flag.is_notified() {
-            return true;
+    let owner = Arc::clone(&flag);
+    let owner = thread::spawn(move || {
+        let mut sum = 0;
+        loop {
+            owner.prepare_to_sleep();
+            if receiver.is_empty() && !owner.is_notified() {
+                return (receiver, sum);
+            }
+            owner.cancel_sleep();
+            receiver.drain(|item| sum += item);
         }
-        flag.cancel_sleep();
-        receiver.drain(|item| sum += item);
-        false
     });
     join_all(senders);
-    if is_asleep && !receiver.is_empty() {
+    let (mut receiver, mut sum) = owner.join().unwrap();
+    if !receiver.is_empty() {
         assert!(flag.is_notified(), "the owner sleeps beside a full mailbox");
     }
     receiver.drain(|item| sum += item);

@@ -4,7 +4,7 @@ use loom::thread;
 
 use super::*;
 use crate::atomic::faults::Fault;
-use crate::atomic::{Arc, AtomicU32};
+use crate::atomic::{Arc, AtomicU32, UnsafeCell};
 use crate::model::{check, check_with, join_all};
 
 /// A context, what each submitter published for it (plain stores), and how often it was announced to the
@@ -65,9 +65,22 @@ impl Context {
     }
 }
 
-fn spawn(context: &Arc<Context>, act: impl FnOnce(&Context) + 'static) -> thread::JoinHandle<()> {
-    let context = Arc::clone(context);
-    thread::spawn(move || act(&context))
+fn spawn<T, R>(shared: &Arc<T>, act: impl FnOnce(&T) -> R + 'static) -> thread::JoinHandle<R>
+where
+    T: 'static,
+    R: 'static,
+{
+    let shared = Arc::clone(shared);
+    thread::spawn(move || act(&shared))
+}
+
+/// An owner that looks `times` times.
+fn spawn_owner(context: &Arc<Context>, times: usize) -> thread::JoinHandle<Owner> {
+    spawn(context, move |context| {
+        let mut owner = Owner::default();
+        (0..times).for_each(|_| context.look(&mut owner));
+        owner
+    })
 }
 
 /// Flaw (a): the submitter publishes with plain stores, sees the run wanted and leaves, while the owner takes
@@ -75,13 +88,9 @@ fn spawn(context: &Arc<Context>, act: impl FnOnce(&Context) + 'static) -> thread
 fn two_submitters_and_an_owner() {
     let context = Arc::new(Context::default());
     let submitters = [0, 1].map(|me| spawn(&context, move |context| context.submit(me)));
-    let mut owner = Owner::default();
-    for _ in 0..2 {
-        context.look(&mut owner);
-        thread::yield_now(); // Without it, loom lets the owner make passes only when all others have ended.
-    }
+    let owner = spawn_owner(&context, 1);
     join_all(submitters);
-    context.close(owner, 2);
+    context.close(owner.join().unwrap(), 2);
 }
 
 /// One submitter runs two contexts after one publication, while both are wanted and their owner takes them.
@@ -90,22 +99,23 @@ fn one_publication_for_two_contexts() {
     contexts
         .iter()
         .for_each(|context| context.announce(context.work.run()));
-    let submitter = Arc::clone(&contexts);
-    let submitter = thread::spawn(move || {
-        submitter[0].published[0].store(1, Ordering::Relaxed);
-        submitter[1].published[0].store(1, Ordering::Relaxed);
+    let submitter = spawn(&contexts, |contexts| {
+        contexts[0].published[0].store(1, Ordering::Relaxed);
+        contexts[1].published[0].store(1, Ordering::Relaxed);
         let published = Published::now();
-        submitter
-            .iter()
-            .for_each(|context| context.announce(context.work.run_published(&published)));
+        for context in contexts {
+            context.announce(context.work.run_published(&published));
+        }
     });
-    let mut owners = [Owner::default(), Owner::default()];
-    for (context, owner) in contexts.iter().zip(&mut owners) {
-        context.look(owner);
-    }
-    thread::yield_now();
+    let owners = spawn(&contexts, |contexts| {
+        [0, 1].map(|index| {
+            let mut owner = Owner::default();
+            contexts[index].look(&mut owner);
+            owner
+        })
+    });
     submitter.join().unwrap();
-    for (context, owner) in contexts.iter().zip(owners) {
+    for (context, owner) in contexts.iter().zip(owners.join().unwrap()) {
         context.close(owner, 1);
     }
 }
@@ -126,15 +136,16 @@ fn an_owner_that_runs_itself_among_others_loses_nothing() {
     check(|| {
         let context = Arc::new(Context::default());
         let submitter = spawn(&context, |context| context.submit(0));
-        let mut owner = Owner::default();
-        context.published[1].store(1, Ordering::Relaxed);
-        context.announce(context.work.run_by_owner());
-        context.look(&mut owner);
-        thread::yield_now();
-        context.announce(context.work.run_by_owner());
-        context.look(&mut owner);
+        let owner = spawn(&context, |context| {
+            let mut owner = Owner::default();
+            context.announce(context.work.run_by_owner());
+            context.look(&mut owner);
+            context.published[1].store(1, Ordering::Relaxed);
+            context.announce(context.work.run_by_owner());
+            owner
+        });
         submitter.join().unwrap();
-        context.close(owner, 2);
+        context.close(owner.join().unwrap(), 2);
     });
 }
 
@@ -161,12 +172,15 @@ fn flaw_a_an_owner_that_looks_before_it_clears_is_found() {
     check(|| {
         let context = Arc::new(Context::default());
         let submitter = spawn(&context, |context| context.submit(0));
-        let seen = context.published();
-        let is_taken = context.work.take(0);
-        if is_taken {
-            context.work.finish();
-        }
+        let owner = spawn(&context, |context| {
+            let seen = context.published();
+            if context.work.take(0) {
+                context.work.finish();
+            }
+            seen
+        });
         submitter.join().unwrap();
+        let seen = owner.join().unwrap();
         assert!(seen == 1 || context.work.is_wanted(), "a run was lost");
     });
 }
@@ -183,11 +197,9 @@ fn flaws_b_and_c_no_run_is_lost_to_a_stop_that_is_followed_by_a_start() {
             assert!(context.work.is_stopped());
             context.announce(context.work.start());
         });
-        let mut owner = Owner::default();
-        context.look(&mut owner);
-        thread::yield_now();
-        submitter.join().unwrap();
-        stopper.join().unwrap();
+        let owner = spawn_owner(&context, 1);
+        join_all([submitter, stopper]);
+        let mut owner = owner.join().unwrap();
         context.look(&mut owner);
         assert_eq!(owner.seen, 1, "a run was lost");
         assert_eq!(context.work.run(), Kick::Wake);
@@ -212,11 +224,9 @@ fn flaw_b_a_cancel_that_forgets_the_mark_is_found() {
     }
     check(|| {
         let broken = Arc::new(Broken::default());
-        let submitter = Arc::clone(&broken);
-        let submitter = thread::spawn(move || submitter.run());
-        broken.is_queued.swap(0, Ordering::AcqRel);
-        submitter.join().unwrap();
-        broken.is_queued.swap(0, Ordering::AcqRel);
+        let submitter = spawn(&broken, Broken::run);
+        let canceller = spawn(&broken, |broken| broken.is_queued.store(0, Ordering::Release));
+        join_all([submitter, canceller]);
         broken.run();
         assert_eq!(broken.is_queued.load(Ordering::Acquire), 1, "a run was lost");
     });
@@ -229,17 +239,17 @@ fn flaw_b_a_cancel_that_forgets_the_mark_is_found() {
 fn flaw_c_a_start_that_runs_only_what_it_saw_asked_for_is_found() {
     check(|| {
         let words = Arc::new([AtomicU32::new(1), AtomicU32::new(0)]); // Is stopped; was asked for.
-        let submitter = Arc::clone(&words);
-        let submitter = thread::spawn(move || {
-            let is_stopped = submitter[0].load(Ordering::Acquire) == 1;
-            if is_stopped {
-                submitter[1].store(1, Ordering::Release);
-            }
-            !is_stopped
+        let submitter = spawn(&words, |[is_stopped, is_asked]| {
+            let must_leave = is_stopped.load(Ordering::Acquire) == 1;
+            is_asked.store(must_leave.into(), Ordering::Release);
+            !must_leave
         });
-        words[0].store(0, Ordering::Release);
-        let is_run_by_start = words[1].load(Ordering::Acquire) == 1;
+        let starter = spawn(&words, |[is_stopped, is_asked]| {
+            is_stopped.store(0, Ordering::Release);
+            is_asked.load(Ordering::Acquire) == 1
+        });
         let is_run_by_submitter = submitter.join().unwrap();
+        let is_run_by_start = starter.join().unwrap();
         assert!(is_run_by_start || is_run_by_submitter, "a run was lost");
     });
 }
@@ -253,12 +263,9 @@ fn flaw_d_an_immediate_run_is_never_postponed_by_a_delayed_one() {
             let _ = context.work.run_delayed(1_000_000);
         });
         let submitter = spawn(&context, |context| context.submit(0));
-        let mut owner = Owner::default();
-        context.look(&mut owner);
-        thread::yield_now();
-        submitter.join().unwrap();
-        delayer.join().unwrap();
-        context.close(owner, 1); // At time 0: the delayed run is not due.
+        let owner = spawn_owner(&context, 1);
+        join_all([submitter, delayer]);
+        context.close(owner.join().unwrap(), 1); // At time 0: the delayed run is not due.
     });
 }
 
@@ -271,8 +278,8 @@ fn flaw_d_a_delayed_run_that_replaces_an_immediate_one_is_found() {
         let delayer = spawn(&context, |context| {
             context.work.0.swap(1_000 << DEADLINE_SHIFT, Ordering::AcqRel);
         });
-        context.submit(0);
-        delayer.join().unwrap();
+        let submitter = spawn(&context, |context| context.submit(0));
+        join_all([submitter, delayer]);
         context.close(Owner::default(), 1);
     });
 }
@@ -285,9 +292,11 @@ fn flaw_e_the_earlier_of_two_deadlines_stays() {
         let later = spawn(&context, |context| {
             let _ = context.work.run_delayed(9_000);
         });
-        let early = context.work.run_delayed(4_000);
-        assert_eq!(early, Delay::Rearm, "it is the earlier one in either order");
-        later.join().unwrap();
+        let earlier = spawn(&context, |context| {
+            let delay = context.work.run_delayed(4_000);
+            assert_eq!(delay, Delay::Rearm, "it is the earlier one in either order");
+        });
+        join_all([later, earlier]);
         assert_eq!(context.work.deadline(), Some(4_000));
         assert!(!context.work.take(3_999) && context.work.take(4_000));
     });
@@ -301,38 +310,54 @@ fn a_delayed_run_asked_for_during_a_pass_is_known_when_it_ends() {
         let delayer = spawn(&context, |context| {
             let _ = context.work.run_delayed(5_000);
         });
-        let is_taken = context.work.take(0);
-        let is_again = is_taken && context.work.finish();
+        let owner = spawn(&context, |context| {
+            let is_taken = context.work.take(0);
+            (is_taken, is_taken && context.work.finish())
+        });
         delayer.join().unwrap();
+        let (is_taken, is_again) = owner.join().unwrap();
         assert!(is_taken && !is_again, "a delayed run makes no pass at once");
         // Asked before the pass, it was part of the immediate run; asked during or after it, it is to come.
         assert!(matches!(context.work.deadline(), None | Some(5_000)));
     });
 }
 
-/// Quiesce: after a stop, once no pass is being made, none begins, and what the last one did is visible.
+/// Quiesce: after a stop, once no pass is being made, none begins, and what the last one did is visible. Loom
+/// reports a pass and the stopper that touch the driver at once, or without order.
 #[test]
 fn nothing_runs_after_a_stop_was_seen_to_be_complete() {
+    struct Quiesced {
+        work: RunWork,
+        driver: UnsafeCell<u32>,
+    }
+    // SAFETY: to be shown: a pass touches the driver, or the stopper when no pass is being made.
+    unsafe impl Sync for Quiesced {}
+    impl Quiesced {
+        fn touch_driver(&self) {
+            self.driver.with_mut(|driver| {
+                // SAFETY: as above.
+                unsafe { driver.write(1) };
+            });
+        }
+    }
     check(|| {
-        let context = Arc::new(Context::default());
+        let context = Arc::new(Quiesced {
+            work: RunWork::new(),
+            driver: UnsafeCell::new(0),
+        });
         let _ = context.work.run();
+        let owner = spawn(&context, |context| {
+            if context.work.take(0) {
+                context.touch_driver();
+                context.work.finish();
+            }
+        });
         let stopper = spawn(&context, |context| {
             context.work.stop();
             if !context.work.is_running() {
-                context.published[0].fetch_add(10, Ordering::Relaxed);
+                context.touch_driver();
             }
         });
-        if context.work.take(0) {
-            let before = context.published[0].load(Ordering::Relaxed);
-            assert_eq!(before, 0, "a pass begins after the stop was complete");
-            context.published[1].store(1, Ordering::Relaxed);
-            assert_eq!(
-                context.published[0].load(Ordering::Relaxed),
-                0,
-                "a pass goes on after the stop was complete"
-            );
-            context.work.finish();
-        }
-        stopper.join().unwrap();
+        join_all([owner, stopper]);
     });
 }

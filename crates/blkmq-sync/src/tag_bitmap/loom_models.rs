@@ -31,11 +31,10 @@ fn a_tag_has_one_owner_at_a_time() {
             tags: TagBitmap::new(2),
             requests,
         });
-        let users = [0, 1].map(|hint| {
+        let users = [0, 1, 0].map(|hint| {
             let shared = Arc::clone(&shared);
             thread::spawn(move || use_a_tag(&shared, hint))
         });
-        use_a_tag(&shared, 0);
         join_all(users);
         assert_eq!(shared.tags.in_use(), 0);
     });
@@ -45,11 +44,12 @@ fn a_tag_has_one_owner_at_a_time() {
 fn two_allocators_find_two_tags() {
     check(|| {
         let tags = Arc::new(TagBitmap::new(2));
-        let other = Arc::clone(&tags);
-        let other = thread::spawn(move || other.alloc(&mut 0));
-        let mine = tags.alloc(&mut 0).expect("two tags for two");
-        let theirs = other.join().unwrap().expect("two tags for two");
-        assert_ne!(mine, theirs);
+        let allocators = [0, 1].map(|_| {
+            let tags = Arc::clone(&tags);
+            thread::spawn(move || tags.alloc(&mut 0).expect("two tags for two"))
+        });
+        let [one, other] = allocators.map(|allocator| allocator.join().unwrap());
+        assert_ne!(one, other);
     });
 }
 
@@ -117,16 +117,17 @@ fn of_two_waiters_for_one_tag_both_are_woken() {
     check(|| {
         let tags = Arc::new(TagBitmap::new(1));
         assert_eq!(tags.alloc(&mut 0), Some(0));
-        let other = Arc::clone(&tags);
-        let other = thread::spawn(move || wait_or_use(&other, 70, alloc_as_documented));
+        let waiters = [3, 4].map(|me| {
+            let tags = Arc::clone(&tags);
+            thread::spawn(move || wait_or_use(&tags, me, alloc_as_documented))
+        });
         let freer = Arc::clone(&tags);
         let freer = thread::spawn(move || {
             freer.free(0);
             freer.take_waiters()
         });
-        let mine = wait_or_use(&tags, 3, alloc_as_documented);
-        let (theirs, first) = (other.join().unwrap(), freer.join().unwrap());
-        let (waiting, woken) = (mine.0 | theirs.0, mine.1 | theirs.1 | first);
+        let [one, other] = waiters.map(|waiter| waiter.join().unwrap());
+        let (waiting, woken) = (one.0 | other.0, one.1 | other.1 | freer.join().unwrap());
         assert_eq!(waiting & !woken, 0, "a waiter sleeps on");
     });
 }

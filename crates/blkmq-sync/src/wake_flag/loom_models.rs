@@ -19,6 +19,21 @@ impl Shared {
     fn work(&self) -> u32 {
         self.work.iter().map(|work| work.load(Ordering::Relaxed)).sum()
     }
+
+    /// The owner: sleeps as soon as it finds nothing new, and goes on if it was notified by then. Returns how
+    /// often it announced a sleep, and how much work it has seen.
+    fn go_to_sleep(&self) -> (u32, u32) {
+        let mut seen = 0;
+        for sleeps in 1.. {
+            self.flag.prepare_to_sleep();
+            if self.work() == seen && !self.flag.is_notified() {
+                return (sleeps, seen);
+            }
+            self.flag.cancel_sleep();
+            seen = self.work();
+        }
+        unreachable!("there is an end to the work")
+    }
 }
 
 /// Two notifiers, and an owner that goes to sleep until it has seen the work of both.
@@ -33,18 +48,13 @@ fn a_sleeper_and_two_notifiers() {
             }
         })
     });
-    let (mut sleeps, mut seen, mut is_asleep) = (0, 0, false);
-    while seen < 2 && !is_asleep {
-        sleeps += 1;
-        shared.flag.prepare_to_sleep();
-        is_asleep = shared.work() == seen && !shared.flag.is_notified();
-        if !is_asleep {
-            shared.flag.cancel_sleep();
-            seen = shared.work();
-        }
-    }
+    let owner = Arc::clone(&shared);
+    let owner = thread::spawn(move || owner.go_to_sleep());
     join_all(notifiers);
-    assert!(!is_asleep || shared.flag.is_notified(), "the owner sleeps on");
+    let (sleeps, seen) = owner.join().unwrap();
+    if shared.work() != seen {
+        assert!(shared.flag.is_notified(), "the owner sleeps on");
+    }
     let wakes = shared.wakes.load(Ordering::Relaxed);
     assert!(wakes <= sleeps, "{wakes} wake-ups for {sleeps} sleeps");
 }
@@ -71,11 +81,12 @@ fn two_notifiers_of_one_sleep_are_told_to_wake_once() {
     check(|| {
         let flag = Arc::new(WakeFlag::new());
         flag.prepare_to_sleep();
-        let other = Arc::clone(&flag);
-        let other = thread::spawn(move || other.notify());
-        let mine = flag.notify();
-        let theirs = other.join().unwrap();
-        assert!(mine ^ theirs, "told to wake: {mine} and {theirs}");
+        let notifiers = [0, 1].map(|_| {
+            let flag = Arc::clone(&flag);
+            thread::spawn(move || flag.notify())
+        });
+        let told = notifiers.map(|notifier| notifier.join().unwrap());
+        assert!(told[0] ^ told[1], "told to wake: {told:?}");
         assert!(flag.is_notified() && flag.cancel_sleep());
     });
 }
@@ -84,10 +95,12 @@ fn two_notifiers_of_one_sleep_are_told_to_wake_once() {
 fn a_cancelled_sleep_knows_whether_a_wake_up_is_under_way() {
     check(|| {
         let flag = Arc::new(WakeFlag::new());
-        let other = Arc::clone(&flag);
-        let other = thread::spawn(move || other.notify());
-        flag.prepare_to_sleep();
-        let is_coming = flag.cancel_sleep();
-        assert_eq!(is_coming, other.join().unwrap());
+        let (owner, notifier) = (Arc::clone(&flag), Arc::clone(&flag));
+        let notifier = thread::spawn(move || notifier.notify());
+        let owner = thread::spawn(move || {
+            owner.prepare_to_sleep();
+            owner.cancel_sleep()
+        });
+        assert_eq!(owner.join().unwrap(), notifier.join().unwrap());
     });
 }
