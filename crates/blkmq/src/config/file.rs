@@ -166,6 +166,13 @@ mod tests {
     }
 
     #[test]
+    fn the_example_of_the_documents_is_sound() {
+        let config = parse(include_str!("../../../../docs/operate/blkmq.toml")).unwrap();
+        config.check().unwrap();
+        assert_eq!((config.disks.len(), config.exports.len()), (5, 2));
+    }
+
+    #[test]
     fn a_bad_file_is_answered_with_table_and_key() {
         for (text, part) in [
             ("[disk.a]\nram = \"1M\"\ncolour = 3", "colour"),

@@ -1,0 +1,253 @@
+//! Decides how the figures are shown and what is said about them. Nothing is said that the figures do not show.
+
+use std::fmt;
+
+use blkmq_core::sched::Kind;
+
+use super::client::Sample;
+
+/// Who was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tenant {
+    /// The light tenant without a neighbour.
+    Alone,
+    /// The light tenant beside the flooding one.
+    Light,
+    /// The flooding tenant.
+    Flooding,
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Alone => "light, alone",
+            Self::Light => "light",
+            Self::Flooding => "flooding",
+        })
+    }
+}
+
+/// One run of the load.
+pub(super) struct Run {
+    pub(super) kind: Kind,
+    pub(super) tenants: Vec<(Tenant, Sample)>,
+}
+
+impl Sample {
+    fn iops(&self) -> f64 {
+        if self.seconds > 0.0 {
+            self.latency.len() as f64 / self.seconds
+        } else {
+            0.0
+        }
+    }
+
+    fn mb_per_s(&self) -> f64 {
+        self.iops() * f64::from(self.block_bytes) / 1e6
+    }
+
+    /// The latency that the share `1 - 1 / one_in` does not exceed, if there were enough requests to tell.
+    fn latency_ns(&self, one_in: u64) -> Option<u64> {
+        let quantile = 1.0 - 1.0 / one_in as f64;
+        (self.latency.len() >= one_in).then(|| self.latency.quantile(quantile))
+    }
+}
+
+/// Draws the table: a line for each tenant of each run.
+pub(super) fn table(runs: &[Run]) -> String {
+    let mut text = line(["scheduler", "tenant", "IOPS", "MB/s", "p50", "p99", "p99.9"]);
+    for run in runs {
+        for (tenant, sample) in &run.tenants {
+            let latency = |one_in| sample.latency_ns(one_in).map_or_else(|| "-".into(), time);
+            text += &line([
+                run.kind.name(),
+                &tenant.to_string(),
+                &format!("{:.0}", sample.iops()),
+                &format!("{:.1}", sample.mb_per_s()),
+                &latency(2),
+                &latency(100),
+                &latency(1000),
+            ]);
+        }
+    }
+    text
+}
+
+fn line([scheduler, tenant, iops, rate, p50, p99, p999]: [&str; 7]) -> String {
+    format!("{scheduler:<12} {tenant:<13} {iops:>8} {rate:>8} {p50:>9} {p99:>9} {p999:>9}\n")
+}
+
+/// Says what to look at: the light tenant's tail, and what the flooding tenant gets beside it. `capacity` is what the
+/// drive could do for the flooding tenant, in MB/s, if that is known.
+pub(super) fn findings(runs: &[Run], capacity: Option<f64>) -> String {
+    let or_else = |found: Option<String>| found.unwrap_or_else(|| "too few requests to tell".into());
+    let mut text = format!(
+        "What to look at:\n  the light tenant's p99: {}\n  the flooding tenant's throughput: {}",
+        or_else(tails(runs)),
+        or_else(rates(runs)),
+    );
+    let reached = runs.iter().filter_map(|run| Some((flood_rate(run)?, run.kind)));
+    let least = reached.min_by(|(a, _), (b, _)| a.total_cmp(b));
+    if let (Some(capacity), Some((rate, kind))) = (capacity, least)
+        && rate < 0.8 * capacity
+    {
+        text += &format!(
+            "\nWith {kind} the flood reached only {rate:.0} of the drive's {capacity:.0} MB/s: this machine is busy, or the \
+             scheduler holds it back.\nThen the drive is idle in between, and the light tenant's median says little."
+        );
+    }
+    text
+}
+
+fn tails(runs: &[Run]) -> Option<String> {
+    let p99 = |run, who| find(run, who)?.latency_ns(100);
+    let (alone, rest) = runs.split_first()?;
+    let alone_ns = p99(alone, Tenant::Alone)?;
+    let (first, others) = rest.split_first()?;
+    let (first_ns, first_name) = (p99(first, Tenant::Light)?, first.kind.name());
+    let mut text = format!(
+        "{} alone; {first_name} {} ({})",
+        time(alone_ns),
+        time(first_ns),
+        compare(first_ns, alone_ns, "alone"),
+    );
+    for run in others {
+        let ns = p99(run, Tenant::Light)?;
+        let relation = compare(ns, first_ns, first_name);
+        text += &format!("; {} {} ({relation})", run.kind, time(ns));
+    }
+    Some(text)
+}
+
+fn rates(runs: &[Run]) -> Option<String> {
+    let (first, others) = runs.split_first()?.1.split_first()?;
+    let first_rate = flood_rate(first)?;
+    let mut text = format!("{} {first_rate:.0} MB/s", first.kind);
+    for run in others {
+        let rate = flood_rate(run)?;
+        let percent = (rate / first_rate - 1.0) * 100.0;
+        text += &format!("; {} {rate:.0} MB/s ({percent:+.0} %)", run.kind);
+    }
+    Some(text)
+}
+
+fn flood_rate(run: &Run) -> Option<f64> {
+    let sample = find(run, Tenant::Flooding)?;
+    (sample.latency.len() >= 100).then(|| sample.mb_per_s())
+}
+
+fn find(run: &Run, who: Tenant) -> Option<&Sample> {
+    run.tenants
+        .iter()
+        .find(|(tenant, _)| *tenant == who)
+        .map(|(_, sample)| sample)
+}
+
+/// Says how one latency stands to another. One run is no proof of a small difference, so below a fifth there is none.
+fn compare(ns: u64, base_ns: u64, whom: &str) -> String {
+    let ratio = ns as f64 / base_ns.max(1) as f64;
+    match ratio {
+        r if r >= 1.2 => format!("{r:.1} times longer than {whom}"),
+        r if r <= 1.0 / 1.2 => format!("{:.1} times shorter than {whom}", 1.0 / r.max(1e-9)),
+        _ => format!("about as {whom}"),
+    }
+}
+
+/// Writes a latency with three digits.
+fn time(ns: u64) -> String {
+    let (value, unit) = if ns >= 1_000_000 {
+        (ns as f64 / 1e6, "ms")
+    } else {
+        (ns as f64 / 1e3, "us")
+    };
+    match value {
+        v if v >= 99.95 => format!("{v:.0} {unit}"),
+        v if v >= 9.995 => format!("{v:.1} {unit}"),
+        v => format!("{v:.2} {unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blkmq_bench::histogram::Histogram;
+
+    use super::*;
+
+    fn sample(count: u64, each_us: u64, block_bytes: u32) -> Sample {
+        let mut latency = Histogram::new();
+        latency.record_many(each_us * 1000, count);
+        Sample {
+            latency,
+            seconds: 2.0,
+            block_bytes,
+        }
+    }
+
+    fn runs(light_us: [u64; 2], flood: [u64; 2]) -> Vec<Run> {
+        let both = |at: usize| {
+            vec![
+                (Tenant::Light, sample(1000, light_us[at], 4096)),
+                (Tenant::Flooding, sample(flood[at], 9000, 65536)),
+            ]
+        };
+        let alone = vec![(Tenant::Alone, sample(5000, 200, 4096))];
+        let kinds = [Kind::None, Kind::None, Kind::MqDeadline];
+        let tenants = [alone, both(0), both(1)];
+        let run = |(kind, tenants)| Run { kind, tenants };
+        kinds.into_iter().zip(tenants).map(run).collect()
+    }
+
+    #[test]
+    fn what_is_said_follows_from_the_figures_in_both_directions() {
+        let text = findings(&runs([10_000, 2_500], [10_000, 9_000]), None);
+        assert!(
+            text.contains("4.0 times shorter than none") && text.contains("(-10 %)"),
+            "{text}"
+        );
+        let text = findings(&runs([2_500, 10_000], [9_000, 9_900]), None);
+        assert!(
+            text.contains("4.0 times longer than none") && text.contains("(+10 %)"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_small_difference_is_not_called_one() {
+        let text = findings(&runs([2_500, 2_400], [9_000, 9_000]), None);
+        assert!(text.contains("about as none"), "{text}");
+    }
+
+    #[test]
+    fn a_flood_that_the_drive_could_take_more_of_is_called_that() {
+        let runs = runs([10_000, 2_500], [10_000, 9_000]);
+        // 9000 writes of 64 KiB in two seconds are 295 MB/s.
+        assert!(!findings(&runs, Some(360.0)).contains("busy"));
+        let text = findings(&runs, Some(380.0));
+        assert!(
+            text.contains("With mq-deadline the flood reached only 295 of the drive's 380 MB/s"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_percentile_of_too_few_requests_is_not_shown() {
+        let few = [Run {
+            kind: Kind::None,
+            tenants: vec![(Tenant::Alone, sample(99, 200, 4096))],
+        }];
+        let table = table(&few);
+        let row = table.lines().nth(1).unwrap();
+        assert!(row.contains("200 us") && row.ends_with("-         -"), "{row}");
+        assert!(findings(&few, None).contains("too few"));
+    }
+
+    #[test]
+    fn throughput_and_latency_are_written_with_their_units() {
+        let table = table(&runs([10_000, 2_500], [10_000, 9_000]));
+        assert!(table.contains("327.7") && table.contains("10.0 ms"), "{table}");
+        assert_eq!(
+            [time(999), time(99_960), time(1_234_000)],
+            ["1.00 us", "100 us", "1.23 ms"]
+        );
+    }
+}
