@@ -52,7 +52,71 @@ fn main() {
             &[&[want | 4, 255], &server_stream(style)[..]].concat(),
         );
     }
+    for (name, text) in CONFIGURATIONS {
+        write("configuration", name, text.as_bytes());
+    }
+    for (name, operations) in OPERATIONS {
+        write("operations", name, operations);
+    }
 }
+
+/// What operators write, right and wrong.
+const CONFIGURATIONS: [(&str, &str); 8] = [
+    ("example", include_str!("../../docs/operate/blkmq.toml")),
+    (
+        "file",
+        "[disk.a]\nfile='a'\nsize='1G'\nblock_size=4096\ndirect='on'\nlock=false\nsched='none'",
+    ),
+    (
+        "contradiction",
+        "disk.a.ram='1M'\nqueue.q.timeout='1.5s'\n[[export]]\nnbd='tcp:1'\ndisks=['b']",
+    ),
+    (
+        "disk",
+        "name=vm1,file=vm1.raw,size=64M,ro=off,queue=q,sched=mq-deadline,group=/a/b,description=x",
+    ),
+    (
+        "disk-null",
+        "name=n,null=1T,latency=80us,spread=9us,slow_rate=1%,parallel=8,bandwidth=1G,bad=1M-2M,bad=0-4K",
+    ),
+    ("address-unix", "unix:/run/blkmq/nbd.sock"),
+    ("address-tcp", "tcp:[::1]:10809"),
+    ("address-systemd", "systemd"),
+];
+
+/// The setting of the queue, then operations: see `blkmq_fuzz::operations`.
+#[rustfmt::skip]
+const OPERATIONS: [(&str, &[u8]); 5] = [
+    // One reactor without elevator: two writes that merge, a read, one of each end.
+    ("direct", &[
+        0, 7, 15, 0,
+        0, 1, 0, 0, 0, 8, 4, 0, 0, 1, 0, 0, 0, 12, 4, 0, 0, 0, 0, 0, 0, 99, 1, 0, 4,
+        6, 0, 0, 6, 0, 4, 5,
+    ]),
+    // Two reactors with mq-deadline, shared tags, depth 2: everybody's requests, a context that pushes back, time.
+    ("scheduled", &[
+        5, 0x19, 15, 0x3b,
+        8, 0, 0, 0, 0, 0, 0, 1, 5, 8, 0, 0x10, 1, 1, 0, 2, 1, 70, 9, 0, 4, 0x14, 15, 12, 5, 6, 0, 2, 5, 0x15,
+        0x10, 3, 0, 3, 3, 20, 20, 0, 0x14, 0x15, 15, 24, 5, 6, 1, 0, 5,
+    ]),
+    // A drive with a cache and without FUA: writes with FUA and preflush around flushes.
+    ("flushes", &[
+        0, 7, 15, 1,
+        0, 1, 1, 0, 0, 8, 4, 0, 0, 1, 3, 0, 0, 30, 4, 0, 0, 2, 0, 1, 0, 0, 0, 0, 4,
+        6, 0, 0, 5, 6, 0, 0, 5, 6, 0, 4, 5, 6, 0, 0, 5,
+    ]),
+    // Reads under way while the queue is frozen, switched and thawed; then quiesced.
+    ("freeze-and-switch", &[
+        1, 7, 15, 0x1b,
+        0, 0, 0, 0, 0, 1, 1, 0, 4, 9, 0, 0, 0, 0, 0, 9, 1, 0, 4, 13, 1, 6, 0, 0, 5, 13, 1, 10, 5,
+        14, 0, 1, 11, 0, 1, 0, 0, 0, 9, 1, 0, 4, 12, 5, 14, 128, 1,
+    ]),
+    // Late requests that the driver lets go of, and their stale ends.
+    ("time-limits", &[
+        4, 1, 15, 0,
+        0, 0, 0, 0, 0, 1, 1, 0, 4, 15, 255, 15, 26, 5, 0x10, 0, 0, 0, 0, 7, 1, 0, 0x14, 6, 0, 0, 5, 0x15,
+    ]),
+];
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);

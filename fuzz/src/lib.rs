@@ -3,14 +3,18 @@
 //! To add a target: a module with `pub fn run(&[u8])`, a line in [`TARGETS`], a file in `fuzz_targets/` with its `[[bin]]`
 //! in `Cargo.toml`, and seeds in `corpus/NAME/` (written by `cargo run --example seeds`, if they can be).
 
+pub mod configuration;
 pub mod nbd_client_bytes;
 pub mod nbd_server_bytes;
+pub mod operations;
 
 /// A target's body. It panics where an invariant is broken.
 pub type Body = fn(&[u8]);
 
 /// Every target: its name, which is also its corpus's directory, and its body.
 pub const TARGETS: &[(&str, Body)] = &[
+    ("configuration", configuration::run),
     ("nbd_client_bytes", nbd_client_bytes::run),
     ("nbd_server_bytes", nbd_server_bytes::run),
+    ("operations", operations::run),
 ];

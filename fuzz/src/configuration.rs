@@ -1,0 +1,75 @@
+//! Text of an operator against the readers of the configuration: the file, a disk's string, an address.
+//!
+//! Every input is given to all three. Broken would be: a panic, an error that names nothing, an address that does not
+//! come back as it was written, or settings that passed though they cannot be.
+
+use blkmq::config::{Address, Config, DiskSpec};
+
+/// Runs one input.
+///
+/// # Panics
+/// An invariant is broken.
+pub fn run(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    file(text);
+    disk(text);
+    address(text);
+}
+
+fn file(text: &str) {
+    let config = match Config::from_toml(text) {
+        Ok(config) => config,
+        Err(error) => return names(&format!("{error:#}"), &[""]),
+    };
+    config.disks.iter().for_each(check_disk);
+    match config.check() {
+        Err(error) => names(&format!("{error:#}"), &["disk", "queue", "export"]),
+        Ok(()) => {
+            assert!(!config.disks.is_empty());
+            for queue in config.queues.keys() {
+                let is_on_it = |disk: &DiskSpec| disk.queue.as_ref() == Some(queue);
+                assert!(config.disks.iter().any(is_on_it), "nobody is on queue {queue}");
+            }
+        }
+    }
+}
+
+fn disk(text: &str) {
+    match DiskSpec::parse(text) {
+        Ok(disk) => check_disk(&disk),
+        Err(error) => names(&format!("{error:#}"), &["disk"]),
+    }
+}
+
+fn check_disk(disk: &DiskSpec) {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+    assert!(
+        !disk.name.is_empty() && disk.name.chars().all(is_plain),
+        "{disk:?}"
+    );
+    assert!(disk.group.starts_with('/'), "{disk:?}");
+    if let Some(block) = disk.block_size {
+        assert!(
+            block.is_power_of_two() && (512..=65536).contains(&block),
+            "{disk:?}"
+        );
+    }
+}
+
+fn address(text: &str) {
+    match text.parse::<Address>() {
+        Ok(address) => assert_eq!(address.to_string().parse::<Address>().ok(), Some(address)),
+        Err(error) => names(&error.to_string(), &["address"]),
+    }
+}
+
+/// An error must say something, and about what.
+fn names(error: &str, objects: &[&str]) {
+    assert!(!error.trim().is_empty(), "an error without words");
+    assert!(
+        objects.iter().any(|object| error.contains(object)),
+        "names none of {objects:?}: {error}"
+    );
+}
