@@ -16,7 +16,7 @@ use blkmq_core::time::{Instant, Nanos};
 use crate::clock::Clock;
 use crate::disk::QueueId;
 use crate::error::Error;
-use crate::ring::{Completion, Port, RingHandle};
+use crate::ring::{BEAT, Completion, Port, RingHandle};
 use crate::shared::{Chair, QueueEntry, Shared};
 use crate::wait::WaitPolicy;
 
@@ -33,6 +33,8 @@ pub(crate) struct Place {
     policy: WaitPolicy,
     /// A queue wants to be run once more before this thread waits.
     runs_again: bool,
+    /// The ring will complete a beat.
+    is_beating: bool,
     shared: Arc<Shared>,
     ready: Vec<u16>,
     woken: Vec<Completion>,
@@ -65,6 +67,7 @@ impl Place {
             wake,
             policy: WaitPolicy::new(shared.spin_max),
             runs_again: false,
+            is_beating: false,
             shared: Arc::clone(shared),
             ready: Vec::with_capacity(64),
             woken: Vec::with_capacity(4),
@@ -160,8 +163,12 @@ impl Place {
             self.ready.retain(|&port| port != wake);
             self.woken.clear();
             self.wake.take(&mut self.woken);
-            if self.woken.iter().any(|woken| !woken.has_more()) {
-                watch(&self.wake, &self.shared, self.id);
+            for woken in &self.woken {
+                if woken.user == BEATEN {
+                    self.is_beating = false;
+                } else if !woken.has_more() {
+                    watch(&self.wake, &self.shared, self.id);
+                }
             }
         }
         &self.ready
@@ -169,8 +176,8 @@ impl Place {
 
     /// Says whether a driver of this thread has work in the ring.
     pub(crate) fn uses_ring(&self) -> bool {
-        // One entry watches the bell.
-        self.ring.in_flight() > 1
+        // One entry watches the bell, one may beat.
+        self.ring.in_flight() > 1 + u32::from(self.is_beating)
     }
 
     /// Says whether bios of this thread, or requests at its drivers, are under way.
@@ -235,17 +242,31 @@ impl Place {
 
     /// Submits what was pushed and blocks, in one system call.
     fn block(&mut self, alarm: Option<Instant>, has_news: &impl Fn() -> bool) {
-        let bell = &self.shared.bells[self.id.index()];
+        let shared = Arc::clone(&self.shared);
+        let bell = &shared.bells[self.id.index()];
         bell.flag().prepare_to_sleep();
         if !self.runs_again && !self.has_mail() && !has_news() {
-            let timeout = alarm.map(|at| at.since(self.clock.now()));
+            let mut timeout = alarm.map(|at| at.since(self.clock.now()));
             if self.queues.iter().any(|queue| queue.hctx_in_flight() > 0) {
+                if timeout.is_some_and(|timeout| timeout >= BEAT) {
+                    // A request's time limit, say. Arming a timer for each wait would cost as much as the wait's I/O.
+                    self.beat();
+                    timeout = None;
+                }
                 self.ring.wait(timeout);
             } else {
                 self.ring.sleep(timeout);
             }
         }
         bell.flag().cancel_sleep();
+    }
+
+    /// Sees to it that the ring completes something within about a [`BEAT`], so that a distant alarm is looked at again.
+    fn beat(&mut self) {
+        if !self.is_beating {
+            self.is_beating = true;
+            self.wake.push_beat(BEATEN);
+        }
     }
 
     fn has_mail(&self) -> bool {
@@ -290,8 +311,12 @@ fn open_ring_and_drivers(shared: &Shared, chair: &Chair) -> Result<(RingHandle, 
 
 /// Has every ring of the bell complete once in the ring.
 fn watch(wake: &Port, shared: &Shared, id: ReactorId) {
-    wake.push_poll(shared.bells[id.index()].event(), libc::POLLIN, true, 0);
+    wake.push_poll(shared.bells[id.index()].event(), libc::POLLIN, true, RUNG);
 }
+
+/// User data of the bell's entries: it was rung; a beat has passed.
+const RUNG: u64 = 0;
+const BEATEN: u64 = 1;
 
 /// Has this thread's timers end within about 1 ns of their time instead of 50 µs (wake-up latency aside).
 fn precise_timers() {

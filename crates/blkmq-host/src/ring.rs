@@ -311,6 +311,12 @@ impl Port {
             .push(self.id, opcode::AsyncCancel::new(target).build(), user);
     }
 
+    /// Completes after about a [`BEAT`].
+    pub(crate) fn push_beat(&self, user: u64) {
+        let entry = opcode::Timeout::new(std::ptr::from_ref(&BEAT_TIMESPEC)).build();
+        self.ring.push(self.id, entry, user);
+    }
+
     /// Does nothing and completes.
     pub fn push_nop(&self, user: u64) {
         self.ring.push(self.id, opcode::Nop::new().build(), user);
@@ -425,6 +431,11 @@ impl RingState {
         self.queue_backlog();
     }
 }
+
+/// How often a thread with I/O in flight looks at distant alarms.
+pub(crate) const BEAT: Nanos = Nanos::from_secs(1);
+/// The same for the kernel, which reads it when the entry is submitted.
+static BEAT_TIMESPEC: types::Timespec = types::Timespec::new().sec(1);
 
 /// Where the port's number begins in an entry's user data.
 const PORT_SHIFT: u32 = 48;

@@ -30,6 +30,8 @@ pub(super) struct FileHctx {
     /// Taken by [`Drop`] when the kernel may still use it; else always there.
     held: Option<Held>,
     in_flight: u32,
+    /// Entries pushed since the last submission by this context.
+    pushed: u32,
     completions: Vec<Completion>,
 }
 
@@ -62,6 +64,7 @@ impl FileHctx {
             slots: vec![Slot::IDLE; depth as usize].into(),
             held: Some(held),
             in_flight: 0,
+            pushed: 0,
             completions: Vec::with_capacity(depth as usize),
             drive,
         })
@@ -228,7 +231,15 @@ impl FileHctx {
 impl Driver for FileHctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         match self.start(rq, cookie) {
-            Ok(()) => Issued::Queued,
+            Ok(()) => {
+                self.pushed += 1;
+                if self.pushed >= SUBMIT_AT {
+                    // The device starts on these while the rest of the batch is prepared.
+                    self.pushed = 0;
+                    self.port.ring().submit();
+                }
+                Issued::Queued
+            }
             Err(answer) => answer,
         }
     }
@@ -320,6 +331,9 @@ fn held(held: &mut Option<Held>) -> &mut Held {
 
 /// User data of a cancellation, apart from all tags.
 const CANCEL: u64 = USER_MAX;
+/// Entries that are submitted together, at most. More save system calls, but keep the device waiting: prepared all at once,
+/// a batch of 31 reached it about 30 µs late.
+const SUBMIT_AT: u32 = 8;
 
 #[cfg(test)]
 mod tests;
