@@ -30,7 +30,7 @@ pub(super) struct FileHctx {
     /// Taken by [`Drop`] when the kernel may still use it; else always there.
     held: Option<Held>,
     in_flight: u32,
-    /// Entries pushed since the last submission by this context.
+    /// Entries pushed in this turn that this context has not submitted.
     pushed: u32,
     completions: Vec<Completion>,
 }
@@ -245,6 +245,8 @@ impl Driver for FileHctx {
     }
 
     fn reap(&mut self, _now: Instant, done: &mut Vec<Done>) {
+        // A new turn: what was pushed in the last one has been submitted.
+        self.pushed = 0;
         let mut completions = std::mem::take(&mut self.completions);
         self.port.take(&mut completions);
         for completion in completions.drain(..) {
