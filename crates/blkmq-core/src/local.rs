@@ -7,6 +7,7 @@
 //!  Effects::ended ◄─ sw_ctx ◄─ (mail to the owner) ◄─ end_request ◄─ completed ◄───┘ reap, expire
 //! ```
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use blkmq_sync::mpsc::Receiver;
@@ -28,7 +29,8 @@ use crate::time::{Instant, Nanos};
 ///
 /// Made and used on the reactor's own thread. All calls return at once.
 pub struct LocalQueue {
-    queue: Arc<Queue>,
+    /// Counted by this thread alone: a guard of the gate borrows from a clone, which must not cost a shared write.
+    queue: Rc<Arc<Queue>>,
     me: ReactorId,
     sw: SwCtx,
     hw: Option<HwCtx>,
@@ -88,7 +90,7 @@ impl Seat {
             sched_timer: None,
             done: Vec::with_capacity(mode.depth() as usize),
             ended_inside: Vec::with_capacity(queue.requests_max()),
-            queue: self.queue,
+            queue: Rc::new(self.queue),
         }
     }
 }
@@ -188,7 +190,7 @@ impl LocalQueue {
             return Err(Box::new(self));
         }
         Ok(Seat {
-            queue: self.queue,
+            queue: Arc::clone(&self.queue),
             id: self.me,
             mailbox: self.mailbox,
             inserts: self.inserts,
@@ -327,7 +329,7 @@ impl LocalQueue {
     ///
     /// The caller has a stay: nothing is issued on a quiesced queue.
     fn dispatch_through_gate(&mut self, now: Instant, fx: &mut Effects) {
-        let queue = Arc::clone(&self.queue);
+        let queue = Rc::clone(&self.queue);
         let events = &queue.port(self.me).shard.events;
         let Some(mut sched) = queue.gate.try_enter() else {
             events.gate_skipped.add(1);
@@ -508,13 +510,11 @@ impl LocalQueue {
 
     /// Runs the hardware context if it has to be, or if somebody asked for it.
     fn run_work(&mut self, must_run: bool, now: Instant, fx: &mut Effects) {
-        let queue = Arc::clone(&self.queue);
-        let run = &queue.port(self.me).run;
-        let taken = run.take(now.0);
+        let taken = self.queue.port(self.me).run.take(now.0);
         if taken || must_run {
             self.run_hctx(now, fx);
         }
-        if taken && run.finish() {
+        if taken && self.queue.port(self.me).run.finish() {
             // Asked for again meanwhile: in the next round.
             fx.kicks.insert(self.me);
         }

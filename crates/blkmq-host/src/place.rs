@@ -242,17 +242,17 @@ impl Place {
 
     /// Submits what was pushed and blocks, in one system call.
     fn block(&mut self, alarm: Option<Instant>, has_news: &impl Fn() -> bool) {
-        let shared = Arc::clone(&self.shared);
-        let bell = &shared.bells[self.id.index()];
+        let is_for_io = self.queues.iter().any(|queue| queue.hctx_in_flight() > 0);
+        let mut timeout = alarm.map(|at| at.since(self.clock.now()));
+        if is_for_io && timeout.is_some_and(|timeout| timeout >= BEAT) {
+            // A request's time limit, say. Arming a timer for each wait would cost as much as the wait's I/O.
+            self.beat();
+            timeout = None;
+        }
+        let bell = &self.shared.bells[self.id.index()];
         bell.flag().prepare_to_sleep();
         if !self.runs_again && !self.has_mail() && !has_news() {
-            let mut timeout = alarm.map(|at| at.since(self.clock.now()));
-            if self.queues.iter().any(|queue| queue.hctx_in_flight() > 0) {
-                if timeout.is_some_and(|timeout| timeout >= BEAT) {
-                    // A request's time limit, say. Arming a timer for each wait would cost as much as the wait's I/O.
-                    self.beat();
-                    timeout = None;
-                }
+            if is_for_io {
                 self.ring.wait(timeout);
             } else {
                 self.ring.sleep(timeout);
