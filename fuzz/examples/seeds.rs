@@ -61,7 +61,7 @@ fn main() {
 }
 
 /// What operators write, right and wrong.
-const CONFIGURATIONS: [(&str, &str); 8] = [
+const CONFIGURATIONS: [(&str, &str); 9] = [
     ("example", include_str!("../../docs/operate/blkmq.toml")),
     (
         "file",
@@ -79,6 +79,7 @@ const CONFIGURATIONS: [(&str, &str); 8] = [
         "disk-null",
         "name=n,null=1T,latency=80us,spread=9us,slow_rate=1%,parallel=8,bandwidth=1G,bad=1M-2M,bad=0-4K",
     ),
+    ("disk-two-names", "name=a,name=b,ram=1M"),
     ("address-unix", "unix:/run/blkmq/nbd.sock"),
     ("address-tcp", "tcp:[::1]:10809"),
     ("address-systemd", "systemd"),

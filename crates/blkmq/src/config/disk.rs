@@ -76,7 +76,8 @@ impl DiskSpec {
             };
             pairs.push((key.trim().to_owned(), value.to_owned()));
         }
-        let Some(name) = take(&mut pairs, "name")? else {
+        let name = take(&mut pairs, "name").with_context(|| format!("--disk {text}"))?;
+        let Some(name) = name else {
             bail!("--disk {text}: name= is missing: say what clients ask for, as in --disk name=vm1,{text}");
         };
         Self::from_pairs(name, pairs)
@@ -256,7 +257,10 @@ mod tests {
             ("name=a,ram=1M,sched=cfq", &["cfq", "none, mq-deadline"]),
             ("name=a,ram=1M,block_size=768", &["768", "power of two"]),
             ("name=a/b,ram=1M", &["a/b", "letters"]),
-            ("name=a,name=b,ram=1M", &["name= is given twice"]),
+            (
+                "name=a,name=b,ram=1M",
+                &["--disk name=a,name=b,ram=1M", "name= is given twice"],
+            ),
             ("name=a,ram", &["not KEY=VALUE"]),
             ("name=a,ram=1M,group=x", &["group", "start with /"]),
             ("name=a,null=1M,latency=soon", &["disk a", "latency=soon"]),
