@@ -28,6 +28,10 @@ use crate::time::{Instant, Nanos};
 /// One reactor's side of one queue: its software context and the hardware context that it owns.
 ///
 /// Made and used on the reactor's own thread. All calls return at once.
+#[expect(
+    clippy::redundant_allocation,
+    reason = "the outer count is this thread's alone; the inner one is shared between reactors"
+)]
 pub struct LocalQueue {
     /// Counted by this thread alone: a guard of the gate borrows from a clone, which must not cost a shared write.
     queue: Rc<Arc<Queue>>,
