@@ -101,6 +101,8 @@ Keys of a disk:
   size=SIZE          make the file with this size if it is not there
   ro=on              nobody can write
   block_size=BYTES   512 to 65536, a power of two [default: the drive's]
+  direct=off         go through the page cache [default: auto]
+  lock=off           serve the file without the lock against a second writer
   queue=NAME         the request queue it is on [default: its filesystem's]
   sched=NAME         the elevator of its queue: none, mq-deadline [default: none]
   group=/PATH        the group it is accounted to [default: /NAME]

@@ -4,7 +4,9 @@
 mod report;
 mod sockets;
 
+use std::fs::File;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, DiskSpec, ExportSpec};
+use crate::config::{Config, DiskSpec, ExportSpec, Source};
 use crate::plan::{self, Plan};
 
 /// Serves until a signal.
@@ -70,6 +72,8 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
 pub struct Daemon {
     engine: Engine,
     groups: Vec<String>,
+    /// The files that clients could write to.
+    files: Vec<PathBuf>,
     /// What to give to clients: one line for each disk and address.
     pub addresses: Vec<String>,
 }
@@ -104,6 +108,7 @@ impl Daemon {
         }
         Ok(Self {
             engine,
+            files: written_files(config),
             groups: plan.groups,
             addresses,
         })
@@ -130,7 +135,9 @@ impl Daemon {
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");
         end_at_once_on_the_next(signals);
-        self.shutdown(limit)
+        let files = self.files.clone();
+        self.shutdown(limit)?;
+        files.iter().try_for_each(|path| sync(path))
     }
 
     /// Finishes what is under way, for at most about `limit`.
@@ -142,6 +149,21 @@ impl Daemon {
         self.engine.shutdown(limit)?;
         Ok(())
     }
+}
+
+/// The files of the disks that clients can write to.
+fn written_files(config: &Config) -> Vec<PathBuf> {
+    let file = |disk: &DiskSpec| match &disk.source {
+        Source::File(file) if !disk.read_only => Some(file.path.clone()),
+        _ => None,
+    };
+    config.disks.iter().filter_map(file).collect()
+}
+
+/// Makes what clients wrote without a flush durable, at the end of an orderly shutdown.
+fn sync(path: &Path) -> Result<()> {
+    let synced = File::open(path).and_then(|file| file.sync_data());
+    synced.with_context(|| format!("file {}: what was not flushed may be lost", path.display()))
 }
 
 /// Ends the process at the next signal, whatever is under way.

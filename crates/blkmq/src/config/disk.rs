@@ -144,6 +144,11 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
         }
         ["ram"] => {
             let size = take_size(pairs, "ram")?;
+            if size > RAM_MAX {
+                bail!(
+                    "ram={size} rejected: must be at most 1T, since the table of its pieces takes memory at once"
+                );
+            }
             Ok(Source::Ram { size })
         }
         ["null"] => {
@@ -216,6 +221,8 @@ fn check_group(path: &str) -> Result<()> {
     names.split('/').try_for_each(|name| check_name("group", name))
 }
 
+/// The largest disk in memory, in bytes.
+const RAM_MAX: u64 = 1 << 40;
 const COMMON_KEYS: &str = "name, file | ram | null, ro, queue, sched, block_size, group, description";
 
 #[cfg(test)]
@@ -250,6 +257,7 @@ mod tests {
                 "name=a,ram=1M,null=1M",
                 &["disk a", "ram= and null= exclude each other"],
             ),
+            ("name=a,ram=2T", &["disk a", "ram=2199023255552", "at most 1T"]),
             ("name=a,ram=1X", &["disk a", "ram=1X"]),
             ("name=a,ram=0", &["disk a", "ram=0", "512"]),
             ("name=a,fiel=b", &["disk a", "fiel", "file=PATH"]),

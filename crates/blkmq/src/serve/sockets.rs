@@ -82,7 +82,7 @@ fn remove_stale(path: &Path) -> Result<()> {
 
 fn tcp(address: SocketAddr) -> Result<Socket> {
     let listener = TcpListener::bind(address).with_context(|| {
-        format!("export tcp:{address}: cannot listen there: another server may; choose another port")
+        format!("export tcp:{address}: cannot listen there: another server may, or it is no address of this host; choose another")
     })?;
     if !address.ip().is_loopback() {
         tracing::warn!("export tcp:{address}: reachable from other machines without authentication");

@@ -44,9 +44,16 @@ pub(super) struct Connection {
     is_blocked: bool,
     is_polling: bool,
     closing: Closing,
-    /// Since when nothing of what waits was taken by the client; since when half a message is there.
+    /// The session takes no more before replies are sent.
+    is_busy: bool,
+    /// Since when nothing of what waits was taken by the client; since when the same half message is there; since when
+    /// the engine wants to shut down.
     unread_since: Option<Instant>,
     half_since: Option<Instant>,
+    draining_since: Option<Instant>,
+    /// Messages that were taken whole, and how many there were when `half_since` was set.
+    messages: u64,
+    half_messages: u64,
     started_at: Instant,
     extents: Vec<blkmq_host::driver::Extent>,
     door: Arc<Door>,
@@ -92,8 +99,12 @@ impl Connection {
             is_blocked: false,
             is_polling: false,
             closing: Closing::No,
+            is_busy: false,
             unread_since: None,
             half_since: None,
+            draining_since: None,
+            messages: 0,
+            half_messages: 0,
             started_at: Instant::default(),
             extents: Vec::new(),
             door,
@@ -131,6 +142,7 @@ impl Connection {
                 .receive(self.receive.waiting(), &mut self.transmit.heads);
             self.transmit.note_heads();
             self.receive.consume(step.consumed);
+            self.messages += u64::from(step.consumed > 0);
             match step.event {
                 Event::NeedMore => return false,
                 Event::Busy => return true,
@@ -145,7 +157,7 @@ impl Connection {
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
                 Event::Disconnect => self.close(cx, Closing::Finishing),
                 Event::Close(reason) => {
-                    tracing::warn!("nbd: connection closed: {reason}");
+                    tracing::warn!("nbd: connection to {} closed: {reason}", self.name());
                     self.close(cx, Closing::Finishing);
                 }
             }
@@ -180,6 +192,7 @@ impl Connection {
         let is_whole = filled as u64 == request.length;
         self.filling = (!is_whole).then_some((slot, filled));
         if is_whole {
+            self.messages += 1;
             self.submit(cx, slot);
         }
         is_whole
@@ -219,7 +232,7 @@ impl Connection {
             .expect("requests follow the selection of an export");
         let replies = self.session.replies();
         self.extents.clear();
-        let max = replies.extents_max(&request);
+        let max = replies.extents_max(&request).min(EXTENTS_AT_ONCE);
         match disk.extents(request.offset, request.length, max, &mut self.extents) {
             Ok(()) => {
                 let extents: Vec<Extent> = self.extents.iter().map(extent).collect();
@@ -248,7 +261,7 @@ impl Connection {
                 self.closing = self.closing.max(Closing::Finishing);
             }
             Err(error) => {
-                tracing::info!("nbd: connection lost: {error}");
+                tracing::info!("nbd: connection to {} lost: {error}", self.name());
                 self.closing = Closing::Dead;
             }
         }
@@ -282,7 +295,7 @@ impl Connection {
                 }
             }
             Err(error) => {
-                tracing::info!("nbd: connection lost: {error}");
+                tracing::info!("nbd: connection to {} lost: {error}", self.name());
                 self.closing = Closing::Dead;
             }
         }
@@ -315,43 +328,63 @@ impl Connection {
 
     /// Keeps the deadlines: the handshake's, the unread reply's, the half message's.
     fn watch_time(&mut self, cx: &mut Cx<'_>) {
-        let is_half =
-            self.filling.is_some() || (!self.receive.waiting().is_empty() && self.transmit.is_empty());
-        let held_back = !self.refused.is_empty() || self.is_blocked;
-        if !is_half || held_back {
-            self.half_since = None;
-        } else if self.half_since.is_none() {
-            self.half_since = Some(cx.now());
-        }
-        let limits = &self.door.limits;
-        let handshake = self
-            .session
-            .is_negotiating()
-            .then(|| after(self.started_at, limits.handshake_deadline));
-        let unread = self
-            .unread_since
-            .map(|since| after(since, limits.unread_reply_deadline));
-        let half = self
-            .half_since
-            .map(|since| after(since, limits.half_request_deadline));
-        match [handshake, unread, half].into_iter().flatten().min() {
-            Some(at) => cx.set_timer(at),
-            None => cx.clear_timer(),
+        self.watch_half_message(cx.now());
+        let next = self.deadlines().into_iter().flatten().map(|(at, _)| at).min();
+        match next {
+            Some(at) if self.closing < Closing::Dead => cx.set_timer(at),
+            _ => cx.clear_timer(),
         }
     }
 
-    fn too_late(&self, now: Instant) -> Option<&'static str> {
-        let limits = &self.door.limits;
-        let is_past = |since: Option<Instant>, limit| since.is_some_and(|since| now >= after(since, limit));
-        if self.session.is_negotiating() && now >= after(self.started_at, limits.handshake_deadline) {
-            Some("no export was selected in time (handshake_deadline)")
-        } else if is_past(self.unread_since, limits.unread_reply_deadline) {
-            Some("replies were not read in time (unread_reply_deadline)")
-        } else if is_past(self.half_since, limits.half_request_deadline) {
-            Some("the rest of a request did not come in time (half_request_deadline)")
-        } else {
-            None
+    /// Notes since when half a message waits for its rest. Not while we hold the client back ourselves.
+    fn watch_half_message(&mut self, now: Instant) {
+        let is_half = self.filling.is_some() || !self.receive.waiting().is_empty();
+        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked;
+        if !is_half || held_back {
+            self.half_since = None;
+        } else if self.half_since.is_none() || self.half_messages != self.messages {
+            self.half_since = Some(now);
+            self.half_messages = self.messages;
         }
+    }
+
+    /// The deadlines that run, with what to say when they have passed.
+    fn deadlines(&self) -> [Option<(Instant, &'static str)>; 4] {
+        let limits = &self.door.limits;
+        let of = |since: Option<Instant>, limit, reason| since.map(|since| (after(since, limit), reason));
+        let negotiating = self.session.is_negotiating().then_some(self.started_at);
+        [
+            of(
+                negotiating,
+                limits.handshake_deadline,
+                "no export was selected in time (handshake_deadline)",
+            ),
+            of(
+                self.unread_since,
+                limits.unread_reply_deadline,
+                "replies were not read in time (unread_reply_deadline)",
+            ),
+            of(
+                self.half_since,
+                limits.half_request_deadline,
+                "the rest of a request did not come in time (half_request_deadline)",
+            ),
+            of(
+                self.draining_since.filter(|_| self.is_blocked),
+                DRAIN_GRACE,
+                "replies were not read in time before the shutdown",
+            ),
+        ]
+    }
+
+    fn too_late(&self, now: Instant) -> Option<&'static str> {
+        let past = self.deadlines().into_iter().flatten().find(|(at, _)| *at <= now);
+        past.map(|(_, reason)| reason)
+    }
+
+    /// Names the connection for a message.
+    fn name(&self) -> &str {
+        self.disk.as_ref().map_or("no disk yet", |disk| &disk.name)
     }
 
     fn poll(&mut self, cx: &mut Cx<'_>) {
@@ -425,14 +458,23 @@ impl Service for Connection {
     }
 
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
-        if let Some(reason) = self.too_late(cx.now()) {
-            tracing::warn!("nbd: connection closed: {reason}");
+        if self.closing < Closing::Dead
+            && let Some(reason) = self.too_late(cx.now())
+        {
+            tracing::warn!("nbd: connection to {} closed: {reason}", self.name());
             self.closing = Closing::Dead;
         }
     }
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
-        if self.closing < Closing::Dead && !self.is_blocked && !self.transmit.is_empty() {
+        let mut rounds = 0;
+        while self.closing < Closing::Dead && !self.is_blocked && !self.transmit.is_empty() {
+            rounds += 1;
+            if rounds > ROUNDS_MAX {
+                // Others are due, too; this one goes on in the next turn.
+                cx.port().push_nop(AGAIN);
+                break;
+            }
             let any_freed = self.send(cx.now());
             if self.is_blocked {
                 cx.port()
@@ -464,6 +506,7 @@ impl Service for Connection {
 
     fn drain(&mut self, cx: &mut Cx<'_>) {
         self.session.shut_down();
+        self.draining_since = Some(cx.now());
         self.close(cx, Closing::Finishing);
     }
 
@@ -565,6 +608,14 @@ const LEFT: i32 = (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) as i32 | i32
 const POLL_IN: u64 = 0;
 const POLL_OUT: u64 = 1;
 const CANCEL: u64 = 2;
+const AGAIN: u64 = 3;
+/// How often one batch sends and takes in more, before others have their turn.
+const ROUNDS_MAX: usize = 4;
+/// Extents that are looked up for one reply: each costs two system calls, and others wait meanwhile. Clients ask on from
+/// where a reply ended.
+const EXTENTS_AT_ONCE: usize = 64;
+/// How long a shutdown waits for a client that does not read.
+const DRAIN_GRACE: Duration = Duration::from_secs(2);
 /// What a connection asks for as its socket's send buffer, in bytes: a batch of 64 replies of 4 KiB, with the kernel's
 /// overhead.
 const SOCKET_BUFFER: usize = 2 << 20;

@@ -127,11 +127,11 @@ fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
 fn cannot_open(config: &FileConfig, error: io::Error) -> FileError {
     let advice = match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !config.read_only => {
-            ": change its permissions, or serve it with read_only=on"
+            ": change its permissions, or serve it with ro=on"
         }
         io::ErrorKind::PermissionDenied => ": change its permissions",
         io::ErrorKind::ExecutableFileBusy => {
-            ": a program that runs cannot be written to; serve it with read_only=on"
+            ": a program that runs cannot be written to; serve it with ro=on"
         }
         io::ErrorKind::ResourceBusy => ": the device is mounted or otherwise in use by the kernel",
         _ => "",

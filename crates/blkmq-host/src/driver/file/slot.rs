@@ -175,6 +175,10 @@ impl Slot {
 
     fn take_moved(&mut self, result: i32, disk: &FileDisk) -> Next {
         let Ok(moved) = u64::try_from(result) else {
+            if self.op == Op::Write && self.flags.has(Flags::FUA) && !is_no_room(-result) {
+                // The kernel has synced the file for this write, and told us alone of an earlier write that it lost.
+                disk.flush_failed.store(true, Ordering::Relaxed);
+            }
             return self.fail(-result, disk);
         };
         let left = self.len - self.moved;
@@ -253,6 +257,11 @@ impl Slot {
 
 /// How often one request is repeated after EINTR or EAGAIN.
 const RETRIES_MAX: u8 = 32;
+
+/// Says whether an error means that the write itself had no room, and nothing written before is in doubt.
+fn is_no_room(errno: i32) -> bool {
+    matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL)
+}
 
 #[cfg(test)]
 mod tests {
