@@ -2,8 +2,9 @@
 //!
 //! A message names the object, the value, the limit where there is one, and the next step.
 
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::io::ErrorKind;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::common::daemon::serve_command;
 use crate::common::tools::output_within;
@@ -115,11 +116,7 @@ fn an_image_that_cannot_be_written_is_refused_with_a_way_out() {
         .open(&busy)
         .and_then(|file| file.set_len(length))
         .expect("a whole number of blocks");
-    let mut runs = Command::new(&busy)
-        .arg("60")
-        .stdin(Stdio::null())
-        .spawn()
-        .expect("the copy runs");
+    let mut runs = run_copy(&busy);
     let case = case(
         "not writable",
         &scratch,
@@ -130,6 +127,21 @@ fn an_image_that_cannot_be_written_is_refused_with_a_way_out() {
     runs.kill().expect("our own child can be killed");
     runs.wait().expect("our own child can be waited for");
     result.unwrap_or_else(|complaint| panic!("{complaint}"));
+}
+
+/// Runs a program that was written a moment ago.
+fn run_copy(program: &str) -> Child {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        match Command::new(program).arg("60").stdin(Stdio::null()).spawn() {
+            Ok(child) => return child,
+            // A child that another test forks meanwhile has our descriptor for writing until it executes its own program.
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{program}: {error}"),
+        }
+    }
 }
 
 fn cases(scratch: &Scratch) -> Vec<Case> {

@@ -1,5 +1,6 @@
 //! Decides how other people's programs are run: with a limit on their time, their output kept, a missing one skipped aloud.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -49,7 +50,7 @@ pub(crate) fn run(name: &str, words: &[&str]) -> Said {
 }
 
 /// Runs the tool and returns what it said, however it ended.
-pub(crate) fn try_run(name: &str, words: &[&str]) -> Said {
+pub(crate) fn try_run(name: &str, words: &[impl AsRef<OsStr>]) -> Said {
     let path = find(name).unwrap_or_else(|| panic!("{name} is not installed: the test did not ask first"));
     let output = output_within(Command::new(path).args(words), TOOL_TIME);
     Said {
