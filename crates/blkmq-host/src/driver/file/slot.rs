@@ -378,4 +378,15 @@ mod tests {
         assert_eq!(first.take_result(-libc::EIO, &disk), Next::End(Status::Io));
         assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), Some(Status::Io));
     }
+
+    #[test]
+    fn after_a_failed_fua_write_no_flush_succeeds_unless_there_was_just_no_room() {
+        for (errno, flush) in [(libc::EIO, Some(Status::Io)), (libc::ENOSPC, None)] {
+            let disk = disk(&format!("fua-{errno}"), false);
+            let mut write = slot(Op::Write, Flags::FUA);
+            write.start(&disk);
+            assert!(matches!(write.take_result(-errno, &disk), Next::End(status) if !status.is_ok()));
+            assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), flush, "errno {errno}");
+        }
+    }
 }
