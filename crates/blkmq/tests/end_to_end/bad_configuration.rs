@@ -121,7 +121,7 @@ fn an_image_that_cannot_be_written_is_refused_with_a_way_out() {
         "not writable",
         &scratch,
         &[&format!("name=vm1,file={busy}")],
-        &["vm1", "busy", "read_only=on"],
+        &["vm1", "busy", "ro=on"],
     );
     let result = refused(&case);
     runs.kill().expect("our own child can be killed");
