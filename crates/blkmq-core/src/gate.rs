@@ -3,6 +3,7 @@
 
 use blkmq_sync::spsc::Consumer;
 
+use crate::group::GroupTree;
 use crate::ids::GroupId;
 use crate::request::{Request, State};
 use crate::sched::{Elevator, InsertAt, Inserted, Note};
@@ -25,6 +26,8 @@ pub(crate) struct Sched {
     pub(crate) reports: Vec<Consumer<Report>>,
     /// Requests that the elevator gave out and that have not been reported.
     pub(crate) in_flight: u32,
+    /// The tenant tree.
+    pub(crate) groups: GroupTree,
 }
 
 impl Sched {
@@ -35,6 +38,7 @@ impl Sched {
             inserts,
             reports,
             in_flight,
+            ..
         } = self
         else {
             return;

@@ -9,6 +9,7 @@ pub mod bio;
 pub mod driver;
 mod flush;
 mod gate;
+pub mod group;
 mod hw_ctx;
 pub mod ids;
 pub mod limits;

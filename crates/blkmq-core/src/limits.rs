@@ -28,6 +28,8 @@ pub struct Limits {
     pub cache: bool,
     /// The drive honours FUA itself; else it is emulated by a flush after the write. Default false.
     pub fua: bool,
+    /// Distance costs time: the drive has a head that seeks. Elevators wait for a neighbour there. Default false.
+    pub rotational: bool,
 }
 
 impl Default for Limits {
@@ -43,6 +45,7 @@ impl Default for Limits {
             zeroes_max: 0,
             cache: false,
             fua: false,
+            rotational: false,
         }
     }
 }

@@ -697,6 +697,7 @@ fn note(rq: &Request, now: Instant) -> Note {
         inserted_at: rq.inserted_at,
         issued_at: rq.issued_at,
         completed_at: now,
+        sched_data: rq.sched_data,
     }
 }
 

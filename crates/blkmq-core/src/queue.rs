@@ -14,6 +14,7 @@ use blkmq_sync::tag_bitmap::TagBitmap;
 
 use crate::bio::{Bio, Data, Flags, Op, Status};
 use crate::gate::{Report, Sched};
+use crate::group::GroupTree;
 use crate::ids::{GroupId, HctxId, REACTORS_MAX, ReactorId, ReactorSet};
 use crate::limits::{LimitError, Limits};
 use crate::request::Request;
@@ -280,7 +281,8 @@ impl Queue {
             shard: Shard::new(config.groups),
         };
         let ports = config.reactors.iter().zip(senders).map(port).collect();
-        let elevator = config.elevator.build(&config.limits, requests_max);
+        let groups = GroupTree::flat(config.groups);
+        let elevator = config.elevator.build(&config.limits, requests_max, &groups);
         let shared_tags = match config.tags {
             TagMode::Shared(depth) => Some(Arc::new(TagBitmap::new(depth))),
             TagMode::PerHctx(_) => None,
@@ -307,6 +309,7 @@ impl Queue {
                 inserts,
                 reports,
                 in_flight: 0,
+                groups,
             }),
             shared_tags,
             usage: FreezeState::new(reactors),
@@ -437,7 +440,7 @@ impl Queue {
             "queue {}: requests in the gate of a drained queue",
             self.name
         );
-        sched.elevator = kind.build(&self.limits, self.requests_max());
+        sched.elevator = kind.build(&self.limits, self.requests_max(), &sched.groups);
         self.kind.store(kind as u8, Ordering::Relaxed);
         self.leave_gate(sched);
         Ok(())

@@ -56,6 +56,8 @@ pub struct Request {
     pub(crate) owner: ReactorId,
     pub(crate) tag: Tag,
     pub(crate) status: Status,
+    /// The elevator's own, from insertion to the note of the end: whom it served with this request, say.
+    pub(crate) sched_data: u32,
     /// When the owner's plug was flushed.
     pub(crate) inserted_at: Instant,
     /// When the driver took it.

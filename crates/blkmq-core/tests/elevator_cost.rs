@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use blkmq_core::bio::{Bio, Op};
+use blkmq_core::group::GroupTree;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
@@ -92,7 +93,7 @@ fn depths() -> Vec<usize> {
 }
 
 fn build(kind: Kind, depth: usize) -> Option<Box<dyn Elevator>> {
-    kind.build(&Limits::default(), depth)
+    kind.build(&Limits::default(), depth, &GroupTree::flat(1))
 }
 
 /// The time this thread has had a CPU for, in nanoseconds: other load on the machine is not counted.

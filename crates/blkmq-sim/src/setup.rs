@@ -191,6 +191,7 @@ pub fn limits(rng: &mut Rng) -> Limits {
         zeroes_max: 64 << 10,
         cache: true,
         fua: rng.chance(Ppm::percent(50)),
+        rotational: false,
     }
 }
 

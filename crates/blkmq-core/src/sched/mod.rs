@@ -9,6 +9,7 @@ mod slots;
 use std::fmt;
 
 use crate::bio::{Direction, Prio};
+use crate::group::{GroupTree, Node};
 use crate::ids::GroupId;
 use crate::limits::Limits;
 use crate::request::Request;
@@ -49,6 +50,8 @@ pub struct Note {
     pub issued_at: Instant,
     /// When its end was seen.
     pub completed_at: Instant,
+    /// What the elevator left in [`Request::sched_data`].
+    pub sched_data: u32,
 }
 
 /// A scheduler of requests that has one state for the whole queue.
@@ -90,6 +93,12 @@ pub trait Elevator: Send {
     fn set_tunable(&mut self, name: &str, _value: u64) -> Result<(), TunableError> {
         Err(TunableError::unknown(self.name(), name))
     }
+
+    /// Learns of a group that is new, or that was moved or weighted anew. Its parent is known already.
+    fn group_set(&mut self, _id: GroupId, _node: &Node) {}
+
+    /// Learns that a group is gone: no request of it is inside or will come, and it has no children.
+    fn group_gone(&mut self, _id: GroupId) {}
 
     /// Asserts what must always hold inside. Costly; the simulator calls it after every event.
     fn check_invariants(&self) {}
@@ -146,8 +155,14 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Makes the elevator, with room for `requests_max` requests. `None` has none.
-    pub fn build(self, limits: &Limits, requests_max: usize) -> Option<Box<dyn Elevator>> {
+    /// Makes the elevator, with room for `requests_max` requests of the groups of a tree, which can grow to its
+    /// capacity. `None` has none.
+    pub fn build(
+        self,
+        limits: &Limits,
+        requests_max: usize,
+        _groups: &GroupTree,
+    ) -> Option<Box<dyn Elevator>> {
         match self {
             Self::None => None,
             Self::MqDeadline => Some(Box::new(mq_deadline::MqDeadline::new(
