@@ -2,6 +2,8 @@
 //! gate's holder calls it, so it needs no lock; `none` is the absence of one (requests go straight to
 //! `hw_ctx`).
 
+#[cfg_attr(not(test), expect(dead_code, reason = "bfq is to use it"))]
+mod depth;
 mod index;
 pub mod mq_deadline;
 mod slots;

@@ -1,0 +1,321 @@
+//! Decides how many requests a drive holds at once while groups compete for it: few enough that its own queue cannot undo the
+//! elevator's order, enough that it loses no throughput. `bfq` asks for the limit and reports every completion.
+//!
+//! The law is found by comparing throughputs, not configured. The limit rests at the *operating depth*. In a *trial* the
+//! drive works for short windows at a lower and at a higher depth in turn, in the order low, high, high, low, so that a slow
+//! drift of the load falls on both:
+//!
+//! ```text
+//!   depth
+//!   3/2 o          ┌───────┐            high: gains more than GAIN_RAISE over low  ─► o grows
+//!       o  ────────┤       ├───────            gains less than GAIN_LOWER          ─► o shrinks
+//!   7/8 o      ────┘       └────        low    between them                        ─► o stays
+//! ```
+//!
+//! On a drive that serves `n` requests at once the throughput grows with the depth up to `n` and not beyond, so `o` settles
+//! where 7/8 of it is `n`: at about 1.13 `n`. On a drive whose throughput bends slowly it settles where a half more
+//! gains 1 to 2 %. Either way what is lost against the full depth is a small part of the low windows' time, and what
+//! waits inside the drive is at most half of what the drive works on.
+//!
+//! *Why it is stable.* Throughput of a closed system does not fall when depth is added, short of overload, and its gain from
+//! a depth to 12/7 of it falls as the depth grows; so the gain as a function of `o` crosses the band between the two bounds
+//! once, from above: below the band `o` grows, above it shrinks, within it rests. A step that turns back halves the next one, and
+//! rests between trials grow while `o` does not move, so noise moves it by one small step at a time around that place.
+//! The first trials, after a long time without competition, halve the depth as long as that costs nothing.
+
+use crate::time::{Instant, Nanos};
+
+/// The law's state for one drive.
+#[derive(Debug)]
+pub(super) struct DepthLaw {
+    /// The largest depth, which a group that is alone gets.
+    max: u32,
+    /// Where the limit rests while groups compete.
+    operating: u32,
+    contended: bool,
+    /// When competition ended last.
+    calm_since: Instant,
+    phase: Phase,
+    window: Window,
+    trial: Trial,
+    /// The next change of `operating`, in 1/64 of it.
+    step: u32,
+    /// Which way the last change went.
+    last: Verdict,
+    /// Windows at the operating depth between the last trial and the next.
+    rest: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Trials of half the depth against the depth, from the largest down.
+    Descent,
+    /// Trials around the operating depth.
+    Tracking,
+    /// This many more windows at the operating depth, then a trial.
+    Resting(u32),
+}
+
+/// What is being measured now: the work done between two moments at one limit.
+#[derive(Debug, Default)]
+struct Window {
+    limit: u32,
+    /// Completions of requests that were issued at another limit, still to be passed over.
+    skip: u32,
+    since: Instant,
+    /// The latest completion.
+    last: Instant,
+    completions: u32,
+    work: u64,
+}
+
+/// Pairs of windows, and what the deeper one gained over the other, in millionths.
+#[derive(Debug, Default)]
+struct Trial {
+    windows: u32,
+    first_rate: u64,
+    pairs: i64,
+    sum: i64,
+    squares: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Raise,
+    Stay,
+    Lower,
+}
+
+impl DepthLaw {
+    /// A law for a drive of which `max` requests can be in flight, at least 1.
+    pub(super) fn new(max: u32) -> Self {
+        assert!(max > 0, "a drive without depth");
+        Self {
+            max,
+            operating: max,
+            contended: false,
+            calm_since: Instant::default(),
+            phase: Phase::Descent,
+            window: Window::default(),
+            trial: Trial::default(),
+            step: STEP_FIRST,
+            last: Verdict::Stay,
+            rest: 0,
+        }
+    }
+
+    /// How many requests may be in flight now.
+    #[inline]
+    pub(super) fn limit(&self) -> u32 {
+        if self.contended {
+            self.window.limit
+        } else {
+            self.max
+        }
+    }
+
+    /// Says whether more than one group has work now. A group that is alone gets the largest depth.
+    pub(super) fn set_contended(&mut self, contended: bool, now: Instant) {
+        if contended == self.contended {
+            return;
+        }
+        self.contended = contended;
+        if !contended {
+            self.calm_since = now;
+            return;
+        }
+        if now.since(self.calm_since) >= FORGET {
+            self.operating = self.max;
+            self.phase = Phase::Descent;
+        }
+        self.trial = Trial::default();
+        self.open(now);
+        self.window.skip = self.max;
+    }
+
+    /// Counts the end of a request of `bytes`.
+    #[inline]
+    pub(super) fn completed(&mut self, bytes: u64, now: Instant) {
+        if !self.contended {
+            return;
+        }
+        if now > self.window.last {
+            // Completions of one moment belong to one window: a drive that works in step would fool the measure else.
+            if self.window.is_full() {
+                self.close(self.window.last);
+            }
+            self.window.last = now;
+        }
+        let window = &mut self.window;
+        if window.skip > 0 {
+            window.skip -= 1;
+            window.since = now;
+        } else if now > window.since {
+            window.work += bytes + WORK_PER_REQUEST;
+            window.completions += 1;
+        }
+    }
+
+    fn close(&mut self, now: Instant) {
+        let elapsed = now.since(self.window.since).0.max(1);
+        let rate = (u128::from(self.window.work) * 1_000_000_000 / u128::from(elapsed)) as u64;
+        match self.phase {
+            Phase::Resting(0) => self.phase = Phase::Tracking,
+            Phase::Resting(left) => self.phase = Phase::Resting(left - 1),
+            Phase::Descent | Phase::Tracking => {
+                if let Some(verdict) = self.trial.take_in(rate) {
+                    self.trial = Trial::default();
+                    self.obey(verdict);
+                }
+            }
+        }
+        let before = self.window.limit;
+        self.open(now);
+        if self.window.limit != before {
+            // What is in flight above the lower limit drains first; what a higher one adds shows when the rest has ended.
+            self.window.skip = before;
+        }
+    }
+
+    /// Starts the next window at its limit.
+    fn open(&mut self, now: Instant) {
+        let o = self.operating;
+        let limit = match (self.phase, self.trial.is_at_low()) {
+            (Phase::Resting(_), _) => o,
+            (Phase::Descent, true) => (o / 2).max(1),
+            (Phase::Descent, false) => o,
+            (Phase::Tracking, true) => (o - o.div_ceil(8)).max(1),
+            (Phase::Tracking, false) => (o + (o / 2).max(1)).min(self.max),
+        };
+        self.window = Window {
+            limit,
+            since: now,
+            last: now,
+            ..Window::default()
+        };
+    }
+
+    fn obey(&mut self, verdict: Verdict) {
+        if self.phase == Phase::Descent {
+            if verdict == Verdict::Lower && self.operating > 1 {
+                self.operating = (self.operating / 2).max(1);
+            } else {
+                self.phase = Phase::Tracking;
+                self.step = STEP_FIRST;
+                self.last = Verdict::Stay;
+            }
+            return;
+        }
+        let turned = self.last != Verdict::Stay && self.last != verdict;
+        self.step = if verdict == Verdict::Stay || turned {
+            (self.step / 2).max(STEP_MIN)
+        } else {
+            (self.step * 2).min(STEP_MAX)
+        };
+        let change = (self.operating * self.step / 64).max(1);
+        self.operating = match verdict {
+            Verdict::Raise => (self.operating + change).min(self.max),
+            Verdict::Lower => self
+                .operating
+                .saturating_sub(change.min(self.operating / 4).max(1))
+                .max(1),
+            Verdict::Stay => self.operating,
+        };
+        let moves_on = verdict != Verdict::Stay && !turned;
+        self.rest = if moves_on {
+            0
+        } else {
+            (self.rest * 2).clamp(REST_MIN, REST_MAX)
+        };
+        self.last = verdict;
+        self.phase = if self.rest == 0 {
+            Phase::Tracking
+        } else {
+            Phase::Resting(self.rest)
+        };
+    }
+}
+
+impl Window {
+    fn is_full(&self) -> bool {
+        self.completions >= COMPLETIONS_MIN && self.last.since(self.since) >= WINDOW_MIN
+    }
+}
+
+impl Trial {
+    /// Says whether the next window is one at the lower depth: low, high, high, low, and again.
+    fn is_at_low(&self) -> bool {
+        matches!(self.windows % 4, 0 | 3)
+    }
+
+    /// Takes in a window's rate; decides when the pairs so far are clear enough, or when they are enough.
+    fn take_in(&mut self, rate: u64) -> Option<Verdict> {
+        let is_low = self.is_at_low();
+        self.windows += 1;
+        if self.windows % 2 == 1 {
+            self.first_rate = rate;
+            return None;
+        }
+        let (low, high) = if is_low {
+            (rate, self.first_rate)
+        } else {
+            (self.first_rate, rate)
+        };
+        let gain =
+            (i128::from(high) * MILLION / i128::from(low.max(1)) - MILLION).clamp(-MILLION, MILLION) as i64;
+        self.pairs += 1;
+        self.sum += gain;
+        self.squares += gain * gain;
+        self.verdict()
+    }
+
+    fn verdict(&self) -> Option<Verdict> {
+        if self.pairs < PAIRS_MIN {
+            return None;
+        }
+        let mean = self.sum / self.pairs;
+        let spread = (self.squares / self.pairs - mean * mean).max(0);
+        // Twice the standard error of the mean.
+        let doubt = 2 * (spread / (self.pairs - 1)).isqrt();
+        if mean - doubt > GAIN_RAISE {
+            return Some(Verdict::Raise);
+        }
+        if mean + doubt < GAIN_LOWER {
+            return Some(Verdict::Lower);
+        }
+        if self.pairs < PAIRS_MAX {
+            return None;
+        }
+        Some(match mean {
+            gain if gain > GAIN_RAISE => Verdict::Raise,
+            gain if gain < GAIN_LOWER => Verdict::Lower,
+            _ => Verdict::Stay,
+        })
+    }
+}
+
+const MILLION: i128 = 1_000_000;
+/// A gain of the higher depth, in millionths, from which on the operating depth grows.
+const GAIN_RAISE: i64 = 20_000;
+/// A gain below which it shrinks.
+const GAIN_LOWER: i64 = 10_000;
+/// Work that a request is besides its bytes, so that a window of few large requests and one of many small ones compare.
+const WORK_PER_REQUEST: u64 = 16 << 10;
+/// A window lasts at least so long, and so many completions, and twice its limit.
+const WINDOW_MIN: Nanos = Nanos::from_micros(500);
+const COMPLETIONS_MIN: u32 = 64;
+/// Pairs of windows in a trial.
+const PAIRS_MIN: i64 = 2;
+const PAIRS_MAX: i64 = 8;
+/// Changes of the operating depth, in 1/64.
+const STEP_MIN: u32 = 2;
+const STEP_FIRST: u32 = 4;
+const STEP_MAX: u32 = 64;
+/// Windows of rest after a trial that moved nothing, and the most of them.
+const REST_MIN: u32 = 2;
+const REST_MAX: u32 = 32;
+/// What was learnt is kept for so long without competition.
+const FORGET: Nanos = Nanos::from_secs(60);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! The law against drives of known shape, in a closed loop: as many requests as it allows are always in flight.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::*;
+
+/// A drive: what a request takes that is issued while `in_flight` are inside, and whether requests wait for units.
+struct Drive {
+    units: usize,
+    /// Time of a request at so many in flight.
+    service: fn(u32) -> u64,
+    /// Part of the time by which a request's own may be off, in percent.
+    spread: u64,
+}
+
+struct Loop {
+    law: DepthLaw,
+    drive: Drive,
+    /// When each unit is free.
+    units: BinaryHeap<Reverse<u64>>,
+    ends: BinaryHeap<Reverse<u64>>,
+    now: u64,
+    seed: u64,
+    demand: u32,
+}
+
+impl Loop {
+    fn new(drive: Drive, max: u32, demand: u32) -> Self {
+        let mut law = DepthLaw::new(max);
+        law.set_contended(true, Instant(0));
+        Self {
+            law,
+            units: (0..drive.units).map(|_| Reverse(0)).collect(),
+            drive,
+            ends: BinaryHeap::new(),
+            now: 0,
+            seed: 7,
+            demand,
+        }
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        self.seed % below.max(1)
+    }
+
+    fn issue(&mut self) {
+        let base = (self.drive.service)(self.ends.len() as u32 + 1);
+        let off = base * self.drive.spread / 100;
+        let time = base - off + self.random(2 * off + 1);
+        let Reverse(free) = self.units.pop().expect("a drive has units");
+        let end = free.max(self.now) + time;
+        self.units.push(Reverse(end));
+        self.ends.push(Reverse(end));
+    }
+
+    /// Runs for a time; returns requests per second and their mean time in the drive in ns.
+    fn run(&mut self, ms: u64) -> (u64, u64) {
+        let (start, mut count, mut occupied) = (self.now, 0u64, 0u64);
+        while self.now < start + ms * 1_000_000 {
+            while (self.ends.len() as u32) < self.law.limit().min(self.demand) {
+                self.issue();
+            }
+            let Reverse(end) = self.ends.pop().expect("something is in flight");
+            occupied += (self.ends.len() as u64 + 1) * (end - self.now);
+            self.now = end;
+            count += 1;
+            self.law.completed(4096, Instant(self.now));
+        }
+        let elapsed = self.now - start;
+        (count * 1_000_000_000 / elapsed, occupied / count.max(1))
+    }
+}
+
+fn flash(units: usize, spread: u64) -> Drive {
+    Drive {
+        units,
+        service: |_| 80_000,
+        spread,
+    }
+}
+
+/// Throughput at the full depth, the law switched off.
+fn full(drive: Drive, max: u32, demand: u32) -> u64 {
+    let mut free = Loop::new(drive, max, demand);
+    free.law.set_contended(false, Instant(0));
+    free.run(1000).0
+}
+
+/// Requests that add to each other's time: 1/2500 ns of them at most, and less when few are in flight.
+fn soft() -> Drive {
+    Drive {
+        units: 4096,
+        service: |n| 20_000 + u64::from(n) * 2_500,
+        spread: 30,
+    }
+}
+
+/// As before, but beyond some depth each more costs all the others.
+fn overloaded() -> Drive {
+    Drive {
+        service: |n| 10_000 + u64::from(n) * 2_500 + u64::from(n) * u64::from(n) * 3,
+        ..soft()
+    }
+}
+
+#[test]
+fn a_drive_of_equal_units_is_filled_and_hardly_more() {
+    for (units, spread) in [(1, 0), (4, 20), (16, 20), (32, 0), (32, 50), (128, 20)] {
+        let mut run = Loop::new(flash(units, spread), 1024, 2048);
+        run.run(4000);
+        let (rate, time) = run.run(2000);
+        let best = full(flash(units, spread), 1024, 2048);
+        assert!(rate * 100 >= best * 98, "{units} units: {rate} of {best}");
+        assert!(time < 80_000 * 3 / 2, "{units} units: {time} ns in the drive");
+    }
+}
+
+#[test]
+fn a_drive_whose_throughput_bends_slowly_keeps_nearly_all_of_it() {
+    let best = full(soft(), 1024, 2048);
+    let mut run = Loop::new(soft(), 1024, 2048);
+    run.run(1000);
+    let (rate, time) = run.run(4000);
+    assert!(rate * 100 >= best * 96, "{rate} of {best}");
+    assert!(
+        time < 1_000_000,
+        "{time} ns in the drive, against 2.6 ms at the full depth"
+    );
+}
+
+#[test]
+fn an_overloaded_drive_is_relieved() {
+    let best = full(overloaded(), 1024, 2048);
+    let mut run = Loop::new(overloaded(), 1024, 2048);
+    run.run(1000);
+    let (rate, _) = run.run(2000);
+    assert!(rate * 10 >= best * 15, "{rate} against {best} at the full depth");
+}
+
+#[test]
+fn the_first_descent_takes_a_fraction_of_a_second() {
+    let mut run = Loop::new(flash(32, 20), 1024, 2048);
+    run.run(200);
+    let (_, time) = run.run(50);
+    assert!(time < 2 * 80_000, "{time} ns in the drive after 200 ms");
+}
+
+#[test]
+fn a_drive_that_becomes_wider_or_narrower_is_followed() {
+    for (before, after) in [(16, 64), (64, 16)] {
+        let mut run = Loop::new(flash(before, 20), 256, 2048);
+        run.run(1000);
+        let at = run.now;
+        run.units = (0..after).map(|_| Reverse(at)).collect();
+        run.drive = flash(after, 20);
+        run.run(1000);
+        let (rate, time) = run.run(500);
+        let best = full(flash(after, 20), 256, 2048);
+        assert!(rate * 100 >= best * 96, "{before} to {after}: {rate} of {best}");
+        assert!(
+            time < 80_000 * 3 / 2,
+            "{before} to {after}: {time} ns in the drive"
+        );
+    }
+}
+
+#[test]
+fn demand_that_the_drive_can_carry_is_let_through() {
+    let mut run = Loop::new(flash(64, 20), 256, 40);
+    run.run(1000);
+    let (rate, _) = run.run(1000);
+    let best = full(flash(64, 20), 256, 40);
+    assert!(rate * 100 >= best * 98, "{rate} of {best}");
+}
+
+#[test]
+fn a_group_that_is_alone_gets_all_and_a_short_calm_forgets_nothing() {
+    let mut run = Loop::new(flash(16, 20), 256, 2048);
+    run.run(1000);
+    let learnt = run.law.operating;
+    assert!((16..=22).contains(&learnt), "operating depth {learnt}");
+    run.law.set_contended(false, Instant(run.now));
+    assert_eq!(run.law.limit(), 256);
+    run.run(100);
+    run.law.set_contended(true, Instant(run.now));
+    assert_eq!(run.law.operating, learnt);
+    assert!(run.law.limit() <= learnt * 3 / 2, "limit {}", run.law.limit());
+}
+
+#[test]
+fn stalls_of_the_drive_do_not_shut_it() {
+    let mut run = Loop::new(flash(16, 80), 256, 2048);
+    let mut done = 0;
+    for _ in 0..400 {
+        done += run.run(10).0 / 100;
+        // All units stand still for 3 ms, as in a collection of garbage.
+        let until = run.now + 3_000_000;
+        run.units = run
+            .units
+            .drain()
+            .map(|Reverse(free)| Reverse(free.max(until)))
+            .collect();
+    }
+    let elapsed_s = run.now / 1_000_000;
+    let possible = 16 * 10_000 / 13 * elapsed_s / 1000 * 1000 / 80;
+    assert!(
+        done >= possible,
+        "{done} of {possible}; operating depth {}",
+        run.law.operating
+    );
+}
