@@ -58,6 +58,12 @@ pub trait Driver {
         None
     }
 
+    /// Says whether a request is under way whose end is found by [`Driver::reap`] alone: nothing wakes the reactor and no time
+    /// is known, so it goes on looking instead of blocking.
+    fn must_poll(&self) -> bool {
+        false
+    }
+
     /// Is told that the request has been in flight for the queue's time limit.
     fn timed_out(&mut self, _cookie: Cookie) -> TimedOut {
         TimedOut::Wait

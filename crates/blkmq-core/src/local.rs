@@ -164,6 +164,14 @@ impl LocalQueue {
             || (self.sw.has_work_to_start() && !self.queue.is_frozen())
     }
 
+    /// Says whether [`LocalQueue::run`] must be called again and again, since the driver announces nothing.
+    #[inline]
+    pub fn must_poll(&self) -> bool {
+        self.hw
+            .as_ref()
+            .is_some_and(|hw| hw.in_flight > 0 && hw.driver.must_poll())
+    }
+
     /// How many bios of this reactor's submitters have not ended.
     #[inline]
     pub fn outstanding(&self) -> u32 {

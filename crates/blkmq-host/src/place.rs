@@ -217,7 +217,12 @@ impl Place {
 
     /// Says whether there is something to do before waiting, bios that have ended aside.
     pub(crate) fn has_news(&self) -> bool {
-        self.runs_again || self.ring.has_completed() || self.has_mail()
+        self.runs_again
+            || self.ring.has_completed()
+            || self
+                .queues
+                .iter()
+                .any(|queue| queue.has_mail() || queue.must_poll())
     }
 
     fn earliest_alarm(&self, alarm: Option<Instant>) -> Option<Instant> {

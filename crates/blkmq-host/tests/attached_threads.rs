@@ -249,3 +249,21 @@ fn a_shutdown_names_the_threads_that_are_still_attached() {
     assert_eq!(error.to_string(), "shutdown: 1 threads are still attached");
     drop(attached);
 }
+
+#[test]
+fn what_a_polled_context_ends_is_found_by_reactors_and_attached_threads() {
+    for elevator in Kind::ALL {
+        let null = NullConfig {
+            poll_queues: u16::MAX,
+            ..completing(Completion::Timer)
+        };
+        let engine = engine(1, 2, null, elevator);
+        thread::scope(|scope| {
+            for depth in [1, 32] {
+                let engine = &engine;
+                scope.spawn(move || submit_and_count(&mut engine.attach().unwrap(), 2000, depth));
+            }
+        });
+        engine.shutdown(Nanos::from_secs(10)).unwrap();
+    }
+}

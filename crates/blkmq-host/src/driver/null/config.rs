@@ -37,6 +37,9 @@ pub struct NullConfig {
     pub bandwidth: u64,
     /// Requests that one hardware context takes, 1 to 65536. Default 1024.
     pub depth: u32,
+    /// How many hardware contexts, the first ones, announce nothing: the ends of their requests are found by looking alone, so
+    /// their reactors do not block while one is in flight. Default 0.
+    pub poll_queues: u16,
     /// Fill reads with zeroes when there is no memory behind the drive, so that no caller sees stale memory. Default on.
     pub zero: bool,
     /// Keep what is written, in memory. Default off.
@@ -72,6 +75,7 @@ impl Default for NullConfig {
             parallel: 0,
             bandwidth: 0,
             depth: 1024,
+            poll_queues: 0,
             zero: true,
             memory: false,
             cache: false,
@@ -110,6 +114,9 @@ impl NullConfig {
             "parallel" => self.parallel = value::whole(key, value, 0..=65536, "a number from 0 to 65536")?,
             "bandwidth" => self.bandwidth = value::size(key, value)?,
             "depth" => self.depth = value::whole(key, value, 1..=65536, "a number from 1 to 65536")?,
+            "poll_queues" => {
+                self.poll_queues = value::whole(key, value, 0..=65535, "a number from 0 to 65535")?;
+            }
             "zero" => self.zero = value::switch(key, value)?,
             "memory" => self.memory = value::switch(key, value)?,
             "cache_size" => self.cache_size = value::size(key, value)?,
@@ -179,7 +186,7 @@ fn completion(value: &str) -> Result<Completion, ConfigError> {
     }
 }
 
-const KEYS: &str = "completion, latency, spread, slow, slow_rate, parallel, bandwidth, depth, zero, memory, cache, cache_size, fua, bad, \
+const KEYS: &str = "completion, latency, spread, slow, slow_rate, parallel, bandwidth, depth, poll_queues, zero, memory, cache, cache_size, fua, bad, \
                     timeout_rate, requeue_rate, resource_rate, setup_failure, seed";
 
 #[cfg(test)]
@@ -197,6 +204,7 @@ mod tests {
             ("parallel", "8"),
             ("bandwidth", "1G"),
             ("depth", "64"),
+            ("poll_queues", "2"),
             ("zero", "off"),
             ("memory", "on"),
             ("cache", "on"),

@@ -22,6 +22,8 @@ pub(super) struct NullHctx {
     /// Nothing is configured that would have to be looked at: every request is done at once.
     plain: bool,
     completion: Completion,
+    /// Announces nothing: see [`super::config::NullConfig::poll_queues`].
+    polled: bool,
     drive: Arc<Shared>,
     latency: Latency,
     chance: Chance,
@@ -58,6 +60,7 @@ impl NullHctx {
                 && !config.memory
                 && !config.zero,
             completion,
+            polled: hctx.0 < config.poll_queues,
             latency: Latency::new(config),
             chance: Chance::new(config.seed, u64::from(hctx.0)),
             deferred: Vec::with_capacity(capacity_of(completion == Completion::Deferred)),
@@ -157,10 +160,17 @@ impl Driver for NullHctx {
     }
 
     fn next_event(&self) -> Option<Instant> {
+        if self.polled {
+            return None;
+        }
         if !self.deferred.is_empty() {
             return Some(Instant(0));
         }
         self.timed.peek().map(|Reverse(first)| first.at)
+    }
+
+    fn must_poll(&self) -> bool {
+        self.polled && !(self.deferred.is_empty() && self.timed.is_empty())
     }
 
     /// Forgets the request: no buffer of it is in use since it was issued.

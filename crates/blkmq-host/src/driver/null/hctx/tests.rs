@@ -181,3 +181,15 @@ fn a_drive_with_memory_reads_what_was_written_and_loses_power_as_its_cache_says(
     drive.lose_power();
     assert_eq!(run(Op::Read, 9), 0);
 }
+
+#[test]
+fn a_polled_context_announces_nothing_and_is_looked_at_while_it_has_work() {
+    let keys = [("latency", "80us"), ("poll_queues", "1")];
+    let mut hctx = hctx(&keys);
+    assert!(!hctx.must_poll());
+    issue(&mut *hctx, 7, Instant(0));
+    assert_eq!((hctx.next_event(), hctx.must_poll()), (None, true));
+    assert_eq!(reap(&mut *hctx, Instant(79_999)), []);
+    assert_eq!(reap(&mut *hctx, Instant(80_000)), [(7, Status::Ok)]);
+    assert!(!hctx.must_poll());
+}
