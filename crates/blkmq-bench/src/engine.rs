@@ -245,6 +245,7 @@ fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan
         latency: (&latency).into(),
         usage: measured.usage[0],
         client: None,
+        figures: Vec::new(),
     })
 }
 

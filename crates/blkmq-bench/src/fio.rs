@@ -79,6 +79,7 @@ fn sample(job: &Value) -> Result<Sample> {
             switches: number(&job["ctx"]) as u64,
         },
         client: None,
+        figures: Vec::new(),
     })
 }
 

@@ -168,6 +168,7 @@ fn measure(server: &Server, conns: usize, depth: usize, style: HeaderStyle, plan
             latency: (&latency).into(),
             usage: measured.usage[0],
             client: Some(measured.usage[1]),
+            figures: Vec::new(),
         })
     })
 }

@@ -1,6 +1,7 @@
 //! Decides what the result of a bench is: rows, with where and how they were measured; and gives it out as a table on
 //! stdout, as JSON (documented in docs/benchmarks/README.md) and as a picture.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -33,6 +34,9 @@ pub struct Row {
     /// The same time of the load generator, where it is another process than the side that is measured.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_cpu_ns_per_io: Option<f64>,
+    /// Figures of this bench alone, medians over the rounds, by the names that the bench's page explains.
+    #[serde(flatten)]
+    pub figures: BTreeMap<String, f64>,
     /// I/Os per second of each round, in the order measured.
     pub rounds: Vec<f64>,
 }

@@ -4,6 +4,7 @@
 //! One round visits every point once, the sides of a case one after the other. So sides alternate (A B A B), and what
 //! the machine does meanwhile meets all of them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -48,6 +49,8 @@ pub struct Sample {
     pub usage: Usage,
     /// What the load generator used, where it is another process than the side that is measured.
     pub client: Option<Usage>,
+    /// Figures of this bench alone, by name; the same names in every visit to a point.
+    pub figures: Vec<(&'static str, f64)>,
 }
 
 impl Sample {
@@ -114,8 +117,23 @@ fn fold(case: &str, side: &str, samples: &[Sample]) -> Row {
         cpu_ns_per_io: of(&|sample| per_io(sample.usage.cpu_ns, sample)),
         ctx_per_io: of(&|sample| per_io(sample.usage.switches, sample)),
         client_cpu_ns_per_io: client.then(|| of(&client_cpu)),
+        figures: figures(samples),
         rounds,
     }
+}
+
+/// The median of each of the bench's own figures.
+fn figures(samples: &[Sample]) -> BTreeMap<String, f64> {
+    let names = samples.first().into_iter().flat_map(|sample| &sample.figures);
+    let all_of = |name: &str| {
+        let all = samples.iter().flat_map(|sample| &sample.figures);
+        all.filter(|figure| figure.0 == name)
+            .map(|figure| figure.1)
+            .collect()
+    };
+    names
+        .map(|(name, _)| ((*name).to_owned(), median(all_of(name))))
+        .collect()
 }
 
 /// The middle one; of an even number the mean of the middle two; 0 of none.

@@ -1,12 +1,23 @@
 //! Decides how rows look on a terminal: one line each, columns aligned, numbers with as many digits as mean something.
 
+use std::collections::BTreeSet;
+
 use crate::report::Row;
 
-/// Draws the table, one line per row, under a heading.
+/// Draws the table, one line per row, under a heading; a column more for each of the bench's own figures.
 pub(crate) fn draw(rows: &[Row]) -> String {
-    let mut lines = vec![HEADINGS.map(str::to_owned)];
-    lines.extend(rows.iter().map(cells));
-    let widths: Vec<usize> = (0..COLUMNS)
+    let figures: BTreeSet<&String> = rows.iter().flat_map(|row| row.figures.keys()).collect();
+    let headings = HEADINGS.iter().map(|heading| (*heading).to_owned());
+    let mut lines: Vec<Vec<String>> = vec![
+        headings
+            .chain(figures.iter().map(|name| (*name).clone()))
+            .collect(),
+    ];
+    for row in rows {
+        let figure = |name: &&String| row.figures.get(*name).map_or("-".into(), |value| digits(*value));
+        lines.push(cells(row).into_iter().chain(figures.iter().map(figure)).collect());
+    }
+    let widths: Vec<usize> = (0..lines[0].len())
         .map(|column| lines.iter().map(|line| line[column].chars().count()).max())
         .map(Option::unwrap_or_default)
         .collect();
@@ -88,7 +99,8 @@ fn digits(number: f64) -> String {
     match number {
         n if n >= 100.0 => format!("{n:.0}"),
         n if n >= 10.0 => format!("{n:.1}"),
-        n => format!("{n:.2}"),
+        n if n >= 1.0 || n == 0.0 => format!("{n:.2}"),
+        n => format!("{n:.3}"),
     }
 }
 
@@ -133,5 +145,17 @@ mod tests {
         let ends: Vec<usize> = text.lines().skip(1).map(|line| line.chars().count()).collect();
         assert_eq!(ends[0], ends[1], "{text}");
         assert!(text.contains("12.3 M"));
+    }
+
+    #[test]
+    fn a_figure_of_one_row_alone_has_a_column() {
+        let mut rows = [Row::default(), Row::default()];
+        rows[1].figures.insert("jain".into(), 0.5);
+        let text = draw(&rows);
+        let ends: Vec<&str> = text
+            .lines()
+            .map(|line| line.rsplit(' ').next().unwrap())
+            .collect();
+        assert_eq!(ends, ["jain", "-", "0.500"]);
     }
 }

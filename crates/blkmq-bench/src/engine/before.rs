@@ -81,6 +81,7 @@ fn sample(row: &Row, window: Duration) -> Sample {
             switches: (row.ctx_per_io * ios) as u64,
         },
         client: None,
+        figures: Vec::new(),
     }
 }
 
