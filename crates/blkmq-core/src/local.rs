@@ -406,7 +406,7 @@ impl LocalQueue {
                 sched.put_back(rq, self.shard(), now);
             }
             Outcome::Ended { rq, status, waiters } => {
-                sched.ended(&note(&rq, now));
+                sched.ended(&Note::of(&rq, now));
                 self.ended_inside.push((rq, status, waiters));
             }
         }
@@ -604,7 +604,7 @@ impl LocalQueue {
             let report = if again {
                 Report::Requeued
             } else {
-                Report::Ended(note(&rq, now))
+                Report::Ended(Note::of(&rq, now))
             };
             let pushed = self.reports.push(report);
             assert!(
@@ -692,20 +692,6 @@ impl LocalQueue {
     #[inline]
     fn shard(&self) -> &crate::stat::Shard {
         &self.queue.port(self.me).shard
-    }
-}
-
-/// Describes an ended request to the elevator.
-fn note(rq: &Request, now: Instant) -> Note {
-    Note {
-        group: rq.group(),
-        prio: rq.prio(),
-        direction: rq.op().direction(),
-        bytes: rq.len(),
-        inserted_at: rq.inserted_at,
-        issued_at: rq.issued_at,
-        completed_at: now,
-        sched_data: rq.sched_data,
     }
 }
 

@@ -2,7 +2,7 @@
 //! gate's holder calls it, so it needs no lock; `none` is the absence of one (requests go straight to
 //! `hw_ctx`).
 
-#[cfg_attr(not(test), expect(dead_code, reason = "bfq is to use it"))]
+pub mod bfq;
 mod depth;
 mod index;
 pub mod mq_deadline;
@@ -54,6 +54,22 @@ pub struct Note {
     pub completed_at: Instant,
     /// What the elevator left in [`Request::sched_data`].
     pub sched_data: u32,
+}
+
+impl Note {
+    /// Describes a request whose end was seen at `now`.
+    pub fn of(rq: &Request, now: Instant) -> Self {
+        Self {
+            group: rq.group(),
+            prio: rq.prio(),
+            direction: rq.op().direction(),
+            bytes: rq.len(),
+            inserted_at: rq.inserted_at,
+            issued_at: rq.issued_at,
+            completed_at: now,
+            sched_data: rq.sched_data,
+        }
+    }
 }
 
 /// A scheduler of requests that has one state for the whole queue.
@@ -138,17 +154,20 @@ pub enum Kind {
     None,
     /// Deadlines and batches, by direction and priority class.
     MqDeadline,
+    /// Shares by weight, of groups and of their clients.
+    Bfq,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::None, Self::MqDeadline];
+    pub const ALL: [Self; 3] = [Self::None, Self::MqDeadline, Self::Bfq];
 
     /// The name under which users choose it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::MqDeadline => "mq-deadline",
+            Self::Bfq => "bfq",
         }
     }
 
@@ -163,7 +182,7 @@ impl Kind {
         self,
         limits: &Limits,
         requests_max: usize,
-        _groups: &GroupTree,
+        groups: &GroupTree,
     ) -> Option<Box<dyn Elevator>> {
         match self {
             Self::None => None,
@@ -171,6 +190,7 @@ impl Kind {
                 limits.clone(),
                 requests_max,
             ))),
+            Self::Bfq => Some(Box::new(bfq::Bfq::new(limits.clone(), requests_max, groups))),
         }
     }
 }

@@ -1,0 +1,342 @@
+//! Decides the order of requests by the shares of their groups and clients: the bfq elevator. Called by the gate's holder
+//! (see `sched`). Whose turn it is decides `wf2q`, in virtual time; the rest is policy.
+//!
+//! ```text
+//!  insert ─► clients: whose queue? ─► requests: merge, position, arrival ─► (was empty) wf2q: activate
+//!  dispatch ◄─ requests: which one? ◄─ turn, if the drive seeks ◄─ wf2q: which queue? ◄─ depth: may anything go?
+//! ```
+//! On a drive that does not seek a turn is one request. On one that does, or with `strict_guarantees`, it is a budget of
+//! requests of one queue (`turn`). `docs/schedulers/bfq.md` says what is as in Linux, what differs and why.
+
+mod clients;
+mod heap;
+mod order;
+mod requests;
+mod rivals;
+#[cfg(test)]
+mod tests;
+mod tunables;
+mod turn;
+mod wf2q;
+
+use self::clients::{Clients, Key};
+use self::requests::Held;
+use self::rivals::Rivals;
+use self::tunables::Tunables;
+use self::turn::Turn;
+use self::wf2q::Wf2q;
+use super::depth::DepthLaw;
+use super::slots::SlotId;
+use super::{Elevator, InsertAt, Inserted, Note, TunableError};
+use crate::group::{GroupTree, Node};
+use crate::ids::GroupId;
+use crate::limits::Limits;
+use crate::request::Request;
+use crate::time::{Instant, Nanos};
+
+/// The bfq elevator.
+///
+/// Its memory is made at set-up: per request about 350 bytes beside the request itself, per group about 300.
+#[derive(Debug)]
+pub struct Bfq {
+    held: Held,
+    clients: Clients,
+    wf2q: Wf2q,
+    rivals: Rivals,
+    depth: DepthLaw,
+    tunables: Tunables,
+    /// Whether the drive seeks.
+    rotational: bool,
+    /// Whose turn it is, on a drive on which a turn is more than one request.
+    turn: Option<Turn>,
+    /// Requests given out that have not ended.
+    in_flight: u32,
+    /// Of each group, when the class of its clients that is served last had its turn.
+    last_class_at: Vec<Instant>,
+    /// What the largest request counts as.
+    cost_max: u32,
+    /// The latest time seen: callers on different reactors may be some nanoseconds apart.
+    now: Instant,
+}
+
+impl Bfq {
+    /// Makes an elevator that holds up to `requests_max` requests, in flight or not, of these groups, and merges within
+    /// `limits`.
+    pub fn new(limits: Limits, requests_max: usize, groups: &GroupTree) -> Self {
+        let capacity = groups.capacity();
+        let queues = requests_max.max(1);
+        let rotational = limits.rotational;
+        let mut bfq = Self {
+            clients: Clients::new(queues),
+            wf2q: Wf2q::new(capacity, queues),
+            rivals: Rivals::new(capacity),
+            depth: DepthLaw::new(queues as u32),
+            tunables: Tunables::new(rotational),
+            rotational,
+            turn: None,
+            in_flight: 0,
+            last_class_at: vec![Instant(0); capacity],
+            cost_max: limits.transfer_max,
+            now: Instant(0),
+            held: Held::new(limits, requests_max),
+        };
+        for (id, node) in groups.iter() {
+            bfq.group_set(id, node);
+        }
+        bfq
+    }
+
+    /// Whether a turn is a budget of requests, not one.
+    #[inline]
+    fn has_turns(&self) -> bool {
+        self.rotational || self.tunables.strict_guarantees
+    }
+
+    /// Gives out the next request where a turn is one request.
+    fn dispatch_one(&mut self) -> Option<Box<Request>> {
+        let id = self.pick()?;
+        let slot = self
+            .next_request(id)
+            .expect("the queue whose turn it is has requests");
+        let rq = self.take(id, slot);
+        let budget = self.next_budget(id);
+        self.wf2q.release(self.wf2q.leaf(id), budget);
+        Some(rq)
+    }
+
+    /// Chooses the queue whose turn it is.
+    fn pick(&mut self) -> Option<usize> {
+        let (served_at, now) = (&self.last_class_at, self.now);
+        let leaf = self
+            .wf2q
+            .pick(|group| now.since(served_at[group]) >= LAST_CLASS_WAIT)?;
+        let id = self.wf2q.leaf_of(leaf);
+        let key = self.clients[id].key();
+        if key.is_idle_class() {
+            self.last_class_at[key.group().index()] = now;
+        }
+        Some(id)
+    }
+
+    /// Takes a request out of the queue that is being served.
+    fn take(&mut self, id: usize, slot: SlotId) -> Box<Request> {
+        let queue = &mut self.clients[id];
+        let came_back = queue.requests.first_requeued() == Some(slot);
+        let mut rq = queue.requests.take(&mut self.held, slot);
+        queue.in_flight += 1;
+        self.in_flight += 1;
+        rq.seal();
+        rq.sched_data = id as u32;
+        // What came back was paid for when it went out first.
+        if !came_back {
+            self.wf2q.serve(self.wf2q.leaf(id), self.cost(&rq));
+        }
+        rq
+    }
+
+    /// Which request of a queue is next: what came back, then what has waited too long, then, where distance matters, the
+    /// nearest one.
+    #[inline]
+    fn next_request(&self, id: usize) -> Option<SlotId> {
+        let requests = &self.clients[id].requests;
+        if let Some(slot) = requests.first_requeued() {
+            return Some(slot);
+        }
+        if !self.rotational {
+            return requests.oldest();
+        }
+        let expire = if self.clients[id].key().is_sync() {
+            self.tunables.fifo_expire_sync
+        } else {
+            self.tunables.fifo_expire_async
+        };
+        let checked = self.turn.is_some_and(|turn| turn.has_served());
+        let expired = if checked {
+            None
+        } else {
+            requests.expired(&self.held, expire, self.now)
+        };
+        expired.or_else(|| requests.nearest(&self.held, &self.tunables))
+    }
+
+    /// What a queue is to be given in its next turn, if it has anything.
+    #[inline]
+    fn next_budget(&self, id: usize) -> Option<u32> {
+        if self.has_turns() {
+            return (!self.clients[id].requests.is_empty()).then(|| self.turn_budget(id));
+        }
+        let slot = self.next_request(id)?;
+        Some(self.cost(self.held.slots.rq(slot)))
+    }
+
+    /// What a request counts as, in bytes: its length. What moves no data counts as a block or a transfer at most.
+    #[inline]
+    fn cost(&self, rq: &Request) -> u32 {
+        rq.len().clamp(u64::from(COST_MIN), u64::from(self.cost_max)) as u32
+    }
+
+    /// A queue has got its first request.
+    #[inline]
+    fn wake(&mut self, id: usize) {
+        if self.clients.begin(id) {
+            let key = self.clients[id].key();
+            self.rivals.begin(key.group(), key.client());
+            self.tell_depth();
+        }
+        if self.turn.is_some_and(|turn| turn.queue == id) {
+            return;
+        }
+        let budget = self.next_budget(id).expect("a queue that wakes has a request");
+        let is_urgent = self.clients[id].key().is_sync();
+        self.wf2q.activate(self.wf2q.leaf(id), budget, is_urgent);
+    }
+
+    /// A request that was given out is not in flight any more.
+    #[inline]
+    fn landed(&mut self, id: usize) {
+        self.in_flight -= 1;
+        self.clients[id].in_flight -= 1;
+    }
+
+    /// If a queue has nothing any more, here or in flight, it is idle.
+    #[inline]
+    fn rest(&mut self, id: usize) {
+        let queue = &self.clients[id];
+        if queue.in_flight == 0 && queue.requests.is_empty() {
+            let key = queue.key();
+            self.clients.end(id);
+            self.rivals.end(key.group(), key.client(), self.now);
+        }
+        self.tell_depth();
+    }
+
+    #[inline]
+    fn tell_depth(&mut self) {
+        self.depth
+            .set_contended(self.rivals.compete_at(self.now), self.now);
+    }
+
+    #[inline]
+    fn notice(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+    }
+}
+
+impl Elevator for Bfq {
+    fn name(&self) -> &'static str {
+        "bfq"
+    }
+
+    fn insert(&mut self, rq: Box<Request>, at: InsertAt, now: Instant) -> Inserted {
+        self.notice(now);
+        if at == InsertAt::Head {
+            let id = rq.sched_data as usize;
+            self.landed(id);
+            let was_empty = self.clients[id].requests.is_empty();
+            self.clients[id].requests.requeue(&mut self.held, rq, self.now);
+            if was_empty {
+                self.wake(id);
+            }
+            return Inserted::Queued;
+        }
+        let key = Key::of(&rq);
+        let (id, is_new) = self.clients.claim(key);
+        if is_new {
+            let leaf = self.wf2q.leaf(id);
+            self.wf2q
+                .place_leaf(leaf, key.group().index(), key.class(), key.weight());
+        }
+        let requests = &mut self.clients[id].requests;
+        let was_empty = requests.is_empty();
+        let inserted = requests.insert(&mut self.held, rq, self.now);
+        if was_empty {
+            self.wake(id);
+        }
+        inserted
+    }
+
+    fn dispatch(&mut self, now: Instant) -> Option<Box<Request>> {
+        self.notice(now);
+        if self.in_flight >= self.depth.limit() {
+            return None;
+        }
+        if self.has_turns() {
+            self.dispatch_in_turn()
+        } else {
+            self.dispatch_one()
+        }
+    }
+
+    fn completed(&mut self, note: &Note) {
+        self.notice(note.completed_at);
+        let id = note.sched_data as usize;
+        self.landed(id);
+        self.depth.completed(note.bytes, note.completed_at);
+        self.completed_in_turn(id);
+        self.rest(id);
+    }
+
+    fn queued(&self) -> usize {
+        self.held.slots.used()
+    }
+
+    fn next_wakeup(&self) -> Option<Instant> {
+        self.turn.and_then(|turn| turn.waits_until)
+    }
+
+    fn tunables(&self) -> Vec<(&'static str, u64)> {
+        self.tunables.list()
+    }
+
+    fn set_tunable(&mut self, name: &str, value: u64) -> Result<(), TunableError> {
+        self.tunables.set(self.name(), name, value)?;
+        self.end_turn();
+        Ok(())
+    }
+
+    fn group_set(&mut self, id: GroupId, node: &Node) {
+        self.end_turn();
+        let entity = self.wf2q.group(id.index());
+        self.wf2q.move_group(entity, node.parent.index());
+        self.wf2q.set_weight(entity, node.weight.into());
+    }
+
+    fn group_gone(&mut self, id: GroupId) {
+        self.end_turn();
+        let wf2q = &mut self.wf2q;
+        self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
+        wf2q.forget(wf2q.group(id.index()));
+    }
+
+    fn check_invariants(&self) {
+        self.clients.check();
+        let served = self.turn.map(|turn| self.wf2q.leaf(turn.queue));
+        self.wf2q.check(served);
+        let (mut queued, mut in_flight) = (0, 0);
+        for (id, key, queue) in self.clients.iter() {
+            queue.requests.check(&self.held, |rq| {
+                assert_eq!(Key::of(rq), key, "a request of queue {id}")
+            });
+            queued += queue.requests.len();
+            in_flight += queue.in_flight;
+            let waits = self.wf2q.waits(self.wf2q.leaf(id));
+            let has_turn = self.turn.is_some_and(|turn| turn.queue == id);
+            let is_due = !queue.requests.is_empty() && !has_turn;
+            assert_eq!(
+                waits, is_due,
+                "queue {id} waits for its turn exactly if it has something"
+            );
+        }
+        assert_eq!(queued, self.queued(), "requests in queues and in slots");
+        assert_eq!(in_flight, self.in_flight, "requests in flight");
+        self.held.slots.check();
+        let busy = self.clients.iter().filter(|(_, _, queue)| queue.is_busy());
+        self.rivals
+            .check(busy.map(|(_, key, _)| (key.group(), key.client())));
+    }
+}
+
+/// So long a group's clients of the idle class wait behind the others, then one turn is theirs.
+const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
+/// What a request counts as at least.
+const COST_MIN: u32 = 512;

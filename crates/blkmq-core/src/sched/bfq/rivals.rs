@@ -1,0 +1,86 @@
+//! Decides whether there is competition for the drive: work of two groups, or of two clients of one group, now or a moment
+//! ago. `mod` tells it which queues are busy, and tells `depth` what it says.
+
+use crate::ids::GroupId;
+use crate::time::{Instant, Nanos};
+
+/// Who has requests, queued or in flight.
+#[derive(Debug)]
+pub(super) struct Rivals {
+    /// Busy queues of each group.
+    queues: Vec<u32>,
+    /// Groups that have a busy queue.
+    groups: u32,
+    /// Of the busy queues: how many, and the sums of their clients' numbers and of the squares of these.
+    count: u128,
+    sum: u128,
+    squares: u128,
+    /// Until when competition that has ended counts.
+    lingers_until: Instant,
+}
+
+impl Rivals {
+    /// Makes the counts for ids of groups below `groups`.
+    pub(super) fn new(groups: usize) -> Self {
+        Self {
+            queues: vec![0; groups],
+            groups: 0,
+            count: 0,
+            sum: 0,
+            squares: 0,
+            lingers_until: Instant(0),
+        }
+    }
+
+    /// A queue of this group and client has become busy.
+    #[inline]
+    pub(super) fn begin(&mut self, group: GroupId, client: u32) {
+        let client = u128::from(client);
+        self.count += 1;
+        self.sum += client;
+        self.squares += client * client;
+        let queues = &mut self.queues[group.index()];
+        self.groups += u32::from(*queues == 0);
+        *queues += 1;
+    }
+
+    /// A queue of this group and client is busy no longer.
+    #[inline]
+    pub(super) fn end(&mut self, group: GroupId, client: u32, now: Instant) {
+        if self.compete() {
+            self.lingers_until = now + LINGER;
+        }
+        let client = u128::from(client);
+        self.count -= 1;
+        self.sum -= client;
+        self.squares -= client * client;
+        let queues = &mut self.queues[group.index()];
+        *queues -= 1;
+        self.groups -= u32::from(*queues == 0);
+    }
+
+    /// Says whether there is competition, or was a moment ago: a client that sends one request after the other has none
+    /// between two of them, and would find the drive full each time it comes back.
+    #[inline]
+    pub(super) fn compete_at(&self, now: Instant) -> bool {
+        self.compete() || now < self.lingers_until
+    }
+
+    /// All numbers are equal exactly if the square of their sum is their count times the sum of their squares (Cauchy and
+    /// Schwarz): so nobody has to be looked for.
+    #[inline]
+    fn compete(&self) -> bool {
+        self.groups > 1 || self.count > 1 && self.sum * self.sum != self.count * self.squares
+    }
+
+    /// Asserts that these are the busy queues, by group and client.
+    pub(super) fn check(&self, busy: impl Iterator<Item = (GroupId, u32)>) {
+        let mut found = Self::new(self.queues.len());
+        busy.for_each(|(group, client)| found.begin(group, client));
+        found.lingers_until = self.lingers_until;
+        assert_eq!(format!("{found:?}"), format!("{self:?}"), "busy queues");
+    }
+}
+
+/// How long competition counts that has ended.
+const LINGER: Nanos = Nanos::from_millis(20);

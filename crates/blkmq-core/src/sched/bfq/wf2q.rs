@@ -1,0 +1,571 @@
+//! Decides whose turn it is, in virtual time alone: hierarchical B-WF2Q+. It knows entities with weights and budgets, and
+//! what each was served; no clock, no request, no policy. `mod` asks it, and tells it what was dispatched.
+//!
+//! After Bennett and Zhang, "WF2Q: worst-case fair weighted fair queueing" (1996) and "Hierarchical packet fair queueing
+//! algorithms" (1997), and Valente and Andreolini, "High throughput disk scheduling with fair bandwidth distribution"
+//! (2012), who serve budgets in the place of packets.
+//!
+//! An entity is a leaf (a client's queue) or a group, which is an entity of its parent and schedules its own members. Each
+//! has a **start** tag: what it was served over its weight, on its tree's axis of virtual time. Its **finish** is where the
+//! start will be when its budget is used up. Whoever has not had more than its due (start at or before the tree's time) is
+//! eligible; of these the one with the smallest finish is next. A group's budget is that of its member that is next.
+//!
+//! ```text
+//!                    time passes start           is next
+//!   activate ─► Waiting ───────────────► Eligible ─────► Serving ──┐ release, has more: back to Waiting or Eligible
+//!                  ▲                        ▲                      │
+//!     activate     │                        │                      ▼ release, has nothing
+//!   Out ◄─────────────────────────────────────────────────────── Lingering
+//!           time passes start: what it had in advance is used up
+//! ```
+//! A tree's time advances with each service by its amount over the weight of all entities that are not `Out`. Who leaves
+//! with more than its due lingers, its weight counted, until time has caught up: that keeps the weighted sum of all starts
+//! where time is. Without it time would run ahead of those that stay, and a newcomer, who starts at that time, would
+//! wait for all of them to catch up.
+
+use super::heap::{Heap, Links, Node, before};
+
+/// The scheduler: a table of entities, of which the first are groups, and the trees of the groups.
+#[derive(Debug)]
+pub(super) struct Wf2q {
+    entities: Vec<Entity>,
+    /// A tree for each class of each group.
+    trees: Vec<[Tree; CLASSES]>,
+}
+
+/// The number of an entity: that of its group, or of its queue behind all the groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EntityId(u32);
+
+#[derive(Clone, Debug)]
+struct Entity {
+    links: Links,
+    state: State,
+    /// Until it is served next, its finish is its start.
+    is_urgent: bool,
+    class: u8,
+    /// The group that schedules it; the root has itself.
+    parent: u32,
+    weight: u32,
+    /// [`UNIT`] times 2^32 over the weight.
+    inverse: u64,
+    budget: u32,
+    start: u64,
+    finish: u64,
+}
+
+/// Where an entity is; see the picture above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Out,
+    Waiting,
+    Eligible,
+    Serving,
+    Lingering,
+}
+
+/// The members of one class of one group.
+#[derive(Clone, Debug)]
+struct Tree {
+    time: u64,
+    /// Of all members that are not `Out`.
+    weight: u64,
+    waiting: Heap<BY_START>,
+    eligible: Heap<BY_FINISH>,
+    lingering: Heap<BY_START>,
+}
+
+impl Wf2q {
+    /// Makes `groups` groups, all of them members of the first one, the root, and `leaves` leaves.
+    pub(super) fn new(groups: usize, leaves: usize) -> Self {
+        let entity = Entity {
+            links: Links::UNLINKED,
+            state: State::Out,
+            is_urgent: false,
+            class: CLASS_OF_GROUPS,
+            parent: ROOT,
+            weight: 1,
+            inverse: inverse(1),
+            budget: 0,
+            start: 0,
+            finish: 0,
+        };
+        Self {
+            entities: vec![entity; groups + leaves],
+            trees: vec![[const { Tree::EMPTY }; CLASSES]; groups],
+        }
+    }
+
+    /// The entity of a group.
+    #[inline]
+    pub(super) fn group(&self, group: usize) -> EntityId {
+        debug_assert!(group < self.trees.len());
+        EntityId(group as u32)
+    }
+
+    /// The entity of a leaf.
+    #[inline]
+    pub(super) fn leaf(&self, leaf: usize) -> EntityId {
+        EntityId((self.trees.len() + leaf) as u32)
+    }
+
+    /// The leaf whose entity this is.
+    #[inline]
+    pub(super) fn leaf_of(&self, id: EntityId) -> usize {
+        id.index() - self.trees.len()
+    }
+
+    /// Says whether an entity waits for its turn.
+    pub(super) fn waits(&self, id: EntityId) -> bool {
+        matches!(self.entities[id.index()].state, State::Waiting | State::Eligible)
+    }
+
+    /// Makes a leaf that has nothing a member of another group or class, and forgets what it was served.
+    pub(super) fn place_leaf(&mut self, id: EntityId, parent: usize, class: usize, weight: u32) {
+        self.forget(id);
+        let tree = self.trees[parent][class].time;
+        let entity = &mut self.entities[id.index()];
+        entity.parent = parent as u32;
+        entity.class = class as u8;
+        entity.start = tree;
+        entity.set_weight(weight);
+    }
+
+    /// Forgets what an entity that has nothing was served.
+    pub(super) fn forget(&mut self, id: EntityId) {
+        let entity = &self.entities[id.index()];
+        assert!(
+            matches!(entity.state, State::Out | State::Lingering),
+            "entity {} is to be forgotten and has something",
+            id.0
+        );
+        self.take_out(id);
+    }
+
+    /// Makes a group a member of `parent`; what it has, and what it was served in advance, goes with it. Nobody is being
+    /// served.
+    pub(super) fn move_group(&mut self, id: EntityId, parent: usize) {
+        let Entity {
+            state, parent: old, ..
+        } = self.entities[id.index()];
+        if old == parent as u32 {
+            return;
+        }
+        assert_ne!(state, State::Serving, "group {} moves while it is served", id.0);
+        let lead = self.lead(id);
+        self.take_out(id);
+        let time = self.trees[parent][usize::from(CLASS_OF_GROUPS)].time;
+        let entity = &mut self.entities[id.index()];
+        entity.parent = parent as u32;
+        entity.start = time.wrapping_add(lead.max(0) as u64);
+        if matches!(state, State::Waiting | State::Eligible) {
+            self.refresh(old, false);
+            self.refresh(id.0, false);
+        }
+    }
+
+    /// Sets an entity's weight, which counts at once: what it had in advance, or too little, is the same amount of service
+    /// as before.
+    pub(super) fn set_weight(&mut self, id: EntityId, weight: u32) {
+        let old = self.entities[id.index()].weight;
+        if old == weight || id.0 == ROOT {
+            self.entities[id.index()].set_weight(weight);
+            return;
+        }
+        let lead = i128::from(self.lead(id)) * i128::from(old) / i128::from(weight);
+        let state = self.entities[id.index()].state;
+        if state != State::Serving {
+            self.take_out(id);
+        } else {
+            let tree = self.tree_of(id);
+            tree.weight = tree.weight - u64::from(old) + u64::from(weight);
+        }
+        let time = self.tree_of(id).time;
+        let entity = &mut self.entities[id.index()];
+        entity.set_weight(weight);
+        entity.start = time.wrapping_add(lead as u64);
+        match state {
+            State::Waiting | State::Eligible => {
+                self.put_in(id);
+                self.refresh(self.entities[id.index()].parent, false);
+            }
+            State::Lingering => self.linger(id),
+            State::Out | State::Serving => {}
+        }
+    }
+
+    /// A leaf has something again: it will use about `budget`. If it is urgent, and has not had more than its due, it goes
+    /// before those that had something all the time; so do its groups, if this makes them active.
+    ///
+    /// Being urgent changes the order among the eligible and no tag of the future: the share stays what it is.
+    pub(super) fn activate(&mut self, id: EntityId, budget: u32, is_urgent: bool) {
+        let entity = &mut self.entities[id.index()];
+        debug_assert!(matches!(entity.state, State::Out | State::Lingering));
+        entity.budget = budget;
+        self.enter(id, is_urgent);
+        self.refresh(self.entities[id.index()].parent, is_urgent);
+    }
+
+    /// Chooses the leaf that is next, and makes it and its groups the served ones, until [`Wf2q::release`].
+    ///
+    /// `last_class_due` says of a group whether its last class is to go before the others this time.
+    pub(super) fn pick(&mut self, mut last_class_due: impl FnMut(usize) -> bool) -> Option<EntityId> {
+        let mut group = ROOT;
+        let mut class = self.first_class(group)?;
+        loop {
+            let last = &self.trees[group as usize][CLASSES - 1];
+            if class < CLASSES - 1 && last.has_members() && last_class_due(group as usize) {
+                class = CLASSES - 1;
+            }
+            let tree = &mut self.trees[group as usize][class];
+            let id = tree.settle(&mut self.entities).expect("a class with members");
+            tree.eligible.remove(&mut self.entities, id);
+            let entity = &mut self.entities[id as usize];
+            entity.state = State::Serving;
+            entity.is_urgent = false;
+            if !self.is_group(id) {
+                return Some(EntityId(id));
+            }
+            group = id;
+            class = self.first_class(group).expect("an active group has members");
+        }
+    }
+
+    /// Counts service of the leaf that is being served.
+    #[inline]
+    pub(super) fn serve(&mut self, id: EntityId, amount: u32) {
+        let mut at = id.0;
+        while at != ROOT {
+            let entity = &mut self.entities[at as usize];
+            debug_assert_eq!(entity.state, State::Serving);
+            entity.start = entity.start.wrapping_add(entity.span(amount));
+            let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
+            tree.time = tree
+                .time
+                .wrapping_add((u64::from(amount) << UNIT_BITS) / tree.weight);
+            at = entity.parent;
+        }
+    }
+
+    /// Ends the turn of the leaf that is being served; `budget` is for its next one, if it has more.
+    pub(super) fn release(&mut self, id: EntityId, budget: Option<u32>) {
+        match budget {
+            Some(budget) => {
+                self.entities[id.index()].budget = budget;
+                self.put_back(id);
+            }
+            None => self.retire(id),
+        }
+        let mut group = self.entities[id.index()].parent;
+        while group != ROOT {
+            match self.next_budget(group) {
+                Some(budget) => {
+                    self.entities[group as usize].budget = budget;
+                    self.put_back(EntityId(group));
+                }
+                None => self.retire(EntityId(group)),
+            }
+            group = self.entities[group as usize].parent;
+        }
+    }
+
+    /// Makes a group's place in its parent what its members make of it, and so on upwards.
+    fn refresh(&mut self, mut group: u32, is_urgent: bool) {
+        while group != ROOT {
+            let id = EntityId(group);
+            let entity = &self.entities[group as usize];
+            let (state, old) = (entity.state, entity.budget);
+            let active = matches!(state, State::Waiting | State::Eligible);
+            if state == State::Serving {
+                return;
+            }
+            match self.next_budget(group) {
+                Some(budget) if active && budget == old => return,
+                Some(budget) if active => {
+                    self.take_out(id);
+                    self.entities[group as usize].budget = budget;
+                    self.put_in(id);
+                }
+                Some(budget) => {
+                    self.entities[group as usize].budget = budget;
+                    self.enter(id, is_urgent);
+                }
+                None if active => {
+                    self.take_out(id);
+                    self.linger(id);
+                }
+                None => return,
+            }
+            group = self.entities[group as usize].parent;
+        }
+    }
+
+    /// The budget of a group's member that is next.
+    #[inline]
+    fn next_budget(&mut self, group: u32) -> Option<u32> {
+        let class = self.first_class(group)?;
+        let next = self.trees[group as usize][class].settle(&mut self.entities)?;
+        Some(self.entities[next as usize].budget)
+    }
+
+    /// The first class of a group in which a member waits for its turn.
+    #[inline]
+    fn first_class(&self, group: u32) -> Option<usize> {
+        self.trees[group as usize].iter().position(Tree::has_members)
+    }
+
+    /// An entity that has something comes in, at its tree's time or where what it had in advance puts it.
+    fn enter(&mut self, id: EntityId, is_urgent: bool) {
+        let lead = self.lead(id);
+        if self.entities[id.index()].state == State::Lingering {
+            self.take_out(id);
+        }
+        let time = self.tree_of(id).time;
+        let entity = &mut self.entities[id.index()];
+        // A tag from before time wrapped around may seem to lie far ahead: nobody can have had so much in advance.
+        if lead <= 0 || lead as u64 > entity.span(u32::MAX) {
+            entity.start = time;
+            entity.is_urgent = is_urgent;
+        }
+        self.put_in(id);
+    }
+
+    /// How far an entity's start lies before its tree's time, if positive: what it had in advance.
+    fn lead(&mut self, id: EntityId) -> i64 {
+        let time = self.tree_of(id).time;
+        self.entities[id.index()].start.wrapping_sub(time) as i64
+    }
+
+    /// Puts an entity that is `Out` where its tags want it.
+    fn put_in(&mut self, id: EntityId) {
+        self.tree_of(id).weight += u64::from(self.entities[id.index()].weight);
+        self.put_back(id);
+    }
+
+    /// Puts an entity whose weight is counted where its tags want it.
+    #[inline]
+    fn put_back(&mut self, id: EntityId) {
+        let entity = &mut self.entities[id.index()];
+        let due_in = if entity.is_urgent {
+            0
+        } else {
+            entity.span(entity.budget)
+        };
+        entity.finish = entity.start.wrapping_add(due_in);
+        let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
+        if before(tree.time, entity.start) {
+            entity.state = State::Waiting;
+            tree.waiting.push(&mut self.entities, id.0);
+        } else {
+            entity.state = State::Eligible;
+            tree.eligible.push(&mut self.entities, id.0);
+        }
+    }
+
+    /// The served entity has nothing any more.
+    #[inline]
+    fn retire(&mut self, id: EntityId) {
+        let weight = u64::from(self.entities[id.index()].weight);
+        self.entities[id.index()].state = State::Out;
+        self.tree_of(id).weight -= weight;
+        self.linger(id);
+    }
+
+    /// Lets an entity that is `Out` linger, if it was served in advance.
+    fn linger(&mut self, id: EntityId) {
+        if self.lead(id) <= 0 {
+            return;
+        }
+        let entity = &mut self.entities[id.index()];
+        entity.state = State::Lingering;
+        let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
+        tree.weight += u64::from(entity.weight);
+        tree.lingering.push(&mut self.entities, id.0);
+    }
+
+    /// Takes an entity out of its tree, if it is there.
+    fn take_out(&mut self, id: EntityId) {
+        let entity = &mut self.entities[id.index()];
+        let state = std::mem::replace(&mut entity.state, State::Out);
+        let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
+        let weight = u64::from(entity.weight);
+        match state {
+            State::Out => return,
+            State::Waiting => tree.waiting.remove(&mut self.entities, id.0),
+            State::Eligible => tree.eligible.remove(&mut self.entities, id.0),
+            State::Lingering => tree.lingering.remove(&mut self.entities, id.0),
+            State::Serving => panic!("entity {} is taken out while it is served", id.0),
+        }
+        tree.weight -= weight;
+    }
+
+    #[inline]
+    fn is_group(&self, id: u32) -> bool {
+        (id as usize) < self.trees.len()
+    }
+
+    #[inline]
+    fn tree_of(&mut self, id: EntityId) -> &mut Tree {
+        let entity = &self.entities[id.index()];
+        &mut self.trees[entity.parent as usize][usize::from(entity.class)]
+    }
+
+    /// Asserts that every entity is where its state says, its weight counted, its tags in order, and that a group is
+    /// active exactly if a member of it is. `served` is the leaf being served.
+    pub(super) fn check(&self, served: Option<EntityId>) {
+        let mut found = vec![State::Out; self.entities.len()];
+        let mut weights = vec![[0; CLASSES]; self.trees.len()];
+        let mut at = served.map_or(ROOT, |id| id.0);
+        while at != ROOT {
+            let entity = &self.entities[at as usize];
+            found[at as usize] = State::Serving;
+            weights[entity.parent as usize][usize::from(entity.class)] += u64::from(entity.weight);
+            at = entity.parent;
+        }
+        for (group, classes) in self.trees.iter().enumerate() {
+            for (class, tree) in classes.iter().enumerate() {
+                let members = [
+                    (State::Waiting, tree.waiting.check(&self.entities)),
+                    (State::Eligible, tree.eligible.check(&self.entities)),
+                    (State::Lingering, tree.lingering.check(&self.entities)),
+                ];
+                for (state, id) in members
+                    .iter()
+                    .flat_map(|(state, ids)| ids.iter().map(move |id| (state, *id)))
+                {
+                    let entity = &self.entities[id as usize];
+                    assert_eq!(
+                        (entity.parent as usize, usize::from(entity.class)),
+                        (group, class)
+                    );
+                    assert_eq!(found[id as usize], State::Out, "entity {id} is in two places");
+                    assert!(*state != State::Eligible || !before(tree.time, entity.start));
+                    assert!(*state == State::Lingering || !before(entity.finish, entity.start));
+                    found[id as usize] = *state;
+                    weights[group][class] += u64::from(entity.weight);
+                }
+            }
+        }
+        for (id, entity) in self.entities.iter().enumerate().skip(1) {
+            assert_eq!(entity.state, found[id], "state of entity {id}");
+            if self.is_group(id as u32) && entity.state != State::Serving {
+                let active = matches!(entity.state, State::Waiting | State::Eligible);
+                assert_eq!(
+                    active,
+                    self.first_class(id as u32).is_some(),
+                    "group {id} and its members"
+                );
+            }
+        }
+        for (group, classes) in self.trees.iter().enumerate() {
+            for (class, tree) in classes.iter().enumerate() {
+                assert_eq!(
+                    tree.weight, weights[group][class],
+                    "weight of class {class} of group {group}"
+                );
+            }
+        }
+    }
+}
+
+impl Tree {
+    const EMPTY: Self = Self {
+        time: 0,
+        weight: 0,
+        waiting: Heap::EMPTY,
+        eligible: Heap::EMPTY,
+        lingering: Heap::EMPTY,
+    };
+
+    #[inline]
+    fn has_members(&self) -> bool {
+        self.eligible.first().or(self.waiting.first()).is_some()
+    }
+
+    /// Makes eligible who is by now, and lets go who lingers no longer. If nobody is eligible, time jumps to the first
+    /// start. Returns who is next. Nobody of this tree is being served.
+    #[inline]
+    fn settle(&mut self, entities: &mut [Entity]) -> Option<u32> {
+        if self.eligible.first().is_none() {
+            let start = entities[self.waiting.first()? as usize].start;
+            if before(self.time, start) {
+                self.time = start;
+            }
+        }
+        while let Some(id) = self.lingering.first() {
+            let entity = &mut entities[id as usize];
+            if before(self.time, entity.start) {
+                break;
+            }
+            entity.state = State::Out;
+            self.weight -= u64::from(entity.weight);
+            self.lingering.remove(entities, id);
+        }
+        while let Some(id) = self.waiting.first() {
+            let entity = &mut entities[id as usize];
+            if before(self.time, entity.start) {
+                break;
+            }
+            entity.state = State::Eligible;
+            self.waiting.remove(entities, id);
+            self.eligible.push(entities, id);
+        }
+        self.eligible.first()
+    }
+}
+
+impl Entity {
+    fn set_weight(&mut self, weight: u32) {
+        assert!(weight > 0, "a weight of 0");
+        self.weight = weight;
+        self.inverse = inverse(weight);
+    }
+
+    /// How far `amount` of service moves the start.
+    #[inline]
+    fn span(&self, amount: u32) -> u64 {
+        ((u128::from(amount) * u128::from(self.inverse)) >> 32) as u64
+    }
+}
+
+impl Node for Entity {
+    #[inline]
+    fn links(&self) -> &Links {
+        &self.links
+    }
+
+    #[inline]
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
+    }
+
+    #[inline]
+    fn tag<const BY: usize>(&self) -> u64 {
+        if BY == BY_START { self.start } else { self.finish }
+    }
+}
+
+impl EntityId {
+    #[inline]
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+fn inverse(weight: u32) -> u64 {
+    (1 << (32 + UNIT_BITS)) / u64::from(weight)
+}
+
+/// Classes of a group's members: the first goes before the others.
+pub(super) const CLASSES: usize = 3;
+/// The class in which groups are members of their parents.
+pub(super) const CLASS_OF_GROUPS: u8 = 1;
+const ROOT: u32 = 0;
+/// Virtual time counts service over weight in units of 2^-20: rounding is far below a byte, and tags of one tree are less
+/// than 2^52 apart, so that they can wrap around.
+const UNIT_BITS: u32 = 20;
+const BY_START: usize = 0;
+const BY_FINISH: usize = 1;
+
+#[cfg(test)]
+mod tests;

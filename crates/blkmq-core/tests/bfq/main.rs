@@ -1,0 +1,254 @@
+//! bfq in virtual time, before a drive that serves some requests at once: who gets how much, and who waits how long.
+
+mod world;
+
+use blkmq_core::bio::{Class, Op, Prio};
+use blkmq_core::group::{Node, ROOT};
+use blkmq_core::ids::GroupId;
+use blkmq_core::time::Nanos;
+
+use crate::world::{Drive, Load, World};
+
+/// Asserts that what the loads got is as these weights, within 2 %, in each window of the given length.
+fn assert_shares(world: &mut World, weights: &[u64], window: Nanos, windows: u64) {
+    let sum: u64 = weights.iter().sum();
+    for n in 0..windows {
+        let before = world.served.clone();
+        world.run(window);
+        let got: Vec<u64> = world
+            .served
+            .iter()
+            .zip(&before)
+            .map(|(now, then)| now - then)
+            .collect();
+        let total: u64 = got.iter().sum();
+        for (load, (&got, &weight)) in got.iter().zip(weights).enumerate() {
+            let error = (got * sum) as f64 / (total * weight) as f64 - 1.0;
+            assert!(
+                error.abs() < 0.02,
+                "window {n}: load {load} got {:+.1} % off its due",
+                error * 100.0
+            );
+        }
+    }
+}
+
+fn node(parent: u32, weight: u16) -> Node {
+    Node {
+        parent: GroupId(parent),
+        weight,
+    }
+}
+
+/// A flooder in each group.
+fn flood(world: &mut World, groups: impl IntoIterator<Item = u32>) {
+    for group in groups {
+        world.start(Load {
+            group: GroupId(group),
+            client: group,
+            ..Load::default()
+        });
+    }
+}
+
+#[test]
+fn groups_share_by_weight_in_any_window() {
+    let mut world = World::new(Drive::flash(), 4);
+    for (group, weight) in [(1, 100), (2, 200), (3, 400)] {
+        world.set_group(group, node(0, weight));
+    }
+    flood(&mut world, 1..4);
+    world.run(SETTLED);
+    assert_shares(&mut world, &[1, 2, 4], Nanos::from_millis(100), 10);
+}
+
+#[test]
+fn nested_groups_share_what_their_parents_have() {
+    let mut world = World::new(Drive::flash(), 7);
+    for (group, parent, weight) in [
+        (1, 0, 100),
+        (2, 0, 300),
+        (3, 1, 100),
+        (4, 1, 200),
+        (5, 2, 1000),
+        (6, 2, 500),
+    ] {
+        world.set_group(group, node(parent, weight));
+    }
+    flood(&mut world, 3..7);
+    world.run(SETTLED);
+    assert_shares(&mut world, &[1, 2, 6, 3], Nanos::from_millis(250), 4);
+}
+
+#[test]
+fn large_and_small_requests_and_writes_share_bytes_by_weight() {
+    let mut world = World::new(Drive::flash(), 4);
+    for (group, op, len) in [
+        (1, Op::Read, 4096),
+        (2, Op::Read, 262_144),
+        (3, Op::Write, 65_536),
+    ] {
+        world.start(Load {
+            group: GroupId(group),
+            op,
+            len,
+            depth: 64,
+            ..Load::default()
+        });
+    }
+    world.run(Nanos::from_millis(50));
+    assert_shares(&mut world, &[1, 1, 1], Nanos::from_secs(1), 3);
+}
+
+#[test]
+fn a_reader_that_asks_for_less_than_its_share_waits_for_a_place_in_the_drive_only() {
+    const FLOODERS: u32 = 63;
+    let drive = Drive::flash();
+    let mut world = World::new(drive, FLOODERS as usize + 2);
+    flood(&mut world, 1..=FLOODERS);
+    let reader = Load {
+        group: GroupId(FLOODERS + 1),
+        depth: 1,
+        think: Nanos::from_micros(400),
+        ..Load::default()
+    };
+    world.run(SETTLED);
+    let reader = world.start(reader);
+    world.run(Nanos::from_secs(1));
+    let mut waits = std::mem::take(&mut world.waits[reader]);
+    waits.sort_unstable();
+    assert!(waits.len() > 1000, "{} requests", waits.len());
+    let p99 = waits[waits.len() * 99 / 100];
+    assert!(
+        p99 <= drive.time(4096),
+        "waited {p99} of a time of {}",
+        drive.time(4096)
+    );
+}
+
+#[test]
+fn a_reader_that_asks_for_all_it_can_get_has_its_share_with_one_request_at_a_time() {
+    let mut world = World::new(Drive::flash(), 34);
+    flood(&mut world, 1..=32);
+    world.start(Load {
+        group: GroupId(33),
+        depth: 1,
+        ..Load::default()
+    });
+    world.run(SETTLED);
+    assert_shares(&mut world, &[1; 33], Nanos::from_secs(1), 1);
+}
+
+#[test]
+fn a_change_of_weight_counts_at_once() {
+    let mut world = World::new(Drive::flash(), 3);
+    world.set_group(1, node(0, 1));
+    world.set_group(2, node(0, 1000));
+    flood(&mut world, 1..3);
+    world.run(Nanos::from_millis(200));
+    world.set_group(1, node(0, 1000));
+    world.run(Nanos::from_millis(5));
+    assert_shares(&mut world, &[1, 1], Nanos::from_millis(50), 4);
+}
+
+#[test]
+fn what_an_idle_group_leaves_is_the_others_at_once() {
+    let mut world = World::new(Drive::flash(), 3);
+    flood(&mut world, 1..3);
+    world.run(Nanos::from_millis(100));
+    world.stop(0);
+    world.run(Nanos::from_millis(2));
+    let before = world.served[1];
+    world.run(Nanos::from_millis(10));
+    let alone = Drive::flash().bytes_per(Nanos::from_millis(10), 4096);
+    assert!(
+        (world.served[1] - before) * 100 >= alone * 97,
+        "{} of {alone}",
+        world.served[1] - before
+    );
+}
+
+#[test]
+fn real_time_goes_before_best_effort_and_that_before_idle_which_is_not_forgotten() {
+    let mut world = World::new(Drive::flash(), 1);
+    let prio = |class| Prio { class, level: 4 };
+    let load = |client, class| Load {
+        group: ROOT,
+        client,
+        prio: prio(class),
+        depth: 64,
+        ..Load::default()
+    };
+    let idle = world.start(load(1, Class::Idle));
+    let best = world.start(load(2, Class::Be));
+    world.run(Nanos::from_secs(1));
+    assert!(world.served[idle] > 0, "the idle class is forgotten");
+    assert!(world.served[idle] * 50 < world.served[best]);
+    let real = world.start(load(3, Class::Rt));
+    world.run(Nanos::from_millis(100));
+    let before = world.served.clone();
+    world.run(Nanos::from_secs(1));
+    assert_eq!(
+        world.served[best], before[best],
+        "best effort beside a real-time flood"
+    );
+    assert!(world.served[real] > before[real] && world.served[idle] > before[idle]);
+}
+
+#[test]
+fn levels_of_a_class_share_by_their_weights() {
+    let mut world = World::new(Drive::flash(), 1);
+    for level in [0, 4, 7] {
+        let prio = Prio {
+            class: Class::Be,
+            level,
+        };
+        world.start(Load {
+            client: level.into(),
+            prio,
+            depth: 64,
+            ..Load::default()
+        });
+    }
+    world.run(Nanos::from_millis(50));
+    assert_shares(&mut world, &[8, 4, 1], Nanos::from_secs(1), 2);
+}
+
+#[test]
+fn on_a_drive_that_seeks_neighbours_are_served_together_and_groups_share_its_time() {
+    let mut world = World::new(Drive::disk(), 3);
+    for group in 1..3 {
+        world.start(Load {
+            group: GroupId(group),
+            sequential: true,
+            think: Nanos::from_micros(100),
+            len: 65_536,
+            depth: 1,
+            ..Load::default()
+        });
+    }
+    world.run(SETTLED);
+    assert_shares(&mut world, &[1, 1], Nanos::from_secs(10), 1);
+    let alone = Drive::disk().bytes_per(Nanos::from_secs(10), 65_536);
+    let total: u64 = world.served.iter().sum();
+    assert!(total * 10 > alone * 6, "{total} of {alone}: too many seeks");
+}
+
+#[test]
+fn a_thousand_groups_share_by_weight() {
+    let mut world = World::new(Drive::flash(), 1001);
+    let weights: Vec<u64> = (0..1000).map(|n| 100 + n % 7 * 50).collect();
+    for (n, &weight) in weights.iter().enumerate() {
+        world.set_group(1 + n as u32, node(0, weight as u16));
+        world.start(Load {
+            group: GroupId(1 + n as u32),
+            depth: 4,
+            ..Load::default()
+        });
+    }
+    world.run(Nanos::from_millis(100));
+    assert_shares(&mut world, &weights, Nanos::from_secs(3), 1);
+}
+
+/// Enough for the depth to have found its place.
+const SETTLED: Nanos = Nanos::from_millis(500);

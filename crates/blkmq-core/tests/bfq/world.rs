@@ -1,0 +1,286 @@
+//! Decides what happens around the elevator: closed loops of clients, and a drive that serves requests side by side, each
+//! for a time that depends on its size and, if it seeks, on the distance.
+
+use std::collections::BTreeMap;
+
+use blkmq_core::bio::{Bio, Op, Prio};
+use blkmq_core::group::{GroupTree, Node};
+use blkmq_core::ids::{GroupId, ReactorId};
+use blkmq_core::limits::Limits;
+use blkmq_core::request::Request;
+use blkmq_core::sched::bfq::Bfq;
+use blkmq_core::sched::{Elevator, InsertAt, Note};
+use blkmq_core::time::{Instant, Nanos};
+
+/// How long the drive takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drive {
+    /// Requests that it works on at once; more wait in the order in which they came.
+    pub(crate) servers: usize,
+    /// For each request.
+    pub(crate) base: Nanos,
+    /// For each 4 KiB.
+    pub(crate) per_block: Nanos,
+    /// For a request that does not begin where the one before ended; not 0 on a drive that seeks.
+    pub(crate) seek: Nanos,
+    /// Requests that it takes in.
+    pub(crate) depth: usize,
+}
+
+/// A client that keeps some requests under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    pub(crate) group: GroupId,
+    pub(crate) client: u32,
+    pub(crate) op: Op,
+    pub(crate) prio: Prio,
+    pub(crate) len: u64,
+    pub(crate) depth: u32,
+    /// From the end of a request to the next one.
+    pub(crate) think: Nanos,
+    /// Whether each request follows the one before; else positions are scattered.
+    pub(crate) sequential: bool,
+}
+
+/// Everything, with what was seen of each load.
+pub(crate) struct World {
+    pub(crate) bfq: Bfq,
+    pub(crate) now: Instant,
+    drive: Drive,
+    loads: Vec<(Load, bool, u64)>,
+    /// Ends of requests, and clients that have thought: by time and number.
+    events: BTreeMap<(Instant, u64), Event>,
+    events_made: u64,
+    inside: usize,
+    waiting: Vec<Box<Request>>,
+    working: usize,
+    head: u64,
+    chance: u64,
+    inserted: BTreeMap<u64, Instant>,
+    /// Bytes of each load that have ended.
+    pub(crate) served: Vec<u64>,
+    /// Of each load, the time in the elevator of each request.
+    pub(crate) waits: Vec<Vec<Nanos>>,
+    /// The loads in the order in which their requests went out.
+    pub(crate) order: Vec<usize>,
+}
+
+enum Event {
+    End(Box<Request>),
+    Submit(usize),
+    Wake,
+}
+
+impl Drive {
+    /// 16 at once of 80 µs and more.
+    pub(crate) fn flash() -> Self {
+        Self {
+            servers: 16,
+            base: Nanos::from_micros(78),
+            per_block: Nanos::from_micros(2),
+            seek: Nanos::ZERO,
+            depth: 64,
+        }
+    }
+
+    /// One at a time, 128 MiB/s, 8 ms for a seek.
+    pub(crate) fn disk() -> Self {
+        Self {
+            servers: 1,
+            base: Nanos::ZERO,
+            per_block: Nanos::from_micros(30),
+            seek: Nanos::from_millis(8),
+            depth: 8,
+        }
+    }
+
+    /// The time that a request takes without a seek.
+    pub(crate) fn time(self, len: u64) -> Nanos {
+        Nanos(self.base.0 + self.per_block.0 * len.div_ceil(4096))
+    }
+
+    /// What it does in a time, fully loaded with requests of one length, without seeks.
+    pub(crate) fn bytes_per(self, time: Nanos, len: u64) -> u64 {
+        time.0 * self.servers as u64 / self.time(len).0 * len
+    }
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self {
+            group: GroupId(0),
+            client: 0,
+            op: Op::Read,
+            prio: Prio::default(),
+            len: 4096,
+            depth: 32,
+            think: Nanos::ZERO,
+            sequential: false,
+        }
+    }
+}
+
+impl World {
+    /// A drive with groups of equal weight below the root, and no load.
+    pub(crate) fn new(drive: Drive, groups: usize) -> Self {
+        let limits = Limits {
+            rotational: drive.seek > Nanos::ZERO,
+            ..Limits::default()
+        };
+        Self {
+            bfq: Bfq::new(limits, 8192, &GroupTree::flat(groups as u32)),
+            now: Instant(0),
+            drive,
+            loads: Vec::new(),
+            events: BTreeMap::new(),
+            events_made: 0,
+            inside: 0,
+            waiting: Vec::new(),
+            working: 0,
+            head: 0,
+            chance: 1,
+            inserted: BTreeMap::new(),
+            served: Vec::new(),
+            waits: Vec::new(),
+            order: Vec::new(),
+        }
+    }
+
+    pub(crate) fn set_group(&mut self, group: u32, node: Node) {
+        self.bfq.group_set(GroupId(group), &node);
+        self.bfq.check_invariants();
+    }
+
+    /// Starts a load; it is known by the number returned.
+    pub(crate) fn start(&mut self, load: Load) -> usize {
+        let id = self.loads.len();
+        self.loads.push((load, true, 0));
+        self.served.push(0);
+        self.waits.push(Vec::new());
+        (0..load.depth).for_each(|_| self.event(self.now, Event::Submit(id)));
+        id
+    }
+
+    /// A load submits nothing any more.
+    pub(crate) fn stop(&mut self, load: usize) {
+        self.loads[load].1 = false;
+    }
+
+    /// Lets time pass.
+    pub(crate) fn run(&mut self, time: Nanos) {
+        let until = self.now + time;
+        let mut steps = 0u64;
+        while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= until) {
+            self.now = entry.key().0;
+            match entry.remove() {
+                Event::End(rq) => self.end(rq),
+                Event::Submit(load) => self.submit(load),
+                Event::Wake => {}
+            }
+            // All that happens at one moment, then the elevator.
+            if self
+                .events
+                .first_key_value()
+                .is_none_or(|(key, _)| key.0 > self.now)
+            {
+                self.dispatch();
+            }
+            steps += 1;
+            if steps.is_multiple_of(4096) {
+                self.bfq.check_invariants();
+            }
+        }
+        self.now = until;
+        self.bfq.check_invariants();
+    }
+
+    fn event(&mut self, at: Instant, event: Event) {
+        self.events_made += 1;
+        self.events.insert((at, self.events_made), event);
+    }
+
+    fn submit(&mut self, id: usize) {
+        let (load, runs, count) = &mut self.loads[id];
+        if !*runs {
+            return;
+        }
+        *count += 1;
+        let (load, count) = (*load, *count);
+        self.chance = self
+            .chance
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let place = if load.sequential {
+            count
+        } else {
+            (self.chance >> 33) * 2
+        };
+        let bio = Bio {
+            op: load.op,
+            prio: load.prio,
+            group: load.group,
+            client: load.client,
+            offset: ((id as u64) << 40) + place * load.len,
+            len: load.len,
+            cookie: (id as u64) << 40 | count,
+            ..Bio::default()
+        };
+        self.inserted.insert(bio.cookie, self.now);
+        self.bfq.insert(
+            Request::for_test(ReactorId(0), bio, 0),
+            InsertAt::Ordered,
+            self.now,
+        );
+    }
+
+    fn dispatch(&mut self) {
+        while self.inside < self.drive.depth {
+            let Some(rq) = self.bfq.dispatch(self.now) else {
+                break;
+            };
+            self.inside += 1;
+            self.each(&rq, |world, id, cookie, _| {
+                let at = world.inserted.remove(&cookie).expect("it was inserted");
+                world.waits[id].push(world.now.since(at));
+            });
+            let mut first = None;
+            rq.for_each_bio(|bio| first = first.or(Some((bio.cookie >> 40) as usize)));
+            self.order.push(first.expect("a request has a bio"));
+            self.waiting.push(rq);
+        }
+        self.work();
+        if let Some(at) = self.bfq.next_wakeup() {
+            self.event(at.max(self.now + Nanos(1)), Event::Wake);
+        }
+    }
+
+    fn work(&mut self) {
+        while self.working < self.drive.servers && !self.waiting.is_empty() {
+            let rq = self.waiting.remove(0);
+            let seek = if rq.position() == self.head {
+                Nanos::ZERO
+            } else {
+                self.drive.seek
+            };
+            self.head = rq.position_end();
+            self.working += 1;
+            self.event(self.now + self.drive.time(rq.len()) + seek, Event::End(rq));
+        }
+    }
+
+    fn end(&mut self, rq: Box<Request>) {
+        self.inside -= 1;
+        self.working -= 1;
+        self.bfq.completed(&Note::of(&rq, self.now));
+        self.each(&rq, |world, id, _, len| {
+            world.served[id] += len;
+            let think = world.loads[id].0.think;
+            world.event(world.now + think, Event::Submit(id));
+        });
+        self.work();
+    }
+
+    fn each(&mut self, rq: &Request, mut visit: impl FnMut(&mut Self, usize, u64, u64)) {
+        rq.for_each_bio(|bio| visit(self, (bio.cookie >> 40) as usize, bio.cookie, bio.len));
+    }
+}
