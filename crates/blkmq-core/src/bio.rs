@@ -84,6 +84,8 @@ impl Flags {
     pub const FAST_ONLY: Self = Self(8);
     /// Never merge this bio with another.
     pub const NO_MERGE: Self = Self(16);
+    /// Nobody waits for this write: write-back, a copy in the background. Schedulers let others go before it.
+    pub const ASYNC: Self = Self(32);
     /// The engine's own: what is left of a bio that is being cut into parts.
     pub(crate) const REST: Self = Self(128);
 
@@ -281,6 +283,12 @@ pub(crate) enum Parent {
 }
 
 impl Bio {
+    /// Says whether somebody waits for it: whatever is a read or does not say [`Flags::ASYNC`].
+    #[inline]
+    pub const fn is_sync(&self) -> bool {
+        !self.flags.has(Flags::ASYNC) || !self.op.is_write()
+    }
+
     /// Returns the byte after the last one.
     pub const fn end(&self) -> u64 {
         self.offset + self.len

@@ -109,6 +109,12 @@ impl Request {
         self.bio.flags
     }
 
+    /// Says whether somebody waits for it, see [`Bio::is_sync`].
+    #[inline]
+    pub fn is_sync(&self) -> bool {
+        self.bio.is_sync()
+    }
+
     /// The disk.
     pub fn disk(&self) -> DiskId {
         self.bio.disk

@@ -11,7 +11,7 @@ use blkmq_core::sched::Kind;
 use blkmq_core::time::{Instant, Nanos};
 use common::{Bench, bio, config};
 
-const KINDS: [Kind; 3] = Kind::ALL;
+const KINDS: [Kind; Kind::ALL.len()] = Kind::ALL;
 
 #[test]
 fn a_bio_goes_to_the_driver_and_its_end_comes_back() {

@@ -245,6 +245,10 @@ impl Client {
         if bio.op == Op::Write && self.rng.chance(self.workload.preflush) {
             bio.flags = bio.flags.with(Flags::PREFLUSH);
         }
+        // By the place, so that neighbours are alike and can still be merged.
+        if bio.op == Op::Write && bio.offset >> 16 & 3 == 3 {
+            bio.flags = bio.flags.with(Flags::ASYNC);
+        }
         if bio.op == Op::WriteZeroes && self.rng.chance(Ppm::percent(30)) {
             bio.flags = bio.flags.with(Flags::NO_UNMAP);
         }

@@ -104,7 +104,7 @@ Keys of a disk:
   direct=off         go through the page cache [default: auto]
   lock=off           serve the file without the lock against a second writer
   queue=NAME         the request queue it is on [default: its filesystem's]
-  sched=NAME         the elevator of its queue: none, mq-deadline [default: none]
+  sched=NAME         the elevator of its queue: none, mq-deadline, kyber [default: none]
   group=/PATH        the group it is accounted to [default: /NAME]
   description=TEXT   what it is, for people who list the exports
 Sizes are bytes, or a number with K, M, G or T (powers of 1024).

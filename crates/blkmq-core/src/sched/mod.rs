@@ -5,6 +5,8 @@
 pub mod bfq;
 mod depth;
 mod index;
+pub mod kyber;
+mod line;
 pub mod mq_deadline;
 mod slots;
 
@@ -154,19 +156,22 @@ pub enum Kind {
     None,
     /// Deadlines and batches, by direction and priority class.
     MqDeadline,
+    /// Tokens for reads, writes and discards, as many as latency targets allow.
+    Kyber,
     /// Shares by weight, of groups and of their clients.
     Bfq,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::None, Self::MqDeadline, Self::Bfq];
+    pub const ALL: [Self; 4] = [Self::None, Self::MqDeadline, Self::Kyber, Self::Bfq];
 
     /// The name under which users choose it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::MqDeadline => "mq-deadline",
+            Self::Kyber => "kyber",
             Self::Bfq => "bfq",
         }
     }
@@ -190,6 +195,7 @@ impl Kind {
                 limits.clone(),
                 requests_max,
             ))),
+            Self::Kyber => Some(Box::new(kyber::Kyber::new(limits.clone(), requests_max))),
             Self::Bfq => Some(Box::new(bfq::Bfq::new(limits.clone(), requests_max, groups))),
         }
     }

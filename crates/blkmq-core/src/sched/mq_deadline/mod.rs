@@ -16,8 +16,9 @@ mod class;
 mod tests;
 mod tunables;
 
-use self::class::{Class, Held};
+use self::class::{Class, SIDES};
 use self::tunables::Tunables;
+use super::line::Held;
 use super::{Elevator, InsertAt, Inserted, TunableError};
 use crate::limits::Limits;
 use crate::request::Request;
@@ -40,7 +41,7 @@ pub struct MqDeadline {
 impl MqDeadline {
     /// Makes an elevator that holds up to `requests_max` requests and merges within `limits`.
     pub fn new(limits: Limits, requests_max: usize) -> Self {
-        let mut held = Held::new(limits, requests_max, CLASSES);
+        let mut held = Held::new(limits, requests_max, CLASSES * SIDES);
         Self {
             classes: std::array::from_fn(|_| Class::new(&mut held)),
             held,

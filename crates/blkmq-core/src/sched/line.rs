@@ -1,0 +1,206 @@
+//! Decides how the requests of one kind wait in an elevator: by arrival and by position at once, each merged with its
+//! neighbours. An elevator has a line for each kind that it keeps apart; `slots` and `index` hold the requests of all lines.
+
+use super::Inserted;
+use super::index::{Chunks, Index, Place};
+use super::slots::{Fifo, SlotId, Slots};
+use crate::limits::Limits;
+use crate::merge::{self, Fit};
+use crate::request::Request;
+use crate::time::Instant;
+
+/// The memory that the lines of an elevator share.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) slots: Slots,
+    chunks: Chunks,
+    limits: Limits,
+}
+
+impl Held {
+    /// Makes the memory for `requests_max` requests in `lines` lines.
+    pub(super) fn new(limits: Limits, requests_max: usize, lines: usize) -> Self {
+        Self {
+            slots: Slots::new(requests_max),
+            chunks: Chunks::new(requests_max, lines),
+            limits,
+        }
+    }
+
+    /// How many requests are held.
+    pub(super) fn count(&self) -> usize {
+        self.slots.used()
+    }
+
+    /// Asserts that the lines hold all the requests there are, `count`, in all the chunks in use.
+    pub(super) fn check(&self, count: usize, chunks: usize) {
+        assert_eq!(count, self.slots.used(), "requests in lines and in slots");
+        self.slots.check();
+        self.chunks.check(chunks);
+    }
+
+    /// Merges a request into the queued one `id`, which it touches at the given end, or gives it back.
+    fn try_merge(&mut self, id: SlotId, rq: Box<Request>, end: Fit) -> Result<(), Box<Request>> {
+        let limits = &self.limits;
+        self.slots
+            .change(id, |queued| merge::try_merge(queued, rq, limits))
+            .map(|fit| debug_assert_eq!(fit, end, "a merge at the other end"))
+    }
+}
+
+/// The requests of one kind.
+#[derive(Debug)]
+pub(super) struct Line {
+    by_arrival: Fifo,
+    by_position: Index,
+}
+
+impl Line {
+    /// Makes an empty line.
+    pub(super) fn new(held: &mut Held) -> Self {
+        Self {
+            by_arrival: Fifo::new(),
+            by_position: Index::new(&mut held.chunks),
+        }
+    }
+
+    /// Says whether it holds nothing.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_arrival.first().is_none()
+    }
+
+    /// How many requests it holds.
+    pub(super) fn len(&self) -> usize {
+        self.by_arrival.len()
+    }
+
+    /// The request that is here for the longest.
+    #[inline]
+    pub(super) fn oldest(&self) -> Option<SlotId> {
+        self.by_arrival.first()
+    }
+
+    /// The first request at `position` or behind it.
+    #[inline]
+    pub(super) fn first_from(&self, held: &Held, position: u64) -> Option<Place> {
+        self.by_position.first_from(&held.chunks, position)
+    }
+
+    /// Where a request of the line stands.
+    pub(super) fn place_of(&self, held: &Held, id: SlotId) -> Place {
+        let position = held.slots.rq(id).position();
+        self.by_position.find(&held.chunks, position, id)
+    }
+
+    /// Takes a request in: merges it with a neighbour, or puts it at its position and behind all that came before.
+    pub(super) fn insert(
+        &mut self,
+        held: &mut Held,
+        rq: Box<Request>,
+        front_merges: bool,
+        now: Instant,
+    ) -> Inserted {
+        let position = rq.position();
+        let place = self.by_position.place_for(&held.chunks, position);
+        let rq = match self.merge(held, place, rq, front_merges) {
+            Ok(()) => return Inserted::Merged,
+            Err(rq) => rq,
+        };
+        let id = held.slots.put(rq, now);
+        self.by_arrival.push(&mut held.slots, id);
+        self.by_position.insert(&mut held.chunks, place, position, id);
+        Inserted::Queued
+    }
+
+    /// Takes out the request at `place`.
+    pub(super) fn take_out(&mut self, held: &mut Held, place: Place) -> Box<Request> {
+        let id = self.by_position.remove(&mut held.chunks, place);
+        self.by_arrival.remove(&mut held.slots, id);
+        held.slots.take(id)
+    }
+
+    /// Takes out the request that is here for the longest.
+    pub(super) fn take_oldest(&mut self, held: &mut Held) -> Option<Box<Request>> {
+        let place = self.place_of(held, self.oldest()?);
+        Some(self.take_out(held, place))
+    }
+
+    /// Asserts that both orders hold the same requests, all of them of this `kind`, and returns the chunks in use.
+    pub(super) fn check(&self, held: &Held, is_of_kind: impl Fn(&Request) -> bool) -> usize {
+        self.by_arrival.check(&held.slots);
+        let chunks = self.by_position.check(&held.chunks);
+        let mut listed: Vec<SlotId> = self.by_arrival.iter(&held.slots).collect();
+        let mut sorted: Vec<SlotId> = self.by_position.iter(&held.chunks).map(|(_, id)| id).collect();
+        listed.sort_unstable();
+        sorted.sort_unstable();
+        assert_eq!(listed, sorted, "slots by arrival and by position");
+        for (position, id) in self.by_position.iter(&held.chunks) {
+            let rq = held.slots.rq(id);
+            assert_eq!(rq.position(), position, "position of slot {}", id.0);
+            assert!(is_of_kind(rq), "kind of slot {}: {rq:?}", id.0);
+        }
+        chunks
+    }
+
+    /// Breaks the line, for the test of the check.
+    #[cfg(test)]
+    pub(super) fn lose_one_by_arrival(&mut self, held: &mut Held) {
+        let first = self.by_arrival.first().expect("a request to lose");
+        self.by_arrival.remove(&mut held.slots, first);
+    }
+
+    /// Merges a request with the one before or behind its place, or gives it back. Nobody farther away is
+    /// asked.
+    #[inline]
+    fn merge(
+        &mut self,
+        held: &mut Held,
+        place: Place,
+        mut rq: Box<Request>,
+        front: bool,
+    ) -> Result<(), Box<Request>> {
+        let (position, end) = (rq.position(), rq.position_end());
+        let behind = self.by_position.entry_at(&held.chunks, place);
+        if let Some(id) = self
+            .before(held, place)
+            .filter(|&id| held.slots.end(id) == position)
+        {
+            match held.try_merge(id, rq, Fit::Back) {
+                Ok(()) => {
+                    behind.inspect(|&behind| self.close_gap(held, id, behind));
+                    return Ok(());
+                }
+                Err(refused) => rq = refused,
+            }
+        }
+        let behind = behind
+            .filter(|_| front)
+            .map(|at| (at, self.by_position.entry(&held.chunks, at)));
+        let Some((at, (_, id))) = behind.filter(|&(_, (start, _))| start == end) else {
+            return Err(rq);
+        };
+        held.try_merge(id, rq, Fit::Front)?;
+        self.by_position.lower_key(&mut held.chunks, at, position);
+        Ok(())
+    }
+
+    #[inline]
+    fn before(&self, held: &Held, place: Place) -> Option<SlotId> {
+        let before = self.by_position.before(&held.chunks, place)?;
+        Some(self.by_position.entry(&held.chunks, before).1)
+    }
+
+    /// After a back merge into `id`: merges the request behind it too, if it has come to touch it.
+    fn close_gap(&mut self, held: &mut Held, id: SlotId, behind: Place) {
+        let (position, later) = self.by_position.entry(&held.chunks, behind);
+        let (queued, next) = (held.slots.rq(id), held.slots.rq(later));
+        if held.slots.end(id) != position || merge::fit(queued, next, &held.limits) != Some(Fit::Back) {
+            return;
+        }
+        self.by_position.remove(&mut held.chunks, behind);
+        self.by_arrival.fold(&mut held.slots, id, later);
+        let later = held.slots.take(later);
+        held.slots.change(id, |queued| queued.absorb_back(later));
+    }
+}
