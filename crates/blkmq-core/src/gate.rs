@@ -103,6 +103,11 @@ impl Sched {
                 .is_none_or(|elevator| elevator.queued() == 0)
             && self.inserts.iter().all(Consumer::is_empty)
     }
+
+    /// Says whether everything that was published is in.
+    pub(crate) fn is_all_taken_in(&self) -> bool {
+        self.inserts.iter().all(Consumer::is_empty) && self.reports.iter().all(Consumer::is_empty)
+    }
 }
 
 fn insert(elevator: &mut dyn Elevator, mut rq: Box<Request>, shard: &Shard, now: Instant) {

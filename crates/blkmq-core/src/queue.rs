@@ -474,6 +474,18 @@ impl Queue {
         Ok(result)
     }
 
+    /// Says whether nothing but the elevator's own decision holds requests back until one that is out has ended; false if
+    /// somebody is inside the gate at this moment. Of use to tests of work conservation.
+    pub fn keeps_back(&self) -> bool {
+        let Some(sched) = self.gate.try_enter() else {
+            return false;
+        };
+        let elevator = sched.elevator.as_ref();
+        let keeps_back = elevator.is_some_and(|elevator| elevator.keeps_back()) && sched.is_all_taken_in();
+        self.leave_gate(sched);
+        keeps_back
+    }
+
     /// Bounds the requests in flight, at once: per context without elevator, in all with one.
     ///
     /// # Errors

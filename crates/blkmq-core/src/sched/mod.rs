@@ -95,6 +95,11 @@ pub trait Elevator: Send {
     /// Returns how many requests it holds.
     fn queued(&self) -> usize;
 
+    /// Says whether it holds requests that it keeps back until one that is out has ended. It is asked by tests.
+    fn keeps_back(&self) -> bool {
+        false
+    }
+
     /// Says when to ask [`Elevator::dispatch`] again although nothing happens, when it holds requests that
     /// may not go yet.
     fn next_wakeup(&self) -> Option<Instant> {

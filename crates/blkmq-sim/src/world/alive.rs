@@ -67,7 +67,8 @@ impl World {
     }
 
     /// With depth free and all asleep, nothing may wait that needs no more than to be issued. A drive that refuses
-    /// requests is let off: what it wants to be asked again, and when, is its own affair.
+    /// requests is let off: what it wants to be asked again, and when, is its own affair. So is an elevator that knows what
+    /// it waits for.
     fn check_work_conserving(&self, away: &[ReactorId]) {
         let faults = &self.setup.drive.faults;
         let refuses = faults.resource > Ppm::NEVER || faults.device_resource > Ppm::NEVER;
@@ -79,7 +80,7 @@ impl World {
             .oracle
             .borrow()
             .held_back(self.setup.requests_per_reactor, away);
-        if let Some(token) = held_back {
+        if let Some(token) = held_back.filter(|_| !self.queue.keeps_back()) {
             self.fail_stuck(&format!(
                 "all sleep with depth free, but bio {token} has not been issued"
             ));

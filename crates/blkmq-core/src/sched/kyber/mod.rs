@@ -167,6 +167,11 @@ impl Elevator for Kyber {
         self.held.count()
     }
 
+    fn keeps_back(&self) -> bool {
+        let lacks_tokens = |domain| self.ready(domain).is_none();
+        self.queued() > 0 && self.requeued.first().is_none() && (0..DOMAINS).all(lacks_tokens)
+    }
+
     fn tunables(&self) -> Vec<(&'static str, u64)> {
         self.tunables.list()
     }
