@@ -1,7 +1,7 @@
 //! Decides how many requests a drive holds at once while groups compete for it: few enough that its own queue cannot undo the
 //! elevator's order, enough that it loses no throughput. `bfq` asks for the limit and reports every completion.
 //!
-//! The law is found by comparing throughputs, not configured. The limit rests at the *operating depth*. In a *trial* the
+//! It is found by comparing throughputs, not configured. The limit rests at the *operating depth*. In a *trial* the
 //! drive works for short windows at a lower and at a higher depth in turn, in the order low, high, high, low, so that a slow
 //! drift of the load falls on both:
 //!
@@ -16,6 +16,9 @@
 //! where 7/8 of it is `n`: at about 1.13 `n`. On a drive whose throughput bends slowly it settles where a half more
 //! gains 1 to 2 %. Either way what is lost against the full depth is a small part of the low windows' time, and what
 //! waits inside the drive is at most half of what the drive works on.
+//!
+//! A gain counts only as far as requests and bytes per second both have it. Where more depth takes the order out of the
+//! elevator's hands, the mix of small and large requests changes, and one of the two rises at the other's expense: that is no gain.
 //!
 //! *Why it is stable.* Throughput of a closed system does not fall when depth is added, short of overload, and its gain from
 //! a depth to 12/7 of it falls as the depth grows; so the gain as a function of `o` crosses the band between the two bounds
@@ -66,15 +69,31 @@ struct Window {
     /// The latest completion.
     last: Instant,
     completions: u32,
-    work: u64,
+    bytes: u64,
 }
 
-/// Pairs of windows, and what the deeper one gained over the other, in millionths.
+/// Pairs of windows, and what the deeper one gained over the other.
 #[derive(Debug, Default)]
 struct Trial {
     windows: u32,
-    first_rate: u64,
+    /// What the first window of a pair did.
+    first: Rates,
     pairs: i64,
+    requests: Gains,
+    bytes: Gains,
+}
+
+/// What a window did in a second.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rates {
+    /// In thousandths.
+    requests: u64,
+    bytes: u64,
+}
+
+/// Gains over the pairs of a trial, in millionths.
+#[derive(Debug, Default)]
+struct Gains {
     sum: i64,
     squares: i64,
 }
@@ -151,19 +170,18 @@ impl DepthLaw {
             window.skip -= 1;
             window.since = now;
         } else if now > window.since {
-            window.work += bytes + WORK_PER_REQUEST;
+            window.bytes += bytes;
             window.completions += 1;
         }
     }
 
     fn close(&mut self, now: Instant) {
-        let elapsed = now.since(self.window.since).0.max(1);
-        let rate = (u128::from(self.window.work) * 1_000_000_000 / u128::from(elapsed)) as u64;
+        let rates = self.window.rates(now);
         match self.phase {
             Phase::Resting(0) => self.phase = Phase::Tracking,
             Phase::Resting(left) => self.phase = Phase::Resting(left - 1),
             Phase::Descent | Phase::Tracking => {
-                if let Some(verdict) = self.trial.take_in(rate) {
+                if let Some(verdict) = self.trial.take_in(rates) {
                     self.trial = Trial::default();
                     self.obey(verdict);
                 }
@@ -240,6 +258,15 @@ impl Window {
     fn is_full(&self) -> bool {
         self.completions >= COMPLETIONS_MIN && self.last.since(self.since) >= WINDOW_MIN
     }
+
+    fn rates(&self, end: Instant) -> Rates {
+        let elapsed = u128::from(end.since(self.since).0.max(1));
+        let per_second = |count: u64| (u128::from(count) * 1_000_000_000 / elapsed) as u64;
+        Rates {
+            requests: per_second(u64::from(self.completions) * 1000),
+            bytes: per_second(self.bytes),
+        }
+    }
 }
 
 impl Trial {
@@ -248,24 +275,22 @@ impl Trial {
         matches!(self.windows % 4, 0 | 3)
     }
 
-    /// Takes in a window's rate; decides when the pairs so far are clear enough, or when they are enough.
-    fn take_in(&mut self, rate: u64) -> Option<Verdict> {
+    /// Takes in what a window did; decides when the pairs so far are clear enough, or when they are enough.
+    fn take_in(&mut self, rates: Rates) -> Option<Verdict> {
         let is_low = self.is_at_low();
         self.windows += 1;
         if self.windows % 2 == 1 {
-            self.first_rate = rate;
+            self.first = rates;
             return None;
         }
         let (low, high) = if is_low {
-            (rate, self.first_rate)
+            (rates, self.first)
         } else {
-            (self.first_rate, rate)
+            (self.first, rates)
         };
-        let gain =
-            (i128::from(high) * MILLION / i128::from(low.max(1)) - MILLION).clamp(-MILLION, MILLION) as i64;
         self.pairs += 1;
-        self.sum += gain;
-        self.squares += gain * gain;
+        self.requests.take_in(low.requests, high.requests);
+        self.bytes.take_in(low.bytes, high.bytes);
         self.verdict()
     }
 
@@ -273,10 +298,8 @@ impl Trial {
         if self.pairs < PAIRS_MIN {
             return None;
         }
-        let mean = self.sum / self.pairs;
-        let spread = (self.squares / self.pairs - mean * mean).max(0);
-        // Twice the standard error of the mean.
-        let doubt = 2 * (spread / (self.pairs - 1)).isqrt();
+        let (requests, bytes) = (self.requests.mean(self.pairs), self.bytes.mean(self.pairs));
+        let (mean, doubt) = requests.min(bytes);
         if mean - doubt > GAIN_RAISE {
             return Some(Verdict::Raise);
         }
@@ -294,13 +317,27 @@ impl Trial {
     }
 }
 
+impl Gains {
+    fn take_in(&mut self, low: u64, high: u64) {
+        let gain = i128::from(high) * MILLION / i128::from(low.max(1)) - MILLION;
+        let gain = gain.clamp(-MILLION, MILLION) as i64;
+        self.sum += gain;
+        self.squares += gain * gain;
+    }
+
+    /// The mean gain, and twice its standard error.
+    fn mean(&self, pairs: i64) -> (i64, i64) {
+        let mean = self.sum / pairs;
+        let spread = (self.squares / pairs - mean * mean).max(0);
+        (mean, 2 * (spread / (pairs - 1)).isqrt())
+    }
+}
+
 const MILLION: i128 = 1_000_000;
 /// A gain of the higher depth, in millionths, from which on the operating depth grows.
 const GAIN_RAISE: i64 = 20_000;
 /// A gain below which it shrinks.
 const GAIN_LOWER: i64 = 10_000;
-/// Work that a request is besides its bytes, so that a window of few large requests and one of many small ones compare.
-const WORK_PER_REQUEST: u64 = 16 << 10;
 /// A window lasts at least so long, and so many completions, and twice its limit.
 const WINDOW_MIN: Nanos = Nanos::from_micros(500);
 const COMPLETIONS_MIN: u32 = 64;
