@@ -205,6 +205,24 @@ impl Flush {
         self.ended.pop()
     }
 
+    /// Visits the bios that are under way here.
+    pub(crate) fn for_each_bio(&mut self, visit: impl FnMut(&mut Bio)) {
+        let used = self.slots.iter_mut().flatten();
+        used.map(|sequence| &mut sequence.bio).for_each(visit);
+    }
+
+    /// Marks the flush requests that are at home with a sweep of `sw_ctx`; returns how many are not.
+    pub(crate) fn mark_at_home(&mut self, sweep: u32) -> usize {
+        let mut away = 0;
+        for disk in &mut self.disks {
+            match &mut disk.rq {
+                Some(rq) => rq.sweep = sweep,
+                None => away += 1,
+            }
+        }
+        away
+    }
+
     /// How many bios are under way here.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()

@@ -1,5 +1,8 @@
 //! Decides what the one dispatcher inside the gate sees and does: it folds everybody's insertions and completions into
 //! the elevator, and takes requests out while the depth allows. `local` enters, issues what comes out, and leaves.
+//! Requests of groups with caps stop at `throttle` on their way in; without an elevator they are all that comes here.
+
+use std::collections::VecDeque;
 
 use blkmq_sync::spsc::Consumer;
 
@@ -8,6 +11,7 @@ use crate::ids::GroupId;
 use crate::request::{Request, State};
 use crate::sched::{Elevator, InsertAt, Inserted, Note};
 use crate::stat::Shard;
+use crate::throttle::Throttle;
 use crate::time::Instant;
 
 /// What reactors tell the gate of requests that the elevator gave out.
@@ -28,36 +32,69 @@ pub(crate) struct Sched {
     pub(crate) in_flight: u32,
     /// The tenant tree.
     pub(crate) groups: GroupTree,
+    /// Removed groups whose number is not free yet, each with the sweep that must have passed (`sw_ctx`), in order.
+    pub(crate) leaving: VecDeque<(GroupId, u64)>,
+    /// What holds requests back for the caps of their groups.
+    pub(crate) throttle: Throttle,
+    /// What the caps have let pass where there is no elevator.
+    pub(crate) passed: VecDeque<Box<Request>>,
 }
 
 impl Sched {
-    /// Takes in what all reactors have published. `shard` counts merges.
-    pub(crate) fn fold(&mut self, shard: &Shard, now: Instant) {
+    /// Takes in what all reactors have published, and what the caps let pass by now: everything, if the queue `drains`.
+    /// `shard` counts merges.
+    pub(crate) fn fold(&mut self, shard: &Shard, drains: bool, now: Instant) {
+        self.fold_reports();
         let Self {
-            elevator: Some(elevator),
+            elevator,
             inserts,
-            reports,
-            in_flight,
+            groups,
+            throttle,
+            passed,
             ..
-        } = self
-        else {
+        } = self;
+        let mut go_on = |rq| match elevator {
+            Some(elevator) => insert(elevator.as_mut(), rq, shard, now),
+            None => passed.push_back(rq),
+        };
+        for list in inserts {
+            list.drain(|rq| {
+                // What comes back from the driver has passed its caps.
+                if throttle.concerns(rq.group()) && rq.retries == 0 {
+                    throttle.add(rq, groups, now, &mut go_on);
+                } else {
+                    go_on(rq);
+                }
+            });
+        }
+        if drains {
+            throttle.release_all(groups, now, &mut go_on);
+        } else {
+            throttle.release(groups, now, &mut go_on);
+        }
+    }
+
+    /// Takes in the ends that all reactors have published.
+    pub(crate) fn fold_reports(&mut self) {
+        let Some(elevator) = &mut self.elevator else {
             return;
         };
-        for list in reports {
+        for list in &mut self.reports {
             list.drain(|report| {
-                *in_flight -= 1;
+                self.in_flight -= 1;
                 if let Report::Ended(note) = report {
                     elevator.completed(&note);
                 }
             });
         }
-        for list in inserts {
-            list.drain(|rq| insert(elevator.as_mut(), rq, shard, now));
-        }
     }
 
-    /// Takes the next request out of the elevator, unless `depth` are in flight.
+    /// Takes the next request out of the elevator, unless `depth` are in flight; or the next that needs none.
     pub(crate) fn dispatch(&mut self, depth: u32, now: Instant) -> Option<Box<Request>> {
+        if let Some(mut rq) = self.passed.pop_front() {
+            rq.state = State::Dispatched;
+            return Some(rq);
+        }
         if self.in_flight >= depth {
             return None;
         }
@@ -89,14 +126,17 @@ impl Sched {
         }
     }
 
-    /// Says when the elevator wants to be asked again.
+    /// Says when the elevator, or the caps, want to be asked again.
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
-        self.elevator.as_ref()?.next_wakeup()
+        let elevator = self.elevator.as_ref().and_then(|elevator| elevator.next_wakeup());
+        [elevator, self.throttle.next_due()].into_iter().flatten().min()
     }
 
     /// Says whether nothing is inside, on a drained queue.
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight == 0
+            && self.throttle.is_empty()
+            && self.passed.is_empty()
             && self
                 .elevator
                 .as_ref()

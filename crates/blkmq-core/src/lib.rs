@@ -2,7 +2,7 @@
 //!
 //! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
 //! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
-//! [`request`], [`sched`], `gate`, `hw_ctx`, `tag`, [`driver`]; beside the way: `flush`, [`stat`].
+//! [`request`], [`sched`], `gate`, `hw_ctx`, `tag`, [`driver`]; beside the way: [`group`], `throttle`, `flush`, [`stat`].
 #![forbid(unsafe_code)]
 
 pub mod bio;
@@ -23,4 +23,5 @@ mod split;
 pub mod stat;
 mod sw_ctx;
 mod tag;
+mod throttle;
 pub mod time;

@@ -9,6 +9,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blkmq_sync::mpsc::Receiver;
 use blkmq_sync::spsc::Producer;
@@ -18,7 +19,8 @@ use crate::driver::{Done, Driver};
 use crate::gate::{Report, Sched};
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
 use crate::ids::{HctxId, ReactorId};
-use crate::queue::{Effects, Mail, Queue, Seat, Stay};
+use crate::plug;
+use crate::queue::{Effects, Mail, NOBODY_SITS, Queue, Seat, Stay};
 use crate::request::{Request, State};
 use crate::sched::Note;
 use crate::sw_ctx::SwCtx;
@@ -45,6 +47,8 @@ pub struct LocalQueue {
     sched_timer: Option<Instant>,
     /// Completions being taken, and requests that ended inside the gate: kept for their memory.
     done: Vec<Done>,
+    /// Requests without caps among others of a plug, on a queue without elevator.
+    direct: Vec<Box<Request>>,
     ended_inside: Vec<(Box<Request>, Status, u128)>,
 }
 
@@ -93,6 +97,7 @@ impl Seat {
             reports: self.reports,
             sched_timer: None,
             done: Vec::with_capacity(mode.depth() as usize),
+            direct: Vec::with_capacity(plug::REQUESTS_MAX),
             ended_inside: Vec::with_capacity(queue.requests_max()),
             queue: Rc::new(self.queue),
         }
@@ -131,6 +136,7 @@ impl LocalQueue {
     #[inline]
     pub fn run(&mut self, now: Instant, fx: &mut Effects) {
         let mut must_run = self.take_mail(fx);
+        self.sw.keep_swept(&self.queue);
         if self.hw.is_some() {
             must_run |= self.reap(now, fx);
             must_run |= self.sched_timer.take_if(|at| *at <= now).is_some();
@@ -201,6 +207,9 @@ impl LocalQueue {
         if !self.sw.is_at_rest() || !hw_idle || !self.mailbox.is_empty() {
             return Err(Box::new(self));
         }
+        // Release: as for a finished sweep: nothing of anybody's is here.
+        let swept = &self.queue.port(self.me).swept;
+        swept.store(NOBODY_SITS, Ordering::Release);
         Ok(Seat {
             queue: Arc::clone(&self.queue),
             id: self.me,
@@ -225,6 +234,7 @@ impl LocalQueue {
             self.me
         );
         if let Some(sched) = self.queue.gate.try_enter() {
+            sched.throttle.check_invariants();
             if let Some(elevator) = &sched.elevator {
                 elevator.check_invariants();
             }
@@ -242,15 +252,23 @@ impl LocalQueue {
             return;
         };
         let mut list = self.sw.plug.take();
-        if self.queue.is_scheduled() {
+        if self.queue.is_gated() {
             self.insert(&mut list, now, fx);
-        } else if self.hw.is_some() {
-            self.issue_direct(&mut list, now, fx);
         } else {
-            list.drain(..).for_each(|rq| self.hand_over(rq, now, fx));
+            self.send_direct(&mut list, now, fx);
         }
         self.leave(stay);
         self.sw.plug.put_back(list);
+    }
+
+    /// Without an elevator: to this reactor's own hardware context, or to that of who owns the one it uses.
+    #[inline]
+    fn send_direct(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
+        if self.hw.is_some() {
+            self.issue_direct(list, now, fx);
+        } else {
+            list.drain(..).for_each(|rq| self.hand_over(rq, now, fx));
+        }
     }
 
     /// The direct path: from the plug to this reactor's own hardware context.
@@ -287,11 +305,30 @@ impl LocalQueue {
         }
     }
 
-    /// The scheduled path: publish on the own insert list, then try the gate.
+    /// The scheduled path: publish on the own insert list, then try the gate. Without an elevator it is that of requests
+    /// with caps alone; the others go first, and directly.
+    #[inline(never)]
     fn insert(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
+        let is_scheduled = self.queue.is_scheduled();
+        let mut direct = std::mem::take(&mut self.direct);
+        let before = direct.len();
+        debug_assert_eq!(before, 0, "left from an earlier plug");
+        let mut published = false;
         for mut rq in list.drain(..) {
-            rq.inserted_at = now;
-            self.publish(rq);
+            if is_scheduled || self.queue.standings.is_capped(rq.group()) {
+                published = true;
+                rq.inserted_at = now;
+                self.publish(rq);
+            } else {
+                direct.push(rq);
+            }
+        }
+        if !direct.is_empty() {
+            self.send_direct(&mut direct, now, fx);
+        }
+        self.direct = direct;
+        if !published {
+            return;
         }
         if self.hw.is_some() {
             self.dispatch_through_gate(now, fx);
@@ -377,7 +414,7 @@ impl LocalQueue {
     fn pass(&mut self, sched: &mut Sched, now: Instant, fx: &mut Effects) {
         let depth = self.queue.depth();
         let promises = self.queue.port(self.me).promises;
-        sched.fold(&self.queue.port(self.me).shard, now);
+        sched.fold(&self.queue.port(self.me).shard, self.queue.is_draining(), now);
         while self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
             let Some(rq) = sched.dispatch(depth, now) else {
                 break;
@@ -393,9 +430,18 @@ impl LocalQueue {
 
     fn issue_inside(&mut self, rq: Box<Request>, sched: &mut Sched, now: Instant, fx: &mut Effects) {
         let hw = self.hw.as_mut().expect("a dispatcher has a context");
-        match hw.issue(rq, u32::MAX, false, now) {
+        // The elevator's are counted against the depth already.
+        let depth = if rq.from_elevator {
+            u32::MAX
+        } else {
+            self.queue.depth()
+        };
+        match hw.issue(rq, depth, false, now) {
             Outcome::Queued => {}
             Outcome::PushedBack { hold, waiters } => self.hold(hold, waiters, now, fx),
+            Outcome::Ended { rq, status, waiters } if !rq.from_elevator => {
+                self.ended_inside.push((rq, status, waiters));
+            }
             Outcome::Ended {
                 mut rq,
                 status: Status::Requeue,
@@ -416,7 +462,8 @@ impl LocalQueue {
     /// that does.
     fn note_wakeup(&mut self, sched: &Sched, fx: &mut Effects) {
         self.sched_timer = sched.next_wakeup();
-        if self.sched_timer.is_none() || self.queue.port(self.me).promises {
+        let has_more = self.sched_timer.is_some() || !sched.passed.is_empty();
+        if !has_more || self.queue.port(self.me).promises {
             return;
         }
         if let Some(other) = self.queue.promising() {
@@ -429,8 +476,13 @@ impl LocalQueue {
     fn end_what_ended_inside(&mut self, now: Instant, fx: &mut Effects) {
         let mut ended = std::mem::take(&mut self.ended_inside);
         for (rq, status, waiters) in ended.drain(..) {
-            self.run_waiters(waiters, fx);
-            self.end_request(rq, status, now, fx);
+            if rq.from_elevator {
+                // It knows already.
+                self.run_waiters(waiters, fx);
+                self.end_request(rq, status, now, fx);
+            } else {
+                self.completed(rq, status, waiters, now, fx);
+            }
         }
         self.ended_inside = ended;
     }
@@ -507,7 +559,7 @@ impl LocalQueue {
         }
         self.done = done;
         any |= self.expire(now, fx);
-        any && (self.queue.is_scheduled() || self.hw.as_ref().is_some_and(|hw| !hw.dispatch.is_empty()))
+        any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.dispatch.is_empty()))
     }
 
     fn expire(&mut self, now: Instant, fx: &mut Effects) -> bool {
@@ -539,7 +591,7 @@ impl LocalQueue {
         };
         self.shard().events.runs.add(1);
         self.issue_leftovers(now, fx);
-        if self.queue.is_scheduled() && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
+        if self.queue.is_gated() && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
             self.dispatch_through_gate(now, fx);
         }
         self.leave(stay);

@@ -6,7 +6,7 @@ use crate::merge;
 use crate::request::Request;
 
 /// So many requests flush the plug.
-const REQUESTS_MAX: usize = 32;
+pub(crate) const REQUESTS_MAX: usize = 32;
 /// A request of so many bytes flushes the plug: it is worth no more waiting.
 const BYTES_MAX: u64 = 128 << 10;
 

@@ -1,9 +1,10 @@
 //! Decides what the reactors of one drive share: its limits and disks, the gate, the tags, each reactor's mailbox; and the
 //! control operations on it. `local` is one reactor's side of it.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use blkmq_sync::epoch_count::FreezeState;
 use blkmq_sync::gate::Gate;
@@ -14,7 +15,7 @@ use blkmq_sync::tag_bitmap::TagBitmap;
 
 use crate::bio::{Bio, Data, Flags, Op, Status};
 use crate::gate::{Report, Sched};
-use crate::group::GroupTree;
+use crate::group::{GROUPS_MAX, GroupTree, Standings};
 use crate::ids::{GroupId, HctxId, REACTORS_MAX, ReactorId, ReactorSet};
 use crate::limits::{LimitError, Limits};
 use crate::request::Request;
@@ -22,6 +23,7 @@ use crate::sched::{self, TunableError};
 use crate::stat::{self, EventStats, GroupStats, Shard};
 use crate::tag::DEPTH_MAX;
 pub use crate::tag::TagMode;
+use crate::throttle::Throttle;
 use crate::time::Nanos;
 
 /// What a queue is to be.
@@ -46,8 +48,8 @@ pub struct QueueConfig {
     pub timeout: Nanos,
     /// Whether neighbouring bios are merged. Default true.
     pub merges: bool,
-    /// How many groups there are, at least 1; group 0 is the root.
-    pub groups: u32,
+    /// The groups to begin with; its capacity is how many there can be. Default: the root alone, and no room for others.
+    pub groups: GroupTree,
     /// The disks on this queue.
     pub disks: Vec<DiskConfig>,
 }
@@ -87,7 +89,7 @@ impl QueueConfig {
             elevator: sched::Kind::None,
             timeout: Nanos::from_secs(30),
             merges: true,
-            groups: 1,
+            groups: GroupTree::flat(1),
             disks: Vec::new(),
         }
     }
@@ -121,7 +123,16 @@ impl QueueConfig {
             1,
             DEPTH_MAX.into(),
         )?;
-        range("number of groups", self.groups.into(), 1, 1 << 20)?;
+        range(
+            "number of groups",
+            self.groups.capacity() as u64,
+            1,
+            GROUPS_MAX.into(),
+        )?;
+        for (id, node) in self.groups.iter() {
+            let caps = node.caps.check(&self.limits);
+            caps.map_err(|error| self.error(format!("group {id}: {error}")))?;
+        }
         range("timeout in ns", self.timeout.0, 1, u64::MAX / 4)?;
         let owners = usize::from(self.hctxs);
         if owners < self.reactors.len() && !self.reactors[..owners].iter().all(|reactor| reactor.promises) {
@@ -210,6 +221,8 @@ pub(crate) struct Port {
     /// The run work of the hardware context that the reactor owns.
     pub(crate) run: RunWork,
     pub(crate) shard: Shard,
+    /// The latest sweep that the reactor has finished (`sw_ctx`); [`NOBODY_SITS`] while it has nothing of its own.
+    pub(crate) swept: AtomicU64,
 }
 
 /// The request queue of one drive, shared by its reactors.
@@ -220,7 +233,6 @@ pub struct Queue {
     hctxs: u16,
     tag_mode: TagMode,
     requests_per_reactor: u32,
-    groups: u32,
     merges: bool,
     /// Largest read or write that needs no look at boundaries; 0 if all do.
     plain_max: u64,
@@ -232,9 +244,16 @@ pub struct Queue {
     usage: FreezeState,
     /// Who may issue requests that have started: nobody while quiesced.
     issuing: FreezeState,
-    /// The elevator's kind, as its number in [`sched::Kind::ALL`]. Changed while drained only, so a relaxed load by
-    /// whoever is inside `usage` sees the right one (the entry orders it).
-    kind: AtomicU8,
+    /// The elevator's kind, as its number in [`sched::Kind::ALL`]; with [`THROTTLED`] if there are, or were, caps. 0 is
+    /// the direct path. The kind is changed while drained only, so a relaxed load by whoever is inside `usage` sees the
+    /// right one (the entry orders it).
+    way: AtomicU8,
+    /// What becomes of bios because of their groups.
+    pub(crate) standings: Standings,
+    /// The latest sweep that all reactors are to make (`sw_ctx`).
+    sweep: AtomicU64,
+    /// What removed groups did, by the groups that they were part of.
+    buried: Shard,
     /// How many requests may be in flight: per context without elevator, in all with one. A hint that may lag.
     depth: AtomicU32,
 }
@@ -278,11 +297,16 @@ impl Queue {
             promises: reactor.promises,
             mail,
             run: RunWork::new(),
-            shard: Shard::new(config.groups),
+            shard: Shard::new(config.groups.capacity() as u32),
+            swept: AtomicU64::new(NOBODY_SITS),
         };
         let ports = config.reactors.iter().zip(senders).map(port).collect();
-        let groups = GroupTree::flat(config.groups);
+        let groups = config.groups;
         let elevator = config.elevator.build(&config.limits, requests_max, &groups);
+        let is_capped = groups.iter().any(|(_, node)| !node.caps.is_none());
+        let throttled = if is_capped { THROTTLED } else { 0 };
+        let standings = Standings::new(&groups);
+        let buried = Shard::new(groups.capacity() as u32);
         let shared_tags = match config.tags {
             TagMode::Shared(depth) => Some(Arc::new(TagBitmap::new(depth))),
             TagMode::PerHctx(_) => None,
@@ -300,7 +324,6 @@ impl Queue {
             hctxs: config.hctxs,
             tag_mode: config.tags,
             requests_per_reactor: config.requests_per_reactor,
-            groups: config.groups,
             merges: config.merges,
             timeout: config.timeout,
             ports,
@@ -309,12 +332,18 @@ impl Queue {
                 inserts,
                 reports,
                 in_flight: 0,
+                leaving: VecDeque::with_capacity(groups.capacity()),
+                throttle: Throttle::new(&groups, requests_max),
+                passed: VecDeque::with_capacity(requests_max),
                 groups,
             }),
             shared_tags,
             usage: FreezeState::new(reactors),
             issuing: FreezeState::new(reactors),
-            kind: AtomicU8::new(config.elevator as u8),
+            way: AtomicU8::new(config.elevator as u8 | throttled),
+            standings,
+            sweep: AtomicU64::new(0),
+            buried,
             depth: AtomicU32::new(config.tags.depth()),
         });
         let seats = mailboxes.into_iter().zip(ins).zip(outs).enumerate();
@@ -359,15 +388,26 @@ impl Queue {
         stat::group(self.ports.iter().map(|port| &port.shard), group)
     }
 
+    /// Adds up what groups did that were part of this one and are gone, with all that was part of them.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub fn group_stats_of_the_gone(&self, group: GroupId) -> GroupStats {
+        stat::group(std::iter::once(&self.buried), group)
+    }
+
     /// Adds up how often what happened.
     pub fn event_stats(&self) -> EventStats {
         stat::events(self.ports.iter().map(|port| &port.shard))
     }
 
-    /// Lets no further request start; those that have started go on. Nests. Kick everybody, then wait until
-    /// [`Queue::is_drained`].
+    /// Lets no further request start; those that have started go on, and caps hold none of them up (what passes so is
+    /// charged: the averages hold afterwards). Nests. Kick everybody, then wait until [`Queue::is_drained`].
     pub fn freeze_begin(&self) {
         self.usage.start_freeze();
+        if self.is_throttled() {
+            self.run_all();
+        }
     }
 
     /// Says whether a frozen queue has no request under way.
@@ -391,8 +431,9 @@ impl Queue {
     /// Lets nothing be issued any more; completions go on. Nests. Kick everybody, then wait until
     /// [`Queue::is_quiesced`].
     pub fn quiesce_begin(&self) {
-        self.usage.start_freeze();
+        // In this order: a queue that is frozen and not quiesced is one that drains.
         self.issuing.start_freeze();
+        self.usage.start_freeze();
     }
 
     /// Says whether, since [`Queue::quiesce_begin`], nothing is being issued.
@@ -405,11 +446,9 @@ impl Queue {
     /// # Panics
     /// If the queue is not quiesced.
     pub fn quiesce_end(&self) {
-        self.issuing.end_freeze();
         self.usage.end_freeze();
-        for port in &self.ports[..self.hctxs.into()] {
-            let _ = port.run.run();
-        }
+        self.issuing.end_freeze();
+        self.run_all();
     }
 
     /// Says how many requests have started and not ended.
@@ -419,7 +458,7 @@ impl Queue {
 
     /// The elevator's kind.
     pub fn elevator(&self) -> sched::Kind {
-        sched::Kind::ALL[usize::from(self.kind.load(Ordering::Relaxed))]
+        sched::Kind::ALL[usize::from(self.way.load(Ordering::Relaxed) & !THROTTLED)]
     }
 
     /// Replaces the elevator of a frozen, drained queue.
@@ -434,14 +473,17 @@ impl Queue {
             return Err(Busy);
         };
         // The last ends may still lie in the lists of reports.
-        sched.fold(&self.ports[0].shard, crate::time::Instant(0));
+        sched.fold_reports();
         assert!(
             sched.is_empty(),
             "queue {}: requests in the gate of a drained queue",
             self.name
         );
         sched.elevator = kind.build(&self.limits, self.requests_max(), &sched.groups);
-        self.kind.store(kind as u8, Ordering::Relaxed);
+        // Drained: nobody is on the way to the gate, so this is the moment to forget caps that have been taken off.
+        let is_capped = sched.groups.iter().any(|(_, node)| !node.caps.is_none());
+        let throttled = if is_capped { THROTTLED } else { 0 };
+        self.way.store(kind as u8 | throttled, Ordering::Relaxed);
         self.leave_gate(sched);
         Ok(())
     }
@@ -545,7 +587,72 @@ impl Queue {
 
     #[inline]
     pub(crate) fn is_scheduled(&self) -> bool {
-        self.kind.load(Ordering::Relaxed) != sched::Kind::None as u8
+        self.way.load(Ordering::Relaxed) & !THROTTLED != sched::Kind::None as u8
+    }
+
+    /// Says whether requests may have to go through the gate: all for an elevator, or some for caps.
+    #[inline]
+    pub(crate) fn is_gated(&self) -> bool {
+        self.way.load(Ordering::Relaxed) != sched::Kind::None as u8
+    }
+
+    fn is_throttled(&self) -> bool {
+        self.way.load(Ordering::Relaxed) & THROTTLED != 0
+    }
+
+    /// Sends requests of groups with caps through the gate. It stays so until the next change of elevator: a reactor that
+    /// has seen the mark may still be on its way to the gate, and whoever runs for it must look there.
+    pub(crate) fn throttle_from_now_on(&self) {
+        self.way.fetch_or(THROTTLED, Ordering::Relaxed);
+    }
+
+    /// Says whether what has started is to end as soon as it can.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.usage.is_frozen() && !self.issuing.is_frozen()
+    }
+
+    /// Has all reactors make one more sweep. Returns its number.
+    pub(crate) fn next_sweep(&self) -> u64 {
+        // Release: pairs with the Acquire in `wanted_sweep`: who knows of the sweep sees who was removed before it.
+        let sweep = self.sweep.fetch_add(1, Ordering::Release) + 1;
+        // Pairs with the fence in `sit_down`.
+        fence(Ordering::SeqCst);
+        sweep
+    }
+
+    /// The latest sweep that reactors are to make.
+    #[inline]
+    pub(crate) fn wanted_sweep(&self) -> u64 {
+        self.sweep.load(Ordering::Acquire)
+    }
+
+    /// The latest sweep that all reactors have finished.
+    pub(crate) fn swept(&self) -> u64 {
+        // Acquire: pairs with the Release of whoever finished; its requests' last traces are visible.
+        let swept = self.ports.iter().map(|port| port.swept.load(Ordering::Acquire));
+        swept.min().unwrap_or(NOBODY_SITS)
+    }
+
+    /// A reactor's seat is taken: from here on its sweeps count. Returns the one to begin with.
+    pub(crate) fn sit_down(&self, me: ReactorId) -> u64 {
+        let swept = &self.port(me).swept;
+        swept.store(self.wanted_sweep(), Ordering::Relaxed);
+        // Pairs with the fence in `next_sweep`: either who removes a group sees that somebody sits here, or the look below
+        // sees the sweep, and with it the removal.
+        fence(Ordering::SeqCst);
+        let sweep = self.wanted_sweep();
+        swept.store(sweep, Ordering::Relaxed);
+        sweep
+    }
+
+    /// Adds what a group did to what is known of the dead of its parent, and forgets it. Nothing of it is under way.
+    pub(crate) fn bury_stats(&self, group: GroupId, parent: GroupId) {
+        stat::bury(
+            self.ports.iter().map(|port| &port.shard),
+            &self.buried,
+            group,
+            parent,
+        );
     }
 
     /// Says whether a bio is one of the common kind that needs no further look: a sound read or write without modifiers
@@ -565,13 +672,13 @@ impl Queue {
             && bio.len.wrapping_sub(1) < self.plain_max
             && has_room
             && one_piece
-            && bio.group.0 < self.groups
+            && self.standings.is_living(bio.group)
     }
 
     /// Checks a submitter's bio against its disk and the drive.
     pub(crate) fn check_bio(&self, bio: &Bio, disk: &DiskConfig) -> Result<(), Status> {
         let mask = u64::from(disk.logical_block) - 1;
-        let is_sound = bio.group.0 < self.groups && !bio.flags.has(Flags::REST) && bio.has_whole_data();
+        let is_sound = !bio.flags.has(Flags::REST) && bio.has_whole_data();
         if !is_sound || (bio.offset | bio.len) & mask != 0 {
             return Err(Status::Invalid);
         }
@@ -628,14 +735,24 @@ impl Queue {
 
     /// Leaves the gate from a control operation; if somebody came meanwhile, a run of every context makes good for it.
     /// The caller's kicks (everybody) follow.
-    fn leave_gate(&self, sched: blkmq_sync::gate::GateGuard<'_, Sched>) {
+    pub(crate) fn leave_gate(&self, sched: blkmq_sync::gate::GateGuard<'_, Sched>) {
         if sched.leave_owing() {
-            for port in &self.ports[..self.hctxs.into()] {
-                let _ = port.run.run();
-            }
+            self.run_all();
+        }
+    }
+
+    /// Queues a run of every context. Kicks for everybody have to follow.
+    pub(crate) fn run_all(&self) {
+        for port in &self.ports[..self.hctxs.into()] {
+            let _ = port.run.run();
         }
     }
 }
+
+/// In [`Queue::way`]: there are caps.
+const THROTTLED: u8 = 128;
+/// The finished sweep of a seat that nobody has taken: all there will ever be.
+pub(crate) const NOBODY_SITS: u64 = u64::MAX;
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -19,7 +19,7 @@ pub enum State {
     /// In its owner's pool.
     #[default]
     Free,
-    /// In a plug or on an insert list.
+    /// In a plug, on an insert list, or held for a cap of its group.
     Staged,
     /// In the elevator.
     Inserted,
@@ -53,6 +53,8 @@ pub struct Request {
     /// Given out by an elevator, which is to be told of the end.
     pub(crate) from_elevator: bool,
     pub(crate) retries: u8,
+    /// The latest sweep of its owner's that has seen it at home (`sw_ctx`), the lower bits of its number.
+    pub(crate) sweep: u32,
     pub(crate) owner: ReactorId,
     pub(crate) tag: Tag,
     pub(crate) status: Status,

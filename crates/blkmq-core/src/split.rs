@@ -75,6 +75,12 @@ impl Splits {
         Some(bio)
     }
 
+    /// Visits the bios that are under way in parts.
+    pub(crate) fn for_each_bio(&mut self, visit: impl FnMut(&mut Bio)) {
+        let used = self.slots.iter_mut().flatten();
+        used.map(|split| &mut split.bio).for_each(visit);
+    }
+
     /// How many bios are under way in parts.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()

@@ -20,6 +20,9 @@ macro_rules! counters {
         impl $sum {
             fn fold(&mut self, shard: &$shard) { $(self.$field += shard.$field.get();)* }
 
+            #[allow(dead_code, reason = "not all counters are moved")]
+            fn move_to(self, shard: &$shard) { $(shard.$field.set(self.$field);)* }
+
             /// Lists the counters with their names.
             pub fn fields(&self) -> Vec<(&'static str, u64)> { vec![$((stringify!($field), self.$field)),*] }
         }
@@ -142,6 +145,26 @@ pub(crate) fn group<'a>(shards: impl Iterator<Item = &'a Shard>, group: GroupId)
         }
     }
     sum
+}
+
+/// Adds what a group did, with what its dead did, to the dead of its parent, and forgets it. For whoever is inside the gate,
+/// about a group that no reactor counts for any more: its counters are the caller's then.
+pub(crate) fn bury<'a>(
+    shards: impl Iterator<Item = &'a Shard>,
+    dead: &'a Shard,
+    group: GroupId,
+    parent: GroupId,
+) {
+    let mut sum = self::group(std::iter::once(dead), parent);
+    for shard in shards.chain([dead]) {
+        for (sum, part) in sum.directions.iter_mut().zip(&shard.groups[group.index()]) {
+            sum.fold(part);
+            DirectionStats::default().move_to(part);
+        }
+    }
+    for (sum, part) in sum.directions.iter().zip(&dead.groups[parent.index()]) {
+        sum.move_to(part);
+    }
 }
 
 /// Adds up the events over all shards.

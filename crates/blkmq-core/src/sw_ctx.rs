@@ -1,7 +1,12 @@
 //! Decides what a submitter's reactor does for its own bios: which can be staged, which wait for a free request, which are
 //! cut or sequenced, and how their ends find back. Comes after `bio`, hands staged requests to `local` through `plug`.
+//!
+//! A *sweep* finds out that nothing here carries the number of a removed group any more, without counting bios of groups:
+//! it gives bios that wait to the group's ancestor, and then waits until every request that was not at home has come home
+//! once. A request that has been home is marked with the sweep; that look is all it costs.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 use crate::bio::{Bio, Flags, Parent, Status};
 use crate::flush::{Begin, Flush};
@@ -24,6 +29,9 @@ pub(crate) struct SwCtx {
     /// Bios of this reactor's submitters that have not ended.
     pub(crate) outstanding: u32,
     requests: usize,
+    /// The sweep under way, or the latest: its number, and how many requests it still waits for.
+    sweep: u64,
+    unswept: usize,
 }
 
 impl SwCtx {
@@ -31,7 +39,7 @@ impl SwCtx {
     pub(crate) fn new(queue: &Queue, me: ReactorId) -> Self {
         let requests = queue.requests_per_reactor();
         let max = requests as usize;
-        Self {
+        let mut sw = Self {
             me,
             pool: (0..max).map(|_| Request::free(me)).collect(),
             plug: Plug::new(),
@@ -42,7 +50,11 @@ impl SwCtx {
             flush: Flush::new(me, queue.disks().len(), requests),
             outstanding: 0,
             requests: max,
-        }
+            sweep: queue.sit_down(me),
+            unswept: 0,
+        };
+        sw.mark_at_home();
+        sw
     }
 
     /// Takes a bio in: stages it, lets it wait, or ends it at once.
@@ -81,6 +93,9 @@ impl SwCtx {
     pub(crate) fn bring_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
         debug_assert_eq!(rq.owner, self.me, "a request came home to the wrong reactor");
         queue.port(self.me).shard.count_end(&rq);
+        if rq.sweep != self.sweep as u32 {
+            self.sweep_one(queue, &mut rq);
+        }
         if rq.is_flush {
             self.flush.flush_ended(rq);
             self.collect_sequences(fx);
@@ -100,6 +115,49 @@ impl SwCtx {
         fx.ended.push(bio);
         if let Some(last) = fx.ended.last_mut() {
             last.status = status;
+        }
+    }
+
+    /// Begins the next sweep if one is wanted and none is under way.
+    #[inline]
+    pub(crate) fn keep_swept(&mut self, queue: &Queue) {
+        if self.sweep != queue.wanted_sweep() && self.unswept == 0 {
+            self.begin_sweep(queue);
+        }
+    }
+
+    #[inline(never)]
+    fn begin_sweep(&mut self, queue: &Queue) {
+        self.sweep = queue.wanted_sweep();
+        let forward = |bio: &mut Bio| {
+            bio.group = queue.standings.who_takes(bio.group).unwrap_or(bio.group);
+        };
+        self.waiting.iter_mut().for_each(forward);
+        self.splits.for_each_bio(forward);
+        self.flush.for_each_bio(forward);
+        self.mark_at_home();
+        self.finish_sweep_if_done(queue);
+    }
+
+    /// Marks the requests at home, and counts the others.
+    fn mark_at_home(&mut self) {
+        let sweep = self.sweep as u32;
+        self.pool.iter_mut().for_each(|rq| rq.sweep = sweep);
+        self.unswept = self.requests - self.pool.len() + self.flush.mark_at_home(sweep);
+    }
+
+    /// A request that the sweep waits for has come home.
+    #[cold]
+    fn sweep_one(&mut self, queue: &Queue, rq: &mut Request) {
+        rq.sweep = self.sweep as u32;
+        self.unswept -= 1;
+        self.finish_sweep_if_done(queue);
+    }
+
+    fn finish_sweep_if_done(&self, queue: &Queue) {
+        if self.unswept == 0 {
+            // Release: pairs with the Acquire in `Queue::swept`.
+            queue.port(self.me).swept.store(self.sweep, Ordering::Release);
         }
     }
 
@@ -138,6 +196,17 @@ impl SwCtx {
             self.me,
             self.outstanding
         );
+        let marked = self
+            .pool
+            .iter()
+            .filter(|rq| rq.sweep == self.sweep as u32)
+            .count();
+        assert_eq!(
+            marked,
+            self.pool.len(),
+            "reactor {}: swept requests at home",
+            self.me
+        );
         assert!(
             self.pool.iter().all(|rq| rq.state == State::Free),
             "reactor {}: busy request at home",
@@ -148,10 +217,14 @@ impl SwCtx {
     /// The way of all bios that are not plain or cannot be staged now.
     #[inline(never)]
     fn submit_checked(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
-        let Some(disk) = queue.disks().get(bio.disk.index()) else {
+        let (Some(disk), Some(group)) = (
+            queue.disks().get(bio.disk.index()),
+            queue.standings.who_takes(bio.group),
+        ) else {
             fx.end(bio, Status::Invalid);
             return Ok(());
         };
+        let bio = Bio { group, ..bio };
         if let Err(status) = queue.check_bio(&bio, disk) {
             fx.end(bio, status);
             return Ok(());

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{DiskId, GroupId, REACTORS_MAX, ReactorId};
 use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
 use blkmq_core::sched::Kind;
@@ -78,8 +79,8 @@ pub struct QueueSpec {
     pub timeout: Nanos,
     /// Whether neighbouring bios are merged. Default true.
     pub merges: bool,
-    /// How many groups there are, at least 1. Default 1.
-    pub groups: u32,
+    /// The groups to begin with, and room for more. Default: the root alone.
+    pub groups: GroupTree,
 }
 
 impl QueueSpec {
@@ -95,7 +96,7 @@ impl QueueSpec {
             requests_per_reactor: 256,
             timeout: Nanos::from_secs(30),
             merges: true,
-            groups: 1,
+            groups: GroupTree::flat(1),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
@@ -127,7 +128,7 @@ pub fn plan(
     let build = |(name, list): (String, Vec<Member>)| {
         let settings = settings.get(&name).unwrap_or(default);
         let mut spec = join(name, list, settings)?;
-        spec.groups = groups.len() as u32;
+        spec.groups = GroupTree::flat(groups.len() as u32);
         Ok(spec)
     };
     let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Status};
 use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{ReactorId, ReactorSet};
 use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
@@ -371,7 +372,7 @@ fn config([reactors, tags, room, drive]: [u8; 4]) -> QueueConfig {
     config.elevator = Kind::ALL[usize::from(tags >> 4) % Kind::ALL.len()];
     config.requests_per_reactor = 1 + u32::from(room & 15);
     config.merges = room & 16 == 0;
-    config.groups = GROUPS;
+    config.groups = GroupTree::flat(GROUPS);
     config.limits = limits(drive);
     config.disks = ["a", "b"]
         .into_iter()

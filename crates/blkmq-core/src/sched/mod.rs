@@ -119,7 +119,7 @@ pub trait Elevator: Send {
         Err(TunableError::unknown(self.name(), name))
     }
 
-    /// Learns of a group that is new, or that was moved or weighted anew. Its parent is known already.
+    /// Learns of a group that is new, or of which anything has changed. Its parent is known already.
     fn group_set(&mut self, _id: GroupId, _node: &Node) {}
 
     /// Learns that a group is gone: no request of it is inside or will come, and it has no children.

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use blkmq_core::driver::Driver;
+use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{HctxId, ReactorId};
 use blkmq_core::queue::{DiskConfig, QueueConfig, ReactorConfig, Seat, TagMode};
 use blkmq_core::time::Instant;
@@ -82,7 +83,7 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
         elevator: setup.elevator,
         timeout: setup.timeout,
         merges: setup.merges,
-        groups: 8,
+        groups: GroupTree::flat(8),
         disks: disks.collect(),
         ..QueueConfig::new("sim", setup.promises.len() as u16)
     }

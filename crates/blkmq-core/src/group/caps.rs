@@ -1,0 +1,181 @@
+//! Decides what can be bounded about a group, and between which limits: bytes and I/Os per second, of reads, of writes
+//! and of both. `throttle` keeps to it.
+
+use std::fmt;
+
+use super::GroupError;
+use crate::limits::Limits;
+
+/// What a cap bounds. Writes are everything that is not a read; flushes are not capped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CapKind {
+    /// Bytes read per second.
+    ReadBps,
+    /// Bytes written per second. Discards and zeroing move none.
+    WriteBps,
+    /// Bytes read and written per second.
+    Bps,
+    /// Reads per second.
+    ReadIops,
+    /// Writes, discards and zeroings per second.
+    WriteIops,
+    /// All of them per second.
+    Iops,
+}
+
+impl CapKind {
+    /// How many there are.
+    pub const COUNT: usize = 6;
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::ReadBps,
+        Self::WriteBps,
+        Self::Bps,
+        Self::ReadIops,
+        Self::WriteIops,
+        Self::Iops,
+    ];
+
+    /// The name under which users set it; its burst is `NAME_burst`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ReadBps => "read_bps",
+            Self::WriteBps => "write_bps",
+            Self::Bps => "bps",
+            Self::ReadIops => "read_iops",
+            Self::WriteIops => "write_iops",
+            Self::Iops => "iops",
+        }
+    }
+
+    /// Says whether it bounds bytes; else it bounds bios, as they were submitted (a cut one counts in its parts).
+    pub const fn is_bytes(self) -> bool {
+        matches!(self, Self::ReadBps | Self::WriteBps | Self::Bps)
+    }
+
+    /// Says whether reads, or else writes, count.
+    pub const fn counts(self, reads: bool) -> bool {
+        match self {
+            Self::ReadBps | Self::ReadIops => reads,
+            Self::WriteBps | Self::WriteIops => !reads,
+            Self::Bps | Self::Iops => true,
+        }
+    }
+}
+
+impl fmt::Display for CapKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cap {
+    /// So many bytes or I/Os per second.
+    pub rate: u64,
+    /// So many more at once after a pause. They are earned at the rate, so the average holds.
+    pub burst: u64,
+}
+
+/// The bounds of one group; none by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caps([Option<Cap>; CapKind::COUNT]);
+
+impl Caps {
+    /// Returns one bound.
+    pub fn get(&self, kind: CapKind) -> Option<Cap> {
+        self.0[kind as usize]
+    }
+
+    /// Sets one bound, or takes it off.
+    pub fn set(&mut self, kind: CapKind, cap: Option<Cap>) {
+        self.0[kind as usize] = cap;
+    }
+
+    /// Returns the caps with one more bound without a burst.
+    #[must_use]
+    pub fn with(mut self, kind: CapKind, rate: u64) -> Self {
+        self.set(kind, Some(Cap { rate, burst: 0 }));
+        self
+    }
+
+    /// Says whether nothing is bounded.
+    pub fn is_none(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    /// The bounds there are.
+    pub fn iter(&self) -> impl Iterator<Item = (CapKind, Cap)> {
+        CapKind::ALL
+            .into_iter()
+            .filter_map(|kind| Some((kind, self.get(kind)?)))
+    }
+
+    /// Checks the bounds against a drive.
+    ///
+    /// # Errors
+    /// A rate of 0, or of fewer bytes than one largest request per second: its requests would seem to hang. A burst of
+    /// more than an hour.
+    pub fn check(&self, limits: &Limits) -> Result<(), GroupError> {
+        for (kind, Cap { rate, burst }) in self.iter() {
+            let min = if kind.is_bytes() {
+                limits.transfer_max.into()
+            } else {
+                1
+            };
+            if !(min..=RATE_MAX).contains(&rate) {
+                let max = RATE_MAX;
+                return Err(GroupError::Cap { kind, rate, min, max });
+            }
+            let max = rate * BURST_SECONDS_MAX;
+            if burst > max {
+                return Err(GroupError::Burst { kind, burst, max });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The largest rate: 1 PiB/s, so that no product of it overflows.
+const RATE_MAX: u64 = 1 << 50;
+/// A burst is what a cap allows in at most this time.
+const BURST_SECONDS_MAX: u64 = 3600;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cap_below_one_request_per_second_or_a_huge_burst_is_refused() {
+        let limits = Limits::default();
+        for (caps, text) in [
+            (
+                Caps::default().with(CapKind::Bps, 0),
+                "bps 0 rejected: must be from 1048576",
+            ),
+            (Caps::default().with(CapKind::ReadBps, 4096), "read_bps 4096"),
+            (
+                Caps::default().with(CapKind::WriteIops, 0),
+                "write_iops 0 rejected: must be from 1 to",
+            ),
+            (Caps::default().with(CapKind::Iops, u64::MAX), "iops"),
+        ] {
+            let error = caps.check(&limits).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+        let mut caps = Caps::default().with(CapKind::Bps, 1 << 20);
+        assert_eq!(caps.check(&limits), Ok(()));
+        let cap = Cap {
+            rate: 10,
+            burst: 36_001,
+        };
+        caps.set(CapKind::Iops, Some(cap));
+        let error = caps.check(&limits).unwrap_err().to_string();
+        assert!(
+            error.contains("iops_burst 36001 rejected: must be at most 36000"),
+            "{error}"
+        );
+    }
+}

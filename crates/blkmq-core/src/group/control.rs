@@ -1,0 +1,161 @@
+//! Decides how the tenant tree of a queue in use is changed: each change as a whole, inside the gate, the elevator told;
+//! and when the place of a removed group is free again.
+//!
+//! A removed group's place is given away only when no bio and no request anywhere carries its number. Nobody counts them
+//! for that: each reactor owns a fixed number of requests, and once each of them has been at home since the reactor took
+//! note of the removal, none carries the number (`sw_ctx`, a *sweep*).
+
+use super::{Caps, GroupError};
+use crate::gate::Sched;
+use crate::ids::GroupId;
+use crate::queue::{Busy, Queue};
+use crate::time::{Instant, Nanos};
+
+/// What a change of the tree comes to, unless the gate is in use at this moment.
+pub type Change<T> = Result<Result<T, GroupError>, Busy>;
+
+/// The tenant tree. Any thread; after a change, kick everybody.
+impl Queue {
+    /// Adds a group. Its number may have been that of a group that is long gone.
+    ///
+    /// # Errors
+    /// [`Busy`] if somebody is inside the gate at this moment; inside, why there can be no such group.
+    pub fn create_group(&self, parent: GroupId, weight: u16) -> Change<GroupId> {
+        self.change_groups(|sched| {
+            let id = sched.groups.create(parent, weight)?;
+            sched.throttle.retime(&sched.groups);
+            sched.tell_elevator(id);
+            Ok(id)
+        })
+    }
+
+    /// Changes a group's share.
+    ///
+    /// # Errors
+    /// As [`Queue::create_group`].
+    pub fn set_group_weight(&self, id: GroupId, weight: u16) -> Change<()> {
+        self.change_groups(|sched| {
+            sched.groups.set_weight(id, weight)?;
+            sched.tell_elevator(id);
+            Ok(())
+        })
+    }
+
+    /// Makes a group, with all that is below it, part of another.
+    ///
+    /// # Errors
+    /// As [`Queue::create_group`].
+    pub fn move_group(&self, id: GroupId, parent: GroupId) -> Change<()> {
+        self.change_groups(|sched| {
+            sched.groups.move_to(id, parent)?;
+            sched.throttle.retime(&sched.groups);
+            sched.tell_elevator(id);
+            Ok(())
+        })
+    }
+
+    /// Says how long a group's requests should take, for elevators that can use it.
+    ///
+    /// # Errors
+    /// As [`Queue::create_group`].
+    pub fn set_group_latency_target(&self, id: GroupId, target: Option<Nanos>) -> Change<()> {
+        self.change_groups(|sched| {
+            sched.groups.set_latency_target(id, target)?;
+            sched.tell_elevator(id);
+            Ok(())
+        })
+    }
+
+    /// Bounds what a group, with all that is below it, may take; what waits is timed anew. A debt is kept: what was taken
+    /// under the old bounds is paid at the new rate.
+    ///
+    /// # Errors
+    /// As [`Queue::create_group`].
+    pub fn set_group_caps(&self, id: GroupId, caps: Caps, now: Instant) -> Change<()> {
+        self.change_groups(|sched| {
+            caps.check(self.limits())?;
+            sched.groups.set_caps(id, caps)?;
+            sched.throttle.set_caps(id, caps, now);
+            sched.throttle.retime(&sched.groups);
+            if !caps.is_none() {
+                self.throttle_from_now_on();
+            }
+            sched.tell_elevator(id);
+            Ok(())
+        })
+    }
+
+    /// Removes a group, with its caps. Its nearest living ancestor takes what is still submitted to it; what waits or is
+    /// under way goes on. Its number is given to no other group while any of that is left.
+    ///
+    /// # Errors
+    /// As [`Queue::create_group`].
+    pub fn remove_group(&self, id: GroupId) -> Change<()> {
+        self.change_groups(|sched| {
+            sched.groups.remove(id)?;
+            sched.throttle.set_caps(id, Caps::default(), Instant(0));
+            sched.throttle.retime(&sched.groups);
+            sched.leaving.push_back((id, self.next_sweep()));
+            Ok(())
+        })
+    }
+
+    /// Frees the places of removed groups of which nothing is under way, as every other change of the tree does first.
+    /// Returns how many removed groups are left.
+    ///
+    /// # Errors
+    /// [`Busy`] if somebody is inside the gate at this moment.
+    pub fn retire_groups(&self) -> Result<usize, Busy> {
+        let left = self.change_groups(|sched| Ok(sched.leaving.len()))?;
+        Ok(left.expect("looking at the tree does not fail"))
+    }
+
+    /// Returns a group's place in the tree, weight, caps and latency target; none if it does not live.
+    ///
+    /// # Errors
+    /// [`Busy`] if somebody is inside the gate at this moment.
+    pub fn group(&self, id: GroupId) -> Result<Option<super::Node>, Busy> {
+        let found = self.change_groups(|sched| {
+            let node = sched.groups.get(id).filter(|_| sched.groups.is_living(id));
+            Ok(node.copied())
+        })?;
+        Ok(found.expect("looking at the tree does not fail"))
+    }
+
+    fn change_groups<T>(&self, change: impl FnOnce(&mut Sched) -> Result<T, GroupError>) -> Change<T> {
+        let mut sched = self.gate.try_enter().ok_or(Busy)?;
+        let swept = self.swept();
+        while let Some(&(id, _)) = sched.leaving.front().filter(|(_, sweep)| *sweep <= swept) {
+            sched.leaving.pop_front();
+            self.retire(id, &mut sched);
+        }
+        let result = change(&mut sched);
+        if result.is_ok() {
+            self.standings.update(&sched.groups);
+            // What waits for caps may go now, or at another time.
+            if !sched.throttle.is_empty() {
+                self.run_all();
+            }
+        }
+        self.leave_gate(sched);
+        Ok(result)
+    }
+
+    fn retire(&self, id: GroupId, sched: &mut Sched) {
+        // The ends of its last requests may still lie in the lists of reports.
+        sched.fold_reports();
+        let parent = sched.groups.retire(id);
+        if let Some(elevator) = &mut sched.elevator {
+            elevator.group_gone(id);
+        }
+        self.bury_stats(id, parent);
+    }
+}
+
+impl Sched {
+    fn tell_elevator(&mut self, id: GroupId) {
+        if let (Some(elevator), Some(node)) = (&mut self.elevator, self.groups.get(id)) {
+            elevator.group_set(id, node);
+        }
+    }
+}

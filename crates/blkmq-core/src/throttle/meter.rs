@@ -1,0 +1,106 @@
+//! Decides when a cap allows the next request, and what it then owes: virtual scheduling, in whole nanoseconds with the
+//! remainder kept, so that no rounding adds up.
+//!
+//! Each cap keeps the time at which all that it has let pass is paid for. A request may pass when that time has come, or
+//! is no further away than the burst is worth; it then moves the time on by its own cost. A request larger than the burst
+//! passes too: it goes into debt, and the next one waits longer.
+//! (The generic cell rate algorithm in its virtual scheduling form: ITU-T I.371, annex A. Ours charges after passing, so
+//! that the size of a request does not matter for whether it may, and keeps the fraction.)
+
+use crate::group::{Cap, CapKind, Caps};
+use crate::request::Request;
+use crate::time::{Instant, Nanos};
+
+/// The caps of one group at work.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    buckets: [Option<Bucket>; CapKind::COUNT],
+}
+
+#[derive(Debug)]
+struct Bucket {
+    cap: Cap,
+    /// What the burst is worth.
+    ahead: Nanos,
+    /// When all that has passed is paid for, and a fraction of a nanosecond, in units of 1 / rate.
+    paid_at: Instant,
+    fraction: u64,
+}
+
+impl Meter {
+    /// Changes the caps. What is owed under an old one is owed under the new one of its kind.
+    pub(super) fn set(&mut self, caps: Caps, now: Instant) {
+        for kind in CapKind::ALL {
+            let bucket = &mut self.buckets[kind as usize];
+            let owed = bucket.as_ref().map_or(0, |bucket| bucket.owed(now));
+            *bucket = caps.get(kind).map(|cap| Bucket::new(cap, owed, now));
+        }
+    }
+
+    /// Says from when on a read, or else a write, may pass.
+    pub(super) fn ready_at(&self, reads: bool) -> Instant {
+        let counted = self.counted(reads);
+        counted
+            .map(|(_, bucket)| bucket.paid_at - bucket.ahead)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// Charges a request that passes. It could have passed at `since`, but for the caps.
+    pub(super) fn charge(&mut self, rq: &Request, since: Instant) {
+        let reads = is_read(rq);
+        for (kind, bucket) in CapKind::ALL.into_iter().zip(&mut self.buckets) {
+            if let Some(bucket) = bucket
+                && kind.counts(reads)
+            {
+                let amount = match kind.is_bytes() {
+                    true if rq.op().has_data() => rq.len(),
+                    true => 0,
+                    false => rq.bio_count().into(),
+                };
+                bucket.charge(amount, since);
+            }
+        }
+    }
+
+    fn counted(&self, reads: bool) -> impl Iterator<Item = (CapKind, &Bucket)> {
+        let pairs = CapKind::ALL.into_iter().zip(&self.buckets);
+        pairs.filter_map(move |(kind, bucket)| Some((kind, bucket.as_ref().filter(|_| kind.counts(reads))?)))
+    }
+}
+
+impl Bucket {
+    fn new(cap: Cap, owed: u64, now: Instant) -> Self {
+        let time = |amount: u64| Nanos((u128::from(amount) * SECOND / u128::from(cap.rate)) as u64);
+        Self {
+            cap,
+            ahead: time(cap.burst),
+            paid_at: now + time(owed),
+            fraction: 0,
+        }
+    }
+
+    /// What has passed and is not paid for.
+    fn owed(&self, now: Instant) -> u64 {
+        let debt = u128::from(self.paid_at.since(now).0) * u128::from(self.cap.rate);
+        (debt / SECOND) as u64
+    }
+
+    fn charge(&mut self, amount: u64, since: Instant) {
+        if since > self.paid_at {
+            self.paid_at = since;
+            self.fraction = 0;
+        }
+        let rate = u128::from(self.cap.rate);
+        let cost = u128::from(amount) * SECOND + u128::from(self.fraction);
+        self.paid_at = self.paid_at + Nanos((cost / rate) as u64);
+        self.fraction = (cost % rate) as u64;
+    }
+}
+
+/// Says under which direction a request counts.
+pub(super) fn is_read(rq: &Request) -> bool {
+    rq.op() == crate::bio::Op::Read
+}
+
+const SECOND: u128 = 1_000_000_000;

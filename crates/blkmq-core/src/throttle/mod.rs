@@ -1,0 +1,379 @@
+//! Decides when requests of groups with caps may go on to the elevator, or to the driver where there is none. It stands
+//! inside the gate, in front of the elevator, so it is one for the whole queue and needs no agreement; `meter` does the
+//! sums. Groups without caps, and without capped ancestors, never come here.
+//!
+//! ```text
+//!  add ─► line (a group's reads, or its writes; FIFO) ─► waits at a stop ─► ... ─► all caps of the chain let it pass ─► out
+//! ```
+//! A stop is where lines wait for one group's caps, in turn. A line waits at one stop at a time, that of the cap in its
+//! chain which is furthest from letting it pass; a thousand lines below one cap cost one timer.
+
+mod meter;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::group::{Caps, GroupTree};
+use crate::ids::GroupId;
+use crate::request::Request;
+use crate::time::{Instant, Nanos};
+use meter::{Meter, is_read};
+
+/// What holds requests back for the caps of groups. Bounded: it holds at most the requests that it was made for.
+pub(crate) struct Throttle {
+    meters: Box<[Option<Box<Meter>>]>,
+    /// Whether the group, or one that it is part of, has caps.
+    is_capped: Box<[bool]>,
+    /// Two for each group: writes, then reads.
+    lines: Box<[Line]>,
+    stops: Box<[Stop]>,
+    /// Stops with lines, each once, not later than its caps can let something pass.
+    due: BinaryHeap<Reverse<Due>>,
+    slots: Box<[Slot]>,
+    /// The first unused slot.
+    unused: u32,
+    held: usize,
+    /// Numbers what has passed, so that stops which become due together take turns.
+    passed: u64,
+}
+
+/// Requests of one group and direction, in order.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    /// Slots of requests.
+    first: u32,
+    last: u32,
+    /// The next line at the same stop.
+    next: u32,
+}
+
+/// Lines that wait for the caps of one group and direction, in turn.
+#[derive(Clone, Copy, Debug)]
+struct Stop {
+    first: u32,
+    last: u32,
+    /// When it last let something pass, by number.
+    passed: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    at: Instant,
+    /// Of several, the one goes first that has waited longest.
+    passed: u64,
+    stop: u32,
+}
+
+struct Slot {
+    rq: Option<Box<Request>>,
+    next: u32,
+}
+
+impl Throttle {
+    /// Makes everything for up to `requests_max` requests of the groups of a tree, with the caps that it has.
+    pub(crate) fn new(tree: &GroupTree, requests_max: usize) -> Self {
+        let lines = 2 * tree.capacity();
+        let count = u32::try_from(requests_max).expect("slots are numbered by 32 bits");
+        let slot = |number: u32| Slot {
+            rq: None,
+            next: if number + 1 < count { number + 1 } else { NONE },
+        };
+        let mut throttle = Self {
+            meters: (0..tree.capacity()).map(|_| None).collect(),
+            is_capped: vec![false; tree.capacity()].into(),
+            lines: vec![Line::EMPTY; lines].into(),
+            stops: vec![Stop::EMPTY; lines].into(),
+            due: BinaryHeap::with_capacity(lines),
+            slots: (0..count).map(slot).collect(),
+            unused: if count == 0 { NONE } else { 0 },
+            held: 0,
+            passed: 0,
+        };
+        for (id, node) in tree.iter() {
+            throttle.set_caps(id, node.caps, Instant(0));
+        }
+        throttle.retime(tree);
+        throttle
+    }
+
+    /// Says whether requests of a group have to come here.
+    #[inline]
+    pub(crate) fn concerns(&self, group: GroupId) -> bool {
+        self.is_capped[group.index()]
+    }
+
+    /// Says whether it holds nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held == 0
+    }
+
+    /// Changes a group's caps. [`Throttle::retime`] has to follow.
+    pub(crate) fn set_caps(&mut self, group: GroupId, caps: Caps, now: Instant) {
+        let meter = &mut self.meters[group.index()];
+        if caps.is_none() {
+            *meter = None;
+        } else {
+            meter.get_or_insert_default().set(caps, now);
+        }
+    }
+
+    /// Learns that caps or the tree have changed: all that waits is looked at anew by the next [`Throttle::release`].
+    pub(crate) fn retime(&mut self, tree: &GroupTree) {
+        for (index, is_capped) in self.is_capped.iter_mut().enumerate() {
+            let mut chain = tree.chain(GroupId(index as u32));
+            *is_capped = chain.any(|(id, _)| self.meters[id.index()].is_some());
+        }
+        let mut waiting = Vec::new();
+        while let Some(Reverse(due)) = self.due.pop() {
+            waiting.extend(std::iter::from_fn(|| self.leave_stop(due.stop)));
+        }
+        for line in waiting {
+            self.wait_at(line, line, Instant(0));
+        }
+    }
+
+    /// Takes in a request of a group that it concerns; hands it on at once if nothing holds it.
+    pub(crate) fn add(
+        &mut self,
+        rq: Box<Request>,
+        tree: &GroupTree,
+        now: Instant,
+        out: &mut impl FnMut(Box<Request>),
+    ) {
+        let line = line_of(&rq);
+        let is_first = self.lines[line as usize].first == NONE;
+        self.push(line, rq);
+        if !is_first {
+            return;
+        }
+        if let Some((stop, at)) = self.obstacle(line, tree, now) {
+            self.wait_at(line, stop, at);
+        } else if let Some(stop) = self.busy_stop(line, tree) {
+            // It would be its turn before theirs who wait.
+            self.wait_at(line, stop, now);
+        } else {
+            self.pass(line, tree, now, out);
+        }
+    }
+
+    /// Hands on what the caps allow by now.
+    pub(crate) fn release(&mut self, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
+        while let Some(Reverse(due)) = self.due.peek().filter(|due| due.0.at <= now).copied() {
+            self.due.pop();
+            self.serve(due.stop, tree, now, out);
+        }
+    }
+
+    /// Hands on everything, whatever the caps say; it is charged, so the averages hold afterwards.
+    pub(crate) fn release_all(&mut self, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
+        while let Some(Reverse(due)) = self.due.pop() {
+            while let Some(line) = self.leave_stop(due.stop) {
+                while self.lines[line as usize].first != NONE {
+                    self.pass(line, tree, now, out);
+                }
+            }
+        }
+    }
+
+    /// Says when [`Throttle::release`] has something to do next.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.due.peek().map(|due| due.0.at)
+    }
+
+    /// Asserts that every request is in a line, and every line with requests waits at one stop that is due.
+    pub(crate) fn check_invariants(&self) {
+        let mut waits = vec![false; self.lines.len()];
+        let mut is_due = vec![false; self.stops.len()];
+        for Reverse(due) in &self.due {
+            assert!(
+                !std::mem::replace(&mut is_due[due.stop as usize], true),
+                "stop {} is due twice",
+                due.stop
+            );
+        }
+        for (number, stop) in self.stops.iter().enumerate() {
+            assert_eq!(
+                is_due[number],
+                stop.first != NONE,
+                "stop {number}: due, and has lines"
+            );
+            for line in links(stop.first, |at| self.lines[at].next) {
+                assert!(
+                    !std::mem::replace(&mut waits[line], true),
+                    "line {line} waits twice"
+                );
+            }
+        }
+        let mut held = 0;
+        for (number, line) in self.lines.iter().enumerate() {
+            assert_eq!(
+                waits[number],
+                line.first != NONE,
+                "line {number}: waits, and has requests"
+            );
+            held += links(line.first, |at| self.slots[at].next).count();
+        }
+        assert_eq!(held, self.held, "requests in lines and held");
+    }
+
+    /// Lets the lines at a stop pass in turn, as long as its caps allow.
+    fn serve(&mut self, stop: u32, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
+        while self.stops[stop as usize].first != NONE {
+            let ready = self.ready_at(stop);
+            if ready > now {
+                self.arm(stop, ready);
+                return;
+            }
+            let line = self.leave_stop(stop).expect("looked at above");
+            if let Some((other, at)) = self.obstacle(line, tree, now) {
+                self.wait_at(line, other, at);
+                continue;
+            }
+            self.passed += 1;
+            self.stops[stop as usize].passed = self.passed;
+            self.pass(line, tree, now, out);
+            if self.lines[line as usize].first != NONE {
+                self.join_stop(line, stop);
+            }
+        }
+    }
+
+    /// Hands on the first request of a line and charges the whole chain for it.
+    fn pass(&mut self, line: u32, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
+        let rq = self.pop(line);
+        // What is late because a timer was late is made up for, within a limit: else each lateness would be lost.
+        let since = rq.inserted_at.max(now - CATCH_UP);
+        for (id, _) in tree.chain(rq.group()) {
+            if let Some(meter) = &mut self.meters[id.index()] {
+                meter.charge(&rq, since);
+            }
+        }
+        out(rq);
+    }
+
+    /// The stop in a line's chain whose caps are furthest from letting it pass, and when they will; none if all do.
+    fn obstacle(&self, line: u32, tree: &GroupTree, now: Instant) -> Option<(u32, Instant)> {
+        let stops = self.stops_of(line, tree);
+        let (stop, at) = stops
+            .map(|stop| (stop, self.ready_at(stop)))
+            .max_by_key(|(_, at)| *at)?;
+        (at > now).then_some((stop, at))
+    }
+
+    /// A stop in a line's chain at which lines wait.
+    fn busy_stop(&self, line: u32, tree: &GroupTree) -> Option<u32> {
+        self.stops_of(line, tree)
+            .find(|&stop| self.stops[stop as usize].first != NONE)
+    }
+
+    /// The stops of the capped groups in a line's chain.
+    fn stops_of(&self, line: u32, tree: &GroupTree) -> impl Iterator<Item = u32> {
+        let chain = tree.chain(GroupId(line / 2));
+        let capped = chain.filter(|(id, _)| self.meters[id.index()].is_some());
+        capped.map(move |(id, _)| id.0 * 2 + line % 2)
+    }
+
+    /// When the caps of a stop let something pass.
+    fn ready_at(&self, stop: u32) -> Instant {
+        let meter = self.meters[stop as usize / 2].as_ref();
+        meter.map_or(Instant(0), |meter| meter.ready_at(stop % 2 == 1))
+    }
+
+    fn wait_at(&mut self, line: u32, stop: u32, at: Instant) {
+        if self.stops[stop as usize].first == NONE {
+            self.arm(stop, at);
+        }
+        self.join_stop(line, stop);
+    }
+
+    fn arm(&mut self, stop: u32, at: Instant) {
+        let passed = self.stops[stop as usize].passed;
+        self.due.push(Reverse(Due { at, passed, stop }));
+    }
+
+    fn join_stop(&mut self, line: u32, stop: u32) {
+        self.lines[line as usize].next = NONE;
+        let stop = &mut self.stops[stop as usize];
+        match std::mem::replace(&mut stop.last, line) {
+            NONE => stop.first = line,
+            last => self.lines[last as usize].next = line,
+        }
+    }
+
+    fn leave_stop(&mut self, stop: u32) -> Option<u32> {
+        let stop = &mut self.stops[stop as usize];
+        let line = stop.first;
+        if line == NONE {
+            return None;
+        }
+        stop.first = self.lines[line as usize].next;
+        if stop.first == NONE {
+            stop.last = NONE;
+        }
+        Some(line)
+    }
+
+    fn push(&mut self, line: u32, rq: Box<Request>) {
+        let number = self.unused;
+        assert!(
+            number != NONE,
+            "more requests held for caps than there are: {}",
+            self.held
+        );
+        let slot = &mut self.slots[number as usize];
+        self.unused = std::mem::replace(&mut slot.next, NONE);
+        slot.rq = Some(rq);
+        self.held += 1;
+        let line = &mut self.lines[line as usize];
+        match std::mem::replace(&mut line.last, number) {
+            NONE => line.first = number,
+            last => self.slots[last as usize].next = number,
+        }
+    }
+
+    fn pop(&mut self, line: u32) -> Box<Request> {
+        let line = &mut self.lines[line as usize];
+        let number = line.first;
+        let slot = &mut self.slots[number as usize];
+        line.first = std::mem::replace(&mut slot.next, self.unused);
+        if line.first == NONE {
+            line.last = NONE;
+        }
+        self.unused = number;
+        self.held -= 1;
+        slot.rq.take().expect("a slot on a line holds a request")
+    }
+}
+
+impl Line {
+    const EMPTY: Self = Self {
+        first: NONE,
+        last: NONE,
+        next: NONE,
+    };
+}
+
+impl Stop {
+    const EMPTY: Self = Self {
+        first: NONE,
+        last: NONE,
+        passed: 0,
+    };
+}
+
+fn line_of(rq: &Request) -> u32 {
+    rq.group().0 * 2 + u32::from(is_read(rq))
+}
+
+/// Follows links from `first`.
+fn links(first: u32, next: impl Fn(usize) -> u32) -> impl Iterator<Item = usize> {
+    let some = |at: u32| (at != NONE).then_some(at as usize);
+    std::iter::successors(some(first), move |&at| some(next(at)))
+}
+
+/// How late a timer may be without making the cap smaller: 2 % of 10 ms, the shortest time over which caps are exact.
+const CATCH_UP: Nanos = Nanos::from_micros(200);
+const NONE: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Groups that come, change, hold back and go while I/O is under way, with a driver that the test answers by hand.
+
+mod common;
+
+use blkmq_core::bio::{Bio, Direction, Op, Status};
+use blkmq_core::driver::Issued;
+use blkmq_core::group::{CapKind, Caps, GroupError, GroupTree, ROOT};
+use blkmq_core::ids::GroupId;
+use blkmq_core::queue::{QueueConfig, ReactorConfig, TagMode};
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use common::{Bench, bio, config};
+
+fn with_groups(reactors: u16, capacity: u32, elevator: Kind) -> QueueConfig {
+    QueueConfig {
+        groups: GroupTree::new(capacity),
+        elevator,
+        merges: false,
+        ..config(reactors)
+    }
+}
+
+fn of(group: GroupId, cookie: u64) -> Bio {
+    Bio {
+        group,
+        ..bio(Op::Read, cookie * 10, 1, cookie)
+    }
+}
+
+fn create(bench: &Bench, parent: GroupId) -> GroupId {
+    bench
+        .queue
+        .create_group(parent, 100)
+        .expect("not busy")
+        .expect("room")
+}
+
+fn cap(bench: &Bench, group: GroupId, iops: u64) {
+    let caps = Caps::default().with(CapKind::Iops, iops);
+    let set = bench.queue.set_group_caps(group, caps, bench.now);
+    set.expect("not busy").expect("a sound cap");
+}
+
+/// Submits to a side and flushes its plug.
+fn send(bench: &mut Bench, side: usize, bios: impl IntoIterator<Item = Bio>) {
+    bios.into_iter().for_each(|bio| bench.submit(side, bio));
+    bench.unplug(side);
+}
+
+fn issued(bench: &Bench) -> usize {
+    (0..bench.sides.len()).map(|side| bench.issued(side).len()).sum()
+}
+
+/// Lets time pass up to the next timer of anybody.
+fn sleep(bench: &mut Bench) -> Nanos {
+    let timers = bench.sides.iter().filter_map(|side| side.local.next_wakeup());
+    let at = timers.min().expect("somebody has a timer").max(bench.now);
+    let slept = at.since(bench.now);
+    bench.now = at;
+    bench.settle();
+    slept
+}
+
+#[test]
+fn a_capped_group_waits_for_its_time_and_nobody_else_does() {
+    for kind in [Kind::None, Kind::MqDeadline] {
+        let mut bench = Bench::new(with_groups(1, 4, kind));
+        let (capped, free) = (create(&bench, ROOT), create(&bench, ROOT));
+        cap(&bench, capped, 100);
+        let below = create(&bench, capped);
+        let groups = [capped, free, below, free, ROOT, below];
+        send(
+            &mut bench,
+            0,
+            groups
+                .into_iter()
+                .zip(1..)
+                .map(|(group, cookie)| of(group, cookie)),
+        );
+        bench.settle();
+        assert_eq!(
+            issued(&bench),
+            4,
+            "{kind}: three that are free and one that is allowed"
+        );
+        for more in 5..=6 {
+            // The time limit of what is in flight is far away.
+            assert_eq!(sleep(&mut bench), Nanos::from_millis(10), "{kind}");
+            assert_eq!(issued(&bench), more, "{kind}");
+        }
+        bench.run_dry();
+        assert_eq!(bench.ended(0).len(), 6);
+        assert_eq!(bench.queue.outstanding(), 0);
+    }
+}
+
+#[test]
+fn caps_of_the_configuration_hold_from_the_start_and_bad_ones_are_refused() {
+    let mut config = with_groups(1, 2, Kind::None);
+    let group = config.groups.create(ROOT, 300).unwrap();
+    let caps = Caps::default().with(CapKind::ReadIops, 50);
+    config.groups.set_caps(group, caps).unwrap();
+    let mut bench = Bench::new(config.clone());
+    send(&mut bench, 0, [of(group, 1), of(group, 2)]);
+    assert_eq!(issued(&bench), 1);
+    assert_eq!(bench.queue.group(group).unwrap().unwrap().weight, 300);
+    config
+        .groups
+        .set_caps(group, Caps::default().with(CapKind::Bps, 5))
+        .unwrap();
+    let refused = blkmq_core::queue::Queue::new(config).err();
+    let error = refused.expect("refused").to_string();
+    assert!(error.contains("queue q: group 1: bps 5 rejected"), "{error}");
+}
+
+#[test]
+fn a_freeze_lets_go_what_has_started_and_a_switch_finds_nothing_left() {
+    for (from, to) in [(Kind::None, Kind::MqDeadline), (Kind::MqDeadline, Kind::None)] {
+        let mut bench = Bench::new(with_groups(2, 2, from));
+        let group = create(&bench, ROOT);
+        cap(&bench, group, 1);
+        for side in 0..2 {
+            send(&mut bench, side, (1..=3).map(|cookie| of(group, cookie)));
+        }
+        bench.settle();
+        assert_eq!(issued(&bench), 1);
+        bench.queue.freeze_begin();
+        send(&mut bench, 0, [of(group, 4)]);
+        bench.settle();
+        assert_eq!(issued(&bench), 6, "{from}: all that have started, not the fourth");
+        bench.end_all(0, Status::Ok);
+        bench.end_all(1, Status::Ok);
+        bench.settle();
+        assert!(bench.queue.is_drained());
+        bench.queue.set_elevator(to).expect("drained");
+        bench.queue.freeze_end();
+        bench.settle();
+        assert_eq!(
+            issued(&bench),
+            0,
+            "{to}: what passed in the freeze is still to be paid"
+        );
+        assert_eq!(sleep(&mut bench), Nanos::from_secs(6));
+        assert_eq!(issued(&bench), 1);
+        bench.run_dry();
+        assert_eq!((bench.ended(0).len(), bench.ended(1).len()), (4, 3));
+    }
+}
+
+#[test]
+fn a_quiesced_queue_keeps_what_waits_for_its_caps() {
+    let mut bench = Bench::new(with_groups(1, 2, Kind::None));
+    let group = create(&bench, ROOT);
+    cap(&bench, group, 1000);
+    send(&mut bench, 0, (1..=4).map(|cookie| of(group, cookie)));
+    bench.queue.quiesce_begin();
+    bench.settle();
+    bench.now = bench.now + Nanos::from_millis(1);
+    bench.settle();
+    assert_eq!(issued(&bench), 1, "the time has come, but the queue is quiesced");
+    bench.queue.quiesce_end();
+    bench.settle();
+    assert_eq!(issued(&bench), 2, "what the cap allows by now");
+    while issued(&bench) < 4 {
+        sleep(&mut bench);
+    }
+    bench.run_dry();
+    assert_eq!(bench.ended(0).len(), 4);
+}
+
+#[test]
+fn what_is_still_sent_to_a_removed_group_is_its_ancestors_and_its_number_is_free_when_it_has_ended() {
+    for kind in [Kind::None, Kind::MqDeadline] {
+        let mut bench = Bench::new(with_groups(2, 3, kind));
+        let parent = create(&bench, ROOT);
+        let child = create(&bench, parent);
+        send(&mut bench, 0, [of(child, 1)]);
+        bench.queue.remove_group(child).unwrap().unwrap();
+        bench.settle();
+        let full = bench.queue.create_group(ROOT, 7).unwrap().unwrap_err();
+        assert_eq!(
+            full,
+            GroupError::Full {
+                capacity: 3,
+                leaving: 1
+            }
+        );
+        send(&mut bench, 1, [of(child, 2)]);
+        bench.run_dry();
+        let parents = bench.sides[1].fx.ended[0].group;
+        assert_eq!(parents, parent, "{kind}: taken by the parent");
+        let again = create(&bench, ROOT);
+        assert_eq!(again, child, "{kind}: its number is given away");
+        let reads = |group| bench.queue.group_stats(group).of(Direction::Read).ios;
+        assert_eq!((reads(again), reads(parent)), (0, 1));
+        let gone = bench.queue.group_stats_of_the_gone(parent);
+        assert_eq!(gone.of(Direction::Read).ios, 1);
+    }
+}
+
+#[test]
+fn bios_that_wait_for_a_request_are_given_to_the_ancestor_before_the_number_is_free() {
+    let mut config = with_groups(1, 2, Kind::None);
+    config.requests_per_reactor = 1;
+    let mut bench = Bench::new(config);
+    let group = create(&bench, ROOT);
+    send(&mut bench, 0, [of(group, 1)]);
+    bench.submit(0, of(group, 2));
+    bench.queue.remove_group(group).unwrap().unwrap();
+    bench.settle();
+    bench.end_all(0, Status::Ok);
+    bench.settle();
+    assert_eq!(
+        bench.queue.retire_groups(),
+        Ok(0),
+        "the second waits under another number"
+    );
+    bench.run_dry();
+    let groups: Vec<GroupId> = bench.sides[0].fx.ended.iter().map(|bio| bio.group).collect();
+    assert_eq!(groups, [group, ROOT]);
+}
+
+#[test]
+fn a_seat_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_does() {
+    let mut config = with_groups(2, 2, Kind::None);
+    config.reactors[1] = ReactorConfig { promises: false };
+    let mut bench = Bench::new(config);
+    let away = bench.sides.pop().unwrap();
+    let group = create(&bench, ROOT);
+    bench.queue.remove_group(group).unwrap().unwrap();
+    bench.settle();
+    assert_eq!(
+        bench.queue.retire_groups(),
+        Ok(1),
+        "the other thread has not looked"
+    );
+    let seat = away.local.stand_up().map_err(|_| "at rest").unwrap();
+    assert_eq!(bench.queue.retire_groups(), Ok(0));
+    drop(seat);
+}
+
+#[test]
+fn a_parent_of_living_children_stays_and_nothing_is_changed() {
+    let bench = Bench::new(with_groups(1, 4, Kind::None));
+    let parent = create(&bench, ROOT);
+    let child = create(&bench, parent);
+    let refused = bench.queue.remove_group(parent).unwrap();
+    assert_eq!(refused, Err(GroupError::HasChildren { id: parent, child }));
+    assert!(bench.queue.group(parent).unwrap().is_some());
+    let caps = Caps::default().with(CapKind::WriteBps, 1);
+    let refused = bench.queue.set_group_caps(child, caps, bench.now).unwrap();
+    assert!(matches!(refused, Err(GroupError::Cap { .. })));
+    assert!(bench.queue.group(child).unwrap().unwrap().caps.is_none());
+    bench.queue.move_group(child, ROOT).unwrap().unwrap();
+    bench.queue.remove_group(parent).unwrap().unwrap();
+}
+
+#[test]
+fn what_the_caps_let_pass_finds_its_way_without_an_own_context_with_few_tags_and_refusals() {
+    let mut config = with_groups(3, 2, Kind::None);
+    config.hctxs = 1;
+    config.tags = TagMode::PerHctx(2);
+    let mut bench = Bench::new(config);
+    let group = create(&bench, ROOT);
+    cap(&bench, group, 1_000_000);
+    bench.sides[0].hand.borrow_mut().answers = [
+        Issued::Queued,
+        Issued::DeviceResource,
+        Issued::Done(Status::Requeue),
+    ]
+    .into();
+    for side in 0..3 {
+        send(&mut bench, side, (1..=9).map(|cookie| of(group, cookie)));
+    }
+    for _ in 0..200 {
+        bench.now = bench.now + Nanos::from_micros(1);
+        bench.settle();
+        bench.end_all(0, Status::Ok);
+        bench.settle();
+    }
+    for side in 0..3 {
+        assert_eq!(bench.ended(side).len(), 9, "reactor {side}");
+    }
+    assert_eq!(bench.queue.outstanding(), 0);
+    assert_eq!(bench.queue.event_stats().requeued, 1);
+}
