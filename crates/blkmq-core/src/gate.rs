@@ -45,6 +45,19 @@ impl Sched {
     /// `shard` counts merges.
     pub(crate) fn fold(&mut self, shard: &Shard, drains: bool, now: Instant) {
         self.fold_reports();
+        if self.throttle.is_active() {
+            return self.fold_through_caps(shard, drains, now);
+        }
+        for list in &mut self.inserts {
+            list.drain(|rq| match &mut self.elevator {
+                Some(elevator) => insert(elevator.as_mut(), rq, shard, now),
+                None => self.passed.push_back(rq),
+            });
+        }
+    }
+
+    #[inline(never)]
+    fn fold_through_caps(&mut self, shard: &Shard, drains: bool, now: Instant) {
         let Self {
             elevator,
             inserts,
@@ -60,7 +73,7 @@ impl Sched {
         for list in inserts {
             list.drain(|rq| {
                 // What comes back from the driver has passed its caps.
-                if throttle.concerns(rq.group()) && rq.retries == 0 {
+                if rq.retries == 0 && throttle.concerns(rq.group()) {
                     throttle.add(rq, groups, now, &mut go_on);
                 } else {
                     go_on(rq);
@@ -91,14 +104,15 @@ impl Sched {
 
     /// Takes the next request out of the elevator, unless `depth` are in flight; or the next that needs none.
     pub(crate) fn dispatch(&mut self, depth: u32, now: Instant) -> Option<Box<Request>> {
-        if let Some(mut rq) = self.passed.pop_front() {
+        let Some(elevator) = &mut self.elevator else {
+            let mut rq = self.passed.pop_front()?;
             rq.state = State::Dispatched;
             return Some(rq);
-        }
+        };
         if self.in_flight >= depth {
             return None;
         }
-        let mut rq = self.elevator.as_mut()?.dispatch(now)?;
+        let mut rq = elevator.dispatch(now)?;
         debug_assert_eq!(
             rq.state,
             State::Inserted,
@@ -129,7 +143,10 @@ impl Sched {
     /// Says when the elevator, or the caps, want to be asked again.
     pub(crate) fn next_wakeup(&self) -> Option<Instant> {
         let elevator = self.elevator.as_ref().and_then(|elevator| elevator.next_wakeup());
-        [elevator, self.throttle.next_due()].into_iter().flatten().min()
+        match self.throttle.next_due() {
+            None => elevator,
+            Some(due) => Some(elevator.map_or(due, |at| at.min(due))),
+        }
     }
 
     /// Says whether nothing is inside, on a drained queue.

@@ -217,14 +217,13 @@ impl SwCtx {
     /// The way of all bios that are not plain or cannot be staged now.
     #[inline(never)]
     fn submit_checked(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
-        let (Some(disk), Some(group)) = (
-            queue.disks().get(bio.disk.index()),
-            queue.standings.who_takes(bio.group),
-        ) else {
+        let Some(disk) = queue.disks().get(bio.disk.index()) else {
             fx.end(bio, Status::Invalid);
             return Ok(());
         };
-        let bio = Bio { group, ..bio };
+        if !queue.standings.is_living(bio.group) {
+            return self.submit_to_ancestor(queue, bio, fx);
+        }
         if let Err(status) = queue.check_bio(&bio, disk) {
             fx.end(bio, status);
             return Ok(());
@@ -238,6 +237,21 @@ impl SwCtx {
         self.outstanding += 1;
         self.stage_or_wait(queue, bio, disk.base);
         Ok(())
+    }
+
+    /// Submits the bio of a removed group to who takes its bios; there is nobody if there never was such a group.
+    #[cold]
+    fn submit_to_ancestor(&mut self, queue: &Queue, mut bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
+        match queue.standings.who_takes(bio.group) {
+            Some(group) => {
+                bio.group = group;
+                self.submit(queue, bio, fx)
+            }
+            None => {
+                fx.end(bio, Status::Invalid);
+                Ok(())
+            }
+        }
     }
 
     fn submit_flush(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {

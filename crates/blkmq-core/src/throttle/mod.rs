@@ -33,6 +33,7 @@ pub(crate) struct Throttle {
     /// The first unused slot.
     unused: u32,
     held: usize,
+    is_active: bool,
     /// Numbers what has passed, so that stops which become due together take turns.
     passed: u64,
 }
@@ -87,6 +88,7 @@ impl Throttle {
             slots: (0..count).map(slot).collect(),
             unused: if count == 0 { NONE } else { 0 },
             held: 0,
+            is_active: false,
             passed: 0,
         };
         for (id, node) in tree.iter() {
@@ -94,6 +96,12 @@ impl Throttle {
         }
         throttle.retime(tree);
         throttle
+    }
+
+    /// Says whether any request may have to come here, or is here.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.is_active
     }
 
     /// Says whether requests of a group have to come here.
@@ -127,6 +135,8 @@ impl Throttle {
         while let Some(Reverse(due)) = self.due.pop() {
             waiting.extend(std::iter::from_fn(|| self.leave_stop(due.stop)));
         }
+        // What waits without caps goes with the next release; the next change then finds nothing.
+        self.is_active = !waiting.is_empty() || self.is_capped.contains(&true);
         for line in waiting {
             self.wait_at(line, line, Instant(0));
         }
