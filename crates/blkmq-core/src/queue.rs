@@ -672,7 +672,7 @@ impl Queue {
             && bio.len.wrapping_sub(1) < self.plain_max
             && has_room
             && one_piece
-            && self.standings.is_living(bio.group)
+            && self.standings.is_surely_living(bio.group)
     }
 
     /// Checks a submitter's bio against its disk and the drive.

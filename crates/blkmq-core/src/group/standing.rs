@@ -8,21 +8,34 @@ use crate::ids::GroupId;
 
 /// The standing of every group of a queue.
 #[derive(Debug)]
-pub(crate) struct Standings(Box<[AtomicU32]>);
+pub(crate) struct Standings {
+    words: Box<[AtomicU32]>,
+    /// All groups below this number live: the look at them that costs no more than a comparison.
+    living_below: AtomicU32,
+}
 
 impl Standings {
     /// The standings of a tree.
     pub(crate) fn new(tree: &GroupTree) -> Self {
-        let standings = Self((0..tree.capacity()).map(|_| AtomicU32::new(NOBODY)).collect());
+        let standings = Self {
+            words: (0..tree.capacity()).map(|_| AtomicU32::new(NOBODY)).collect(),
+            living_below: AtomicU32::new(0),
+        };
         standings.update(tree);
         standings
+    }
+
+    /// Says whether a group takes bios, for most that do.
+    #[inline]
+    pub(crate) fn is_surely_living(&self, id: GroupId) -> bool {
+        id.0 < self.living_below.load(Ordering::Relaxed)
     }
 
     /// Says whether a group takes bios. A moment later it may not: it is its ancestors' then, and its id nobody else's
     /// until the caller's reactor has taken note (`sw_ctx`).
     #[inline]
     pub(crate) fn is_living(&self, id: GroupId) -> bool {
-        self.0
+        self.words
             .get(id.index())
             .is_some_and(|word| word.load(Ordering::Relaxed) <= CAPPED)
     }
@@ -31,13 +44,13 @@ impl Standings {
     #[inline]
     pub(crate) fn is_capped(&self, id: GroupId) -> bool {
         // A removed one may have capped ancestors: the gate looks.
-        self.0[id.index()].load(Ordering::Relaxed) != FREE
+        self.words[id.index()].load(Ordering::Relaxed) != FREE
     }
 
     /// The group that takes a group's bios: itself, its nearest living ancestor, or nobody if it is not in use.
     pub(crate) fn who_takes(&self, mut id: GroupId) -> Option<GroupId> {
         loop {
-            match self.0.get(id.index())?.load(Ordering::Relaxed) {
+            match self.words.get(id.index())?.load(Ordering::Relaxed) {
                 FREE | CAPPED => return Some(id),
                 NOBODY => return None,
                 // Upwards, so this ends.
@@ -48,7 +61,7 @@ impl Standings {
 
     /// Takes over what has changed in the tree. For whoever is inside the gate.
     pub(crate) fn update(&self, tree: &GroupTree) {
-        for (index, word) in self.0.iter().enumerate() {
+        for (index, word) in self.words.iter().enumerate() {
             let id = GroupId(index as u32);
             let standing = if tree.get(id).is_none() {
                 NOBODY
@@ -61,6 +74,11 @@ impl Standings {
             };
             word.store(standing, Ordering::Relaxed);
         }
+        let living = self
+            .words
+            .iter()
+            .take_while(|word| word.load(Ordering::Relaxed) <= CAPPED);
+        self.living_below.store(living.count() as u32, Ordering::Relaxed);
     }
 }
 
