@@ -63,7 +63,7 @@ fn sleep(bench: &mut Bench) -> Nanos {
 
 #[test]
 fn a_capped_group_waits_for_its_time_and_nobody_else_does() {
-    for kind in [Kind::None, Kind::MqDeadline] {
+    for kind in Kind::ALL {
         let mut bench = Bench::new(with_groups(1, 4, kind));
         let (capped, free) = (create(&bench, ROOT), create(&bench, ROOT));
         cap(&bench, capped, 100);
@@ -170,7 +170,7 @@ fn a_quiesced_queue_keeps_what_waits_for_its_caps() {
 
 #[test]
 fn what_is_still_sent_to_a_removed_group_is_its_ancestors_and_its_number_is_free_when_it_has_ended() {
-    for kind in [Kind::None, Kind::MqDeadline] {
+    for kind in Kind::ALL {
         let mut bench = Bench::new(with_groups(2, 3, kind));
         let parent = create(&bench, ROOT);
         let child = create(&bench, parent);

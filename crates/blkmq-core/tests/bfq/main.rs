@@ -34,10 +34,7 @@ fn assert_shares(world: &mut World, weights: &[u64], window: Nanos, windows: u64
 }
 
 fn node(parent: u32, weight: u16) -> Node {
-    Node {
-        parent: GroupId(parent),
-        weight,
-    }
+    Node::new(GroupId(parent), weight)
 }
 
 /// A flooder in each group.
