@@ -14,6 +14,19 @@ use crate::stat::Shard;
 use crate::throttle::Throttle;
 use crate::time::Instant;
 
+/// Who takes requests out of an elevator that knows no hardware queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dispatch {
+    /// One dispatcher at a time, for everybody, to its own hardware context; whoever finds it at work leaves it their
+    /// insertions and completions, and goes on.
+    #[default]
+    Single,
+    /// Every insertion and every batch of completions runs all hardware contexts; each waits for the elevator, takes one
+    /// request at a time and issues it to its own driver, outside. So Linux did until 5.10: for measuring what `Single`
+    /// gains. It costs a run of every context per insertion, and decision order is not issue order.
+    EveryContext,
+}
+
 /// What reactors tell the gate of requests that the elevator gave out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Report {
@@ -30,6 +43,8 @@ pub(crate) struct Sched {
     pub(crate) reports: Vec<Consumer<Report>>,
     /// Requests that the elevator gave out and that have not been reported.
     pub(crate) in_flight: u32,
+    /// Requests among these that a driver, or a missing tag, pushed back: whoever dispatches next begins with them.
+    pub(crate) leftovers: VecDeque<Box<Request>>,
     /// The tenant tree.
     pub(crate) groups: GroupTree,
     /// Removed groups whose number is not free yet, each with the sweep that must have passed (`sw_ctx`), in order.
@@ -102,8 +117,12 @@ impl Sched {
         }
     }
 
-    /// Takes the next request out of the elevator, unless `depth` are in flight; or the next that needs none.
+    /// Takes the next request: one that was pushed back, else the elevator's choice, unless `depth` are in flight; or the
+    /// next that needs no elevator.
     pub(crate) fn dispatch(&mut self, depth: u32, now: Instant) -> Option<Box<Request>> {
+        if let Some(rq) = self.leftovers.pop_front() {
+            return Some(rq);
+        }
         let Some(elevator) = &mut self.elevator else {
             let mut rq = self.passed.pop_front()?;
             rq.state = State::Dispatched;
@@ -122,6 +141,16 @@ impl Sched {
         rq.from_elevator = true;
         self.in_flight += 1;
         Some(rq)
+    }
+
+    /// Takes a request back that could not be issued now. It stays the next one, whoever comes.
+    pub(crate) fn push_back(&mut self, rq: Box<Request>) {
+        debug_assert_eq!(
+            rq.state,
+            State::Dispatched,
+            "only what was dispatched is pushed back"
+        );
+        self.leftovers.push_front(rq);
     }
 
     /// Reports the end of a request that was issued by the holder and ended at once.
@@ -152,6 +181,7 @@ impl Sched {
     /// Says whether nothing is inside, on a drained queue.
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight == 0
+            && self.leftovers.is_empty()
             && self.throttle.is_empty()
             && self.passed.is_empty()
             && self

@@ -7,6 +7,8 @@
 //!  Effects::ended ◄─ sw_ctx ◄─ (mail to the owner) ◄─ end_request ◄─ completed ◄───┘ reap, expire
 //! ```
 
+mod every_context;
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +22,7 @@ use crate::gate::{Report, Sched};
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
 use crate::ids::{HctxId, ReactorId};
 use crate::plug;
-use crate::queue::{Effects, Mail, NOBODY_SITS, Queue, Seat, Stay};
+use crate::queue::{Dispatch, Effects, Mail, NOBODY_SITS, Queue, Seat, Stay};
 use crate::request::{Request, State};
 use crate::sched::Note;
 use crate::sw_ctx::SwCtx;
@@ -190,6 +192,11 @@ impl LocalQueue {
         self.hw.as_ref().map_or(0, |hw| hw.in_flight)
     }
 
+    /// How often this reactor entered the gate.
+    pub fn gate_entered(&self) -> u64 {
+        self.shard().events.gate_entered.get()
+    }
+
     /// The shared side.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue
@@ -330,7 +337,9 @@ impl LocalQueue {
         if !published {
             return;
         }
-        if self.hw.is_some() {
+        if is_scheduled && self.queue.dispatch == Dispatch::EveryContext {
+            self.insert_and_run_all(now, fx);
+        } else if self.hw.is_some() {
             self.dispatch_through_gate(now, fx);
         } else {
             let owner = self.queue.hctx_owner(self.me);
@@ -386,8 +395,9 @@ impl LocalQueue {
         };
         events.gate_entered.add(1);
         let mut passes = 1;
+        let mut blocked = false;
         loop {
-            self.pass(&mut sched, now, fx);
+            blocked = self.pass(&mut sched, blocked, now, fx);
             if passes == PASSES_MAX {
                 // Enough done for others: come back to the place of waiting first, then go on.
                 if sched.leave_owing() {
@@ -402,33 +412,41 @@ impl LocalQueue {
             passes += 1;
         }
         events.gate_passes.add(passes);
-        self.hw
-            .as_mut()
-            .expect("a dispatcher has a context")
-            .driver
-            .commit();
         self.end_what_ended_inside(now, fx);
     }
 
-    /// One pass inside the gate: fold everybody's lists, then dispatch and issue while the depth allows.
-    fn pass(&mut self, sched: &mut Sched, now: Instant, fx: &mut Effects) {
+    /// One pass inside the gate: fold everybody's lists, then dispatch and issue while the depth allows, up to the first
+    /// request that cannot be issued here. Says whether there was one; `blocked` says so of an earlier pass.
+    fn pass(&mut self, sched: &mut Sched, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
         let depth = self.queue.depth();
         let promises = self.queue.port(self.me).promises;
         sched.fold(&self.queue.port(self.me).shard, self.queue.is_draining(), now);
-        while self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
+        let mut issued = false;
+        while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
             let Some(rq) = sched.dispatch(depth, now) else {
                 break;
             };
             if !promises && rq.owner != self.me {
                 self.hand_over(rq, now, fx);
             } else {
-                self.issue_inside(rq, sched, now, fx);
+                issued = true;
+                blocked = self.issue_inside(rq, sched, now, fx);
             }
         }
+        if issued {
+            // Before the next dispatcher's: the device learns of requests in the order that the elevator chose.
+            self.hw
+                .as_mut()
+                .expect("a dispatcher has a context")
+                .driver
+                .commit();
+        }
         self.note_wakeup(sched, fx);
+        blocked
     }
 
-    fn issue_inside(&mut self, rq: Box<Request>, sched: &mut Sched, now: Instant, fx: &mut Effects) {
+    /// Issues what the elevator gave out. Says whether nothing more can be issued here for now.
+    fn issue_inside(&mut self, rq: Box<Request>, sched: &mut Sched, now: Instant, fx: &mut Effects) -> bool {
         let hw = self.hw.as_mut().expect("a dispatcher has a context");
         // The elevator's are counted against the depth already.
         let depth = if rq.from_elevator {
@@ -438,7 +456,14 @@ impl LocalQueue {
         };
         match hw.issue(rq, depth, false, now) {
             Outcome::Queued => {}
-            Outcome::PushedBack { hold, waiters } => self.hold(hold, waiters, now, fx),
+            Outcome::PushedBack { hold, waiters } => {
+                // Back inside: it is the next one, and another context may be able to issue it sooner.
+                if let Some(rq) = hw.dispatch.pop_front_if(|rq| rq.from_elevator) {
+                    sched.push_back(rq);
+                }
+                self.hold(hold, waiters, now, fx);
+                return true;
+            }
             Outcome::Ended { rq, status, waiters } if !rq.from_elevator => {
                 self.ended_inside.push((rq, status, waiters));
             }
@@ -456,13 +481,14 @@ impl LocalQueue {
                 self.ended_inside.push((rq, status, waiters));
             }
         }
+        false
     }
 
-    /// Remembers when the elevator wants to be asked again; a reactor that does not promise to run leaves that to one
-    /// that does.
+    /// Remembers when the elevator wants to be asked again; a reactor that does not promise to run leaves that, and what
+    /// was pushed back, to one that does.
     fn note_wakeup(&mut self, sched: &Sched, fx: &mut Effects) {
         self.sched_timer = sched.next_wakeup();
-        let has_more = self.sched_timer.is_some() || !sched.passed.is_empty();
+        let has_more = self.sched_timer.is_some() || !sched.passed.is_empty() || !sched.leftovers.is_empty();
         if !has_more || self.queue.port(self.me).promises {
             return;
         }
@@ -559,6 +585,9 @@ impl LocalQueue {
         }
         self.done = done;
         any |= self.expire(now, fx);
+        if any && self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
+            self.run_other_contexts(fx);
+        }
         any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.dispatch.is_empty()))
     }
 
@@ -592,7 +621,11 @@ impl LocalQueue {
         self.shard().events.runs.add(1);
         self.issue_leftovers(now, fx);
         if self.queue.is_gated() && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
-            self.dispatch_through_gate(now, fx);
+            if self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
+                self.dispatch_for_itself(now, fx);
+            } else {
+                self.dispatch_through_gate(now, fx);
+            }
         }
         self.leave(stay);
     }

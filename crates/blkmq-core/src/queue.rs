@@ -14,6 +14,7 @@ use blkmq_sync::spsc;
 use blkmq_sync::tag_bitmap::TagBitmap;
 
 use crate::bio::{Bio, Data, Flags, Op, Status};
+pub use crate::gate::Dispatch;
 use crate::gate::{Report, Sched};
 use crate::group::{GROUPS_MAX, GroupTree, Standings};
 use crate::ids::{GroupId, HctxId, REACTORS_MAX, ReactorId, ReactorSet};
@@ -44,6 +45,8 @@ pub struct QueueConfig {
     pub limits: Limits,
     /// The elevator to begin with.
     pub elevator: sched::Kind,
+    /// Who takes requests out of it. Default: one dispatcher for all; the other way is slower, and there to be compared.
+    pub dispatch: Dispatch,
     /// How long a request may be with the driver. Default 30 s.
     pub timeout: Nanos,
     /// Whether neighbouring bios are merged. Default true.
@@ -87,6 +90,7 @@ impl QueueConfig {
             requests_per_reactor: 256,
             limits: Limits::default(),
             elevator: sched::Kind::None,
+            dispatch: Dispatch::Single,
             timeout: Nanos::from_secs(30),
             merges: true,
             groups: GroupTree::flat(1),
@@ -234,6 +238,7 @@ pub struct Queue {
     tag_mode: TagMode,
     requests_per_reactor: u32,
     merges: bool,
+    pub(crate) dispatch: Dispatch,
     /// Largest read or write that needs no look at boundaries; 0 if all do.
     plain_max: u64,
     pub(crate) timeout: Nanos,
@@ -325,6 +330,7 @@ impl Queue {
             tag_mode: config.tags,
             requests_per_reactor: config.requests_per_reactor,
             merges: config.merges,
+            dispatch: config.dispatch,
             timeout: config.timeout,
             ports,
             gate: Gate::new(Sched {
@@ -332,6 +338,7 @@ impl Queue {
                 inserts,
                 reports,
                 in_flight: 0,
+                leftovers: VecDeque::with_capacity(requests_max),
                 leaving: VecDeque::with_capacity(groups.capacity()),
                 throttle: Throttle::new(&groups, requests_max),
                 passed: VecDeque::with_capacity(requests_max),
@@ -561,6 +568,10 @@ impl Queue {
     /// How many requests there are in all, flushes included.
     pub(crate) fn requests_max(&self) -> usize {
         self.ports.len() * (self.requests_per_reactor as usize + self.disks.len())
+    }
+
+    pub(crate) fn hctxs(&self) -> u16 {
+        self.hctxs
     }
 
     pub(crate) fn merges(&self) -> bool {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{DiskId, GroupId, REACTORS_MAX, ReactorId};
-use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
+use blkmq_core::queue::{DiskConfig, Dispatch, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 
@@ -68,6 +68,8 @@ pub struct QueueSpec {
     pub disks: Vec<DiskEntry>,
     /// The elevator to begin with. Default none.
     pub elevator: Kind,
+    /// Who takes requests out of the elevator. Default one dispatcher; the other way is there to be compared.
+    pub dispatch: Dispatch,
     /// How many requests may be in flight. Default 128 per hardware context.
     pub tags: TagMode,
     /// Hardware contexts; none for one per thread. Fewer must not be more than there are reactors: the
@@ -91,6 +93,7 @@ impl QueueSpec {
             drive,
             disks: Vec::new(),
             elevator: Kind::None,
+            dispatch: Dispatch::Single,
             tags: TagMode::PerHctx(128),
             hctxs: None,
             requests_per_reactor: 256,
@@ -351,6 +354,7 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         requests_per_reactor: spec.requests_per_reactor,
         limits: spec.drive.limits(),
         elevator: spec.elevator,
+        dispatch: spec.dispatch,
         timeout: spec.timeout,
         merges: spec.merges,
         groups: spec.groups,

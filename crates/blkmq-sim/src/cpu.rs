@@ -114,10 +114,10 @@ impl Costs {
 }
 
 impl Gate {
-    /// Charges `requests` that went through the elevator in a step of `cpu`. Returns for how long `cpu` is busy with it:
+    /// Charges the `entries` of a step of `cpu`, and `requests` that went through the elevator in it. Returns for how long `cpu` is busy with it:
     /// as the holder, or only with publishing them, if another CPU holds the gate at that moment.
-    pub fn charge(&mut self, costs: &Costs, cpu: usize, requests: u64, now: Instant) -> u64 {
-        if requests == 0 {
+    pub fn charge(&mut self, costs: &Costs, cpu: usize, entries: u64, requests: u64, now: Instant) -> u64 {
+        if entries == 0 {
             return 0;
         }
         let held = now < self.busy_until;
@@ -128,7 +128,7 @@ impl Gate {
             return 2 * costs.line;
         }
         let moved = if self.holder == cpu { 0 } else { costs.line };
-        let time = costs.gate + moved + requests * costs.elevate;
+        let time = entries * costs.gate + moved + requests * costs.elevate;
         self.holder = cpu;
         self.busy_until = now.max(self.busy_until) + Nanos(time);
         self.busy_until.since(now).0
@@ -152,9 +152,9 @@ mod tests {
     fn who_finds_the_gate_held_leaves_the_work_to_the_holder() {
         let costs = Costs::exact();
         let mut gate = Gate::default();
-        let first = gate.charge(&costs, 0, 10, Instant(0));
+        let first = gate.charge(&costs, 0, 1, 10, Instant(0));
         assert_eq!(first, costs.gate + 10 * costs.elevate);
-        assert_eq!(gate.charge(&costs, 1, 5, Instant(1)), 2 * costs.line);
+        assert_eq!(gate.charge(&costs, 1, 1, 5, Instant(1)), 2 * costs.line);
         assert_eq!(gate.kept(0), Instant(first + costs.line + 5 * costs.elevate));
         assert_eq!(gate.kept(1), Instant(0));
     }
@@ -166,8 +166,8 @@ mod tests {
             ..Costs::exact()
         };
         let mut gate = Gate::default();
-        let first = gate.charge(&costs, 0, 10, Instant(0));
+        let first = gate.charge(&costs, 0, 1, 10, Instant(0));
         let second = costs.gate + costs.line + 5 * costs.elevate;
-        assert_eq!(gate.charge(&costs, 1, 5, Instant(1)), first - 1 + second);
+        assert_eq!(gate.charge(&costs, 1, 1, 5, Instant(1)), first - 1 + second);
     }
 }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use blkmq_core::sched::Kind;
 use blkmq_sim::run;
 use blkmq_sim::scenario::{self, Scenario};
 use blkmq_sim::world::Summary;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
             println!("{:14} {}", scenario.name, scenario.about);
         }
         println!("{:14} {}", scenario::scale::NAME, scenario::scale::ABOUT);
+        println!("{:14} {}", scenario::clients::NAME, scenario::clients::ABOUT);
         return ExitCode::SUCCESS;
     }
     let Some(name) = args.scenario.as_deref() else {
@@ -57,6 +59,15 @@ fn main() -> ExitCode {
     match (name, scenario::by_name(name), args.seeds) {
         (scenario::scale::NAME, ..) => {
             print!("{}", scenario::scale::table(first));
+            ExitCode::SUCCESS
+        }
+        (scenario::clients::NAME, _, seeds) => {
+            for elevator in Kind::ALL.into_iter().filter(|kind| *kind != Kind::None) {
+                println!(
+                    "{}",
+                    scenario::clients::table(elevator, first, seeds.unwrap_or(5))
+                );
+            }
             ExitCode::SUCCESS
         }
         ("all", _, seeds) => run_many(scenario::ALL, first, seeds.unwrap_or(1)),

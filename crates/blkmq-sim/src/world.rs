@@ -320,7 +320,8 @@ impl World {
         let mut time = costs.step(&outcome.done);
         if self.queue.elevator() != Kind::None {
             let mut gate = self.gate.get();
-            time += gate.charge(costs, reactor.id.index(), outcome.done.driver.issued, now);
+            let issued = outcome.done.driver.issued;
+            time += gate.charge(costs, reactor.id.index(), u64::from(issued > 0), issued, now);
             self.gate.set(gate);
         }
         let mut at = now + costs.time(time, &mut rng);

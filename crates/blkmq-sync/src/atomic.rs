@@ -81,6 +81,24 @@ pub(crate) fn fence_after_rmw() {
     faults::fence_unless(faults::Fault::NoFenceAfterRmw);
 }
 
+/// Passes some nanoseconds of a wait that has been looped for `spins` times, or lets another thread run.
+pub(crate) fn wait_a_little(spins: u32) {
+    #[cfg(loom)]
+    let _ = spins;
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    if spins % SPINS_PER_YIELD == SPINS_PER_YIELD - 1 {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// About 2 µs: longer than an elevator is held, unless its holder was preempted.
+#[cfg(not(loom))]
+const SPINS_PER_YIELD: u32 = 100;
+
 /// Faults that a model can put into the code it checks, to show that it would find them.
 #[cfg(loom)]
 pub(crate) mod faults {

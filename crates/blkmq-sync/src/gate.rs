@@ -26,7 +26,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::atomic::{AtomicU64, Ordering, UnsafeCell, fence_after_rmw, full_fence};
+use crate::atomic::{AtomicU64, Ordering, UnsafeCell, fence_after_rmw, full_fence, wait_a_little};
 
 /// A value that one thread at a time may use, and that nobody waits for.
 pub struct Gate<T> {
@@ -94,6 +94,25 @@ impl<T> Gate<T> {
         }
     }
 
+    /// Enters, and waits for that as at a spin lock: what the gate is there to avoid, for comparisons with it. Leaves
+    /// no mark.
+    ///
+    /// It gives the CPU up now and then: unlike the holder of a kernel's spin lock, this one may be preempted.
+    pub fn enter_spinning(&self) -> GateGuard<'_, T> {
+        let mut spins = 0;
+        loop {
+            let seen = self.state.load(Ordering::Relaxed);
+            if seen & !OWED == FREE && self.take(seen) {
+                return GateGuard {
+                    gate: self,
+                    lent: PhantomData,
+                };
+            }
+            wait_a_little(spins);
+            spins += 1;
+        }
+    }
+
     /// Whether a guard was dropped with the mark on the gate and nobody has entered and left since.
     #[must_use]
     pub fn is_owed(&self) -> bool {
@@ -114,6 +133,14 @@ impl<T> Gate<T> {
             // borrowed.
             unsafe { &mut *value }
         })
+    }
+
+    /// Makes a free gate held, if it still is as it was `seen`.
+    fn take(&self, seen: u64) -> bool {
+        // Acquire: as in `try_enter`.
+        self.state
+            .compare_exchange(seen, seen + HELD, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Whether the mark is on the gate after all that the caller has published.

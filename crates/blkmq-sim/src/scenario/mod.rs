@@ -2,6 +2,7 @@
 //! A scenario turns a seed into a setup; `scale` measures a model instead.
 
 mod attached;
+pub mod clients;
 mod deadline;
 mod depth_change;
 mod direct;

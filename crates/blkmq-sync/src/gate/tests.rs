@@ -103,3 +103,23 @@ fn everything_published_is_seen_and_nobody_is_inside_twice() {
         "the last holder saw everything"
     );
 }
+
+#[test]
+fn who_enters_spinning_waits_for_the_holder_and_loses_nothing() {
+    const THREADS: u64 = 4;
+    const TIMES: u64 = 5_000;
+    let gate = Gate::new(0u64);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..TIMES {
+                    let mut guard = gate.enter_spinning();
+                    *guard += 1;
+                    assert!(!guard.leave_owing(), "nobody leaves a mark");
+                }
+            });
+        }
+    });
+    let mut gate = gate;
+    assert_eq!(*gate.get_mut(), THREADS * TIMES);
+}

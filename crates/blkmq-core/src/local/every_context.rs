@@ -1,0 +1,75 @@
+//! Decides how requests leave the elevator under [`Dispatch::EveryContext`](crate::queue::Dispatch): everybody waits for it
+//! and dispatches for itself. It is there to be measured beside the gate, so it does nothing worse than Linux did.
+
+use std::rc::Rc;
+
+use super::LocalQueue;
+use crate::hw_ctx::Outcome;
+use crate::ids::{HctxId, ReactorId};
+use crate::queue::Effects;
+use crate::time::Instant;
+
+impl LocalQueue {
+    /// Takes what was published into the elevator, then has every context run, the own one at once.
+    pub(super) fn insert_and_run_all(&mut self, now: Instant, fx: &mut Effects) {
+        let queue = Rc::clone(&self.queue);
+        let shard = &queue.port(self.me).shard;
+        shard.events.gate_entered.add(1);
+        let mut sched = queue.gate.enter_spinning();
+        sched.fold(shard, queue.is_draining(), now);
+        // Whoever left a mark has not gone on, but waits.
+        let _ = sched.leave_owing();
+        self.run_other_contexts(fx);
+        if self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
+            self.dispatch_for_itself(now, fx);
+        }
+    }
+
+    /// Takes requests one by one and issues each to the own driver, outside the elevator. The caller has a stay.
+    pub(super) fn dispatch_for_itself(&mut self, now: Instant, fx: &mut Effects) {
+        let queue = Rc::clone(&self.queue);
+        let port = queue.port(self.me);
+        let (mut issued, mut ended) = (false, false);
+        while self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
+            port.shard.events.gate_entered.add(1);
+            port.shard.events.gate_passes.add(1);
+            let mut sched = queue.gate.enter_spinning();
+            sched.fold(&port.shard, queue.is_draining(), now);
+            let rq = sched.dispatch(queue.depth(), now);
+            self.note_wakeup(&sched, fx);
+            let _ = sched.leave_owing();
+            let Some(rq) = rq else {
+                break;
+            };
+            if !port.promises && rq.owner != self.me {
+                self.hand_over(rq, now, fx);
+                continue;
+            }
+            issued = true;
+            let hw = self.hw.as_mut().expect("looked at above");
+            match hw.issue(rq, u32::MAX, false, now) {
+                Outcome::Queued => {}
+                Outcome::PushedBack { hold, waiters } => self.hold(hold, waiters, now, fx),
+                Outcome::Ended { rq, status, waiters } => {
+                    ended = true;
+                    self.completed(rq, status, waiters, now, fx);
+                }
+            }
+        }
+        if issued {
+            self.hw.as_mut().expect("issued to it").driver.commit();
+        }
+        if ended {
+            self.run_other_contexts(fx);
+        }
+    }
+
+    /// Queues a run of every hardware context but the own one.
+    pub(super) fn run_other_contexts(&self, fx: &mut Effects) {
+        for hctx in (0..self.queue.hctxs()).map(HctxId) {
+            if ReactorId(hctx.0) != self.me {
+                self.queue.run_hctx(hctx, self.me, fx);
+            }
+        }
+    }
+}

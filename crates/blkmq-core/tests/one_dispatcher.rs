@@ -1,0 +1,201 @@
+//! One dispatcher for elevators that know no hardware queues: in which order, by whom, and what waits meanwhile; and the
+//! way it was done before, which must lose nothing either.
+
+mod common;
+
+use blkmq_core::bio::{Op, Status};
+use blkmq_core::driver::Issued;
+use blkmq_core::ids::ReactorSet;
+use blkmq_core::queue::{Dispatch, QueueConfig, ReactorConfig, TagMode};
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use common::{Bench, bio, config};
+
+/// A queue with an elevator for `reactors`, whose requests at even blocks cannot merge.
+fn scheduled(reactors: u16, kind: Kind) -> QueueConfig {
+    QueueConfig {
+        elevator: kind,
+        ..config(reactors)
+    }
+}
+
+/// Those that give out what is inserted, in its order, at once: others may idle on purpose.
+const AT_ONCE: [Kind; 1] = [Kind::MqDeadline];
+
+fn elevators() -> impl Iterator<Item = Kind> {
+    Kind::ALL.into_iter().filter(|kind| *kind != Kind::None)
+}
+
+fn blocks(bench: &Bench, side: usize) -> Vec<u64> {
+    bench.issued(side).iter().map(|seen| seen.offset / 4096).collect()
+}
+
+#[test]
+fn what_one_context_pushed_back_goes_first_through_whichever_dispatches_next() {
+    for kind in AT_ONCE {
+        let mut bench = Bench::new(scheduled(2, kind));
+        bench.sides[0].hand.borrow_mut().answers = [Issued::Queued, Issued::DeviceResource].into();
+        for block in [0, 2, 4, 6] {
+            bench.submit(0, bio(Op::Read, block, 1, block));
+        }
+        bench.unplug(0);
+        assert_eq!(blocks(&bench, 0), [0], "{kind}");
+        bench.submit(1, bio(Op::Read, 8, 1, 8));
+        bench.unplug(1);
+        assert_eq!(blocks(&bench, 1), [2, 4, 6, 8], "{kind}: no 1-3-2-4");
+        bench.run_dry();
+        assert_eq!(bench.ended(0).len() + bench.ended(1).len(), 5);
+    }
+}
+
+#[test]
+fn a_dispatcher_stops_at_the_first_request_that_its_driver_does_not_take() {
+    for kind in AT_ONCE {
+        let mut bench = Bench::new(scheduled(1, kind));
+        bench.sides[0].hand.borrow_mut().answers = [Issued::Queued, Issued::DeviceResource].into();
+        for block in 0..16 {
+            bench.submit(0, bio(Op::Read, block * 2, 1, block));
+        }
+        bench.unplug(0);
+        assert_eq!(blocks(&bench, 0), [0], "{kind}");
+        assert_eq!(
+            bench.queue.event_stats().pushed_back,
+            1,
+            "{kind}: asked once more"
+        );
+        bench.run_dry();
+        assert_eq!(bench.ended(0).len(), 16);
+    }
+}
+
+#[test]
+fn what_waits_for_the_depth_merges_with_what_other_contexts_insert() {
+    for kind in AT_ONCE {
+        let mut bench = Bench::new(QueueConfig {
+            tags: TagMode::PerHctx(1),
+            ..scheduled(3, kind)
+        });
+        bench.submit(0, bio(Op::Write, 1000, 1, 99));
+        bench.unplug(0);
+        for side in 0..3 {
+            bench.submit(side, bio(Op::Write, side as u64, 1, side as u64));
+            bench.unplug(side);
+        }
+        bench.end_all(0, Status::Ok);
+        bench.settle();
+        let seen = bench.issued(0);
+        assert_eq!(
+            (seen.len(), seen[0].len, seen[0].bios),
+            (1, 3 * 4096, 3),
+            "{kind}"
+        );
+        bench.run_dry();
+        assert_eq!(
+            (bench.ended(0).len(), bench.ended(1).len(), bench.ended(2).len()),
+            (2, 1, 1)
+        );
+    }
+}
+
+#[test]
+fn the_context_of_whoever_dispatches_gets_the_requests_and_nobody_else_is_run() {
+    for kind in AT_ONCE {
+        let mut bench = Bench::new(QueueConfig {
+            tags: TagMode::PerHctx(1),
+            ..scheduled(4, kind)
+        });
+        for side in [1, 2, 3] {
+            bench.submit(side, bio(Op::Read, side as u64 * 9, 1, 1));
+            bench.unplug(side);
+        }
+        bench.end_all(1, Status::Ok);
+        let side = &mut bench.sides[1];
+        side.local.run(bench.now, &mut side.fx);
+        assert_eq!(bench.issued(1).len(), 1, "{kind}: another's request, at once");
+        assert_eq!(bench.queue.event_stats().runs_scheduled, 0, "{kind}");
+        bench.run_dry();
+    }
+}
+
+#[test]
+fn what_a_thread_that_does_not_promise_pushed_back_is_not_left_with_it() {
+    for kind in AT_ONCE {
+        let mut bench = Bench::new(QueueConfig {
+            reactors: vec![
+                ReactorConfig { promises: true },
+                ReactorConfig { promises: false },
+            ],
+            ..scheduled(2, kind)
+        });
+        bench.sides[1].hand.borrow_mut().answers = [Issued::Resource].into();
+        bench.submit(1, bio(Op::Read, 0, 1, 1));
+        bench.unplug(1);
+        let side = &mut bench.sides[1];
+        assert!(side.fx.kicks.contains(Bench::id(0)), "{kind}");
+        // Thread 1 looks no more.
+        let side = &mut bench.sides[0];
+        side.local.run(bench.now, &mut side.fx);
+        assert_eq!(bench.issued(0).len(), 1, "{kind}");
+        bench.run_dry();
+        assert_eq!(bench.ended(1), [(1, Status::Ok)]);
+    }
+}
+
+fn every_context(reactors: u16, kind: Kind) -> Bench {
+    Bench::new(QueueConfig {
+        dispatch: Dispatch::EveryContext,
+        tags: TagMode::PerHctx(2),
+        ..scheduled(reactors, kind)
+    })
+}
+
+#[test]
+fn before_an_insertion_and_a_completion_ran_every_context() {
+    for kind in elevators() {
+        let mut bench = every_context(4, kind);
+        let others = |kicks: &mut ReactorSet| std::iter::from_fn(|| kicks.pop()).count();
+        bench.submit(0, bio(Op::Read, 0, 1, 1));
+        bench.unplug(0);
+        assert_eq!(others(&mut bench.sides[0].fx.kicks), 3, "{kind}");
+        bench.settle();
+        bench.end_all(0, Status::Ok);
+        let side = &mut bench.sides[0];
+        side.local.run(bench.now, &mut side.fx);
+        assert_eq!(others(&mut side.fx.kicks), 3, "{kind}");
+        bench.run_dry();
+        assert_eq!(bench.ended(0), [(1, Status::Ok)]);
+    }
+}
+
+#[test]
+fn before_every_context_took_requests_for_itself_and_none_was_lost() {
+    for kind in elevators() {
+        for hctxs in [1, 2, 4] {
+            let mut config = QueueConfig {
+                dispatch: Dispatch::EveryContext,
+                tags: TagMode::PerHctx(2),
+                ..scheduled(4, kind)
+            };
+            config.hctxs = hctxs;
+            let mut bench = Bench::new(config);
+            for round in 0..20 {
+                let side = round as usize % 4;
+                let hand = std::rc::Rc::clone(&bench.sides[side % usize::from(hctxs)].hand);
+                if round % 3 == 0 {
+                    hand.borrow_mut().answers.push_back(Issued::Resource);
+                }
+                hand.borrow_mut().inline = round % 5 == 0;
+                bench.submit(side, bio(Op::Read, round * 2, 1, round));
+                bench.unplug(side);
+                bench.settle();
+                assert!((0..4).map(|side| bench.issued(side).len()).sum::<usize>() <= 2);
+            }
+            for _ in 0..8 {
+                bench.now = bench.now + Nanos::from_millis(4);
+                bench.run_dry();
+            }
+            let ended: usize = (0..4).map(|side| bench.ended(side).len()).sum();
+            assert_eq!(ended, 20, "{kind}, {hctxs} contexts");
+        }
+    }
+}
