@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::group::GroupTree;
-use blkmq_core::ids::ReactorId;
+use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 use blkmq_core::sched::{Elevator, InsertAt, Inserted, Kind, Note};
@@ -47,9 +47,16 @@ impl Elevator for Plain {
     }
 }
 
-/// Keeps up to `depth` requests queued until `count` bios or more were inserted; returns nanoseconds for each
+/// Keeps up to `depth` requests of some groups queued until `count` bios or more were inserted; returns nanoseconds for each
 /// bio.
-fn run(elevator: &mut dyn Elevator, load: Load, depth: usize, count: u64, clock: fn() -> u64) -> f64 {
+fn run(
+    elevator: &mut dyn Elevator,
+    groups: u32,
+    load: Load,
+    depth: usize,
+    count: u64,
+    clock: fn() -> u64,
+) -> f64 {
     let mut seed = 1u64;
     let mut inserted = 0;
     let begin = clock();
@@ -63,7 +70,12 @@ fn run(elevator: &mut dyn Elevator, load: Load, depth: usize, count: u64, clock:
                 Load::Ascending => inserted * 2,
                 Load::Merging => inserted,
             };
-            let rq = Request::for_test(ReactorId(0), bio(block, seed % 10 < 7), 0);
+            let group = GroupId((inserted % u64::from(groups)) as u32);
+            let bio = Bio {
+                group,
+                ..bio(block, seed % 10 < 7)
+            };
+            let rq = Request::for_test(ReactorId(0), bio, 0);
             inserted += 1;
             elevator.insert(rq, InsertAt::Ordered, Instant(inserted * 100));
         }
@@ -98,8 +110,26 @@ fn depths() -> Vec<usize> {
         .collect()
 }
 
-fn build(kind: Kind, depth: usize) -> Option<Box<dyn Elevator>> {
-    kind.build(&Limits::default(), depth, &GroupTree::flat(1))
+/// The elevators, and for how many groups they are measured; `KINDS=bfq` measures these only.
+fn cases() -> Vec<(Kind, u32)> {
+    let kinds = std::env::var("KINDS").unwrap_or(Kind::ALL.map(Kind::name).join(","));
+    let kinds = kinds
+        .split(',')
+        .map(|name| Kind::by_name(name).expect("KINDS holds elevators"));
+    let groups = |kind| {
+        if kind == Kind::Bfq {
+            vec![1, 4, 64]
+        } else {
+            vec![1]
+        }
+    };
+    kinds
+        .flat_map(|kind| groups(kind).into_iter().map(move |groups| (kind, groups)))
+        .collect()
+}
+
+fn build(kind: Kind, groups: u32, depth: usize) -> Option<Box<dyn Elevator>> {
+    kind.build(&Limits::default(), 2 * depth, &GroupTree::flat(groups))
 }
 
 /// The time this thread has had a CPU for, in nanoseconds: other load on the machine is not counted.
@@ -111,9 +141,12 @@ fn cpu_time() -> u64 {
 
 #[test]
 fn the_measurement_itself_works() {
-    for mut elevator in Kind::ALL.into_iter().filter_map(|kind| build(kind, 8)) {
+    for (kind, groups) in cases() {
+        let Some(mut elevator) = build(kind, groups, 8) else {
+            continue;
+        };
         for load in [Load::Random, Load::Ascending, Load::Merging] {
-            assert_eq!(run(&mut *elevator, load, 8, 1000, || 0), 0.0);
+            assert_eq!(run(&mut *elevator, groups, load, 8, 1000, || 0), 0.0);
             while give_out(&mut *elevator, Instant(0)) {}
         }
     }
@@ -122,23 +155,25 @@ fn the_measurement_itself_works() {
 #[test]
 #[ignore = "a measurement, of use in a release build only"]
 fn cost_of_insert_and_dispatch() {
-    const COUNT: u64 = 2_000_000;
     const ROUNDS: usize = 7;
-    for kind in Kind::ALL {
+    let count = std::env::var("COUNT").map_or(2_000_000, |count| count.parse().expect("COUNT is a number"));
+    for (kind, groups) in cases() {
         for load in [Load::Random, Load::Ascending, Load::Merging] {
             for depth in depths() {
-                let Some(mut elevator) = build(kind, depth) else {
+                let Some(mut elevator) = build(kind, groups, depth) else {
                     continue;
                 };
                 let mut rounds: Vec<f64> = (0..ROUNDS)
                     .map(|_| {
-                        let plain = run(&mut Plain::default(), load, depth, COUNT, cpu_time);
-                        run(&mut *elevator, load, depth, COUNT, cpu_time) - plain
+                        let plain = run(&mut Plain::default(), groups, load, depth, count, cpu_time);
+                        run(&mut *elevator, groups, load, depth, count, cpu_time) - plain
                     })
                     .collect();
                 rounds.sort_by(f64::total_cmp);
                 let (min, median, max) = (rounds[0], rounds[ROUNDS / 2], rounds[ROUNDS - 1]);
-                println!("{kind} {load:?} depth {depth}: {median:.1} ns per bio ({min:.1} to {max:.1})");
+                println!(
+                    "{kind}, groups {groups}, {load:?}, depth {depth}: {median:.1} ns per bio ({min:.1} to {max:.1})"
+                );
             }
         }
     }
