@@ -1,5 +1,7 @@
 //! bfq in virtual time, before a drive that serves some requests at once: who gets how much, and who waits how long.
 
+mod ledger;
+mod turns;
 mod world;
 
 use blkmq_core::bio::{Class, Op, Prio};
@@ -209,26 +211,6 @@ fn levels_of_a_class_share_by_their_weights() {
     }
     world.run(Nanos::from_millis(50));
     assert_shares(&mut world, &[8, 4, 1], Nanos::from_secs(1), 2);
-}
-
-#[test]
-fn on_a_drive_that_seeks_neighbours_are_served_together_and_groups_share_its_time() {
-    let mut world = World::new(Drive::disk(), 3);
-    for group in 1..3 {
-        world.start(Load {
-            group: GroupId(group),
-            sequential: true,
-            think: Nanos::from_micros(100),
-            len: 65_536,
-            depth: 1,
-            ..Load::default()
-        });
-    }
-    world.run(SETTLED);
-    assert_shares(&mut world, &[1, 1], Nanos::from_secs(10), 1);
-    let alone = Drive::disk().bytes_per(Nanos::from_secs(10), 65_536);
-    let total: u64 = world.served.iter().sum();
-    assert!(total * 10 > alone * 6, "{total} of {alone}: too many seeks");
 }
 
 #[test]

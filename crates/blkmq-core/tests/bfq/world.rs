@@ -40,6 +40,8 @@ pub(crate) struct Load {
     pub(crate) think: Nanos,
     /// Whether each request follows the one before; else positions are scattered.
     pub(crate) sequential: bool,
+    /// Reads every n-th piece of an area that others read too, from this one on.
+    pub(crate) interleaved: Option<(u64, u64)>,
 }
 
 /// Everything, with what was seen of each load.
@@ -116,6 +118,7 @@ impl Default for Load {
             depth: 32,
             think: Nanos::ZERO,
             sequential: false,
+            interleaved: None,
         }
     }
 }
@@ -215,12 +218,16 @@ impl World {
         } else {
             (self.chance >> 33) * 2
         };
+        let position = match load.interleaved {
+            Some((nth, first)) => (1 << 60) + (count * nth + first) * load.len,
+            None => ((id as u64) << 40) + place * load.len,
+        };
         let bio = Bio {
             op: load.op,
             prio: load.prio,
             group: load.group,
             client: load.client,
-            offset: ((id as u64) << 40) + place * load.len,
+            offset: position,
             len: load.len,
             cookie: (id as u64) << 40 | count,
             ..Bio::default()

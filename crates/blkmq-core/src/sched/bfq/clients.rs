@@ -4,6 +4,7 @@
 
 use std::ops::{Index, IndexMut};
 
+use super::life::Life;
 use super::requests::Requests;
 use crate::bio::{Class, Flags, Op};
 use crate::ids::GroupId;
@@ -24,10 +25,13 @@ pub(super) struct Clients {
 pub(super) struct Queue {
     key: Option<Key>,
     pub(super) requests: Requests,
+    pub(super) life: Life,
     /// Requests that were given out and have not ended.
     pub(super) in_flight: u32,
     /// Whether it has a request, here or in flight; else it is on the list of idle ones.
     is_busy: bool,
+    /// The queue into which this client's requests go, and whose that was.
+    partner: Option<(u32, Key)>,
     /// On the list of idle queues.
     earlier: u32,
     later: u32,
@@ -81,6 +85,11 @@ impl Key {
         self.how & 1 == 1
     }
 
+    /// Whether requests of the other key may stand in a queue of this one: same group, priority and kind.
+    pub(super) fn may_join(self, other: Self) -> bool {
+        self.group() == other.group() && self.how & 0xffff == other.how & 0xffff
+    }
+
     /// A number that all queues of the same client have, and nearly no other client's.
     #[inline]
     pub(super) fn client(self) -> u32 {
@@ -105,8 +114,10 @@ impl Clients {
         let queue = |number: u32| Queue {
             key: None,
             requests: Requests::new(),
+            life: Life::NEW,
             in_flight: 0,
             is_busy: false,
+            partner: None,
             earlier: number.checked_sub(1).unwrap_or(NONE),
             later: if number < last { number + 1 } else { NONE },
         };
@@ -129,6 +140,24 @@ impl Clients {
             NONE => (self.claim_idle(key), true),
             id => (id as usize, false),
         }
+    }
+
+    /// The queue with which this one works together, if that is still the same client's.
+    pub(super) fn partner(&self, id: usize) -> Option<usize> {
+        let (partner, key) = self.queues[id].partner?;
+        (self.queues[partner as usize].key == Some(key)).then_some(partner as usize)
+    }
+
+    /// Lets the requests of a queue go into another one from now on, and those of that one stay there.
+    pub(super) fn join(&mut self, id: usize, partner: usize) {
+        let key = self.queues[partner].key();
+        self.queues[id].partner = Some((partner as u32, key));
+        self.queues[partner].partner = None;
+    }
+
+    /// Lets the requests of a queue go into itself again.
+    pub(super) fn part(&mut self, id: usize) {
+        self.queues[id].partner = None;
     }
 
     /// The queue has its first request: it is idle no longer. Says whether it was.
@@ -223,6 +252,8 @@ impl Clients {
         self.unkey(id);
         self.queues[id].key = Some(key);
         self.queues[id].requests = Requests::new();
+        self.queues[id].life = Life::NEW;
+        self.queues[id].partner = None;
         let place = self.place(key);
         self.table[place] = id as u32;
         id
@@ -320,6 +351,11 @@ impl Queue {
     #[inline]
     pub(super) fn key(&self) -> Key {
         self.key.expect("a queue in use has a key")
+    }
+
+    /// Whether it is somebody's.
+    pub(super) fn has_key(&self) -> bool {
+        self.key.is_some()
     }
 
     /// Whether it has a request, here or in flight.

@@ -10,6 +10,7 @@
 
 mod clients;
 mod heap;
+mod life;
 mod order;
 mod requests;
 mod rivals;
@@ -20,14 +21,16 @@ mod turn;
 mod wf2q;
 
 use self::clients::{Clients, Key};
+use self::life::TurnEnd;
 use self::requests::Held;
 use self::rivals::Rivals;
 use self::tunables::Tunables;
-use self::turn::Turn;
+use self::turn::{Neighbours, Pace, Turn};
 use self::wf2q::Wf2q;
 use super::depth::DepthLaw;
 use super::slots::SlotId;
 use super::{Elevator, InsertAt, Inserted, Note, TunableError};
+use crate::bio::Class;
 use crate::group::{GroupTree, Node};
 use crate::ids::GroupId;
 use crate::limits::Limits;
@@ -49,6 +52,8 @@ pub struct Bfq {
     rotational: bool,
     /// Whose turn it is, on a drive on which a turn is more than one request.
     turn: Option<Turn>,
+    pace: Pace,
+    neighbours: Neighbours,
     /// Requests given out that have not ended.
     in_flight: u32,
     /// Of each group, when the class of its clients that is served last had its turn.
@@ -74,6 +79,8 @@ impl Bfq {
             tunables: Tunables::new(rotational),
             rotational,
             turn: None,
+            pace: Pace::default(),
+            neighbours: Neighbours::new(),
             in_flight: 0,
             last_class_at: vec![Instant(0); capacity],
             cost_max: limits.transfer_max,
@@ -101,6 +108,9 @@ impl Bfq {
         let rq = self.take(id, slot);
         let budget = self.next_budget(id);
         self.wf2q.release(self.wf2q.leaf(id), budget);
+        if self.tunables.low_latency {
+            self.weigh(id);
+        }
         Some(rq)
     }
 
@@ -129,7 +139,9 @@ impl Bfq {
         rq.sched_data = id as u32;
         // What came back was paid for when it went out first.
         if !came_back {
-            self.wf2q.serve(self.wf2q.leaf(id), self.cost(&rq));
+            let cost = self.cost(&rq);
+            self.clients[id].life.served(cost);
+            self.wf2q.serve(self.wf2q.leaf(id), cost);
         }
         rq
     }
@@ -178,17 +190,52 @@ impl Bfq {
     /// A queue has got its first request.
     #[inline]
     fn wake(&mut self, id: usize) {
-        if self.clients.begin(id) {
+        let was_idle = self.clients.begin(id);
+        if was_idle {
             let key = self.clients[id].key();
             self.rivals.begin(key.group(), key.client());
             self.tell_depth();
+            if self.learns() {
+                self.learn_of_return(id);
+            }
         }
-        if self.turn.is_some_and(|turn| turn.queue == id) {
+        let has_turn = self.turn.is_some_and(|turn| turn.queue == id);
+        if has_turn && !self.turn.is_some_and(|turn| turn.is_waiting) {
             return;
         }
         let budget = self.next_budget(id).expect("a queue that wakes has a request");
         let is_urgent = self.clients[id].key().is_sync();
         self.wf2q.activate(self.wf2q.leaf(id), budget, is_urgent);
+        if has_turn {
+            self.resume_turn();
+        }
+    }
+
+    /// Whether the past of clients is looked at.
+    #[inline]
+    fn learns(&self) -> bool {
+        self.has_turns() || self.tunables.low_latency
+    }
+
+    /// A queue comes back after a pause, or for the first time.
+    fn learn_of_return(&mut self, id: usize) {
+        let key = self.clients[id].key();
+        let life = &mut self.clients[id].life;
+        if self.tunables.low_latency && key.is_sync() && key.class() == Class::Be as usize {
+            life.raise(self.now);
+        }
+        life.woke(self.now, Nanos(self.tunables.slice_idle.0 * 2));
+        self.weigh(id);
+    }
+
+    /// Gives a queue the weight that it has now.
+    fn weigh(&mut self, id: usize) {
+        if !self.tunables.low_latency {
+            self.clients[id].life.calm();
+        }
+        let queue = &mut self.clients[id];
+        let weight = queue.key().weight() * queue.life.factor(self.now);
+        self.wf2q.set_weight(self.wf2q.leaf(id), weight);
     }
 
     /// A request that was given out is not in flight any more.
@@ -206,6 +253,10 @@ impl Bfq {
             let key = queue.key();
             self.clients.end(id);
             self.rivals.end(key.group(), key.client(), self.now);
+            if self.learns() {
+                self.clients[id].life.dried(self.now);
+                self.dried_in_turn(id);
+            }
         }
         self.tell_depth();
     }
@@ -246,7 +297,17 @@ impl Elevator for Bfq {
             self.wf2q
                 .place_leaf(leaf, key.group().index(), key.class(), key.weight());
         }
-        let requests = &mut self.clients[id].requests;
+        let id = if self.has_turns() {
+            self.partner(id, rq.position())
+        } else {
+            id
+        };
+        let is_learnt = self.learns();
+        let queue = &mut self.clients[id];
+        if is_learnt {
+            queue.life.inserted(rq.position(), rq.position_end());
+        }
+        let requests = &mut queue.requests;
         let was_empty = requests.is_empty();
         let inserted = requests.insert(&mut self.held, rq, self.now);
         if was_empty {
@@ -272,7 +333,7 @@ impl Elevator for Bfq {
         let id = note.sched_data as usize;
         self.landed(id);
         self.depth.completed(note.bytes, note.completed_at);
-        self.completed_in_turn(id);
+        self.ended_in_turn(id);
         self.rest(id);
     }
 
@@ -290,19 +351,21 @@ impl Elevator for Bfq {
 
     fn set_tunable(&mut self, name: &str, value: u64) -> Result<(), TunableError> {
         self.tunables.set(self.name(), name, value)?;
-        self.end_turn();
+        self.end_turn(TurnEnd::Asked);
+        let in_use: Vec<usize> = self.clients.iter().map(|(id, ..)| id).collect();
+        in_use.into_iter().for_each(|id| self.weigh(id));
         Ok(())
     }
 
     fn group_set(&mut self, id: GroupId, node: &Node) {
-        self.end_turn();
+        self.end_turn(TurnEnd::Asked);
         let entity = self.wf2q.group(id.index());
         self.wf2q.move_group(entity, node.parent.index());
         self.wf2q.set_weight(entity, node.weight.into());
     }
 
     fn group_gone(&mut self, id: GroupId) {
-        self.end_turn();
+        self.end_turn(TurnEnd::Asked);
         let wf2q = &mut self.wf2q;
         self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
         wf2q.forget(wf2q.group(id.index()));
@@ -310,12 +373,13 @@ impl Elevator for Bfq {
 
     fn check_invariants(&self) {
         self.clients.check();
-        let served = self.turn.map(|turn| self.wf2q.leaf(turn.queue));
+        let served = self.turn.filter(|turn| !turn.is_waiting);
+        let served = served.map(|turn| self.wf2q.leaf(turn.queue));
         self.wf2q.check(served);
         let (mut queued, mut in_flight) = (0, 0);
         for (id, key, queue) in self.clients.iter() {
             queue.requests.check(&self.held, |rq| {
-                assert_eq!(Key::of(rq), key, "a request of queue {id}")
+                assert!(Key::of(rq).may_join(key), "a request of queue {id}")
             });
             queued += queue.requests.len();
             in_flight += queue.in_flight;

@@ -1,20 +1,52 @@
 //! Decides how long one queue has the drive, where a turn is a budget of its requests and not one: on a drive that seeks,
 //! for neighbours to be served together, and with `strict_guarantees`. `mod` asks it for the next request.
+//!
+//! ```text
+//!            has a request                        is empty, worth waiting for
+//!  begin ─► gives them out ◄──────────────────────────────► waits (others' requests may be injected)
+//!            │ budget used up, too long, empty                 │ slice_idle over
+//!            └───────────────────► end: learn, charge time ◄───┘
+//! ```
 
 use super::Bfq;
+use super::clients::Key;
+use super::life::TurnEnd;
 use crate::request::Request;
-use crate::time::Instant;
+use crate::time::{Instant, Nanos};
 
 /// The turn of one queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     pub(super) queue: usize,
+    /// When it began, or the drive came to it.
     began: Instant,
+    /// Whether a request of it has ended.
+    is_under_way: bool,
     /// What the queue may still be served.
     left: u32,
     served: u64,
-    /// While the queue is empty and the drive waits for its next request: until when.
+    /// What it was charged beyond that, for the time it took.
+    surcharge: u64,
+    /// Whether the queue is empty and the drive waits for its next request. It is not being served meanwhile, as `wf2q`
+    /// sees it.
+    pub(super) is_waiting: bool,
+    /// When the wait ends; `None` while requests of the queue are in flight, for the wait begins at their end.
     pub(super) waits_until: Option<Instant>,
+    /// Requests of others that were given out during this wait.
+    injected: u32,
+}
+
+/// What the drive does, by experience.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
+    /// Bytes per second of queues that do not seek: a moving mean; 0 while unknown.
+    rate: u64,
+}
+
+/// Whose requests came last in which area of the drive: a small table that forgets.
+#[derive(Debug)]
+pub(super) struct Neighbours {
+    last: Vec<u32>,
 }
 
 impl Turn {
@@ -38,51 +70,134 @@ impl Bfq {
             };
             let Some(slot) = self.next_request(turn.queue) else {
                 if self.waits_for(turn) {
-                    return None;
+                    return self.inject();
                 }
-                self.end_turn();
+                self.end_turn(self.why_dry(turn));
                 continue;
             };
             let cost = self.cost(self.held.slots.rq(slot));
-            let is_over = cost > turn.left || self.now.since(turn.began) >= self.tunables.timeout_sync;
-            if is_over && turn.has_served() {
-                self.end_turn();
+            if turn.has_served() && cost > turn.left {
+                self.end_turn(TurnEnd::Exhausted);
+                continue;
+            }
+            if turn.has_served() && self.now.since(turn.began) >= self.tunables.timeout_sync {
+                self.end_turn(TurnEnd::Timeout);
                 continue;
             }
             let turn = self.turn.as_mut().expect("looked at above");
             turn.left = turn.left.saturating_sub(cost);
             turn.served += u64::from(cost);
-            turn.waits_until = None;
             let queue = turn.queue;
             return Some(self.take(queue, slot));
         }
     }
 
-    /// Learns that a request of a queue has ended: the wait for its next one begins.
-    pub(super) fn completed_in_turn(&mut self, id: usize) {
-        let queue = &self.clients[id];
-        let is_dry = queue.requests.is_empty() && queue.in_flight == 0;
-        let until = self.now + self.tunables.slice_idle;
-        if let Some(turn) = self.turn.as_mut().filter(|turn| turn.queue == id && is_dry) {
+    /// The queue for a request at `position` of the queue `id`: another one if they work together. Clients that read one
+    /// area in turn are one queue's as long as they do: else the drive would wait for one while the next request is
+    /// another's.
+    pub(super) fn partner(&mut self, id: usize, position: u64) -> usize {
+        let key = self.clients[id].key();
+        let partner = match self.clients.partner(id) {
+            Some(partner) if !self.clients[partner].life.is_seeky() => Some(partner),
+            _ => {
+                self.clients.part(id);
+                let last = self.neighbours.last_at(key, position).filter(|&last| last != id);
+                let joins = last.filter(|&last| self.works_with(id, last, position));
+                joins.inspect(|&last| self.clients.join(id, last))
+            }
+        };
+        let id = partner.unwrap_or(id);
+        self.neighbours.note(key, position, id);
+        id
+    }
+
+    /// Whether a request of one queue at `position` continues what another one does.
+    fn works_with(&self, id: usize, other: usize, position: u64) -> bool {
+        let (own, other) = (&self.clients[id], &self.clients[other]);
+        own.key().is_sync()
+            && other.has_key()
+            && own.key().may_join(other.key())
+            && other.life.end().is_some_and(|end| position.abs_diff(end) <= NEAR)
+            && !own.life.is_seeky()
+            && !other.life.is_seeky()
+    }
+
+    /// The queue whose turn it is has a request again: the wait is over.
+    pub(super) fn resume_turn(&mut self) {
+        let turn = self.turn.as_mut().expect("a turn goes on");
+        debug_assert!(turn.is_waiting);
+        turn.is_waiting = false;
+        turn.waits_until = None;
+        turn.injected = 0;
+        let leaf = self.wf2q.leaf(turn.queue);
+        self.wf2q.seize(leaf);
+    }
+
+    /// The last request of a queue has ended: the wait for its next one begins, if its turn is not over.
+    pub(super) fn dried_in_turn(&mut self, id: usize) {
+        let until = self.now + self.patience(id);
+        if let Some(turn) = self
+            .turn
+            .as_mut()
+            .filter(|turn| turn.queue == id && turn.is_waiting)
+        {
             turn.waits_until = Some(until);
         }
     }
 
-    /// The budget of a queue's next turn.
-    pub(super) fn turn_budget(&self, _id: usize) -> u32 {
-        if self.tunables.max_budget > 0 {
-            return self.tunables.max_budget as u32;
+    /// A request has ended: what the drive still had of others when the turn began is not the turn's time.
+    #[inline]
+    pub(super) fn ended_in_turn(&mut self, id: usize) {
+        let now = self.now;
+        if let Some(turn) = self.turn.as_mut().filter(|turn| !turn.is_under_way) {
+            turn.is_under_way = turn.queue == id;
+            if !turn.is_under_way {
+                turn.began = now;
+            }
         }
-        BUDGET_DEFAULT
     }
 
-    /// Ends the turn, if there is one: the others are asked again.
-    pub(super) fn end_turn(&mut self) {
+    /// The budget of a queue's next turn.
+    pub(super) fn turn_budget(&self, id: usize) -> u32 {
+        self.clients[id].life.budget(self.budget_max())
+    }
+
+    /// Ends the turn, if there is one: learns from it, charges it, and asks who is next.
+    pub(super) fn end_turn(&mut self, why: TurnEnd) {
         let Some(turn) = self.turn.take() else {
             return;
         };
-        let budget = self.next_budget(turn.queue);
-        self.wf2q.release(self.wf2q.leaf(turn.queue), budget);
+        let max = self.budget_max();
+        if !turn.is_waiting {
+            let surcharge = self.charge_time(turn);
+            let elapsed = self.now.since(turn.began);
+            let is_full = matches!(why, TurnEnd::Exhausted | TurnEnd::Timeout);
+            if is_full && elapsed >= SLOW_KNOWN && surcharge == 0 {
+                self.pace.learn(turn.served, elapsed);
+            }
+        }
+        let queue = &mut self.clients[turn.queue];
+        queue.life.turn_ended(why, turn.served, queue.in_flight > 0, max);
+        if !turn.is_waiting {
+            let budget = self.next_budget(turn.queue);
+            self.wf2q.release(self.wf2q.leaf(turn.queue), budget);
+        }
+        self.weigh(turn.queue);
+    }
+
+    /// Charges a queue that seeks, or is slow otherwise, for the time that it takes from the others, as if it had used it
+    /// well; returns what was charged so far. It is being served.
+    fn charge_time(&mut self, turn: Turn) -> u64 {
+        let timeout = self.tunables.timeout_sync;
+        let elapsed = self.now.since(turn.began).min(timeout);
+        let in_time = (u128::from(self.budget_max()) * u128::from(elapsed.0) / u128::from(timeout.0)) as u64;
+        let is_slow = elapsed >= SLOW_KNOWN && turn.served < in_time / 2;
+        if !self.rotational || !(is_slow || self.clients[turn.queue].life.is_seeky()) {
+            return turn.surcharge;
+        }
+        let due = in_time.saturating_sub(turn.served + turn.surcharge);
+        self.wf2q.serve(self.wf2q.leaf(turn.queue), due as u32);
+        turn.surcharge + due
     }
 
     fn begin_turn(&mut self) -> Option<()> {
@@ -90,23 +205,151 @@ impl Bfq {
         self.turn = Some(Turn {
             queue,
             began: self.now,
+            is_under_way: false,
             left: self.turn_budget(queue),
             served: 0,
+            surcharge: 0,
+            is_waiting: false,
             waits_until: None,
+            injected: 0,
         });
         Some(())
     }
 
+    /// Why a turn ends whose queue is empty and not waited for any longer.
+    fn why_dry(&self, turn: Turn) -> TurnEnd {
+        if turn.left == 0 {
+            TurnEnd::Exhausted
+        } else if self.is_over(turn) {
+            TurnEnd::Timeout
+        } else if turn.is_waiting {
+            TurnEnd::TooIdle
+        } else {
+            TurnEnd::Dry
+        }
+    }
+
+    fn is_over(&self, turn: Turn) -> bool {
+        turn.left == 0 || self.now.since(turn.began) >= self.tunables.timeout_sync
+    }
+
     /// Whether the drive waits for the next request of a queue whose turn it is and that has none: while others of it are
-    /// in flight, and for `slice_idle` after that.
-    fn waits_for(&self, turn: Turn) -> bool {
+    /// in flight, and for some time after that.
+    fn waits_for(&mut self, turn: Turn) -> bool {
         let queue = &self.clients[turn.queue];
-        if !queue.key().is_sync() || self.tunables.slice_idle.0 == 0 || turn.left == 0 {
+        let pays =
+            queue.key().is_sync() && (self.tunables.strict_guarantees || self.thinks_short(turn.queue));
+        if !pays || self.is_over(turn) || self.tunables.slice_idle == Nanos::ZERO {
             return false;
         }
-        queue.in_flight > 0 || turn.waits_until.is_some_and(|until| self.now < until)
+        let in_flight = queue.in_flight;
+        if in_flight == 0 && turn.waits_until.is_some_and(|until| self.now >= until) {
+            return false;
+        }
+        if !turn.is_waiting {
+            let surcharge = self.charge_time(turn);
+            self.wf2q.release(self.wf2q.leaf(turn.queue), None);
+            let until = (in_flight == 0).then(|| self.now + self.patience(turn.queue));
+            let turn = self.turn.as_mut().expect("its turn");
+            turn.surcharge = surcharge;
+            turn.is_waiting = true;
+            turn.waits_until = until;
+        }
+        true
+    }
+
+    /// While the drive waits for a queue that thinks for long, by what is known of it, one request of another goes out in
+    /// each wait: it is done before the wait is over, or nearly.
+    fn inject(&mut self) -> Option<Box<Request>> {
+        let turn = self.turn.as_mut()?;
+        let think = &self.clients[turn.queue].life;
+        let is_long = think.thinks_longer_than(Nanos(self.tunables.slice_idle.0 / INJECT_PART));
+        if self.tunables.strict_guarantees || turn.injected >= INJECTED_MAX || !is_long {
+            return None;
+        }
+        turn.injected += 1;
+        let injected = self.dispatch_one();
+        if injected.is_none() {
+            self.turn.as_mut().expect("its turn").injected -= 1;
+        }
+        injected
+    }
+
+    /// How long the drive waits for a queue: for one that seeks anyway only briefly.
+    fn patience(&self, id: usize) -> Nanos {
+        let idle = self.tunables.slice_idle;
+        let is_seeky = self.clients[id].life.is_seeky() && !self.tunables.strict_guarantees;
+        if is_seeky { idle.min(PATIENCE_SEEKY) } else { idle }
+    }
+
+    fn thinks_short(&self, id: usize) -> bool {
+        !self.clients[id].life.thinks_longer_than(self.patience(id))
+    }
+
+    /// The largest budget: what is set, or what the drive does in the longest turn.
+    fn budget_max(&self) -> u32 {
+        if self.tunables.max_budget > 0 {
+            return self.tunables.max_budget as u32;
+        }
+        if self.pace.rate == 0 {
+            return BUDGET_DEFAULT;
+        }
+        let bytes = u128::from(self.pace.rate) * u128::from(self.tunables.timeout_sync.0) / 1_000_000_000;
+        bytes.clamp(u128::from(BUDGET_MIN), u128::from(BUDGET_LARGEST)) as u32
     }
 }
 
-/// The budget until the drive's rate is known: 8 MiB.
+impl Neighbours {
+    pub(super) fn new() -> Self {
+        Self {
+            last: vec![u32::MAX; AREAS],
+        }
+    }
+
+    /// The queue whose request was the latest at this position or a little before, as far as is remembered.
+    fn last_at(&self, key: Key, position: u64) -> Option<usize> {
+        let area = position >> AREA_BITS;
+        let last = [area, area.wrapping_sub(1)].map(|area| self.last[Self::place(key, area)]);
+        last.into_iter().find(|&id| id != u32::MAX).map(|id| id as usize)
+    }
+
+    /// Remembers the queue of a request.
+    pub(super) fn note(&mut self, key: Key, position: u64, id: usize) {
+        self.last[Self::place(key, position >> AREA_BITS)] = id as u32;
+    }
+
+    fn place(key: Key, area: u64) -> usize {
+        let group = u64::from(key.group().0) << 40;
+        ((area ^ group).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % AREAS
+    }
+}
+
+impl Pace {
+    fn learn(&mut self, bytes: u64, time: Nanos) {
+        let rate = (u128::from(bytes) * 1_000_000_000 / u128::from(time.0.max(1))) as u64;
+        self.rate = if self.rate == 0 {
+            rate
+        } else {
+            (self.rate * 7 + rate) / 8
+        };
+    }
+}
+
+/// The largest budget until the drive's rate is known: 8 MiB.
 const BUDGET_DEFAULT: u32 = 8 << 20;
+/// The bounds of what the drive's rate makes of it.
+const BUDGET_MIN: u32 = 256 << 10;
+const BUDGET_LARGEST: u32 = 256 << 20;
+/// Who reads within this distance of another reads the same area: 1 MiB.
+const NEAR: u64 = 1 << AREA_BITS;
+const AREA_BITS: u32 = 20;
+/// Areas that are remembered.
+const AREAS: usize = 256;
+/// A turn as long as this says something of the rate.
+const SLOW_KNOWN: Nanos = Nanos::from_millis(20);
+/// How long the drive waits for a queue that seeks.
+const PATIENCE_SEEKY: Nanos = Nanos::from_millis(2);
+/// Requests of others in one wait.
+const INJECTED_MAX: u32 = 1;
+/// A client that thinks for longer than this part of `slice_idle` thinks for long.
+const INJECT_PART: u64 = 4;

@@ -231,6 +231,21 @@ impl Wf2q {
         }
     }
 
+    /// Makes a leaf that waits for its turn, and its groups, the served ones, whatever the order says. Nobody is being
+    /// served.
+    pub(super) fn seize(&mut self, id: EntityId) {
+        let mut at = id.0;
+        while at != ROOT {
+            let weight = u64::from(self.entities[at as usize].weight);
+            self.take_out(EntityId(at));
+            self.tree_of(EntityId(at)).weight += weight;
+            let entity = &mut self.entities[at as usize];
+            entity.state = State::Serving;
+            entity.is_urgent = false;
+            at = entity.parent;
+        }
+    }
+
     /// Counts service of the leaf that is being served.
     #[inline]
     pub(super) fn serve(&mut self, id: EntityId, amount: u32) {

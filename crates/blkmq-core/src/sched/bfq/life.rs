@@ -1,0 +1,245 @@
+//! Decides what a client's past says of its future: how large its next budget is, whether its requests lie far apart, how
+//! soon the next one comes, and whether somebody sits and waits for it. `turn` and `mod` ask; each queue keeps one.
+
+use crate::time::{Instant, Nanos};
+
+/// What is known of a queue's client.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Life {
+    /// Of the next turn, in bytes; 0 before the first one.
+    budget: u32,
+    /// A bit for each of the latest requests: whether it came far from the one before.
+    far: u32,
+    /// Where the latest request ended; `None` before the first one.
+    end: Option<u64>,
+    /// From the end of its last request to the next one: a moving mean, and how many went into it.
+    think: Nanos,
+    thinks: u32,
+    /// Since when it has nothing, neither here nor in flight.
+    dry_at: Option<Instant>,
+    /// What it was served since it was dry last, in bytes.
+    burst: u64,
+    /// Before this moment a soft real-time client would not have come back.
+    paced_until: Instant,
+    /// Until when its weight is raised, and for how much service at most.
+    raised_until: Option<Instant>,
+    raised_for: u64,
+}
+
+/// Why a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TurnEnd {
+    /// Its budget did not suffice for the next request.
+    Exhausted,
+    /// It took too long.
+    Timeout,
+    /// The queue had nothing more, and nobody waited.
+    Dry,
+    /// The queue had nothing more, and did not come back while the drive waited.
+    TooIdle,
+    /// Something else changed.
+    Asked,
+}
+
+impl Life {
+    /// Of a client that nothing is known of.
+    pub(super) const NEW: Self = Self {
+        budget: 0,
+        far: 0,
+        end: None,
+        think: Nanos::ZERO,
+        thinks: 0,
+        dry_at: None,
+        burst: 0,
+        paced_until: Instant(0),
+        raised_until: None,
+        raised_for: 0,
+    };
+
+    /// A request came in.
+    pub(super) fn inserted(&mut self, position: u64, end: u64) {
+        if let Some(last) = self.end {
+            self.far = self.far << 1 | u32::from(position.abs_diff(last) > FAR);
+        }
+        self.end = Some(end);
+    }
+
+    /// Whether most of its requests come far from the one before.
+    pub(super) fn is_seeky(&self) -> bool {
+        self.far.count_ones() > SEEKY_OF_32
+    }
+
+    /// Where its latest request ended.
+    pub(super) fn end(&self) -> Option<u64> {
+        self.end
+    }
+
+    /// The last of its requests has ended.
+    pub(super) fn dried(&mut self, now: Instant) {
+        self.dry_at = Some(now);
+        let pace = self.burst.saturating_mul(1_000_000_000) / SOFT_RATE;
+        self.paced_until = self.paced_until.max(now + Nanos(pace));
+    }
+
+    /// It has a request again; `think_max` bounds what one long pause says.
+    pub(super) fn woke(&mut self, now: Instant, think_max: Nanos) {
+        if let Some(dry_at) = self.dry_at.take() {
+            let think = now.since(dry_at).min(think_max);
+            let before = if self.thinks == 0 { think } else { self.think };
+            self.think = Nanos((before.0 * 7 + think.0) / 8);
+            self.thinks = self.thinks.saturating_add(1);
+        }
+        self.burst = 0;
+    }
+
+    /// Whether its next request does not come soon.
+    pub(super) fn thinks_longer_than(&self, time: Nanos) -> bool {
+        self.thinks >= THINKS_KNOWN && self.think > time
+    }
+
+    /// It was served.
+    pub(super) fn served(&mut self, bytes: u32) {
+        self.burst += u64::from(bytes);
+        self.raised_for = self.raised_for.saturating_sub(bytes.into());
+    }
+
+    /// The budget of its next turn, when the largest one is `max`.
+    pub(super) fn budget(&self, max: u32) -> u32 {
+        if self.budget == 0 {
+            max / 2
+        } else {
+            self.budget.min(max)
+        }
+    }
+
+    /// Learns from a turn: who uses up a budget gets a larger one, so that long sweeps go on; who comes back late gets a
+    /// smaller one, so that it is soon due again, and the wait for it costs little.
+    pub(super) fn turn_ended(&mut self, why: TurnEnd, served: u64, has_more_in_flight: bool, max: u32) {
+        let min = max / BUDGET_STEPS;
+        let budget = self.budget(max);
+        let new = match why {
+            TurnEnd::Exhausted => budget.saturating_mul(4),
+            TurnEnd::Timeout => budget.saturating_mul(2),
+            TurnEnd::TooIdle if has_more_in_flight => budget.saturating_mul(2),
+            TurnEnd::TooIdle => budget.saturating_sub(4 * min),
+            TurnEnd::Dry => served.min(u64::from(max)) as u32,
+            TurnEnd::Asked => budget,
+        };
+        self.budget = new.clamp(min.max(1), max);
+    }
+
+    /// Whether it is to be raised now that it comes back at `now`: after a long pause, as a program does that somebody
+    /// starts (interactive); or not before it has used up what it read last at a moderate rate, as a player does (soft
+    /// real time).
+    pub(super) fn raise(&mut self, now: Instant) {
+        let pause = self.dry_at.map(|dry_at| now.since(dry_at));
+        let is_interactive = pause.is_none_or(|pause| pause >= LONG_PAUSE);
+        let is_paced = now >= self.paced_until && !self.is_seeky();
+        let (time, service) = if is_interactive {
+            (RAISED_INTERACTIVE, RAISED_SERVICE)
+        } else if is_paced {
+            (RAISED_SOFT, u64::MAX)
+        } else {
+            return;
+        };
+        let until = self.raised_until.unwrap_or(now).max(now + time);
+        self.raised_until = Some(until);
+        self.raised_for = self.raised_for.max(service);
+    }
+
+    /// By how much its weight is raised at `now`.
+    pub(super) fn factor(&mut self, now: Instant) -> u32 {
+        if self
+            .raised_until
+            .is_some_and(|until| now >= until || self.raised_for == 0)
+        {
+            self.raised_until = None;
+        }
+        if self.raised_until.is_some() { RAISE } else { 1 }
+    }
+
+    /// The weight is raised no more.
+    pub(super) fn calm(&mut self) {
+        self.raised_until = None;
+    }
+}
+
+/// Farther than this from the end of the one before is a seek: 400 KiB.
+const FAR: u64 = 400 << 10;
+/// More than so many far requests of 32 make a queue seeky.
+const SEEKY_OF_32: u32 = 19;
+/// Pauses that must have been seen before they count.
+const THINKS_KNOWN: u32 = 8;
+/// The smallest budget is this part of the largest.
+const BUDGET_STEPS: u32 = 32;
+/// By how much a weight is raised.
+const RAISE: u32 = 30;
+/// Who was idle for so long and comes back is taken for a program that was just started.
+const LONG_PAUSE: Nanos = Nanos::from_secs(2);
+/// So long, and for so much service, such a program is favoured: about what loading a large one takes.
+const RAISED_INTERACTIVE: Nanos = Nanos::from_secs(6);
+const RAISED_SERVICE: u64 = 60 << 20;
+/// So long a soft real-time client is favoured at each of its bursts.
+const RAISED_SOFT: Nanos = Nanos::from_millis(300);
+/// The largest rate of what is taken for soft real time, in bytes a second: a compressed film of high quality.
+const SOFT_RATE: u64 = 7000 * 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: u32 = 8 << 20;
+
+    #[test]
+    fn a_budget_that_is_used_up_grows_to_the_largest_and_an_idle_client_s_shrinks_to_the_smallest() {
+        let mut life = Life::NEW;
+        assert_eq!(life.budget(MAX), MAX / 2);
+        life.turn_ended(TurnEnd::Exhausted, 0, false, MAX);
+        assert_eq!(life.budget(MAX), MAX);
+        for _ in 0..8 {
+            life.turn_ended(TurnEnd::TooIdle, 0, false, MAX);
+        }
+        assert_eq!(life.budget(MAX), MAX / 32);
+        life.turn_ended(TurnEnd::Timeout, 0, false, MAX);
+        assert_eq!(life.budget(MAX), MAX / 16);
+        life.turn_ended(TurnEnd::Dry, 1 << 20, false, MAX);
+        assert_eq!(life.budget(MAX), 1 << 20);
+    }
+
+    #[test]
+    fn scattered_requests_make_a_client_seeky_and_a_sequence_ends_it() {
+        let mut life = Life::NEW;
+        (0..40u64).for_each(|n| life.inserted(n << 30, (n << 30) + 4096));
+        assert!(life.is_seeky());
+        let from = 40u64 << 30;
+        (0..20u64).for_each(|n| life.inserted(from + n * 4096, from + (n + 1) * 4096));
+        assert!(!life.is_seeky());
+    }
+
+    #[test]
+    fn a_new_client_is_raised_for_a_time_and_an_amount() {
+        let mut life = Life::NEW;
+        life.raise(Instant(0));
+        assert_eq!(life.factor(Instant(0)), RAISE);
+        assert_eq!(life.factor(Instant(0) + RAISED_INTERACTIVE), 1);
+        life.raise(Instant(0));
+        life.served(RAISED_SERVICE as u32);
+        assert_eq!(life.factor(Instant(1)), 1);
+    }
+
+    #[test]
+    fn a_client_of_a_moderate_rate_is_raised_at_each_burst_and_a_greedy_one_is_not() {
+        let (mut player, mut copier) = (Life::NEW, Life::NEW);
+        let mut at = Instant(0);
+        for life in [&mut player, &mut copier] {
+            life.served(1 << 20);
+            life.dried(at);
+        }
+        at = at + Nanos::from_millis(1);
+        copier.raise(at);
+        assert_eq!(copier.factor(at), 1);
+        at = at + Nanos::from_millis(400);
+        player.raise(at);
+        assert_eq!(player.factor(at), RAISE);
+    }
+}
