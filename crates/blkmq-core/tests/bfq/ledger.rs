@@ -130,8 +130,8 @@ impl Ledger {
             at = self.parents[at as usize];
         }
         self.parents[group as usize] = parent;
-        let parent = GroupId(parent);
-        self.bfq.group_set(GroupId(group), &Node { parent, weight });
+        self.bfq
+            .group_set(GroupId(group), &Node::new(GroupId(parent), weight));
     }
 
     /// A group without children goes when nothing of it is inside, and another one comes under its number.

@@ -6,7 +6,7 @@ use std::ops::{Index, IndexMut};
 
 use super::life::Life;
 use super::requests::Requests;
-use crate::bio::{Class, Flags, Op};
+use crate::bio::Class;
 use crate::ids::GroupId;
 use crate::request::Request;
 
@@ -54,7 +54,7 @@ impl Key {
         let how = u32::from(rq.owner().0) << 16
             | (prio.class as u32) << 8
             | u32::from(prio.level.min(LEVELS - 1)) << 1
-            | u32::from(is_sync(rq));
+            | u32::from(rq.bio.is_sync());
         Self {
             who: u64::from(rq.group().0) << 32 | u64::from(rq.bio.client),
             how,
@@ -362,12 +362,6 @@ impl Queue {
     pub(super) fn is_busy(&self) -> bool {
         self.is_busy
     }
-}
-
-/// Whether somebody waits for this request: reads, and writes that are to be durable at once.
-#[inline]
-fn is_sync(rq: &Request) -> bool {
-    rq.op() == Op::Read || rq.flags().has_any(Flags::FUA.with(Flags::PREFLUSH))
 }
 
 #[inline]

@@ -341,6 +341,13 @@ impl Elevator for Bfq {
         self.held.slots.used()
     }
 
+    fn keeps_back(&self) -> bool {
+        let is_full = self.in_flight >= self.depth.limit();
+        let is_strict = self.tunables.strict_guarantees && self.in_flight > 0;
+        let waits = self.turn.is_some_and(|turn| turn.is_waiting);
+        self.queued() > 0 && (is_full || is_strict || waits)
+    }
+
     fn next_wakeup(&self) -> Option<Instant> {
         self.turn.and_then(|turn| turn.waits_until)
     }
