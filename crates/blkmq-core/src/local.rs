@@ -47,6 +47,8 @@ pub struct LocalQueue {
     reports: Producer<Report>,
     /// When the elevator wants to be asked again, if this reactor was the last to hear.
     sched_timer: Option<Instant>,
+    /// `settle` stopped before all was done that needs no event.
+    is_unsettled: bool,
     /// Completions being taken, and requests that ended inside the gate: kept for their memory.
     done: Vec<Done>,
     /// Requests without caps among others of a plug, on a queue without elevator.
@@ -98,6 +100,7 @@ impl Seat {
             inserts: self.inserts,
             reports: self.reports,
             sched_timer: None,
+            is_unsettled: false,
             done: Vec::with_capacity(mode.depth() as usize),
             direct: Vec::with_capacity(plug::REQUESTS_MAX),
             ended_inside: Vec::with_capacity(queue.requests_max()),
@@ -167,6 +170,7 @@ impl LocalQueue {
     pub fn has_mail(&self) -> bool {
         let run = &self.queue.port(self.me).run;
         !self.mailbox.is_empty()
+            || (self.is_unsettled && !self.sw.is_idle())
             || (self.hw.is_some() && run.is_wanted() && !run.is_stopped())
             // Held back by a freeze that has ended meanwhile: its kick may have come before the announcement of sleep.
             || (self.sw.has_work_to_start() && !self.queue.is_frozen())
@@ -632,7 +636,8 @@ impl LocalQueue {
 
     /// Goes on with what waits in the software context, as far as it can: flushes, waiting bios, the plug.
     fn settle(&mut self, now: Instant, fx: &mut Effects) {
-        loop {
+        self.is_unsettled = false;
+        for _ in 0..SETTLE_MAX {
             let mut progress = self.issue_flushes(now, fx);
             progress |= self.sw.admit(&self.queue, fx);
             let staged = self.sw.plug.list.len();
@@ -644,6 +649,8 @@ impl LocalQueue {
                 return;
             }
         }
+        // A bio of a great many parts, say, at a driver that completes inline: others of this thread are due.
+        self.is_unsettled = true;
     }
 
     /// Issues the flushes that are due, past the elevator.
@@ -782,6 +789,8 @@ impl LocalQueue {
 
 /// How often the gate's holder looks again for others before it goes back to its own place of waiting.
 const PASSES_MAX: u64 = 4;
+/// Plugs filled and flushed in one call, before the reactor is due: 512 requests.
+const SETTLE_MAX: u32 = 16;
 /// How often a driver can have a request again before it ends with an I/O error.
 const REQUEUES_MAX: u8 = 100;
 /// When a context runs again whose driver lacks a resource that nobody announces.

@@ -2,7 +2,7 @@
 //! Tests only; time is virtual where the driver has no ring.
 
 use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
-use blkmq_core::ids::{GroupId, HctxId};
+use blkmq_core::ids::{DiskId, GroupId, HctxId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig};
 use blkmq_core::sched::Kind;
@@ -291,4 +291,53 @@ fn a_bad_range_fails_the_bios_that_touch_it() {
         Status::Medium,
     );
     assert_eq!(bad, (4 << 20) / 8192);
+}
+
+#[test]
+fn a_discard_of_a_whole_large_disk_is_done_in_slices() {
+    let size = 1 << 40;
+    let drive = RamDrive::new(&RamConfig::default(), &[size]);
+    let mut rig = rig(&drive, size, Kind::None);
+    let mut ones = vec![1; 4096];
+    for offset in [0, size / 2, size - 4096] {
+        rig.run_all(vec![bio(Op::Write, offset, 4096, 0, Data::Flat(lend(&mut ones)))]);
+    }
+    assert_eq!(drive.present_bytes(DiskId(0)), 3 * 4096);
+    rig.queue
+        .submit(bio(Op::Discard, 0, size, 7, Data::None), rig.now, &mut rig.fx)
+        .unwrap();
+    rig.queue.unplug(rig.now, &mut rig.fx);
+    let mut turns = 1;
+    while rig.fx.ended.is_empty() {
+        assert_eq!(
+            rig.queue.next_wakeup(),
+            Some(Instant(0)),
+            "the rest is due at once"
+        );
+        rig.queue.run(rig.now, &mut rig.fx);
+        turns += 1;
+    }
+    let ended = rig.fx.ended.pop().unwrap();
+    assert_eq!((ended.cookie, ended.status, ended.len), (7, Status::Ok, size));
+    assert_eq!(drive.present_bytes(DiskId(0)), 0);
+    assert!(
+        turns >= 500,
+        "{turns} turns of up to {} MiB each",
+        (size / turns) >> 20
+    );
+}
+
+#[test]
+fn a_discard_of_a_huge_null_disk_is_one_request() {
+    let size = 900 << 40;
+    let drive = NullDrive::new(NullConfig::default(), &[size]).unwrap();
+    let mut rig = rig(&drive, size, Kind::None);
+    for op in [Op::Discard, Op::WriteZeroes] {
+        rig.queue
+            .submit(bio(op, 0, size, 1, Data::None), rig.now, &mut rig.fx)
+            .unwrap();
+        rig.queue.unplug(rig.now, &mut rig.fx);
+        let ended = rig.fx.ended.pop().expect("it ends at once");
+        assert_eq!((ended.status, ended.len), (Status::Ok, size));
+    }
 }

@@ -8,7 +8,7 @@ use blkmq_core::driver::Driver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 
-use super::config::NullConfig;
+use super::config::{Completion, NullConfig};
 use super::disk::Disk;
 use super::hctx::NullHctx;
 use super::service::Capacity;
@@ -83,9 +83,13 @@ impl NullDrive {
 
 impl Drive for NullDrive {
     fn limits(&self) -> Limits {
+        let config = &self.0.config;
+        // Only what takes as long as it is large has to be cut.
+        let is_free = !config.memory && config.effective_completion() == Completion::Inline;
+        let op_max = if is_free { FREE_MAX } else { OP_MAX };
         Limits {
-            discard_max: OP_MAX,
-            zeroes_max: OP_MAX,
+            discard_max: op_max,
+            zeroes_max: op_max,
             cache: self.0.config.cache,
             fua: self.0.config.cache && self.0.config.fua,
             ..Limits::default()
@@ -116,7 +120,9 @@ impl Allocation for NullDrive {
 }
 
 /// Largest discard or zeroing in one request, in bytes: what takes a few milliseconds if there is memory to be freed.
-const OP_MAX: u64 = 32 << 20;
+const OP_MAX: u64 = 2 << 20;
+/// The same where it takes no time: larger than any disk, and its end on a queue is still a number.
+const FREE_MAX: u64 = 1 << 60;
 
 #[cfg(test)]
 mod tests {

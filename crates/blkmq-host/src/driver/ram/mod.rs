@@ -102,5 +102,6 @@ fn has_huge_pages() -> bool {
         .is_ok_and(|modes| !modes.contains("[never]"))
 }
 
-/// Largest discard or zeroing in one request, in bytes: what takes a few milliseconds, since the reactor does it itself.
-const OP_MAX: u64 = 32 << 20;
+/// Largest discard or zeroing in one request, in bytes: what takes less than a millisecond, since the reactor does it
+/// itself, and the largest page there is.
+const OP_MAX: u64 = 2 << 20;
