@@ -111,7 +111,7 @@ impl Reactor {
 
     fn wait(&mut self) {
         let expects = self.busy > 0 || self.place.has_io();
-        let alarm = self.timers.peek().map(|Reverse((at, _))| *at);
+        let alarm = self.next_timer();
         let inbox = &self.shared.inboxes[self.id.index()];
         self.place.wait(expects, alarm, || inbox.has_orders());
     }
@@ -124,6 +124,10 @@ impl Reactor {
         for order in inbox.take() {
             match order {
                 Order::Add(factory) => self.add(factory),
+                Order::Wake(index) if (index as usize) < self.slots.len() => {
+                    self.call(index, |service, cx| service.on_wake(cx));
+                }
+                Order::Wake(_) => {}
                 Order::Drain => self.drain(),
                 Order::Stop => self.is_stopped = true,
             }
@@ -201,6 +205,26 @@ impl Reactor {
                 self.enter_timer(index);
             }
         }
+    }
+
+    /// Says when the next timer is due. Takes entries out that nobody wishes for any more: a wait that knows of none costs no
+    /// timer in the kernel.
+    fn next_timer(&mut self) -> Option<Instant> {
+        while let Some(&Reverse((at, index))) = self.timers.peek() {
+            let desk = self.slots[index as usize].as_mut().map(|slot| &mut slot.desk);
+            let wish = desk.as_ref().and_then(|desk| desk.timer);
+            if wish.is_some_and(|due| due <= at) {
+                return Some(at);
+            }
+            self.timers.pop();
+            if let Some(desk) = desk
+                && desk.timer_entered == Some(at)
+            {
+                desk.timer_entered = None;
+            }
+            self.enter_timer(index);
+        }
+        None
     }
 
     /// Puts a service's timer on the heap, unless an entry there comes early enough to look again.

@@ -29,6 +29,10 @@ pub trait Service {
     /// The time it asked for with [`Cx::set_timer`] has come.
     fn on_timer(&mut self, _cx: &mut Cx<'_>) {}
 
+    /// Somebody has used its [`Waker`]. May be called without reason, too: a waker outlives its service, whose place another
+    /// may have taken.
+    fn on_wake(&mut self, _cx: &mut Cx<'_>) {}
+
     /// A bio was refused before, and there may be room now. Called again and again until a submission
     /// succeeds.
     fn on_room(&mut self, _cx: &mut Cx<'_>) {}
@@ -52,6 +56,27 @@ pub trait Service {
 
 /// Makes a service on the reactor that it will live on.
 pub type ServiceFactory = Box<dyn FnOnce() -> Box<dyn Service> + Send>;
+
+/// Has [`Service::on_wake`] called, from any thread.
+#[derive(Clone)]
+pub struct Waker {
+    shared: Arc<Shared>,
+    reactor: ReactorId,
+    index: u32,
+}
+
+impl Waker {
+    /// Wakes the service, in a turn of its reactor that begins after this call.
+    pub fn wake(&self) {
+        self.shared.order(self.reactor, Order::Wake(self.index));
+    }
+}
+
+impl std::fmt::Debug for Waker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Waker of service {} on reactor {}", self.index, self.reactor)
+    }
+}
 
 /// What a service can do while it is called.
 pub struct Cx<'a> {
@@ -135,6 +160,15 @@ impl Cx<'_> {
     /// Takes the wish for [`Service::on_timer`] back.
     pub fn clear_timer(&mut self) {
         self.desk.timer = None;
+    }
+
+    /// What others can wake it with.
+    pub fn waker(&self) -> Waker {
+        Waker {
+            shared: Arc::clone(self.place.shared()),
+            reactor: self.place.id(),
+            index: self.desk.index,
+        }
     }
 
     /// The reactor it lives on.

@@ -64,6 +64,8 @@ pub(crate) struct Inbox {
 pub(crate) enum Order {
     /// Make a service.
     Add(ServiceFactory),
+    /// Call the service in this slot, if there is one.
+    Wake(u32),
     /// Have all services finish, make no more.
     Drain,
     /// Leave the loop.

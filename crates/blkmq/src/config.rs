@@ -21,6 +21,8 @@ pub struct Config {
     pub reactors: Option<u16>,
     /// How long a shutdown waits for what is under way. Default 10 s.
     pub shutdown_limit: Duration,
+    /// Bytes of payload that the connections of all NBD addresses may hold together. Default 1 GiB.
+    pub nbd_memory: u64,
     /// The disks, in order.
     pub disks: Vec<DiskSpec>,
     /// Queues that have settings of their own, by name.
@@ -49,6 +51,7 @@ impl Default for Config {
         Self {
             reactors: None,
             shutdown_limit: Duration::from_secs(10),
+            nbd_memory: blkmq_export::nbd::door::BYTES_MAX,
             disks: Vec::new(),
             queues: BTreeMap::new(),
             exports: Vec::new(),

@@ -7,12 +7,13 @@ mod sockets;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use blkmq_core::time::Nanos;
-use blkmq_export::nbd::door;
+use blkmq_export::nbd::door::{self, Memory};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -30,17 +31,31 @@ pub fn main(args: &ServeArgs) -> Result<()> {
     let config = configuration(args)?;
     // Before anything is opened, so that no signal finds the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("signals cannot be handled")?;
-    let plan = plan::plan(&config)?;
     if args.check {
-        println!(
-            "{} disks on {} queues: all can be served",
-            config.disks.len(),
-            plan.queues.len()
-        );
-        return Ok(());
+        return check(&config);
     }
+    let plan = plan::plan(&config)?;
     let daemon = Daemon::start(&config, plan)?;
     daemon.run(signals, config.shutdown_limit)
+}
+
+/// Opens the disks and says whether they can be served. Files that had to be made for that are taken away again.
+fn check(config: &Config) -> Result<()> {
+    let missing: Vec<PathBuf> = written_files(config)
+        .into_iter()
+        .filter(|path| matches!(path.try_exists(), Ok(false)))
+        .collect();
+    let plan = plan::plan(config);
+    for path in &missing {
+        // Not there if the check came no further than another disk.
+        let _ = std::fs::remove_file(path);
+    }
+    println!(
+        "{} disks on {} queues: all can be served",
+        config.disks.len(),
+        plan?.queues.len()
+    );
+    Ok(())
 }
 
 /// Joins the configuration file and the flags.
@@ -97,13 +112,14 @@ impl Daemon {
         for (queue, name, value) in &plan.tunables {
             control.set_tunable(control.queue(queue)?, name, *value)?;
         }
+        let memory = Arc::new(Memory::new(config.nbd_memory));
         let mut addresses = Vec::new();
         for (socket, export) in doors {
             let disks = export.disks.as_deref();
             let names = config.disks.iter().map(|disk| &disk.name);
             let served = names.filter(|name| disks.is_none_or(|only| only.contains(name)));
             addresses.extend(served.map(|name| sockets::uri(&socket, name)));
-            door::serve(&engine, socket, disks, Limits::default())
+            door::serve(&engine, socket, disks, Limits::default(), &memory)
                 .with_context(|| format!("export {}", export.address))?;
         }
         Ok(Self {

@@ -8,6 +8,7 @@
 
 mod connection;
 mod listener;
+mod memory;
 mod receive;
 mod slots;
 mod sys;
@@ -23,6 +24,7 @@ use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
 
 pub use listener::Socket;
+pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
 
 /// What all connections of one address have in common.
 #[derive(Debug)]
@@ -30,27 +32,38 @@ pub(crate) struct Door {
     /// What clients may select; an export's id is the disk's place in the engine's table.
     exports: Arc<ExportTable>,
     limits: Limits,
+    /// What payload is held in.
+    memory: Arc<Memory>,
     connections_max: u32,
 }
 
 /// How many clients one address serves at a time, by default. More cost memory only as they are used.
 pub const CONNECTIONS_MAX: u32 = 4096;
 
-/// Serves disks at a socket that listens: the ones named, or all.
+/// Serves disks at a socket that listens: the ones named, or all. `memory` is what the connections of this socket, and of
+/// all others that are given the same one, hold payload in.
 ///
 /// # Errors
-/// The disk that cannot be offered, with the reason.
+/// The limit that is out of its range, or the disk that cannot be offered, with the reason.
 pub fn serve(
     engine: &Engine,
     socket: Socket,
     disks: Option<&[String]>,
     limits: Limits,
+    memory: &Arc<Memory>,
 ) -> Result<(), ServeError> {
     limits.check()?;
+    if memory.bytes_max() < u64::from(limits.payload_bytes_max) {
+        return Err(ServeError::Memory {
+            bytes: memory.bytes_max(),
+            payload: limits.payload_bytes_max,
+        });
+    }
     let exports = exports(engine.disks(), disks)?;
     let door = Arc::new(Door {
         exports: Arc::new(exports),
         limits,
+        memory: Arc::clone(memory),
         connections_max: CONNECTIONS_MAX,
     });
     engine.add_service(
@@ -66,6 +79,14 @@ pub enum ServeError {
     /// A limit is out of its range.
     #[error(transparent)]
     Limit(#[from] super::limits::LimitError),
+    /// The largest request would wait for ever.
+    #[error("memory of {bytes} bytes for NBD payload rejected: must hold one request, {payload} bytes")]
+    Memory {
+        /// Bytes of memory.
+        bytes: u64,
+        /// Longest payload of a request.
+        payload: u32,
+    },
     /// An export cannot be as its disk is.
     #[error("disk {disk}: cannot be exported over NBD: {reason}")]
     Export {

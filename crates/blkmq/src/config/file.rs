@@ -20,8 +20,8 @@ struct File {
     daemon: Daemon,
     #[serde(default)]
     queue: BTreeMap<String, Queue>,
-    #[serde(default)]
-    disk: toml::Table,
+    #[serde(default = "no_disks")]
+    disk: Value,
     #[serde(default)]
     export: Vec<Export>,
 }
@@ -31,6 +31,7 @@ struct File {
 struct Daemon {
     reactors: Option<u16>,
     shutdown_limit: Option<String>,
+    nbd_memory: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -59,6 +60,10 @@ pub(super) fn parse(text: &str) -> Result<Config> {
         Some(text) => duration("shutdown_limit", text).context("[daemon]")?,
         None => default.shutdown_limit,
     };
+    let nbd_memory = match &file.daemon.nbd_memory {
+        Some(value) => memory(value).context("[daemon]")?,
+        None => default.nbd_memory,
+    };
     let queue = |(name, queue): (String, Queue)| -> Result<_> {
         let context = format!("[queue.{name}]");
         check_name("queue", &name)?;
@@ -67,7 +72,8 @@ pub(super) fn parse(text: &str) -> Result<Config> {
     Ok(Config {
         reactors: file.daemon.reactors,
         shutdown_limit,
-        disks: file.disk.into_iter().map(disk).collect::<Result<_>>()?,
+        nbd_memory,
+        disks: tables(file.disk)?.into_iter().map(disk).collect::<Result<_>>()?,
         queues: file.queue.into_iter().map(queue).collect::<Result<_>>()?,
         exports: file.export.into_iter().map(export).collect::<Result<_>>()?,
     })
@@ -87,6 +93,38 @@ impl Queue {
             tunables: self.tunables.into_iter().collect(),
         })
     }
+}
+
+fn no_disks() -> Value {
+    Value::Table(toml::Table::new())
+}
+
+/// The tables of the disks, by name.
+fn tables(disks: Value) -> Result<toml::Table> {
+    match disks {
+        Value::Table(tables) => Ok(tables),
+        Value::Array(_) => {
+            bail!(
+                "[[disk]] rejected: a disk's name is part of its table's head: write [disk.NAME], as in [disk.vm1]"
+            )
+        }
+        other => bail!("disk = {other} rejected: each disk is a table: write [disk.NAME], as in [disk.vm1]"),
+    }
+}
+
+/// Reads how much payload all NBD connections may hold: a number of bytes, or a text with a unit.
+fn memory(value: &Value) -> Result<u64> {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let bytes = value::size("nbd_memory", &text)?;
+    if bytes < NBD_MEMORY_MIN {
+        bail!(
+            "nbd_memory={text} rejected: must be at least 32M, since a client may send as much in one request"
+        );
+    }
+    Ok(bytes)
 }
 
 fn disk((name, table): (String, Value)) -> Result<DiskSpec> {
@@ -122,6 +160,9 @@ fn duration(key: &str, text: &str) -> Result<Duration> {
     Ok(Duration::from_nanos(ns))
 }
 
+/// The longest payload of a request, in bytes.
+const NBD_MEMORY_MIN: u64 = 32 << 20;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,6 +172,7 @@ mod tests {
         [daemon]
         reactors = 2
         shutdown_limit = "5s"
+        nbd_memory = "256M"
         [queue.fast]
         sched = "mq-deadline"
         depth = 64
@@ -157,11 +199,15 @@ mod tests {
             config.disks[1],
             DiskSpec::parse("name=vm1,file=vm1.raw,ro=on,queue=fast").unwrap()
         );
-        assert!(matches!(config.disks[0].source, Source::Ram { size: 0x400_0000 }));
+        assert!(matches!(
+            config.disks[0].source,
+            Source::Ram { size: 0x400_0000, .. }
+        ));
         assert_eq!(
             (config.reactors, config.shutdown_limit),
             (Some(2), Duration::from_secs(5))
         );
+        assert_eq!(config.nbd_memory, 256 << 20);
         assert_eq!(config.queues["fast"].tunables, [("read_expire".to_owned(), 250)]);
     }
 
@@ -181,7 +227,19 @@ mod tests {
             ("[demon]", "demon"),
             ("[[export]]\nnbd = \"smoke\"", "unix:PATH"),
             ("[daemon]\nshutdown_limit = \"soon\"", "shutdown_limit=soon"),
-            ("disk = 3", "disk"),
+            (
+                "[daemon]\nnbd_memory = 1024",
+                "nbd_memory=1024 rejected: must be at least 32M",
+            ),
+            ("[daemon]\nnbd_memory = \"much\"", "nbd_memory=much"),
+            (
+                "disk = 3",
+                "disk = 3 rejected: each disk is a table: write [disk.NAME]",
+            ),
+            (
+                "[[disk]]\nname = \"a\"\nram = \"1M\"",
+                "write [disk.NAME], as in [disk.vm1]",
+            ),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(part), "{text}: {error}");

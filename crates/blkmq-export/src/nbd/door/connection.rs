@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,11 @@ use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::disk::Disk;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
-use rustix::net::sockopt;
+use rustix::net::{getpeername, sockopt};
 
 use super::Door;
 use super::listener::Ticket;
+use super::memory::Account;
 use super::receive::{self, Receive, Received};
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
@@ -26,12 +28,16 @@ use crate::nbd::session::{Event, Op, Request, Session};
 /// One client.
 pub(super) struct Connection {
     socket: OwnedFd,
+    /// Who is at the other end, for messages.
+    peer: String,
     session: Session,
     receive: Receive,
     transmit: Transmit,
     slots: Slots,
     /// The disk that the client selected, by its place in the engine's table, with what every bio needs of it.
     disk: Option<Disk>,
+    /// A request for whose payload there is no memory yet.
+    starved: Option<Request>,
     /// The write whose payload is being received, and how much of it is there.
     filling: Option<(u32, usize)>,
     /// Bios that the queue had no room for.
@@ -86,12 +92,14 @@ impl Connection {
             &mut transmit.heads,
         );
         Self {
+            peer: peer(&socket, is_tcp),
             socket,
             session,
             receive: Receive::new(door.limits.receive_bytes_min()),
             transmit,
             slots: Slots::default(),
             disk: None,
+            starved: None,
             filling: None,
             refused: VecDeque::new(),
             is_readable: true,
@@ -136,6 +144,12 @@ impl Connection {
 
     /// Judges what was received. Says whether the session can take no more before replies are sent.
     fn judge(&mut self, cx: &mut Cx<'_>) -> bool {
+        self.is_busy = false;
+        if let Some(request) = self.starved.take()
+            && (!self.begin(cx, request) || !self.refused.is_empty())
+        {
+            return self.starved.is_some();
+        }
         loop {
             let step = self
                 .session
@@ -145,19 +159,20 @@ impl Connection {
             self.messages += u64::from(step.consumed > 0);
             match step.event {
                 Event::NeedMore => return false,
-                Event::Busy => return true,
-                Event::Request(request) => self.begin(cx, request),
-                Event::Write(request) => {
-                    let slot = self.slots.begin(request);
-                    if !self.take_payload(cx, slot, 0) {
-                        return false;
+                Event::Busy => {
+                    self.is_busy = true;
+                    return true;
+                }
+                Event::Request(request) | Event::Write(request) => {
+                    if !self.begin(cx, request) {
+                        return self.starved.is_some();
                     }
                 }
                 Event::Selected(export) => self.disk = cx.disks().get(export.id.0 as usize).cloned(),
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
                 Event::Disconnect => self.close(cx, Closing::Finishing),
                 Event::Close(reason) => {
-                    tracing::warn!("nbd: connection to {} closed: {reason}", self.name());
+                    tracing::warn!("nbd: {} closed: {reason}", self.name());
                     self.close(cx, Closing::Finishing);
                 }
             }
@@ -198,17 +213,26 @@ impl Connection {
         is_whole
     }
 
-    fn begin(&mut self, cx: &mut Cx<'_>, request: Request) {
+    /// Begins a request. Says whether the next message can be looked at: not while memory or payload are waited for.
+    fn begin(&mut self, cx: &mut Cx<'_>, request: Request) -> bool {
         match request.op {
             Op::BlockStatus => self.block_status(request),
             Op::Cache => self.session.replies().ok(&request, &mut self.transmit.heads),
             _ => {
-                let slot = self.slots.begin(request);
+                let Some(slot) = self.slots.begin(request) else {
+                    self.starved = Some(request);
+                    self.is_busy = true;
+                    return false;
+                };
+                if request.op == Op::Write {
+                    return self.take_payload(cx, slot, 0);
+                }
                 self.submit(cx, slot);
-                return;
+                return true;
             }
         }
         self.transmit.note_heads();
+        true
     }
 
     fn submit(&mut self, cx: &mut Cx<'_>, index: u32) {
@@ -255,13 +279,13 @@ impl Connection {
             Ok(Received::End) => {
                 let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
                 if !is_between {
-                    tracing::info!("nbd: client left in the middle of a message");
+                    tracing::info!("nbd: {}: the client left in the middle of a message", self.name());
                 }
                 self.is_readable = false;
                 self.closing = self.closing.max(Closing::Finishing);
             }
             Err(error) => {
-                tracing::info!("nbd: connection to {} lost: {error}", self.name());
+                tracing::info!("nbd: {} lost: {error}", self.name());
                 self.closing = Closing::Dead;
             }
         }
@@ -295,7 +319,7 @@ impl Connection {
                 }
             }
             Err(error) => {
-                tracing::info!("nbd: connection to {} lost: {error}", self.name());
+                tracing::info!("nbd: {} lost: {error}", self.name());
                 self.closing = Closing::Dead;
             }
         }
@@ -383,8 +407,9 @@ impl Connection {
     }
 
     /// Names the connection for a message.
-    fn name(&self) -> &str {
-        self.disk.as_ref().map_or("no disk yet", |disk| &disk.name)
+    fn name(&self) -> String {
+        let disk = self.disk.as_ref().map_or("no disk yet", |disk| &disk.name);
+        format!("connection of {} to {disk}", self.peer)
     }
 
     fn poll(&mut self, cx: &mut Cx<'_>) {
@@ -403,6 +428,8 @@ impl Connection {
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.started_at = cx.now();
+        let memory = Arc::clone(&self.door.memory);
+        self.slots.set_account(Account::new(memory, cx.waker()));
         self.transmit.note_heads();
         self.poll(cx);
         self.take_in(cx);
@@ -457,11 +484,15 @@ impl Service for Connection {
         self.take_in(cx);
     }
 
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        self.take_in(cx);
+    }
+
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
         if self.closing < Closing::Dead
             && let Some(reason) = self.too_late(cx.now())
         {
-            tracing::warn!("nbd: connection to {} closed: {reason}", self.name());
+            tracing::warn!("nbd: {} closed: {reason}", self.name());
             self.closing = Closing::Dead;
         }
     }
@@ -520,6 +551,24 @@ impl Connection {
     fn is_at_end(&self) -> bool {
         self.slots.len() == 0 && self.transmit.is_empty() && self.refused.is_empty()
     }
+}
+
+/// Names who is at the other end: its address, or of a unix socket the process that connected.
+fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
+    if !is_tcp {
+        return match sockopt::socket_peercred(socket) {
+            Ok(peer) => format!(
+                "process {} of user {}",
+                peer.pid.as_raw_nonzero(),
+                peer.uid.as_raw()
+            ),
+            Err(_) => "an unknown process".to_owned(),
+        };
+    }
+    let address = getpeername(socket).ok().flatten();
+    address
+        .and_then(|address| SocketAddr::try_from(address).ok())
+        .map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
 }
 
 /// The part of a write's buffer that is still to be received.

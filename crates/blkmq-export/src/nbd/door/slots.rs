@@ -3,6 +3,7 @@
 
 use blkmq_core::bio::{Bio, Data};
 
+use super::memory::Account;
 use super::sys::Buffer;
 use crate::nbd::session::Request;
 
@@ -12,6 +13,8 @@ pub(super) struct Slots {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     spare: Spare,
+    /// Pays for the buffers; there is one from the start of the connection on.
+    account: Option<Account>,
 }
 
 /// One request under way.
@@ -22,21 +25,25 @@ pub(super) struct Slot {
 }
 
 impl Slots {
-    /// Begins a request, with a buffer if it moves data.
-    pub(super) fn begin(&mut self, request: Request) -> u32 {
+    /// Says who pays for the buffers.
+    pub(super) fn set_account(&mut self, account: Account) {
+        self.account = Some(account);
+    }
+
+    /// Begins a request, with a buffer if it moves data. None if there is no memory for that now.
+    pub(super) fn begin(&mut self, request: Request) -> Option<u32> {
         let bytes = request.payload_bytes() as usize;
+        if bytes > 0 && !self.account().take(bytes as u64) {
+            return None;
+        }
         let buffer = (bytes > 0).then(|| self.spare.take(bytes));
         let slot = Some(Slot { request, buffer });
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() as u32 - 1
-            }
-        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[index as usize] = slot;
+        Some(index)
     }
 
     /// Returns a request under way.
@@ -68,8 +75,13 @@ impl Slots {
         self.free.push(index);
         if let Some(buffer) = slot.buffer {
             self.spare.put(buffer);
+            self.account().give(slot.request.payload_bytes());
         }
         slot.request
+    }
+
+    fn account(&mut self) -> &mut Account {
+        self.account.as_mut().expect("an account from the start on")
     }
 
     /// How many requests are under way.

@@ -1,0 +1,453 @@
+//! Decides that the door keeps its promises to clients that pipeline, dawdle, vanish or ask for too much: a whole engine
+//! in this process, with limits that are short enough to be waited for.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use blkmq_core::time::Nanos;
+use blkmq_export::nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_export::nbd::codec::reply::ReplyHead;
+use blkmq_export::nbd::codec::request::{Command, RequestHeader};
+use blkmq_export::nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
+use blkmq_export::nbd::door::{self, ALLOWANCE, Memory, Socket};
+use blkmq_export::nbd::limits::Limits;
+use blkmq_host::driver::ram::RamConfig;
+use blkmq_host::engine::{Engine, EngineConfig};
+use blkmq_host::plan::{DiskSpec, QueueSettings, Source, plan};
+
+#[test]
+fn pipelined_block_status_and_refused_requests_are_all_answered() {
+    let server = Server::start(Limits::default(), 64 * MIB);
+    let client = server.connect(HeaderStyle::Structured);
+    let mut writer = client.stream.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        let mut requests = Vec::new();
+        for cookie in 0..PIPELINED {
+            let (command, offset) = match cookie % 3 {
+                0 => (Command::BLOCK_STATUS, 0),
+                1 => (Command::READ, DISK_BYTES),
+                _ => (Command::BLOCK_STATUS, DISK_BYTES),
+            };
+            header(command, cookie, offset, 4096).write(HeaderStyle::Structured, &mut requests);
+        }
+        writer.write_all(&requests).expect("the server goes on reading");
+    });
+    // Nothing is read at first, so that replies back up to the limit of what may wait.
+    std::thread::sleep(Duration::from_millis(300));
+    let mut replies = Replies::new(client);
+    for cookie in 0..PIPELINED {
+        let (answered, is_error) = replies.next();
+        assert_eq!((answered, is_error), (cookie, cookie % 3 != 0));
+    }
+    sender.join().unwrap();
+    server.end(replies.client);
+}
+
+#[test]
+fn half_a_request_and_then_nothing_is_cut_at_its_deadline() {
+    let limits = Limits {
+        half_request_deadline: SHORT,
+        ..Limits::default()
+    };
+    let server = Server::start(limits, 64 * MIB);
+    let whole = write_request(0, 0, &[7; 4096]);
+    // In the middle of a header, right behind it, in the middle of the payload.
+    for cut in [14, 28, 2000] {
+        let mut client = server.connect(HeaderStyle::Simple);
+        let start = Instant::now();
+        client.stream.write_all(&whole[..cut]).unwrap();
+        assert!(client.is_hung_up(), "cut at {cut}");
+        assert!(
+            start.elapsed() >= SHORT,
+            "cut at {cut} after {:?}",
+            start.elapsed()
+        );
+    }
+    let idle = server.connect(HeaderStyle::Simple);
+    std::thread::sleep(2 * SHORT);
+    server.end(idle);
+}
+
+#[test]
+fn a_writer_that_is_always_half_a_message_behind_is_not_cut() {
+    let limits = Limits {
+        half_request_deadline: SHORT,
+        ..Limits::default()
+    };
+    let server = Server::start(limits, 64 * MIB);
+    let mut client = server.connect(HeaderStyle::Simple);
+    let writes = 4 * SHORT.as_millis() as u64 / 50;
+    let stream: Vec<u8> = (0..writes)
+        .flat_map(|number| write_request(number, number * 65536, &[number as u8; 65536]))
+        .collect();
+    let message = stream.len() / writes as usize;
+    let mut sent = 0;
+    for number in 1..=writes as usize {
+        let until = (number * message + 1000).min(stream.len());
+        client.stream.write_all(&stream[sent..until]).unwrap();
+        sent = until;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for number in 0..writes {
+        assert_eq!(client.reply(), (number, 0));
+    }
+    for number in 0..writes {
+        let data = client.read(number * 65536, 65536);
+        assert!(data.iter().all(|byte| *byte == number as u8));
+    }
+    server.end(client);
+}
+
+#[test]
+fn a_client_that_sends_byte_by_byte_and_reads_byte_by_byte_is_served() {
+    let server = Server::start(Limits::default(), 64 * MIB);
+    let mut client = server.connect(HeaderStyle::Simple);
+    let mut requests = write_request(1, 512, &[0x5a; 512]);
+    header(Command::READ, 2, 512, 512).write(HeaderStyle::Simple, &mut requests);
+    for byte in &requests {
+        client.stream.write_all(&[*byte]).unwrap();
+    }
+    assert_eq!(client.reply(), (1, 0));
+    assert_eq!(client.reply(), (2, 0));
+    let mut one = [0];
+    for _ in 0..512 {
+        client.stream.read_exact(&mut one).unwrap();
+        assert_eq!(one, [0x5a]);
+    }
+    server.end(client);
+}
+
+#[test]
+fn clients_that_vanish_in_any_state_leave_nothing_behind() {
+    let server = Server::start(Limits::default(), 64 * MIB);
+    let mut requests = write_request(1, 0, &[1; 1024]);
+    // Large enough to need common memory, and to be on its way out for several turns.
+    header(Command::READ, 2, 0, MIB).write(HeaderStyle::Simple, &mut requests);
+    requests.extend(write_request(3, 4096, &vec![2; 512 << 10]));
+    header(Command::FLUSH, 4, 0, 0).write(HeaderStyle::Simple, &mut requests);
+    for cut in (0..1200).step_by(7).chain([2000, 100_000, requests.len()]) {
+        let mut client = server.connect(HeaderStyle::Simple);
+        client.stream.set_nonblocking(true).unwrap();
+        let sent = client.stream.write(&requests[..cut]).unwrap_or(0);
+        assert!(sent > 0 || cut == 0);
+        if cut % 2 == 0 {
+            // Some replies are read, or a part of one.
+            std::thread::sleep(Duration::from_micros(200));
+            let _ = client.stream.read(&mut vec![0; 16 + cut * 100]);
+        }
+    }
+    for cut in 0..40 {
+        // In the middle of the negotiation.
+        let mut stream = UnixStream::connect(&server.path).unwrap();
+        stream.write_all(&[0; 40][..cut]).unwrap();
+    }
+    let mut good = server.connect(HeaderStyle::Simple);
+    good.write(0, &[3; 4096]);
+    assert_eq!(good.read(0, 4096), [3; 4096]);
+    server.until_memory_is_free();
+    server.end(good);
+}
+
+#[test]
+fn all_connections_together_hold_no_more_payload_than_the_memory_and_all_are_served() {
+    let server = Server::start(Limits::default(), 32 * MIB);
+    let served: Vec<u32> = std::thread::scope(|scope| {
+        let load = || {
+            let mut client = server.connect(HeaderStyle::Simple);
+            // 40 MiB at once, each.
+            let mut requests = Vec::new();
+            for cookie in 0..40 {
+                header(Command::READ, cookie, cookie * MIB, MIB).write(HeaderStyle::Simple, &mut requests);
+            }
+            client.stream.write_all(&requests).unwrap();
+            let mut data = vec![0; MIB as usize];
+            for _ in 0..40 {
+                assert!(server.memory.used() <= server.memory.bytes_max());
+                assert_eq!(client.reply().1, 0);
+                client.stream.read_exact(&mut data).unwrap();
+            }
+            40
+        };
+        let loads: Vec<_> = (0..6).map(|_| scope.spawn(load)).collect();
+        loads.into_iter().map(|load| load.join().unwrap()).collect()
+    });
+    assert_eq!(served, [40; 6]);
+    server.until_memory_is_free();
+    let client = server.connect(HeaderStyle::Simple);
+    server.end(client);
+}
+
+#[test]
+fn who_holds_all_the_memory_and_reads_nothing_delays_small_requests_not_at_all_and_others_to_its_deadline() {
+    let limits = Limits {
+        unread_reply_deadline: LONGER,
+        ..Limits::default()
+    };
+    let server = Server::start(limits, 32 * MIB);
+    // One alone is not read from any more as soon as it does not take its replies.
+    let mut greedy: Vec<Client> = (0..4).map(|_| server.connect(HeaderStyle::Simple)).collect();
+    let start = Instant::now();
+    for client in &mut greedy {
+        let mut requests = Vec::new();
+        for cookie in 0..40 {
+            header(Command::READ, cookie, 0, MIB).write(HeaderStyle::Simple, &mut requests);
+        }
+        client.stream.write_all(&requests).unwrap();
+    }
+    while server.memory.used() + MIB < server.memory.bytes_max() {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "{} bytes are used",
+            server.memory.used()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut small = server.connect(HeaderStyle::Simple);
+    for _ in 0..10 {
+        small.read(0, ALLOWANCE as usize);
+    }
+    // On a machine so busy that the deadline has passed meanwhile, nothing is learnt.
+    assert!(
+        start.elapsed() >= LONGER || server.memory.used() + MIB >= server.memory.bytes_max(),
+        "small requests waited until the memory was free"
+    );
+    let mut large = server.connect(HeaderStyle::Simple);
+    assert_eq!(large.read(0, 4 * MIB as usize).len(), 4 * MIB as usize);
+    assert!(start.elapsed() >= LONGER);
+    server.until_memory_is_free();
+    server.end(large);
+}
+
+#[test]
+fn memory_that_cannot_hold_one_request_is_refused() {
+    let engine = engine();
+    let (socket, path) = socket();
+    let refused = door::serve(
+        &engine,
+        socket,
+        None,
+        Limits::default(),
+        &Arc::new(Memory::new(MIB)),
+    );
+    let message = refused.unwrap_err().to_string();
+    assert!(
+        message.contains("1048576") && message.contains("33554432"),
+        "{message}"
+    );
+    assert!(!path.exists());
+    engine.shutdown(Nanos::from_secs(5)).unwrap();
+}
+
+/// A disk in memory behind a door in this process.
+struct Server {
+    engine: Engine,
+    memory: Arc<Memory>,
+    path: PathBuf,
+}
+
+/// One connection in the transmission phase.
+struct Client {
+    stream: UnixStream,
+    style: HeaderStyle,
+}
+
+/// Structured replies, parsed in bulk; their payload is skipped.
+struct Replies {
+    client: Client,
+    input: Vec<u8>,
+    at: usize,
+}
+
+impl Server {
+    fn start(limits: Limits, memory_bytes: u64) -> Self {
+        let engine = engine();
+        let (socket, path) = socket();
+        let memory = Arc::new(Memory::new(memory_bytes));
+        door::serve(&engine, socket, None, limits, &memory).unwrap();
+        Self { engine, memory, path }
+    }
+
+    fn connect(&self, style: HeaderStyle) -> Client {
+        let mut stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        let mut handshake = Handshake::new(Wanted {
+            style,
+            block_status: style != HeaderStyle::Simple,
+            ..Wanted::plain("vm1")
+        });
+        let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
+        loop {
+            filled += stream.read(&mut input[filled..]).unwrap();
+            let (taken, progress) = handshake.receive(&input[..filled], &mut out);
+            input.copy_within(taken..filled, 0);
+            filled -= taken;
+            stream.write_all(&out).unwrap();
+            out.clear();
+            match progress {
+                Progress::NeedMore => {}
+                Progress::Failed(failure) => panic!("{failure}"),
+                Progress::Agreed(agreed) => {
+                    assert_eq!((agreed.style, filled), (style, 0));
+                    return Client { stream, style };
+                }
+            }
+        }
+    }
+
+    fn until_memory_is_free(&self) {
+        let start = Instant::now();
+        while self.memory.used() > 0 {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{} bytes are still used",
+                self.memory.used()
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Demands that `client` is still served, and that the engine ends with nothing left over.
+    fn end(self, mut client: Client) {
+        if client.style == HeaderStyle::Simple {
+            client.read(0, 512);
+        }
+        drop(client);
+        self.engine.shutdown(Nanos::from_secs(10)).unwrap();
+        assert_eq!(self.memory.used(), 0);
+    }
+}
+
+impl Client {
+    /// The next reply's cookie and error.
+    fn reply(&mut self) -> (u64, u32) {
+        let mut head = [0; 16];
+        self.stream.read_exact(&mut head).expect("a reply");
+        let parsed = ReplyHead::parse(HeaderStyle::Simple, &head).expect("a reply's magic number");
+        match parsed {
+            Some((ReplyHead::Simple { cookie, error }, 16)) => (cookie, error),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
+        let mut request = Vec::new();
+        header(Command::READ, 99, offset, bytes as u64).write(self.style, &mut request);
+        self.stream.write_all(&request).unwrap();
+        assert_eq!(self.reply(), (99, 0));
+        let mut data = vec![0; bytes];
+        self.stream.read_exact(&mut data).unwrap();
+        data
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.stream.write_all(&write_request(98, offset, data)).unwrap();
+        assert_eq!(self.reply(), (98, 0));
+    }
+
+    /// Waits for the server to end the connection.
+    fn is_hung_up(&mut self) -> bool {
+        match self.stream.read(&mut [0; 64]) {
+            Ok(bytes) => bytes == 0,
+            Err(error) => error.kind() == ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+impl Replies {
+    fn new(client: Client) -> Self {
+        Self {
+            client,
+            input: Vec::new(),
+            at: 0,
+        }
+    }
+
+    /// The cookie of the next request that is answered in full, and whether by an error.
+    fn next(&mut self) -> (u64, bool) {
+        loop {
+            let head =
+                ReplyHead::parse(self.client.style, &self.input[self.at..]).expect("a reply's magic number");
+            let Some((ReplyHead::Chunk(chunk), bytes)) = head else {
+                self.receive();
+                continue;
+            };
+            self.at += bytes;
+            while self.input.len() - self.at < chunk.payload_bytes as usize {
+                self.receive();
+            }
+            self.at += chunk.payload_bytes as usize;
+            if chunk.flags.contains(ChunkFlags::DONE) {
+                return (chunk.cookie, chunk.kind.is_error());
+            }
+        }
+    }
+
+    fn receive(&mut self) {
+        self.input.drain(..self.at);
+        self.at = 0;
+        let mut more = [0; 65536];
+        let bytes = self.client.stream.read(&mut more).expect("a reply in time");
+        assert!(bytes > 0, "the server has hung up");
+        self.input.extend(&more[..bytes]);
+    }
+}
+
+fn engine() -> Engine {
+    let disk = DiskSpec {
+        name: "vm1".into(),
+        description: String::new(),
+        source: Source::Ram(RamConfig::default()),
+        size: Some(DISK_BYTES),
+        read_only: false,
+        block_size: None,
+        queue: None,
+        group: None,
+    };
+    let plan = plan(vec![disk], &BTreeMap::new(), &QueueSettings::default()).unwrap();
+    let config = EngineConfig {
+        reactors: 2,
+        queues: plan.queues,
+        ..EngineConfig::default()
+    };
+    Engine::start(config).expect("io_uring is available")
+}
+
+fn socket() -> (Socket, PathBuf) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("blkmq-door-{}-{number}", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    (Socket::Unix(listener, Some(path.clone())), path)
+}
+
+fn header(command: Command, cookie: u64, offset: u64, length: u64) -> RequestHeader {
+    RequestHeader {
+        cookie,
+        offset,
+        length,
+        command,
+        flags: CommandFlags::NONE,
+    }
+}
+
+fn write_request(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
+    let mut request = Vec::new();
+    header(Command::WRITE, cookie, offset, data.len() as u64).write(HeaderStyle::Simple, &mut request);
+    request.extend(data);
+    request
+}
+
+const MIB: u64 = 1 << 20;
+const DISK_BYTES: u64 = 64 * MIB;
+/// More than fits the sockets, the receive buffer and the limit of unsent heads together.
+const PIPELINED: u64 = 60_000;
+/// A deadline that can be waited for, and is long beside a pause of 50 ms on a busy machine.
+const SHORT: Duration = Duration::from_millis(600);
+const LONGER: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(30);
