@@ -106,7 +106,9 @@ Keys of a disk:
   queue=NAME         the request queue it is on [default: its filesystem's]
   sched=NAME         the elevator of its queue: none, mq-deadline, kyber [default: none]
   group=/PATH        the group it is accounted to [default: /NAME]
+  hugepages=on       of a ram disk: take memory in huge pages
   description=TEXT   what it is, for people who list the exports
+A comma in a value is written \\, as in file=a\\,b.raw.
 Sizes are bytes, or a number with K, M, G or T (powers of 1024).
 
 Files on one filesystem share a queue, because they share a drive, so that one

@@ -55,7 +55,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
 fn disk(disk: &DiskSpec) -> host::DiskSpec {
     let (source, size) = match &disk.source {
         Source::File(config) => (host::Source::File(config.clone()), None),
-        Source::Ram { size } => (host::Source::Ram(Default::default()), Some(*size)),
+        Source::Ram { size, config } => (host::Source::Ram(config.clone()), Some(*size)),
         Source::Null { size, config } => (host::Source::Null((**config).clone()), Some(*size)),
     };
     host::DiskSpec {

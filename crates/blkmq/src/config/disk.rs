@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail};
 use blkmq_core::sched::Kind;
 use blkmq_host::driver::file::FileConfig;
 use blkmq_host::driver::null::NullConfig;
+use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::driver::value;
 
 use super::{check_name, elevator};
@@ -39,6 +40,8 @@ pub enum Source {
     Ram {
         /// Bytes.
         size: u64,
+        /// The drive's own keys.
+        config: RamConfig,
     },
     /// Nothing.
     Null {
@@ -61,13 +64,13 @@ impl Source {
 }
 
 impl DiskSpec {
-    /// Reads `key=value,key=value`.
+    /// Reads `key=value,key=value`; `\,` is a comma in a value.
     ///
     /// # Errors
     /// Names the disk, the key, the value and what is allowed.
     pub fn parse(text: &str) -> Result<Self> {
         let mut pairs = Vec::new();
-        for part in text.split(',') {
+        for part in parts(text) {
             let Some((key, value)) = part.split_once('=') else {
                 bail!(
                     "--disk {text}: {part:?} is not KEY=VALUE; an example: --disk name=vm1,file=vm1.raw (see blkmq \
@@ -121,6 +124,21 @@ impl DiskSpec {
     }
 }
 
+/// Cuts a disk string at its commas. A comma behind a backslash belongs to the value; other backslashes are what they are.
+fn parts(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        let part = parts.last_mut().expect("never empty");
+        match c {
+            '\\' if chars.next_if_eq(&',').is_some() => part.push(','),
+            ',' => parts.push(String::new()),
+            _ => part.push(c),
+        }
+    }
+    parts
+}
+
 /// Takes the keys that say what the disk stands on, and the driver's own.
 fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option<&str>) -> Result<Source> {
     let drivers = ["file", "ram", "null"];
@@ -149,7 +167,11 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
                     "ram={size} rejected: must be at most 1T, since the table of its pieces takes memory at once"
                 );
             }
-            Ok(Source::Ram { size })
+            let mut config = RamConfig::default();
+            for (key, value) in pairs.drain(..) {
+                config.set(&key, &value)?;
+            }
+            Ok(Source::Ram { size, config })
         }
         ["null"] => {
             let size = take_size(pairs, "null")?;
@@ -249,6 +271,29 @@ mod tests {
     }
 
     #[test]
+    fn a_comma_behind_a_backslash_belongs_to_the_value() {
+        let disk = DiskSpec::parse(r"name=a,file=x\,y\z\,.raw,description=one\, two,ro=on").unwrap();
+        let Source::File(file) = disk.source else {
+            panic!("a file")
+        };
+        assert_eq!(file.path.to_str(), Some(r"x,y\z,.raw"));
+        assert_eq!((disk.description.as_str(), disk.read_only), ("one, two", true));
+    }
+
+    #[test]
+    fn a_disk_in_memory_may_have_huge_pages() {
+        let disk = DiskSpec::parse("name=a,ram=1M,hugepages=on").unwrap();
+        let config = RamConfig { hugepages: true };
+        assert_eq!(
+            disk.source,
+            Source::Ram {
+                size: 1 << 20,
+                config
+            }
+        );
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_what_is_allowed() {
         for (text, parts) in [
             ("file=a", &["name= is missing"][..]),
@@ -261,7 +306,8 @@ mod tests {
             ("name=a,ram=1X", &["disk a", "ram=1X"]),
             ("name=a,ram=0", &["disk a", "ram=0", "512"]),
             ("name=a,fiel=b", &["disk a", "fiel", "file=PATH"]),
-            ("name=a,ram=1M,color=red", &["disk a", "color", "known"]),
+            ("name=a,ram=1M,color=red", &["disk a", "color", "hugepages"]),
+            ("name=a,ram=1M,hugepages=2", &["disk a", "hugepages=2"]),
             ("name=a,ram=1M,sched=cfq", &["cfq", "none, mq-deadline"]),
             ("name=a,ram=1M,block_size=768", &["768", "power of two"]),
             ("name=a/b,ram=1M", &["a/b", "letters"]),

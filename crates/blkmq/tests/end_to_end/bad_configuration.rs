@@ -84,6 +84,37 @@ fn a_bad_configuration_file_is_refused_with_its_name_and_the_place() {
 }
 
 #[test]
+fn neither_a_check_nor_a_refusal_leaves_a_file_behind() {
+    let scratch = Scratch::new();
+    let (new, ragged) = (scratch.word("new.raw"), scratch.word("ragged.raw"));
+    let wanted = format!("name=vm1,file={new},size=1M");
+    let checked = output_within(
+        &mut serve_command(&["--check", "--disk", &wanted]),
+        Duration::from_secs(30),
+    );
+    assert!(checked.status.success(), "{checked:?}");
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("1 disks on 1 queues: all can be served"));
+    let refusal = case(
+        "a size that is no multiple of a block",
+        &scratch,
+        &[&format!("name=vm1,file={ragged},size=1000")],
+        &["ragged.raw", "1000"],
+    );
+    refused(&refusal).unwrap_or_else(|complaint| panic!("{complaint}"));
+    for path in [new, ragged] {
+        assert!(!std::path::Path::new(&path).exists(), "{path} was left behind");
+    }
+}
+
+#[test]
+fn an_image_whose_path_has_a_comma_is_served() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1,old.raw", 1 << 20).replace(',', "\\,");
+    let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image},ro=on")]);
+    daemon.stop();
+}
+
+#[test]
 fn an_image_that_is_already_served_is_refused_and_the_first_daemon_goes_on() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", 1 << 20);

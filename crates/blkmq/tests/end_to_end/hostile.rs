@@ -71,6 +71,19 @@ fn a_request_out_of_range_is_refused_and_the_connection_goes_on() {
 }
 
 #[test]
+fn the_log_says_who_spoke_garbage_to_which_disk() {
+    let scratch = Scratch::new();
+    let mut daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    send_garbage_for_a_request(&scratch.path("nbd.sock"));
+    let wanted = format!("connection of process {} of user", std::process::id());
+    let is_said = daemon.wait_for(GOOD_WAIT_MAX, |line| {
+        line.contains(&wanted) && line.contains("vm1")
+    });
+    assert!(is_said, "{wanted} is missing in:\n{}", daemon.said());
+    daemon.stop();
+}
+
+#[test]
 fn an_unknown_export_is_refused_by_name() {
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);

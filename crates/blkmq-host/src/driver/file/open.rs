@@ -21,6 +21,15 @@ impl FileDisk {
     pub fn open(config: &FileConfig) -> Result<Self, FileError> {
         refuse_other_kinds(config)?;
         let (file, is_new) = open_or_create(config)?;
+        let disk = Self::of(file, is_new, config);
+        if is_new && disk.is_err() {
+            // Nobody asked for a file that cannot be served. The first error is the one to report.
+            let _ = std::fs::remove_file(&config.path);
+        }
+        disk
+    }
+
+    fn of(file: File, is_new: bool, config: &FileConfig) -> Result<Self, FileError> {
         if !config.unlocked {
             lock::lock(&file, &config.path, config.read_only)?;
         }
@@ -148,13 +157,10 @@ fn system(config: &FileConfig, action: &'static str, source: io::Error, advice: 
     }
 }
 
-/// Gives a new file its size; removes it again if that fails.
+/// Gives a new file its size.
 fn set_size(file: &File, config: &FileConfig) -> Result<(), FileError> {
-    file.set_len(config.size.unwrap_or(0)).map_err(|error| {
-        // The first error is the one to report.
-        let _ = std::fs::remove_file(&config.path);
-        system(config, "give it its size", error, "")
-    })
+    let sized = file.set_len(config.size.unwrap_or(0));
+    sized.map_err(|error| system(config, "give it its size", error, ""))
 }
 
 fn device_of(file: &File, config: &FileConfig) -> Result<Device, FileError> {
@@ -291,6 +297,20 @@ mod tests {
 
     fn error(config: &FileConfig) -> String {
         FileDisk::open(config).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_file_that_was_created_and_cannot_be_served_is_removed() {
+        let path = scratch_file("refused", 4096);
+        std::fs::remove_file(&*path).unwrap();
+        for size in [0, 1000, u64::MAX] {
+            let wish = FileConfig {
+                size: Some(size),
+                ..config(&path)
+            };
+            FileDisk::open(&wish).expect_err("no size of a disk");
+            assert!(!path.exists(), "size={size} left a file behind");
+        }
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Daemon {
     }
 
     /// Waits for a line; false if the time is up or the daemon has ended.
-    fn wait_for(&mut self, limit: Duration, wanted: impl Fn(&str) -> bool) -> bool {
+    pub(crate) fn wait_for(&mut self, limit: Duration, wanted: impl Fn(&str) -> bool) -> bool {
         let end = Instant::now() + limit;
         while Instant::now() < end {
             if self
