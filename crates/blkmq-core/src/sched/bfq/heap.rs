@@ -1,8 +1,9 @@
-//! Decides which of some entities has the smallest tag: a leftist heap (Crane 1972) that is linked by numbers through a
-//! fixed table, so that any number of heaps share the table without memory of their own. `wf2q` keeps its entities in it.
+//! Decides which of some entities has the smallest tag: a skew heap (Sleator and Tarjan 1986) that is linked by numbers
+//! through a fixed table, so that any number of heaps share the table without memory of their own. `wf2q` keeps its
+//! entities in it.
 //!
-//! A node's rank is the length of its right spine, and no right child outranks its left one: a right spine is at most
-//! logarithmic, and joining two heaps walks right spines only. Everything else is joining.
+//! Joining two heaps walks down their right spines and swaps the children of each node on the way: no spine stays long, and
+//! every operation, all of which are joins, takes logarithmic time on average over any sequence.
 
 /// The links of a node; a node is in one heap at most.
 #[derive(Clone, Copy, Debug)]
@@ -10,8 +11,6 @@ pub(super) struct Links {
     left: u32,
     right: u32,
     up: u32,
-    /// 1 for a leaf; 0 stands for no node.
-    rank: u32,
 }
 
 /// What can be in a heap: it has links, and a tag for each `BY` to be ordered by.
@@ -31,7 +30,6 @@ impl Links {
         left: NONE,
         right: NONE,
         up: NONE,
-        rank: 1,
     };
 }
 
@@ -47,35 +45,32 @@ impl<const BY: usize> Heap<BY> {
     /// Adds a node that is in no heap.
     #[inline]
     pub(super) fn push<N: Node>(&mut self, nodes: &mut [N], id: u32) {
-        debug_assert_eq!(nodes[id as usize].links().rank, 1);
         self.0 = join::<BY, N>(nodes, self.0, id);
-        nodes[self.0 as usize].links_mut().up = NONE;
     }
 
     /// Removes a node of this heap, wherever it stands.
     #[inline]
     pub(super) fn remove<N: Node>(&mut self, nodes: &mut [N], id: u32) {
-        let Links { left, right, up, .. } = *nodes[id as usize].links();
-        *nodes[id as usize].links_mut() = Links::UNLINKED;
+        let links = nodes[id as usize].links_mut();
+        let Links { left, right, up } = std::mem::replace(links, Links::UNLINKED);
         let joined = join::<BY, N>(nodes, left, right);
-        if joined != NONE {
-            nodes[joined as usize].links_mut().up = up;
+        if let Some(node) = nodes.get_mut(joined as usize) {
+            node.links_mut().up = up;
         }
         if up == NONE {
             debug_assert_eq!(self.0, id, "removal from a heap that the node is not in");
             self.0 = joined;
             return;
         }
-        let parent = nodes[up as usize].links_mut();
-        if parent.left == id {
-            parent.left = joined;
+        let above = nodes[up as usize].links_mut();
+        if above.left == id {
+            above.left = joined;
         } else {
-            parent.right = joined;
+            above.right = joined;
         }
-        mend(nodes, up);
     }
 
-    /// Asserts order, links and ranks; returns the members.
+    /// Asserts order and links; returns the members.
     pub(super) fn check<N: Node>(self, nodes: &[N]) -> Vec<u32> {
         let mut members = Vec::new();
         let mut todo: Vec<(u32, u32)> = self.first().map(|id| (id, NONE)).into_iter().collect();
@@ -83,13 +78,10 @@ impl<const BY: usize> Heap<BY> {
             let node = &nodes[id as usize];
             let links = node.links();
             assert_eq!(links.up, up, "link up from entity {id}");
-            assert!(rank(nodes, links.left) >= rank(nodes, links.right));
-            assert_eq!(links.rank, rank(nodes, links.right) + 1, "rank of entity {id}");
-            for child in [links.left, links.right]
-                .into_iter()
-                .filter(|&child| child != NONE)
-            {
-                assert!(!before(nodes[child as usize].tag::<BY>(), node.tag::<BY>()));
+            let children = [links.left, links.right].into_iter();
+            for child in children.filter(|&child| child != NONE) {
+                let tag = nodes[child as usize].tag::<BY>();
+                assert!(!before(tag, node.tag::<BY>()), "entity {child} below {id}");
                 todo.push((child, id));
             }
             members.push(id);
@@ -105,51 +97,37 @@ pub(super) fn before(a: u64, b: u64) -> bool {
     (a.wrapping_sub(b) as i64) < 0
 }
 
-/// Joins two heaps; the caller sets the result's link up. Recursive: two right spines deep, which is 2 log n.
+/// Joins two heaps, whose tops link up to nothing or are about to be linked anew by the caller.
+#[inline]
 fn join<const BY: usize, N: Node>(nodes: &mut [N], a: u32, b: u32) -> u32 {
     if a == NONE || b == NONE {
         return if a == NONE { b } else { a };
     }
-    let swapped = before(nodes[b as usize].tag::<BY>(), nodes[a as usize].tag::<BY>());
-    let (top, other) = if swapped { (b, a) } else { (a, b) };
-    let right = join::<BY, N>(nodes, nodes[top as usize].links().right, other);
-    nodes[right as usize].links_mut().up = top;
-    nodes[top as usize].links_mut().right = right;
-    level(nodes, top);
-    top
-}
-
-/// Puts the child of higher rank left; says whether the node's rank has changed.
-#[inline]
-fn level<N: Node>(nodes: &mut [N], id: u32) -> bool {
-    let Links {
-        left,
-        right,
-        rank: old,
-        ..
-    } = *nodes[id as usize].links();
-    let (l, r) = (rank(nodes, left), rank(nodes, right));
-    let links = nodes[id as usize].links_mut();
-    if l < r {
-        (links.left, links.right) = (right, left);
-    }
-    links.rank = l.min(r) + 1;
-    links.rank != old
-}
-
-/// Mends ranks from a node whose child has changed, upwards until nothing changes.
-fn mend<N: Node>(nodes: &mut [N], mut id: u32) {
-    while level(nodes, id) {
-        id = nodes[id as usize].links().up;
-        if id == NONE {
-            return;
+    let (tag_a, tag_b) = (nodes[a as usize].tag::<BY>(), nodes[b as usize].tag::<BY>());
+    let ((top, mut other), mut tag_other) = if before(tag_b, tag_a) {
+        ((b, a), tag_a)
+    } else {
+        ((a, b), tag_b)
+    };
+    let mut at = top;
+    loop {
+        let links = nodes[at as usize].links_mut();
+        let right = std::mem::replace(&mut links.right, links.left);
+        if right == NONE {
+            links.left = other;
+            nodes[other as usize].links_mut().up = at;
+            return top;
         }
+        let tag_right = nodes[right as usize].tag::<BY>();
+        let mut next = right;
+        if before(tag_other, tag_right) {
+            std::mem::swap(&mut next, &mut other);
+            tag_other = tag_right;
+        }
+        nodes[at as usize].links_mut().left = next;
+        nodes[next as usize].links_mut().up = at;
+        at = next;
     }
-}
-
-#[inline]
-fn rank<N: Node>(nodes: &[N], id: u32) -> u32 {
-    nodes.get(id as usize).map_or(0, |node| node.links().rank)
 }
 
 /// No node.

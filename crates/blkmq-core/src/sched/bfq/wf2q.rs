@@ -2,8 +2,8 @@
 //! what each was served; no clock, no request, no policy. `mod` asks it, and tells it what was dispatched.
 //!
 //! After Bennett and Zhang, "WF2Q: worst-case fair weighted fair queueing" (1996) and "Hierarchical packet fair queueing
-//! algorithms" (1997), and Valente and Andreolini, "High throughput disk scheduling with fair bandwidth distribution"
-//! (2012), who serve budgets in the place of packets.
+//! algorithms" (1997); serving budgets in the place of packets after Valente and Checconi (2010), Valente and Andreolini
+//! (2012).
 //!
 //! An entity is a leaf (a client's queue) or a group, which is an entity of its parent and schedules its own members. Each
 //! has a **start** tag: what it was served over its weight, on its tree's axis of virtual time. Its **finish** is where the
