@@ -1,5 +1,7 @@
-//! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, statistics. The
+//! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, groups, statistics. The
 //! queue's own operations never block; here they are waited for, by the calling thread, which is no reactor.
+
+mod groups;
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -22,6 +22,7 @@ use crate::disk::{Disk, QueueId};
 use crate::drive::Drive;
 use crate::driver::Allocation;
 use crate::error::Error;
+use crate::groups::Paths;
 use crate::place::Place;
 use crate::reactor::Reactor;
 use crate::ring::RingConfig;
@@ -83,6 +84,8 @@ pub struct QueueSpec {
     pub merges: bool,
     /// The groups to begin with, and room for more. Default: the root alone.
     pub groups: GroupTree,
+    /// The paths of the groups, by their ids: the names under which [`Control`] knows them.
+    pub group_paths: Vec<String>,
 }
 
 impl QueueSpec {
@@ -100,6 +103,7 @@ impl QueueSpec {
             timeout: Nanos::from_secs(30),
             merges: true,
             groups: GroupTree::flat(1),
+            group_paths: Vec::new(),
         }
     }
 }
@@ -299,13 +303,14 @@ fn build(config: EngineConfig, reactors: usize, seats: usize) -> Result<(Arc<Sha
     for (index, spec) in config.queues.into_iter().enumerate() {
         let drive = Arc::clone(&spec.drive);
         let entries = spec.disks.clone();
+        let paths = Mutex::new(Paths::new(&spec.group_paths));
         let (queue, seats) = make_queue(spec, reactors, seats)?;
         list_disks(&mut disks, QueueId(index as u16), &queue, &drive, entries)?;
         chairs
             .iter_mut()
             .zip(seats)
             .for_each(|(chair, seat)| chair.seats.push(seat));
-        queues.push(QueueEntry { queue, drive });
+        queues.push(QueueEntry { queue, drive, paths });
     }
     let bells: Result<Box<[Bell]>, _> = (0..seats).map(|_| Bell::new()).collect();
     let bells = bells.map_err(|source| Error::Os {

@@ -3,6 +3,7 @@
 
 use std::io;
 
+use blkmq_core::group::GroupError;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::queue::ConfigError;
 use blkmq_core::sched::TunableError;
@@ -94,6 +95,51 @@ pub enum Error {
         queue: String,
         /// What it says.
         source: TunableError,
+    },
+    /// No group of that path on a queue.
+    #[error("queue {queue}: there is no group {path}; there are: {known}")]
+    NoGroup {
+        /// The queue's name.
+        queue: String,
+        /// As asked for.
+        path: String,
+        /// The paths there are, a few of them.
+        known: String,
+    },
+    /// Not the path of a group.
+    #[error(
+        "group {path:?} rejected: must be /, or names of 1 to 128 letters, digits, dots, dashes and underscores with / \
+         before each, as in /customers/a"
+    )]
+    GroupPath {
+        /// As asked for.
+        path: String,
+    },
+    /// A path that a group cannot be moved to, since there is one.
+    #[error("queue {queue}: there is a group {path} already: remove or move it first")]
+    GroupExists {
+        /// The queue's name.
+        queue: String,
+        /// Where one was to go.
+        path: String,
+    },
+    /// A group that disks are accounted to is to be removed.
+    #[error("queue {queue}: group {path} cannot be removed: disk {disk} is accounted to it")]
+    GroupInUse {
+        /// The queue's name.
+        queue: String,
+        /// The group.
+        path: String,
+        /// One of its disks.
+        disk: String,
+    },
+    /// A group cannot be as it was to be.
+    #[error("group {path}: {source}")]
+    Group {
+        /// Its path.
+        path: String,
+        /// What the core says.
+        source: GroupError,
     },
     /// The engine could not be shut down cleanly in time.
     #[error("shutdown: {0}")]

@@ -15,6 +15,7 @@ pub mod drive;
 pub mod driver;
 pub mod engine;
 pub mod error;
+pub mod groups;
 mod place;
 pub mod plan;
 mod reactor;

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
@@ -21,6 +20,7 @@ use crate::driver::null::{NullConfig, NullDrive};
 use crate::driver::ram::{RamConfig, RamDrive};
 use crate::engine::{DiskEntry, QueueSpec};
 use crate::error::Error;
+use crate::groups::{self, GroupSpec};
 
 /// A disk as it is configured.
 #[derive(Clone, Debug)]
@@ -105,10 +105,12 @@ pub fn plan(
     settings: &BTreeMap<String, QueueSettings>,
     default: &QueueSettings,
 ) -> Result<Plan, Error> {
-    let mut groups = vec!["/".to_owned()];
+    let mut paths = vec!["/".to_owned()];
     let mut members: Vec<(String, Vec<Member>)> = Vec::new();
     for spec in disks {
-        let group = group_id(&mut groups, spec.group.as_deref());
+        let path = spec.group.as_deref().unwrap_or("/");
+        groups::check_path(path)?;
+        let group = groups::number_of(&mut paths, path);
         let (queue, member) = open(spec, group)?;
         match members.iter_mut().find(|(name, _)| *name == queue) {
             Some((_, list)) => list.push(member),
@@ -127,12 +129,38 @@ pub fn plan(
     }
     let build = |(name, list): (String, Vec<Member>)| {
         let settings = settings.get(&name).unwrap_or(default);
-        let mut spec = join(name, list, settings)?;
-        spec.groups = GroupTree::flat(groups.len() as u32);
-        Ok(spec)
+        join(name, list, settings)
     };
     let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;
-    Ok(Plan { queues, groups })
+    let mut plan = Plan {
+        queues,
+        groups: paths,
+    };
+    plan.set_groups(&[])?;
+    Ok(plan)
+}
+
+impl Plan {
+    /// Gives groups their weights, caps and latency targets, on every queue. Those that no disk names are made, too.
+    ///
+    /// # Errors
+    /// What cannot be, with the group's path: a path given twice, nesting that is too deep, a cap that is too small for
+    /// the drive.
+    pub fn set_groups(&mut self, specs: &[GroupSpec]) -> Result<(), Error> {
+        for (at, spec) in specs.iter().enumerate() {
+            groups::check_path(&spec.path)?;
+            if specs[..at].iter().any(|other| other.path == spec.path) {
+                let path = &spec.path;
+                return Err(Error::Disk(format!("group {path}: it is given twice; keep one")));
+            }
+            groups::number_of(&mut self.groups, &spec.path);
+        }
+        for queue in &mut self.queues {
+            queue.groups = groups::tree_of(&self.groups, specs, &queue.drive.limits())?;
+            queue.group_paths = self.groups.clone();
+        }
+        Ok(())
+    }
 }
 
 /// A disk that has been opened and waits for the others of its queue.
@@ -265,16 +293,6 @@ fn file_of(opened: Opened) -> Option<FileDisk> {
         Opened::File(disk) => Some(disk),
         Opened::Null(_) | Opened::Ram(_) => None,
     }
-}
-
-fn group_id(groups: &mut Vec<String>, path: Option<&str>) -> GroupId {
-    let path = path.unwrap_or("/");
-    let known = groups.iter().position(|group| group == path);
-    let index = known.unwrap_or_else(|| {
-        groups.push(path.to_owned());
-        groups.len() - 1
-    });
-    GroupId(index as u32)
 }
 
 /// The name of the queue of a device, as `ls -l /dev` and `/proc/self/mountinfo` number it.

@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::drive::Drive;
 use crate::error::Error;
+use crate::groups::Paths;
 use crate::ring::RingConfig;
 use crate::service::ServiceFactory;
 
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
 pub(crate) struct QueueEntry {
     pub(crate) queue: Arc<Queue>,
     pub(crate) drive: Arc<dyn Drive>,
+    /// Held while groups are changed.
+    pub(crate) paths: Mutex<Paths>,
 }
 
 /// One thread's seats at all queues.

@@ -136,5 +136,5 @@ fn groups_are_numbered_over_all_queues_and_the_root_is_the_first() {
     assert_eq!(plan.groups, ["/", "/x", "/y"]);
     let ids: Vec<u32> = plan.queues.iter().map(|queue| queue.disks[0].group.0).collect();
     assert_eq!(ids, [0, 1, 2, 1]);
-    assert!(plan.queues.iter().all(|queue| queue.groups.capacity() == 3));
+    assert!(plan.queues.iter().all(|queue| queue.groups.iter().count() == 3));
 }
