@@ -54,6 +54,9 @@ pub struct ServeArgs {
     /// Serve a disk; may be given again. KEY=VALUE,… as listed below
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub disk: Vec<String>,
+    /// Bound or weight a group; may be given again. PATH,KEY=VALUE,… as listed below
+    #[arg(long, value_name = "PATH,KEY=VALUE,...")]
+    pub group: Vec<String>,
     /// Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT or systemd; may be given again
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<String>,
@@ -104,11 +107,18 @@ Keys of a disk:
   direct=off         go through the page cache [default: auto]
   lock=off           serve the file without the lock against a second writer
   queue=NAME         the request queue it is on [default: its filesystem's]
-  sched=NAME         the elevator of its queue: none, mq-deadline, kyber [default: none]
+  sched=NAME         the elevator of its queue: none, mq-deadline, kyber,
+                     bfq [default: none]
   group=/PATH        the group it is accounted to [default: /NAME]
   hugepages=on       of a ram disk: take memory in huge pages
   description=TEXT   what it is, for people who list the exports
 A comma in a value is written \\, as in file=a\\,b.raw.
+Keys of a group, after its path:
+  weight=N           its share against its siblings, 1 to 1000 [default: 100]
+  bps=SIZE           bytes per second at most; read_bps, write_bps alike
+  iops=N             I/Os per second at most; read_iops, write_iops alike
+  CAP_burst=N        so much more at once after a pause, for each of the six
+  latency_target=T   how long its I/O should take, for schedulers that use it
 Sizes are bytes, or a number with K, M, G or T (powers of 1024).
 
 Files on one filesystem share a queue, because they share a drive, so that one

@@ -1,15 +1,17 @@
-//! Decides what a daemon is asked to serve: reads disks, queues and exports from flags and from the configuration file
+//! Decides what a daemon is asked to serve: reads disks, queues, groups and exports from flags and from the configuration file
 //! into one form. `plan` turns it into drives and queues; nothing here touches a file but the configuration's own.
 
 mod disk;
 mod export;
 mod file;
+pub mod group;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use blkmq_core::sched::Kind;
+use blkmq_host::groups::GroupSpec;
 
 pub use disk::{DiskSpec, Source};
 pub use export::{Address, ExportSpec};
@@ -27,6 +29,8 @@ pub struct Config {
     pub disks: Vec<DiskSpec>,
     /// Queues that have settings of their own, by name.
     pub queues: BTreeMap<String, QueueSettings>,
+    /// Groups that have settings of their own.
+    pub groups: Vec<GroupSpec>,
     /// Where disks are served.
     pub exports: Vec<ExportSpec>,
 }
@@ -54,6 +58,7 @@ impl Default for Config {
             nbd_memory: blkmq_export::nbd::door::BYTES_MAX,
             disks: Vec::new(),
             queues: BTreeMap::new(),
+            groups: Vec::new(),
             exports: Vec::new(),
         }
     }

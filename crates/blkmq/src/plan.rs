@@ -32,7 +32,9 @@ pub fn plan(config: &Config) -> Result<Plan> {
         .iter()
         .map(|(name, queue)| (name.clone(), settings(queue)))
         .collect();
-    let host::Plan { mut queues, groups } = host::plan(disks, &settings, &host::QueueSettings::default())?;
+    let mut plan = host::plan(disks, &settings, &host::QueueSettings::default())?;
+    plan.set_groups(&config.groups)?;
+    let host::Plan { mut queues, groups } = plan;
     for queue in &mut queues {
         let chosen = config.queues.get(&queue.name).and_then(|settings| settings.sched);
         if let Some(kind) = elevator(queue, chosen, &config.disks)? {

@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, DiskSpec, ExportSpec, Source};
+use crate::config::{Config, DiskSpec, ExportSpec, Source, group};
 use crate::plan::{self, Plan};
 
 /// Serves until a signal.
@@ -71,6 +71,9 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
     for disk in &args.disk {
         config.disks.push(DiskSpec::parse(disk)?);
     }
+    for group in &args.group {
+        config.groups.push(group::parse(group)?);
+    }
     for address in &args.nbd {
         let address = address.parse().with_context(|| format!("--nbd {address}"))?;
         config.exports.push(ExportSpec { address, disks: None });
@@ -86,7 +89,6 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
 /// A running daemon.
 pub struct Daemon {
     engine: Engine,
-    groups: Vec<String>,
     /// The files that clients could write to.
     files: Vec<PathBuf>,
     /// What to give to clients: one line for each disk and address.
@@ -125,7 +127,6 @@ impl Daemon {
         Ok(Self {
             engine,
             files: written_files(config),
-            groups: plan.groups,
             addresses,
         })
     }
@@ -147,7 +148,7 @@ impl Daemon {
             if signal != SIGUSR1 {
                 break;
             }
-            eprint!("{}", report::statistics(&self.engine.control(), &self.groups));
+            eprint!("{}", report::statistics(&self.engine.control()));
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");
         end_at_once_on_the_next(signals);

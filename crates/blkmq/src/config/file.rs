@@ -1,5 +1,5 @@
-//! Decides the form of the configuration file: TOML with `[daemon]`, `[queue.NAME]`, `[disk.NAME]` and `[[export]]`.
-//! A disk's keys are those of `--disk`; see `docs/operate/configuration.md`.
+//! Decides the form of the configuration file: TOML with `[daemon]`, `[queue.NAME]`, `[disk.NAME]`, `[group."/PATH"]` and
+//! `[[export]]`. A disk's keys are those of `--disk`, a group's those of `--group`; see `docs/operate/configuration.md`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use blkmq_core::time::Nanos;
 use blkmq_host::driver::value;
+use blkmq_host::groups::GroupSpec;
 use serde::Deserialize;
 use toml::Value;
 
-use super::{Config, DiskSpec, ExportSpec, QueueSettings, check_name, elevator};
+use super::{Config, DiskSpec, ExportSpec, QueueSettings, check_name, elevator, group};
 
 /// The file as it stands.
 #[derive(Debug, Deserialize)]
@@ -22,6 +23,8 @@ struct File {
     queue: BTreeMap<String, Queue>,
     #[serde(default = "no_disks")]
     disk: Value,
+    #[serde(default)]
+    group: toml::Table,
     #[serde(default)]
     export: Vec<Export>,
 }
@@ -74,6 +77,7 @@ pub(super) fn parse(text: &str) -> Result<Config> {
         shutdown_limit,
         nbd_memory,
         disks: tables(file.disk)?.into_iter().map(disk).collect::<Result<_>>()?,
+        groups: file.group.into_iter().map(one_group).collect::<Result<_>>()?,
         queues: file.queue.into_iter().map(queue).collect::<Result<_>>()?,
         exports: file.export.into_iter().map(export).collect::<Result<_>>()?,
     })
@@ -131,6 +135,19 @@ fn disk((name, table): (String, Value)) -> Result<DiskSpec> {
     let Value::Table(table) = table else {
         bail!("[disk] {name} rejected: must be a table, as in [disk.{name}]");
     };
+    let pairs = pairs(&format!("[disk.{name}]"), table)?;
+    DiskSpec::from_pairs(name, pairs)
+}
+
+fn one_group((path, table): (String, Value)) -> Result<GroupSpec> {
+    let Value::Table(table) = table else {
+        bail!("[group] {path} rejected: must be a table, as in [group.\"/customers/a\"]");
+    };
+    group::from_pairs(&path, pairs(&format!("[group.{path:?}]"), table)?)
+}
+
+/// The keys of a table with their values as they would be written in a flag.
+fn pairs(head: &str, table: toml::Table) -> Result<Vec<(String, String)>> {
     let pair = |(key, value): (String, Value)| {
         let value = match value {
             Value::String(text) => text,
@@ -139,13 +156,12 @@ fn disk((name, table): (String, Value)) -> Result<DiskSpec> {
             Value::Boolean(true) => "on".to_owned(),
             Value::Boolean(false) => "off".to_owned(),
             other => {
-                bail!("[disk.{name}] {key} rejected: must be a text, a number or a boolean, not {other}")
+                bail!("{head} {key} rejected: must be a text, a number or a boolean, not {other}")
             }
         };
         Ok((key, value))
     };
-    let pairs = table.into_iter().map(pair).collect::<Result<_>>()?;
-    DiskSpec::from_pairs(name, pairs)
+    table.into_iter().map(pair).collect()
 }
 
 fn export(export: Export) -> Result<ExportSpec> {
@@ -183,6 +199,12 @@ mod tests {
         queue = "fast"
         [disk.scratch]
         ram = "64M"
+        [group."/customers/a"]
+        weight = 200
+        read_bps = "100M"
+        iops_burst = 50
+        iops = 5000
+        latency_target = "2ms"
         [[export]]
         nbd = "unix:vm1.sock"
         disks = ["vm1"]
@@ -209,6 +231,9 @@ mod tests {
         );
         assert_eq!(config.nbd_memory, 256 << 20);
         assert_eq!(config.queues["fast"].tunables, [("read_expire".to_owned(), 250)]);
+        let group =
+            group::parse("/customers/a,weight=200,read_bps=100M,iops=5000,iops_burst=50,latency_target=2ms");
+        assert_eq!(config.groups, [group.unwrap()]);
     }
 
     #[test]
@@ -240,6 +265,10 @@ mod tests {
                 "[[disk]]\nname = \"a\"\nram = \"1M\"",
                 "write [disk.NAME], as in [disk.vm1]",
             ),
+            ("[group.a]\nweight = 3", "as in /customers/a"),
+            ("[group.\"/a\"]\nweight = 2000", "weight=2000"),
+            ("[group.\"/a\"]\ncaps = [1]", "[group.\"/a\"] caps"),
+            ("[group]\n\"/a\" = 3", "[group] /a"),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(part), "{text}: {error}");

@@ -4,16 +4,16 @@
 use std::fmt::Write;
 
 use blkmq_core::bio::Direction;
-use blkmq_core::ids::GroupId;
+use blkmq_host::QueueId;
 use blkmq_host::control::Control;
 
 /// Writes what all groups of all queues did since the start.
-pub(super) fn statistics(control: &Control, groups: &[String]) -> String {
+pub(super) fn statistics(control: &Control) -> String {
     let mut out = String::new();
-    for queue in control.queues() {
+    for (number, queue) in (0..).zip(control.queues()) {
         let _ = writeln!(out, "queue {} ({})", queue.name(), queue.elevator());
-        for (id, group) in groups.iter().enumerate() {
-            let stats = queue.group_stats(GroupId(id as u32));
+        for (group, id) in control.groups(QueueId(number)) {
+            let stats = queue.group_stats(id);
             for direction in Direction::ALL {
                 let one = stats.of(direction);
                 if one.ios == 0 {
