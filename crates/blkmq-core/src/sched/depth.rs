@@ -68,6 +68,8 @@ struct Window {
     since: Instant,
     /// The latest completion.
     last: Instant,
+    /// How often time has passed between completions.
+    moments: u32,
     completions: u32,
     bytes: u64,
 }
@@ -162,8 +164,15 @@ impl DepthLaw {
             // Completions of one moment belong to one window: a drive that works in step would fool the measure else.
             if self.window.is_full() {
                 self.close(self.window.last);
+            } else if self.window.is_interrupted(now) {
+                self.window = Window {
+                    limit: self.window.limit,
+                    skip: self.window.limit,
+                    ..Window::default()
+                };
             }
             self.window.last = now;
+            self.window.moments += u32::from(self.window.skip == 0);
         }
         let window = &mut self.window;
         if window.skip > 0 {
@@ -259,6 +268,14 @@ impl Window {
         self.completions >= COMPLETIONS_MIN && self.last.since(self.since) >= WINDOW_MIN
     }
 
+    /// Says whether nothing was seen for much longer than usual: the drive paused, or whoever calls us had no processor.
+    /// Then all that was in flight ends at once, and more of it looks like a gain that it is not.
+    fn is_interrupted(&self, now: Instant) -> bool {
+        let gap = now.since(self.last).0;
+        self.moments >= MOMENTS_MIN
+            && gap / INTERRUPTION > self.last.since(self.since).0 / u64::from(self.moments)
+    }
+
     fn rates(&self, end: Instant) -> Rates {
         let elapsed = u128::from(end.since(self.since).0.max(1));
         let per_second = |count: u64| (u128::from(count) * 1_000_000_000 / elapsed) as u64;
@@ -341,6 +358,9 @@ const GAIN_LOWER: i64 = 10_000;
 /// A window lasts at least so long, and so many completions, and twice its limit.
 const WINDOW_MIN: Nanos = Nanos::from_micros(500);
 const COMPLETIONS_MIN: u32 = 64;
+/// A gap so many times longer than the mean one, of at least so many, interrupts a window.
+const INTERRUPTION: u64 = 32;
+const MOMENTS_MIN: u32 = 8;
 /// Pairs of windows in a trial.
 const PAIRS_MIN: i64 = 2;
 const PAIRS_MAX: i64 = 8;
