@@ -10,6 +10,7 @@ pub mod histogram;
 pub mod nbd;
 pub mod report;
 pub mod rounds;
+pub mod single_dispatch;
 
 mod facts;
 mod fio;

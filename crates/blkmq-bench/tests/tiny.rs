@@ -6,6 +6,7 @@ use std::process::Command;
 
 use blkmq_bench::engine::{self, EngineArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
+use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
 use clap::Parser;
 use serde_json::Value;
 
@@ -19,6 +20,36 @@ struct Nbd {
 struct Engine {
     #[command(flatten)]
     args: EngineArgs,
+}
+
+#[derive(Parser)]
+struct SingleDispatch {
+    #[command(flatten)]
+    args: SingleDispatchArgs,
+}
+
+#[test]
+fn the_single_dispatch_bench_measures_all_sides_on_the_null_drive_and_on_the_modelled_disk() {
+    let (json, svg) = (scratch("dispatch", "json"), scratch("dispatch", "svg"));
+    let line = format!("bench --elevator mq-deadline --jobs 1,2 --clients 1,2 {TINY}");
+    let words = line.split_whitespace().map(PathBuf::from);
+    let files = ["--json".into(), json.clone(), "--svg".into(), svg.clone()];
+    single_dispatch::main(&SingleDispatch::parse_from(words.chain(files)).args).expect("the bench runs");
+    let report = read(&json);
+    let rows = report["rows"].as_array().expect("rows");
+    let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+    assert_eq!(sides, ["before", "single-queue", "after"].repeat(4));
+    assert_eq!(rows[3]["case"], "null/mq-deadline/jobs=2");
+    assert_eq!(rows[11]["case"], "disk/mq-deadline/clients=2");
+    for row in rows {
+        let on_disk = row["case"].as_str().unwrap().starts_with("disk/");
+        assert!(
+            is_positive(&row["iops"]) && is_positive(&row["cpu_ns_per_io"]),
+            "{row}"
+        );
+        assert_eq!(is_positive(&row["seconds"]), on_disk, "{row}");
+    }
+    let _ = (std::fs::remove_file(json), std::fs::remove_file(svg));
 }
 
 #[test]

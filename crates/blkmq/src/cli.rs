@@ -45,6 +45,8 @@ pub enum Bench {
     Engine(blkmq_bench::engine::EngineArgs),
     /// The NBD server beside other NBD servers, all under one lean client
     Nbd(blkmq_bench::nbd::NbdArgs),
+    /// One dispatcher for a scheduler, beside every hardware context for itself and a single hardware queue
+    SingleDispatch(blkmq_bench::single_dispatch::SingleDispatchArgs),
 }
 
 /// What `serve` takes.

@@ -1,0 +1,350 @@
+//! Decides how the one dispatcher is measured: beside every hardware context for itself, as Linux did it, and beside a single
+//! hardware queue; on a null drive in process, and in virtual time on a disk with seeks.
+
+mod load;
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use blkmq_core::ids::ReactorId;
+use blkmq_core::queue::{Dispatch, TagMode};
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use blkmq_host::drive::Drive;
+use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
+use blkmq_sim::scenario::clients::{self, CLIENTS, Side};
+
+use self::load::Load;
+use crate::args::{BenchArgs, Plan};
+use crate::histogram::Histogram;
+use crate::report::{About, Report, Row};
+use crate::rounds::{self, Latency, Point, Sample};
+use crate::usage::Usage;
+use crate::window::Window;
+
+/// Measure one dispatcher for a scheduler, against every hardware context and against a single hardware queue
+#[derive(clap::Args, Clone, Debug)]
+pub struct SingleDispatchArgs {
+    /// What all benches have.
+    #[command(flatten)]
+    pub common: BenchArgs,
+    /// Elevators to measure [default: mq-deadline,bfq]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = elevator)]
+    pub elevator: Vec<Kind>,
+    /// Submitters on the null drive, a reactor each [default: 1,2,8]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub jobs: Vec<u32>,
+    /// I/Os under way on the null drive, over all submitters
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub depth: u32,
+    /// Clients of the modelled disk; 0 for none [default: 1,2,4,8,16,32,64,512; with --quick without 512]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub clients: Vec<usize>,
+}
+
+/// Runs the bench and prints its report; progress goes to stderr.
+///
+/// # Errors
+/// If an option is out of range, the engine does not start, an I/O fails, or a file cannot be written.
+pub fn main(args: &SingleDispatchArgs) -> Result<()> {
+    let args = &settle(args)?;
+    let visits = args.elevator.len() * args.jobs.len() * Side::ALL.len();
+    let plan = args.common.plan(visits, SET_UP)?;
+    let mut points = points(args);
+    let mut report = Report::start("single-dispatch", about(args), &plan);
+    let rows = rounds::run(&plan, &mut points)?;
+    drop(points);
+    report.finish(rows, &args.common)?;
+    print!("{}", summary(&report.rows));
+    print!("{}", published(&report.rows, args));
+    Ok(())
+}
+
+/// Fills in the defaults and checks the numbers.
+fn settle(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
+    let mut args = args.clone();
+    if args.elevator.is_empty() {
+        args.elevator = vec![Kind::MqDeadline, Kind::Bfq];
+    }
+    if args.jobs.is_empty() {
+        args.jobs = vec![1, 2, 8];
+    }
+    if args.clients.is_empty() {
+        let most = if args.common.quick {
+            CLIENTS_QUICK
+        } else {
+            CLIENTS_MAX
+        };
+        args.clients = CLIENTS.into_iter().filter(|clients| *clients <= most).collect();
+    }
+    args.clients.retain(|clients| *clients > 0);
+    for jobs in &args.jobs {
+        ensure!(
+            (1..=JOBS_MAX).contains(jobs),
+            "--jobs {jobs} rejected: must be from 1 to {JOBS_MAX}"
+        );
+        ensure!(
+            (*jobs..=DEPTH_MAX).contains(&args.depth),
+            "--depth {} rejected: must be from {jobs} (one for each of --jobs) to {DEPTH_MAX}",
+            args.depth
+        );
+    }
+    for clients in &args.clients {
+        ensure!(
+            *clients <= CLIENTS_MAX,
+            "--clients {clients} rejected: must be from 0 to {CLIENTS_MAX}"
+        );
+    }
+    Ok(args)
+}
+
+fn points(args: &SingleDispatchArgs) -> Vec<Point<'_>> {
+    let mut points = Vec::new();
+    for &elevator in &args.elevator {
+        for &jobs in &args.jobs {
+            points.extend(Side::ALL.map(|side| Point {
+                case: format!("null/{elevator}/jobs={jobs}"),
+                side: side.name().into(),
+                measure: Box::new(move |plan| on_null(side, elevator, jobs, args.depth, plan)),
+            }));
+        }
+        for &clients in &args.clients {
+            points.extend(Side::ALL.map(|side| {
+                let mut seed = 0;
+                Point {
+                    case: format!("disk/{elevator}/clients={clients}"),
+                    side: side.name().into(),
+                    measure: Box::new(move |_| {
+                        seed += 1;
+                        Ok(on_disk(side, elevator, clients, seed))
+                    }),
+                }
+            }));
+        }
+    }
+    points
+}
+
+/// Loads a null drive from `jobs` reactors for the plan's window.
+fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
+    let engine = start(side, elevator, jobs, depth)?;
+    let window = Arc::new(Window::new(jobs as usize));
+    let disk = engine.disk(DISK).context("the engine has no disk")?.clone();
+    let (latencies, results) = mpsc::channel();
+    for index in 0..jobs {
+        let (window, disk, latencies) = (Arc::clone(&window), disk.clone(), latencies.clone());
+        let factory =
+            move || Box::new(Load::new(&disk, depth / jobs, window, index as usize, latencies)) as _;
+        engine.add_service(ReactorId(index as u16), Box::new(factory));
+    }
+    drop(latencies);
+    let measured = window.measure(plan, || Ok([Usage::of_this_process()?, Usage::default()]));
+    engine.shutdown(SHUTDOWN_WITHIN)?;
+    let measured = measured?;
+    let mut latency = Histogram::new();
+    results.iter().for_each(|part| latency.merge(&part));
+    Ok(Sample {
+        ios: measured.ios,
+        elapsed: measured.elapsed,
+        latency: (&latency).into(),
+        usage: measured.usage[0],
+        ..Sample::default()
+    })
+}
+
+fn start(side: Side, elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
+    let drive: Arc<dyn Drive> = Arc::new(NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?);
+    let mut queue = QueueSpec::new("bench", drive);
+    queue.disks.push(DiskEntry {
+        name: DISK.into(),
+        description: String::new(),
+        size: NULL_BYTES,
+        read_only: false,
+        group: blkmq_core::ids::GroupId::default(),
+        block_size: 512,
+    });
+    queue.elevator = elevator;
+    queue.tags = TagMode::PerHctx(depth);
+    queue.requests_per_reactor = depth;
+    match side {
+        Side::Before => queue.dispatch = Dispatch::EveryContext,
+        Side::SingleQueue => queue.hctxs = Some(1),
+        Side::After => {}
+    }
+    let config = EngineConfig {
+        reactors: jobs as usize,
+        queues: vec![queue],
+        ..EngineConfig::default()
+    };
+    Ok(Engine::start(config)?)
+}
+
+/// One run of the model; its time is virtual.
+fn on_disk(side: Side, elevator: Kind, clients: usize, seed: u64) -> Sample {
+    let point = clients::measure(side, elevator, clients, seed);
+    let quantile = |permille: usize| {
+        let last = point.latencies.len() - 1;
+        point.latencies[last * permille / 1000]
+    };
+    Sample {
+        ios: point.bios,
+        elapsed: Duration::from_nanos(point.time.0),
+        latency: Latency {
+            p50_ns: quantile(500),
+            p99_ns: quantile(990),
+            p999_ns: quantile(999),
+        },
+        usage: Usage {
+            cpu_ns: point.busy.0,
+            switches: 0,
+        },
+        figures: vec![
+            ("seconds", point.time.0 as f64 / 1e9),
+            ("merged_percent", point.merged_ppm() as f64 / 1e4),
+        ],
+        ..Sample::default()
+    }
+}
+
+fn about(args: &SingleDispatchArgs) -> About {
+    About {
+        question: "what does one dispatcher gain over one per hardware context, and over a single hardware queue?".into(),
+        setting: vec![
+            format!(
+                "null: 4 KiB reads on an inline null drive, depth {} over all jobs, a reactor per job, measured",
+                args.depth
+            ),
+            "disk: dbench-like clients on a 7200 rpm disk with 64 hardware contexts, modelled: virtual time, a seed per round".into(),
+            "before: every insertion and completion runs every context, each waits for the elevator's lock".into(),
+            "single-queue: one hardware context, which the first reactor owns; the others hand over to it".into(),
+        ],
+    }
+}
+
+/// What more submitters make of one's throughput.
+fn summary(rows: &[Row]) -> String {
+    let mut lines = String::new();
+    for row in rows.iter().filter(|row| row.case.starts_with("null/")) {
+        let Some((device, jobs)) = row.case.split_once("jobs=") else {
+            continue;
+        };
+        let alone = format!("{device}jobs=1");
+        let one = rows.iter().find(|one| one.case == alone && one.side == row.side);
+        if let Some(one) = one.filter(|_| jobs != "1") {
+            let share = 100.0 * row.iops / one.iops;
+            let _ = writeln!(
+                lines,
+                "{} {}: {share:.0} % of one submitter's IOPS",
+                row.case, row.side
+            );
+        }
+    }
+    lines
+}
+
+/// The published times beside ours.
+fn published(rows: &[Row], args: &SingleDispatchArgs) -> String {
+    let mut lines = String::new();
+    for elevator in args.elevator.iter().filter(|_| !args.clients.is_empty()) {
+        let _ = writeln!(
+            lines,
+            "\nSeconds, lower is better. Published: Kara 2020, dbench on XFS, 64 hardware queues, BFQ, a real disk.\n\
+             Ours: {elevator}, virtual, on the modelled disk; compare columns, not tables.\n\
+             clients   published: multi-queue  single-queue   patched     ours: before  single-queue     after  after/single",
+        );
+        for clients in &args.clients {
+            let seconds = |side: Side| {
+                let case = format!("disk/{elevator}/clients={clients}");
+                let mut found = rows
+                    .iter()
+                    .filter(|row| row.case == case && row.side == side.name());
+                found
+                    .find_map(|row| row.figures.get("seconds"))
+                    .copied()
+                    .unwrap_or_default()
+            };
+            let [before, single, after] = Side::ALL.map(seconds);
+            let theirs = PUBLISHED.iter().find(|(count, _)| count == clients);
+            let theirs = match theirs {
+                Some((_, [multi, single, patched])) => format!("{multi:>22.2} {single:>13.2} {patched:>9.2}"),
+                None => format!("{:>22} {:>13} {:>9}", "-", "-", "-"),
+            };
+            let ratio = after / single;
+            let _ = writeln!(
+                lines,
+                "{clients:>7} {theirs} {before:>16.3} {single:>13.3} {after:>9.3} {ratio:>13.3}"
+            );
+        }
+    }
+    lines
+}
+
+fn elevator(name: &str) -> Result<Kind, String> {
+    Kind::by_name(name)
+        .filter(|kind| *kind != Kind::None)
+        .ok_or_else(|| "must be a scheduler other than none".into())
+}
+
+/// Clients, and the seconds of multi-queue, single-queue and patched.
+const PUBLISHED: [(usize, [f64; 3]); 8] = [
+    (1, [39.12, 43.29, 36.09]),
+    (2, [128.58, 101.30, 96.14]),
+    (4, [577.42, 494.47, 508.49]),
+    (8, [610.95, 363.86, 362.12]),
+    (16, [391.78, 261.49, 282.94]),
+    (32, [324.64, 267.71, 233.00]),
+    (64, [295.04, 253.02, 242.37]),
+    (512, [10281.61, 10211.16, 10447.53]),
+];
+const DISK: &str = "bench";
+const NULL_BYTES: u64 = 1 << 40;
+const JOBS_MAX: u32 = 64;
+const DEPTH_MAX: u32 = 4096;
+const CLIENTS_MAX: usize = 512;
+const CLIENTS_QUICK: usize = 64;
+/// Starting and ending an engine.
+const SET_UP: Duration = Duration::from_millis(40);
+const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_published_times_stand_beside_ours_for_the_same_number_of_clients() {
+        let args = SingleDispatchArgs {
+            common: BenchArgs::default(),
+            elevator: vec![Kind::MqDeadline],
+            jobs: vec![1],
+            depth: 256,
+            clients: vec![8, 9],
+        };
+        let row = |side: Side, seconds: f64| Row {
+            case: "disk/mq-deadline/clients=8".into(),
+            side: side.name().into(),
+            figures: [("seconds".to_owned(), seconds)].into(),
+            ..Row::default()
+        };
+        let rows = [
+            row(Side::Before, 4.0),
+            row(Side::SingleQueue, 3.0),
+            row(Side::After, 2.4),
+        ];
+        let text = published(&rows, &args);
+        let line = |clients: &str| {
+            let mut lines = text.lines().filter(|line| line.trim_start().starts_with(clients));
+            lines.next().unwrap().split_whitespace().collect::<Vec<_>>()
+        };
+        assert_eq!(
+            line("8 "),
+            [
+                "8", "610.95", "363.86", "362.12", "4.000", "3.000", "2.400", "0.800"
+            ]
+        );
+        assert_eq!(line("9 ")[..4], ["9", "-", "-", "-"]);
+    }
+}
