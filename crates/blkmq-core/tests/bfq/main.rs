@@ -168,6 +168,18 @@ fn what_an_idle_group_leaves_is_the_others_at_once() {
 }
 
 #[test]
+fn groups_that_compete_get_together_nearly_what_the_drive_can_do() {
+    let mut world = World::new(Drive::flash(), 9);
+    flood(&mut world, 1..9);
+    world.run(Nanos::from_secs(1));
+    let before: u64 = world.served.iter().sum();
+    world.run(Nanos::from_secs(2));
+    let got = world.served.iter().sum::<u64>() - before;
+    let percent = got * 100 / Drive::flash().bytes_per(Nanos::from_secs(2), 4096);
+    assert!(percent >= 97, "{percent} %");
+}
+
+#[test]
 fn real_time_goes_before_best_effort_and_that_before_idle_which_is_not_forgotten() {
     let mut world = World::new(Drive::flash(), 1);
     let prio = |class| Prio { class, level: 4 };

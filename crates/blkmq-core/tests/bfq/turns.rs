@@ -1,6 +1,7 @@
 //! Turns on a drive that seeks: idling, injection, budgets, time, who is favoured, and who works together.
 
 use blkmq_core::bio::{Class, Prio};
+use blkmq_core::group::Node;
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Elevator;
 use blkmq_core::time::Nanos;
@@ -218,4 +219,31 @@ fn clients_that_read_one_area_in_turn_are_served_as_one() {
     // Of different levels they have different weights, and are kept apart.
     let (joined, apart) = (percent([4, 4]), percent([4, 5]));
     assert!(joined >= 50 && apart <= 10, "{joined} % joined, {apart} % apart");
+}
+
+#[test]
+fn strict_guarantees_let_one_request_go_at_a_time_and_keep_the_shares() {
+    let mut world = World::new(Drive::flash(), 3);
+    world
+        .bfq
+        .set_tunable("strict_guarantees", 1)
+        .expect("a valid tunable");
+    world.set_group(2, Node::new(GroupId(0), 300));
+    let drive = Drive::flash();
+    let loads = [1, 2].map(|group| {
+        world.start(Load {
+            group: GroupId(group),
+            ..Load::default()
+        })
+    });
+    world.run(Nanos::from_secs(1));
+    let before = world.served.clone();
+    world.run(Nanos::from_secs(10));
+    let got = loads.map(|load| world.served[load] - before[load]);
+    assert!(got[1].abs_diff(3 * got[0]) * 10 <= got[1], "{got:?}");
+    let one_at_a_time = Nanos::from_secs(10).0 / drive.time(4096).0 * 4096;
+    assert!(
+        got[0] + got[1] <= one_at_a_time,
+        "more than one at a time: {got:?}"
+    );
 }

@@ -332,7 +332,7 @@ impl Elevator for Bfq {
         self.notice(note.completed_at);
         let id = note.sched_data as usize;
         self.landed(id);
-        self.depth.completed(note.bytes, note.completed_at);
+        self.depth.completed(note.bytes, self.now);
         self.ended_in_turn(id);
         self.rest(id);
     }

@@ -1,1 +1,123 @@
-//! What cannot be seen from outside: the check finds what is broken.
+//! What cannot be seen from outside: queues change hands, what came back is not paid for twice, and the check finds what
+//! is broken.
+
+use super::*;
+use crate::bio::Bio;
+use crate::ids::ReactorId;
+
+fn bfq(requests_max: usize) -> Bfq {
+    Bfq::new(Limits::default(), requests_max, &GroupTree::flat(3))
+}
+
+fn insert(bfq: &mut Bfq, group: u32, client: u32, block: u64) {
+    let bio = Bio {
+        group: GroupId(group),
+        client,
+        offset: block * 4096,
+        len: 4096,
+        ..Bio::default()
+    };
+    let rq = Request::for_test(ReactorId(0), bio, 0);
+    bfq.insert(rq, InsertAt::Ordered, Instant(0));
+}
+
+fn dispatch(bfq: &mut Bfq) -> Box<Request> {
+    bfq.dispatch(Instant(0)).expect("a request may go")
+}
+
+#[test]
+fn more_clients_than_queues_take_turns_with_them() {
+    let mut bfq = bfq(4);
+    for client in 0..100 {
+        insert(&mut bfq, client % 3, client, 2 * u64::from(client));
+        bfq.check_invariants();
+        if client >= 3 {
+            let rq = dispatch(&mut bfq);
+            bfq.completed(&Note::of(&rq, Instant(0)));
+            bfq.check_invariants();
+        }
+    }
+}
+
+#[test]
+fn requests_of_two_groups_that_touch_are_not_merged_and_those_of_one_client_are() {
+    let mut bfq = bfq(8);
+    insert(&mut bfq, 1, 0, 0);
+    insert(&mut bfq, 2, 0, 1);
+    insert(&mut bfq, 1, 0, 1);
+    insert(&mut bfq, 1, 7, 2);
+    assert_eq!(bfq.queued(), 3);
+    bfq.check_invariants();
+}
+
+#[test]
+fn what_comes_back_goes_first_and_is_not_paid_for_again() {
+    let mut bfq = bfq(64);
+    for n in 0..16 {
+        insert(&mut bfq, 1, 0, 2 * n);
+        insert(&mut bfq, 2, 0, 1000 + 2 * n);
+    }
+    let mut given = [0u32; 2];
+    for n in 0..32 {
+        let rq = dispatch(&mut bfq);
+        let group = rq.group().index() - 1;
+        if group == 0 && n % 3 == 0 {
+            // The drive does not want it now; it is the first of its queue again.
+            let position = rq.position();
+            bfq.insert(rq, InsertAt::Head, Instant(0));
+            bfq.check_invariants();
+            let again = (0..4)
+                .map(|_| dispatch(&mut bfq))
+                .find(|rq| rq.group() == GroupId(1));
+            assert_eq!(again.map(|rq| rq.position()), Some(position));
+            return;
+        }
+        given[group] += 1;
+    }
+    panic!("group 1 was never served: {given:?}");
+}
+
+#[test]
+fn a_group_that_is_gone_leaves_nothing_to_its_successor() {
+    let mut bfq = bfq(8);
+    insert(&mut bfq, 2, 5, 0);
+    let rq = dispatch(&mut bfq);
+    bfq.completed(&Note::of(&rq, Instant(0)));
+    bfq.group_gone(GroupId(2));
+    bfq.check_invariants();
+    assert_eq!(bfq.clients.iter().count(), 0);
+    bfq.group_set(GroupId(2), &Node::new(GroupId(1), 500));
+    insert(&mut bfq, 2, 5, 0);
+    bfq.check_invariants();
+    assert_eq!(dispatch(&mut bfq).group(), GroupId(2));
+}
+
+/// Breaks something of an elevator with requests queued and in flight; the check must panic.
+fn assert_found(break_it: fn(&mut Bfq)) {
+    let mut bfq = bfq(8);
+    for n in 0..4 {
+        insert(&mut bfq, n as u32 % 3, 0, 2 * n);
+    }
+    dispatch(&mut bfq);
+    bfq.check_invariants();
+    break_it(&mut bfq);
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bfq.check_invariants()));
+    assert!(caught.is_err(), "nobody sees what is broken");
+}
+
+#[test]
+fn the_check_finds_what_is_broken() {
+    assert_found(|bfq| bfq.in_flight += 1);
+    assert_found(|bfq| bfq.clients[1].in_flight += 1);
+    assert_found(|bfq| bfq.rivals.begin(GroupId(1), 7));
+    assert_found(|bfq| {
+        // A queue that waits is forgotten: its requests would never leave.
+        let leaf = bfq.wf2q.pick(|_| false).expect("somebody waits");
+        bfq.wf2q.release(leaf, None);
+    });
+    assert_found(|bfq| {
+        let slot = bfq.clients[1].requests.oldest().expect("it has a request");
+        let rq = bfq.clients[1].requests.take(&mut bfq.held, slot);
+        bfq.held.slots.put(rq, Instant(0));
+    });
+}
