@@ -7,9 +7,10 @@ use std::collections::VecDeque;
 use blkmq_sync::spsc::Consumer;
 
 use crate::group::GroupTree;
-use crate::ids::GroupId;
+use crate::ids::{DiskId, GroupId};
 use crate::request::{Request, State};
 use crate::sched::{Elevator, InsertAt, Inserted, Note};
+use crate::share::Shares;
 use crate::stat::Shard;
 use crate::throttle::Throttle;
 use crate::time::Instant;
@@ -31,9 +32,9 @@ pub enum Dispatch {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Report {
     /// It has ended.
-    Ended(Note),
+    Ended(Note, DiskId),
     /// It comes back through the insert list.
-    Requeued,
+    Requeued(DiskId),
 }
 
 /// What the gate protects: the elevator, the reading ends of everybody's lists, and the count against the depth.
@@ -45,6 +46,8 @@ pub(crate) struct Sched {
     pub(crate) in_flight: u32,
     /// Requests among these that a driver, or a missing tag, pushed back: whoever dispatches next begins with them.
     pub(crate) leftovers: VecDeque<Box<Request>>,
+    /// What each disk has of a shared tag set.
+    pub(crate) shares: Shares,
     /// The tenant tree.
     pub(crate) groups: GroupTree,
     /// Removed groups whose number is not free yet, each with the sweep that must have passed (`sw_ctx`), in order.
@@ -59,13 +62,14 @@ impl Sched {
     /// Takes in what all reactors have published, and what the caps let pass by now: everything, if the queue `drains`.
     /// `shard` counts merges.
     pub(crate) fn fold(&mut self, shard: &Shard, drains: bool, now: Instant) {
+        self.shares.look(now);
         self.fold_reports();
         if self.throttle.is_active() {
             return self.fold_through_caps(shard, drains, now);
         }
         for list in &mut self.inserts {
             list.drain(|rq| match &mut self.elevator {
-                Some(elevator) => insert(elevator.as_mut(), rq, shard, now),
+                Some(elevator) => insert(elevator.as_mut(), &mut self.shares, rq, shard, now),
                 None => self.passed.push_back(rq),
             });
         }
@@ -79,10 +83,11 @@ impl Sched {
             groups,
             throttle,
             passed,
+            shares,
             ..
         } = self;
         let mut go_on = |rq| match elevator {
-            Some(elevator) => insert(elevator.as_mut(), rq, shard, now),
+            Some(elevator) => insert(elevator.as_mut(), shares, rq, shard, now),
             None => passed.push_back(rq),
         };
         for list in inserts {
@@ -110,8 +115,12 @@ impl Sched {
         for list in &mut self.reports {
             list.drain(|report| {
                 self.in_flight -= 1;
-                if let Report::Ended(note) = report {
-                    elevator.completed(&note);
+                match report {
+                    Report::Ended(note, disk) => {
+                        self.shares.ended(disk);
+                        elevator.completed(&note);
+                    }
+                    Report::Requeued(disk) => self.shares.ended(disk),
                 }
             });
         }
@@ -131,16 +140,20 @@ impl Sched {
         if self.in_flight >= depth {
             return None;
         }
-        let mut rq = elevator.dispatch(now)?;
-        debug_assert_eq!(
-            rq.state,
-            State::Inserted,
-            "the elevator gave out what it was not given"
-        );
-        rq.state = State::Dispatched;
-        rq.from_elevator = true;
+        let mut next = self.shares.next_held(depth);
+        while next.is_none() {
+            let mut rq = elevator.dispatch(now)?;
+            debug_assert_eq!(
+                rq.state,
+                State::Inserted,
+                "the elevator gave out what it was not given"
+            );
+            rq.state = State::Dispatched;
+            rq.from_elevator = true;
+            next = self.shares.admit(rq, depth);
+        }
         self.in_flight += 1;
-        Some(rq)
+        next
     }
 
     /// Takes a request back that could not be issued now. It stays the next one, whoever comes.
@@ -154,8 +167,9 @@ impl Sched {
     }
 
     /// Reports the end of a request that was issued by the holder and ended at once.
-    pub(crate) fn ended(&mut self, note: &Note) {
+    pub(crate) fn ended(&mut self, note: &Note, disk: DiskId) {
         self.in_flight -= 1;
+        self.shares.ended(disk);
         if let Some(elevator) = &mut self.elevator {
             elevator.completed(note);
         }
@@ -164,8 +178,9 @@ impl Sched {
     /// Puts a request back that the driver wants again.
     pub(crate) fn put_back(&mut self, rq: Box<Request>, shard: &Shard, now: Instant) {
         self.in_flight -= 1;
+        self.shares.ended(rq.disk());
         if let Some(elevator) = &mut self.elevator {
-            insert(elevator.as_mut(), rq, shard, now);
+            insert(elevator.as_mut(), &mut self.shares, rq, shard, now);
         }
     }
 
@@ -182,6 +197,7 @@ impl Sched {
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight == 0
             && self.leftovers.is_empty()
+            && self.shares.is_empty()
             && self.throttle.is_empty()
             && self.passed.is_empty()
             && self
@@ -197,7 +213,14 @@ impl Sched {
     }
 }
 
-fn insert(elevator: &mut dyn Elevator, mut rq: Box<Request>, shard: &Shard, now: Instant) {
+fn insert(
+    elevator: &mut dyn Elevator,
+    shares: &mut Shares,
+    mut rq: Box<Request>,
+    shard: &Shard,
+    now: Instant,
+) {
+    shares.inserted(&rq, now);
     debug_assert_eq!(rq.state, State::Staged, "insert of a request that is not staged");
     let (group, direction, bios): (GroupId, _, _) = (rq.group(), rq.op().direction(), rq.bios);
     let at = if rq.retries > 0 {

@@ -19,6 +19,7 @@ mod plug;
 pub mod queue;
 pub mod request;
 pub mod sched;
+mod share;
 mod split;
 pub mod stat;
 mod sw_ctx;

@@ -481,7 +481,7 @@ impl LocalQueue {
                 sched.put_back(rq, self.shard(), now);
             }
             Outcome::Ended { rq, status, waiters } => {
-                sched.ended(&Note::of(&rq, now));
+                sched.ended(&Note::of(&rq, now), rq.disk());
                 self.ended_inside.push((rq, status, waiters));
             }
         }
@@ -694,9 +694,9 @@ impl LocalQueue {
         let again = status == Status::Requeue && rq.retries < REQUEUES_MAX;
         if rq.from_elevator {
             let report = if again {
-                Report::Requeued
+                Report::Requeued(rq.disk())
             } else {
-                Report::Ended(Note::of(&rq, now))
+                Report::Ended(Note::of(&rq, now), rq.disk())
             };
             let pushed = self.reports.push(report);
             assert!(

@@ -21,6 +21,7 @@ use crate::ids::{GroupId, HctxId, REACTORS_MAX, ReactorId, ReactorSet};
 use crate::limits::{LimitError, Limits};
 use crate::request::Request;
 use crate::sched::{self, TunableError};
+use crate::share::Shares;
 use crate::stat::{self, EventStats, GroupStats, Shard};
 use crate::tag::DEPTH_MAX;
 pub use crate::tag::TagMode;
@@ -321,6 +322,7 @@ impl Queue {
         } else {
             0
         };
+        let shares = shares(config.tags, config.elevator, config.disks.len(), requests_max);
         let queue = Arc::new(Self {
             name: config.name,
             plain_max,
@@ -338,6 +340,7 @@ impl Queue {
                 inserts,
                 reports,
                 in_flight: 0,
+                shares,
                 leftovers: VecDeque::with_capacity(requests_max),
                 leaving: VecDeque::with_capacity(groups.capacity()),
                 throttle: Throttle::new(&groups, requests_max),
@@ -487,6 +490,7 @@ impl Queue {
             self.name
         );
         sched.elevator = kind.build(&self.limits, self.requests_max(), &sched.groups);
+        sched.shares = shares(self.tag_mode, kind, self.disks.len(), self.requests_max());
         // Drained: nobody is on the way to the gate, so this is the moment to forget caps that have been taken off.
         let is_capped = sched.groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };
@@ -764,6 +768,12 @@ impl Queue {
 const THROTTLED: u8 = 128;
 /// The finished sweep of a seat that nobody has taken: all there will ever be.
 pub(crate) const NOBODY_SITS: u64 = u64::MAX;
+
+/// Disks have a share of the depth where the tags are shared, unless the elevator divides the drive by itself.
+fn shares(tags: TagMode, kind: sched::Kind, disks: usize, requests_max: usize) -> Shares {
+    let is_due = matches!(tags, TagMode::Shared(_)) && kind != sched::Kind::None && kind != sched::Kind::Bfq;
+    Shares::new(if is_due { disks } else { 0 }, requests_max)
+}
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

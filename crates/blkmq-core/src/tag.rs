@@ -12,7 +12,9 @@ use crate::ids::{HctxId, Tag};
 pub enum TagMode {
     /// Each hardware context has so many of its own.
     PerHctx(u32),
-    /// All hardware contexts of the queue share so many (a host-wide tag set).
+    /// All hardware contexts of the queue share so many (a host-wide tag set). Behind an elevator other than `bfq`, each
+    /// disk that is active has a share of them, so that a slow disk does not keep them from a fast one:
+    /// max(⌈depth / active disks⌉, 4).
     Shared(u32),
 }
 

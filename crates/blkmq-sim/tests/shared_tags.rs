@@ -1,5 +1,5 @@
-//! Checks that with one tag set a disk of 100 ms does not slow down one of 1 ms beside it, as long as no elevator mixes
-//! the two: with an elevator they share its order and its depth, and the fast one waits behind the slow one.
+//! Checks that with one tag set a disk of 100 ms does not slow down one of 1 ms beside it. Without an elevator each has its
+//! own context to wait at; with `mq-deadline` each has a fair share of the depth while both are active.
 
 use blkmq_core::sched::Kind;
 use blkmq_sim::rng::{Ppm, Rng};
@@ -7,10 +7,10 @@ use blkmq_sim::scenario;
 use blkmq_sim::world;
 
 /// Returns when the fast disk's client has done all its reads, in nanoseconds.
-fn fast_disk_done_at(depth: u32, jobs: u64, slow_bios: u64) -> u64 {
+fn fast_disk_done_at(elevator: Kind, depth: u32, jobs: u64, slow_bios: u64) -> u64 {
     let scenario = scenario::by_name("shared-tags").expect("the scenario exists");
     let mut setup = (scenario.setup)(&mut Rng::new(1, 1));
-    setup.elevator = Kind::None;
+    setup.elevator = elevator;
     setup.depth = depth;
     setup.requests_per_reactor = 128;
     for client in &mut setup.clients {
@@ -29,10 +29,27 @@ fn fast_disk_done_at(depth: u32, jobs: u64, slow_bios: u64) -> u64 {
 fn a_fast_disk_is_not_slowed_down_by_a_slow_one_that_shares_its_tags() {
     for depth in [1, 8, 32] {
         for jobs in [4, 16, 64] {
-            let alone = fast_disk_done_at(depth, jobs, 0);
-            let beside = fast_disk_done_at(depth, jobs, 50);
+            let alone = fast_disk_done_at(Kind::None, depth, jobs, 0);
+            let beside = fast_disk_done_at(Kind::None, depth, jobs, 50);
             assert!(
                 beside * 10 <= alone * 13,
+                "depth {depth}, {jobs} jobs: {alone} ns alone, {beside} ns beside the slow one"
+            );
+        }
+    }
+}
+
+#[test]
+fn behind_mq_deadline_a_fast_disk_has_at_least_its_share_beside_a_slow_one() {
+    for depth in [8, 32] {
+        for jobs in [1, 4, 16, 64] {
+            let alone = fast_disk_done_at(Kind::MqDeadline, depth, jobs, 0);
+            let beside = fast_disk_done_at(Kind::MqDeadline, depth, jobs, 50);
+            // It shares the depth: with more jobs than its half it can have half of what it had alone.
+            let share = u64::from(depth / 2);
+            let due = jobs.min(u64::from(depth)) * 100 / jobs.min(share);
+            assert!(
+                beside * 100 <= alone * due * 13 / 10,
                 "depth {depth}, {jobs} jobs: {alone} ns alone, {beside} ns beside the slow one"
             );
         }

@@ -132,6 +132,10 @@ impl Oracle {
         if !self.wire.has_room_anywhere() {
             return None;
         }
+        // Behind an elevator a disk has a share of the shared tags alone: one beyond its share is held back on purpose.
+        if self.rules.shared_tags && self.rules.places.len() > 1 && self.wire.is_scheduled() {
+            return None;
+        }
         let parts_max = self.lives.parts_max(self.block());
         // With tags for all that the depth allows, requests are in flight as soon as they are dispatched.
         let dispatched_is_issued = !self.rules.shared_tags && !self.lives.any_depends_on_flush();

@@ -154,6 +154,10 @@ impl Wire {
             .for_each(|bound| bound.allowed = bound.depth);
     }
 
+    pub(super) fn is_scheduled(&self) -> bool {
+        self.scheduled
+    }
+
     pub(super) fn set_scheduled(&mut self, scheduled: bool) {
         self.scheduled = scheduled;
     }
