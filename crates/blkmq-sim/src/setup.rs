@@ -2,6 +2,7 @@
 //! Scenarios fill it in, partly by chance; `world` runs it.
 
 use blkmq_core::limits::Limits;
+use blkmq_core::queue::Dispatch;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 
@@ -29,6 +30,8 @@ pub struct Setup {
     pub limits: Limits,
     /// The elevator at the start.
     pub elevator: Kind,
+    /// Who takes requests out of it.
+    pub dispatch: Dispatch,
     /// The queue's time limit.
     pub timeout: Nanos,
     /// Bios may be merged.
@@ -105,6 +108,7 @@ impl Setup {
             requests_per_reactor: rng.pick(&[8, 32, 64]),
             limits: limits(rng),
             elevator: Kind::None,
+            dispatch: Dispatch::Single,
             timeout: Nanos::from_secs(30),
             merges: true,
             // The second disk starts at no round place, so that boundaries do not fall together.

@@ -43,6 +43,7 @@ scenarios! {
     seek_disk_passes: "seek-disk",
     depth_change_passes: "depth-change",
     quiesce_passes: "quiesce",
+    every_context_passes: "every-context",
     everything_passes: "everything",
 }
 

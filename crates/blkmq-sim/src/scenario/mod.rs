@@ -6,6 +6,7 @@ pub mod clients;
 mod deadline;
 mod depth_change;
 mod direct;
+mod every_context;
 mod everything;
 mod few_hctx;
 mod flush_storm;
@@ -51,6 +52,7 @@ pub const ALL: &[Scenario] = &[
     seek_disk::SCENARIO,
     depth_change::SCENARIO,
     quiesce::SCENARIO,
+    every_context::SCENARIO,
     everything::SCENARIO,
 ];
 

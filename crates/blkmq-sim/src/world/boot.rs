@@ -81,6 +81,7 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
         requests_per_reactor: setup.requests_per_reactor,
         limits: setup.limits.clone(),
         elevator: setup.elevator,
+        dispatch: setup.dispatch,
         timeout: setup.timeout,
         merges: setup.merges,
         groups: GroupTree::flat(8),
