@@ -1,9 +1,9 @@
-//! Text of an operator against the readers of the configuration: the file, a disk's string, an address.
+//! Text of an operator against the readers of the configuration: the file, a disk's string, a group's, an address.
 //!
-//! Every input is given to all three. Broken would be: a panic, an error that names nothing, an address that does not
+//! Every input is given to all of them. Broken would be: a panic, an error that names nothing, an address that does not
 //! come back as it was written, or settings that passed though they cannot be.
 
-use blkmq::config::{Address, Config, DiskSpec};
+use blkmq::config::{Address, Config, DiskSpec, GroupSpec, group};
 
 /// Runs one input.
 ///
@@ -15,6 +15,7 @@ pub fn run(data: &[u8]) {
     };
     file(text);
     disk(text);
+    a_group(text);
     address(text);
 }
 
@@ -24,6 +25,7 @@ fn file(text: &str) {
         Err(error) => return names(&format!("{error:#}"), &[""]),
     };
     config.disks.iter().for_each(check_disk);
+    config.groups.iter().for_each(check_group);
     match config.check() {
         Err(error) => names(&format!("{error:#}"), &["disk", "queue", "export"]),
         Ok(()) => {
@@ -41,6 +43,19 @@ fn disk(text: &str) {
         Ok(disk) => check_disk(&disk),
         Err(error) => names(&format!("{error:#}"), &["disk"]),
     }
+}
+
+fn a_group(text: &str) {
+    match group::parse(text) {
+        Ok(group) => check_group(&group),
+        Err(error) => names(&format!("{error:#}"), &["group"]),
+    }
+}
+
+fn check_group(group: &GroupSpec) {
+    assert!(group.path.starts_with('/'), "{group:?}");
+    assert!((1..=1000).contains(&group.weight), "{group:?}");
+    assert!(group.latency_target.is_none_or(|target| target.0 > 0), "{group:?}");
 }
 
 fn check_disk(disk: &DiskSpec) {

@@ -1,5 +1,5 @@
 //! Decides what the control thread does to the queue while it is in use: freeze, quiesce, switch the elevator, change
-//! the depth. `world` calls it at the times that it asks for.
+//! the depth, or groups (`tenants`). `world` calls it at the times that it asks for.
 //!
 //! ```text
 //!   Rest ─► begin ─► Waiting until it is so ─► (switch) ─► Holding ─► end ─► Rest
@@ -13,6 +13,7 @@ use crate::history::Fact;
 use crate::rng::Rng;
 use crate::setup;
 use crate::stage::Stage;
+use crate::tenants::Tenants;
 
 /// The control thread.
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub(crate) struct Control {
     /// It only says that it quiesces the queue: for a test of the oracle.
     pretends: bool,
     waiting_since: Instant,
+    tenants: Tenants,
     pub(crate) actions: u64,
 }
 
@@ -56,6 +58,7 @@ impl Control {
             nested: 0,
             pretends,
             waiting_since: Instant(0),
+            tenants: Tenants::default(),
             actions: 0,
         }
     }
@@ -93,7 +96,7 @@ impl Control {
         let spec = &self.spec;
         match self
             .rng
-            .weighted(&[spec.freeze, spec.quiesce, spec.switch, spec.depth])
+            .weighted(&[spec.freeze, spec.quiesce, spec.switch, spec.depth, spec.groups])
         {
             0 => self.freeze(queue, stage, None),
             1 => self.quiesce(queue, stage),
@@ -101,7 +104,8 @@ impl Control {
                 let to = self.rng.pick(&Kind::ALL);
                 self.freeze(queue, stage, Some(to))
             }
-            _ => self.set_depth(queue, stage),
+            3 => self.set_depth(queue, stage),
+            _ => self.change_group(queue, stage),
         }
     }
 
@@ -133,6 +137,14 @@ impl Control {
         }
         stage.oracle.borrow_mut().set_depth(to);
         stage.note(Fact::Depth { to });
+        Next {
+            at: self.next_action(stage.now.get()),
+            kick: true,
+        }
+    }
+
+    fn change_group(&mut self, queue: &Queue, stage: &Stage) -> Next {
+        self.tenants.change(queue, stage, &mut self.rng);
         Next {
             at: self.next_action(stage.now.get()),
             kick: true,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use blkmq_core::bio::{Flags, Op, Status};
-use blkmq_core::ids::{DiskId, HctxId, ReactorId, Tag};
+use blkmq_core::ids::{DiskId, GroupId, HctxId, ReactorId, Tag};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Instant;
 
@@ -70,8 +70,29 @@ pub enum Fact {
     Switch { to: Kind },
     /// The depth was changed.
     Depth { to: u32 },
+    /// A group was made, weighted, capped, moved or removed, or that was refused.
+    Group {
+        change: GroupChange,
+        group: GroupId,
+        done: bool,
+    },
     /// The power failed; the drive keeps what is durable.
     PowerCut,
+}
+
+/// What was done to a group.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum GroupChange {
+    /// Made below the named one.
+    Create,
+    /// Given another weight.
+    Weigh,
+    /// Given caps, or none.
+    Cap,
+    /// Made part of another.
+    Move,
+    /// Removed.
+    Remove,
 }
 
 /// What the drive answered to an issue.

@@ -18,5 +18,6 @@ pub mod run;
 pub mod scenario;
 pub mod setup;
 pub mod stage;
+mod tenants;
 pub mod workload;
 pub mod world;

@@ -10,6 +10,7 @@
 //! ```
 //! A kick that comes before the announcement is dropped, as the host's wake flag drops it: the check must find the work.
 
+use blkmq_core::group::ROOT;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::Effects;
@@ -174,7 +175,10 @@ impl Reactor {
     }
 
     /// Submits one bio; says whether the core took it.
-    fn submit(&mut self, bio: blkmq_core::bio::Bio, stage: &Stage) -> bool {
+    fn submit(&mut self, mut bio: blkmq_core::bio::Bio, stage: &Stage) -> bool {
+        if !stage.groups.borrow().contains(&bio.group) {
+            bio.group = ROOT;
+        }
         let token = bio.cookie;
         stage.oracle.borrow_mut().submit(self.id, &bio);
         self.worked = true;

@@ -79,6 +79,8 @@ pub struct Control {
     pub switch: u32,
     /// Weight of a change of depth.
     pub depth: u32,
+    /// Weight of a change of groups: one is made, weighted, capped, moved or removed.
+    pub groups: u32,
 }
 
 /// What the world around the core does wrong on purpose.
@@ -170,6 +172,7 @@ impl Control {
             quiesce: 0,
             switch: 0,
             depth: 0,
+            groups: 0,
         }
     }
 

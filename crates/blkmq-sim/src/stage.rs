@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Weak;
 
+use blkmq_core::ids::GroupId;
 use blkmq_core::time::Instant;
 
 use crate::drive::Drive;
@@ -25,6 +26,8 @@ pub struct Stage {
     pub tokens: Cell<u64>,
     /// What the drivers have been asked to do, for the cost of it.
     pub work: Cell<Work>,
+    /// Groups that bios may be submitted to: those that live, and those that were removed and are not quite gone.
+    pub groups: RefCell<Vec<GroupId>>,
     /// Who lets another reactor run in the middle of a driver's call.
     pub others: RefCell<Option<Weak<dyn Others>>>,
 }

@@ -62,7 +62,7 @@ pub struct ServeArgs {
     /// Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT or systemd; may be given again
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<String>,
-    /// Read disks, queues and exports from FILE (TOML); flags add to it
+    /// Read disks, queues, groups and exports from FILE (TOML); flags add to it
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Serve with N threads [default: the number of processors, at most 4]

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use blkmq_core::sched::Kind;
-use blkmq_host::groups::GroupSpec;
 
+pub use blkmq_host::groups::GroupSpec;
 pub use disk::{DiskSpec, Source};
 pub use export::{Address, ExportSpec};
 

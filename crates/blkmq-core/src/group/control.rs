@@ -122,6 +122,15 @@ impl Queue {
         Ok(found.expect("looking at the tree does not fail"))
     }
 
+    /// Returns how many requests wait for caps of their groups.
+    ///
+    /// # Errors
+    /// [`Busy`] if somebody is inside the gate at this moment.
+    pub fn held_for_caps(&self) -> Result<usize, Busy> {
+        let held = self.change_groups(|sched| Ok(sched.throttle.held()))?;
+        Ok(held.expect("looking at what waits does not fail"))
+    }
+
     fn change_groups<T>(&self, change: impl FnOnce(&mut Sched) -> Result<T, GroupError>) -> Change<T> {
         let mut sched = self.gate.try_enter().ok_or(Busy)?;
         let swept = self.swept();

@@ -110,6 +110,11 @@ impl Throttle {
         self.is_capped[group.index()]
     }
 
+    /// How many requests it holds.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
     /// Says whether it holds nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.held == 0

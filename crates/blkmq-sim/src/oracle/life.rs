@@ -10,7 +10,11 @@ use super::content::{Snapshot, Tick};
 
 /// The bios under way.
 #[derive(Debug, Default)]
-pub(super) struct Lives(BTreeMap<u64, Life>);
+pub(super) struct Lives {
+    by_token: BTreeMap<u64, Life>,
+    /// A bio may be given to another group on its way.
+    groups_change: bool,
+}
 
 /// One bio under way.
 #[derive(Debug)]
@@ -50,35 +54,42 @@ impl Life {
 }
 
 impl Lives {
+    pub(super) fn new(groups_change: bool) -> Self {
+        Self {
+            by_token: BTreeMap::new(),
+            groups_change,
+        }
+    }
+
     pub(super) fn start(&mut self, token: u64, life: Life) -> Result<(), String> {
-        match self.0.insert(token, life) {
+        match self.by_token.insert(token, life) {
             None => Ok(()),
             Some(_) => Err(format!("bio {token} submitted twice")),
         }
     }
 
     pub(super) fn get(&mut self, token: u64) -> Result<&mut Life, String> {
-        self.0
+        self.by_token
             .get_mut(&token)
             .ok_or_else(|| format!("bio {token} is not under way"))
     }
 
     pub(super) fn remove(&mut self, token: u64) {
-        self.0.remove(&token);
+        self.by_token.remove(&token);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.by_token.len()
     }
 
     pub(super) fn tokens(&self) -> Vec<u64> {
-        self.0.keys().copied().take(8).collect()
+        self.by_token.keys().copied().take(8).collect()
     }
 
     /// Returns how many requests the bios of each reactor make at most, if blocks have so many bytes.
     pub(super) fn parts_max(&self, block: u64) -> BTreeMap<ReactorId, u64> {
         let mut parts_max = BTreeMap::new();
-        for life in self.0.values() {
+        for life in self.by_token.values() {
             *parts_max.entry(life.reactor).or_default() += life.bio.len.div_ceil(block).max(1);
         }
         parts_max
@@ -86,7 +97,7 @@ impl Lives {
 
     /// Says whether a flush may be under way.
     pub(super) fn any_depends_on_flush(&self) -> bool {
-        self.0.values().any(|life| depends_on_flush(&life.bio))
+        self.by_token.values().any(|life| depends_on_flush(&life.bio))
     }
 
     /// Returns a bio of a reactor for which `counts` holds that waits for nothing but room at the drive: it depends on no
@@ -96,13 +107,13 @@ impl Lives {
             let untouched = life.done == 0 && life.in_flight == 0 && life.errors == 0;
             untouched && life.verdict.is_ok() && !depends_on_flush(&life.bio)
         };
-        let mut lives = self.0.iter();
+        let mut lives = self.by_token.iter();
         let found = lives.find(|(_, life)| waits(life) && counts(life.reactor));
         found.map(|(&token, _)| token)
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.by_token.clear();
     }
 
     /// Ends a bio, and checks that it is the one that was submitted and that its status is explained.
@@ -114,7 +125,7 @@ impl Lives {
     ) -> Result<Life, String> {
         let token = ended.cookie;
         let life = self
-            .0
+            .by_token
             .remove(&token)
             .ok_or_else(|| format!("bio {token} ended ({:?}) but is not under way", ended.status))?;
         if life.reactor != reactor {
@@ -123,7 +134,7 @@ impl Lives {
                 life.reactor
             ));
         }
-        if !same(&life.bio, ended) {
+        if !same(&life.bio, ended) || ended.group != life.bio.group && !self.groups_change {
             return Err(format!("bio {token} came back changed: {ended:?}"));
         }
         if life.in_flight > 0 {
@@ -144,12 +155,14 @@ impl Lives {
     /// Counts a part of a bio that is issued, after checking that it is a part and is not issued or done already.
     pub(super) fn part_issued(&mut self, part: &Bio) -> Result<(), String> {
         let token = token_of(part).ok_or("a part without its token was issued")?;
+        let groups_change = self.groups_change;
         let life = self.get(token)?;
         let whole = &life.bio;
+        let is_group = part.group == whole.group || groups_change;
         let inside = part.offset >= whole.offset
             && part.end() <= whole.end()
             && part.skip == part.offset - whole.offset;
-        if part.op != whole.op || part.disk != whole.disk || part.group != whole.group || !inside {
+        if part.op != whole.op || part.disk != whole.disk || !is_group || !inside {
             return Err(format!("issued {part:?}, which is no part of {whole:?}"));
         }
         if let Err(verdict) = life.verdict {
@@ -187,7 +200,7 @@ pub(super) fn token_of(bio: &Bio) -> Option<u64> {
 
 fn same(a: &Bio, b: &Bio) -> bool {
     let range = |bio: &Bio| (bio.op, bio.disk, bio.offset, bio.len, bio.skip);
-    let own = |bio: &Bio| (bio.group, bio.prio, bio.client, bio.cookie, token_of(bio));
+    let own = |bio: &Bio| (bio.prio, bio.client, bio.cookie, token_of(bio));
     range(a) == range(b) && own(a) == own(b)
 }
 

@@ -40,6 +40,8 @@ pub struct Rules {
     pub depth: u32,
     /// There is one tag set for all hardware contexts.
     pub shared_tags: bool,
+    /// Groups come and go: a bio of a removed one may be given to its ancestor.
+    pub groups_change: bool,
 }
 
 /// What was counted on the way.
@@ -96,7 +98,7 @@ impl Oracle {
         );
         Self {
             content: Content::new(blocks, disks),
-            lives: Lives::default(),
+            lives: Lives::new(rules.groups_change),
             wire,
             now: 1,
             flush_errors: vec![Vec::new(); disks],

@@ -10,6 +10,7 @@ mod every_context;
 mod everything;
 mod few_hctx;
 mod flush_storm;
+mod groups;
 mod one_tag;
 mod power_cut;
 mod quiesce;
@@ -51,6 +52,7 @@ pub const ALL: &[Scenario] = &[
     few_hctx::SCENARIO,
     seek_disk::SCENARIO,
     depth_change::SCENARIO,
+    groups::SCENARIO,
     quiesce::SCENARIO,
     every_context::SCENARIO,
     everything::SCENARIO,

@@ -1,10 +1,12 @@
 //! Decides whether a history still gets on: no wake-up was lost, nothing waits longer than it may, and at the end
 //! everything is at rest.
 
-use blkmq_core::ids::ReactorId;
+use blkmq_core::ids::{GroupId, ReactorId};
+use blkmq_core::stat::GroupStats;
 use blkmq_core::time::{Instant, Nanos};
 
 use super::World;
+use crate::oracle::Oracle;
 use crate::reactor::Phase;
 use crate::rng::Ppm;
 
@@ -50,6 +52,13 @@ impl World {
             }
         }
         if next.is_some_and(|at| at <= now + Self::RERUN) {
+            return;
+        }
+        if self.queue.held_for_caps() != Ok(0) {
+            // Caps hold back what could be issued. Who is away may be the one whose timer it is only if nobody promises.
+            if next.is_none() && !self.stage.drive.borrow().is_busy() && away.is_empty() {
+                self.fail_stuck("requests wait for caps, and nobody has a timer");
+            }
             return;
         }
         self.check_work_conserving(&away);
@@ -107,10 +116,31 @@ impl World {
                 ));
             }
         }
+        self.check_statistics(&mut oracle);
         let started = self.queue.outstanding();
         if started > 0 {
             oracle.fail(format!(
                 "the queue counts {started} requests under way at the end"
+            ));
+        }
+    }
+
+    /// What groups did, those that are gone included, is all that was done.
+    fn check_statistics(&self, oracle: &mut Oracle) {
+        let setup = &self.setup;
+        if setup.control.groups == 0 || setup.power_cuts > 0 {
+            return;
+        }
+        let ios = |stats: GroupStats| stats.directions.iter().map(|one| one.ios).sum::<u64>();
+        let of = |id| {
+            let (own, gone) = (self.queue.group_stats(id), self.queue.group_stats_of_the_gone(id));
+            ios(own) + ios(gone)
+        };
+        let counted: u64 = (0..super::boot::GROUPS).map(|id| of(GroupId(id))).sum();
+        let done = oracle.counts.requests + oracle.counts.merged - oracle.counts.requeues;
+        if counted != done {
+            oracle.fail(format!(
+                "the groups' statistics add up to {counted} parts of bios, {done} have ended"
             ));
         }
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use blkmq_core::driver::Driver;
 use blkmq_core::group::GroupTree;
-use blkmq_core::ids::{HctxId, ReactorId};
+use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::queue::{DiskConfig, QueueConfig, ReactorConfig, Seat, TagMode};
 use blkmq_core::time::Instant;
 
@@ -29,6 +29,7 @@ pub(super) fn make_stage(setup: &Setup, seed: u64, trace: bool) -> Stage {
         hctxs: setup.hctx_count(),
         depth: setup.depth,
         shared_tags: setup.shared_tags,
+        groups_change: setup.control.groups > 0,
     };
     let rng = Rng::new(seed, STREAM_DRIVE);
     Stage {
@@ -44,6 +45,7 @@ pub(super) fn make_stage(setup: &Setup, seed: u64, trace: bool) -> Stage {
         history: RefCell::new(History::new(trace)),
         tokens: Cell::new(0),
         work: Cell::default(),
+        groups: RefCell::new((0..GROUPS).map(GroupId).collect()),
         others: RefCell::new(None),
     }
 }
@@ -84,7 +86,7 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
         dispatch: setup.dispatch,
         timeout: setup.timeout,
         merges: setup.merges,
-        groups: GroupTree::flat(8),
+        groups: GroupTree::flat(GROUPS),
         disks: disks.collect(),
         ..QueueConfig::new("sim", setup.promises.len() as u16)
     }
@@ -96,5 +98,7 @@ pub(super) fn take_seat(id: usize, seat: Seat, client: Client, stage: &Rc<Stage>
     Reactor::new(ReactorId(id as u16), seat.sit(driver), client)
 }
 
+/// How many groups there are at first, and at most.
+pub(super) const GROUPS: u32 = 8;
 const STREAM_DRIVE: u64 = 1;
 const STREAM_CLIENTS: u64 = 1000;
