@@ -54,7 +54,7 @@ pub(crate) struct Sched {
     pub(crate) leaving: VecDeque<(GroupId, u64)>,
     /// What holds requests back for the caps of their groups.
     pub(crate) throttle: Throttle,
-    /// What the caps have let pass where there is no elevator.
+    /// What the caps have let pass where there is no elevator; empty outside of a pass.
     pub(crate) passed: VecDeque<Box<Request>>,
 }
 

@@ -373,7 +373,11 @@ impl LocalQueue {
         } else {
             self.queue.promising().unwrap_or(rq.owner)
         };
-        self.send(self.queue.hctx_owner(user), Mail::Issue(rq), fx);
+        let to = self.queue.hctx_owner(user);
+        match &mut self.hw {
+            Some(hw) if to == self.me => hw.dispatch.push_back(rq),
+            _ => self.send(to, Mail::Issue(rq), fx),
+        }
     }
 
     fn send(&mut self, to: ReactorId, mail: Mail, fx: &mut Effects) {
@@ -437,6 +441,11 @@ impl LocalQueue {
                 blocked = self.issue_inside(rq, sched, now, fx);
             }
         }
+        // Without an elevator, what cannot be issued here waits with its owner: that one's context may have tags.
+        while let Some(mut rq) = sched.passed.pop_front() {
+            rq.state = State::Dispatched;
+            self.hand_over(rq, now, fx);
+        }
         if issued {
             // Before the next dispatcher's: the device learns of requests in the order that the elevator chose.
             self.hw
@@ -461,9 +470,12 @@ impl LocalQueue {
         match hw.issue(rq, depth, false, now) {
             Outcome::Queued => {}
             Outcome::PushedBack { hold, waiters } => {
-                // Back inside: it is the next one, and another context may be able to issue it sooner.
-                if let Some(rq) = hw.dispatch.pop_front_if(|rq| rq.from_elevator) {
+                let rq = hw.dispatch.pop_front().expect("just pushed back");
+                if rq.from_elevator {
+                    // Back inside: it is the next one, and another context may be able to issue it sooner.
                     sched.push_back(rq);
+                } else {
+                    self.hand_over(rq, now, fx);
                 }
                 self.hold(hold, waiters, now, fx);
                 return true;
@@ -492,7 +504,7 @@ impl LocalQueue {
     /// was pushed back, to one that does.
     fn note_wakeup(&mut self, sched: &Sched, fx: &mut Effects) {
         self.sched_timer = sched.next_wakeup();
-        let has_more = self.sched_timer.is_some() || !sched.passed.is_empty() || !sched.leftovers.is_empty();
+        let has_more = self.sched_timer.is_some() || !sched.leftovers.is_empty();
         if !has_more || self.queue.port(self.me).promises {
             return;
         }

@@ -42,6 +42,7 @@ scenarios! {
     few_hctx_passes: "few-hctx",
     seek_disk_passes: "seek-disk",
     depth_change_passes: "depth-change",
+    groups_passes: "groups",
     quiesce_passes: "quiesce",
     every_context_passes: "every-context",
     everything_passes: "everything",
@@ -73,5 +74,6 @@ fn the_scenarios_reach_what_they_are_about() {
     assert!(sum("requeues", |s| s.counts.requeues) > 25, "requeues");
     assert!(sum("deadline", |s| s.gate_skipped) > 2, "a held gate");
     assert!(sum("quiesce", |s| s.controls) > 20, "quiesces");
+    assert!(sum("groups", |s| s.controls) > 100, "changes of groups");
     assert!(sum("one-tag", |s| s.counts.in_flight_max) <= 2 * 6, "one tag");
 }

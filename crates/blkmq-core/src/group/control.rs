@@ -115,11 +115,10 @@ impl Queue {
     /// # Errors
     /// [`Busy`] if somebody is inside the gate at this moment.
     pub fn group(&self, id: GroupId) -> Result<Option<super::Node>, Busy> {
-        let found = self.change_groups(|sched| {
+        self.look(|sched| {
             let node = sched.groups.get(id).filter(|_| sched.groups.is_living(id));
-            Ok(node.copied())
-        })?;
-        Ok(found.expect("looking at the tree does not fail"))
+            node.copied()
+        })
     }
 
     /// Returns how many requests wait for caps of their groups.
@@ -127,8 +126,14 @@ impl Queue {
     /// # Errors
     /// [`Busy`] if somebody is inside the gate at this moment.
     pub fn held_for_caps(&self) -> Result<usize, Busy> {
-        let held = self.change_groups(|sched| Ok(sched.throttle.held()))?;
-        Ok(held.expect("looking at what waits does not fail"))
+        self.look(|sched| sched.throttle.held())
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&Sched) -> T) -> Result<T, Busy> {
+        let sched = self.gate.try_enter().ok_or(Busy)?;
+        let seen = look(&sched);
+        self.leave_gate(sched);
+        Ok(seen)
     }
 
     fn change_groups<T>(&self, change: impl FnOnce(&mut Sched) -> Result<T, GroupError>) -> Change<T> {
