@@ -1,0 +1,158 @@
+//! Decides what a reactor does inside the gate: it takes in what everybody has published, dispatches for all to its own
+//! hardware context, and looks again for whoever came meanwhile.
+
+use std::rc::Rc;
+
+use super::{LocalQueue, REQUEUES_MAX};
+use crate::bio::Status;
+use crate::gate::Sched;
+use crate::hw_ctx::Outcome;
+use crate::ids::HctxId;
+use crate::queue::Effects;
+use crate::request::{Request, State};
+use crate::sched::Note;
+use crate::time::Instant;
+
+impl LocalQueue {
+    /// Enters the gate, if it is free, and dispatches for everybody until there is nothing more to do or the depth is
+    /// reached. If the gate is held, its holder looks again after this call (invariant 2), so nothing waits here.
+    ///
+    /// The caller has a stay: nothing is issued on a quiesced queue.
+    pub(super) fn dispatch_through_gate(&mut self, now: Instant, fx: &mut Effects) {
+        let queue = Rc::clone(&self.queue);
+        let events = &queue.port(self.me).shard.events;
+        let Some(mut sched) = queue.gate.try_enter() else {
+            events.gate_skipped.add(1);
+            return;
+        };
+        events.gate_entered.add(1);
+        let mut passes = 1;
+        let mut blocked = false;
+        loop {
+            blocked = self.pass(&mut sched, blocked, now, fx);
+            if passes == PASSES_MAX {
+                // Enough done for others: come back to the place of waiting first, then go on.
+                if sched.leave_owing() {
+                    self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
+                }
+                break;
+            }
+            match sched.leave() {
+                Ok(()) => break,
+                Err(again) => sched = again,
+            }
+            passes += 1;
+        }
+        events.gate_passes.add(passes);
+        self.end_what_ended_inside(now, fx);
+    }
+
+    /// One pass inside the gate: fold everybody's lists, then dispatch and issue while the depth allows, up to the first
+    /// request that cannot be issued here. Says whether there was one; `blocked` says so of an earlier pass.
+    fn pass(&mut self, sched: &mut Sched, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
+        let depth = self.queue.depth();
+        let promises = self.queue.port(self.me).promises;
+        sched.fold(&self.queue.port(self.me).shard, self.queue.is_draining(), now);
+        let mut issued = false;
+        while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
+            let Some(rq) = sched.dispatch(depth, now) else {
+                break;
+            };
+            if !promises && rq.owner != self.me {
+                self.hand_over(rq, now, fx);
+            } else {
+                issued = true;
+                blocked = self.issue_inside(rq, sched, now, fx);
+            }
+        }
+        // Without an elevator, what cannot be issued here waits with its owner: that one's context may have tags.
+        while let Some(mut rq) = sched.passed.pop_front() {
+            rq.state = State::Dispatched;
+            self.hand_over(rq, now, fx);
+        }
+        if issued {
+            // Before the next dispatcher's: the device learns of requests in the order that the elevator chose.
+            self.hw
+                .as_mut()
+                .expect("a dispatcher has a context")
+                .driver
+                .commit();
+        }
+        self.note_wakeup(sched, fx);
+        blocked
+    }
+
+    /// Issues what the elevator gave out. Says whether nothing more can be issued here for now.
+    fn issue_inside(&mut self, rq: Box<Request>, sched: &mut Sched, now: Instant, fx: &mut Effects) -> bool {
+        let hw = self.hw.as_mut().expect("a dispatcher has a context");
+        // The elevator's are counted against the depth already.
+        let depth = if rq.from_elevator {
+            u32::MAX
+        } else {
+            self.queue.depth()
+        };
+        match hw.issue(rq, depth, false, now) {
+            Outcome::Queued => {}
+            Outcome::PushedBack { hold, waiters } => {
+                let rq = hw.dispatch.pop_front().expect("just pushed back");
+                if rq.from_elevator {
+                    // Back inside: it is the next one, and another context may be able to issue it sooner.
+                    sched.push_back(rq);
+                } else {
+                    self.hand_over(rq, now, fx);
+                }
+                self.hold(hold, waiters, now, fx);
+                return true;
+            }
+            Outcome::Ended { rq, status, waiters } if !rq.from_elevator => {
+                self.ended_inside.push((rq, status, waiters));
+            }
+            Outcome::Ended {
+                mut rq,
+                status: Status::Requeue,
+                waiters,
+            } if rq.retries < REQUEUES_MAX => {
+                self.run_waiters(waiters, fx);
+                self.count_requeue(&mut rq);
+                sched.put_back(rq, self.shard(), now);
+            }
+            Outcome::Ended { rq, status, waiters } => {
+                sched.ended(&Note::of(&rq, now), rq.disk());
+                self.ended_inside.push((rq, status, waiters));
+            }
+        }
+        false
+    }
+
+    /// Remembers when the elevator wants to be asked again; a reactor that does not promise to run leaves that, and what
+    /// was pushed back, to one that does.
+    pub(super) fn note_wakeup(&mut self, sched: &Sched, fx: &mut Effects) {
+        self.sched_timer = sched.next_wakeup();
+        let has_more = self.sched_timer.is_some() || !sched.leftovers.is_empty();
+        if !has_more || self.queue.port(self.me).promises {
+            return;
+        }
+        if let Some(other) = self.queue.promising() {
+            self.sched_timer = None;
+            self.queue
+                .run_hctx(HctxId(self.queue.hctx_owner(other).0), self.me, fx);
+        }
+    }
+
+    fn end_what_ended_inside(&mut self, now: Instant, fx: &mut Effects) {
+        let mut ended = std::mem::take(&mut self.ended_inside);
+        for (rq, status, waiters) in ended.drain(..) {
+            if rq.from_elevator {
+                // It knows already.
+                self.run_waiters(waiters, fx);
+                self.end_request(rq, status, now, fx);
+            } else {
+                self.completed(rq, status, waiters, now, fx);
+            }
+        }
+        self.ended_inside = ended;
+    }
+}
+
+/// How often the gate's holder looks again for others before it goes back to its own place of waiting.
+const PASSES_MAX: u64 = 4;
