@@ -349,7 +349,9 @@ impl Elevator for Bfq {
     }
 
     fn next_wakeup(&self) -> Option<Instant> {
-        self.turn.and_then(|turn| turn.waits_until)
+        // Where nobody else has anything, nobody asks how long the wait is.
+        let is_asked = self.queued() > 0;
+        self.turn.filter(|_| is_asked).and_then(|turn| turn.waits_until)
     }
 
     fn tunables(&self) -> Vec<(&'static str, u64)> {
