@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         }
         println!("{:14} {}", scenario::scale::NAME, scenario::scale::ABOUT);
         println!("{:14} {}", scenario::clients::NAME, scenario::clients::ABOUT);
+        println!("{:14} {}", scenario::fair::NAME, scenario::fair::ABOUT);
         return ExitCode::SUCCESS;
     }
     let Some(name) = args.scenario.as_deref() else {
@@ -68,6 +69,10 @@ fn main() -> ExitCode {
                     scenario::clients::table(elevator, first, seeds.unwrap_or(5))
                 );
             }
+            ExitCode::SUCCESS
+        }
+        (scenario::fair::NAME, ..) => {
+            print!("{}", scenario::fair::table(first));
             ExitCode::SUCCESS
         }
         ("all", _, seeds) => run_many(scenario::ALL, first, seeds.unwrap_or(1)),

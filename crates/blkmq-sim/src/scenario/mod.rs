@@ -8,6 +8,7 @@ mod depth_change;
 mod direct;
 mod every_context;
 mod everything;
+pub mod fair;
 mod few_hctx;
 mod flush_storm;
 mod groups;

@@ -1,0 +1,408 @@
+//! Decides what `fair` measures: whether each of up to 1000 groups gets its due from a modelled flash drive, over any second of
+//! virtual time, at which cost in throughput, and how long a light tenant waits among them.
+//!
+//! One reactor in front of a drive of units that each serve one request at a time; clients submit again as soon as an I/O has
+//! ended. Calls cost nothing: it shows decisions, not processor time.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::fmt::Write;
+use std::rc::Rc;
+
+use blkmq_core::bio::Status;
+use blkmq_core::bio::{Bio, Op};
+use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::group::{GroupTree, ROOT};
+use blkmq_core::ids::{Cookie, GroupId};
+use blkmq_core::limits::Limits;
+use blkmq_core::local::LocalQueue;
+use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig, TagMode};
+use blkmq_core::request::Request;
+use blkmq_core::sched::Kind;
+use blkmq_core::time::{Instant, Nanos};
+
+use crate::rng::Rng;
+
+/// Its name on the command line.
+pub const NAME: &str = "fair";
+/// What it is about.
+pub const ABOUT: &str =
+    "measures shares, throughput and a light tenant's wait among 2 to 1000 groups on modelled flash; a table";
+
+/// Who shares the drive.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// How many requests the drive serves at once.
+    pub units: u32,
+    /// Saturating groups.
+    pub groups: u32,
+    /// Their weights, in turn. The light tenant has 100.
+    pub weights: [u16; 3],
+    /// Bios that each keeps under way.
+    pub depth: u32,
+    /// Their sizes in bytes, in turn; a group with an odd number writes.
+    pub sizes: [u64; 2],
+    /// How long the light tenant rests between two reads of 4 KiB, on average.
+    pub rest: Nanos,
+}
+
+/// What one case gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// I/Os per second of virtual time.
+    pub iops: u64,
+    /// Bytes per second.
+    pub rate: u64,
+    /// The largest difference of a group's share from its due over any second, in millionths of the due.
+    pub worst_error: u64,
+    /// The median of the light tenant's latency.
+    pub light_p50: Nanos,
+    /// Its 99th percentile.
+    pub light_p99: Nanos,
+}
+
+/// A drive of units; requests beyond them wait inside it in order.
+struct Flash {
+    clock: Rc<RefCell<Clock>>,
+}
+
+/// The drive's side that the loop sees, too.
+struct Clock {
+    rng: Rng,
+    free: BinaryHeap<Reverse<Instant>>,
+    ends: BinaryHeap<Reverse<(Instant, u64)>>,
+}
+
+impl Driver for Flash {
+    fn issue(&mut self, _rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
+        let clock = &mut *self.clock.borrow_mut();
+        let Reverse(free) = clock.free.pop().expect("a drive has units");
+        let time = Nanos(clock.rng.from_to(SERVICE.0 - SPREAD.0, SERVICE.0 + SPREAD.0));
+        let end = free.max(now) + time;
+        clock.free.push(Reverse(end));
+        clock.ends.push(Reverse((end, cookie.raw())));
+        Issued::Queued
+    }
+
+    fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
+        let ends = &mut self.clock.borrow_mut().ends;
+        while let Some(&Reverse((end, cookie))) = ends.peek()
+            && end <= now
+        {
+            ends.pop();
+            done.push(Done {
+                cookie: Cookie::from_raw(cookie),
+                status: Status::Ok,
+            });
+        }
+    }
+
+    fn next_event(&self) -> Option<Instant> {
+        self.clock.borrow().ends.peek().map(|Reverse((end, _))| *end)
+    }
+}
+
+/// Measures a case for `seconds` of virtual time after the first two.
+///
+/// # Panics
+/// If a bio ends with an error or is refused.
+pub fn measure(case: Case, kind: Kind, seconds: u64, seed: u64) -> Outcome {
+    let mut world = World::new(case, kind, seed);
+    world.run_until(Instant(2 * SECOND));
+    world.light.clear();
+    let (mut seen, start) = (VecDeque::new(), world.totals());
+    let (mut worst, mut ios) = (0, world.ios);
+    for step in 0..=seconds * STEPS {
+        world.run_until(Instant(2 * SECOND + step * SECOND / STEPS));
+        seen.push_back(world.totals());
+        if seen.len() as u64 > STEPS {
+            worst = worst.max(world.share_error(&seen[0], &seen[seen.len() - 1]));
+            seen.pop_front();
+        }
+    }
+    ios = world.ios - ios;
+    let end = world.totals();
+    let bytes: u64 = end.iter().zip(&start).map(|(end, start)| end - start).sum();
+    Outcome {
+        iops: ios / seconds,
+        rate: bytes / seconds,
+        worst_error: worst,
+        light_p50: world.light(50),
+        light_p99: world.light(99),
+    }
+}
+
+/// Measures all cases and returns the table.
+pub fn table(seed: u64) -> String {
+    let mut table = format!(
+        "requests of {} ± {} µs, virtual time, calls cost nothing: a model, see docs/simulator.md\n\
+         units groups depth  sizes        elevator     K IOPS  of none  worst share error  light p50, p99 µs\n",
+        SERVICE.0 / 1000,
+        SPREAD.0 / 1000
+    );
+    for case in CASES {
+        let none = measure(case, Kind::None, SECONDS, seed);
+        for kind in Kind::ALL {
+            let outcome = if kind == Kind::None {
+                none
+            } else {
+                measure(case, kind, SECONDS, seed)
+            };
+            let _ = writeln!(
+                table,
+                "{:>5} {:>6} {:>5}  {:<11}  {:<11} {:>7}  {:>5.1} %  {:>15.2} %  {:>9.0} {:>7.0}",
+                case.units,
+                case.groups,
+                case.depth,
+                format!("{} {} KiB", case.sizes[0] >> 10, case.sizes[1] >> 10),
+                kind.name(),
+                outcome.iops / 1000,
+                outcome.iops as f64 * 100.0 / none.iops as f64,
+                outcome.worst_error as f64 / 1e4,
+                outcome.light_p50.0 as f64 / 1e3,
+                outcome.light_p99.0 as f64 / 1e3,
+            );
+        }
+    }
+    table
+}
+
+struct World {
+    queue: LocalQueue,
+    clock: Rc<RefCell<Clock>>,
+    fx: Effects,
+    now: Instant,
+    rng: Rng,
+    weights: Vec<u64>,
+    bytes: Vec<u64>,
+    ios: u64,
+    /// Latencies of the light tenant, in ns.
+    light: Vec<u64>,
+    /// When the light tenant submits next.
+    light_due: Option<Instant>,
+    rest: Nanos,
+}
+
+impl World {
+    fn new(case: Case, kind: Kind, seed: u64) -> Self {
+        let mut tree = GroupTree::new(case.groups + 2);
+        let weights: Vec<u64> = (0..case.groups)
+            .map(|group| case.weights[group as usize % 3].into())
+            .collect();
+        for &weight in &weights {
+            tree.create(ROOT, weight as u16).expect("room was made");
+        }
+        tree.create(ROOT, 100).expect("room was made");
+        let mut config = QueueConfig::new("fair", 1);
+        config.tags = TagMode::PerHctx(TAGS);
+        config.requests_per_reactor = (case.groups * case.depth + 1).max(64);
+        config.elevator = kind;
+        config.groups = tree;
+        config.limits = Limits::default();
+        config.disks.push(DiskConfig {
+            name: "d".into(),
+            base: 0,
+            size: DISK,
+            read_only: false,
+            logical_block: 4096,
+        });
+        let (_, seats) = Queue::new(config).expect("a possible configuration");
+        let clock = Rc::new(RefCell::new(Clock {
+            rng: Rng::new(seed, 1),
+            free: (0..case.units).map(|_| Reverse(Instant(0))).collect(),
+            ends: BinaryHeap::new(),
+        }));
+        let driver = Flash {
+            clock: Rc::clone(&clock),
+        };
+        let seat = seats.into_iter().next().expect("one reactor has one seat");
+        let mut world = Self {
+            queue: seat.sit(Some(Box::new(driver))),
+            clock,
+            fx: Effects::default(),
+            now: Instant(0),
+            rng: Rng::new(seed, 2),
+            bytes: vec![0; weights.len()],
+            weights,
+            ios: 0,
+            light: Vec::new(),
+            light_due: Some(Instant(0)),
+            rest: case.rest,
+        };
+        for group in 0..case.groups {
+            let (op, len) = if group % 2 == 0 {
+                (Op::Read, case.sizes[0])
+            } else {
+                (Op::Write, case.sizes[1])
+            };
+            for _ in 0..case.depth {
+                world.submit(Bio {
+                    op,
+                    len,
+                    group: GroupId(group + 1),
+                    client: group + 1,
+                    ..Bio::default()
+                });
+            }
+        }
+        world
+    }
+
+    fn submit(&mut self, mut bio: Bio) {
+        bio.offset = self.rng.below(DISK / bio.len) * bio.len;
+        bio.cookie = self.now.0;
+        let refused = self.queue.submit(bio, self.now, &mut self.fx);
+        assert!(refused.is_ok(), "more bios than requests");
+    }
+
+    fn run_until(&mut self, end: Instant) {
+        loop {
+            self.turn();
+            let drive = self.clock.borrow().ends.peek().map(|Reverse((at, _))| *at);
+            let next = [drive, self.queue.next_wakeup(), self.light_due]
+                .into_iter()
+                .flatten()
+                .min();
+            let next = next.expect("something is always under way").max(self.now);
+            if next > end {
+                self.now = end;
+                return;
+            }
+            self.now = next;
+        }
+    }
+
+    /// Does everything that is due now.
+    fn turn(&mut self) {
+        if self.light_due.take_if(|due| *due <= self.now).is_some() {
+            let light = GroupId(self.weights.len() as u32 + 1);
+            self.submit(Bio {
+                len: 4096,
+                group: light,
+                client: light.0,
+                ..Bio::default()
+            });
+        }
+        self.queue.unplug(self.now, &mut self.fx);
+        loop {
+            self.fx.kicks = Default::default();
+            self.queue.run(self.now, &mut self.fx);
+            let ended = std::mem::take(&mut self.fx.ended);
+            let is_quiet = ended.is_empty() && self.fx.kicks.is_empty();
+            for bio in ended {
+                assert!(bio.status.is_ok(), "{:?} ended with {:?}", bio.op, bio.status);
+                self.account(bio);
+            }
+            self.queue.unplug(self.now, &mut self.fx);
+            if is_quiet && self.fx.ended.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn account(&mut self, bio: Bio) {
+        self.ios += 1;
+        let place = bio.group.index() - 1;
+        if place < self.bytes.len() {
+            self.bytes[place] += bio.len;
+            self.submit(bio);
+        } else {
+            self.light.push(self.now.0 - bio.cookie);
+            self.light_due = Some(self.now + Nanos(self.rng.from_to(0, 2 * self.rest.0)));
+        }
+    }
+
+    fn totals(&self) -> Vec<u64> {
+        self.bytes.clone()
+    }
+
+    /// The largest difference of a share from its due, in millionths of the due.
+    fn share_error(&self, before: &[u64], after: &[u64]) -> u64 {
+        let moved = || after.iter().zip(before).map(|(after, before)| after - before);
+        let (total, weights): (u64, u64) = (moved().sum(), self.weights.iter().sum());
+        let error = |(moved, weight): (u64, &u64)| {
+            let due = u128::from(total) * u128::from(*weight) / u128::from(weights);
+            (u128::from(moved).abs_diff(due) * 1_000_000 / due.max(1)) as u64
+        };
+        moved().zip(&self.weights).map(error).max().unwrap_or_default()
+    }
+
+    fn light(&self, percent: usize) -> Nanos {
+        let mut sorted = self.light.clone();
+        sorted.sort_unstable();
+        Nanos(
+            sorted
+                .get(sorted.len() * percent / 100)
+                .copied()
+                .unwrap_or_default(),
+        )
+    }
+}
+
+const SERVICE: Nanos = Nanos::from_micros(80);
+const SPREAD: Nanos = Nanos::from_micros(16);
+const TAGS: u32 = 4096;
+const DISK: u64 = 1 << 40;
+const SECOND: u64 = 1_000_000_000;
+/// Moments at which a second that is looked at may begin, per second.
+const STEPS: u64 = 20;
+const SECONDS: u64 = 3;
+const WEIGHTS: [u16; 3] = [100, 200, 400];
+const fn shares(units: u32, groups: u32, depth: u32, sizes: [u64; 2]) -> Case {
+    Case {
+        units,
+        groups,
+        weights: WEIGHTS,
+        depth,
+        sizes,
+        rest: Nanos::from_millis(5),
+    }
+}
+/// A reader that never rests beside tenants of its own weight, none of which leaves it less than it asks for.
+const fn isolation(units: u32, groups: u32, bytes: u64) -> Case {
+    Case {
+        units,
+        groups,
+        weights: [100; 3],
+        depth: 32,
+        sizes: [bytes; 2],
+        rest: Nanos::ZERO,
+    }
+}
+const CASES: [Case; 10] = [
+    shares(64, 2, 128, [4096; 2]),
+    shares(64, 8, 32, [4096; 2]),
+    shares(64, 8, 128, [4096, 256 << 10]),
+    shares(64, 63, 32, [4096; 2]),
+    shares(64, 63, 32, [256 << 10; 2]),
+    shares(64, 1000, 8, [4096; 2]),
+    isolation(16, 8, 4096),
+    isolation(16, 8, 256 << 10),
+    isolation(128, 63, 4096),
+    isolation(128, 63, 256 << 10),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bfq() -> Kind {
+        Kind::by_name("bfq").expect("there is bfq")
+    }
+
+    #[test]
+    fn eight_groups_get_their_due_and_the_drive_loses_little() {
+        let case = shares(64, 8, 32, [4096; 2]);
+        let (none, bfq) = (measure(case, Kind::None, 2, 1), measure(case, bfq(), 2, 1));
+        assert!(bfq.worst_error < 20_000, "{bfq:?}");
+        assert!(bfq.rate * 100 >= none.rate * 97, "{bfq:?} {none:?}");
+        assert!(bfq.light_p99 < SERVICE + SERVICE, "{bfq:?}");
+    }
+
+    #[test]
+    fn without_an_elevator_weights_mean_nothing() {
+        let case = shares(64, 8, 32, [4096; 2]);
+        assert!(measure(case, Kind::None, 1, 1).worst_error > 300_000);
+    }
+}
