@@ -27,7 +27,19 @@ pub(crate) fn is_installed() -> bool {
 /// # Errors
 /// If fio fails; the error holds what it said.
 pub(crate) fn run(options: &[String], warm_up: Duration, window: Duration) -> Result<Sample> {
-    let mut command = Command::new("fio");
+    run_as(Command::new("fio"), options, warm_up, window)
+}
+
+/// As [`run`], by a command that becomes fio when it is given fio's options.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_as(
+    mut command: Command,
+    options: &[String],
+    warm_up: Duration,
+    window: Duration,
+) -> Result<Sample> {
     command
         .args(["--name=bench", "--output-format=json", "--time_based"])
         .args(["--lat_percentiles=1", "--clat_percentiles=0"])

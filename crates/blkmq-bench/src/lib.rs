@@ -6,6 +6,7 @@
 
 pub mod args;
 pub mod engine;
+pub mod fairness;
 pub mod histogram;
 pub mod nbd;
 pub mod report;

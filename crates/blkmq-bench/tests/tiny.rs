@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use blkmq_bench::engine::{self, EngineArgs};
+use blkmq_bench::fairness::{self, FairnessArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
 use clap::Parser;
@@ -26,6 +27,35 @@ struct Engine {
 struct SingleDispatch {
     #[command(flatten)]
     args: SingleDispatchArgs,
+}
+
+#[derive(Parser)]
+struct Fairness {
+    #[command(flatten)]
+    args: FairnessArgs,
+}
+
+#[test]
+fn the_fairness_bench_has_every_side_of_shares_isolation_and_reaction() {
+    let json = scratch("fairness", "json");
+    for (only, figure) in [
+        ("weights=1:2:4/mixed", "jain"),
+        ("flooders=8x32r4k", "victim_p99_vs_alone"),
+        ("reaction/weight", "total_vs_none"),
+    ] {
+        let line = format!("bench --only {only} {TINY}");
+        let words = line.split_whitespace().map(PathBuf::from);
+        let files = ["--json".into(), json.clone()];
+        fairness::main(&Fairness::parse_from(words.chain(files)).args).expect("the bench runs");
+        let report = read(&json);
+        let rows = report["rows"].as_array().expect("rows");
+        let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+        assert_eq!(sides, ["none", "caps", "mq-deadline", "kyber", "bfq"]);
+        for row in rows {
+            assert!(is_positive(&row["iops"]) && is_positive(&row[figure]), "{row}");
+        }
+    }
+    let _ = std::fs::remove_file(json);
 }
 
 #[test]

@@ -47,6 +47,8 @@ pub enum Bench {
     Nbd(blkmq_bench::nbd::NbdArgs),
     /// One dispatcher for a scheduler, beside every hardware context for itself and a single hardware queue
     SingleDispatch(blkmq_bench::single_dispatch::SingleDispatchArgs),
+    /// How tenants share a drive: weights, isolation, throughput, reaction; beside the kernel's schedulers too
+    Fairness(blkmq_bench::fairness::FairnessArgs),
 }
 
 /// What `serve` takes.

@@ -1,0 +1,306 @@
+//! Decides what sharing a drive costs and brings: tenants with weights on one drive, under each elevator and under caps, with
+//! shares, latency of a light tenant, total throughput and time to react as figures.
+
+mod kernel;
+mod scene;
+mod score;
+mod stage;
+mod tenant;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use blkmq_core::sched::Kind;
+
+use self::kernel::Loop;
+use self::scene::{Scene, Turn};
+use self::score::Series;
+use self::stage::{Medium, play};
+use crate::args::{BenchArgs, Plan};
+use crate::report::{About, Report};
+use crate::rounds::{self, Latency, Point, Sample};
+
+/// Measure how tenants share a drive: shares, isolation, total throughput, reaction
+#[derive(clap::Args, Clone, Debug)]
+pub struct FairnessArgs {
+    /// What all benches have.
+    #[command(flatten)]
+    pub common: BenchArgs,
+    /// Run on this file instead of the drive model; what is in it is lost
+    #[arg(long, value_name = "FILE", requires = "overwrite")]
+    pub file: Option<PathBuf>,
+    /// Allow writing to the file
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Beside the kernel's own schedulers: both on a file in memory, the kernel's through a loop device; needs root
+    #[arg(long, conflicts_with = "file")]
+    pub kernel: bool,
+    /// Sides to measure: none, caps, mq-deadline, kyber, bfq [default: all]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
+    pub side: Vec<Side>,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+}
+
+/// Who divides the drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// An elevator, or none.
+    Elevator(Kind),
+    /// No elevator, and every tenant capped at its due part of what the drive did without.
+    Caps,
+}
+
+/// What a visit is compared with, from the same round.
+#[derive(Default)]
+struct Reference {
+    /// The victim by itself, by case.
+    alone: RefCell<BTreeMap<String, Latency>>,
+    /// Bytes per second without an elevator, by case.
+    none: RefCell<BTreeMap<String, f64>>,
+}
+
+/// Runs the bench and prints its report; progress goes to stderr.
+///
+/// # Errors
+/// If an option is out of range, the file cannot be opened or fails, or a result cannot be written.
+pub fn main(args: &FairnessArgs) -> Result<()> {
+    let kernel = if args.kernel { Some(Loop::set_up()?) } else { None };
+    let file = kernel.as_ref().map(Loop::image).or_else(|| args.file.clone());
+    let medium = file.map_or(Medium::Flash, Medium::File);
+    let scenes = if args.kernel {
+        scene::beside_kernel()
+    } else {
+        scene::all()
+    };
+    let scenes: Vec<Scene> = scenes
+        .into_iter()
+        .filter(|scene| scene.case.contains(&args.only))
+        .collect();
+    ensure!(
+        !scenes.is_empty(),
+        "--only {}: no case has that in its name",
+        args.only
+    );
+    let sides = sides(&args.side, args.kernel);
+    let reference = Reference::default();
+    let mut points = points(&scenes, &sides, &medium, kernel.as_ref(), &reference);
+    let mut common = args.common.clone();
+    if !common.quick {
+        common.seconds.get_or_insert(SECONDS_DEFAULT);
+        common.rounds.get_or_insert(ROUNDS_DEFAULT);
+    }
+    let plan = common.plan(points.len(), SET_UP)?;
+    let mut report = Report::start("fairness", about(&medium), &plan);
+    let rows = rounds::run(&plan, &mut points)?;
+    drop(points);
+    report.finish(rows, &common)
+}
+
+/// The sides asked for, in the order in which they need each other: caps are set by what none did.
+fn sides(asked: &[Side], without_caps: bool) -> Vec<Side> {
+    let elevators = Kind::ALL.into_iter().map(Side::Elevator);
+    let mut all: Vec<Side> = elevators.collect();
+    if !without_caps {
+        all.insert(1, Side::Caps);
+    }
+    all.retain(|side| asked.is_empty() || asked.contains(side) || *side == Side::Elevator(Kind::None));
+    all
+}
+
+fn points<'a>(
+    scenes: &'a [Scene],
+    sides: &[Side],
+    medium: &'a Medium,
+    kernel: Option<&'a Loop>,
+    reference: &'a Reference,
+) -> Vec<Point<'a>> {
+    let mut points = Vec::new();
+    for scene in scenes {
+        for &side in sides {
+            points.push(Point {
+                case: scene.case.clone(),
+                side: side.name().into(),
+                measure: Box::new(move |plan| measure(scene, side, medium, reference, plan)),
+            });
+            if let (Some(kernel), Side::Elevator(kind)) = (kernel, side) {
+                points.push(Point {
+                    case: scene.case.clone(),
+                    side: format!("kernel-{kind}"),
+                    measure: Box::new(move |plan| measure_kernel(scene, kind, kernel, reference, plan)),
+                });
+            }
+        }
+    }
+    points
+}
+
+fn measure(scene: &Scene, side: Side, medium: &Medium, reference: &Reference, plan: &Plan) -> Result<Sample> {
+    if side == Side::Elevator(Kind::None) {
+        reference.measure_alone(scene, medium, plan)?;
+    }
+    let none = reference.none.borrow().get(&scene.case).copied();
+    let visit = match side {
+        Side::Elevator(kind) => play(scene, medium, kind, None, plan)?,
+        Side::Caps => play(scene, medium, Kind::None, none, plan)?,
+    };
+    let rate = visit.series.rate_since(scene.steady_from(visit.turned_at));
+    let is_none = side == Side::Elevator(Kind::None);
+    let mut figures = vec![(
+        "total_vs_none",
+        reference.total_vs_none(&scene.case, is_none, rate),
+    )];
+    figures.extend(shares(scene, &visit.series, visit.turned_at, plan));
+    let latency = Latency::from(&visit.latency);
+    if let Some(alone) = reference.alone.borrow().get(&scene.case) {
+        let part = |here: u64, alone: u64| here as f64 / alone.max(1) as f64;
+        figures.push(("victim_p50_vs_alone", part(latency.p50_ns, alone.p50_ns)));
+        figures.push(("victim_p99_vs_alone", part(latency.p99_ns, alone.p99_ns)));
+        figures.push(("victim_p999_vs_alone", part(latency.p999_ns, alone.p999_ns)));
+    }
+    Ok(Sample {
+        ios: visit.ios,
+        elapsed: visit.elapsed,
+        latency,
+        usage: visit.usage,
+        figures,
+        ..Sample::default()
+    })
+}
+
+/// The same scene under the kernel's scheduler of that name.
+fn measure_kernel(
+    scene: &Scene,
+    kind: Kind,
+    kernel: &Loop,
+    reference: &Reference,
+    plan: &Plan,
+) -> Result<Sample> {
+    let visit = kernel.play(scene, kind.name(), plan)?;
+    let rate = visit.series.rate_since(Duration::ZERO);
+    let case = format!("kernel/{}", scene.case);
+    let mut figures = vec![(
+        "total_vs_none",
+        reference.total_vs_none(&case, kind == Kind::None, rate),
+    )];
+    figures.extend(shares(scene, &visit.series, Duration::ZERO, plan));
+    Ok(Sample {
+        figures,
+        ..visit.total
+    })
+}
+
+/// How the shares compare with what was due: over the whole, or after the scene's turn.
+fn shares(scene: &Scene, series: &Series, turned_at: Duration, plan: &Plan) -> Vec<(&'static str, f64)> {
+    let due = scene.due(&scene.tree, &scene.crowd);
+    let mut tree = scene.tree.clone();
+    let changed = match scene.turn {
+        Turn::Nothing if scene.crowd.len() < 2 => return Vec::new(),
+        Turn::Nothing => {
+            let length = plan.window.min(SHARE_WINDOW);
+            return vec![
+                ("worst_share_error", series.worst_share_error(&due, length)),
+                ("share_error", series.share_error(&due)),
+                ("jain", series.jain(&due)),
+            ];
+        }
+        Turn::Weight(weight) => {
+            tree.set_weight(scene.crowd[0].group, weight)
+                .expect("scenes have weights in range");
+            scene.due(&tree, &scene.crowd)
+        }
+        Turn::Silence => {
+            let silent = scene.crowd.len() - 1;
+            let mut due = scene.due(&tree, &scene.crowd[..silent]);
+            due.push(0.0);
+            due
+        }
+    };
+    let reaction = series.reaction(turned_at, &changed);
+    vec![(
+        "reaction_ms",
+        reaction.map_or(f64::INFINITY, |reaction| reaction.as_secs_f64() * 1e3),
+    )]
+}
+
+impl Reference {
+    /// A rate as a part of what the same case did without an elevator, in this round.
+    fn total_vs_none(&self, case: &str, is_none: bool, rate: f64) -> f64 {
+        let mut none = self.none.borrow_mut();
+        if is_none {
+            none.insert(case.to_owned(), rate);
+        }
+        rate / none.get(case).copied().unwrap_or(rate).max(1.0)
+    }
+
+    /// Measures the victim by itself, without an elevator.
+    fn measure_alone(&self, scene: &Scene, medium: &Medium, plan: &Plan) -> Result<()> {
+        if scene.victim.is_none() {
+            return Ok(());
+        }
+        let alone = Scene {
+            crowd: Vec::new(),
+            ..scene.clone()
+        };
+        let visit = play(&alone, medium, Kind::None, None, plan)?;
+        self.alone
+            .borrow_mut()
+            .insert(scene.case.clone(), Latency::from(&visit.latency));
+        Ok(())
+    }
+}
+
+impl Scene {
+    /// From when on the total counts: in a scene with a turn, from a moment after it.
+    fn steady_from(&self, turned_at: Duration) -> Duration {
+        if self.turn == Turn::Nothing {
+            Duration::ZERO
+        } else {
+            turned_at + AFTER_TURN
+        }
+    }
+}
+
+impl Side {
+    /// Its name in the report.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Elevator(kind) => kind.name(),
+            Self::Caps => "caps",
+        }
+    }
+}
+
+fn side(name: &str) -> Result<Side, String> {
+    let all = sides(&[], false);
+    let found = all.iter().find(|side| side.name() == name);
+    found.copied().ok_or_else(|| {
+        format!(
+            "must be one of {}",
+            all.iter().map(|side| side.name()).collect::<Vec<_>>().join(", ")
+        )
+    })
+}
+
+fn about(medium: &Medium) -> About {
+    About {
+        question: "how do tenants share a drive?".into(),
+        setting: vec![
+            medium.description(),
+            "two reactors, tenants spread over them; a tenant submits again as soon as an I/O has ended; shares are shares of bytes".into(),
+            "caps: no elevator, every tenant capped at its due part of what the drive did with none".into(),
+            "percentiles are the light tenant's where there is one, else the first tenant's; alone: the same tenant by itself, none, in the same round".into(),
+        ],
+    }
+}
+
+const SECONDS_DEFAULT: f64 = 3.0;
+const ROUNDS_DEFAULT: u32 = 3;
+const SET_UP: Duration = Duration::from_millis(50);
+/// Over any so much time shares are compared with what is due.
+const SHARE_WINDOW: Duration = Duration::from_secs(1);
+const AFTER_TURN: Duration = Duration::from_millis(10);

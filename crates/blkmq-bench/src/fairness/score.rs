@@ -1,0 +1,168 @@
+//! Decides how fair a visit was: shares against what was due over every window of a second, the index of Jain, and how long a
+//! change took to show. It sees only counts over time.
+
+use std::time::Duration;
+
+/// Bytes that each tenant of the crowd has moved so far, at moments some milliseconds apart.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Series {
+    pub(super) moments: Vec<(Duration, Vec<u64>)>,
+}
+
+impl Series {
+    /// The largest difference of a tenant's share from its due, as a part of the due, over any window of `length`.
+    pub(super) fn worst_share_error(&self, due: &[f64], length: Duration) -> f64 {
+        let mut worst: f64 = 0.0;
+        let mut end = 0;
+        for (start, (at, before)) in self.moments.iter().enumerate() {
+            end = end.max(start);
+            while end < self.moments.len() && self.moments[end].0 < *at + length {
+                end += 1;
+            }
+            let Some((_, after)) = self.moments.get(end) else {
+                break;
+            };
+            worst = worst.max(share_error(before, after, due));
+        }
+        worst
+    }
+
+    /// The same over all of it.
+    pub(super) fn share_error(&self, due: &[f64]) -> f64 {
+        let (Some(first), Some(last)) = (self.moments.first(), self.moments.last()) else {
+            return 0.0;
+        };
+        share_error(&first.1, &last.1, due)
+    }
+
+    /// Jain's index of the shares, each divided by its due: 1 if all got the same part of their due, 1/n if one got all.
+    pub(super) fn jain(&self, due: &[f64]) -> f64 {
+        let (Some(first), Some(last)) = (self.moments.first(), self.moments.last()) else {
+            return 1.0;
+        };
+        let parts: Vec<f64> = moved(&first.1, &last.1)
+            .zip(due)
+            .map(|(moved, due)| moved / due)
+            .collect();
+        let (sum, squares) = parts
+            .iter()
+            .fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
+        if squares == 0.0 {
+            1.0
+        } else {
+            sum * sum / (parts.len() as f64 * squares)
+        }
+    }
+
+    /// How long after `change` the shares over the next `WINDOW` are first within a tenth of what is due then.
+    pub(super) fn reaction(&self, change: Duration, due: &[f64]) -> Option<Duration> {
+        let after = self
+            .moments
+            .iter()
+            .enumerate()
+            .skip_while(|(_, (at, _))| *at < change);
+        for (index, (at, before)) in after {
+            let end = self.moments[index..]
+                .iter()
+                .find(|(end, _)| *end >= *at + WINDOW)?;
+            if share_error(before, &end.1, due) < CLOSE {
+                return Some(at.saturating_sub(change));
+            }
+        }
+        None
+    }
+
+    /// Bytes per second of all, over the part from `from` on.
+    pub(super) fn rate_since(&self, from: Duration) -> f64 {
+        let Some((start, first)) = self.moments.iter().find(|(at, _)| *at >= from) else {
+            return 0.0;
+        };
+        let Some((end, last)) = self.moments.last() else {
+            return 0.0;
+        };
+        moved(first, last).sum::<f64>() / (*end - *start).as_secs_f64().max(1e-9)
+    }
+}
+
+fn moved<'a>(before: &'a [u64], after: &'a [u64]) -> impl Iterator<Item = f64> + 'a {
+    after
+        .iter()
+        .zip(before)
+        .map(|(after, before)| (after - before) as f64)
+}
+
+/// The largest difference of a share from its due, as a part of the due. Who is due nothing does not count.
+fn share_error(before: &[u64], after: &[u64], due: &[f64]) -> f64 {
+    let total: f64 = moved(before, after).sum();
+    if total == 0.0 {
+        return 1.0;
+    }
+    let errors = moved(before, after)
+        .zip(due)
+        .filter(|(_, due)| **due > 0.0)
+        .map(|(moved, due)| (moved / total / due - 1.0).abs());
+    errors.fold(0.0, f64::max)
+}
+
+const WINDOW: Duration = Duration::from_millis(20);
+const CLOSE: f64 = 0.1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// Two tenants; the second moves `second(t)` bytes in each ms, the first 100.
+    fn series(second: impl Fn(u64) -> u64) -> Series {
+        let mut sum = 0;
+        let moments = (0..=2000).map(|t| {
+            let moment = (ms(t), vec![100 * t, sum]);
+            sum += second(t);
+            moment
+        });
+        Series {
+            moments: moments.collect(),
+        }
+    }
+
+    #[test]
+    fn equal_shares_have_no_error_and_an_index_of_one() {
+        let fair = series(|_| 100);
+        assert!(fair.worst_share_error(&[0.5, 0.5], ms(1000)) < 1e-9);
+        assert!((fair.jain(&[0.5, 0.5]) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_pause_shows_in_the_worst_window_and_not_in_the_whole() {
+        let pause = series(|t| {
+            if (500..600).contains(&t) {
+                0
+            } else if t < 500 {
+                110
+            } else {
+                104
+            }
+        });
+        assert!(pause.worst_share_error(&[0.5, 0.5], ms(100)) > 0.9);
+        assert!(pause.share_error(&[0.5, 0.5]) < 0.02);
+    }
+
+    #[test]
+    fn one_who_gets_all_scores_one_part_of_their_number() {
+        let mut unfair = series(|_| 0);
+        assert!((unfair.jain(&[0.5, 0.5]) - 0.5).abs() < 1e-9);
+        unfair.moments.clear();
+        assert!((unfair.jain(&[0.5, 0.5]) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_reaction_is_dated_by_the_first_window_that_fits() {
+        let change = series(|t| if t < 1030 { 100 } else { 300 });
+        let reaction = change.reaction(ms(1000), &[0.25, 0.75]).unwrap();
+        assert!((ms(20)..=ms(30)).contains(&reaction), "{reaction:?}");
+        assert!(change.reaction(ms(1000), &[0.9, 0.1]).is_none());
+    }
+}

@@ -1,0 +1,245 @@
+//! Decides how a scene is played: an engine with as many reactors as the product would have, the tenants as services on them,
+//! in turn; and what is read off while it runs. `scene` says who plays, `score` what it was worth.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use blkmq_core::group::{CapKind, Caps, GroupTree};
+use blkmq_core::ids::{GroupId, ReactorId};
+use blkmq_core::queue::TagMode;
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use blkmq_host::QueueId;
+use blkmq_host::drive::Drive;
+use blkmq_host::driver::file::{Direct, FileConfig, FileDisk, FileDrive};
+use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
+use blkmq_host::service::Service;
+
+use super::scene::{Scene, Tenant, Turn};
+use super::score::Series;
+use super::tenant::{MEASURE, Meter, STOP, Source, Stage, WARM_UP};
+use crate::args::Plan;
+use crate::histogram::Histogram;
+use crate::usage::Usage;
+
+/// What the tenants share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Medium {
+    /// A drive of 16 units that take 80 µs for whatever they are given, more or less.
+    Flash,
+    /// A file past the page cache.
+    File(PathBuf),
+}
+
+/// What was read off one visit.
+pub(super) struct Visit {
+    pub(super) series: Series,
+    /// Latencies of the victim.
+    pub(super) latency: Histogram,
+    pub(super) ios: u64,
+    pub(super) elapsed: Duration,
+    pub(super) usage: Usage,
+    /// When the scene's turn came.
+    pub(super) turned_at: Duration,
+}
+
+impl Medium {
+    pub(super) fn description(&self) -> String {
+        match self {
+            Self::Flash => format!(
+                "null drive of {FLASH_UNITS} units of {} µs ± {} µs, polled",
+                FLASH_NS / 1000,
+                FLASH_SPREAD_NS / 1000
+            ),
+            Self::File(path) => format!("{}, past the page cache", path.display()),
+        }
+    }
+
+    fn open(&self) -> Result<(Arc<dyn Drive>, u64)> {
+        match self {
+            Self::Flash => {
+                let config = NullConfig {
+                    latency: Nanos(FLASH_NS),
+                    spread: Nanos(FLASH_SPREAD_NS),
+                    parallel: FLASH_UNITS,
+                    depth: TAGS,
+                    // A sleep that ends 20 µs late would be a quarter of the drive's time.
+                    poll_queues: u16::MAX,
+                    ..NullConfig::bare()
+                };
+                Ok((Arc::new(NullDrive::new(config, &[FLASH_BYTES])?), FLASH_BYTES))
+            }
+            Self::File(path) => {
+                let config = FileConfig {
+                    path: path.clone(),
+                    read_only: false,
+                    direct: Direct::On,
+                    ..FileConfig::default()
+                };
+                let disk = FileDisk::open(&config)?;
+                let size = disk.size();
+                Ok((Arc::new(FileDrive::new(vec![disk], TAGS)?), size))
+            }
+        }
+    }
+}
+
+/// Plays a scene under an elevator. `capacity`, in bytes per second, has every tenant capped at its due part of it.
+///
+/// # Errors
+/// If the engine cannot be started, or an I/O fails.
+pub(super) fn play(
+    scene: &Scene,
+    medium: &Medium,
+    elevator: Kind,
+    capacity: Option<f64>,
+    plan: &Plan,
+) -> Result<Visit> {
+    let crowd = scene.crowd.len();
+    let tenants: Vec<Tenant> = scene.crowd.iter().chain(&scene.victim).copied().collect();
+    let engine = start(scene, medium, elevator, capacity)?;
+    let stage = Arc::new(Stage {
+        meters: tenants.iter().map(|_| Meter::default()).collect(),
+        timed: scene.victim.map(|_| crowd).or(Some(0)),
+        latency: Mutex::new(Histogram::new()),
+        phase: AtomicU8::new(WARM_UP),
+    });
+    for (place, tenant) in tenants.iter().enumerate() {
+        let (stage, tenant) = (Arc::clone(&stage), *tenant);
+        let disk = engine.disk(DISK).context("the engine has no disk")?.clone();
+        let with_buffers = *medium != Medium::Flash;
+        let factory =
+            move || Box::new(Source::new(stage, place, &tenant, &disk, with_buffers)) as Box<dyn Service>;
+        engine.add_service(ReactorId((place % REACTORS) as u16), Box::new(factory));
+    }
+    let visit = watch(scene, &engine, &stage, crowd, plan);
+    stage.phase.store(STOP, Ordering::Relaxed);
+    engine.shutdown(SHUTDOWN_WITHIN)?;
+    let failures: u64 = stage
+        .meters
+        .iter()
+        .map(|meter| meter.failures.load(Ordering::Relaxed))
+        .sum();
+    ensure!(failures == 0, "{}: {failures} I/Os failed", scene.case);
+    let latency = std::mem::take(&mut *stage.latency.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok(Visit { latency, ..visit? })
+}
+
+fn start(scene: &Scene, medium: &Medium, elevator: Kind, capacity: Option<f64>) -> Result<Engine> {
+    let (drive, size) = medium.open()?;
+    let mut queue = QueueSpec::new("fairness", drive);
+    queue.disks.push(DiskEntry {
+        name: DISK.into(),
+        description: String::new(),
+        size,
+        read_only: false,
+        group: GroupId::default(),
+        block_size: 4096,
+    });
+    queue.elevator = elevator;
+    queue.tags = TagMode::PerHctx(TAGS);
+    queue.requests_per_reactor = REQUESTS;
+    queue.groups = scene.tree.clone();
+    queue.group_paths = (0..scene.tree.capacity() as u32)
+        .map(|id| path(GroupId(id)))
+        .collect();
+    if let Some(capacity) = capacity {
+        cap(&mut queue.groups, scene, capacity);
+    }
+    let config = EngineConfig {
+        reactors: REACTORS,
+        attached_max: 0,
+        queues: vec![queue],
+        ..EngineConfig::default()
+    };
+    Ok(Engine::start(config)?)
+}
+
+/// The name of a group: the root's, or its number.
+fn path(id: GroupId) -> String {
+    if id == GroupId(0) {
+        "/".into()
+    } else {
+        format!("/{id}")
+    }
+}
+
+/// Caps every tenant at its due part of the drive's capacity: what an operator does who knows that figure.
+fn cap(tree: &mut GroupTree, scene: &Scene, capacity: f64) {
+    for (tenant, due) in scene.crowd.iter().zip(scene.due(&scene.tree, &scene.crowd)) {
+        let rate = (capacity * due).max(CAP_MIN) as u64;
+        tree.set_caps(tenant.group, Caps::default().with(CapKind::Bps, rate))
+            .expect("tenants have groups");
+    }
+}
+
+/// Lets the tenants run, reads the counters every few milliseconds, and has the scene's turn come half-way.
+fn watch(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize, plan: &Plan) -> Result<Visit> {
+    std::thread::sleep(plan.warm_up.max(plan.window.min(SETTLE)));
+    let bytes = || {
+        stage.meters[..crowd]
+            .iter()
+            .map(|meter| meter.bytes.load(Ordering::Relaxed))
+            .collect::<Vec<u64>>()
+    };
+    let ios = || {
+        stage
+            .meters
+            .iter()
+            .map(|meter| meter.ios.load(Ordering::Relaxed))
+            .sum::<u64>()
+    };
+    stage.phase.store(MEASURE, Ordering::Relaxed);
+    let (usage, ios_before, start) = (Usage::of_this_process()?, ios(), Instant::now());
+    let mut series = Series::default();
+    let mut turned_at = None;
+    while start.elapsed() < plan.window {
+        series.moments.push((start.elapsed(), bytes()));
+        if turned_at.is_none() && start.elapsed() >= plan.window / 2 {
+            turn(scene, engine, stage, crowd)?;
+            turned_at = Some(start.elapsed());
+        }
+        std::thread::sleep(READ_EVERY);
+    }
+    series.moments.push((start.elapsed(), bytes()));
+    Ok(Visit {
+        ios: ios() - ios_before,
+        elapsed: start.elapsed(),
+        usage: Usage::of_this_process()? - usage,
+        latency: Histogram::new(),
+        turned_at: turned_at.unwrap_or_default(),
+        series,
+    })
+}
+
+fn turn(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize) -> Result<()> {
+    match scene.turn {
+        Turn::Nothing => {}
+        Turn::Weight(weight) => {
+            let path = path(scene.crowd[0].group);
+            engine.control().set_group_weight(QueueId(0), &path, weight)?;
+        }
+        Turn::Silence => stage.meters[crowd - 1].silent.store(true, Ordering::Relaxed),
+    }
+    Ok(())
+}
+
+const DISK: &str = "shared";
+/// As many as this kind of machine has cores.
+const REACTORS: usize = 2;
+const TAGS: u32 = 1024;
+const REQUESTS: u32 = 2048;
+const FLASH_UNITS: u32 = 16;
+const FLASH_NS: u64 = 80_000;
+const FLASH_SPREAD_NS: u64 = 8_000;
+const FLASH_BYTES: u64 = 1 << 40;
+/// One largest request per second, which no cap may be below.
+const CAP_MIN: f64 = (1 << 20) as f64;
+/// How long tenants run before they are measured: schedulers that learn have learnt by then.
+const SETTLE: Duration = Duration::from_millis(1500);
+const READ_EVERY: Duration = Duration::from_millis(2);
+const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);

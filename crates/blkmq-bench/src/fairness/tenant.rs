@@ -1,0 +1,180 @@
+//! Decides what a tenant does on its reactor: it keeps so many I/Os under way until it is told to be silent or to stop, and
+//! counts. `stage` reads the counters while it runs.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blkmq_core::bio::{Bio, Data};
+use blkmq_core::time::Nanos;
+use blkmq_host::disk::QueueId;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service};
+
+use super::scene::Tenant;
+use crate::histogram::Histogram;
+use crate::offsets::Offsets;
+use crate::sys::Buffers;
+
+/// What a tenant shares with the stage. A cache line of its own (two: the neighbour is fetched along).
+#[repr(align(128))]
+#[derive(Default)]
+pub(super) struct Meter {
+    pub(super) ios: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) failures: AtomicU64,
+    pub(super) silent: AtomicBool,
+}
+
+/// What all tenants of a visit share.
+pub(super) struct Stage {
+    pub(super) meters: Vec<Meter>,
+    /// The latencies of the tenant at this place count, from the moment that `phase` is `MEASURE`.
+    pub(super) timed: Option<usize>,
+    pub(super) latency: Mutex<Histogram>,
+    pub(super) phase: AtomicU8,
+}
+
+pub(super) const WARM_UP: u8 = 0;
+pub(super) const MEASURE: u8 = 1;
+pub(super) const STOP: u8 = 2;
+
+/// A tenant at work.
+pub(super) struct Source {
+    stage: Arc<Stage>,
+    place: usize,
+    queue: QueueId,
+    offsets: Offsets,
+    buffers: Option<Buffers>,
+    idle: Vec<Bio>,
+    ios: u64,
+    bytes: u64,
+    latency: Histogram,
+    is_measured: bool,
+    is_over: bool,
+}
+
+impl Source {
+    /// Makes the tenant at `place` of the stage. Without buffers its data is nowhere, which a null drive does not mind.
+    pub(super) fn new(
+        stage: Arc<Stage>,
+        place: usize,
+        tenant: &Tenant,
+        disk: &blkmq_host::disk::Disk,
+        with_buffers: bool,
+    ) -> Self {
+        let mut buffers = with_buffers.then(|| Buffers::new(tenant.depth, tenant.block_bytes));
+        let bio = |_| Bio {
+            op: tenant.op,
+            disk: disk.id,
+            group: tenant.group,
+            len: u64::from(tenant.block_bytes),
+            data: buffers.as_mut().map_or(Data::None, Buffers::lend),
+            ..Bio::default()
+        };
+        let idle = (0..tenant.depth).map(bio).collect();
+        Self {
+            stage,
+            place,
+            queue: disk.queue,
+            offsets: Offsets::new(disk.size, u64::from(tenant.block_bytes), true, place as u64 + 1),
+            buffers,
+            idle,
+            ios: 0,
+            bytes: 0,
+            latency: Histogram::new(),
+            is_measured: false,
+            is_over: false,
+        }
+    }
+
+    fn submit(&mut self, cx: &mut Cx<'_>) {
+        let meter = &self.stage.meters[self.place];
+        // Relaxed, here and below: each value stands for itself.
+        if meter.silent.load(Ordering::Relaxed) {
+            return;
+        }
+        while let Some(mut bio) = self.idle.pop() {
+            bio.offset = self.offsets.next();
+            bio.cookie = cx.now().0;
+            if let Err(bio) = cx.submit(self.queue, bio) {
+                self.idle.push(bio);
+                return;
+            }
+        }
+    }
+
+    fn stop(&mut self, cx: &Cx<'_>) {
+        if self.is_over || cx.outstanding() > 0 {
+            return;
+        }
+        self.is_over = true;
+        if self.stage.timed == Some(self.place) {
+            let mut latency = self.stage.latency.lock().unwrap_or_else(PoisonError::into_inner);
+            latency.merge(&self.latency);
+        }
+        if let Some(buffers) = &mut self.buffers {
+            self.idle.drain(..).for_each(|bio| buffers.take_back(bio));
+        }
+    }
+}
+
+impl Service for Source {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        self.submit(cx);
+        cx.set_timer(cx.now() + LOOK_EVERY);
+    }
+
+    fn on_ring(&mut self, _cx: &mut Cx<'_>, _completed: &[Completion]) {}
+
+    fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio) {
+        let meter = &self.stage.meters[self.place];
+        if bio.status.is_ok() {
+            self.ios += 1;
+            self.bytes += bio.len;
+        } else {
+            meter.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.is_measured {
+            self.latency.record(cx.now().0.saturating_sub(bio.cookie));
+        }
+        self.idle.push(bio);
+    }
+
+    /// Looks whether it is to be silent or to stop, since nothing else tells one who waits for nothing.
+    fn on_timer(&mut self, cx: &mut Cx<'_>) {
+        self.is_measured =
+            self.stage.timed == Some(self.place) && self.stage.phase.load(Ordering::Relaxed) == MEASURE;
+        if !self.is_over {
+            cx.set_timer(cx.now() + LOOK_EVERY);
+        }
+    }
+
+    fn on_room(&mut self, cx: &mut Cx<'_>) {
+        self.submit(cx);
+    }
+
+    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
+        let meter = &self.stage.meters[self.place];
+        meter.ios.store(self.ios, Ordering::Relaxed);
+        meter.bytes.store(self.bytes, Ordering::Relaxed);
+        if self.stage.phase.load(Ordering::Relaxed) == STOP {
+            self.stop(cx);
+        } else {
+            self.submit(cx);
+        }
+    }
+
+    fn busy(&self) -> bool {
+        !self.is_over
+    }
+
+    fn drain(&mut self, cx: &mut Cx<'_>) {
+        self.stop(cx);
+    }
+
+    fn is_finished(&self) -> bool {
+        self.is_over
+    }
+}
+
+const LOOK_EVERY: Nanos = Nanos::from_millis(1);
