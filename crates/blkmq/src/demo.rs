@@ -1,4 +1,5 @@
-//! Decides what `blkmq demo` shows: two tenants of one drive under each scheduler in turn.
+//! Decides what `blkmq demo` shows: a light tenant beside a flooding one on one drive, shared by one rule after the other; then
+//! three tenants with weights.
 //! `scene` makes the drive and serves it as `serve` does, `client` is a tenant's load, `stage` lets both run together,
 //! `report` writes the table and what is to be seen in it.
 
@@ -20,24 +21,27 @@ use signal_hook::flag;
 
 use client::Job;
 use report::{Run, Tenant};
-use scene::Scene;
+use scene::{Rule, Scene};
 use stage::Stage;
 
 /// What `demo` takes.
 #[derive(Debug, Args)]
 #[command(after_long_help = HELP)]
 pub struct DemoArgs {
-    /// Measure for N seconds under each scheduler
-    #[arg(long, value_name = "N", default_value_t = 8.0, value_parser = seconds)]
+    /// Measure for N seconds under each rule
+    #[arg(long, value_name = "N", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
-    /// Use two files of 256 MiB in DIR, removed at the end, instead of a modelled drive
+    /// Use five files of 128 MiB in DIR, removed at the end, instead of a modelled drive
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// What the flooding tenant does
     #[arg(long, value_enum, default_value_t = Flood::Writes)]
     pub flood: Flood,
-    /// How many requests may be with the drive at once, under every scheduler
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Show all schedulers, not none and bfq alone
+    #[arg(long)]
+    pub all: bool,
+    /// How many requests may be with the drive at once, at most, under every rule
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: u32,
 }
 
@@ -79,37 +83,70 @@ fn show(args: &DemoArgs, stop: &AtomicBool) -> Result<String> {
     let scene = Scene::set(args.dir.as_deref(), args.depth)?;
     let outcome = run(args, &scene, stop);
     let ended = scene.end().context("ending the server");
-    let runs = outcome?;
+    let (runs, weighted) = outcome?;
     ended?;
     Ok(format!(
-        "{}\n\n{}\n{}",
+        "{}\n\n{}\n{}\n\nThree flooding tenants with weights:\n{}",
         set_up(args),
         report::table(&runs),
         report::findings(
             &runs,
             args.dir.is_none().then(|| scene::capacity(args.flood.job()))
-        )
+        ),
+        report::shares(&weighted),
     ))
 }
 
-/// The light tenant alone, then both under each scheduler.
-fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<Vec<Run>> {
+/// The light tenant alone, then both under each rule; then those with weights.
+fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, Vec<Run>)> {
+    let schedulers: Vec<Kind> = Kind::ALL
+        .into_iter()
+        .filter(|kind| args.all || FEW.contains(kind))
+        .collect();
     let mut light = scene.connect(scene::LIGHT, light())?;
     let mut flood = scene.connect(scene::FLOOD, args.flood.job())?;
-    let mut stage = Stage::new(Duration::from_secs_f64(args.seconds), 1 + Kind::ALL.len(), stop);
-    let first = Kind::ALL[0];
+    let total = 2 + schedulers.len() + WEIGHTED_UNDER.len();
+    let mut stage = Stage::new(Duration::from_secs_f64(args.seconds), total, stop);
+    let first = Rule::Scheduler(Kind::None);
     let alone = stage.play(
-        &format!("{first}, the light tenant alone"),
+        "none, the light tenant alone",
         || scene.switch(first),
         vec![(Tenant::Alone, &mut light)],
     )?;
     let mut runs = vec![alone.into_run(first)];
-    for kind in Kind::ALL {
-        let both = vec![(Tenant::Light, &mut light), (Tenant::Flooding, &mut flood)];
-        let played = stage.play(&format!("{kind}, both"), || scene.switch(kind), both)?;
-        runs.push(played.into_run(kind));
+    let mut both = |rule: Rule, runs: &mut Vec<Run>| -> Result<()> {
+        let tenants = vec![(Tenant::Light, &mut light), (Tenant::Flooding, &mut flood)];
+        let played = stage.play(&format!("{}, both", rule.name()), || scene.switch(rule), tenants)?;
+        runs.push(played.into_run(rule));
+        Ok(())
+    };
+    both(first, &mut runs)?;
+    // What an operator does who knows what the flood can take: half of it.
+    let flood_bps = runs
+        .last()
+        .map_or(0, |run| (report::flood_bytes(run) / 2.0) as u64);
+    both(Rule::Caps { flood_bps }, &mut runs)?;
+    for &kind in &schedulers[1..] {
+        both(Rule::Scheduler(kind), &mut runs)?;
     }
-    Ok(runs)
+    let mut clients = scene::WEIGHTED
+        .iter()
+        .map(|(name, _)| scene.connect(name, args.flood.job()))
+        .collect::<Result<Vec<_>>>()?;
+    let mut weighted = Vec::new();
+    for rule in WEIGHTED_UNDER.map(Rule::Scheduler) {
+        let tenants = clients.iter_mut().enumerate();
+        let tenants = tenants
+            .map(|(place, client)| (Tenant::Weighted(place), client))
+            .collect();
+        let played = stage.play(
+            &format!("{}, three with weights", rule.name()),
+            || scene.switch(rule),
+            tenants,
+        )?;
+        weighted.push(played.into_run(rule));
+    }
+    Ok((runs, weighted))
 }
 
 fn light() -> Job {
@@ -119,8 +156,8 @@ fn light() -> Job {
 /// What was run, for who reads the table.
 fn set_up(args: &DemoArgs) -> String {
     format!(
-        "Drive:     {}\nQueue:     one for both disks; at most {} requests with the drive, whatever the scheduler\n\
-         Light:     {}\nFlooding:  {}\nBoth over NBD on a unix socket, one connection each; measured for {} s each time.",
+        "Drive:     {}\nQueue:     one for all disks; at most {} requests with the drive, whatever the rule\n\
+         Light:     {}\nFlooding:  {}\nCaps:      the flooding tenant gets at most half of what it got with none\nAll over NBD on a unix socket, one connection each; measured for {} s each time.",
         scene::describe(args.dir.as_deref()),
         args.depth,
         light(),
@@ -137,18 +174,23 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 const FLOOD_DEPTH: usize = 64;
+/// The schedulers that tell the story.
+const FEW: [Kind; 2] = [Kind::None, Kind::Bfq];
+/// The schedulers under which tenants with weights are shown.
+const WEIGHTED_UNDER: [Kind; 2] = [Kind::None, Kind::Bfq];
 
 const HELP: &str = "\
-Serves two disks on one scratch drive, as `blkmq serve` does, connects an NBD
-client to each, and runs the same load once for each scheduler: a light tenant
-alone, then beside a flooding one. The scheduler is switched under load.
+Serves disks on one scratch drive, as `blkmq serve` does, and connects an NBD
+client to each. A light tenant reads alone, then beside a flooding one: without
+a scheduler, with a cap on the flood, and with bfq. Then three flooding tenants
+have weights 1:2:4. The rule is changed under load.
 
 The drive is a model, so that the story is the same on every host and no disk is
 worn; with --dir it is the one under DIR. Nothing is left behind.
 
 Examples:
   blkmq demo
-  blkmq demo --flood reads
+  blkmq demo --all
   blkmq demo --dir /var/tmp --seconds 10";
 
 #[cfg(test)]
@@ -160,17 +202,25 @@ mod tests {
             seconds: 0.1,
             dir,
             flood: Flood::Writes,
-            depth: 8,
+            all: true,
+            depth: 128,
         }
     }
 
     #[test]
-    fn the_whole_demo_runs_in_a_moment_and_has_a_row_for_each_tenant_and_scheduler() {
+    fn the_whole_demo_runs_in_a_moment_and_has_a_row_for_each_tenant_and_rule() {
         let text = show(&args(None), &AtomicBool::new(false)).unwrap();
-        for kind in Kind::ALL {
-            let rows = text.lines().filter(|line| line.starts_with(kind.name()));
-            let expected = if kind == Kind::ALL[0] { 3 } else { 2 };
-            assert_eq!(rows.count(), expected, "{kind} in:\n{text}");
+        let rules = Kind::ALL.map(Kind::name);
+        for rule in rules.into_iter().chain(["caps"]) {
+            let rows = text.lines().filter(|line| line.split(' ').next() == Some(rule));
+            let expected = if rule == "none" { 3 } else { 2 };
+            assert_eq!(rows.count(), expected, "{rule} in:\n{text}");
+        }
+        for (tenant, _) in scene::WEIGHTED {
+            assert!(
+                text.lines().any(|line| line.starts_with(tenant)),
+                "{tenant} in:\n{text}"
+            );
         }
     }
 

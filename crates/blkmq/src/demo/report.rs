@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use blkmq_core::sched::Kind;
-
 use super::client::Sample;
+use super::scene::{Rule, WEIGHTED};
 
 /// Who was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +14,8 @@ pub(super) enum Tenant {
     Light,
     /// The flooding tenant.
     Flooding,
+    /// The one of this place among those with weights.
+    Weighted(usize),
 }
 
 impl fmt::Display for Tenant {
@@ -23,13 +24,14 @@ impl fmt::Display for Tenant {
             Self::Alone => "light, alone",
             Self::Light => "light",
             Self::Flooding => "flooding",
+            Self::Weighted(place) => WEIGHTED[*place].0,
         })
     }
 }
 
 /// One run of the load.
 pub(super) struct Run {
-    pub(super) kind: Kind,
+    pub(super) rule: Rule,
     pub(super) tenants: Vec<(Tenant, Sample)>,
 }
 
@@ -55,12 +57,12 @@ impl Sample {
 
 /// Draws the table: a line for each tenant of each run.
 pub(super) fn table(runs: &[Run]) -> String {
-    let mut text = line(["scheduler", "tenant", "IOPS", "MB/s", "p50", "p99", "p99.9"]);
+    let mut text = line(["shared by", "tenant", "IOPS", "MB/s", "p50", "p99", "p99.9"]);
     for run in runs {
         for (tenant, sample) in &run.tenants {
             let latency = |one_in| sample.latency_ns(one_in).map_or_else(|| "-".into(), time);
             text += &line([
-                run.kind.name(),
+                run.rule.name(),
                 &tenant.to_string(),
                 &format!("{:.0}", sample.iops()),
                 &format!("{:.1}", sample.mb_per_s()),
@@ -77,6 +79,28 @@ fn line([scheduler, tenant, iops, rate, p50, p99, p999]: [&str; 7]) -> String {
     format!("{scheduler:<12} {tenant:<13} {iops:>8} {rate:>8} {p50:>9} {p99:>9} {p999:>9}\n")
 }
 
+/// Draws the table of those with weights: a line for each tenant, a column for each run.
+pub(super) fn shares(runs: &[Run]) -> String {
+    let total_weight: u32 = WEIGHTED.iter().map(|(_, weight)| u32::from(*weight)).sum();
+    let mut text = format!("{:<13} {:>6} {:>7}", "tenant", "weight", "due");
+    for run in runs {
+        text += &format!("  {:>18}", run.rule.name());
+    }
+    for (place, (name, weight)) in WEIGHTED.into_iter().enumerate() {
+        let due = 100.0 * f64::from(weight) / f64::from(total_weight);
+        text += &format!("\n{name:<13} {weight:>6} {due:>5.1} %");
+        for run in runs {
+            let rate = |tenant| find(run, tenant).map_or(0.0, Sample::mb_per_s);
+            let total: f64 = (0..WEIGHTED.len())
+                .map(|place| rate(Tenant::Weighted(place)))
+                .sum();
+            let mine = rate(Tenant::Weighted(place));
+            text += &format!("  {mine:>5.0} MB/s {:>5.1} %", 100.0 * mine / total.max(1e-9));
+        }
+    }
+    text
+}
+
 /// Says what to look at: the light tenant's tail, and what the flooding tenant gets beside it. `capacity` is what the
 /// drive could do for the flooding tenant, in MB/s, if that is known.
 pub(super) fn findings(runs: &[Run], capacity: Option<f64>) -> String {
@@ -86,13 +110,14 @@ pub(super) fn findings(runs: &[Run], capacity: Option<f64>) -> String {
         or_else(tails(runs)),
         or_else(rates(runs)),
     );
-    let reached = runs.iter().filter_map(|run| Some((flood_rate(run)?, run.kind)));
+    let uncapped = runs.iter().filter(|run| !matches!(run.rule, Rule::Caps { .. }));
+    let reached = uncapped.filter_map(|run| Some((flood_rate(run)?, run.rule.name())));
     let least = reached.min_by(|(a, _), (b, _)| a.total_cmp(b));
-    if let (Some(capacity), Some((rate, kind))) = (capacity, least)
+    if let (Some(capacity), Some((rate, rule))) = (capacity, least)
         && rate < 0.8 * capacity
     {
         text += &format!(
-            "\nWith {kind} the flood reached only {rate:.0} of the drive's {capacity:.0} MB/s: this machine is busy, or the \
+            "\nWith {rule} the flood reached only {rate:.0} of the drive's {capacity:.0} MB/s: this machine is busy, or the \
              scheduler holds it back.\nThen the drive is idle in between, and the light tenant's median says little."
         );
     }
@@ -104,7 +129,7 @@ fn tails(runs: &[Run]) -> Option<String> {
     let (alone, rest) = runs.split_first()?;
     let alone_ns = p99(alone, Tenant::Alone)?;
     let (first, others) = rest.split_first()?;
-    let (first_ns, first_name) = (p99(first, Tenant::Light)?, first.kind.name());
+    let (first_ns, first_name) = (p99(first, Tenant::Light)?, first.rule.name());
     let mut text = format!(
         "{} alone; {first_name} {} ({})",
         time(alone_ns),
@@ -114,7 +139,7 @@ fn tails(runs: &[Run]) -> Option<String> {
     for run in others {
         let ns = p99(run, Tenant::Light)?;
         let relation = compare(ns, first_ns, first_name);
-        text += &format!("; {} {} ({relation})", run.kind, time(ns));
+        text += &format!("; {} {} ({relation})", run.rule.name(), time(ns));
     }
     Some(text)
 }
@@ -122,13 +147,18 @@ fn tails(runs: &[Run]) -> Option<String> {
 fn rates(runs: &[Run]) -> Option<String> {
     let (first, others) = runs.split_first()?.1.split_first()?;
     let first_rate = flood_rate(first)?;
-    let mut text = format!("{} {first_rate:.0} MB/s", first.kind);
+    let mut text = format!("{} {first_rate:.0} MB/s", first.rule.name());
     for run in others {
         let rate = flood_rate(run)?;
         let percent = (rate / first_rate - 1.0) * 100.0;
-        text += &format!("; {} {rate:.0} MB/s ({percent:+.0} %)", run.kind);
+        text += &format!("; {} {rate:.0} MB/s ({percent:+.0} %)", run.rule.name());
     }
     Some(text)
+}
+
+/// What the flooding tenant moved, in bytes per second.
+pub(super) fn flood_bytes(run: &Run) -> f64 {
+    find(run, Tenant::Flooding).map_or(0.0, |sample| sample.mb_per_s() * 1e6)
 }
 
 fn flood_rate(run: &Run) -> Option<f64> {
@@ -170,6 +200,7 @@ fn time(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use blkmq_bench::histogram::Histogram;
+    use blkmq_core::sched::Kind;
 
     use super::*;
 
@@ -191,10 +222,10 @@ mod tests {
             ]
         };
         let alone = vec![(Tenant::Alone, sample(5000, 200, 4096))];
-        let kinds = [Kind::None, Kind::None, Kind::MqDeadline];
+        let rules = [Kind::None, Kind::None, Kind::MqDeadline].map(Rule::Scheduler);
         let tenants = [alone, both(0), both(1)];
-        let run = |(kind, tenants)| Run { kind, tenants };
-        kinds.into_iter().zip(tenants).map(run).collect()
+        let run = |(rule, tenants)| Run { rule, tenants };
+        rules.into_iter().zip(tenants).map(run).collect()
     }
 
     #[test]
@@ -232,7 +263,7 @@ mod tests {
     #[test]
     fn a_percentile_of_too_few_requests_is_not_shown() {
         let few = [Run {
-            kind: Kind::None,
+            rule: Rule::Scheduler(Kind::None),
             tenants: vec![(Tenant::Alone, sample(99, 200, 4096))],
         }];
         let table = table(&few);
@@ -248,6 +279,21 @@ mod tests {
         assert_eq!(
             [time(999), time(99_960), time(1_234_000)],
             ["1.00 us", "100 us", "1.23 ms"]
+        );
+    }
+    #[test]
+    fn shares_stand_beside_what_is_due() {
+        let tenants = [300, 200, 500].into_iter().enumerate();
+        let tenants = tenants.map(|(place, count)| (Tenant::Weighted(place), sample(count, 100, 4096)));
+        let run = Run {
+            rule: Rule::Scheduler(Kind::None),
+            tenants: tenants.collect(),
+        };
+        let text = shares(&[run]);
+        let gold = text.lines().last().unwrap();
+        assert!(
+            gold.contains("gold") && gold.contains("57.1 %") && gold.ends_with("50.0 %"),
+            "{text}"
         );
     }
 }

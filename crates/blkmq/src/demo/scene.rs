@@ -1,4 +1,4 @@
-//! Decides what the tenants share: a scratch drive with two disks on one queue, served as `blkmq serve` does, in a private
+//! Decides what the tenants share: a scratch drive with a disk for each on one queue, served as `blkmq serve` does, in a private
 //! directory that is gone afterwards.
 
 use std::fs::{self, DirBuilder, File};
@@ -9,14 +9,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blkmq_core::group::{CapKind, Caps};
 use blkmq_core::sched::Kind;
+use blkmq_host::groups::GroupSpec;
 
 use super::client::{Client, Job, noise};
 use crate::config::{Address, Config, DiskSpec, ExportSpec, QueueSettings};
 use crate::plan;
 use crate::serve::Daemon;
 
-/// A running server with its two disks.
+/// A running server with its disks.
 pub(super) struct Scene {
     // The daemon before the directories: fields are dropped in this order.
     daemon: Daemon,
@@ -52,16 +54,26 @@ impl Scene {
         Client::connect(&self.socket, disk, job)
     }
 
-    /// Switches the scheduler, under whatever load there is.
+    /// Has the drive shared by a rule, under whatever load there is.
     ///
     /// # Errors
     /// What the engine says.
-    pub(super) fn switch(&self, kind: Kind) -> Result<()> {
+    pub(super) fn switch(&self, rule: Rule) -> Result<()> {
         let control = self.daemon.engine().control();
         let queue = control.queue(QUEUE)?;
+        let (kind, caps) = match rule {
+            Rule::Scheduler(kind) => (kind, Caps::default()),
+            Rule::Caps { flood_bps } => (
+                Kind::None,
+                Caps::default().with(CapKind::Bps, flood_bps.max(CAP_MIN)),
+            ),
+        };
         control
             .set_elevator(queue, kind)
-            .with_context(|| format!("switching to {kind}"))
+            .with_context(|| format!("switching to {kind}"))?;
+        control
+            .set_group_caps(queue, &format!("/{FLOOD}"), caps)
+            .context("capping the flooding tenant")
     }
 
     /// Ends the server and takes everything away.
@@ -73,10 +85,33 @@ impl Scene {
     }
 }
 
+/// How the drive is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// As a scheduler does.
+    Scheduler(Kind),
+    /// Without a scheduler, the flooding tenant bounded to so many bytes per second.
+    Caps { flood_bps: u64 },
+}
+
+impl Rule {
+    /// Its name in the table.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Scheduler(kind) => kind.name(),
+            Self::Caps { .. } => "caps",
+        }
+    }
+}
+
 /// Says what the drive is.
 pub(super) fn describe(dir: Option<&Path>) -> String {
     match dir {
-        Some(dir) => format!("two files of {} MiB in {}", FILE_BYTES >> 20, dir.display()),
+        Some(dir) => format!(
+            "a file of {} MiB for each disk in {}",
+            FILE_BYTES >> 20,
+            dir.display()
+        ),
         None => format!(
             "a model of flash: {LATENCY_US} us for a request, {PARALLEL} at once, {BANDWIDTH_MIB} MiB/s in all"
         ),
@@ -110,7 +145,8 @@ fn config(files: Option<&Scratch>, depth: u32, socket: &Path) -> Result<Config> 
     let config = Config {
         // One, so that both tenants meet in one place whatever the number of processors.
         reactors: Some(1),
-        disks: vec![disk(LIGHT)?, disk(FLOOD)?],
+        disks: disks().map(disk).collect::<Result<_>>()?,
+        groups: WEIGHTED.into_iter().map(weighted).collect::<Result<_>>()?,
         queues: [(QUEUE.to_owned(), queue)].into(),
         exports: vec![export],
         ..Config::default()
@@ -129,11 +165,22 @@ fn model() -> [(&'static str, String); 5] {
     ]
 }
 
-/// Makes both images, full of noise: holes would be read without the drive.
+/// The group of a tenant with a weight: that of its disk's name.
+fn weighted((name, weight): (&str, u16)) -> Result<GroupSpec> {
+    let mut group = GroupSpec::new(&format!("/{name}"))?;
+    group.weight = weight;
+    Ok(group)
+}
+
+fn disks() -> impl Iterator<Item = &'static str> {
+    [LIGHT, FLOOD].into_iter().chain(WEIGHTED.map(|(name, _)| name))
+}
+
+/// Makes the images, full of noise: holes would be read without the drive.
 fn files(dir: &Path) -> Result<Scratch> {
     let scratch = Scratch::make_in(dir)?;
     let noise = noise(1 << 20);
-    for name in [LIGHT, FLOOD] {
+    for name in disks() {
         let path = scratch.image(name);
         let fill = || -> std::io::Result<()> {
             let mut file = File::create_new(&path)?;
@@ -184,11 +231,15 @@ impl Drop for Scratch {
 
 pub(super) const LIGHT: &str = "light";
 pub(super) const FLOOD: &str = "flood";
+/// Three more tenants, and their weights.
+pub(super) const WEIGHTED: [(&str, u16); 3] = [("bronze", 100), ("silver", 200), ("gold", 400)];
 const QUEUE: &str = "scratch";
+/// No cap may be below one largest request per second.
+const CAP_MIN: u64 = 4 << 20;
 
 /// The modelled drive: one that any host can keep busy over NBD with less than a core.
 const LATENCY_US: u32 = 100;
 const PARALLEL: u32 = 4;
 const BANDWIDTH_MIB: u32 = 300;
-const FILE_BYTES: u64 = 256 << 20;
+const FILE_BYTES: u64 = 128 << 20;
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);

@@ -7,10 +7,10 @@ use std::thread::{self, ScopedJoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use blkmq_core::sched::Kind;
 
 use super::client::{Client, Sample};
 use super::report::{Run, Tenant};
+use super::scene::Rule;
 
 /// What a tenant is to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,9 +60,9 @@ pub(super) struct Stage<'a> {
 pub(super) struct Played(Vec<(Tenant, Sample)>);
 
 impl Played {
-    pub(super) fn into_run(self, kind: Kind) -> Run {
+    pub(super) fn into_run(self, rule: Rule) -> Run {
         Run {
-            kind,
+            rule,
             tenants: self.0,
         }
     }
