@@ -39,7 +39,7 @@ use crate::time::{Instant, Nanos};
 
 /// The bfq elevator.
 ///
-/// Its memory is made at set-up: per request about 350 bytes beside the request itself, per group about 300.
+/// Its memory is made at set-up: per request about 350 bytes beside the request itself, per group about 170.
 #[derive(Debug)]
 pub struct Bfq {
     held: Held,
