@@ -59,10 +59,11 @@ impl Shares {
     /// A request comes out of the elevator: gives it back if it may go now, else holds it.
     #[inline]
     pub(crate) fn admit(&mut self, rq: Box<Request>, depth: u32) -> Option<Box<Request>> {
-        let share = self.share(depth);
-        let Some(disk) = self.disks.get_mut(rq.disk().index()) else {
+        if self.disks.is_empty() {
             return Some(rq);
-        };
+        }
+        let share = self.share(depth);
+        let disk = &mut self.disks[rq.disk().index()];
         disk.waiting -= rq.bios;
         if disk.in_flight < share {
             disk.in_flight += 1;
