@@ -12,6 +12,7 @@ pub mod nbd;
 pub mod report;
 pub mod rounds;
 pub mod single_dispatch;
+pub mod stats;
 
 mod facts;
 mod fio;

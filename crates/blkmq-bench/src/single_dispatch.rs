@@ -131,7 +131,27 @@ fn points(args: &SingleDispatchArgs) -> Vec<Point<'_>> {
 
 /// Loads a null drive from `jobs` reactors for the plan's window.
 fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
-    let engine = start(side, elevator, jobs, depth)?;
+    on_null_queue(jobs, depth, plan, |queue| {
+        queue.elevator = elevator;
+        match side {
+            Side::Before => queue.dispatch = Dispatch::EveryContext,
+            Side::SingleQueue => queue.hctxs = Some(1),
+            Side::After => {}
+        }
+    })
+}
+
+/// Loads a queue with a null drive, to which `set` gives the rest, from `jobs` reactors for the plan's window.
+///
+/// # Errors
+/// If the engine does not start, or an I/O fails.
+pub(crate) fn on_null_queue(
+    jobs: u32,
+    depth: u32,
+    plan: &Plan,
+    set: impl FnOnce(&mut QueueSpec),
+) -> Result<Sample> {
+    let engine = start(jobs, depth, set)?;
     let window = Arc::new(Window::new(jobs as usize));
     let disk = engine.disk(DISK).context("the engine has no disk")?.clone();
     let (latencies, results) = mpsc::channel();
@@ -156,7 +176,7 @@ fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Re
     })
 }
 
-fn start(side: Side, elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
+fn start(jobs: u32, depth: u32, set: impl FnOnce(&mut QueueSpec)) -> Result<Engine> {
     let drive: Arc<dyn Drive> = Arc::new(NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?);
     let mut queue = QueueSpec::new("bench", drive);
     queue.disks.push(DiskEntry {
@@ -167,14 +187,9 @@ fn start(side: Side, elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
         group: blkmq_core::ids::GroupId::default(),
         block_size: 512,
     });
-    queue.elevator = elevator;
     queue.tags = TagMode::PerHctx(depth);
     queue.requests_per_reactor = depth;
-    match side {
-        Side::Before => queue.dispatch = Dispatch::EveryContext,
-        Side::SingleQueue => queue.hctxs = Some(1),
-        Side::After => {}
-    }
+    set(&mut queue);
     let config = EngineConfig {
         reactors: jobs as usize,
         queues: vec![queue],

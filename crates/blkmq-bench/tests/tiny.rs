@@ -8,6 +8,7 @@ use blkmq_bench::engine::{self, EngineArgs};
 use blkmq_bench::fairness::{self, FairnessArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
+use blkmq_bench::stats::{self, StatsArgs};
 use clap::Parser;
 use serde_json::Value;
 
@@ -15,6 +16,12 @@ use serde_json::Value;
 struct Nbd {
     #[command(flatten)]
     args: NbdArgs,
+}
+
+#[derive(Parser)]
+struct Stats {
+    #[command(flatten)]
+    args: StatsArgs,
 }
 
 #[derive(Parser)]
@@ -56,6 +63,21 @@ fn the_fairness_bench_has_every_side_of_shares_isolation_and_reaction() {
         }
     }
     let _ = std::fs::remove_file(json);
+}
+
+#[test]
+fn the_stats_bench_measures_all_three_sides() {
+    let json = scratch("stats", "json");
+    let line = format!("bench --elevator mq-deadline --jobs 1,2 {TINY}");
+    let words = line.split_whitespace().map(PathBuf::from);
+    stats::main(&Stats::parse_from(words.chain(["--json".into(), json.clone()])).args)
+        .expect("the bench runs");
+    let report = read(&json);
+    let rows = report["rows"].as_array().expect("rows");
+    let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+    assert_eq!(sides, ["before", "after", "off"].repeat(2));
+    assert_eq!(rows[3]["case"], "null/mq-deadline/jobs=2");
+    assert!(rows.iter().all(|row| is_positive(&row["iops"])));
 }
 
 #[test]

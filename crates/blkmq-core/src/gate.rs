@@ -9,9 +9,9 @@ use blkmq_sync::spsc::Consumer;
 use crate::group::GroupTree;
 use crate::ids::{DiskId, GroupId};
 use crate::request::{Request, State};
-use crate::sched::{Elevator, InsertAt, Inserted, Note};
+use crate::sched::{Elevator, InsertAt, Note};
 use crate::share::Shares;
-use crate::stat::Shard;
+use crate::stat::{Stats, StatsMode, Watch};
 use crate::throttle::Throttle;
 use crate::time::Instant;
 
@@ -50,6 +50,8 @@ pub(crate) struct Sched {
     pub(crate) shares: Shares,
     /// The tenant tree.
     pub(crate) groups: GroupTree,
+    /// Which groups wait, and since when.
+    pub(crate) watch: Watch,
     /// Removed groups whose number is not free yet, each with the sweep that must have passed (`sw_ctx`), in order.
     pub(crate) leaving: VecDeque<(GroupId, u64)>,
     /// What holds requests back for the caps of their groups.
@@ -60,23 +62,29 @@ pub(crate) struct Sched {
 
 impl Sched {
     /// Takes in what all reactors have published, and what the caps let pass by now: everything, if the queue `drains`.
-    /// `shard` counts merges.
-    pub(crate) fn fold(&mut self, shard: &Shard, drains: bool, now: Instant) {
+    pub(crate) fn fold(&mut self, stats: &Stats, drains: bool, now: Instant) {
         self.shares.look(now);
-        self.fold_reports();
+        self.fold_reports(stats);
         if self.throttle.is_active() {
-            return self.fold_through_caps(shard, drains, now);
+            return self.fold_through_caps(stats, drains, now);
         }
         for list in &mut self.inserts {
             list.drain(|rq| match &mut self.elevator {
-                Some(elevator) => insert(elevator.as_mut(), &mut self.shares, rq, shard, now),
+                Some(elevator) => insert(
+                    elevator.as_mut(),
+                    &mut self.shares,
+                    &mut self.watch,
+                    rq,
+                    stats,
+                    now,
+                ),
                 None => self.passed.push_back(rq),
             });
         }
     }
 
     #[inline(never)]
-    fn fold_through_caps(&mut self, shard: &Shard, drains: bool, now: Instant) {
+    fn fold_through_caps(&mut self, stats: &Stats, drains: bool, now: Instant) {
         let Self {
             elevator,
             inserts,
@@ -84,10 +92,11 @@ impl Sched {
             throttle,
             passed,
             shares,
+            watch,
             ..
         } = self;
         let mut go_on = |rq| match elevator {
-            Some(elevator) => insert(elevator.as_mut(), shares, rq, shard, now),
+            Some(elevator) => insert(elevator.as_mut(), shares, watch, rq, stats, now),
             None => passed.push_back(rq),
         };
         for list in inserts {
@@ -108,7 +117,7 @@ impl Sched {
     }
 
     /// Takes in the ends that all reactors have published.
-    pub(crate) fn fold_reports(&mut self) {
+    pub(crate) fn fold_reports(&mut self, stats: &Stats) {
         let Some(elevator) = &mut self.elevator else {
             return;
         };
@@ -118,6 +127,7 @@ impl Sched {
                 match report {
                     Report::Ended(note, disk) => {
                         self.shares.ended(disk);
+                        count_end(stats, &note);
                         elevator.completed(&note);
                     }
                     Report::Requeued(disk) => self.shares.ended(disk),
@@ -153,7 +163,10 @@ impl Sched {
             next = self.shares.admit(rq, depth);
         }
         self.in_flight += 1;
-        next
+        next.map(|mut rq| {
+            self.watch.dispatched(&mut rq, now);
+            rq
+        })
     }
 
     /// Takes a request back that could not be issued now. It stays the next one, whoever comes.
@@ -167,7 +180,8 @@ impl Sched {
     }
 
     /// Reports the end of a request that was issued by the holder and ended at once.
-    pub(crate) fn ended(&mut self, note: &Note, disk: DiskId) {
+    pub(crate) fn ended(&mut self, note: &Note, disk: DiskId, stats: &Stats) {
+        count_end(stats, note);
         self.in_flight -= 1;
         self.shares.ended(disk);
         if let Some(elevator) = &mut self.elevator {
@@ -176,11 +190,18 @@ impl Sched {
     }
 
     /// Puts a request back that the driver wants again.
-    pub(crate) fn put_back(&mut self, rq: Box<Request>, shard: &Shard, now: Instant) {
+    pub(crate) fn put_back(&mut self, rq: Box<Request>, stats: &Stats, now: Instant) {
         self.in_flight -= 1;
         self.shares.ended(rq.disk());
         if let Some(elevator) = &mut self.elevator {
-            insert(elevator.as_mut(), &mut self.shares, rq, shard, now);
+            insert(
+                elevator.as_mut(),
+                &mut self.shares,
+                &mut self.watch,
+                rq,
+                stats,
+                now,
+            );
         }
     }
 
@@ -216,20 +237,29 @@ impl Sched {
 fn insert(
     elevator: &mut dyn Elevator,
     shares: &mut Shares,
+    watch: &mut Watch,
     mut rq: Box<Request>,
-    shard: &Shard,
+    stats: &Stats,
     now: Instant,
 ) {
     shares.inserted(&rq, now);
     debug_assert_eq!(rq.state, State::Staged, "insert of a request that is not staged");
-    let (group, direction, bios): (GroupId, _, _) = (rq.group(), rq.op().direction(), rq.bios);
     let at = if rq.retries > 0 {
         InsertAt::Head
     } else {
         InsertAt::Ordered
     };
+    if stats.mode == StatsMode::UnderGate && rq.retries == 0 {
+        stats.under_gate.count_insert(&rq);
+    }
+    watch.inserted(rq.group(), rq.bios, now);
     rq.state = State::Inserted;
-    if elevator.insert(rq, at, now) == Inserted::Merged {
-        shard.count_merge(group, direction, bios);
+    elevator.insert(rq, at, now);
+}
+
+#[inline]
+fn count_end(stats: &Stats, note: &Note) {
+    if stats.mode == StatsMode::UnderGate {
+        stats.under_gate.count_note(note);
     }
 }

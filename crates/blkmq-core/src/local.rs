@@ -26,6 +26,7 @@ use crate::plug;
 use crate::queue::{Dispatch, Effects, Mail, NOBODY_SITS, Queue, Seat, Stay};
 use crate::request::{Request, State};
 use crate::sched::Note;
+use crate::stat::StatsMode;
 use crate::sw_ctx::SwCtx;
 use crate::tag::Tags;
 use crate::time::{Instant, Nanos};
@@ -84,14 +85,17 @@ impl Seat {
         let hw = driver.map(|driver| {
             let tags = Tags::new(mode, queue.shared_tags.as_ref());
             let id = HctxId(self.id.0);
-            HwCtx::new(
+            let mut hw = HwCtx::new(
                 id,
                 driver,
                 tags,
                 mode.depth(),
                 queue.requests_max(),
                 queue.timeout,
-            )
+            );
+            // Who sat here before has counted too.
+            hw.issued = queue.port(self.id).shard.events.issued.get();
+            hw
         });
         LocalQueue {
             me: self.id,
@@ -330,6 +334,9 @@ impl LocalQueue {
             if is_scheduled || self.queue.standings.is_capped(rq.group()) {
                 published = true;
                 rq.inserted_at = now;
+                if is_scheduled && self.queue.stats.mode == StatsMode::Outside {
+                    self.shard().count_insert(&rq);
+                }
                 self.publish(rq);
             } else {
                 direct.push(rq);
@@ -619,14 +626,18 @@ impl LocalQueue {
         } else {
             status
         };
+        if (rq.bios > 1 || rq.stamp.is_set()) && self.queue.counts_outside(&rq) {
+            self.shard().count_request(&rq);
+        }
         if rq.bios == 1 && rq.owner == self.me {
             self.sw.bring_home(&self.queue, rq, fx);
             return;
         }
-        let (issued_at, status) = (rq.issued_at, rq.status);
+        let (issued_at, status, stamp) = (rq.issued_at, rq.status, rq.stamp);
         rq.take_apart(|mut rq| {
             rq.completed_at = now;
             rq.issued_at = issued_at;
+            rq.stamp = stamp;
             rq.status = status;
             if rq.owner == self.me {
                 self.sw.bring_home(&self.queue, rq, fx);

@@ -17,12 +17,12 @@ use crate::bio::{Bio, Data, Flags, Op, Status};
 pub use crate::gate::Dispatch;
 use crate::gate::{Report, Sched};
 use crate::group::{GROUPS_MAX, GroupTree, Standings};
-use crate::ids::{GroupId, HctxId, REACTORS_MAX, ReactorId, ReactorSet};
+use crate::ids::{HctxId, REACTORS_MAX, ReactorId, ReactorSet};
 use crate::limits::{LimitError, Limits};
 use crate::request::Request;
 use crate::sched::{self, TunableError};
 use crate::share::Shares;
-use crate::stat::{self, EventStats, GroupStats, Shard};
+use crate::stat::{Shard, Stats, StatsMode, Watch};
 use crate::tag::DEPTH_MAX;
 pub use crate::tag::TagMode;
 use crate::throttle::Throttle;
@@ -54,6 +54,8 @@ pub struct QueueConfig {
     pub merges: bool,
     /// The groups to begin with; its capacity is how many there can be. Default: the root alone, and no room for others.
     pub groups: GroupTree,
+    /// Who keeps the statistics of groups. Default: each reactor, outside the gate; the others are for measurement.
+    pub stats: StatsMode,
     /// The disks on this queue.
     pub disks: Vec<DiskConfig>,
 }
@@ -95,6 +97,7 @@ impl QueueConfig {
             timeout: Nanos::from_secs(30),
             merges: true,
             groups: GroupTree::flat(1),
+            stats: StatsMode::default(),
             disks: Vec::new(),
         }
     }
@@ -258,8 +261,7 @@ pub struct Queue {
     pub(crate) standings: Standings,
     /// The latest sweep that all reactors are to make (`sw_ctx`).
     sweep: AtomicU64,
-    /// What removed groups did, by the groups that they were part of.
-    buried: Shard,
+    pub(crate) stats: Stats,
     /// How many requests may be in flight: per context without elevator, in all with one. A hint that may lag.
     depth: AtomicU32,
 }
@@ -312,7 +314,8 @@ impl Queue {
         let is_capped = groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };
         let standings = Standings::new(&groups);
-        let buried = Shard::new(groups.capacity() as u32);
+        let stats = Stats::new(groups.capacity(), config.stats);
+        let watched = Arc::clone(&stats.watched);
         let shared_tags = match config.tags {
             TagMode::Shared(depth) => Some(Arc::new(TagBitmap::new(depth))),
             TagMode::PerHctx(_) => None,
@@ -345,6 +348,7 @@ impl Queue {
                 leaving: VecDeque::with_capacity(groups.capacity()),
                 throttle: Throttle::new(&groups, requests_max),
                 passed: VecDeque::with_capacity(requests_max),
+                watch: Watch::new(watched, &groups, config.stats != StatsMode::Off),
                 groups,
             }),
             shared_tags,
@@ -353,7 +357,7 @@ impl Queue {
             way: AtomicU8::new(config.elevator as u8 | throttled),
             standings,
             sweep: AtomicU64::new(0),
-            buried,
+            stats,
             depth: AtomicU32::new(config.tags.depth()),
         });
         let seats = mailboxes.into_iter().zip(ins).zip(outs).enumerate();
@@ -388,27 +392,6 @@ impl Queue {
         let mut all = ReactorSet::default();
         (0..self.ports.len()).for_each(|id| all.insert(ReactorId(id as u16)));
         all
-    }
-
-    /// Adds up what a group did.
-    ///
-    /// # Panics
-    /// If there is no such group.
-    pub fn group_stats(&self, group: GroupId) -> GroupStats {
-        stat::group(self.ports.iter().map(|port| &port.shard), group)
-    }
-
-    /// Adds up what groups did that were part of this one and are gone, with all that was part of them.
-    ///
-    /// # Panics
-    /// If there is no such group.
-    pub fn group_stats_of_the_gone(&self, group: GroupId) -> GroupStats {
-        stat::group(std::iter::once(&self.buried), group)
-    }
-
-    /// Adds up how often what happened.
-    pub fn event_stats(&self) -> EventStats {
-        stat::events(self.ports.iter().map(|port| &port.shard))
     }
 
     /// Lets no further request start; those that have started go on, and caps hold none of them up (what passes so is
@@ -483,7 +466,7 @@ impl Queue {
             return Err(Busy);
         };
         // The last ends may still lie in the lists of reports.
-        sched.fold_reports();
+        sched.fold_reports(&self.stats);
         assert!(
             sched.is_empty(),
             "queue {}: requests in the gate of a drained queue",
@@ -660,14 +643,9 @@ impl Queue {
         sweep
     }
 
-    /// Adds what a group did to what is known of the dead of its parent, and forgets it. Nothing of it is under way.
-    pub(crate) fn bury_stats(&self, group: GroupId, parent: GroupId) {
-        stat::bury(
-            self.ports.iter().map(|port| &port.shard),
-            &self.buried,
-            group,
-            parent,
-        );
+    /// What the reactors count.
+    pub(crate) fn shards(&self) -> impl Iterator<Item = &Shard> + Clone {
+        self.ports.iter().map(|port| &port.shard)
     }
 
     /// Says whether a bio is one of the common kind that needs no further look: a sound read or write without modifiers

@@ -4,6 +4,7 @@
 
 use crate::bio::{Bio, Flags, Lent, Op, Prio, Status};
 use crate::ids::{DiskId, GroupId, ReactorId, Tag};
+use crate::stat::Stamp;
 use crate::time::Instant;
 
 /// Where a request is on its way.
@@ -60,6 +61,8 @@ pub struct Request {
     pub(crate) status: Status,
     /// The elevator's own, from insertion to the note of the end: whom it served with this request, say.
     pub(crate) sched_data: u32,
+    /// What the gate's holder knew when it went out, for the statistics.
+    pub(crate) stamp: Stamp,
     /// When the owner's plug was flushed.
     pub(crate) inserted_at: Instant,
     /// When the driver took it.
@@ -90,6 +93,7 @@ impl Request {
         self.is_flush = false;
         self.from_elevator = false;
         self.retries = 0;
+        self.stamp = Stamp::default();
         self.status = Status::Ok;
         self.bio = bio;
     }

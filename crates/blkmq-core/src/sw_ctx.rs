@@ -92,7 +92,9 @@ impl SwCtx {
     #[inline]
     pub(crate) fn bring_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
         debug_assert_eq!(rq.owner, self.me, "a request came home to the wrong reactor");
-        queue.port(self.me).shard.count_end(&rq);
+        if queue.counts_outside(&rq) {
+            queue.port(self.me).shard.count_end(&rq);
+        }
         if rq.sweep != self.sweep as u32 {
             self.sweep_one(queue, &mut rq);
         }
@@ -284,12 +286,9 @@ impl SwCtx {
 
     #[inline]
     fn stage(&mut self, queue: &Queue, bio: Bio, base: u64) {
-        let (group, direction) = (bio.group, bio.op.direction());
         let mut rq = self.pool.pop().expect("the caller has looked");
         rq.start(bio, base);
-        if self.plug.add(rq, queue.limits(), queue.merges()) {
-            queue.port(self.me).shard.count_merge(group, direction, 1);
-        }
+        self.plug.add(rq, queue.limits(), queue.merges());
     }
 
     /// Stages the first waiting bio or a part of it. False if it cannot go on now.

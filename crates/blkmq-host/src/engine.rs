@@ -12,6 +12,7 @@ use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{DiskId, GroupId, REACTORS_MAX, ReactorId};
 use blkmq_core::queue::{DiskConfig, Dispatch, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
 use blkmq_core::sched::Kind;
+use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Nanos;
 
 use crate::attach::Attached;
@@ -86,6 +87,8 @@ pub struct QueueSpec {
     pub groups: GroupTree,
     /// The paths of the groups, by their ids: the names under which [`Control`] knows them.
     pub group_paths: Vec<String>,
+    /// Who keeps the statistics of groups. Default: each thread, outside the gate.
+    pub stats: StatsMode,
 }
 
 impl QueueSpec {
@@ -104,6 +107,7 @@ impl QueueSpec {
             merges: true,
             groups: GroupTree::flat(1),
             group_paths: Vec::new(),
+            stats: StatsMode::default(),
         }
     }
 }
@@ -363,6 +367,7 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         timeout: spec.timeout,
         merges: spec.merges,
         groups: spec.groups,
+        stats: spec.stats,
         disks,
     };
     Ok(Queue::new(config)?)

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
@@ -38,7 +39,7 @@ fn each_bio_ends_once_under_four_attached_threads_and_two_reactors() {
                 }
             });
             let stats = engine.control().group_stats(Q, GroupId(0));
-            let ios: u64 = stats.directions.iter().map(|direction| direction.ios).sum();
+            let ios = stats.total().ios;
             assert_eq!(ios, 4 * 3000, "{elevator} {completion:?}");
             engine.shutdown(Nanos::from_secs(10)).unwrap();
         }
@@ -173,7 +174,7 @@ fn a_dropped_attached_thread_waits_for_its_io_and_leaves_its_seat() {
         }
         drop(attached);
         let stats = engine.control().group_stats(Q, GroupId(0));
-        assert_eq!(stats.directions[0].ios, (round + 1) * 10);
+        assert_eq!(stats.of(Direction::Read).ios, (round + 1) * 10);
     }
     engine.shutdown(Nanos::from_secs(10)).unwrap();
 }

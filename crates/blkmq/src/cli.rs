@@ -49,6 +49,8 @@ pub enum Bench {
     SingleDispatch(blkmq_bench::single_dispatch::SingleDispatchArgs),
     /// How tenants share a drive: weights, isolation, throughput, reaction; beside the kernel's schedulers too
     Fairness(blkmq_bench::fairness::FairnessArgs),
+    /// A scheduler's statistics: under its lock, outside of it, and off
+    Stats(blkmq_bench::stats::StatsArgs),
 }
 
 /// What `serve` takes.

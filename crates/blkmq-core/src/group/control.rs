@@ -146,6 +146,7 @@ impl Queue {
         let result = change(&mut sched);
         if result.is_ok() {
             self.standings.update(&sched.groups);
+            sched.note_columns();
             // What waits for caps may go now, or at another time.
             if !sched.throttle.is_empty() {
                 self.run_all();
@@ -157,16 +158,21 @@ impl Queue {
 
     fn retire(&self, id: GroupId, sched: &mut Sched) {
         // The ends of its last requests may still lie in the lists of reports.
-        sched.fold_reports();
+        sched.fold_reports(&self.stats);
         let parent = sched.groups.retire(id);
         if let Some(elevator) = &mut sched.elevator {
             elevator.group_gone(id);
         }
+        sched.watch.group_gone(id);
         self.bury_stats(id, parent);
     }
 }
 
 impl Sched {
+    fn note_columns(&mut self) {
+        self.watch.groups_changed(&self.groups);
+    }
+
     fn tell_elevator(&mut self, id: GroupId) {
         if let (Some(elevator), Some(node)) = (&mut self.elevator, self.groups.get(id)) {
             elevator.group_set(id, node);

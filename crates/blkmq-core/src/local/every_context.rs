@@ -16,7 +16,7 @@ impl LocalQueue {
         let shard = &queue.port(self.me).shard;
         shard.events.gate_entered.add(1);
         let mut sched = queue.gate.enter_spinning();
-        sched.fold(shard, queue.is_draining(), now);
+        sched.fold(&queue.stats, queue.is_draining(), now);
         // Whoever left a mark has not gone on, but waits.
         let _ = sched.leave_owing();
         self.run_other_contexts(fx);
@@ -34,7 +34,7 @@ impl LocalQueue {
             port.shard.events.gate_entered.add(1);
             port.shard.events.gate_passes.add(1);
             let mut sched = queue.gate.enter_spinning();
-            sched.fold(&port.shard, queue.is_draining(), now);
+            sched.fold(&queue.stats, queue.is_draining(), now);
             let rq = sched.dispatch(queue.depth(), now);
             self.note_wakeup(&sched, fx);
             let _ = sched.leave_owing();

@@ -52,7 +52,7 @@ impl LocalQueue {
     fn pass(&mut self, sched: &mut Sched, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
         let depth = self.queue.depth();
         let promises = self.queue.port(self.me).promises;
-        sched.fold(&self.queue.port(self.me).shard, self.queue.is_draining(), now);
+        sched.fold(&self.queue.stats, self.queue.is_draining(), now);
         let mut issued = false;
         while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
             let Some(rq) = sched.dispatch(depth, now) else {
@@ -114,10 +114,10 @@ impl LocalQueue {
             } if rq.retries < REQUEUES_MAX => {
                 self.run_waiters(waiters, fx);
                 self.count_requeue(&mut rq);
-                sched.put_back(rq, self.shard(), now);
+                sched.put_back(rq, &self.queue.stats, now);
             }
             Outcome::Ended { rq, status, waiters } => {
-                sched.ended(&Note::of(&rq, now), rq.disk());
+                sched.ended(&Note::of(&rq, now), rq.disk(), &self.queue.stats);
                 self.ended_inside.push((rq, status, waiters));
             }
         }

@@ -17,6 +17,7 @@ use crate::group::{GroupTree, Node};
 use crate::ids::GroupId;
 use crate::limits::Limits;
 use crate::request::Request;
+use crate::stat::Stamp;
 use crate::time::Instant;
 
 /// Where a request enters the elevator.
@@ -56,6 +57,12 @@ pub struct Note {
     pub completed_at: Instant,
     /// What the elevator left in [`Request::sched_data`].
     pub sched_data: u32,
+    /// Its bios.
+    pub bios: u32,
+    /// Whether somebody waited for it.
+    pub is_sync: bool,
+    /// For the statistics, if they are kept under the gate.
+    pub stamp: Stamp,
 }
 
 impl Note {
@@ -70,6 +77,9 @@ impl Note {
             issued_at: rq.issued_at,
             completed_at: now,
             sched_data: rq.sched_data,
+            bios: rq.bios,
+            is_sync: rq.is_sync(),
+            stamp: rq.stamp,
         }
     }
 }

@@ -161,7 +161,7 @@ fn compare_with_plain(drive: &dyn Drive, size: usize, elevator: Kind) -> u64 {
     run_in_pieces(&mut rig, &mut chance, Op::Read, 0, &mut seen, block);
     assert!(seen == plain);
     let stats = rig.queue.queue().group_stats(GroupId(0));
-    stats.directions.iter().map(|direction| direction.merged).sum()
+    stats.total().merged
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Decides whether a history still gets on: no wake-up was lost, nothing waits longer than it may, and at the end
 //! everything is at rest.
 
+use blkmq_core::group::ROOT;
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::stat::GroupStats;
 use blkmq_core::time::{Instant, Nanos};
@@ -123,6 +124,61 @@ impl World {
                 "the queue counts {started} requests under way at the end"
             ));
         }
+        if let Err(fault) = self.check_sums() {
+            oracle.fail(format!("statistics at rest: {fault}"));
+        }
+    }
+
+    /// At rest every sum must come out, whoever counted.
+    fn check_sums(&self) -> Result<(), String> {
+        let all = self
+            .queue
+            .group_stats_recursive(ROOT)
+            .map_err(|_| "somebody is inside the gate")?;
+        let mut own = GroupStats::default();
+        for group in (0..super::boot::GROUPS).map(GroupId) {
+            own.add(&self.queue.group_stats(group));
+            own.add(&self.queue.group_stats_of_the_gone(group));
+        }
+        let total = all.total();
+        let events = self.queue.event_stats();
+        let (first, second) = (all.synchronous(), all.asynchronous());
+        let waited: u64 = self
+            .queue
+            .delays()
+            .pairs
+            .iter()
+            .map(|(_, _, waited)| waited.0)
+            .sum();
+        let sums = [
+            ("recursive and the groups' own bios", total.ios, own.total().ios),
+            (
+                "recursive and the groups' own waits",
+                total.wait_ns,
+                own.total().wait_ns,
+            ),
+            ("synchronous and asynchronous", first.ios + second.ios, total.ios),
+            ("queued", all.queued, 0),
+            ("inserted and ended", total.inserted, total.ios),
+            (
+                "dispatched with requeues and issued",
+                total.ios - total.merged + events.requeued,
+                events.issued,
+            ),
+            ("device times counted", all.device.count(), total.ios),
+        ];
+        for (what, one, other) in sums {
+            if one != other {
+                return Err(format!("{what}: {one} and {other}"));
+            }
+        }
+        if waited > total.wait_ns {
+            return Err(format!(
+                "{waited} ns behind others, of {} ns in all",
+                total.wait_ns
+            ));
+        }
+        Ok(())
     }
 
     /// What groups did, those that are gone included, is all that was done.
@@ -131,7 +187,7 @@ impl World {
         if setup.control.groups == 0 || setup.power_cuts > 0 {
             return;
         }
-        let ios = |stats: GroupStats| stats.directions.iter().map(|one| one.ios).sum::<u64>();
+        let ios = |stats: GroupStats| stats.total().ios;
         let of = |id| {
             let (own, gone) = (self.queue.group_stats(id), self.queue.group_stats_of_the_gone(id));
             ios(own) + ios(gone)

@@ -7,6 +7,7 @@ use blkmq_core::driver::Driver;
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::queue::{DiskConfig, QueueConfig, ReactorConfig, Seat, TagMode};
+use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Instant;
 
 use crate::drive::Drive;
@@ -87,6 +88,12 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
         timeout: setup.timeout,
         merges: setup.merges,
         groups: GroupTree::flat(GROUPS),
+        // Most use what is for use; the other way must come to the same sums.
+        stats: if setup.promises.len().is_multiple_of(3) {
+            StatsMode::UnderGate
+        } else {
+            StatsMode::Outside
+        },
         disks: disks.collect(),
         ..QueueConfig::new("sim", setup.promises.len() as u16)
     }

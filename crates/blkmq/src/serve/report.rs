@@ -4,6 +4,8 @@
 use std::fmt::Write;
 
 use blkmq_core::bio::Direction;
+use blkmq_core::ids::GroupId;
+use blkmq_core::stat::{DirectionStats, GroupStats};
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
 
@@ -14,24 +16,25 @@ pub(super) fn statistics(control: &Control) -> String {
         let _ = writeln!(out, "queue {} ({})", queue.name(), queue.elevator());
         for (group, id) in control.groups(QueueId(number)) {
             let stats = queue.group_stats(id);
-            for direction in Direction::ALL {
-                let one = stats.of(direction);
-                if one.ios == 0 {
-                    continue;
-                }
-                let mean = |ns: u64| ns / one.ios / 1000;
-                let _ = writeln!(
-                    out,
-                    "  {group} {}: {} ios, {} bytes, {} errors, {} merged, wait {} µs, service {} µs",
-                    format!("{direction:?}").to_lowercase(),
-                    one.ios,
-                    one.bytes,
-                    one.errors,
-                    one.merged,
-                    mean(one.wait_ns),
-                    mean(one.service_ns),
-                );
+            if stats.total().ios > 0 {
+                out += &group_lines(&group, &stats);
             }
+        }
+        for (who, behind, waited) in queue.delays().pairs {
+            let name = |id: Option<GroupId>| {
+                let found = control
+                    .groups(QueueId(number))
+                    .into_iter()
+                    .find(|(_, at)| Some(*at) == id);
+                found.map_or_else(|| "others".to_owned(), |(group, _)| group.to_string())
+            };
+            let _ = writeln!(
+                out,
+                "  delayed: {} behind {}: {} µs",
+                name(who),
+                name(behind),
+                waited.0 / 1000
+            );
         }
         let events = queue.event_stats().fields();
         let events: Vec<String> = events
@@ -39,6 +42,55 @@ pub(super) fn statistics(control: &Control) -> String {
             .map(|(name, count)| format!("{name}={count}"))
             .collect();
         let _ = writeln!(out, "  events: {}", events.join(" "));
+    }
+    out
+}
+
+/// One group by itself, under the names that Linux gives (`blkio.bfq.*`); times in nanoseconds.
+fn group_lines(group: &str, stats: &GroupStats) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, of: &dyn Fn(&DirectionStats) -> u64| {
+        let directions = Direction::ALL.map(|direction| {
+            let name = format!("{direction:?}").to_lowercase();
+            format!("{name} {}", of(&stats.of(direction)))
+        });
+        let _ = writeln!(
+            out,
+            "  {group} {name}: {}, sync {}, async {}, total {}",
+            directions.join(", "),
+            of(&stats.synchronous()),
+            of(&stats.asynchronous()),
+            of(&stats.total()),
+        );
+    };
+    line("io_serviced", &|one| one.inserted);
+    line("io_service_bytes", &|one| one.bytes);
+    line("io_service_time", &|one| one.service_ns);
+    line("io_wait_time", &|one| one.wait_ns);
+    line("io_merged", &|one| one.merged);
+    line("errors", &|one| one.errors);
+    let tenths = stats.queue.queued_sum * 10 / stats.queue.samples.max(1);
+    let _ = writeln!(
+        out,
+        "  {group} io_queued {}, sectors {}, avg_queue_size {}.{}, time {}, group_wait_time {}, empty_time {}, dequeue {}",
+        stats.queued,
+        stats.total().bytes / 512,
+        tenths / 10,
+        tenths % 10,
+        stats.turn_ns,
+        stats.group_wait_ns,
+        stats.empty_ns,
+        stats.dequeues,
+    );
+    for (name, histogram) in [("queue wait", &stats.wait), ("device time", &stats.device)] {
+        let below = |permille| histogram.permille(permille).map_or(0, |bound| bound.0 / 1000);
+        let _ = writeln!(
+            out,
+            "  {group} {name} below: p50 {} µs, p99 {} µs, p99.9 {} µs",
+            below(500),
+            below(990),
+            below(999)
+        );
     }
     out
 }

@@ -1,0 +1,144 @@
+//! Decides how the cost of a scheduler's statistics is measured: kept under the gate, as schedulers do that have a lock; kept
+//! outside by each reactor; and not at all. A null drive in process, so that nothing else takes time.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use blkmq_core::sched::Kind;
+use blkmq_core::stat::StatsMode;
+
+use crate::args::BenchArgs;
+use crate::report::{About, Report, Row};
+use crate::rounds::{self, Point};
+use crate::single_dispatch::on_null_queue;
+
+/// Measure what a scheduler's statistics cost: under its lock, outside, and off
+#[derive(clap::Args, Clone, Debug)]
+pub struct StatsArgs {
+    /// What all benches have.
+    #[command(flatten)]
+    pub common: BenchArgs,
+    /// The elevator
+    #[arg(long, value_name = "NAME", default_value = "bfq", value_parser = elevator)]
+    pub elevator: Kind,
+    /// Submitters, a reactor each [default: 1,8]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub jobs: Vec<u32>,
+    /// I/Os under way, over all submitters
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub depth: u32,
+}
+
+/// Runs the bench and prints its report; progress goes to stderr.
+///
+/// # Errors
+/// If an option is out of range, the engine does not start, an I/O fails, or a file cannot be written.
+pub fn main(args: &StatsArgs) -> Result<()> {
+    let mut args = args.clone();
+    if args.jobs.is_empty() {
+        args.jobs = vec![1, 8];
+    }
+    for jobs in &args.jobs {
+        ensure!(
+            (1..=JOBS_MAX).contains(jobs),
+            "--jobs {jobs} rejected: must be from 1 to {JOBS_MAX}"
+        );
+        ensure!(
+            (*jobs..=DEPTH_MAX).contains(&args.depth),
+            "--depth {} rejected: must be from {jobs} (one for each of --jobs) to {DEPTH_MAX}",
+            args.depth
+        );
+    }
+    let plan = args.common.plan(args.jobs.len() * SIDES.len(), SET_UP)?;
+    let mut points = points(&args);
+    let mut report = Report::start("stats", about(&args), &plan);
+    let rows = rounds::run(&plan, &mut points)?;
+    drop(points);
+    report.finish(rows, &args.common)?;
+    print!("{}", summary(&report.rows, &args));
+    Ok(())
+}
+
+fn points(args: &StatsArgs) -> Vec<Point<'_>> {
+    let mut points = Vec::new();
+    for &jobs in &args.jobs {
+        points.extend(SIDES.map(|(side, mode)| Point {
+            case: case(args, jobs),
+            side: side.into(),
+            measure: Box::new(move |plan| {
+                on_null_queue(jobs, args.depth, plan, |queue| {
+                    queue.elevator = args.elevator;
+                    queue.stats = mode;
+                })
+            }),
+        }));
+    }
+    points
+}
+
+fn case(args: &StatsArgs, jobs: u32) -> String {
+    format!("null/{}/jobs={jobs}", args.elevator)
+}
+
+fn about(args: &StatsArgs) -> About {
+    About {
+        question: "what do the statistics of groups cost a scheduler?".into(),
+        setting: vec![
+            format!(
+                "4 KiB reads on a null drive without latency, completing inline; depth {} over all jobs, a reactor per job",
+                args.depth
+            ),
+            "before: the same counters under the gate, at insertion, dispatch and end; after: by each reactor outside it".into(),
+            "off: nothing is counted of groups; the engine's own events are, on all sides".into(),
+        ],
+    }
+}
+
+/// The sides against each other, and the published figures beside ours.
+fn summary(rows: &[Row], args: &StatsArgs) -> String {
+    let mut lines = String::from(
+        "\nThousand IOPS. Published: Valente and Miccio 2017, BFQ in Linux, 8 threads of random I/O, null device without latency.\n\
+         case                           before    after      off   after/before   after/off\n",
+    );
+    let mut line = |name: &str, [before, after, off]: [f64; 3]| {
+        let _ = writeln!(
+            lines,
+            "{name:<28} {:>8.0} {:>8.0} {:>8.0} {:>+12.1} % {:>+9.1} %",
+            before / 1e3,
+            after / 1e3,
+            off / 1e3,
+            (after / before - 1.0) * 100.0,
+            (after / off - 1.0) * 100.0,
+        );
+    };
+    line("published", PUBLISHED);
+    for &jobs in &args.jobs {
+        let case = case(args, jobs);
+        let iops = SIDES.map(|(side, _)| {
+            let found = rows.iter().find(|row| row.case == case && row.side == side);
+            found.map_or(f64::NAN, |row| row.iops)
+        });
+        line(&case, iops);
+    }
+    lines
+}
+
+fn elevator(name: &str) -> Result<Kind, String> {
+    let kinds = || Kind::ALL.into_iter().filter(|kind| *kind != Kind::None);
+    let names = || kinds().map(Kind::name).collect::<Vec<_>>().join(", ");
+    kinds()
+        .find(|kind| kind.name() == name)
+        .ok_or_else(|| format!("must be one of {}", names()))
+}
+
+const SIDES: [(&str, StatsMode); 3] = [
+    ("before", StatsMode::UnderGate),
+    ("after", StatsMode::Outside),
+    ("off", StatsMode::Off),
+];
+const PUBLISHED: [f64; 3] = [250e3, 310e3, 400e3];
+const JOBS_MAX: u32 = 64;
+const DEPTH_MAX: u32 = 4096;
+/// Starting and ending an engine.
+const SET_UP: Duration = Duration::from_millis(40);

@@ -1,0 +1,467 @@
+//! Decides what is counted, and that counting costs nobody else anything: each reactor adds to its own shard with plain
+//! stores, and whoever reads adds the shards up. `sw_ctx` counts ends of bios, the other modules their own events; what only
+//! the gate's holder can know is in `watch`.
+//!
+//! A request carries stamps (when it was inserted, issued, ended; who went ahead), and is counted when it is inserted and when it
+//! ends, by a reactor that holds nothing. [`StatsMode`] has the other ways, for comparison.
+
+mod histogram;
+mod of_queue;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use blkmq_sync::counter::Counter;
+
+pub use self::histogram::Histogram;
+use self::histogram::HistogramShard;
+use self::watch::{OTHERS, TOPS_MAX};
+pub(crate) use self::watch::{Watch, Watched};
+use crate::bio::Direction;
+use crate::ids::GroupId;
+use crate::request::Request;
+use crate::sched::Note;
+use crate::time::Nanos;
+
+impl Stamp {
+    /// Says whether the request went through the gate.
+    #[inline]
+    pub(crate) fn is_set(self) -> bool {
+        self.column != 0
+    }
+}
+
+/// Who keeps the statistics of groups, and when. A tunable of a queue, for measurement: the default is for use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StatsMode {
+    /// Nobody: the counters of groups stay 0. Events are counted, the engine needs some.
+    Off,
+    /// Each reactor for itself, outside the gate.
+    #[default]
+    Outside,
+    /// The gate's holder for everybody, at insertion, dispatch and end, where there is an elevator: as schedulers do that keep
+    /// their statistics under their lock.
+    UnderGate,
+}
+
+/// What the gate's holder stamps into a request besides times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// Bios of its group that were queued when it was dispatched, its own among them.
+    pub(crate) queued: u32,
+    /// Its group's column in the table of delays; 0 if it did not go through the gate.
+    pub(crate) column: u8,
+    /// The column of whose request was dispatched before it.
+    pub(crate) ahead: u8,
+}
+
+macro_rules! counters {
+    ($(#[$shard_doc:meta])* $shard:ident, $(#[$sum_doc:meta])* $sum:ident { $($(#[$doc:meta])* $field:ident,)* }) => {
+        $(#[$shard_doc])*
+        #[derive(Debug, Default)]
+        pub(crate) struct $shard { $(pub(crate) $field: Counter,)* }
+
+        $(#[$sum_doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $sum { $($(#[$doc])* pub $field: u64,)* }
+
+        impl $sum {
+            fn fold(&mut self, shard: &$shard) { $(self.$field += shard.$field.get();)* }
+
+            #[allow(dead_code, reason = "not all counters are moved")]
+            fn set(&self, shard: &$shard) { $(shard.$field.set(self.$field);)* }
+
+            /// Adds another sum.
+            pub fn add(&mut self, other: &Self) { $(self.$field += other.$field;)* }
+
+            /// Lists the counters with their names.
+            pub fn fields(&self) -> Vec<(&'static str, u64)> { vec![$((stringify!($field), self.$field)),*] }
+        }
+    };
+}
+
+counters! {
+    /// One reactor's part of the counters of one group and direction.
+    DirectionShard,
+    /// What one group did in one direction, since the queue was made. All counters are monotone.
+    DirectionStats {
+        /// Bios that were inserted (`io_serviced`). What goes past the elevator, or has none, is counted here when it ends.
+        inserted,
+        /// Bios that ended, however.
+        ios,
+        /// Their bytes.
+        bytes,
+        /// Bios that ended with an error.
+        errors,
+        /// Bios that went as a part of another's request, counted when it ended.
+        merged,
+        /// Time from insertion to issue, in nanoseconds, over all bios.
+        wait_ns,
+        /// Time from issue to the end as the engine saw it, in nanoseconds, over all bios.
+        service_ns,
+    }
+}
+
+counters! {
+    /// One reactor's part of the queue's counters of events.
+    EventShard,
+    /// How often the engine did what, since the queue was made. All counters are monotone.
+    EventStats {
+        /// Requests issued to the driver.
+        issued,
+        /// Requests that the driver pushed back for want of a resource.
+        pushed_back,
+        /// Requests that the driver ended with the wish to have them again.
+        requeued,
+        /// Requests that passed the time limit.
+        timed_out,
+        /// Bios that were cut into parts.
+        split,
+        /// Flush requests issued.
+        flushes,
+        /// Times a reactor entered the gate.
+        gate_entered,
+        /// Times a reactor found the gate held and went on.
+        gate_skipped,
+        /// Passes through the elevator; more than `gate_entered` when the holder looked again for others.
+        gate_passes,
+        /// Runs of a hardware context that were executed.
+        runs,
+        /// Runs that had to be announced to the owning reactor (idle to queued).
+        runs_scheduled,
+        /// Requests or ends handed to another reactor.
+        handed_over,
+    }
+}
+
+counters! {
+    /// One reactor's part of what is counted of a group's dispatches.
+    QueueShard,
+    /// How long a group's queue was, seen at each dispatch of one of its requests.
+    QueueStats {
+        /// Bios queued, over all dispatches.
+        queued_sum,
+        /// Dispatches.
+        samples,
+    }
+}
+
+/// What one group did, since the queue was made. All but `queued` is monotone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupStats {
+    kinds: [DirectionStats; KINDS],
+    /// Bios in the elevator now, a gauge.
+    pub queued: u64,
+    /// Lengths of its queue at dispatch.
+    pub queue: QueueStats,
+    /// From the insertion of a first request to the dispatch of one, in nanoseconds.
+    pub group_wait_ns: u64,
+    /// Without anything in the elevator, in nanoseconds, up to the latest insertion.
+    pub empty_ns: u64,
+    /// From a dispatch of its own to the next one of another group's, in nanoseconds.
+    pub turn_ns: u64,
+    /// Times it was left without anything in the elevator.
+    pub dequeues: u64,
+    /// From insertion to issue, of each bio that waited at all.
+    pub wait: Histogram,
+    /// From issue to end, of each bio.
+    pub device: Histogram,
+}
+
+impl GroupStats {
+    /// Returns the counters of one direction.
+    pub fn of(&self, direction: Direction) -> DirectionStats {
+        let mut sum = self.kinds[direction as usize];
+        if matches!(direction, Direction::Write | Direction::Discard) {
+            sum.add(&self.kinds[direction as usize + ASYNC]);
+        }
+        sum
+    }
+
+    /// Returns, of all directions, the counters of what nobody waited for (see [`crate::bio::Flags::ASYNC`]).
+    pub fn asynchronous(&self) -> DirectionStats {
+        sum(&self.kinds[Direction::COUNT..])
+    }
+
+    /// Returns, of all directions, the counters of what somebody waited for.
+    pub fn synchronous(&self) -> DirectionStats {
+        sum(&self.kinds[..Direction::COUNT])
+    }
+
+    /// Returns the counters of all directions together.
+    pub fn total(&self) -> DirectionStats {
+        sum(&self.kinds)
+    }
+
+    /// Adds another group's.
+    pub fn add(&mut self, other: &Self) {
+        let pairs = self.kinds.iter_mut().zip(&other.kinds);
+        pairs.for_each(|(sum, one)| sum.add(one));
+        self.queue.add(&other.queue);
+        self.queued += other.queued;
+        self.group_wait_ns += other.group_wait_ns;
+        self.empty_ns += other.empty_ns;
+        self.turn_ns += other.turn_ns;
+        self.dequeues += other.dequeues;
+        self.wait.add(&other.wait);
+        self.device.add(&other.device);
+    }
+}
+
+/// How long requests of top-level groups waited while whose requests went ahead: each request's wait counts for the group
+/// whose request was dispatched just before it. So a row's sum is what its group waited in the elevator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delays {
+    /// Who waited, behind whom, for how long. None is all groups that have no place of their own: the first 16 have one.
+    pub pairs: Vec<(Option<GroupId>, Option<GroupId>, Nanos)>,
+}
+
+/// Everything that one reactor counts for one queue.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    groups: Box<[GroupShard]>,
+    /// In nanoseconds: row by row who waited, in each row behind whom.
+    delays: Box<[Counter]>,
+    pub(crate) events: EventShard,
+}
+
+/// One reactor's part of one group.
+#[derive(Debug, Default)]
+struct GroupShard {
+    /// By direction, what somebody waits for; then writes and discards that nobody does.
+    kinds: [DirectionShard; KINDS],
+    queue: QueueShard,
+    wait: HistogramShard,
+    device: HistogramShard,
+}
+
+impl Shard {
+    pub(crate) fn new(groups: u32) -> Self {
+        Self {
+            groups: (0..groups).map(|_| Default::default()).collect(),
+            delays: (0..COLUMNS * COLUMNS).map(|_| Counter::new()).collect(),
+            events: EventShard::default(),
+        }
+    }
+
+    /// Counts the insertion of a request into an elevator.
+    #[inline]
+    pub(crate) fn count_insert(&self, rq: &Request) {
+        let kinds = &self.groups[rq.bio.group.index()].kinds;
+        kinds[kind_of(rq)].inserted.add(rq.bios.into());
+    }
+
+    /// Counts the end of a single bio's request. Called by the owner alone.
+    #[inline]
+    pub(crate) fn count_end(&self, rq: &Request) {
+        let group = &self.groups[rq.bio.group.index()];
+        let counters = &group.kinds[kind_of(rq)];
+        let device = rq.completed_at.since(rq.issued_at);
+        counters.ios.add(1);
+        counters.bytes.add(rq.bio.len);
+        counters.service_ns.add(device.0);
+        group.device.record(device);
+        if !rq.stamp.is_set() {
+            // Past all elevators: nobody has counted it on its way in.
+            counters.inserted.add(1);
+        }
+        let wait = rq.issued_at.since(rq.inserted_at);
+        if wait != Nanos::ZERO {
+            counters.wait_ns.add(wait.0);
+            group.wait.record(wait);
+            self.count_delay(rq.stamp, wait);
+        }
+        if !rq.status.is_ok() {
+            counters.errors.add(1);
+        }
+    }
+
+    /// Counts what is known of a whole request at its end.
+    #[inline]
+    pub(crate) fn count_request(&self, rq: &Request) {
+        let group = &self.groups[rq.bio.group.index()];
+        if rq.bios > 1 {
+            group.kinds[kind_of(rq)].merged.add(u64::from(rq.bios) - 1);
+        }
+        self.count_stamp(group, rq.stamp);
+    }
+
+    /// Counts the end of a whole request, from what the gate's holder is told of it.
+    #[inline]
+    pub(crate) fn count_note(&self, note: &Note) {
+        let group = &self.groups[note.group.index()];
+        let counters = &group.kinds[note.direction as usize + if note.is_sync { 0 } else { ASYNC }];
+        let (wait, device) = (
+            note.issued_at.since(note.inserted_at),
+            note.completed_at.since(note.issued_at),
+        );
+        counters.ios.add(note.bios.into());
+        counters.bytes.add(note.bytes);
+        counters.merged.add(u64::from(note.bios) - 1);
+        counters.wait_ns.add(wait.0 * u64::from(note.bios));
+        counters.service_ns.add(device.0 * u64::from(note.bios));
+        for _ in 0..note.bios {
+            group.device.record(device);
+            if wait != Nanos::ZERO {
+                group.wait.record(wait);
+            }
+        }
+        self.count_delay(note.stamp, Nanos(wait.0 * u64::from(note.bios)));
+        self.count_stamp(group, note.stamp);
+    }
+
+    #[inline]
+    fn count_delay(&self, stamp: Stamp, wait: Nanos) {
+        let row = usize::from(stamp.column) * COLUMNS;
+        self.delays[row + usize::from(stamp.ahead)].add(wait.0);
+    }
+
+    #[inline]
+    fn count_stamp(&self, group: &GroupShard, stamp: Stamp) {
+        if stamp.is_set() {
+            group.queue.queued_sum.add(stamp.queued.into());
+            group.queue.samples.add(1);
+        }
+    }
+}
+
+/// All that is counted for a queue outside its reactors' shards, and how all is read.
+#[derive(Debug)]
+pub(crate) struct Stats {
+    pub(crate) mode: StatsMode,
+    pub(crate) watched: std::sync::Arc<Watched>,
+    /// What the gate's holder counts for everybody, if it is to.
+    pub(crate) under_gate: Shard,
+    /// What removed groups did, by the groups that they were part of; the times among it are in `buried_times`.
+    buried: Shard,
+    buried_times: Watched,
+}
+
+impl Stats {
+    pub(crate) fn new(groups: usize, mode: StatsMode) -> Self {
+        let under_gate = if mode == StatsMode::UnderGate { groups } else { 0 };
+        Self {
+            mode,
+            watched: std::sync::Arc::new(Watched::new(groups)),
+            under_gate: Shard::new(under_gate as u32),
+            buried: Shard::new(groups as u32),
+            buried_times: Watched::new(groups),
+        }
+    }
+
+    /// What a group did by itself.
+    pub(crate) fn own<'a>(&'a self, shards: impl Iterator<Item = &'a Shard>, id: GroupId) -> GroupStats {
+        fold(shards.chain([&self.under_gate]), &self.watched, id)
+    }
+
+    /// What groups did that were part of this one and are gone.
+    pub(crate) fn of_the_gone(&self, id: GroupId) -> GroupStats {
+        fold(std::iter::once(&self.buried), &self.buried_times, id)
+    }
+
+    /// Adds what a group did, with what its dead did, to the dead of its parent, and forgets it. For whoever is inside the gate,
+    /// about a group that no reactor counts for any more: its counters are the caller's then.
+    pub(crate) fn bury<'a>(
+        &'a self,
+        shards: impl Iterator<Item = &'a Shard> + Clone,
+        id: GroupId,
+        parent: GroupId,
+    ) {
+        let mut dead = self.of_the_gone(parent);
+        dead.add(&self.own(shards.clone(), id));
+        dead.add(&self.of_the_gone(id));
+        for shard in shards.chain([&self.under_gate, &self.buried]) {
+            GroupStats::default().set(shard, id);
+        }
+        GroupStats::default().set_times(&self.watched, id);
+        GroupStats::default().set_times(&self.buried_times, id);
+        dead.set(&self.buried, parent);
+        dead.set_times(&self.buried_times, parent);
+    }
+
+    /// Who waited behind whom.
+    pub(crate) fn delays<'a>(&'a self, shards: impl Iterator<Item = &'a Shard>) -> Delays {
+        let mut sums = [0; COLUMNS * COLUMNS];
+        for shard in shards.chain([&self.under_gate]) {
+            let pairs = sums.iter_mut().zip(&shard.delays);
+            pairs.for_each(|(sum, counter)| *sum += counter.get());
+        }
+        let who = |column: usize| {
+            let owner = self.watched.columns.get(column - 1)?.get();
+            u32::try_from(owner.checked_sub(1)?).ok().map(GroupId)
+        };
+        let cells = (1..COLUMNS).flat_map(|row| (1..COLUMNS).map(move |column| (row, column)));
+        let pairs = cells.map(|(row, column)| (who(row), who(column), Nanos(sums[row * COLUMNS + column])));
+        Delays {
+            pairs: pairs.filter(|(_, _, waited)| *waited != Nanos::ZERO).collect(),
+        }
+    }
+}
+
+impl GroupStats {
+    /// Makes all that a shard has of a group what is here.
+    fn set(&self, shard: &Shard, id: GroupId) {
+        let Some(group) = shard.groups.get(id.index()) else {
+            return;
+        };
+        for (kind, part) in self.kinds.iter().zip(&group.kinds) {
+            kind.set(part);
+        }
+        self.queue.set(&group.queue);
+        group.wait.set(&self.wait);
+        group.device.set(&self.device);
+    }
+
+    fn set_times(&self, watched: &Watched, id: GroupId) {
+        let times = &watched.times[id.index()];
+        times.group_wait_ns.set(self.group_wait_ns);
+        times.empty_ns.set(self.empty_ns);
+        times.turn_ns.set(self.turn_ns);
+        times.dequeues.set(self.dequeues);
+    }
+}
+
+/// Adds up one group's counters over some shards.
+fn fold<'a>(shards: impl Iterator<Item = &'a Shard>, watched: &Watched, id: GroupId) -> GroupStats {
+    let mut sum = GroupStats::default();
+    for group in shards.filter_map(|shard| shard.groups.get(id.index())) {
+        let pairs = sum.kinds.iter_mut().zip(&group.kinds);
+        pairs.for_each(|(sum, part)| sum.fold(part));
+        sum.queue.fold(&group.queue);
+        sum.wait.fold(&group.wait);
+        sum.device.fold(&group.device);
+    }
+    let times = &watched.times[id.index()];
+    sum.queued = times.queued.get();
+    sum.group_wait_ns = times.group_wait_ns.get();
+    sum.empty_ns = times.empty_ns.get();
+    sum.turn_ns = times.turn_ns.get();
+    sum.dequeues = times.dequeues.get();
+    sum
+}
+
+fn sum(kinds: &[DirectionStats]) -> DirectionStats {
+    let mut sum = DirectionStats::default();
+    kinds.iter().for_each(|one| sum.add(one));
+    sum
+}
+
+/// Writes and discards that nobody waits for are counted apart.
+#[inline]
+fn kind_of(rq: &Request) -> usize {
+    rq.bio.op.direction() as usize + if rq.bio.is_sync() { 0 } else { ASYNC }
+}
+
+/// From a direction's counters to those of its asynchronous part: behind the last direction, writes come first.
+const ASYNC: usize = Direction::COUNT - Direction::Write as usize;
+const KINDS: usize = Direction::COUNT + ASYNC;
+/// No stamp, the top-level groups with a place of their own, all others.
+const COLUMNS: usize = OTHERS as usize + 1;
+const _: () = assert!(COLUMNS == TOPS_MAX + 2);
+
+/// Adds up the events over all shards.
+fn events<'a>(shards: impl Iterator<Item = &'a Shard>) -> EventStats {
+    let mut sum = EventStats::default();
+    shards.for_each(|shard| sum.fold(&shard.events));
+    sum
+}

@@ -1,0 +1,191 @@
+//! What is counted of one request and of groups that come and go, without a queue around.
+
+use std::iter;
+
+use super::*;
+use crate::bio::{Bio, Flags, Op, Status};
+use crate::group::{GroupTree, ROOT};
+use crate::ids::ReactorId;
+use crate::time::Instant;
+
+fn ended(op: Op, flags: Flags, group: u32, times_us: [u64; 3]) -> Box<Request> {
+    let bio = Bio {
+        op,
+        flags,
+        group: GroupId(group),
+        len: 4096,
+        ..Bio::default()
+    };
+    let mut rq = Request::for_test(ReactorId(0), bio, 0);
+    let [inserted, issued, completed] = times_us.map(|us| Instant(us * 1000));
+    rq.inserted_at = inserted;
+    rq.issued_at = issued;
+    rq.completed_at = completed;
+    rq
+}
+
+fn own(shard: &Shard, group: u32) -> GroupStats {
+    Stats::new(4, StatsMode::Outside).own(iter::once(shard), GroupId(group))
+}
+
+#[test]
+fn an_end_is_counted_with_its_times_for_its_group_and_kind_alone() {
+    let shard = Shard::new(4);
+    let mut rq = ended(Op::Write, Flags::ASYNC, 1, [10, 15, 115]);
+    rq.status = Status::Io;
+    shard.count_end(&rq);
+    let stats = own(&shard, 1);
+    let expected = DirectionStats {
+        inserted: 1,
+        ios: 1,
+        bytes: 4096,
+        errors: 1,
+        merged: 0,
+        wait_ns: 5_000,
+        service_ns: 100_000,
+    };
+    assert_eq!(stats.of(Direction::Write), expected);
+    assert_eq!(
+        (stats.asynchronous(), stats.synchronous(), stats.total()),
+        (expected, DirectionStats::default(), expected)
+    );
+    assert_eq!(stats.wait.permille(1000), Some(Nanos(6144)));
+    assert_eq!(stats.device.permille(1000), Some(Nanos(131_072)));
+    assert_eq!(own(&shard, 0), GroupStats::default());
+}
+
+#[test]
+fn a_read_is_synchronous_whatever_it_says() {
+    let shard = Shard::new(4);
+    shard.count_end(&ended(Op::Read, Flags::ASYNC, 0, [0, 0, 1]));
+    let stats = own(&shard, 0);
+    assert_eq!((stats.of(Direction::Read).ios, stats.synchronous().ios), (1, 1));
+}
+
+#[test]
+fn what_a_removed_group_did_is_its_parents_and_nothing_is_lost_or_moved_between_kinds() {
+    let (a, b) = (Shard::new(4), Shard::new(4));
+    let stats = Stats::new(4, StatsMode::Outside);
+    let kinds = [
+        (Op::Read, Flags::NONE),
+        (Op::Write, Flags::NONE),
+        (Op::Write, Flags::ASYNC),
+        (Op::Discard, Flags::NONE),
+        (Op::Discard, Flags::ASYNC),
+        (Op::Flush, Flags::NONE),
+    ];
+    for (n, (op, flags)) in kinds.into_iter().enumerate() {
+        for shard in [&a, &b].into_iter().take(1 + n % 2) {
+            shard.count_end(&ended(op, flags, 2, [0, n as u64, 50]));
+        }
+    }
+    let shards = || [&a, &b].into_iter();
+    let mut before = stats.own(shards(), GroupId(2));
+    stats.bury(shards(), GroupId(2), GroupId(1));
+    assert_eq!(stats.own(shards(), GroupId(2)), GroupStats::default());
+    assert_eq!(stats.of_the_gone(GroupId(1)), before);
+    a.count_end(&ended(Op::Read, Flags::NONE, 1, [0, 1, 2]));
+    before.add(&stats.own(shards(), GroupId(1)));
+    stats.bury(shards(), GroupId(1), ROOT);
+    assert_eq!(stats.of_the_gone(ROOT), before);
+    assert_eq!(stats.of_the_gone(GroupId(1)), GroupStats::default());
+}
+
+/// A watch of the root and three top-level groups, with requests that are asked for by group.
+struct Bench {
+    stats: Stats,
+    watch: Watch,
+}
+
+impl Bench {
+    fn new(groups: u32) -> Self {
+        let tree = GroupTree::flat(groups);
+        let stats = Stats::new(groups as usize, StatsMode::Outside);
+        let watch = Watch::new(std::sync::Arc::clone(&stats.watched), &tree, true);
+        Self { stats, watch }
+    }
+
+    fn insert(&mut self, group: u32, at: u64) {
+        self.watch.inserted(GroupId(group), 1, Instant(at));
+    }
+
+    /// Dispatches a request that was inserted at a time, and counts its end.
+    fn dispatch(&mut self, shard: &Shard, group: u32, inserted: u64, at: u64) -> Stamp {
+        let mut rq = ended(Op::Read, Flags::NONE, group, [0; 3]);
+        self.watch.dispatched(&mut rq, Instant(at));
+        (rq.inserted_at, rq.issued_at, rq.completed_at) = (Instant(inserted), Instant(at), Instant(at + 1));
+        shard.count_request(&rq);
+        shard.count_end(&rq);
+        rq.stamp
+    }
+
+    fn of(&self, shard: &Shard, group: u32) -> GroupStats {
+        self.stats.own(iter::once(shard), GroupId(group))
+    }
+}
+
+#[test]
+fn a_group_waits_from_its_first_insertion_to_its_first_dispatch_and_is_empty_after_its_last() {
+    let (mut bench, shard) = (Bench::new(4), Shard::new(4));
+    bench.insert(1, 100);
+    bench.insert(1, 110);
+    assert_eq!(bench.of(&shard, 1).queued, 2);
+    bench.dispatch(&shard, 1, 100, 130);
+    bench.dispatch(&shard, 1, 110, 150);
+    bench.insert(1, 175);
+    let stats = bench.of(&shard, 1);
+    assert_eq!(
+        (stats.queued, stats.group_wait_ns, stats.empty_ns, stats.dequeues),
+        (1, 30, 125, 1)
+    );
+    bench.dispatch(&shard, 1, 175, 176);
+    let stats = bench.of(&shard, 1);
+    assert_eq!((stats.queued, stats.group_wait_ns, stats.dequeues), (0, 31, 2));
+    assert_eq!((stats.queue.queued_sum, stats.queue.samples), (2 + 1 + 1, 3));
+}
+
+#[test]
+fn a_wait_counts_for_who_went_ahead_and_a_row_sums_up_to_its_groups_wait() {
+    let (mut bench, shard) = (Bench::new(4), Shard::new(4));
+    for at in 0..3 {
+        bench.insert(1, at);
+        bench.insert(2, at);
+    }
+    let mut at = 10;
+    for (group, inserted) in [(1, 0), (2, 0), (2, 1), (1, 1), (1, 2), (2, 2)] {
+        bench.dispatch(&shard, group, inserted, at);
+        at += 10;
+    }
+    let delays = bench.stats.delays(iter::once(&shard)).pairs;
+    let cell = |a, b| {
+        let pair = (Some(GroupId(a)), Some(GroupId(b)));
+        delays
+            .iter()
+            .find(|(a, b, _)| (*a, *b) == pair)
+            .map_or(0, |cell| cell.2.0)
+    };
+    assert_eq!([cell(1, 0), cell(1, 1), cell(1, 2)], [10, 48, 39]);
+    assert_eq!([cell(2, 0), cell(2, 1), cell(2, 2)], [0, 20 + 58, 29]);
+    let wait = |group| bench.of(&shard, group).of(Direction::Read).wait_ns;
+    assert_eq!([wait(1), wait(2)], [10 + 48 + 39, 20 + 58 + 29]);
+    let turns = [bench.of(&shard, 1).turn_ns, bench.of(&shard, 2).turn_ns];
+    assert_eq!(turns, [10 + 20, 20], "the last turn goes on");
+}
+
+#[test]
+fn top_level_groups_beyond_the_sixteenth_share_a_column() {
+    let (mut bench, shard) = (Bench::new(20), Shard::new(20));
+    for group in [15, 16, 19] {
+        bench.insert(group, 0);
+        bench.dispatch(&shard, group, 0, u64::from(group));
+    }
+    let delays = bench.stats.delays(iter::once(&shard)).pairs;
+    assert_eq!(
+        delays,
+        [
+            (Some(GroupId(15)), Some(ROOT), Nanos(15)),
+            (None, Some(GroupId(15)), Nanos(16)),
+            (None, None, Nanos(19)),
+        ]
+    );
+}

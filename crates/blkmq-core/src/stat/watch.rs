@@ -1,0 +1,175 @@
+//! Decides what the gate's holder knows of each group's time: whether it has something queued, waits for its turn, or has
+//! nothing. It alone writes, so the states cannot contradict each other; anyone reads the counters.
+//!
+//! ```text
+//!            inserted                       dispatched                    dispatched, nothing left
+//!  empty ───────────────► waiting ─────────────────────────► served ─────────────────────────────► empty
+//!    └ empty_time           └ group_wait_time                                                  dequeue
+//! ```
+//! A request costs a number up and one down; the clock is looked at when a state changes. Who was dispatched ahead, and how
+//! many were queued, is stamped into the request and counted at its end, by whoever ends it (`stat`).
+
+use std::sync::Arc;
+
+use blkmq_sync::counter::Counter;
+
+use super::Stamp;
+use crate::group::{GroupTree, ROOT};
+use crate::ids::GroupId;
+use crate::request::Request;
+use crate::time::Instant;
+
+/// What is known of one group. The gate's holder writes.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    pub(super) queued: Counter,
+    pub(super) group_wait_ns: Counter,
+    pub(super) empty_ns: Counter,
+    pub(super) turn_ns: Counter,
+    pub(super) dequeues: Counter,
+}
+
+/// The groups' times and the top-level groups' columns, for readers.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    pub(super) times: Box<[Times]>,
+    /// By column of the table of delays, from 1: the top-level group's number and one.
+    pub(super) columns: [Counter; TOPS_MAX],
+}
+
+/// The holder's own side of it.
+pub(crate) struct Watch {
+    watched: Arc<Watched>,
+    states: Box<[State]>,
+    /// By group: its top-level group's column.
+    columns: Box<[u8]>,
+    is_on: bool,
+    /// Whose request was dispatched last, and since when without another's in between.
+    turn: GroupId,
+    turn_since: Instant,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    waits: bool,
+    /// When the present state began.
+    since: Instant,
+}
+
+impl Watched {
+    pub(super) fn new(groups: usize) -> Self {
+        Self {
+            times: (0..groups).map(|_| Times::default()).collect(),
+            columns: std::array::from_fn(|_| Counter::new()),
+        }
+    }
+}
+
+impl Watch {
+    /// Watches the groups of a tree; not at all unless it `is_on`.
+    pub(crate) fn new(watched: Arc<Watched>, groups: &GroupTree, is_on: bool) -> Self {
+        let mut watch = Self {
+            states: vec![State::default(); watched.times.len()].into(),
+            columns: vec![OTHERS; watched.times.len()].into(),
+            watched,
+            is_on,
+            turn: ROOT,
+            turn_since: Instant::default(),
+        };
+        watch.groups_changed(groups);
+        watch
+    }
+
+    /// Learns what the tree looks like now. A top-level group keeps the column that it once got; who comes when all are taken is one
+    /// of the others.
+    pub(crate) fn groups_changed(&mut self, groups: &GroupTree) {
+        self.columns.fill(OTHERS);
+        for (id, _) in groups.iter() {
+            let top = groups.chain(id).take_while(|(id, _)| *id != ROOT).last();
+            let top = top.map_or(ROOT, |(id, _)| id);
+            self.columns[id.index()] = self.column_of(top);
+        }
+    }
+
+    /// A group is gone: its column will be nobody's, for requests that carry it may still be under way.
+    pub(crate) fn group_gone(&mut self, id: GroupId) {
+        let owner = u64::from(id.0) + 1;
+        if let Some(column) = self.watched.columns.iter().find(|column| column.get() == owner) {
+            column.set(GONE);
+        }
+        self.states[id.index()] = State::default();
+    }
+
+    /// A request has come in.
+    #[inline]
+    pub(crate) fn inserted(&mut self, group: GroupId, bios: u32, now: Instant) {
+        if !self.is_on {
+            return;
+        }
+        let times = &self.watched.times[group.index()];
+        if times.queued.get() == 0 {
+            let state = &mut self.states[group.index()];
+            times.empty_ns.add(now.since(state.since).0);
+            *state = State {
+                waits: true,
+                since: now,
+            };
+        }
+        times.queued.add(bios.into());
+    }
+
+    /// A request goes out.
+    #[inline]
+    pub(crate) fn dispatched(&mut self, rq: &mut Request, now: Instant) {
+        if !self.is_on {
+            return;
+        }
+        let group = rq.group();
+        let times = &self.watched.times[group.index()];
+        let state = &mut self.states[group.index()];
+        if state.waits {
+            times.group_wait_ns.add(now.since(state.since).0);
+            state.waits = false;
+        }
+        let queued = times.queued.get();
+        debug_assert!(
+            queued >= rq.bios.into(),
+            "group {group}: out goes what never came in"
+        );
+        rq.stamp = Stamp {
+            queued: queued as u32,
+            column: self.columns[group.index()],
+            ahead: self.columns[self.turn.index()],
+        };
+        let left = queued - u64::from(rq.bios);
+        times.queued.set(left);
+        if left == 0 {
+            state.since = now;
+            times.dequeues.add(1);
+        }
+        if self.turn != group {
+            let turn = &self.watched.times[self.turn.index()];
+            turn.turn_ns.add(now.since(self.turn_since).0);
+            self.turn = group;
+            self.turn_since = now;
+        }
+    }
+
+    fn column_of(&mut self, top: GroupId) -> u8 {
+        let owner = u64::from(top.0) + 1;
+        let columns = &self.watched.columns;
+        let found = columns.iter().position(|column| column.get() == owner);
+        let free = || columns.iter().position(|column| column.get() == 0);
+        let Some(column) = found.or_else(free) else {
+            return OTHERS;
+        };
+        columns[column].set(owner);
+        column as u8 + 1
+    }
+}
+
+/// So many top-level groups have a column of their own in the table of delays: the first ones.
+pub(super) const TOPS_MAX: usize = 16;
+/// The column of all other groups; 0 stands for no stamp.
+pub(super) const OTHERS: u8 = TOPS_MAX as u8 + 1;
+const GONE: u64 = u64::MAX;
