@@ -20,6 +20,10 @@
 //! A gain counts only as far as requests and bytes per second both have it. Where more depth takes the order out of the
 //! elevator's hands, the mix of small and large requests changes, and one of the two rises at the other's expense: that is no gain.
 //!
+//! Where a deep client has all its requests inside the drive, it has none left for the elevator to put in order: the depth is
+//! *beyond order*, and shares are as the clients ask, not as their weights are. That is worth it only if the drive
+//! gains much: beyond order the bounds are WORTH_RAISE and WORTH_LOWER.
+//!
 //! *Why it is stable.* Throughput of a closed system does not fall when depth is added, short of overload, and its gain from
 //! a depth to 12/7 of it falls as the depth grows; so the gain as a function of `o` crosses the band between the two bounds
 //! once, from above: below the band `o` grows, above it shrinks, within it rests. A step that turns back halves the next one, and
@@ -47,6 +51,8 @@ pub(super) struct DepthLaw {
     last: Verdict,
     /// Windows at the operating depth between the last trial and the next.
     rest: u32,
+    /// The operating depth was beyond order when it was last rested at.
+    rests_beyond: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +78,8 @@ struct Window {
     moments: u32,
     completions: u32,
     bytes: u64,
+    /// Completions for deep clients that had nothing queued.
+    unordered: u32,
 }
 
 /// Pairs of windows, and what the deeper one gained over the other.
@@ -83,6 +91,8 @@ struct Trial {
     pairs: i64,
     requests: Gains,
     bytes: Gains,
+    /// Windows at the lower and at the higher depth that were beyond order.
+    beyond: [u32; 2],
 }
 
 /// What a window did in a second.
@@ -91,6 +101,7 @@ struct Rates {
     /// In thousandths.
     requests: u64,
     bytes: u64,
+    beyond_order: bool,
 }
 
 /// Gains over the pairs of a trial, in millionths.
@@ -122,6 +133,7 @@ impl DepthLaw {
             step: STEP_FIRST,
             last: Verdict::Stay,
             rest: 0,
+            rests_beyond: false,
         }
     }
 
@@ -154,9 +166,9 @@ impl DepthLaw {
         self.window.skip = self.max;
     }
 
-    /// Counts the end of a request of `bytes`.
+    /// Counts the end of a request of `bytes`. `unordered` says that its client has more in flight and nothing queued.
     #[inline]
-    pub(super) fn completed(&mut self, bytes: u64, now: Instant) {
+    pub(super) fn completed(&mut self, bytes: u64, unordered: bool, now: Instant) {
         if !self.contended {
             return;
         }
@@ -180,6 +192,7 @@ impl DepthLaw {
             window.since = now;
         } else if now > window.since {
             window.bytes += bytes;
+            window.unordered += u32::from(unordered);
             window.completions += 1;
         }
     }
@@ -187,10 +200,12 @@ impl DepthLaw {
     fn close(&mut self, now: Instant) {
         let rates = self.window.rates(now);
         match self.phase {
-            Phase::Resting(0) => self.phase = Phase::Tracking,
-            Phase::Resting(left) => self.phase = Phase::Resting(left - 1),
+            Phase::Resting(left) => {
+                self.rests_beyond = rates.beyond_order;
+                self.phase = left.checked_sub(1).map_or(Phase::Tracking, Phase::Resting);
+            }
             Phase::Descent | Phase::Tracking => {
-                if let Some(verdict) = self.trial.take_in(rates) {
+                if let Some(verdict) = self.trial.take_in(rates, self.rests_beyond) {
                     self.trial = Trial::default();
                     self.obey(verdict);
                 }
@@ -240,6 +255,7 @@ impl DepthLaw {
             (self.step * 2).min(STEP_MAX)
         };
         let change = (self.operating * self.step / 64).max(1);
+        self.rests_beyond &= verdict == Verdict::Stay;
         self.operating = match verdict {
             Verdict::Raise => (self.operating + change).min(self.max),
             Verdict::Lower => self
@@ -282,6 +298,7 @@ impl Window {
         Rates {
             requests: per_second(u64::from(self.completions) * 1000),
             bytes: per_second(self.bytes),
+            beyond_order: self.unordered >= self.completions / BEYOND_PART,
         }
     }
 }
@@ -293,8 +310,10 @@ impl Trial {
     }
 
     /// Takes in what a window did; decides when the pairs so far are clear enough, or when they are enough.
-    fn take_in(&mut self, rates: Rates) -> Option<Verdict> {
+    /// `rests_beyond` says that the operating depth, between the two, is beyond order.
+    fn take_in(&mut self, rates: Rates, rests_beyond: bool) -> Option<Verdict> {
         let is_low = self.is_at_low();
+        self.beyond[usize::from(!is_low)] += u32::from(rates.beyond_order);
         self.windows += 1;
         if self.windows % 2 == 1 {
             self.first = rates;
@@ -308,27 +327,32 @@ impl Trial {
         self.pairs += 1;
         self.requests.take_in(low.requests, high.requests);
         self.bytes.take_in(low.bytes, high.bytes);
-        self.verdict()
+        self.verdict(rests_beyond)
     }
 
-    fn verdict(&self) -> Option<Verdict> {
+    fn verdict(&self, rests_beyond: bool) -> Option<Verdict> {
         if self.pairs < PAIRS_MIN {
             return None;
         }
         let (requests, bytes) = (self.requests.mean(self.pairs), self.bytes.mean(self.pairs));
         let (mean, doubt) = requests.min(bytes);
-        if mean - doubt > GAIN_RAISE {
+        // A depth counts as beyond order if most of its windows were.
+        let [low, high] = self.beyond.map(|windows| i64::from(windows) * 2 > self.pairs);
+        let here = low || rests_beyond;
+        let raise = if here || high { WORTH_RAISE } else { GAIN_RAISE };
+        let lower = if here { WORTH_LOWER } else { GAIN_LOWER };
+        if mean - doubt > raise {
             return Some(Verdict::Raise);
         }
-        if mean + doubt < GAIN_LOWER {
+        if mean + doubt < lower {
             return Some(Verdict::Lower);
         }
         if self.pairs < PAIRS_MAX {
             return None;
         }
         Some(match mean {
-            gain if gain > GAIN_RAISE => Verdict::Raise,
-            gain if gain < GAIN_LOWER => Verdict::Lower,
+            gain if gain > raise => Verdict::Raise,
+            gain if gain < lower => Verdict::Lower,
             _ => Verdict::Stay,
         })
     }
@@ -355,6 +379,11 @@ const MILLION: i128 = 1_000_000;
 const GAIN_RAISE: i64 = 20_000;
 /// A gain below which it shrinks.
 const GAIN_LOWER: i64 = 10_000;
+/// The same beyond order.
+const WORTH_RAISE: i64 = 80_000;
+const WORTH_LOWER: i64 = 50_000;
+/// A window is beyond order if at least one completion in so many was for a deep client that had nothing queued.
+const BEYOND_PART: u32 = 8;
 /// A window lasts at least so long, and so many completions, and twice its limit.
 const WINDOW_MIN: Nanos = Nanos::from_micros(500);
 const COMPLETIONS_MIN: u32 = 64;

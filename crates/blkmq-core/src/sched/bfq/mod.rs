@@ -332,7 +332,9 @@ impl Elevator for Bfq {
         self.notice(note.completed_at);
         let id = note.sched_data as usize;
         self.landed(id);
-        self.depth.completed(note.bytes, self.now);
+        let queue = &self.clients[id];
+        let is_unordered = queue.requests.is_empty() && queue.in_flight >= DEEP;
+        self.depth.completed(note.bytes, is_unordered, self.now);
         self.ended_in_turn(id);
         self.rest(id);
     }
@@ -411,5 +413,8 @@ impl Elevator for Bfq {
 
 /// So long a group's clients of the idle class wait behind the others, then one turn is theirs.
 const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
+/// A client with so many requests in flight, and none queued, has taken its order out of our hands. One that asks for less
+/// is light: it has no backlog that could be put in order.
+const DEEP: u32 = 3;
 /// What a request counts as at least.
 const COST_MIN: u32 = 512;

