@@ -18,7 +18,7 @@ use blkmq_core::sched::Kind;
 use self::kernel::Loop;
 use self::scene::{Scene, Turn};
 use self::score::Series;
-use self::stage::{Medium, play};
+use self::stage::{Ground, Medium, Totals, play};
 use crate::args::{BenchArgs, Plan};
 use crate::report::{About, Report};
 use crate::rounds::{self, Latency, Point, Sample};
@@ -41,6 +41,9 @@ pub struct FairnessArgs {
     /// Sides to measure: none, caps, mq-deadline, kyber, bfq [default: all]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
     pub side: Vec<Side>,
+    /// Threads of the engine [default: 2; with --kernel 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub reactors: Option<u16>,
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub only: String,
@@ -60,8 +63,8 @@ pub enum Side {
 struct Reference {
     /// The victim by itself, by case.
     alone: RefCell<BTreeMap<String, Latency>>,
-    /// Bytes per second without an elevator, by case.
-    none: RefCell<BTreeMap<String, f64>>,
+    /// Totals without an elevator, by case.
+    none: RefCell<BTreeMap<String, Totals>>,
 }
 
 /// Runs the bench and prints its report; progress goes to stderr.
@@ -71,7 +74,11 @@ struct Reference {
 pub fn main(args: &FairnessArgs) -> Result<()> {
     let kernel = if args.kernel { Some(Loop::set_up()?) } else { None };
     let file = kernel.as_ref().map(Loop::image).or_else(|| args.file.clone());
-    let medium = file.map_or(Medium::Flash, Medium::File);
+    let ground = Ground {
+        medium: file.map_or(Medium::Flash, Medium::File),
+        // A file in memory is copied by whoever dispatches: a second thread has nothing to do but to be woken.
+        reactors: args.reactors.unwrap_or(if args.kernel { 1 } else { 2 }).into(),
+    };
     let scenes = if args.kernel {
         scene::beside_kernel()
     } else {
@@ -88,14 +95,14 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
     );
     let sides = sides(&args.side, args.kernel);
     let reference = Reference::default();
-    let mut points = points(&scenes, &sides, &medium, kernel.as_ref(), &reference);
+    let mut points = points(&scenes, &sides, &ground, kernel.as_ref(), &reference);
     let mut common = args.common.clone();
     if !common.quick {
         common.seconds.get_or_insert(SECONDS_DEFAULT);
         common.rounds.get_or_insert(ROUNDS_DEFAULT);
     }
     let plan = common.plan(points.len(), SET_UP)?;
-    let mut report = Report::start("fairness", about(&medium), &plan);
+    let mut report = Report::start("fairness", about(&ground), &plan);
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &common)
@@ -115,7 +122,7 @@ fn sides(asked: &[Side], without_caps: bool) -> Vec<Side> {
 fn points<'a>(
     scenes: &'a [Scene],
     sides: &[Side],
-    medium: &'a Medium,
+    ground: &'a Ground,
     kernel: Option<&'a Loop>,
     reference: &'a Reference,
 ) -> Vec<Point<'a>> {
@@ -125,7 +132,7 @@ fn points<'a>(
             points.push(Point {
                 case: scene.case.clone(),
                 side: side.name().into(),
-                measure: Box::new(move |plan| measure(scene, side, medium, reference, plan)),
+                measure: Box::new(move |plan| measure(scene, side, ground, reference, plan)),
             });
             if let (Some(kernel), Side::Elevator(kind)) = (kernel, side) {
                 points.push(Point {
@@ -139,21 +146,17 @@ fn points<'a>(
     points
 }
 
-fn measure(scene: &Scene, side: Side, medium: &Medium, reference: &Reference, plan: &Plan) -> Result<Sample> {
+fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, plan: &Plan) -> Result<Sample> {
     if side == Side::Elevator(Kind::None) {
-        reference.measure_alone(scene, medium, plan)?;
+        reference.measure_alone(scene, ground, plan)?;
     }
     let none = reference.none.borrow().get(&scene.case).copied();
     let visit = match side {
-        Side::Elevator(kind) => play(scene, medium, kind, None, plan)?,
-        Side::Caps => play(scene, medium, Kind::None, none, plan)?,
+        Side::Elevator(kind) => play(scene, ground, kind, None, plan)?,
+        Side::Caps => play(scene, ground, Kind::None, none.map(|none| none.bytes), plan)?,
     };
-    let rate = visit.series.rate_since(scene.steady_from(visit.turned_at));
     let is_none = side == Side::Elevator(Kind::None);
-    let mut figures = vec![(
-        "total_vs_none",
-        reference.total_vs_none(&scene.case, is_none, rate),
-    )];
+    let mut figures = reference.against_none(&scene.case, is_none, visit.steady);
     figures.extend(shares(scene, &visit.series, visit.turned_at, plan));
     let latency = Latency::from(&visit.latency);
     if let Some(alone) = reference.alone.borrow().get(&scene.case) {
@@ -181,12 +184,12 @@ fn measure_kernel(
     plan: &Plan,
 ) -> Result<Sample> {
     let visit = kernel.play(scene, kind.name(), plan)?;
-    let rate = visit.series.rate_since(Duration::ZERO);
+    let totals = Totals {
+        ios: visit.total.iops(),
+        bytes: visit.series.rate_since(Duration::ZERO),
+    };
     let case = format!("kernel/{}", scene.case);
-    let mut figures = vec![(
-        "total_vs_none",
-        reference.total_vs_none(&case, kind == Kind::None, rate),
-    )];
+    let mut figures = reference.against_none(&case, kind == Kind::None, totals);
     figures.extend(shares(scene, &visit.series, Duration::ZERO, plan));
     Ok(Sample {
         figures,
@@ -228,17 +231,21 @@ fn shares(scene: &Scene, series: &Series, turned_at: Duration, plan: &Plan) -> V
 }
 
 impl Reference {
-    /// A rate as a part of what the same case did without an elevator, in this round.
-    fn total_vs_none(&self, case: &str, is_none: bool, rate: f64) -> f64 {
+    /// Totals as parts of what the same case did without an elevator, in this round.
+    fn against_none(&self, case: &str, is_none: bool, totals: Totals) -> Vec<(&'static str, f64)> {
         let mut none = self.none.borrow_mut();
         if is_none {
-            none.insert(case.to_owned(), rate);
+            none.insert(case.to_owned(), totals);
         }
-        rate / none.get(case).copied().unwrap_or(rate).max(1.0)
+        let none = none.get(case).copied().unwrap_or(totals);
+        vec![
+            ("total_vs_none", totals.ios / none.ios.max(1.0)),
+            ("bytes_vs_none", totals.bytes / none.bytes.max(1.0)),
+        ]
     }
 
     /// Measures the victim by itself, without an elevator.
-    fn measure_alone(&self, scene: &Scene, medium: &Medium, plan: &Plan) -> Result<()> {
+    fn measure_alone(&self, scene: &Scene, ground: &Ground, plan: &Plan) -> Result<()> {
         if scene.victim.is_none() {
             return Ok(());
         }
@@ -246,22 +253,11 @@ impl Reference {
             crowd: Vec::new(),
             ..scene.clone()
         };
-        let visit = play(&alone, medium, Kind::None, None, plan)?;
+        let visit = play(&alone, ground, Kind::None, None, plan)?;
         self.alone
             .borrow_mut()
             .insert(scene.case.clone(), Latency::from(&visit.latency));
         Ok(())
-    }
-}
-
-impl Scene {
-    /// From when on the total counts: in a scene with a turn, from a moment after it.
-    fn steady_from(&self, turned_at: Duration) -> Duration {
-        if self.turn == Turn::Nothing {
-            Duration::ZERO
-        } else {
-            turned_at + AFTER_TURN
-        }
     }
 }
 
@@ -286,12 +282,12 @@ fn side(name: &str) -> Result<Side, String> {
     })
 }
 
-fn about(medium: &Medium) -> About {
+fn about(ground: &Ground) -> About {
     About {
         question: "how do tenants share a drive?".into(),
         setting: vec![
-            medium.description(),
-            "two reactors, tenants spread over them; a tenant submits again as soon as an I/O has ended; shares are shares of bytes".into(),
+            ground.medium.description(),
+            format!("{} reactor(s), tenants spread over them; a tenant submits again as soon as an I/O has ended; shares are shares of bytes", ground.reactors),
             "caps: no elevator, every tenant capped at its due part of what the drive did with none".into(),
             "percentiles are the light tenant's where there is one, else the first tenant's; alone: the same tenant by itself, none, in the same round".into(),
         ],
@@ -303,4 +299,3 @@ const ROUNDS_DEFAULT: u32 = 3;
 const SET_UP: Duration = Duration::from_millis(50);
 /// Over any so much time shares are compared with what is due.
 const SHARE_WINDOW: Duration = Duration::from_secs(1);
-const AFTER_TURN: Duration = Duration::from_millis(10);

@@ -2,7 +2,7 @@
 //! in turn; and what is read off while it runs. `scene` says who plays, `score` what it was worth.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,12 +35,29 @@ pub(super) enum Medium {
     File(PathBuf),
 }
 
+/// Of all tenants, per second.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    pub(super) ios: f64,
+    pub(super) bytes: f64,
+}
+
+/// Where scenes are played.
+#[derive(Clone, Debug)]
+pub(super) struct Ground {
+    pub(super) medium: Medium,
+    /// Threads of the engine, over which tenants are spread.
+    pub(super) reactors: usize,
+}
+
 /// What was read off one visit.
 pub(super) struct Visit {
     pub(super) series: Series,
     /// Latencies of the victim.
     pub(super) latency: Histogram,
     pub(super) ios: u64,
+    /// Of these, and bytes, per second from a moment after the scene's turn on, all tenants together.
+    pub(super) steady: Totals,
     pub(super) elapsed: Duration,
     pub(super) usage: Usage,
     /// When the scene's turn came.
@@ -94,14 +111,14 @@ impl Medium {
 /// If the engine cannot be started, or an I/O fails.
 pub(super) fn play(
     scene: &Scene,
-    medium: &Medium,
+    ground: &Ground,
     elevator: Kind,
     capacity: Option<f64>,
     plan: &Plan,
 ) -> Result<Visit> {
     let crowd = scene.crowd.len();
     let tenants: Vec<Tenant> = scene.crowd.iter().chain(&scene.victim).copied().collect();
-    let engine = start(scene, medium, elevator, capacity)?;
+    let engine = start(scene, ground, elevator, capacity)?;
     let stage = Arc::new(Stage {
         meters: tenants.iter().map(|_| Meter::default()).collect(),
         timed: scene.victim.map(|_| crowd).or(Some(0)),
@@ -111,10 +128,10 @@ pub(super) fn play(
     for (place, tenant) in tenants.iter().enumerate() {
         let (stage, tenant) = (Arc::clone(&stage), *tenant);
         let disk = engine.disk(DISK).context("the engine has no disk")?.clone();
-        let with_buffers = *medium != Medium::Flash;
+        let with_buffers = ground.medium != Medium::Flash;
         let factory =
             move || Box::new(Source::new(stage, place, &tenant, &disk, with_buffers)) as Box<dyn Service>;
-        engine.add_service(ReactorId((place % REACTORS) as u16), Box::new(factory));
+        engine.add_service(ReactorId((place % ground.reactors) as u16), Box::new(factory));
     }
     let visit = watch(scene, &engine, &stage, crowd, plan);
     stage.phase.store(STOP, Ordering::Relaxed);
@@ -129,8 +146,8 @@ pub(super) fn play(
     Ok(Visit { latency, ..visit? })
 }
 
-fn start(scene: &Scene, medium: &Medium, elevator: Kind, capacity: Option<f64>) -> Result<Engine> {
-    let (drive, size) = medium.open()?;
+fn start(scene: &Scene, ground: &Ground, elevator: Kind, capacity: Option<f64>) -> Result<Engine> {
+    let (drive, size) = ground.medium.open()?;
     let mut queue = QueueSpec::new("fairness", drive);
     queue.disks.push(DiskEntry {
         name: DISK.into(),
@@ -151,7 +168,7 @@ fn start(scene: &Scene, medium: &Medium, elevator: Kind, capacity: Option<f64>) 
         cap(&mut queue.groups, scene, capacity);
     }
     let config = EngineConfig {
-        reactors: REACTORS,
+        reactors: ground.reactors,
         attached_max: 0,
         queues: vec![queue],
         ..EngineConfig::default()
@@ -195,18 +212,42 @@ fn watch(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize, plan: &Pla
     };
     stage.phase.store(MEASURE, Ordering::Relaxed);
     let (usage, ios_before, start) = (Usage::of_this_process()?, ios(), Instant::now());
+    let totals = || {
+        let sum = |of: fn(&Meter) -> &AtomicU64| {
+            stage
+                .meters
+                .iter()
+                .map(|meter| of(meter).load(Ordering::Relaxed))
+                .sum::<u64>() as f64
+        };
+        Totals {
+            ios: sum(|meter| &meter.ios),
+            bytes: sum(|meter| &meter.bytes),
+        }
+    };
     let mut series = Series::default();
     let mut turned_at = None;
+    let mut steady = (start.elapsed(), totals());
     while start.elapsed() < plan.window {
         series.moments.push((start.elapsed(), bytes()));
         if turned_at.is_none() && start.elapsed() >= plan.window / 2 {
             turn(scene, engine, stage, crowd)?;
             turned_at = Some(start.elapsed());
+            if scene.turn != Turn::Nothing {
+                std::thread::sleep(AFTER_TURN);
+                steady = (start.elapsed(), totals());
+            }
         }
         std::thread::sleep(READ_EVERY);
     }
     series.moments.push((start.elapsed(), bytes()));
+    let (since, before) = steady;
+    let (seconds, after) = ((start.elapsed() - since).as_secs_f64(), totals());
     Ok(Visit {
+        steady: Totals {
+            ios: (after.ios - before.ios) / seconds,
+            bytes: (after.bytes - before.bytes) / seconds,
+        },
         ios: ios() - ios_before,
         elapsed: start.elapsed(),
         usage: Usage::of_this_process()? - usage,
@@ -229,8 +270,6 @@ fn turn(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize) -> Result<(
 }
 
 const DISK: &str = "shared";
-/// As many as this kind of machine has cores.
-const REACTORS: usize = 2;
 const TAGS: u32 = 1024;
 const REQUESTS: u32 = 2048;
 const FLASH_UNITS: u32 = 16;
@@ -241,5 +280,7 @@ const FLASH_BYTES: u64 = 1 << 40;
 const CAP_MIN: f64 = (1 << 20) as f64;
 /// How long tenants run before they are measured: schedulers that learn have learnt by then.
 const SETTLE: Duration = Duration::from_millis(1500);
+/// After a scene's turn its total counts from here on: so long the others may take to notice.
+const AFTER_TURN: Duration = Duration::from_millis(10);
 const READ_EVERY: Duration = Duration::from_millis(2);
 const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);

@@ -351,7 +351,7 @@ impl Trial {
             return None;
         }
         Some(match mean {
-            gain if gain > raise => Verdict::Raise,
+            gain if gain - doubt / 2 > raise => Verdict::Raise,
             gain if gain < lower => Verdict::Lower,
             _ => Verdict::Stay,
         })
@@ -361,20 +361,22 @@ impl Trial {
 impl Gains {
     fn take_in(&mut self, low: u64, high: u64) {
         let gain = i128::from(high) * MILLION / i128::from(low.max(1)) - MILLION;
-        let gain = gain.clamp(-MILLION, MILLION) as i64;
+        let gain = gain.clamp(-GAIN_MAX, GAIN_MAX) as i64;
         self.sum += gain;
         self.squares += gain * gain;
     }
 
-    /// The mean gain, and twice its standard error.
+    /// The mean gain, and three times its standard error: two would be right for many pairs.
     fn mean(&self, pairs: i64) -> (i64, i64) {
         let mean = self.sum / pairs;
         let spread = (self.squares / pairs - mean * mean).max(0);
-        (mean, 2 * (spread / (pairs - 1)).isqrt())
+        (mean, 3 * (spread / (pairs - 1)).isqrt())
     }
 }
 
 const MILLION: i128 = 1_000_000;
+/// A pair of windows counts for no more than this, so that one that was disturbed does not decide a trial.
+const GAIN_MAX: i128 = 400_000;
 /// A gain of the higher depth, in millionths, from which on the operating depth grows.
 const GAIN_RAISE: i64 = 20_000;
 /// A gain below which it shrinks.
@@ -385,18 +387,18 @@ const WORTH_LOWER: i64 = 50_000;
 /// A window is beyond order if at least one completion in so many was for a deep client that had nothing queued.
 const BEYOND_PART: u32 = 8;
 /// A window lasts at least so long, and so many completions, and twice its limit.
-const WINDOW_MIN: Nanos = Nanos::from_micros(500);
+const WINDOW_MIN: Nanos = Nanos::from_millis(1);
 const COMPLETIONS_MIN: u32 = 64;
 /// A gap so many times longer than the mean one, of at least so many, interrupts a window.
 const INTERRUPTION: u64 = 32;
 const MOMENTS_MIN: u32 = 8;
 /// Pairs of windows in a trial.
-const PAIRS_MIN: i64 = 2;
-const PAIRS_MAX: i64 = 8;
+const PAIRS_MIN: i64 = 3;
+const PAIRS_MAX: i64 = 12;
 /// Changes of the operating depth, in 1/64.
 const STEP_MIN: u32 = 2;
 const STEP_FIRST: u32 = 4;
-const STEP_MAX: u32 = 64;
+const STEP_MAX: u32 = 32;
 /// Windows of rest after a trial that moved nothing, and the most of them.
 const REST_MIN: u32 = 2;
 const REST_MAX: u32 = 32;
