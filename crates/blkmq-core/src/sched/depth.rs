@@ -386,7 +386,7 @@ const WORTH_RAISE: i64 = 80_000;
 const WORTH_LOWER: i64 = 50_000;
 /// A window is beyond order if at least one completion in so many was for a deep client that had nothing queued.
 const BEYOND_PART: u32 = 8;
-/// A window lasts at least so long, and so many completions, and twice its limit.
+/// A window lasts at least so long, and so many completions.
 const WINDOW_MIN: Nanos = Nanos::from_millis(1);
 const COMPLETIONS_MIN: u32 = 64;
 /// A gap so many times longer than the mean one, of at least so many, interrupts a window.

@@ -1,3 +1,5 @@
+//! Decides what caps must hold: rates over windows, bursts, ancestors, changes while requests wait.
+
 use proptest::prelude::*;
 
 use super::*;
