@@ -12,6 +12,7 @@ use crate::request::{Request, State};
 use crate::sched::{Elevator, InsertAt, Note};
 use crate::share::Shares;
 use crate::stat::{Stats, StatsMode, Watch};
+use crate::target::Targets;
 use crate::throttle::Throttle;
 use crate::time::Instant;
 
@@ -34,7 +35,7 @@ pub(crate) enum Report {
     /// It has ended.
     Ended(Note, DiskId),
     /// It comes back through the insert list.
-    Requeued(DiskId),
+    Requeued(DiskId, GroupId),
 }
 
 /// What the gate protects: the elevator, the reading ends of everybody's lists, and the count against the depth.
@@ -48,6 +49,8 @@ pub(crate) struct Sched {
     pub(crate) leftovers: VecDeque<Box<Request>>,
     /// What each disk has of a shared tag set.
     pub(crate) shares: Shares,
+    /// What groups without a latency target leave to those with one.
+    pub(crate) targets: Targets,
     /// The tenant tree.
     pub(crate) groups: GroupTree,
     /// Which groups wait, and since when.
@@ -64,6 +67,7 @@ impl Sched {
     /// Takes in what all reactors have published, and what the caps let pass by now: everything, if the queue `drains`.
     pub(crate) fn fold(&mut self, stats: &Stats, drains: bool, now: Instant) {
         self.shares.look(now);
+        self.targets.look_for_silence(now);
         self.fold_reports(stats);
         if self.throttle.is_active() {
             return self.fold_through_caps(stats, drains, now);
@@ -127,10 +131,15 @@ impl Sched {
                 match report {
                     Report::Ended(note, disk) => {
                         self.shares.ended(disk);
+                        self.targets
+                            .ended(note.group, Some(note.latency()), note.completed_at);
                         count_end(stats, &note);
                         elevator.completed(&note);
                     }
-                    Report::Requeued(disk) => self.shares.ended(disk),
+                    Report::Requeued(disk, group) => {
+                        self.shares.ended(disk);
+                        self.targets.ended(group, None, Instant(0));
+                    }
                 }
             });
         }
@@ -147,20 +156,27 @@ impl Sched {
             rq.state = State::Dispatched;
             return Some(rq);
         };
-        if self.in_flight >= depth {
+        let knows_groups = elevator.knows_groups();
+        if self.in_flight >= self.targets.depth(depth, knows_groups) {
             return None;
         }
-        let mut next = self.shares.next_held(depth);
+        let mut next = self.targets.next_held();
         while next.is_none() {
-            let mut rq = elevator.dispatch(now)?;
-            debug_assert_eq!(
-                rq.state,
-                State::Inserted,
-                "the elevator gave out what it was not given"
-            );
-            rq.state = State::Dispatched;
-            rq.from_elevator = true;
-            next = self.shares.admit(rq, depth);
+            let shared = match self.shares.next_held(depth) {
+                Some(rq) => Some(rq),
+                None => {
+                    let mut rq = elevator.dispatch(now)?;
+                    debug_assert_eq!(
+                        rq.state,
+                        State::Inserted,
+                        "the elevator gave out what it was not given"
+                    );
+                    rq.state = State::Dispatched;
+                    rq.from_elevator = true;
+                    self.shares.admit(rq, depth)
+                }
+            };
+            next = shared.and_then(|rq| self.targets.admit(rq, knows_groups));
         }
         self.in_flight += 1;
         next.map(|mut rq| {
@@ -184,6 +200,8 @@ impl Sched {
         count_end(stats, note);
         self.in_flight -= 1;
         self.shares.ended(disk);
+        self.targets
+            .ended(note.group, Some(note.latency()), note.completed_at);
         if let Some(elevator) = &mut self.elevator {
             elevator.completed(note);
         }
@@ -193,6 +211,7 @@ impl Sched {
     pub(crate) fn put_back(&mut self, rq: Box<Request>, stats: &Stats, now: Instant) {
         self.in_flight -= 1;
         self.shares.ended(rq.disk());
+        self.targets.ended(rq.group(), None, now);
         if let Some(elevator) = &mut self.elevator {
             insert(
                 elevator.as_mut(),
@@ -219,6 +238,7 @@ impl Sched {
         self.in_flight == 0
             && self.leftovers.is_empty()
             && self.shares.is_empty()
+            && self.targets.is_empty()
             && self.throttle.is_empty()
             && self.passed.is_empty()
             && self

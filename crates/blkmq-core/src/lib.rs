@@ -24,5 +24,6 @@ mod split;
 pub mod stat;
 mod sw_ctx;
 mod tag;
+mod target;
 mod throttle;
 pub mod time;

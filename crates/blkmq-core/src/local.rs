@@ -251,6 +251,7 @@ impl LocalQueue {
         );
         if let Some(sched) = self.queue.gate.try_enter() {
             sched.throttle.check_invariants();
+            sched.targets.check_invariants();
             if let Some(elevator) = &sched.elevator {
                 elevator.check_invariants();
             }
@@ -575,7 +576,7 @@ impl LocalQueue {
         let again = status == Status::Requeue && rq.retries < REQUEUES_MAX;
         if rq.from_elevator {
             let report = if again {
-                Report::Requeued(rq.disk())
+                Report::Requeued(rq.disk(), rq.group())
             } else {
                 Report::Ended(Note::of(&rq, now), rq.disk())
             };

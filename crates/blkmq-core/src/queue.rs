@@ -25,6 +25,7 @@ use crate::share::Shares;
 use crate::stat::{Shard, Stats, StatsMode, Watch};
 use crate::tag::DEPTH_MAX;
 pub use crate::tag::TagMode;
+use crate::target::Targets;
 use crate::throttle::Throttle;
 use crate::time::Nanos;
 
@@ -347,6 +348,7 @@ impl Queue {
                 leftovers: VecDeque::with_capacity(requests_max),
                 leaving: VecDeque::with_capacity(groups.capacity()),
                 throttle: Throttle::new(&groups, requests_max),
+                targets: Targets::new(&groups, requests_max),
                 passed: VecDeque::with_capacity(requests_max),
                 watch: Watch::new(watched, &groups, config.stats != StatsMode::Off),
                 groups,
@@ -517,7 +519,8 @@ impl Queue {
             return false;
         };
         let elevator = sched.elevator.as_ref();
-        let keeps_back = elevator.is_some_and(|elevator| elevator.keeps_back()) && sched.is_all_taken_in();
+        let waits = elevator.is_some_and(|elevator| elevator.keeps_back()) || sched.targets.keeps_back();
+        let keeps_back = waits && sched.is_all_taken_in();
         self.leave_gate(sched);
         keeps_back
     }

@@ -147,6 +147,8 @@ impl Queue {
         if result.is_ok() {
             self.standings.update(&sched.groups);
             sched.note_columns();
+            let Sched { targets, groups, .. } = &mut *sched;
+            targets.learn(groups);
             // What waits for caps may go now, or at another time.
             if !sched.throttle.is_empty() {
                 self.run_all();

@@ -18,7 +18,7 @@ use crate::ids::GroupId;
 use crate::limits::Limits;
 use crate::request::Request;
 use crate::stat::Stamp;
-use crate::time::Instant;
+use crate::time::{Instant, Nanos};
 
 /// Where a request enters the elevator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,12 @@ pub struct Note {
 }
 
 impl Note {
+    /// From insertion to the end.
+    #[inline]
+    pub fn latency(&self) -> Nanos {
+        self.completed_at.since(self.inserted_at)
+    }
+
     /// Describes a request whose end was seen at `now`.
     pub fn of(rq: &Request, now: Instant) -> Self {
         Self {
@@ -101,6 +107,11 @@ pub trait Elevator: Send {
 
     /// Learns that a request that was given out has ended.
     fn completed(&mut self, _note: &Note) {}
+
+    /// Says whether it divides the drive among groups by itself, so that what it gives out is to be issued in its order.
+    fn knows_groups(&self) -> bool {
+        false
+    }
 
     /// Returns how many requests it holds.
     fn queued(&self) -> usize;

@@ -45,6 +45,8 @@ pub struct Case {
     pub sizes: [u64; 2],
     /// How long the light tenant rests between two reads of 4 KiB, on average.
     pub rest: Nanos,
+    /// The light tenant's latency target.
+    pub target: Option<Nanos>,
 }
 
 /// What one case gave.
@@ -193,7 +195,9 @@ impl World {
         for &weight in &weights {
             tree.create(ROOT, weight as u16).expect("room was made");
         }
-        tree.create(ROOT, 100).expect("room was made");
+        let light = tree.create(ROOT, 100).expect("room was made");
+        tree.set_latency_target(light, case.target)
+            .expect("it has just been made");
         let mut config = QueueConfig::new("fair", 1);
         config.tags = TagMode::PerHctx(TAGS);
         config.requests_per_reactor = (case.groups * case.depth + 1).max(64);
@@ -357,6 +361,7 @@ const fn shares(units: u32, groups: u32, depth: u32, sizes: [u64; 2]) -> Case {
         depth,
         sizes,
         rest: Nanos::from_millis(5),
+        target: None,
     }
 }
 /// A reader that never rests beside tenants of its own weight, none of which leaves it less than it asks for.
@@ -368,9 +373,17 @@ const fn isolation(units: u32, groups: u32, bytes: u64) -> Case {
         depth: 32,
         sizes: [bytes; 2],
         rest: Nanos::ZERO,
+        target: None,
     }
 }
-const CASES: [Case; 10] = [
+/// The same with a latency target for the reader, on schedulers that know no groups.
+const fn targeted(units: u32, groups: u32, target: Nanos) -> Case {
+    Case {
+        target: Some(target),
+        ..isolation(units, groups, 4096)
+    }
+}
+const CASES: [Case; 11] = [
     shares(64, 2, 128, [4096; 2]),
     shares(64, 8, 32, [4096; 2]),
     shares(64, 8, 128, [4096, 256 << 10]),
@@ -381,6 +394,7 @@ const CASES: [Case; 10] = [
     isolation(16, 8, 256 << 10),
     isolation(128, 63, 4096),
     isolation(128, 63, 256 << 10),
+    targeted(16, 8, Nanos::from_micros(250)),
 ];
 
 #[cfg(test)]
@@ -398,6 +412,17 @@ mod tests {
         assert!(bfq.worst_error < 20_000, "{bfq:?}");
         assert!(bfq.rate * 100 >= none.rate * 97, "{bfq:?} {none:?}");
         assert!(bfq.light_p99 < SERVICE + SERVICE, "{bfq:?}");
+    }
+
+    #[test]
+    fn a_latency_target_is_met_by_schedulers_that_know_no_groups_at_a_price_in_throughput() {
+        let (free, target) = (isolation(16, 8, 4096), targeted(16, 8, Nanos::from_micros(250)));
+        for kind in [Kind::MqDeadline, Kind::Kyber] {
+            let (without, with) = (measure(free, kind, 2, 1), measure(target, kind, 2, 1));
+            assert!(without.light_p99 > Nanos::from_millis(1), "{kind}: {without:?}");
+            assert!(with.light_p99 < Nanos::from_micros(350), "{kind}: {with:?}");
+            assert!(with.iops * 10 >= without.iops * 9, "{kind}: {with:?} {without:?}");
+        }
     }
 
     #[test]

@@ -192,8 +192,15 @@ impl World {
             let (own, gone) = (self.queue.group_stats(id), self.queue.group_stats_of_the_gone(id));
             ios(own) + ios(gone)
         };
+        // Also has what was reported since the gate was entered last counted, where that is done inside it.
+        let whole = self.queue.group_stats_recursive(GroupId(0));
         let counted: u64 = (0..super::boot::GROUPS).map(|id| of(GroupId(id))).sum();
         let done = oracle.counts.requests + oracle.counts.merged - oracle.counts.requeues;
+        if whole.map(ios) != Ok(counted) {
+            oracle.fail(format!(
+                "the root with all below it has not the {counted} bios of all groups"
+            ));
+        }
         if counted != done {
             oracle.fail(format!(
                 "the groups' statistics add up to {counted} parts of bios, {done} have ended"

@@ -339,6 +339,10 @@ impl Elevator for Bfq {
         self.rest(id);
     }
 
+    fn knows_groups(&self) -> bool {
+        true
+    }
+
     fn queued(&self) -> usize {
         self.held.slots.used()
     }

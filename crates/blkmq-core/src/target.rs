@@ -1,0 +1,314 @@
+//! Decides how much of the drive groups without a latency target may have in flight, so that those with one meet it. It stands
+//! inside the gate, behind the elevator: what the elevator gives out for others beyond the bound is held here, in its order.
+//!
+//! A group with a target *answers* for it, and so do the groups below it that have none of their own. If more than one of
+//! ten of their requests in a window were late, the others' bound is cut by a quarter, down to one; if fewer than one of twenty, it grows by an
+//! eighth, until it is gone. An elevator that knows groups (`bfq`) keeps the order itself; there the bound is one on all that
+//! is in flight.
+//!
+//! The idea is that of Linux's io.latency controller: groups with room to spare give way to those that miss their target. Here
+//! nobody has to say how much: the bound is found by what is missed.
+
+use std::collections::VecDeque;
+
+use crate::group::GroupTree;
+use crate::ids::GroupId;
+use crate::request::Request;
+use crate::time::{Instant, Nanos};
+
+/// The bound on groups without a target, and what it holds back.
+pub(crate) struct Targets {
+    /// By group: the target that it answers for.
+    target_of: Box<[Option<Nanos>]>,
+    /// By group: requests that have gone on from here and have not ended.
+    in_flight_of: Box<[u32]>,
+    is_active: bool,
+    /// Of groups without a target, in flight.
+    others: u32,
+    /// How many of them there may be; none for no bound.
+    bound: Option<u32>,
+    window: Window,
+    held: VecDeque<Box<Request>>,
+}
+
+/// What was seen since the bound was last looked at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    since: Instant,
+    /// Requests with a target that have ended, and those of them that were late.
+    ended: u32,
+    late: u32,
+    /// The most that was in flight of what is bounded.
+    peak: u32,
+}
+
+impl Targets {
+    /// Makes everything for the groups of a tree and so many requests.
+    pub(crate) fn new(tree: &GroupTree, requests_max: usize) -> Self {
+        let mut targets = Self {
+            target_of: vec![None; tree.capacity()].into(),
+            in_flight_of: vec![0; tree.capacity()].into(),
+            is_active: false,
+            others: 0,
+            bound: None,
+            window: Window::default(),
+            held: VecDeque::with_capacity(requests_max),
+        };
+        targets.learn(tree);
+        targets
+    }
+
+    /// Learns that targets, caps or the tree have changed.
+    ///
+    /// A group with caps, its own or from above, answers for nothing: it may be late for them.
+    pub(crate) fn learn(&mut self, tree: &GroupTree) {
+        for (index, target) in self.target_of.iter_mut().enumerate() {
+            let chain = || tree.chain(GroupId(index as u32));
+            let is_capped = chain().any(|(_, node)| !node.caps.is_none());
+            *target = chain()
+                .find_map(|(_, node)| node.latency_target)
+                .filter(|_| !is_capped);
+        }
+        self.is_active = self.target_of.iter().any(Option::is_some);
+        if !self.is_active {
+            self.bound = None;
+        }
+        let others = self.target_of.iter().zip(&self.in_flight_of);
+        self.others = others
+            .filter(|(target, _)| target.is_none())
+            .map(|(_, count)| count)
+            .sum();
+    }
+
+    /// The depth that is left of `depth`, for an elevator that knows groups; with any other, all of it.
+    #[inline]
+    pub(crate) fn depth(&self, depth: u32, knows_groups: bool) -> u32 {
+        match self.bound {
+            Some(bound) if knows_groups => depth.min(bound),
+            _ => depth,
+        }
+    }
+
+    /// Takes in what is to go on to the driver: gives it back if it may go now, else holds it.
+    #[inline]
+    pub(crate) fn admit(&mut self, rq: Box<Request>, knows_groups: bool) -> Option<Box<Request>> {
+        let has_target = self.target_of[rq.group().index()].is_some();
+        let is_full = self.bound.is_some_and(|bound| self.others >= bound);
+        if is_full && !has_target && !knows_groups {
+            self.held.push_back(rq);
+            return None;
+        }
+        self.goes(&rq, has_target);
+        Some(rq)
+    }
+
+    /// Takes the first request that is held, if it may go now.
+    #[inline]
+    pub(crate) fn next_held(&mut self) -> Option<Box<Request>> {
+        let is_full = self.bound.is_some_and(|bound| self.others >= bound);
+        if is_full || self.held.is_empty() {
+            return None;
+        }
+        let rq = self.held.pop_front()?;
+        self.goes(&rq, self.target_of[rq.group().index()].is_some());
+        Some(rq)
+    }
+
+    /// A request that went on comes back: it has ended, after `latency`, or is to be inserted again.
+    #[inline]
+    pub(crate) fn ended(&mut self, group: GroupId, latency: Option<Nanos>, now: Instant) {
+        self.in_flight_of[group.index()] -= 1;
+        let Some(target) = self.target_of[group.index()] else {
+            self.others -= 1;
+            return;
+        };
+        if let Some(latency) = latency {
+            self.window.ended += 1;
+            self.window.late += u32::from(latency > target);
+            self.look(now);
+        }
+    }
+
+    /// Looks whether those with targets have gone silent; to be called now and then.
+    #[inline]
+    pub(crate) fn look_for_silence(&mut self, now: Instant) {
+        if self.bound.is_some() && now.since(self.window.since) >= SILENCE {
+            self.bound = None;
+            self.window = Window {
+                since: now,
+                ..Window::default()
+            };
+        }
+    }
+
+    /// Says whether nothing is held.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Says whether something is held back, or may be.
+    pub(crate) fn keeps_back(&self) -> bool {
+        self.bound.is_some()
+    }
+
+    /// Asserts that the counts agree.
+    pub(crate) fn check_invariants(&self) {
+        let of_others = self.target_of.iter().zip(&self.in_flight_of);
+        let others: u32 = of_others
+            .filter(|(target, _)| target.is_none())
+            .map(|(_, count)| count)
+            .sum();
+        assert_eq!(others, self.others, "in flight of groups without a target");
+        let has_room = self.bound.is_none_or(|bound| self.others < bound);
+        assert!(
+            self.held.is_empty() || !has_room || self.others > 0,
+            "held although nothing is in flight"
+        );
+    }
+
+    #[inline]
+    fn goes(&mut self, rq: &Request, has_target: bool) {
+        self.in_flight_of[rq.group().index()] += 1;
+        self.others += u32::from(!has_target);
+        self.window.peak = self.window.peak.max(self.others);
+    }
+
+    fn look(&mut self, now: Instant) {
+        let Window {
+            since,
+            ended,
+            late,
+            peak,
+        } = self.window;
+        if ended < ENDED_MIN && now.since(since) < WINDOW_MAX {
+            return;
+        }
+        self.window = Window {
+            since: now,
+            peak: self.others,
+            ..Window::default()
+        };
+        if late * LATE_PART > ended {
+            let from = self.bound.unwrap_or(peak).min(peak.max(1));
+            self.bound = Some((from * 3 / 4).max(1));
+        } else if let Some(bound) = self.bound.filter(|_| late * LATE_PART * 2 <= ended) {
+            // Beyond what is asked for a bound is none.
+            let grown = bound + (bound / 8).max(1);
+            self.bound = (grown <= peak.saturating_mul(2)).then_some(grown);
+        }
+    }
+}
+
+/// One late request in so many is too many.
+const LATE_PART: u32 = 10;
+/// A window ends with so many requests with a target, or after so long.
+const ENDED_MIN: u32 = 32;
+const WINDOW_MAX: Nanos = Nanos::from_millis(100);
+/// If nothing with a target has ended for so long, nobody is bounded.
+const SILENCE: Nanos = Nanos::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bio::Bio;
+    use crate::group::{ROOT, WEIGHT_DEFAULT};
+    use crate::ids::ReactorId;
+
+    const TARGET: Nanos = Nanos::from_micros(200);
+
+    /// The root, a group with a target, one below it, and one without.
+    fn tree() -> GroupTree {
+        let mut tree = GroupTree::new(4);
+        let answers = tree.create(ROOT, WEIGHT_DEFAULT).unwrap();
+        tree.create(answers, WEIGHT_DEFAULT).unwrap();
+        tree.create(ROOT, WEIGHT_DEFAULT).unwrap();
+        tree.set_latency_target(answers, Some(TARGET)).unwrap();
+        tree
+    }
+
+    fn rq(group: u32) -> Box<Request> {
+        let bio = Bio {
+            group: GroupId(group),
+            len: 4096,
+            ..Bio::default()
+        };
+        Request::for_test(ReactorId(0), bio, 0)
+    }
+
+    /// A window of requests with a target that take so long, each in its own millisecond.
+    fn window(targets: &mut Targets, from_ms: u64, latency: Nanos) {
+        for n in 0..u64::from(ENDED_MIN) {
+            assert!(
+                targets.admit(rq(2), false).is_some(),
+                "who has a target always goes"
+            );
+            targets.ended(
+                GroupId(2),
+                Some(latency),
+                Instant(0) + Nanos::from_millis(from_ms + n),
+            );
+            targets.check_invariants();
+        }
+    }
+
+    #[test]
+    fn others_are_held_while_a_target_is_missed_and_let_go_when_it_is_met() {
+        let mut targets = Targets::new(&tree(), 64);
+        for _ in 0..16 {
+            assert!(targets.admit(rq(3), false).is_some());
+        }
+        window(&mut targets, 0, TARGET + TARGET);
+        assert_eq!(targets.bound, Some(12), "three quarters of what was in flight");
+        assert!(targets.admit(rq(3), false).is_none());
+        for _ in 0..4 {
+            targets.ended(GroupId(3), Some(Nanos(1)), Instant(0));
+            assert!(targets.next_held().is_none(), "12 are in flight still");
+        }
+        targets.ended(GroupId(3), Some(Nanos(1)), Instant(0));
+        assert!(targets.next_held().is_some());
+        for round in 1..20 {
+            window(&mut targets, 100 * round, TARGET);
+        }
+        assert_eq!(targets.bound, None, "a target that is met bounds nobody");
+    }
+
+    #[test]
+    fn one_request_of_others_goes_whatever_is_missed_and_all_when_nobody_asks_any_more() {
+        let mut targets = Targets::new(&tree(), 64);
+        for round in 0..50 {
+            window(&mut targets, 100 * round, TARGET + TARGET);
+        }
+        assert_eq!(targets.bound, Some(1));
+        assert!(targets.admit(rq(3), false).is_some());
+        assert!(targets.admit(rq(3), false).is_none());
+        targets.look_for_silence(Instant(0) + Nanos::from_secs(60));
+        assert!(targets.next_held().is_some());
+    }
+
+    #[test]
+    fn an_elevator_that_knows_groups_is_bounded_in_all_and_keeps_its_order() {
+        let mut targets = Targets::new(&tree(), 64);
+        (0..8).for_each(|_| assert!(targets.admit(rq(3), true).is_some()));
+        window(&mut targets, 0, TARGET + TARGET);
+        assert_eq!(targets.depth(128, true), 6);
+        assert_eq!(targets.depth(128, false), 128);
+        assert!(targets.admit(rq(3), true).is_some(), "what it has given out goes");
+    }
+
+    #[test]
+    fn a_group_with_caps_answers_for_nothing_and_a_target_taken_off_lifts_the_bound() {
+        let mut tree = tree();
+        let mut targets = Targets::new(&tree, 64);
+        (0..8).for_each(|_| assert!(targets.admit(rq(3), false).is_some()));
+        window(&mut targets, 0, TARGET + TARGET);
+        assert!(targets.bound.is_some());
+        tree.set_latency_target(GroupId(1), None).unwrap();
+        targets.learn(&tree);
+        assert_eq!((targets.bound, targets.others), (None, 8));
+        let caps = crate::group::Caps::default().with(crate::group::CapKind::Iops, 100);
+        tree.set_latency_target(GroupId(1), Some(TARGET)).unwrap();
+        tree.set_caps(GroupId(1), caps).unwrap();
+        targets.learn(&tree);
+        assert!(!targets.is_active && targets.target_of.iter().all(Option::is_none));
+    }
+}
