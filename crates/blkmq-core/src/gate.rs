@@ -34,8 +34,8 @@ pub enum Dispatch {
 pub(crate) enum Report {
     /// It has ended.
     Ended(Note, DiskId),
-    /// It comes back through the insert list.
-    Requeued(DiskId, GroupId),
+    /// It comes back through the insert list; its group, if `target` has counted it.
+    Requeued(DiskId, Option<GroupId>),
 }
 
 /// What the gate protects: the elevator, the reading ends of everybody's lists, and the count against the depth.
@@ -131,14 +131,15 @@ impl Sched {
                 match report {
                     Report::Ended(note, disk) => {
                         self.shares.ended(disk);
-                        self.targets
-                            .ended(note.group, Some(note.latency()), note.completed_at);
+                        tell_targets(&mut self.targets, &note);
                         count_end(stats, &note);
                         elevator.completed(&note);
                     }
                     Report::Requeued(disk, group) => {
                         self.shares.ended(disk);
-                        self.targets.ended(group, None, Instant(0));
+                        if let Some(group) = group {
+                            self.targets.ended(group, None, Instant(0));
+                        }
                     }
                 }
             });
@@ -200,8 +201,7 @@ impl Sched {
         count_end(stats, note);
         self.in_flight -= 1;
         self.shares.ended(disk);
-        self.targets
-            .ended(note.group, Some(note.latency()), note.completed_at);
+        tell_targets(&mut self.targets, note);
         if let Some(elevator) = &mut self.elevator {
             elevator.completed(note);
         }
@@ -211,7 +211,9 @@ impl Sched {
     pub(crate) fn put_back(&mut self, rq: Box<Request>, stats: &Stats, now: Instant) {
         self.in_flight -= 1;
         self.shares.ended(rq.disk());
-        self.targets.ended(rq.group(), None, now);
+        if rq.is_targeted {
+            self.targets.ended(rq.group(), None, now);
+        }
         if let Some(elevator) = &mut self.elevator {
             insert(
                 elevator.as_mut(),
@@ -275,6 +277,13 @@ fn insert(
     watch.inserted(rq.group(), rq.bios, now);
     rq.state = State::Inserted;
     elevator.insert(rq, at, now);
+}
+
+#[inline]
+fn tell_targets(targets: &mut Targets, note: &Note) {
+    if note.is_targeted {
+        targets.ended(note.group, Some(note.latency()), note.completed_at);
+    }
 }
 
 #[inline]

@@ -35,7 +35,7 @@ pub struct Node {
     pub weight: u16,
     /// What it, with all groups below it, may take at most.
     pub caps: Caps,
-    /// How long its requests should take at most, queueing included; for elevators that can use it.
+    /// What nine of ten of its requests should take at most, queueing included; `target` sees to it.
     pub latency_target: Option<Nanos>,
 }
 

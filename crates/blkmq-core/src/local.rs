@@ -576,7 +576,7 @@ impl LocalQueue {
         let again = status == Status::Requeue && rq.retries < REQUEUES_MAX;
         if rq.from_elevator {
             let report = if again {
-                Report::Requeued(rq.disk(), rq.group())
+                Report::Requeued(rq.disk(), rq.is_targeted.then(|| rq.group()))
             } else {
                 Report::Ended(Note::of(&rq, now), rq.disk())
             };

@@ -59,6 +59,8 @@ pub struct Request {
     pub(crate) owner: ReactorId,
     pub(crate) tag: Tag,
     pub(crate) status: Status,
+    /// Counted by `target`, which is to be told of the end.
+    pub(crate) is_targeted: bool,
     /// The elevator's own, from insertion to the note of the end: whom it served with this request, say.
     pub(crate) sched_data: u32,
     /// What the gate's holder knew when it went out, for the statistics.

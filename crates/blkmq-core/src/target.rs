@@ -20,7 +20,7 @@ use crate::time::{Instant, Nanos};
 pub(crate) struct Targets {
     /// By group: the target that it answers for.
     target_of: Box<[Option<Nanos>]>,
-    /// By group: requests that have gone on from here and have not ended.
+    /// By group: requests that have gone on from here while there were targets, and have not ended.
     in_flight_of: Box<[u32]>,
     is_active: bool,
     /// Of groups without a target, in flight.
@@ -91,7 +91,15 @@ impl Targets {
 
     /// Takes in what is to go on to the driver: gives it back if it may go now, else holds it.
     #[inline]
-    pub(crate) fn admit(&mut self, rq: Box<Request>, knows_groups: bool) -> Option<Box<Request>> {
+    pub(crate) fn admit(&mut self, mut rq: Box<Request>, knows_groups: bool) -> Option<Box<Request>> {
+        rq.is_targeted = self.is_active;
+        if !self.is_active {
+            return Some(rq);
+        }
+        self.admit_counted(rq, knows_groups)
+    }
+
+    fn admit_counted(&mut self, rq: Box<Request>, knows_groups: bool) -> Option<Box<Request>> {
         let has_target = self.target_of[rq.group().index()].is_some();
         let is_full = self.bound.is_some_and(|bound| self.others >= bound);
         if is_full && !has_target && !knows_groups {
@@ -105,8 +113,7 @@ impl Targets {
     /// Takes the first request that is held, if it may go now.
     #[inline]
     pub(crate) fn next_held(&mut self) -> Option<Box<Request>> {
-        let is_full = self.bound.is_some_and(|bound| self.others >= bound);
-        if is_full || self.held.is_empty() {
+        if self.held.is_empty() || self.bound.is_some_and(|bound| self.others >= bound) {
             return None;
         }
         let rq = self.held.pop_front()?;
@@ -114,8 +121,7 @@ impl Targets {
         Some(rq)
     }
 
-    /// A request that went on comes back: it has ended, after `latency`, or is to be inserted again.
-    #[inline]
+    /// A request that went on while there were targets comes back: it has ended, after `latency`, or is to be inserted again.
     pub(crate) fn ended(&mut self, group: GroupId, latency: Option<Nanos>, now: Instant) {
         self.in_flight_of[group.index()] -= 1;
         let Some(target) = self.target_of[group.index()] else {
@@ -159,11 +165,6 @@ impl Targets {
             .map(|(_, count)| count)
             .sum();
         assert_eq!(others, self.others, "in flight of groups without a target");
-        let has_room = self.bound.is_none_or(|bound| self.others < bound);
-        assert!(
-            self.held.is_empty() || !has_room || self.others > 0,
-            "held although nothing is in flight"
-        );
     }
 
     #[inline]

@@ -89,6 +89,8 @@ pub enum GroupChange {
     Weigh,
     /// Given caps, or none.
     Cap,
+    /// Given a latency target, or none.
+    Target,
     /// Made part of another.
     Move,
     /// Removed.

@@ -4,6 +4,7 @@
 use blkmq_core::group::{Cap, CapKind, Caps, Change, GroupError, ROOT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::Queue;
+use blkmq_core::time::Nanos;
 
 use crate::history::{Fact, GroupChange};
 use crate::rng::Rng;
@@ -36,6 +37,7 @@ impl Tenants {
             GroupChange::Weigh,
             GroupChange::Cap,
             GroupChange::Cap,
+            GroupChange::Target,
             GroupChange::Move,
             GroupChange::Remove,
         ]);
@@ -48,6 +50,7 @@ impl Tenants {
             }),
             GroupChange::Weigh => queue.set_group_weight(group, 1 + rng.below(1000) as u16),
             GroupChange::Cap => queue.set_group_caps(group, caps(rng), stage.now.get()),
+            GroupChange::Target => queue.set_group_latency_target(group, target(rng)),
             GroupChange::Move => queue.move_group(group, parent),
             GroupChange::Remove => queue.remove_group(group),
         };
@@ -60,7 +63,7 @@ impl Tenants {
         let is_living = self.parent_of(group).is_some();
         match change {
             GroupChange::Create => self.parent_of(parent).is_some(),
-            GroupChange::Cap => is_living,
+            GroupChange::Cap | GroupChange::Target => is_living,
             GroupChange::Weigh => is_living && group != ROOT,
             GroupChange::Move => {
                 let mut above = Some(parent);
@@ -132,6 +135,16 @@ impl Tenants {
         let entry = self.living.iter().find(|(id, _)| *id == group);
         entry.map(|(_, parent)| *parent)
     }
+}
+
+/// None, one that is missed often, or one that is met.
+fn target(rng: &mut Rng) -> Option<Nanos> {
+    rng.pick(&[
+        None,
+        Some(Nanos::from_micros(1)),
+        Some(Nanos::from_micros(150)),
+        Some(Nanos::from_millis(50)),
+    ])
 }
 
 /// Some caps, or none. They are wide enough that a second sees many ends.

@@ -124,7 +124,7 @@ Keys of a group, after its path:
   bps=SIZE           bytes per second at most; read_bps, write_bps alike
   iops=N             I/Os per second at most; read_iops, write_iops alike
   CAP_burst=N        so much more at once after a pause, for each of the six
-  latency_target=T   how long its I/O should take, for schedulers that use it
+  latency_target=T   what nine of ten of its I/Os should take at most
 Sizes are bytes, or a number with K, M, G or T (powers of 1024).
 
 Files on one filesystem share a queue, because they share a drive, so that one

@@ -54,7 +54,7 @@ impl Queue {
         })
     }
 
-    /// Says how long a group's requests should take, for elevators that can use it.
+    /// Says what nine of ten of a group's requests should take at most; groups without a target give way while it is missed.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -148,9 +148,10 @@ impl Queue {
             self.standings.update(&sched.groups);
             sched.note_columns();
             let Sched { targets, groups, .. } = &mut *sched;
+            let gave_way = targets.keeps_back();
             targets.learn(groups);
-            // What waits for caps may go now, or at another time.
-            if !sched.throttle.is_empty() {
+            // What waits for caps, or gives way to a target, may go now, or at another time.
+            if !sched.throttle.is_empty() || gave_way {
                 self.run_all();
             }
         }

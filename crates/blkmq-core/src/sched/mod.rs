@@ -61,6 +61,8 @@ pub struct Note {
     pub bios: u32,
     /// Whether somebody waited for it.
     pub is_sync: bool,
+    /// Whether latency targets are kept with its help.
+    pub is_targeted: bool,
     /// For the statistics, if they are kept under the gate.
     pub stamp: Stamp,
 }
@@ -85,6 +87,7 @@ impl Note {
             sched_data: rq.sched_data,
             bios: rq.bios,
             is_sync: rq.is_sync(),
+            is_targeted: rq.is_targeted,
             stamp: rq.stamp,
         }
     }
