@@ -69,6 +69,7 @@ impl Sched {
         self.shares.look(now);
         self.targets.look_for_silence(now);
         self.fold_reports(stats);
+        self.count_idle();
         if self.throttle.is_active() {
             return self.fold_through_caps(stats, drains, now);
         }
@@ -117,6 +118,13 @@ impl Sched {
             throttle.release_all(groups, now, &mut go_on);
         } else {
             throttle.release(groups, now, &mut go_on);
+        }
+    }
+
+    /// Counts the time for which the elevator let the drive idle.
+    pub(crate) fn count_idle(&mut self) {
+        if let Some(elevator) = &mut self.elevator {
+            elevator.drain_idled(&mut |group, time| self.watch.idled(group, time));
         }
     }
 

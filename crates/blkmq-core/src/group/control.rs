@@ -166,6 +166,7 @@ impl Queue {
         if let Some(elevator) = &mut sched.elevator {
             elevator.group_gone(id);
         }
+        sched.count_idle();
         sched.watch.group_gone(id);
         self.bury_stats(id, parent);
     }

@@ -111,6 +111,9 @@ pub trait Elevator: Send {
     /// Learns that a request that was given out has ended.
     fn completed(&mut self, _note: &Note) {}
 
+    /// Hands over for whom it has let the drive idle on purpose since the last call, and for how long.
+    fn drain_idled(&mut self, _take: &mut dyn FnMut(GroupId, Nanos)) {}
+
     /// Says whether it divides the drive among groups by itself, so that what it gives out is to be issued in its order.
     fn knows_groups(&self) -> bool {
         false

@@ -158,6 +158,8 @@ pub struct GroupStats {
     pub group_wait_ns: u64,
     /// Without anything in the elevator, in nanoseconds, up to the latest insertion.
     pub empty_ns: u64,
+    /// The elevator let the drive idle for it, on purpose, in nanoseconds.
+    pub idle_ns: u64,
     /// From a dispatch of its own to the next one of another group's, in nanoseconds.
     pub turn_ns: u64,
     /// Times it was left without anything in the elevator.
@@ -201,6 +203,7 @@ impl GroupStats {
         self.queued += other.queued;
         self.group_wait_ns += other.group_wait_ns;
         self.empty_ns += other.empty_ns;
+        self.idle_ns += other.idle_ns;
         self.turn_ns += other.turn_ns;
         self.dequeues += other.dequeues;
         self.wait.add(&other.wait);
@@ -416,6 +419,7 @@ impl GroupStats {
         let times = &watched.times[id.index()];
         times.group_wait_ns.set(self.group_wait_ns);
         times.empty_ns.set(self.empty_ns);
+        times.idle_ns.set(self.idle_ns);
         times.turn_ns.set(self.turn_ns);
         times.dequeues.set(self.dequeues);
     }
@@ -435,6 +439,7 @@ fn fold<'a>(shards: impl Iterator<Item = &'a Shard>, watched: &Watched, id: Grou
     sum.queued = times.queued.get();
     sum.group_wait_ns = times.group_wait_ns.get();
     sum.empty_ns = times.empty_ns.get();
+    sum.idle_ns = times.idle_ns.get();
     sum.turn_ns = times.turn_ns.get();
     sum.dequeues = times.dequeues.get();
     sum

@@ -17,7 +17,7 @@ use super::Stamp;
 use crate::group::{GroupTree, ROOT};
 use crate::ids::GroupId;
 use crate::request::Request;
-use crate::time::Instant;
+use crate::time::{Instant, Nanos};
 
 /// What is known of one group. The gate's holder writes.
 #[derive(Debug, Default)]
@@ -25,6 +25,7 @@ pub(super) struct Times {
     pub(super) queued: Counter,
     pub(super) group_wait_ns: Counter,
     pub(super) empty_ns: Counter,
+    pub(super) idle_ns: Counter,
     pub(super) turn_ns: Counter,
     pub(super) dequeues: Counter,
 }
@@ -116,6 +117,13 @@ impl Watch {
             };
         }
         times.queued.add(bios.into());
+    }
+
+    /// The elevator has let the drive idle for a group.
+    pub(crate) fn idled(&mut self, group: GroupId, time: Nanos) {
+        if self.is_on {
+            self.watched.times[group.index()].idle_ns.add(time.0);
+        }
     }
 
     /// A request goes out.

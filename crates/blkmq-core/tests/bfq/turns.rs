@@ -247,3 +247,28 @@ fn strict_guarantees_let_one_request_go_at_a_time_and_keep_the_shares() {
         "more than one at a time: {got:?}"
     );
 }
+
+#[test]
+fn the_time_that_the_drive_idles_is_told_for_whom_it_waited() {
+    let mut world = disk(3, &[]);
+    let loads = [world.start(reader(1)), world.start(reader(2))];
+    world.run(Nanos::from_secs(2));
+    let mut idled = [Nanos::ZERO; 3];
+    world
+        .bfq
+        .drain_idled(&mut |group, time| idled[group.index()] = time);
+    assert_eq!(idled[0], Nanos::ZERO);
+    for (group, load) in [(1, loads[0]), (2, loads[1])] {
+        // A client thinks for 100 µs before each request; while it is the other's turn nobody idles for it.
+        let thought = Nanos(world.waits[load].len() as u64 * 100_000);
+        let is_sound = idled[group] <= thought && idled[group].0 * 2 >= thought.0;
+        assert!(
+            is_sound,
+            "group {group}: idle for {}, thought for {thought}",
+            idled[group]
+        );
+    }
+    world
+        .bfq
+        .drain_idled(&mut |group, _| panic!("group {group} told twice"));
+}

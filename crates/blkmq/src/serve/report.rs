@@ -72,13 +72,14 @@ fn group_lines(group: &str, stats: &GroupStats) -> String {
     let tenths = stats.queue.queued_sum * 10 / stats.queue.samples.max(1);
     let _ = writeln!(
         out,
-        "  {group} io_queued {}, sectors {}, avg_queue_size {}.{}, time {}, group_wait_time {}, empty_time {}, dequeue {}",
+        "  {group} io_queued {}, sectors {}, avg_queue_size {}.{}, time {}, group_wait_time {}, idle_time {}, empty_time {}, dequeue {}",
         stats.queued,
         stats.total().bytes / 512,
         tenths / 10,
         tenths % 10,
         stats.turn_ns,
         stats.group_wait_ns,
+        stats.idle_ns,
         stats.empty_ns,
         stats.dequeues,
     );

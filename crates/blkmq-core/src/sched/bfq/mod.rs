@@ -58,6 +58,8 @@ pub struct Bfq {
     in_flight: u32,
     /// Of each group, when the class of its clients that is served last had its turn.
     last_class_at: Vec<Instant>,
+    /// For whom the drive idled, and how long, since somebody asked. Room for each group.
+    idled: Vec<(GroupId, Nanos)>,
     /// What the largest request counts as.
     cost_max: u32,
     /// The latest time seen: callers on different reactors may be some nanoseconds apart.
@@ -83,6 +85,7 @@ impl Bfq {
             neighbours: Neighbours::new(),
             in_flight: 0,
             last_class_at: vec![Instant(0); capacity],
+            idled: Vec::with_capacity(capacity),
             cost_max: limits.transfer_max,
             now: Instant(0),
             held: Held::new(limits, requests_max),
@@ -337,6 +340,10 @@ impl Elevator for Bfq {
         self.depth.completed(note.bytes, is_unordered, self.now);
         self.ended_in_turn(id);
         self.rest(id);
+    }
+
+    fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos)) {
+        self.idled.drain(..).for_each(|(group, time)| take(group, time));
     }
 
     fn knows_groups(&self) -> bool {

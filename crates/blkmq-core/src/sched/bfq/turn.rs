@@ -32,6 +32,8 @@ pub(super) struct Turn {
     pub(super) is_waiting: bool,
     /// When the wait ends; `None` while requests of the queue are in flight, for the wait begins at their end.
     pub(super) waits_until: Option<Instant>,
+    /// Since when the drive has had nothing of the queue in this wait.
+    idle_since: Option<Instant>,
     /// Requests of others that were given out during this wait.
     injected: u32,
 }
@@ -124,6 +126,7 @@ impl Bfq {
 
     /// The queue whose turn it is has a request again: the wait is over.
     pub(super) fn resume_turn(&mut self) {
+        self.count_idle();
         let turn = self.turn.as_mut().expect("a turn goes on");
         debug_assert!(turn.is_waiting);
         turn.is_waiting = false;
@@ -142,6 +145,20 @@ impl Bfq {
             .filter(|turn| turn.queue == id && turn.is_waiting)
         {
             turn.waits_until = Some(until);
+            turn.idle_since = Some(self.now);
+        }
+    }
+
+    /// A wait is over: whose it was, and how long, is kept until somebody asks.
+    fn count_idle(&mut self) {
+        let Some(turn) = &mut self.turn else { return };
+        let Some(since) = turn.idle_since.take() else {
+            return;
+        };
+        let (group, time) = (self.clients[turn.queue].key().group(), self.now.since(since));
+        match self.idled.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, sum)) => *sum = *sum + time,
+            None => self.idled.push((group, time)),
         }
     }
 
@@ -164,6 +181,7 @@ impl Bfq {
 
     /// Ends the turn, if there is one: learns from it, charges it, and asks who is next.
     pub(super) fn end_turn(&mut self, why: TurnEnd) {
+        self.count_idle();
         let Some(turn) = self.turn.take() else {
             return;
         };
@@ -211,6 +229,7 @@ impl Bfq {
             surcharge: 0,
             is_waiting: false,
             waits_until: None,
+            idle_since: None,
             injected: 0,
         });
         Some(())
@@ -254,6 +273,7 @@ impl Bfq {
             turn.surcharge = surcharge;
             turn.is_waiting = true;
             turn.waits_until = until;
+            turn.idle_since = (in_flight == 0).then_some(self.now);
         }
         true
     }
