@@ -157,7 +157,7 @@ impl Bfq {
         };
         let (group, time) = (self.clients[turn.queue].key().group(), self.now.since(since));
         match self.idled.iter_mut().find(|(known, _)| *known == group) {
-            Some((_, sum)) => *sum = *sum + time,
+            Some((_, sum)) => *sum += time,
             None => self.idled.push((group, time)),
         }
     }
