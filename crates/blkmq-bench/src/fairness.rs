@@ -35,13 +35,13 @@ pub struct FairnessArgs {
     /// Allow writing to the file
     #[arg(long)]
     pub overwrite: bool,
-    /// Beside the kernel's own schedulers: both on a file in memory, the kernel's through a loop device; needs root
-    #[arg(long, conflicts_with = "file")]
+    /// Beside the kernel's own schedulers: both on a file (in memory, or --file), the kernel's through a loop device; needs root
+    #[arg(long)]
     pub kernel: bool,
     /// Sides to measure: none, caps, mq-deadline, kyber, bfq [default: all]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
     pub side: Vec<Side>,
-    /// Threads of the engine [default: 2; with --kernel 1]
+    /// Threads of the engine [default: 2; on a file in memory 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
     /// Only cases whose name contains this
@@ -72,12 +72,18 @@ struct Reference {
 /// # Errors
 /// If an option is out of range, the file cannot be opened or fails, or a result cannot be written.
 pub fn main(args: &FairnessArgs) -> Result<()> {
-    let kernel = if args.kernel { Some(Loop::set_up()?) } else { None };
+    let kernel = args
+        .kernel
+        .then(|| Loop::set_up(args.file.as_deref()))
+        .transpose()?;
     let file = kernel.as_ref().map(Loop::image).or_else(|| args.file.clone());
     let ground = Ground {
         medium: file.map_or(Medium::Flash, Medium::File),
         // A file in memory is copied by whoever dispatches: a second thread has nothing to do but to be woken.
-        reactors: args.reactors.unwrap_or(if args.kernel { 1 } else { 2 }).into(),
+        reactors: args
+            .reactors
+            .unwrap_or(if args.kernel && args.file.is_none() { 1 } else { 2 })
+            .into(),
     };
     let scenes = if args.kernel {
         scene::beside_kernel()
@@ -159,12 +165,7 @@ fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, pl
     let mut figures = reference.against_none(&scene.case, is_none, visit.steady);
     figures.extend(shares(scene, &visit.series, visit.turned_at, plan));
     let latency = Latency::from(&visit.latency);
-    if let Some(alone) = reference.alone.borrow().get(&scene.case) {
-        let part = |here: u64, alone: u64| here as f64 / alone.max(1) as f64;
-        figures.push(("victim_p50_vs_alone", part(latency.p50_ns, alone.p50_ns)));
-        figures.push(("victim_p99_vs_alone", part(latency.p99_ns, alone.p99_ns)));
-        figures.push(("victim_p999_vs_alone", part(latency.p999_ns, alone.p999_ns)));
-    }
+    figures.extend(reference.against_alone(&scene.case, latency));
     Ok(Sample {
         ios: visit.ios,
         elapsed: visit.elapsed,
@@ -183,13 +184,21 @@ fn measure_kernel(
     reference: &Reference,
     plan: &Plan,
 ) -> Result<Sample> {
+    let case = format!("kernel/{}", scene.case);
+    if kind == Kind::None && scene.victim.is_some() {
+        let alone = kernel.play(&scene.victim_alone(), kind.name(), plan)?;
+        reference
+            .alone
+            .borrow_mut()
+            .insert(case.clone(), alone.total.latency);
+    }
     let visit = kernel.play(scene, kind.name(), plan)?;
     let totals = Totals {
         ios: visit.total.iops(),
         bytes: visit.series.rate_since(Duration::ZERO),
     };
-    let case = format!("kernel/{}", scene.case);
     let mut figures = reference.against_none(&case, kind == Kind::None, totals);
+    figures.extend(reference.against_alone(&case, visit.total.latency));
     figures.extend(shares(scene, &visit.series, Duration::ZERO, plan));
     Ok(Sample {
         figures,
@@ -244,15 +253,26 @@ impl Reference {
         ]
     }
 
+    /// The victim's latency as parts of what it was by itself, if there is a victim.
+    fn against_alone(&self, case: &str, here: Latency) -> Vec<(&'static str, f64)> {
+        let alone = self.alone.borrow();
+        let Some(alone) = alone.get(case) else {
+            return Vec::new();
+        };
+        let part = |here: u64, alone: u64| here as f64 / alone.max(1) as f64;
+        vec![
+            ("victim_p50_vs_alone", part(here.p50_ns, alone.p50_ns)),
+            ("victim_p99_vs_alone", part(here.p99_ns, alone.p99_ns)),
+            ("victim_p999_vs_alone", part(here.p999_ns, alone.p999_ns)),
+        ]
+    }
+
     /// Measures the victim by itself, without an elevator.
     fn measure_alone(&self, scene: &Scene, ground: &Ground, plan: &Plan) -> Result<()> {
         if scene.victim.is_none() {
             return Ok(());
         }
-        let alone = Scene {
-            crowd: Vec::new(),
-            ..scene.clone()
-        };
+        let alone = scene.victim_alone();
         let visit = play(&alone, ground, Kind::None, None, plan)?;
         self.alone
             .borrow_mut()

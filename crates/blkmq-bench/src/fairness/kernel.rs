@@ -1,4 +1,4 @@
-//! Decides how the kernel's own schedulers are measured beside ours: a loop device over a file in memory, a control group for each
+//! Decides how the kernel's own schedulers are measured beside ours: a loop device over a file, in memory if none is given, a control group for each
 //! tenant, and fio in it; ours runs the same jobs on the same file. Needs root and a kernel that has them, and says what is missing.
 
 use std::fs;
@@ -14,9 +14,11 @@ use crate::args::Plan;
 use crate::fio;
 use crate::rounds::Sample;
 
-/// A file in memory with a loop device on it; both are gone when this is dropped.
+/// A file with a loop device on it. The device, and a file in memory made for it, are gone when this is dropped.
 pub(super) struct Loop {
-    dir: PathBuf,
+    image: PathBuf,
+    /// Where a tmpfs is mounted for the file.
+    dir: Option<PathBuf>,
     device: String,
 }
 
@@ -27,41 +29,27 @@ pub(super) struct Visit {
 }
 
 impl Loop {
-    /// Mounts a tmpfs, fills a file in it, and puts a loop device with direct I/O on that.
+    /// Puts a loop device with direct I/O on a file; on a filled one in a tmpfs of its own if none is given.
     ///
     /// # Errors
     /// What is missing: root, losetup, the kernel's bfq, control groups of version 1.
-    pub(super) fn set_up() -> Result<Self> {
+    pub(super) fn set_up(file: Option<&Path>) -> Result<Self> {
         ensure!(fio::is_installed(), "the kernel's side needs fio");
         ensure!(
             Path::new(GROUPS).join("tasks").exists(),
             "the kernel's side needs the blkio controller of control groups at {GROUPS}"
         );
-        let dir = std::env::temp_dir().join(format!("blkmq-fairness-{}", std::process::id()));
-        fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
-        let mut made = Self {
-            dir,
-            device: String::new(),
+        let mut made = match file {
+            Some(file) => Self {
+                image: file.to_owned(),
+                dir: None,
+                device: String::new(),
+            },
+            None => Self::in_memory()?,
         };
-        let size = format!("size={}m", FILE_MIB + 64);
-        run(
-            "mount",
-            &["-t", "tmpfs", "-o", &size, "tmpfs", &made.dir.to_string_lossy()],
-        )?;
-        let block = vec![0x5a; 1 << 20];
-        let mut file = fs::File::create(made.image())?;
-        (0..FILE_MIB).try_for_each(|_| std::io::Write::write_all(&mut file, &block))?;
-        made.device = run(
-            "losetup",
-            &[
-                "-f",
-                "--show",
-                "--direct-io=on",
-                "--sector-size",
-                "4096",
-                &made.image().to_string_lossy(),
-            ],
-        )?;
+        let image = made.image.to_string_lossy().into_owned();
+        let options = ["-f", "--show", "--direct-io=on", "--sector-size", "4096", &image];
+        made.device = run("losetup", &options)?;
         let offered = fs::read_to_string(made.attribute("scheduler"))?;
         ensure!(
             offered.contains("bfq"),
@@ -72,9 +60,28 @@ impl Loop {
         Ok(made)
     }
 
+    fn in_memory() -> Result<Self> {
+        let dir = std::env::temp_dir().join(format!("blkmq-fairness-{}", std::process::id()));
+        fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
+        let made = Self {
+            image: dir.join("image"),
+            dir: Some(dir.clone()),
+            device: String::new(),
+        };
+        let size = format!("size={}m", FILE_MIB + 64);
+        run(
+            "mount",
+            &["-t", "tmpfs", "-o", &size, "tmpfs", &dir.to_string_lossy()],
+        )?;
+        let block = vec![0x5a; 1 << 20];
+        let mut file = fs::File::create(&made.image)?;
+        (0..FILE_MIB).try_for_each(|_| std::io::Write::write_all(&mut file, &block))?;
+        Ok(made)
+    }
+
     /// The file, for our side.
     pub(super) fn image(&self) -> PathBuf {
-        self.dir.join("image")
+        self.image.clone()
     }
 
     /// Runs a scene's crowd under a scheduler of the kernel, each tenant in a control group of its weight. Its groups must be flat.
@@ -85,36 +92,33 @@ impl Loop {
         fs::write(self.attribute("scheduler"), scheduler)
             .with_context(|| format!("choosing {scheduler} on {}", self.device))?;
         let weight = |tenant: &Tenant| scene.tree.get(tenant.group).map_or(100, |node| node.weight);
-        let groups: Result<Vec<Group>> = scene
-            .crowd
+        let tenants: Vec<&Tenant> = scene.crowd.iter().chain(&scene.victim).collect();
+        let groups = tenants
             .iter()
             .enumerate()
-            .map(|(place, tenant)| Group::make(place, weight(tenant)))
-            .collect();
-        let groups = groups?;
+            .map(|(place, tenant)| Group::make(place, weight(tenant)));
+        let groups = groups.collect::<Result<Vec<Group>>>()?;
         let (window, warm_up) = (plan.window, plan.warm_up.max(Duration::from_millis(500)));
         let samples: Result<Vec<Sample>> = std::thread::scope(|scope| {
-            let start = |(tenant, group): (&Tenant, &Group)| {
+            let start = |(tenant, group): (&&Tenant, &Group)| {
                 let options = self.options(tenant, &group.log());
                 let command = group.command();
                 scope.spawn(move || fio::run_as(command, &options, warm_up, window))
             };
-            let running: Vec<_> = scene.crowd.iter().zip(&groups).map(start).collect();
-            running
-                .into_iter()
-                .map(|thread| thread.join().expect("a thread that waits for fio"))
+            let running: Vec<_> = tenants.iter().zip(&groups).map(start).collect();
+            let ended = running.into_iter().map(|thread| thread.join());
+            ended
+                .map(|sample| sample.expect("a thread that waits for fio"))
                 .collect()
         });
         let samples = samples?;
-        let series = join(
-            &groups
-                .iter()
-                .map(|group| read_log(&group.log()))
-                .collect::<Result<Vec<_>>>()?,
-        );
+        let logs = groups[..scene.crowd.len()]
+            .iter()
+            .map(|group| read_log(&group.log()));
+        let series = join(&logs.collect::<Result<Vec<_>>>()?);
         Ok(Visit {
             series,
-            total: sum(&samples),
+            total: sum(&samples, scene.victim.is_some()),
         })
     }
 
@@ -149,8 +153,10 @@ impl Drop for Loop {
         if !self.device.is_empty() {
             let _ = run("losetup", &["-d", &self.device]);
         }
-        let _ = run("umount", &[&self.dir.to_string_lossy()]);
-        let _ = fs::remove_dir(&self.dir);
+        if let Some(dir) = &self.dir {
+            let _ = run("umount", &[&dir.to_string_lossy()]);
+            let _ = fs::remove_dir(dir);
+        }
     }
 }
 
@@ -219,10 +225,19 @@ fn join(logs: &[Vec<u64>]) -> Series {
     Series { moments }
 }
 
-/// All processes together; the latency is the first one's.
-fn sum(samples: &[Sample]) -> Sample {
-    let mut total = samples.first().cloned().unwrap_or_default();
-    for sample in &samples[1..] {
+/// All processes together; the latency is the victim's, who is the last, or the first one's.
+fn sum(samples: &[Sample], has_victim: bool) -> Sample {
+    let shown = if has_victim {
+        samples.last()
+    } else {
+        samples.first()
+    };
+    let mut total = Sample {
+        ios: 0,
+        usage: Default::default(),
+        ..shown.cloned().unwrap_or_default()
+    };
+    for sample in samples {
         total.ios += sample.ios;
         total.usage.cpu_ns += sample.usage.cpu_ns;
         total.usage.switches += sample.usage.switches;

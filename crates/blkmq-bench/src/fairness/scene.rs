@@ -67,6 +67,14 @@ impl Scene {
             .expect("scenes are small and their weights in range")
     }
 
+    /// The victim without the others.
+    pub(super) fn victim_alone(&self) -> Self {
+        Self {
+            crowd: Vec::new(),
+            ..self.clone()
+        }
+    }
+
     /// The share of the drive that each of `present` is due by the weights in `tree`, the victim taking nothing to speak of.
     pub(super) fn due(&self, tree: &GroupTree, present: &[Tenant]) -> Vec<f64> {
         let is_there = |id: GroupId| {
@@ -150,7 +158,16 @@ pub(super) fn beside_kernel() -> Vec<Scene> {
             16,
             [4096, 64 << 10],
         ),
+        on_loop(isolation(8, 4096)),
+        on_loop(isolation(8, 256 << 10)),
     ]
+}
+
+fn on_loop(scene: Scene) -> Scene {
+    Scene {
+        case: format!("loop/{}", scene.case),
+        ..scene
+    }
 }
 
 fn weights(case: &str, ops: [Op; 3], block_bytes: [u32; 3]) -> Scene {
