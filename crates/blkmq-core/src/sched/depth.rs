@@ -28,7 +28,7 @@
 //! a depth to 12/7 of it falls as the depth grows; so the gain as a function of `o` crosses the band between the two bounds
 //! once, from above: below the band `o` grows, above it shrinks, within it rests. A step that turns back halves the next one, and
 //! rests between trials grow while `o` does not move, so noise moves it by one small step at a time around that place.
-//! The first trials, after a long time without competition, halve the depth as long as that costs nothing.
+//! The first trials, after a long time without competition, divide the depth by four, then by two, as long as that costs nothing.
 
 use crate::time::{Instant, Nanos};
 
@@ -57,7 +57,7 @@ pub(super) struct DepthLaw {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Trials of half the depth against the depth, from the largest down.
+    /// Trials of a part of the depth against the depth, from the largest down.
     Descent,
     /// Trials around the operating depth.
     Tracking,
@@ -166,16 +166,16 @@ impl DepthLaw {
         self.window.skip = self.max;
     }
 
-    /// Counts the end of a request of `bytes`. `unordered` says that its client has more in flight and nothing queued.
+    /// Counts the end of a request of `bytes`, which leaves so many `in_flight`. `unordered` says that its client has more in flight and nothing queued.
     #[inline]
-    pub(super) fn completed(&mut self, bytes: u64, unordered: bool, now: Instant) {
+    pub(super) fn completed(&mut self, bytes: u64, in_flight: u32, unordered: bool, now: Instant) {
         if !self.contended {
             return;
         }
         if now > self.window.last {
             // Completions of one moment belong to one window: a drive that works in step would fool the measure else.
             if self.window.is_full() {
-                self.close(self.window.last);
+                self.close(in_flight, self.window.last);
             } else if self.window.is_interrupted(now) {
                 self.window = Window {
                     limit: self.window.limit,
@@ -197,7 +197,7 @@ impl DepthLaw {
         }
     }
 
-    fn close(&mut self, now: Instant) {
+    fn close(&mut self, in_flight: u32, now: Instant) {
         let rates = self.window.rates(now);
         match self.phase {
             Phase::Resting(left) => {
@@ -215,7 +215,7 @@ impl DepthLaw {
         self.open(now);
         if self.window.limit != before {
             // What is in flight above the lower limit drains first; what a higher one adds shows when the rest has ended.
-            self.window.skip = before;
+            self.window.skip = in_flight;
         }
     }
 
@@ -224,7 +224,7 @@ impl DepthLaw {
         let o = self.operating;
         let limit = match (self.phase, self.trial.is_at_low()) {
             (Phase::Resting(_), _) => o,
-            (Phase::Descent, true) => (o / 2).max(1),
+            (Phase::Descent, true) => descended(o),
             (Phase::Descent, false) => o,
             (Phase::Tracking, true) => (o - o.div_ceil(8)).max(1),
             (Phase::Tracking, false) => (o + (o / 2).max(1)).min(self.max),
@@ -239,8 +239,8 @@ impl DepthLaw {
 
     fn obey(&mut self, verdict: Verdict) {
         if self.phase == Phase::Descent {
-            if verdict == Verdict::Lower && self.operating > 1 {
-                self.operating = (self.operating / 2).max(1);
+            if verdict != Verdict::Raise && self.operating > 1 {
+                self.operating = descended(self.operating);
             } else {
                 self.phase = Phase::Tracking;
                 self.step = STEP_FIRST;
@@ -281,7 +281,9 @@ impl DepthLaw {
 
 impl Window {
     fn is_full(&self) -> bool {
-        self.completions >= COMPLETIONS_MIN && self.last.since(self.since) >= WINDOW_MIN
+        let lasts = self.last.since(self.since);
+        self.completions >= COMPLETIONS_MIN && lasts >= WINDOW_MIN
+            || self.completions >= COMPLETIONS_SLOW && lasts >= WINDOW_SLOW
     }
 
     /// Says whether nothing was seen for much longer than usual: the drive paused, or whoever calls us had no processor.
@@ -374,6 +376,11 @@ impl Gains {
     }
 }
 
+/// The next depth on the way down: quickly first, since trials at a deep queue take long.
+fn descended(depth: u32) -> u32 {
+    (if depth > 32 { depth / 4 } else { depth / 2 }).max(1)
+}
+
 const MILLION: i128 = 1_000_000;
 /// A pair of windows counts for no more than this, so that one that was disturbed does not decide a trial.
 const GAIN_MAX: i128 = 400_000;
@@ -389,6 +396,9 @@ const BEYOND_PART: u32 = 8;
 /// A window lasts at least so long, and so many completions.
 const WINDOW_MIN: Nanos = Nanos::from_millis(1);
 const COMPLETIONS_MIN: u32 = 64;
+/// Or, on a slow drive, so long and so many.
+const WINDOW_SLOW: Nanos = Nanos::from_millis(5);
+const COMPLETIONS_SLOW: u32 = 16;
 /// A gap so many times longer than the mean one, of at least so many, interrupts a window.
 const INTERRUPTION: u64 = 32;
 const MOMENTS_MIN: u32 = 8;

@@ -337,7 +337,8 @@ impl Elevator for Bfq {
         self.landed(id);
         let queue = &self.clients[id];
         let is_unordered = queue.requests.is_empty() && queue.in_flight >= DEEP;
-        self.depth.completed(note.bytes, is_unordered, self.now);
+        self.depth
+            .completed(note.bytes, self.in_flight, is_unordered, self.now);
         self.ended_in_turn(id);
         self.rest(id);
     }

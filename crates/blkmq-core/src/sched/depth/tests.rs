@@ -86,7 +86,8 @@ impl Loop {
             self.now = end;
             count += 1;
             let unordered = self.ends.len() as u32 + 1 >= self.ordered_up_to;
-            self.law.completed(4096, unordered, Instant(self.now));
+            self.law
+                .completed(4096, self.ends.len() as u32, unordered, Instant(self.now));
         }
         let elapsed = self.now - start;
         (count * 1_000_000_000 / elapsed, occupied / count.max(1))
