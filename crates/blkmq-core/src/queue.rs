@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use blkmq_sync::epoch_count::FreezeState;
 use blkmq_sync::gate::Gate;
@@ -248,6 +248,8 @@ pub struct Queue {
     plain_max: u64,
     pub(crate) timeout: Nanos,
     ports: Box<[Port]>,
+    /// Caps hold nothing back any more.
+    is_ending: AtomicBool,
     pub(crate) gate: Gate<Sched>,
     pub(crate) shared_tags: Option<Arc<TagBitmap>>,
     /// Who may start requests: nobody while frozen or quiesced.
@@ -339,6 +341,7 @@ impl Queue {
             dispatch: config.dispatch,
             timeout: config.timeout,
             ports,
+            is_ending: AtomicBool::new(false),
             gate: Gate::new(Sched {
                 elevator,
                 inserts,
@@ -607,9 +610,17 @@ impl Queue {
         self.way.fetch_or(THROTTLED, Ordering::Relaxed);
     }
 
+    /// Holds nothing back for caps any more: the queue is about to end. Kick everybody afterwards.
+    pub fn end_caps(&self) {
+        // Relaxed: whoever takes the run that follows sees it.
+        self.is_ending.store(true, Ordering::Relaxed);
+        self.run_all();
+    }
+
     /// Says whether what has started is to end as soon as it can.
     pub(crate) fn is_draining(&self) -> bool {
-        self.usage.is_frozen() && !self.issuing.is_frozen()
+        let ends = self.is_ending.load(Ordering::Relaxed);
+        ends || self.usage.is_frozen() && !self.issuing.is_frozen()
     }
 
     /// Has all reactors make one more sweep. Returns its number.

@@ -156,9 +156,9 @@ impl Control {
     pub fn set_tunable(&self, queue: QueueId, name: &str, value: u64) -> Result<(), Error> {
         let core = self.core(queue);
         let set = self.insist(queue, || core.set_tunable(name, value))?;
-        set.map_err(|source| Error::Tunable {
+        set.map_err(|cause| Error::Tunable {
             queue: core.name().to_owned(),
-            source,
+            cause,
         })
     }
 

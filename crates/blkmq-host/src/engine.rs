@@ -236,6 +236,10 @@ impl Engine {
         let until = self.shared.clock.now() + limit;
         self.order_all(|| Order::Drain);
         let shared = &self.shared;
+        for entry in &shared.queues {
+            entry.queue.end_caps();
+            shared.kick(entry.queue.everybody());
+        }
         let services = || shared.services.load(Ordering::Acquire);
         self.wait_for(
             limit,

@@ -89,12 +89,12 @@ pub enum Error {
         queue: String,
     },
     /// The elevator refuses a tunable.
-    #[error("queue {queue}: {source}")]
+    #[error("queue {queue}: {cause}")]
     Tunable {
         /// The queue's name.
         queue: String,
         /// What it says.
-        source: TunableError,
+        cause: TunableError,
     },
     /// No group of that path on a queue.
     #[error("queue {queue}: there is no group {path}; there are: {known}")]
@@ -109,7 +109,7 @@ pub enum Error {
     /// Not the path of a group.
     #[error(
         "group {path:?} rejected: must be /, or names of 1 to 128 letters, digits, dots, dashes and underscores with / \
-         before each, as in /customers/a"
+         before each, at most 16, as in /customers/a"
     )]
     GroupPath {
         /// As asked for.
@@ -134,12 +134,12 @@ pub enum Error {
         disk: String,
     },
     /// A group cannot be as it was to be.
-    #[error("group {path}: {source}")]
+    #[error("group {path}: {cause}")]
     Group {
         /// Its path.
         path: String,
         /// What the core says.
-        source: GroupError,
+        cause: GroupError,
     },
     /// The engine could not be shut down cleanly in time.
     #[error("shutdown: {0}")]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use blkmq_core::group::{Cap, CapKind, Caps, GroupError, GroupTree, ROOT, WEIGHT_DEFAULT};
+use blkmq_core::group::{Cap, CapKind, Caps, GroupError, GroupTree, LEVELS_MAX, ROOT, WEIGHT_DEFAULT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::limits::Limits;
 use blkmq_core::time::Nanos;
@@ -184,9 +184,9 @@ pub fn check_path(path: &str) -> Result<(), Error> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let is_name = |name: &str| (1..=128).contains(&name.len()) && name.chars().all(is_plain);
     if path == "/"
-        || path
-            .strip_prefix('/')
-            .is_some_and(|names| names.split('/').all(is_name))
+        || path.strip_prefix('/').is_some_and(|names| {
+            names.split('/').take(LEVELS_MAX + 1).count() <= LEVELS_MAX && names.split('/').all(is_name)
+        })
     {
         return Ok(());
     }
@@ -195,10 +195,10 @@ pub fn check_path(path: &str) -> Result<(), Error> {
     })
 }
 
-pub(crate) fn group_error(path: &str, source: GroupError) -> Error {
+pub(crate) fn group_error(path: &str, cause: GroupError) -> Error {
     Error::Group {
         path: path.to_owned(),
-        source,
+        cause,
     }
 }
 

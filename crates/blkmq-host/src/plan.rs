@@ -230,7 +230,7 @@ fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<Que
             (
                 Arc::new(drive) as Arc<dyn Drive>,
                 TagMode::PerHctx(depth),
-                REQUESTS,
+                requests_default(),
             )
         }
         Opened::Ram(config) => {
@@ -239,7 +239,7 @@ fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<Que
             (
                 Arc::new(drive) as Arc<dyn Drive>,
                 TagMode::PerHctx(depth),
-                REQUESTS,
+                requests_default(),
             )
         }
         Opened::File(_) => {
@@ -249,7 +249,7 @@ fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<Que
             (
                 Arc::new(drive) as Arc<dyn Drive>,
                 TagMode::Shared(depth),
-                REQUESTS_FILE,
+                requests_default(),
             )
         }
     };
@@ -319,11 +319,20 @@ fn queue_error(name: &str, problem: impl ToString) -> Error {
     }
 }
 
+/// Requests of each reactor. What is held for a cap, or waits behind a neighbour, keeps its request.
+fn requests_default() -> u32 {
+    let reactors = std::thread::available_parallelism().map_or(1, usize::from);
+    (REQUESTS_ALL / reactors).clamp(REQUESTS_MIN, REQUESTS_MAX) as u32
+}
+
 const BLOCK_MIN: u32 = 512;
 const DEPTH_RAM: u32 = 128;
 const DEPTH_FILE: u32 = 256;
-const REQUESTS: u32 = 256;
-const REQUESTS_FILE: u32 = 1024;
+/// Requests of all reactors together, and the bounds for one: room for 16 connections with all that they may have in flight, as
+/// long as memory for the lists between many reactors allows it.
+const REQUESTS_ALL: usize = 16_384;
+const REQUESTS_MIN: usize = 512;
+const REQUESTS_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests;

@@ -34,6 +34,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         .collect();
     let mut plan = host::plan(disks, &settings, &host::QueueSettings::default())?;
     plan.set_groups(&config.groups)?;
+    warn_of_empty_groups(config);
     let host::Plan { mut queues, groups } = plan;
     for queue in &mut queues {
         let chosen = config.queues.get(&queue.name).and_then(|settings| settings.sched);
@@ -52,6 +53,22 @@ pub fn plan(config: &Config) -> Result<Plan> {
         groups,
         tunables: tunables.collect(),
     })
+}
+
+/// Says which groups have settings and no disk: most often a path that was misspelt.
+fn warn_of_empty_groups(config: &Config) {
+    for group in &config.groups {
+        let below = |path: &str| {
+            path.strip_prefix(&group.path)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if group.path != "/" && !config.disks.iter().any(|disk| below(&disk.group)) {
+            tracing::warn!(
+                "group {}: no disk is in it, so its settings have no effect",
+                group.path
+            );
+        }
+    }
 }
 
 fn disk(disk: &DiskSpec) -> host::DiskSpec {

@@ -163,7 +163,6 @@ impl DepthLaw {
         }
         self.trial = Trial::default();
         self.open(now);
-        self.window.skip = self.max;
     }
 
     /// Counts the end of a request of `bytes`, which leaves so many `in_flight`. `unordered` says that its client has more in flight and nothing queued.

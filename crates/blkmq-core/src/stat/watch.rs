@@ -46,7 +46,7 @@ pub(crate) struct Watch {
     columns: Box<[u8]>,
     is_on: bool,
     /// Whose request was dispatched last, and since when without another's in between.
-    turn: GroupId,
+    turn: Option<GroupId>,
     turn_since: Instant,
 }
 
@@ -74,7 +74,7 @@ impl Watch {
             columns: vec![OTHERS; watched.times.len()].into(),
             watched,
             is_on,
-            turn: ROOT,
+            turn: None,
             turn_since: Instant::default(),
         };
         watch.groups_changed(groups);
@@ -99,6 +99,8 @@ impl Watch {
             column.set(GONE);
         }
         self.states[id.index()] = State::default();
+        // Else the next group of this number would inherit the turn.
+        self.turn = self.turn.filter(|turn| *turn != id);
     }
 
     /// A request has come in.
@@ -147,7 +149,7 @@ impl Watch {
         rq.stamp = Stamp {
             queued: queued as u32,
             column: self.columns[group.index()],
-            ahead: self.columns[self.turn.index()],
+            ahead: self.columns[self.turn.unwrap_or(ROOT).index()],
         };
         let left = queued - u64::from(rq.bios);
         times.queued.set(left);
@@ -155,10 +157,11 @@ impl Watch {
             state.since = now;
             times.dequeues.add(1);
         }
-        if self.turn != group {
-            let turn = &self.watched.times[self.turn.index()];
-            turn.turn_ns.add(now.since(self.turn_since).0);
-            self.turn = group;
+        if self.turn != Some(group) {
+            if let Some(turn) = self.turn.replace(group) {
+                let turn = &self.watched.times[turn.index()];
+                turn.turn_ns.add(now.since(self.turn_since).0);
+            }
             self.turn_since = now;
         }
     }

@@ -82,5 +82,6 @@ impl Rivals {
     }
 }
 
-/// How long competition counts that has ended.
-const LINGER: Nanos = Nanos::from_millis(20);
+/// How long competition counts that has ended. A client that comes back every so often is not to find the drive full each time,
+/// and the drive does as much at the depth for competition.
+const LINGER: Nanos = Nanos::from_secs(1);
