@@ -233,10 +233,10 @@ fn watch(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize, plan: &Pla
         if turned_at.is_none() && start.elapsed() >= plan.window / 2 {
             turn(scene, engine, stage, crowd)?;
             turned_at = Some(start.elapsed());
-            if scene.turn != Turn::Nothing {
-                std::thread::sleep(AFTER_TURN);
-                steady = (start.elapsed(), totals());
-            }
+        }
+        let is_steady = |at: Duration| start.elapsed() >= at + AFTER_TURN;
+        if scene.turn != Turn::Nothing && steady.0 < AFTER_TURN && turned_at.is_some_and(is_steady) {
+            steady = (start.elapsed(), totals());
         }
         std::thread::sleep(READ_EVERY);
     }
