@@ -33,7 +33,7 @@ pub struct SingleDispatchArgs {
     #[command(flatten)]
     pub common: BenchArgs,
     /// Elevators to measure [default: mq-deadline,bfq]
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = elevator)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scheduler)]
     pub elevator: Vec<Kind>,
     /// Submitters on the null drive, a reactor each [default: 1,2,8]
     #[arg(long, value_name = "N", value_delimiter = ',')]
@@ -82,17 +82,7 @@ fn settle(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
         args.clients = CLIENTS.into_iter().filter(|clients| *clients <= most).collect();
     }
     args.clients.retain(|clients| *clients > 0);
-    for jobs in &args.jobs {
-        ensure!(
-            (1..=JOBS_MAX).contains(jobs),
-            "--jobs {jobs} rejected: must be from 1 to {JOBS_MAX}"
-        );
-        ensure!(
-            (*jobs..=DEPTH_MAX).contains(&args.depth),
-            "--depth {} rejected: must be from {jobs} (one for each of --jobs) to {DEPTH_MAX}",
-            args.depth
-        );
-    }
+    check_load(&args.jobs, args.depth)?;
     for clients in &args.clients {
         ensure!(
             *clients <= CLIENTS_MAX,
@@ -139,6 +129,24 @@ fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Re
             Side::After => {}
         }
     })
+}
+
+/// Checks what [`on_null_queue`] can be given.
+///
+/// # Errors
+/// If a number is out of range.
+pub(crate) fn check_load(all_jobs: &[u32], depth: u32) -> Result<()> {
+    for jobs in all_jobs {
+        ensure!(
+            (1..=JOBS_MAX).contains(jobs),
+            "--jobs {jobs} rejected: must be from 1 to {JOBS_MAX}"
+        );
+        ensure!(
+            (*jobs..=DEPTH_MAX).contains(&depth),
+            "--depth {depth} rejected: must be from {jobs} (one for each of --jobs) to {DEPTH_MAX}"
+        );
+    }
+    Ok(())
 }
 
 /// Loads a queue with a null drive, to which `set` gives the rest, from `jobs` reactors for the plan's window.
@@ -298,10 +306,13 @@ fn published(rows: &[Row], args: &SingleDispatchArgs) -> String {
     lines
 }
 
-fn elevator(name: &str) -> Result<Kind, String> {
-    Kind::by_name(name)
-        .filter(|kind| *kind != Kind::None)
-        .ok_or_else(|| "must be a scheduler other than none".into())
+/// Finds an elevator by its name; `none` is none.
+pub(crate) fn scheduler(name: &str) -> Result<Kind, String> {
+    let kinds = || Kind::ALL.into_iter().filter(|kind| *kind != Kind::None);
+    let names = || kinds().map(Kind::name).collect::<Vec<_>>().join(", ");
+    kinds()
+        .find(|kind| kind.name() == name)
+        .ok_or_else(|| format!("must be one of {}", names()))
 }
 
 /// Clients, and the seconds of multi-queue, single-queue and patched.

@@ -4,14 +4,14 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
 
 use crate::args::BenchArgs;
 use crate::report::{About, Report, Row};
 use crate::rounds::{self, Point};
-use crate::single_dispatch::on_null_queue;
+use crate::single_dispatch::{check_load, on_null_queue, scheduler};
 
 /// Measure what a scheduler's statistics cost: under its lock, outside, and off
 #[derive(clap::Args, Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct StatsArgs {
     #[command(flatten)]
     pub common: BenchArgs,
     /// The elevator
-    #[arg(long, value_name = "NAME", default_value = "bfq", value_parser = elevator)]
+    #[arg(long, value_name = "NAME", default_value = "bfq", value_parser = scheduler)]
     pub elevator: Kind,
     /// Submitters, a reactor each [default: 1,8]
     #[arg(long, value_name = "N", value_delimiter = ',')]
@@ -39,17 +39,7 @@ pub fn main(args: &StatsArgs) -> Result<()> {
     if args.jobs.is_empty() {
         args.jobs = vec![1, 8];
     }
-    for jobs in &args.jobs {
-        ensure!(
-            (1..=JOBS_MAX).contains(jobs),
-            "--jobs {jobs} rejected: must be from 1 to {JOBS_MAX}"
-        );
-        ensure!(
-            (*jobs..=DEPTH_MAX).contains(&args.depth),
-            "--depth {} rejected: must be from {jobs} (one for each of --jobs) to {DEPTH_MAX}",
-            args.depth
-        );
-    }
+    check_load(&args.jobs, args.depth)?;
     let plan = args.common.plan(args.jobs.len() * SIDES.len(), SET_UP)?;
     let mut points = points(&args);
     let mut report = Report::start("stats", about(&args), &plan);
@@ -124,21 +114,11 @@ fn summary(rows: &[Row], args: &StatsArgs) -> String {
     lines
 }
 
-fn elevator(name: &str) -> Result<Kind, String> {
-    let kinds = || Kind::ALL.into_iter().filter(|kind| *kind != Kind::None);
-    let names = || kinds().map(Kind::name).collect::<Vec<_>>().join(", ");
-    kinds()
-        .find(|kind| kind.name() == name)
-        .ok_or_else(|| format!("must be one of {}", names()))
-}
-
 const SIDES: [(&str, StatsMode); 3] = [
     ("before", StatsMode::UnderGate),
     ("after", StatsMode::Outside),
     ("off", StatsMode::Off),
 ];
 const PUBLISHED: [f64; 3] = [250e3, 310e3, 400e3];
-const JOBS_MAX: u32 = 64;
-const DEPTH_MAX: u32 = 4096;
 /// Starting and ending an engine.
 const SET_UP: Duration = Duration::from_millis(40);

@@ -1,6 +1,11 @@
 //! Decides what the one dispatcher inside the gate sees and does: it folds everybody's insertions and completions into
 //! the elevator, and takes requests out while the depth allows. `local` enters, issues what comes out, and leaves.
-//! Requests of groups with caps stop at `throttle` on their way in; without an elevator they are all that comes here.
+//! Requests of groups with caps stop at `throttle` on their way in; without an elevator they are all that comes here. On their
+//! way out, `share` holds what is beyond a disk's part of shared tags, and `target` what gives way to a latency target.
+//!
+//! ```text
+//!  insert lists ─► throttle ─► elevator ─► share ─► target ─► the dispatcher, or back to the leftovers, which go first
+//! ```
 
 use std::collections::VecDeque;
 

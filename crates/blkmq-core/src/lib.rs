@@ -2,7 +2,8 @@
 //!
 //! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
 //! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
-//! [`request`], [`sched`], `gate`, `hw_ctx`, `tag`, [`driver`]; beside the way: [`group`], `throttle`, `flush`, [`stat`].
+//! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, [`driver`]; beside the way:
+//! [`group`], `flush`, [`stat`].
 #![forbid(unsafe_code)]
 
 pub mod bio;

@@ -153,7 +153,7 @@ fn the_measurement_itself_works() {
 }
 
 #[test]
-#[ignore = "a measurement, of use in a release build only"]
+#[ignore = "a measurement: cargo test --release -p blkmq-core --test elevator_cost -- --ignored --nocapture"]
 fn cost_of_insert_and_dispatch() {
     const ROUNDS: usize = 7;
     let count = std::env::var("COUNT").map_or(2_000_000, |count| count.parse().expect("COUNT is a number"));
