@@ -97,5 +97,5 @@ cargo xtask sim [--seeds N]                 every simulator scenario with N seed
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer
 cargo xtask asan                            the same under AddressSanitizer
-cargo xtask soak [--minutes N]              simulator and real clients, again and again (default 30 minutes)
+cargo xtask soak [--minutes N]              simulator, properties and real clients again and again (default 30 minutes)
 ";

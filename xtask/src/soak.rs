@@ -1,4 +1,4 @@
-//! Decides what a long run repeats: the simulator over ever new seeds, and the real clients against the daemon.
+//! Decides what a long run repeats: the simulator and the property tests over ever new seeds, and the real clients against the daemon.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use crate::place::{cargo, target_dir};
 use crate::steps::Steps;
+use crate::test::PROPERTY_SEED;
 
 /// Goes round until the time is up; a round that has begun is finished.
 ///
@@ -27,6 +28,9 @@ pub(crate) fn run(steps: &mut Steps, minutes: u64) -> Result<()> {
             .arg("--first-seed")
             .arg((round * SEEDS_A_ROUND).to_string());
         steps.run(&format!("simulator, round {round}"), &mut simulate)?;
+        let mut properties = cargo("test --release -p blkmq-core -p blkmq-export");
+        properties.env(PROPERTY_SEED, (round + 1).to_string());
+        steps.run(&format!("property tests, round {round}"), &mut properties)?;
         let mut clients = cargo("test -p blkmq --tests");
         clients.env("BLKMQ_BIN", target_dir()?.join("release/blkmq"));
         steps.run(&format!("real clients, round {round}"), &mut clients)?;

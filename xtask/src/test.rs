@@ -52,9 +52,18 @@ fn check_dependencies(steps: &mut Steps) -> Result<()> {
 }
 
 /// The test suite; the end-to-end tests in it drive the release build of the command.
+///
+/// Property tests draw from one seed, so that a failure is of the change under test; [`soak`](crate::soak) draws new ones.
 fn run_suite(steps: &Steps) -> Result<()> {
     steps.print_summary();
     println!("\n==> tests");
     let command = target_dir()?.join("release/blkmq");
-    run_shown(cargo("test --workspace --no-fail-fast").env("BLKMQ_BIN", command))
+    run_shown(
+        cargo("test --workspace --no-fail-fast")
+            .env("BLKMQ_BIN", command)
+            .env(PROPERTY_SEED, "1"),
+    )
 }
+
+/// What proptest reads its seed from.
+pub(crate) const PROPERTY_SEED: &str = "PROPTEST_RNG_SEED";

@@ -156,10 +156,11 @@ proptest! {
                 |_, _| true,
             );
             let amount = if kind.is_bytes() { bytes } else { ios };
-            let due = rate * (to_ms - from_ms) / 1000;
+            // In thousandths: a due of 48.8 requests is not 48.
+            let due = rate * (to_ms - from_ms);
             prop_assert!(
-                amount.abs_diff(due) <= due / 50 + slack,
-                "{kind} {rate}: {amount} instead of {due} from {from_ms} to {to_ms} ms"
+                (amount * 1000).abs_diff(due) <= due / 50 + slack * 1000,
+                "{kind} {rate}: {amount} instead of {due} thousandths from {from_ms} to {to_ms} ms"
             );
         }
     }
