@@ -58,9 +58,10 @@ pub trait Driver {
         None
     }
 
-    /// Says whether a request is under way whose end is found by [`Driver::reap`] alone: nothing wakes the reactor and no time
-    /// is known, so it goes on looking instead of blocking.
-    fn must_poll(&self) -> bool {
+    /// Is told whether the ends of requests are to be found by looking (see [`crate::poll`]): at set-up, and when that is changed.
+    /// Says whether they will be, by [`Driver::reap`] alone: such a context need not wake the reactor, and its reactor does not
+    /// wait to be woken.
+    fn set_polled(&mut self, _on: bool) -> bool {
         false
     }
 

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use crate::bio::Status;
 use crate::driver::{Done, Driver, Issued, TimedOut};
 use crate::ids::{Cookie, HctxId, Tag};
+use crate::poll::{Oversleep, Policy, Predictor, Setting, Verdict, Wait, Waited, verdict_at};
 use crate::request::{Request, State};
 use crate::tag::Tags;
 use crate::time::{Instant, Nanos};
@@ -24,6 +25,11 @@ pub(crate) struct HwCtx {
     time_limit: Nanos,
     /// When to look for requests that have passed the time limit.
     next_timeout: Option<Instant>,
+    /// How to wait for what is in flight.
+    pub(crate) predictor: Predictor,
+    /// What the driver was told, and what it said.
+    asked_to_poll: bool,
+    is_polled: bool,
 }
 
 /// What one tag stands for.
@@ -80,6 +86,55 @@ impl HwCtx {
             dispatch: VecDeque::with_capacity(requests),
             time_limit: limit,
             next_timeout: None,
+            predictor: Predictor::new(depth),
+            asked_to_poll: false,
+            is_polled: false,
+        }
+    }
+
+    /// Has the driver announce ends, or leaves it to the reactor to look for them.
+    #[inline]
+    pub(crate) fn poll_if(&mut self, on: bool) {
+        if on != self.asked_to_poll {
+            self.asked_to_poll = on;
+            self.is_polled = self.driver.set_polled(on);
+        }
+    }
+
+    /// Says whether ends are found by looking alone.
+    #[inline]
+    pub(crate) fn is_polled(&self) -> bool {
+        self.is_polled
+    }
+
+    /// Decides how the reactor waits for what is in flight here.
+    pub(crate) fn verdict(
+        &mut self,
+        wait: Wait,
+        policy: Policy,
+        host: &mut Oversleep,
+        now: Instant,
+    ) -> Verdict {
+        if self.in_flight == 0 {
+            return Verdict::Block;
+        }
+        if !self.is_polled
+            && let Some(at) = self.driver.next_event()
+        {
+            return verdict_at(at, wait, host, now);
+        }
+        let setting = Setting {
+            wait,
+            policy,
+            is_polled: self.is_polled,
+        };
+        self.predictor.verdict(setting, host, now)
+    }
+
+    /// Learns how the reactor spent its time until `until`.
+    pub(crate) fn waited(&mut self, how: Waited, until: Instant) {
+        if self.in_flight > 0 {
+            self.predictor.waited(how, until);
         }
     }
 
@@ -124,13 +179,14 @@ impl HwCtx {
 
     /// Takes the request that a driver's completion names; none if the cookie is stale.
     #[inline]
-    pub(crate) fn take_done(&mut self, done: &Done) -> Option<(Box<Request>, u128)> {
+    pub(crate) fn take_done(&mut self, done: &Done, now: Instant) -> Option<(Box<Request>, u128)> {
         let tag = done.cookie.tag();
         let slot = self.slots.get_mut(tag.index())?;
         if slot.generation != done.cookie.generation() {
             return None;
         }
         let rq = slot.rq.take()?;
+        self.predictor.completed(tag, now);
         Some((rq, self.release(tag)))
     }
 
@@ -149,6 +205,7 @@ impl HwCtx {
                 let tag = Tag(index as u32);
                 if self.driver.timed_out(Cookie::new(tag, slot.generation)) == TimedOut::Ended {
                     let rq = slot.rq.take().expect("checked above");
+                    self.predictor.forget(tag);
                     return Some((rq, self.release(tag)));
                 }
                 slot.expires = now + self.time_limit;
@@ -210,6 +267,7 @@ impl HwCtx {
         let expires = now + self.time_limit;
         let slot = &mut self.slots[tag.index()];
         slot.expires = expires;
+        self.predictor.issued(tag, rq.op(), rq.len(), now);
         slot.rq = Some(rq);
         self.in_flight += 1;
         self.issued += 1;

@@ -2,7 +2,7 @@
 //!
 //! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
 //! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
-//! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, [`driver`]; beside the way:
+//! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, [`driver`], [`poll`]; beside the way:
 //! [`group`], `flush`, [`stat`].
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ pub mod limits;
 pub mod local;
 pub mod merge;
 mod plug;
+pub mod poll;
 pub mod queue;
 pub mod request;
 pub mod sched;

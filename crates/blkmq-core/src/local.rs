@@ -23,6 +23,7 @@ use crate::gate::Report;
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
 use crate::ids::{HctxId, ReactorId};
 use crate::plug;
+use crate::poll::{Oversleep, Verdict, Wait, Waited};
 use crate::queue::{Dispatch, Effects, Mail, NOBODY_SITS, Queue, Seat, Stay};
 use crate::request::{Request, State};
 use crate::sched::Note;
@@ -93,6 +94,7 @@ impl Seat {
                 queue.requests_max(),
                 queue.timeout,
             );
+            hw.poll_if(queue.is_polled());
             // Who sat here before has counted too.
             hw.issued = queue.port(self.id).shard.events.issued.get();
             hw
@@ -147,7 +149,8 @@ impl LocalQueue {
     pub fn run(&mut self, now: Instant, fx: &mut Effects) {
         let mut must_run = self.take_mail(fx);
         self.sw.keep_swept(&self.queue);
-        if self.hw.is_some() {
+        if let Some(hw) = &mut self.hw {
+            hw.poll_if(self.queue.is_polled());
             must_run |= self.reap(now, fx);
             must_run |= self.sched_timer.take_if(|at| *at <= now).is_some();
             self.run_work(must_run, now, fx);
@@ -181,12 +184,26 @@ impl LocalQueue {
             || (self.sw.has_work_to_start() && !self.queue.is_frozen())
     }
 
-    /// Says whether [`LocalQueue::run`] must be called again and again, since the driver announces nothing.
+    /// Says whether something is in flight whose end is found by [`LocalQueue::run`] alone: the driver announces nothing.
     #[inline]
     pub fn must_poll(&self) -> bool {
         self.hw
             .as_ref()
-            .is_some_and(|hw| hw.in_flight > 0 && hw.driver.must_poll())
+            .is_some_and(|hw| hw.in_flight > 0 && hw.is_polled())
+    }
+
+    /// Decides how the reactor is to wait for what is in flight at its hardware context. `host` is what is known of its sleeping.
+    pub fn verdict(&mut self, wait: Wait, host: &mut Oversleep, now: Instant) -> Verdict {
+        let policy = self.queue.poll_policy();
+        let hw = self.hw.as_mut();
+        hw.map_or(Verdict::Block, |hw| hw.verdict(wait, policy, host, now))
+    }
+
+    /// Is told how the reactor spent the time until now, before [`LocalQueue::run`] is called.
+    pub fn waited(&mut self, how: Waited, until: Instant) {
+        if let Some(hw) = &mut self.hw {
+            hw.waited(how, until);
+        }
     }
 
     /// How many bios of this reactor's submitters have not ended.
@@ -464,12 +481,16 @@ impl LocalQueue {
         let mut any = false;
         for done in done.drain(..) {
             let hw = self.hw.as_mut().expect("looked at above");
-            if let Some((rq, waiters)) = hw.take_done(&done) {
+            if let Some((rq, waiters)) = hw.take_done(&done, now) {
                 any = true;
                 self.completed(rq, done.status, waiters, now, fx);
             }
         }
         self.done = done;
+        if let Some(hw) = &mut self.hw {
+            hw.predictor.looked(now);
+            hw.predictor.show(&self.queue.port(self.me).shard.poll);
+        }
         any |= self.expire(now, fx);
         if any && self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
             self.run_other_contexts(fx);

@@ -19,6 +19,7 @@ use crate::gate::{Report, Sched};
 use crate::group::{GROUPS_MAX, GroupTree, Standings};
 use crate::ids::{HctxId, REACTORS_MAX, ReactorId, ReactorSet};
 use crate::limits::{LimitError, Limits};
+use crate::poll::{Policy, Polling};
 use crate::request::Request;
 use crate::sched::{self, TunableError};
 use crate::share::Shares;
@@ -57,6 +58,10 @@ pub struct QueueConfig {
     pub groups: GroupTree,
     /// Who keeps the statistics of groups. Default: each reactor, outside the gate; the others are for measurement.
     pub stats: StatsMode,
+    /// Whether ends of requests are looked for instead of waited for (`io_poll`), where the driver can be. Default false.
+    pub io_poll: bool,
+    /// How such requests are slept for (`io_poll_delay`).
+    pub poll_policy: Policy,
     /// The disks on this queue.
     pub disks: Vec<DiskConfig>,
 }
@@ -99,6 +104,8 @@ impl QueueConfig {
             merges: true,
             groups: GroupTree::flat(1),
             stats: StatsMode::default(),
+            io_poll: false,
+            poll_policy: Policy::default(),
             disks: Vec::new(),
         }
     }
@@ -267,6 +274,7 @@ pub struct Queue {
     pub(crate) stats: Stats,
     /// How many requests may be in flight: per context without elevator, in all with one. A hint that may lag.
     depth: AtomicU32,
+    pub(crate) polling: Polling,
 }
 
 /// A reactor's place at a queue, to be taken on the reactor's own thread.
@@ -364,6 +372,7 @@ impl Queue {
             sweep: AtomicU64::new(0),
             stats,
             depth: AtomicU32::new(config.tags.depth()),
+            polling: Polling::new(config.io_poll, config.poll_policy),
         });
         let seats = mailboxes.into_iter().zip(ins).zip(outs).enumerate();
         let seat = |(id, ((mailbox, inserts), reports))| Seat {

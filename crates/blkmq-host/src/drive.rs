@@ -16,6 +16,11 @@ pub trait Drive: Allocation {
     /// What one request may be.
     fn limits(&self) -> Limits;
 
+    /// Says whether its hardware contexts, some at least, can be polled (`io_poll`).
+    fn can_poll(&self) -> bool {
+        false
+    }
+
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`
     /// is that reactor's.
     ///

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{DiskId, GroupId, REACTORS_MAX, ReactorId};
+use blkmq_core::poll::Policy;
 use blkmq_core::queue::{DiskConfig, Dispatch, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
 use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
@@ -89,6 +90,10 @@ pub struct QueueSpec {
     pub group_paths: Vec<String>,
     /// Who keeps the statistics of groups. Default: each thread, outside the gate.
     pub stats: StatsMode,
+    /// Whether the ends of requests are looked for instead of waited for (`io_poll`). Default: where the drive has queues for that.
+    pub io_poll: Option<bool>,
+    /// How requests of a polled drive are slept for (`io_poll_delay`).
+    pub poll_policy: Policy,
 }
 
 impl QueueSpec {
@@ -108,6 +113,8 @@ impl QueueSpec {
             groups: GroupTree::flat(1),
             group_paths: Vec::new(),
             stats: StatsMode::default(),
+            io_poll: None,
+            poll_policy: Policy::default(),
         }
     }
 }
@@ -372,6 +379,8 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         merges: spec.merges,
         groups: spec.groups,
         stats: spec.stats,
+        io_poll: spec.io_poll.unwrap_or_else(|| spec.drive.can_poll()),
+        poll_policy: spec.poll_policy,
         disks,
     };
     Ok(Queue::new(config)?)

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use blkmq_core::group::{CapKind, Caps, GroupTree};
 use blkmq_core::ids::{GroupId, ReactorId};
+use blkmq_core::poll::Policy;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
@@ -158,6 +159,7 @@ fn start(scene: &Scene, ground: &Ground, elevator: Kind, capacity: Option<f64>) 
         block_size: 4096,
     });
     queue.elevator = elevator;
+    queue.poll_policy = Policy::Classic;
     queue.tags = TagMode::PerHctx(TAGS);
     queue.requests_per_reactor = REQUESTS;
     queue.groups = scene.tree.clone();

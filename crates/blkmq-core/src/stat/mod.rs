@@ -19,6 +19,7 @@ use self::watch::{OTHERS, TOPS_MAX};
 pub(crate) use self::watch::{Watch, Watched};
 use crate::bio::Direction;
 use crate::ids::GroupId;
+use crate::poll::PollShard;
 use crate::request::Request;
 use crate::sched::Note;
 use crate::time::Nanos;
@@ -226,6 +227,7 @@ pub(crate) struct Shard {
     /// In nanoseconds: row by row who waited, in each row behind whom.
     delays: Box<[Counter]>,
     pub(crate) events: EventShard,
+    pub(crate) poll: PollShard,
 }
 
 /// One reactor's part of one group.
@@ -244,6 +246,7 @@ impl Shard {
             groups: (0..groups).map(|_| Default::default()).collect(),
             delays: (0..COLUMNS * COLUMNS).map(|_| Counter::new()).collect(),
             events: EventShard::default(),
+            poll: PollShard::default(),
         }
     }
 

@@ -96,6 +96,10 @@ impl Drive for NullDrive {
         }
     }
 
+    fn can_poll(&self) -> bool {
+        self.0.config.poll_queues > 0
+    }
+
     fn open_hctx(&self, _ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
         self.hctx(hctx).map_err(io::Error::other)
     }

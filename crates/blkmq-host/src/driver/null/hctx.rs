@@ -22,7 +22,8 @@ pub(super) struct NullHctx {
     /// Nothing is configured that would have to be looked at: every request is done at once.
     plain: bool,
     completion: Completion,
-    /// Announces nothing: see [`super::config::NullConfig::poll_queues`].
+    /// May announce nothing (see [`super::config::NullConfig::poll_queues`]), and does.
+    can_be_polled: bool,
     polled: bool,
     drive: Arc<Shared>,
     latency: Latency,
@@ -60,7 +61,8 @@ impl NullHctx {
                 && !config.memory
                 && !config.zero,
             completion,
-            polled: hctx.0 < config.poll_queues,
+            can_be_polled: hctx.0 < config.poll_queues,
+            polled: false,
             latency: Latency::new(config),
             chance: Chance::new(config.seed, u64::from(hctx.0)),
             deferred: Vec::with_capacity(capacity_of(completion == Completion::Deferred)),
@@ -169,8 +171,9 @@ impl Driver for NullHctx {
         self.timed.peek().map(|Reverse(first)| first.at)
     }
 
-    fn must_poll(&self) -> bool {
-        self.polled && !(self.deferred.is_empty() && self.timed.is_empty())
+    fn set_polled(&mut self, on: bool) -> bool {
+        self.polled = on && self.can_be_polled;
+        self.polled
     }
 
     /// Forgets the request: no buffer of it is in use since it was issued.

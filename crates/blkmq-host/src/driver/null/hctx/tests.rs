@@ -186,10 +186,12 @@ fn a_drive_with_memory_reads_what_was_written_and_loses_power_as_its_cache_says(
 fn a_polled_context_announces_nothing_and_is_looked_at_while_it_has_work() {
     let keys = [("latency", "80us"), ("poll_queues", "1")];
     let mut hctx = hctx(&keys);
-    assert!(!hctx.must_poll());
+    assert!(hctx.set_polled(true));
     issue(&mut *hctx, 7, Instant(0));
-    assert_eq!((hctx.next_event(), hctx.must_poll()), (None, true));
+    assert_eq!(hctx.next_event(), None);
     assert_eq!(reap(&mut *hctx, Instant(79_999)), []);
     assert_eq!(reap(&mut *hctx, Instant(80_000)), [(7, Status::Ok)]);
-    assert!(!hctx.must_poll());
+    issue(&mut *hctx, 8, Instant(80_000));
+    assert!(!hctx.set_polled(false));
+    assert_eq!(hctx.next_event(), Some(Instant(160_000)));
 }

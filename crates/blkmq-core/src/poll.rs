@@ -1,0 +1,369 @@
+//! Decides how a reactor waits for what is in flight: look, sleep until an instant and then look, or block until it is woken.
+//! One [`Predictor`] for each hardware context learns from completions; the reactor asks all of its contexts, joins their
+//! [`Verdict`]s, does what comes out, and tells what it saw. Time comes in as an argument.
+//!
+//! ```text
+//!   issue ──────────────── sleep ──────────────►│◄── o ──►│◄───── look ─────►│ end
+//!                                   wake-up asked for   awake              seen at once
+//! ```
+//! A sleeper is woken late, by `o`. An estimate that is fed with what such a sleeper *sees* learns the sleeper: half of the mean
+//! drifts to max(L, 2 o). So a request that ended before its reactor awoke is a censored sample here, and `o` is known by itself.
+//!
+//! After Axboe's hybrid polling (2016). Different: a low quantile instead of half a mean (`low`), measured lateness (`oversleep`), one
+//! sleeper for all in flight, and no sleep where it would not be safe or not pay.
+
+mod in_flight;
+mod low;
+mod of_queue;
+mod oversleep;
+mod policy;
+mod recent;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+use self::in_flight::InFlight;
+use self::low::Low;
+pub(crate) use self::of_queue::Polling;
+pub use self::oversleep::Oversleep;
+pub use self::policy::{DELAY_MAX_US, Policy, Wait};
+pub(crate) use self::stats::PollShard;
+use self::stats::Windows;
+pub use self::stats::{BUCKETS, Bucket, BucketStats};
+use crate::bio::Op;
+use crate::ids::Tag;
+use crate::time::{Instant, Nanos};
+
+/// What to do until something ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Block until woken.
+    Block,
+    /// Sleep until then unless woken before, and look from then on.
+    SleepUntil(Instant),
+    /// Look.
+    Spin,
+}
+
+impl Verdict {
+    /// What serves both: looking before sleeping, the earlier sleep, sleeping before blocking.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Spin, _) | (_, Self::Spin) => Self::Spin,
+            (Self::SleepUntil(a), Self::SleepUntil(b)) => Self::SleepUntil(a.min(b)),
+            (Self::Block, other) | (other, Self::Block) => other,
+        }
+    }
+}
+
+/// How a reactor spent the time before it looks for completions again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// It looked until now, and saw nothing before.
+    Looking,
+    /// It slept until a time of its choice.
+    Asleep,
+    /// It was blocked until something that happened woke it. A sleeper wakes late by so much.
+    Woken(Nanos),
+}
+
+/// How a context's requests are to be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The reactor's way to wait.
+    pub wait: Wait,
+    /// The queue's way to sleep, if its driver is polled.
+    pub policy: Policy,
+    /// The end of a request is found by looking alone: nothing wakes the reactor.
+    pub is_polled: bool,
+}
+
+/// What one hardware context knows of its requests in flight and of those before them.
+#[derive(Clone, Debug)]
+pub struct Predictor {
+    in_flight: InFlight,
+    buckets: [Of; BUCKETS],
+    /// When completions were looked for last.
+    last_look: Instant,
+    waited: Option<Waited>,
+    /// The shortest time that was ever seen.
+    shortest: Option<Nanos>,
+    /// Buckets of which there is something new to show.
+    news: u16,
+}
+
+/// What is known of one bucket.
+#[derive(Clone, Debug)]
+struct Of {
+    low: Low,
+    windows: Windows,
+    slept: u64,
+    overslept: u64,
+    /// Requests issued up to then have been slept for: none is twice.
+    slept_for: Option<Instant>,
+    /// The request that the latest verdict wants to sleep for, by its issue, and until when.
+    aim: Option<(Instant, Instant)>,
+}
+
+impl Predictor {
+    /// Makes a predictor for tags below `depth`.
+    pub fn new(depth: u32) -> Self {
+        Self {
+            in_flight: InFlight::new(depth),
+            buckets: std::array::from_fn(|_| Of::new()),
+            last_look: Instant(0),
+            waited: None,
+            shortest: None,
+            news: 0,
+        }
+    }
+
+    /// A request is with the driver.
+    #[inline]
+    pub fn issued(&mut self, tag: Tag, op: Op, len: u64, now: Instant) {
+        self.in_flight.add(tag, Bucket::of(op, len), now);
+    }
+
+    /// A request has left the driver other than by a completion: it says nothing of the device.
+    pub fn forget(&mut self, tag: Tag) {
+        let _ = self.in_flight.remove(tag);
+    }
+
+    /// Says how the time until the next look was spent. `until` is the end of it.
+    pub fn waited(&mut self, how: Waited, until: Instant) {
+        match how {
+            Waited::Looking => self.last_look = until,
+            Waited::Asleep => {
+                self.waited = Some(how);
+                for of in &mut self.buckets {
+                    if let Some((issued, _)) = of.aim.take_if(|(_, wake)| *wake <= until) {
+                        of.slept_for = of.slept_for.max(Some(issued));
+                    }
+                }
+            }
+            Waited::Woken(_) => self.waited = Some(how),
+        }
+    }
+
+    /// A completion of a request is seen.
+    #[inline]
+    pub fn completed(&mut self, tag: Tag, now: Instant) {
+        let Some((bucket, issued)) = self.in_flight.remove(tag) else {
+            return;
+        };
+        let of = &mut self.buckets[bucket.index()];
+        let time = now.since(issued);
+        self.shortest = Some(self.shortest.map_or(time, |shortest| shortest.min(time)));
+        let mut is_news = of.windows.record(time, now);
+        let was_slept_for = of.slept_for.is_some_and(|until| issued <= until);
+        if was_slept_for || self.waited == Some(Waited::Asleep) {
+            of.slept += 1;
+            is_news = true;
+        }
+        match self.waited {
+            Some(Waited::Asleep) => {
+                of.overslept += 1;
+                of.low.overslept(time);
+            }
+            Some(Waited::Woken(late)) => of.low.saw(Nanos(time.0.saturating_sub(late.0)), false),
+            _ => {
+                let unseen = now.since(self.last_look.max(issued));
+                if unseen.0 <= (time.0 / 8).max(UNSEEN_MAX.0) && unseen < time {
+                    of.low.saw(Nanos(time.0 - unseen.0), was_slept_for);
+                }
+            }
+        }
+        self.news |= u16::from(is_news) << bucket.index();
+    }
+
+    /// Completions have been looked for, and taken.
+    #[inline]
+    pub fn looked(&mut self, now: Instant) {
+        self.last_look = now;
+        self.waited = None;
+    }
+
+    /// What was seen of a bucket.
+    pub fn stats(&self, bucket: Bucket) -> BucketStats {
+        let of = &self.buckets[bucket.index()];
+        BucketStats {
+            low: of.low.value().unwrap_or_default(),
+            slept: of.slept,
+            overslept: of.overslept,
+            ..of.windows.stats()
+        }
+    }
+
+    /// Shows readers what is new.
+    #[inline]
+    pub(crate) fn show(&mut self, to: &PollShard) {
+        if self.news != 0 {
+            let news = std::mem::take(&mut self.news);
+            let buckets = Bucket::all().filter(|bucket| news & 1 << bucket.index() != 0);
+            buckets.for_each(|bucket| to.show(bucket, &self.stats(bucket)));
+        }
+    }
+
+    /// Decides how to wait for what is in flight; something is.
+    pub fn verdict(&mut self, setting: Setting, host: &mut Oversleep, now: Instant) -> Verdict {
+        match (setting.wait, setting.is_polled) {
+            (Wait::Poll, _) => return Verdict::Spin,
+            (Wait::Block, false) => return Verdict::Block,
+            _ => {}
+        }
+        let blind = if setting.is_polled {
+            Verdict::Spin
+        } else {
+            Verdict::Block
+        };
+        let mut verdict = if self.in_flight.has_others() {
+            blind
+        } else {
+            Verdict::Block
+        };
+        for bucket in Bucket::all() {
+            let Some(issued) = self.in_flight.oldest(bucket) else {
+                continue;
+            };
+            verdict = verdict.and(self.of_oldest(bucket, issued, setting, host, now));
+        }
+        verdict
+    }
+
+    /// Decides for the oldest request of one bucket.
+    fn of_oldest(
+        &mut self,
+        bucket: Bucket,
+        issued: Instant,
+        setting: Setting,
+        host: &mut Oversleep,
+        now: Instant,
+    ) -> Verdict {
+        let half_min = self.shortest.map(|shortest| Nanos(shortest.0 / 2));
+        let of = &mut self.buckets[bucket.index()];
+        of.aim = None;
+        let policy = if setting.is_polled {
+            setting.policy
+        } else {
+            Policy::Predicted
+        };
+        let was_slept_for = of.slept_for.is_some_and(|until| issued <= until);
+        let delay = match policy {
+            Policy::Classic => None,
+            Policy::Fixed(delay) => Some(delay),
+            Policy::HalfMean => of.windows.mean().map(|mean| Nanos(mean.0 / 2)),
+            Policy::HalfMin => half_min,
+            Policy::Predicted => return of.predicted(issued, was_slept_for, setting, host, now),
+        };
+        match delay.map(|delay| issued + delay) {
+            Some(wake) if wake > now && !was_slept_for => {
+                of.aim = Some((issued, wake));
+                Verdict::SleepUntil(wake)
+            }
+            _ => Verdict::Spin,
+        }
+    }
+}
+
+impl Of {
+    fn new() -> Self {
+        Self {
+            low: Low::new(),
+            windows: Windows::default(),
+            slept: 0,
+            overslept: 0,
+            slept_for: None,
+            aim: None,
+        }
+    }
+
+    fn predicted(
+        &mut self,
+        issued: Instant,
+        was_slept_for: bool,
+        setting: Setting,
+        host: &mut Oversleep,
+        now: Instant,
+    ) -> Verdict {
+        let Some(low) = self.low.value() else {
+            return if setting.is_polled {
+                Verdict::Spin
+            } else {
+                Verdict::Block
+            };
+        };
+        let expected = Expected {
+            low: issued + low,
+            mean: issued + self.low.mean(),
+        };
+        let wake = if was_slept_for {
+            None
+        } else {
+            host.wake_for(expected.low, now)
+        };
+        let verdict = expected.verdict(wake, setting, host, now);
+        if let Verdict::SleepUntil(wake) = verdict {
+            self.aim = Some((issued, wake));
+        } else if !was_slept_for && expected.low - host.typical() > now {
+            host.refuse();
+        }
+        verdict
+    }
+}
+
+/// When something is expected to happen.
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    /// Hardly before that.
+    low: Instant,
+    mean: Instant,
+}
+
+impl Expected {
+    /// Decides how to wait for it; `wake` is when to wake if one sleeps.
+    fn verdict(self, wake: Option<Instant>, setting: Setting, host: &Oversleep, now: Instant) -> Verdict {
+        let by_cost = setting.wait == Wait::Auto && !setting.is_polled;
+        // What blocking costs more than having slept for it: the wake-up's latency.
+        let worth = Nanos(host.typical().0 * LATENCY_WORTH);
+        match wake {
+            Some(wake) => {
+                let looking = self.mean.since(wake + host.typical());
+                if by_cost && looking > worth {
+                    return Verdict::Block;
+                }
+                Verdict::SleepUntil(wake)
+            }
+            None => {
+                // Near, or overdue: whoever has looked in vain for as long as blocking would have cost, blocks.
+                let limit = host.cost() + worth;
+                if by_cost && (self.mean.since(now) > limit || now.since(self.low) > limit) {
+                    return Verdict::Block;
+                }
+                Verdict::Spin
+            }
+        }
+    }
+}
+
+/// Decides how to wait for something of which the time is known: a timer, or a drive that says when.
+pub fn verdict_at(at: Instant, wait: Wait, host: &Oversleep, now: Instant) -> Verdict {
+    match wait {
+        Wait::Block => Verdict::Block,
+        Wait::Poll => Verdict::Spin,
+        Wait::Hybrid | Wait::Auto => {
+            let setting = Setting {
+                wait,
+                policy: Policy::Predicted,
+                is_polled: false,
+            };
+            let expected = Expected { low: at, mean: at };
+            expected.verdict(host.wake_for(at, now), setting, host, now)
+        }
+    }
+}
+
+/// What a nanosecond of latency is worth, in nanoseconds of processor time. More looks longer for what cannot be predicted well.
+const LATENCY_WORTH: u64 = 2;
+/// A completion is seen at once if looks are no further apart than that, or than an eighth of its time.
+const UNSEEN_MAX: Nanos = Nanos::from_micros(1);

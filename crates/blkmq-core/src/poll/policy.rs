@@ -1,0 +1,153 @@
+//! Decides what can be asked of polling: how a queue's requests are slept for (`io_poll_delay`), and how a reactor waits (`wait`).
+//! `poll` carries it out.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::time::Nanos;
+
+/// How long to sleep for a request of a polled queue before looking for its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Not at all (`io_poll_delay` −1).
+    Classic,
+    /// Half the mean of what was seen of its bucket in the latest 100 ms (0), as published with hybrid polling in 2016. What was seen
+    /// contains the lateness of the sleeper, so it settles at twice that where the device is faster.
+    HalfMean,
+    /// So long (N µs).
+    Fixed(Nanos),
+    /// Half of the shortest time ever seen of any request, as in io_uring: one fast request disables it.
+    HalfMin,
+    /// Until its bucket's requests begin to end, less what a sleeper is late; not at all where that is not safe, or saves nothing.
+    #[default]
+    Predicted,
+}
+
+impl Policy {
+    /// The policy of a value of the attribute `io_poll_delay`: −1, 0, or microseconds up to a second; none for another value.
+    pub const fn from_delay(delay: i64) -> Option<Self> {
+        match delay {
+            -1 => Some(Self::Classic),
+            0 => Some(Self::HalfMean),
+            1..=DELAY_MAX_US => Some(Self::Fixed(Nanos::from_micros(delay as u64))),
+            _ => None,
+        }
+    }
+
+    /// One number for it, for a cell that others read.
+    pub(crate) const fn to_raw(self) -> u64 {
+        match self {
+            Self::Predicted => 0,
+            Self::Classic => 1,
+            Self::HalfMean => 2,
+            Self::HalfMin => 3,
+            Self::Fixed(delay) => FIXED + delay.0,
+        }
+    }
+
+    pub(crate) const fn from_raw(raw: u64) -> Self {
+        match raw {
+            0 => Self::Predicted,
+            1 => Self::Classic,
+            2 => Self::HalfMean,
+            3 => Self::HalfMin,
+            raw => Self::Fixed(Nanos(raw - FIXED)),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    /// As the attribute shows it: a number where there is one, else a word.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Classic => f.write_str("-1"),
+            Self::HalfMean => f.write_str("0"),
+            Self::Fixed(delay) => (delay.0 / 1000).fmt(f),
+            Self::HalfMin => f.write_str("half-min"),
+            Self::Predicted => f.write_str("auto"),
+        }
+    }
+}
+
+/// How a reactor waits while something is under way. With nothing to expect it blocks, whatever this says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wait {
+    /// Blocks at once: the least processor time, and a wake-up's latency for each wait.
+    Block,
+    /// Looks all the time: no latency, a whole core.
+    Poll,
+    /// Sleeps until the earliest predicted end of all that is in flight, then looks; blocks where there is no prediction.
+    Hybrid,
+    /// Whichever of these costs least at the moment, processor time weighed against latency.
+    #[default]
+    Auto,
+}
+
+impl Wait {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Block, Self::Poll, Self::Hybrid, Self::Auto];
+
+    /// Its name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Block => "block",
+            Self::Poll => "poll",
+            Self::Hybrid => "hybrid",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Wait {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|wait| wait.name() == text);
+        found.ok_or_else(|| format!("wait {text} rejected: must be block, poll, hybrid or auto"))
+    }
+}
+
+/// The longest fixed sleep, in microseconds.
+pub const DELAY_MAX_US: i64 = 1_000_000;
+const FIXED: u64 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_is_minus_one_zero_or_microseconds_and_nothing_else() {
+        assert_eq!(Policy::from_delay(-1), Some(Policy::Classic));
+        assert_eq!(Policy::from_delay(0), Some(Policy::HalfMean));
+        assert_eq!(Policy::from_delay(7), Some(Policy::Fixed(Nanos(7_000))));
+        assert_eq!(Policy::from_delay(-2), None);
+        assert_eq!(Policy::from_delay(DELAY_MAX_US + 1), None);
+    }
+
+    #[test]
+    fn a_policy_survives_being_a_number() {
+        let fixed = Policy::Fixed(Nanos(1_000));
+        for policy in [
+            Policy::Classic,
+            Policy::HalfMean,
+            Policy::HalfMin,
+            Policy::Predicted,
+            fixed,
+        ] {
+            assert_eq!(Policy::from_raw(policy.to_raw()), policy);
+        }
+    }
+
+    #[test]
+    fn ways_of_waiting_are_known_by_their_names() {
+        for wait in Wait::ALL {
+            assert_eq!(wait.name().parse(), Ok(wait));
+        }
+        assert!("spin".parse::<Wait>().unwrap_err().contains("spin rejected"));
+    }
+}
