@@ -11,6 +11,7 @@
 //! flush it joins is issued; so whoever waits for that flush is covered (invariant 5).
 
 use crate::bio::{Bio, Flags, Op, Origin, Parent, Status};
+use crate::holding::Holdings;
 use crate::ids::{DiskId, ReactorId};
 use crate::limits::Limits;
 use crate::request::Request;
@@ -21,6 +22,8 @@ pub(crate) struct Flush {
     disks: Box<[DiskFlush]>,
     slots: Vec<Option<Sequence>>,
     free: Vec<u32>,
+    /// Sequences of each group; when they are short, each has a share.
+    held: Holdings,
     /// Disks that may want a flush issued.
     due: Vec<DiskId>,
     /// Sequences whose data write is to be staged.
@@ -50,6 +53,8 @@ struct Sequence {
     steps: Steps,
     status: Status,
     next: Option<u32>,
+    /// The group that it is counted for, which may be gone.
+    user: u32,
 }
 
 /// The steps that are still to be done.
@@ -73,8 +78,8 @@ pub(crate) enum Begin {
 }
 
 impl Flush {
-    /// Makes the tables for `disks` disks and up to `max` bios.
-    pub(crate) fn new(owner: ReactorId, disks: usize, max: u32) -> Self {
+    /// Makes the tables for `disks` disks and up to `max` bios of `groups` groups.
+    pub(crate) fn new(owner: ReactorId, disks: usize, max: u32, groups: usize) -> Self {
         let disk = || DiskFlush {
             rq: Some(Request::free(owner)),
             running: List(None),
@@ -84,6 +89,7 @@ impl Flush {
             disks: (0..disks).map(|_| disk()).collect(),
             slots: (0..max).map(|_| None).collect(),
             free: (0..max).rev().collect(),
+            held: Holdings::new(groups),
             due: Vec::with_capacity(2 * (disks + max as usize)),
             data_due: Vec::with_capacity(max as usize),
             ended: Vec::with_capacity(max as usize),
@@ -114,10 +120,15 @@ impl Flush {
             }
             return Begin::Plain(bio);
         }
-        let Some(index) = self.free.pop() else {
+        let user = bio.group.0;
+        let free = self.free.len();
+        if free <= self.held.short_at(self.slots.len()) && !self.held.may_take(user, free) {
             return Begin::Full(bio);
-        };
+        }
+        let index = self.free.pop().expect("looked at above");
+        self.held.take(user);
         self.slots[index as usize] = Some(Sequence {
+            user,
             bio,
             steps,
             status: Status::Ok,
@@ -255,9 +266,16 @@ impl Flush {
     }
 
     fn end(&mut self, index: u32) {
-        let Sequence { mut bio, status, .. } = self.slots[index as usize].take().expect("ends once");
+        let ended = self.slots[index as usize].take().expect("ends once");
+        let Sequence {
+            mut bio,
+            status,
+            user,
+            ..
+        } = ended;
         bio.status = status;
         self.free.push(index);
+        self.held.give(user);
         self.ended.push(bio);
     }
 
@@ -295,7 +313,7 @@ mod tests {
     }
 
     fn machine() -> Flush {
-        Flush::new(ReactorId(0), 2, 8)
+        Flush::new(ReactorId(0), 2, 8, 1)
     }
 
     fn ended(flush: &mut Flush) -> Vec<u64> {

@@ -3,7 +3,7 @@
 //! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
 //! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
 //! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, [`driver`], [`poll`]; beside the way:
-//! [`group`], `flush`, [`stat`].
+//! [`group`], `flush`, [`stat`], `holding`, `lines`.
 #![forbid(unsafe_code)]
 
 pub mod bio;
@@ -11,9 +11,11 @@ pub mod driver;
 mod flush;
 mod gate;
 pub mod group;
+mod holding;
 mod hw_ctx;
 pub mod ids;
 pub mod limits;
+mod lines;
 pub mod local;
 pub mod merge;
 mod plug;

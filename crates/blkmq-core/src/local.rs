@@ -122,7 +122,8 @@ impl LocalQueue {
     /// A bio that the disk refuses (range, read-only, unsupported) ends at once, with its status, in `fx.ended`.
     ///
     /// # Errors
-    /// Gives the bio back if as many bios wait as the queue has requests per reactor: submit it after another's end.
+    /// Gives the bio back if as many bios wait as the queue has requests per reactor, or, if there is not much room left, too
+    /// many of its group: submit it after another's end.
     #[inline]
     pub fn submit(&mut self, bio: Bio, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
         self.sw.submit(&self.queue, bio, fx)?;

@@ -42,7 +42,8 @@ pub struct QueueConfig {
     pub hctxs: u16,
     /// Tags, 1 to 65536: how many requests may be in flight.
     pub tags: TagMode,
-    /// Requests per reactor, 1 to 65536: how many parts of its bios may be under way. As many bios may wait beside them.
+    /// Requests per reactor, 1 to 65536: how many parts of its bios may be under way. As many bios may wait
+    /// beside them. While few are left, each group has a share of them.
     pub requests_per_reactor: u32,
     /// What the drive takes.
     pub limits: Limits,

@@ -54,6 +54,8 @@ pub struct Request {
     /// Given out by an elevator, which is to be told of the end.
     pub(crate) from_elevator: bool,
     pub(crate) retries: u8,
+    /// The group that its owner has counted it for, if requests were short when it was taken (`sw_ctx`).
+    pub(crate) held_by: Option<GroupId>,
     /// The latest sweep of its owner's that has seen it at home (`sw_ctx`), the lower bits of its number.
     pub(crate) sweep: u32,
     pub(crate) owner: ReactorId,

@@ -1,6 +1,11 @@
 //! Decides what a submitter's reactor does for its own bios: which can be staged, which wait for a free request, which are
 //! cut or sequenced, and how their ends find back. Comes after `bio`, hands staged requests to `local` through `plug`.
 //!
+//! Requests are a reactor's, and bounded; what is held for a cap, or behind a neighbour of more weight, keeps its request. So
+//! that one group does not hold up the others: while no more than half of the requests are free, those that are taken are
+//! counted, and each group has a share of them (`holding`). What cannot have a request now waits in its group's line, the
+//! lines take turns, and the room in the lines is shared in the same way. While more are free nothing is counted.
+//!
 //! A *sweep* finds out that nothing here carries the number of a removed group any more, without counting bios of groups:
 //! it gives bios that wait to the group's ancestor, and then waits until every request that was not at home has come home
 //! once. A request that has been home is marked with the sweep; that look is all it costs.
@@ -10,7 +15,9 @@ use std::sync::atomic::Ordering;
 
 use crate::bio::{Bio, Flags, Parent, Status};
 use crate::flush::{Begin, Flush};
+use crate::holding::{self, Holdings};
 use crate::ids::ReactorId;
+use crate::lines::Lines;
 use crate::plug::Plug;
 use crate::queue::{Effects, Queue};
 use crate::request::{Request, State};
@@ -20,9 +27,15 @@ use crate::split::{self, Splits};
 pub(crate) struct SwCtx {
     me: ReactorId,
     pool: Vec<Box<Request>>,
+    /// Requests are short while no more than so many are in the pool.
+    short_at: usize,
+    /// Those that were taken while they were short, for each group.
+    held: Holdings,
     pub(crate) plug: Plug,
-    /// Bios, and rests of bios, that wait for a request, in order.
-    waiting: VecDeque<Bio>,
+    /// Bios, and rests of bios, that wait for a request: a line for each group.
+    waiting: Lines<Bio>,
+    /// The lines with bios, once each.
+    turns: VecDeque<u32>,
     waiting_max: usize,
     splits: Splits,
     pub(crate) flush: Flush,
@@ -39,15 +52,20 @@ impl SwCtx {
     pub(crate) fn new(queue: &Queue, me: ReactorId) -> Self {
         let requests = queue.requests_per_reactor();
         let max = requests as usize;
+        let groups = queue.standings.capacity();
+        let held = Holdings::new(groups);
         let mut sw = Self {
             me,
             pool: (0..max).map(|_| Request::free(me)).collect(),
+            short_at: held.short_at(max),
+            held,
             plug: Plug::new(),
             // Twice: those of submitters up to `max`, and at most `max` data writes of sequences.
-            waiting: VecDeque::with_capacity(2 * max + 1),
+            waiting: Lines::new(groups, 2 * max),
+            turns: VecDeque::with_capacity(groups),
             waiting_max: max,
             splits: Splits::new(requests),
-            flush: Flush::new(me, queue.disks().len(), requests),
+            flush: Flush::new(me, queue.disks().len(), requests, groups),
             outstanding: 0,
             requests: max,
             sweep: queue.sit_down(me),
@@ -60,12 +78,12 @@ impl SwCtx {
     /// Takes a bio in: stages it, lets it wait, or ends it at once.
     ///
     /// # Errors
-    /// Gives the bio back if too many wait already.
+    /// Gives the bio back if too many wait already, of all groups or, when there is not much room, of its own.
     #[inline]
     pub(crate) fn submit(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
         if let Some(disk) = queue.disks().get(bio.disk.index())
             && queue.is_plain(&bio, disk)
-            && self.can_stage()
+            && self.can_stage_uncounted()
         {
             self.outstanding += 1;
             self.stage(queue, bio, disk.base);
@@ -76,16 +94,24 @@ impl SwCtx {
 
     /// Stages as many waiting bios as requests and room in the plug allow. Says whether it did anything.
     pub(crate) fn admit(&mut self, queue: &Queue, fx: &mut Effects) -> bool {
-        let before = (self.waiting.len(), self.plug.list.len());
         while let Some(data) = self.flush.next_data(queue.limits()) {
-            self.waiting.push_back(data);
+            self.wait(data);
         }
-        while !self.waiting.is_empty() && !self.plug.is_full() && !self.pool.is_empty() {
-            if !self.admit_first(queue, fx) {
-                break;
+        let mut any = false;
+        let mut looks = self.turns.len();
+        while looks > 0 && !self.plug.is_full() && !self.pool.is_empty() {
+            looks -= 1;
+            let line = self.turns.pop_front().expect("no more looks than lines");
+            let has_gone = self.admit_first(queue, line, fx);
+            if !self.waiting.is_empty(line) {
+                self.turns.push_back(line);
+            }
+            if has_gone {
+                any = true;
+                looks = self.turns.len();
             }
         }
-        before != (self.waiting.len(), self.plug.list.len())
+        any
     }
 
     /// Takes one of this reactor's requests home, with its single bio, and ends the bio.
@@ -97,6 +123,9 @@ impl SwCtx {
         }
         if rq.sweep != self.sweep as u32 {
             self.sweep_one(queue, &mut rq);
+        }
+        if let Some(group) = rq.held_by.take() {
+            self.held.give(group.0);
         }
         if rq.is_flush {
             self.flush.flush_ended(rq);
@@ -134,7 +163,7 @@ impl SwCtx {
         let forward = |bio: &mut Bio| {
             bio.group = queue.standings.who_takes(bio.group).unwrap_or(bio.group);
         };
-        self.waiting.iter_mut().for_each(forward);
+        self.waiting.for_each_mut(forward);
         self.splits.for_each_bio(forward);
         self.flush.for_each_bio(forward);
         self.mark_at_home();
@@ -165,7 +194,7 @@ impl SwCtx {
 
     /// Says whether something is staged, waits, or is due.
     pub(crate) fn is_idle(&self) -> bool {
-        self.plug.list.is_empty() && self.waiting.is_empty() && !self.flush.has_due()
+        self.plug.list.is_empty() && self.turns.is_empty() && !self.flush.has_due()
     }
 
     /// Says whether something could start if the queue lets it.
@@ -185,13 +214,23 @@ impl SwCtx {
             "reactor {}: more requests at home than made",
             self.me
         );
+        self.waiting.check_invariants();
+        for line in 0..self.waiting.lines() {
+            let turns = self.turns.iter().filter(|turn| **turn == line).count();
+            assert_eq!(
+                turns,
+                usize::from(!self.waiting.is_empty(line)),
+                "reactor {}: turns of line {line}",
+                self.me
+            );
+        }
         assert!(
-            self.waiting.len() <= 2 * self.waiting_max,
-            "reactor {}: waiting list too long",
+            self.held.is_empty() || self.pool.len() < self.requests,
+            "reactor {}: requests are counted as held, and all are at home",
             self.me
         );
         let under_way =
-            self.splits.len() + self.flush.len() + self.waiting.len() + self.requests - self.pool.len();
+            self.splits.len() + self.flush.len() + self.waiting.count() + self.requests - self.pool.len();
         assert!(
             self.outstanding == 0 || under_way > 0,
             "reactor {}: {} bios outstanding and nothing under way",
@@ -230,15 +269,10 @@ impl SwCtx {
             fx.end(bio, status);
             return Ok(());
         }
-        if self.waiting.len() >= self.waiting_max {
-            return Err(bio);
-        }
         if Flush::concerns(&bio) {
             return self.submit_flush(queue, bio, fx);
         }
-        self.outstanding += 1;
-        self.stage_or_wait(queue, bio, disk.base);
-        Ok(())
+        self.stage_or_wait(queue, bio, disk.base)
     }
 
     /// Submits the bio of a removed group to who takes its bios; there is nobody if there never was such a group.
@@ -262,26 +296,65 @@ impl SwCtx {
             Begin::Ended(bio) => fx.ended.push(bio),
             Begin::Sequenced => self.outstanding += 1,
             Begin::Plain(bio) => {
-                self.outstanding += 1;
                 let base = queue.disks()[bio.disk.index()].base;
-                self.stage_or_wait(queue, bio, base);
+                return self.stage_or_wait(queue, bio, base);
             }
         }
         Ok(())
     }
 
-    /// Says whether the next bio need not wait: nobody waits, and there is a request and room in the plug.
+    /// Says whether the next bio, whosever it is, need not wait: nobody waits, requests are not short, there is room in the
+    /// plug.
     #[inline]
-    fn can_stage(&self) -> bool {
-        self.waiting.is_empty() && !self.pool.is_empty() && !self.plug.is_full()
+    fn can_stage_uncounted(&self) -> bool {
+        self.turns.is_empty() && self.pool.len() > self.short_at && !self.plug.is_full()
     }
 
-    fn stage_or_wait(&mut self, queue: &Queue, bio: Bio, base: u64) {
-        if self.can_stage() && split::fits(&bio, base, queue.limits()) {
-            self.stage(queue, bio, base);
+    /// Says whether a group may have a request now.
+    fn may_take(&self, group: u32) -> bool {
+        let free = self.pool.len();
+        free > self.short_at || self.held.may_take(group, free)
+    }
+
+    fn stage_or_wait(&mut self, queue: &Queue, bio: Bio, base: u64) -> Result<(), Bio> {
+        let line = bio.group.0;
+        if self.waiting.is_empty(line)
+            && !self.plug.is_full()
+            && self.may_take(line)
+            && split::fits(&bio, base, queue.limits())
+        {
+            self.stage_counted(queue, bio, base);
+        } else if self.has_room(line) {
+            self.wait(bio);
         } else {
-            self.waiting.push_back(bio);
+            return Err(bio);
         }
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// Says whether one more submitter's bio may wait in a line.
+    fn has_room(&self, line: u32) -> bool {
+        let room = self.waiting_max.saturating_sub(self.waiting.count());
+        room > self.held.short_at(self.waiting_max)
+            || (room > 0 && self.waiting.len(line) < holding::share(room, self.turns.len()))
+    }
+
+    fn wait(&mut self, bio: Bio) {
+        let line = bio.group.0;
+        if self.waiting.is_empty(line) {
+            self.turns.push_back(line);
+        }
+        self.waiting.push(line, bio);
+    }
+
+    fn stage_counted(&mut self, queue: &Queue, bio: Bio, base: u64) {
+        if self.pool.len() <= self.short_at {
+            let group = bio.group;
+            self.held.take(group.0);
+            self.pool.last_mut().expect("the caller has looked").held_by = Some(group);
+        }
+        self.stage(queue, bio, base);
     }
 
     #[inline]
@@ -291,32 +364,35 @@ impl SwCtx {
         self.plug.add(rq, queue.limits(), queue.merges());
     }
 
-    /// Stages the first waiting bio or a part of it. False if it cannot go on now.
-    fn admit_first(&mut self, queue: &Queue, fx: &mut Effects) -> bool {
-        let first = self.waiting.front_mut().expect("the caller has looked");
+    /// Stages the first bio of a line or a part of it. False if it cannot go on now.
+    fn admit_first(&mut self, queue: &Queue, line: u32, fx: &mut Effects) -> bool {
+        let first = self.waiting.first(line).expect("lines with turns have bios");
+        if !self.may_take(first.group.0) {
+            return false;
+        }
         let base = queue.disks()[first.disk.index()].base;
         if split::fits(first, base, queue.limits()) {
-            let mut bio = self.waiting.pop_front().expect("looked at above");
+            let mut bio = self.waiting.pop(line).expect("looked at above");
             bio.flags = bio.flags.without(Flags::REST);
-            self.stage(queue, bio, base);
+            self.stage_counted(queue, bio, base);
             return true;
         }
         if !first.flags.has(Flags::REST) {
-            let whole = self.waiting.pop_front().expect("looked at above");
+            let whole = self.waiting.pop(line).expect("looked at above");
             queue.port(self.me).shard.events.split.add(1);
             match self.splits.begin(whole) {
-                Ok(rest) => self.waiting.push_front(rest),
+                Ok(rest) => self.waiting.push_front(line, rest),
                 Err(whole) => {
-                    self.waiting.push_front(whole);
+                    self.waiting.push_front(line, whole);
                     return false;
                 }
             }
         }
-        let first = self.waiting.front_mut().expect("put there above");
+        let first = self.waiting.first_mut(line).expect("put there above");
         match split::cut(first, base, queue.limits()) {
-            Some(part) => self.stage(queue, part, base),
+            Some(part) => self.stage_counted(queue, part, base),
             None => {
-                let mut rest = self.waiting.pop_front().expect("looked at above");
+                let mut rest = self.waiting.pop(line).expect("looked at above");
                 rest.status = Status::Invalid;
                 self.end_part(rest, fx);
             }

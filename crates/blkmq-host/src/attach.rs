@@ -52,8 +52,8 @@ impl Attached {
     /// are.
     ///
     /// # Errors
-    /// The bio, if as many bios of this thread wait as the queue has requests per reactor: submit it after an
-    /// end.
+    /// The bio, if as many bios of this thread wait as the queue has requests per reactor, or, if there is not much room
+    /// left, too many of its group: submit it after an end.
     ///
     /// # Panics
     /// If there is no such queue.

@@ -25,6 +25,11 @@ impl Standings {
         standings
     }
 
+    /// How many groups there can be.
+    pub(crate) fn capacity(&self) -> usize {
+        self.words.len()
+    }
+
     /// Says whether a group takes bios, for most that do.
     #[inline]
     pub(crate) fn is_surely_living(&self, id: GroupId) -> bool {

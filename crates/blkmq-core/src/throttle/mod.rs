@@ -15,6 +15,7 @@ use std::collections::BinaryHeap;
 
 use crate::group::{Caps, GroupTree};
 use crate::ids::GroupId;
+use crate::lines::Lines;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
 use meter::{Meter, is_read};
@@ -24,28 +25,16 @@ pub(crate) struct Throttle {
     meters: Box<[Option<Box<Meter>>]>,
     /// Whether the group, or one that it is part of, has caps.
     is_capped: Box<[bool]>,
-    /// Two for each group: writes, then reads.
-    lines: Box<[Line]>,
+    /// Two lines for each group: writes, then reads.
+    lines: Lines<Box<Request>>,
+    /// The line that follows a line at its stop.
+    next: Box<[u32]>,
     stops: Box<[Stop]>,
     /// Stops with lines, each once, not later than its caps can let something pass.
     due: BinaryHeap<Reverse<Due>>,
-    slots: Box<[Slot]>,
-    /// The first unused slot.
-    unused: u32,
-    held: usize,
     is_active: bool,
     /// Numbers what has passed, so that stops which become due together take turns.
     passed: u64,
-}
-
-/// Requests of one group and direction, in order.
-#[derive(Clone, Copy, Debug)]
-struct Line {
-    /// Slots of requests.
-    first: u32,
-    last: u32,
-    /// The next line at the same stop.
-    next: u32,
 }
 
 /// Lines that wait for the caps of one group and direction, in turn.
@@ -65,29 +54,17 @@ struct Due {
     stop: u32,
 }
 
-struct Slot {
-    rq: Option<Box<Request>>,
-    next: u32,
-}
-
 impl Throttle {
     /// Makes everything for up to `requests_max` requests of the groups of a tree, with the caps that it has.
     pub(crate) fn new(tree: &GroupTree, requests_max: usize) -> Self {
         let lines = 2 * tree.capacity();
-        let count = u32::try_from(requests_max).expect("slots are numbered by 32 bits");
-        let slot = |number: u32| Slot {
-            rq: None,
-            next: if number + 1 < count { number + 1 } else { NONE },
-        };
         let mut throttle = Self {
             meters: (0..tree.capacity()).map(|_| None).collect(),
             is_capped: vec![false; tree.capacity()].into(),
-            lines: vec![Line::EMPTY; lines].into(),
+            lines: Lines::new(lines, requests_max),
+            next: vec![NONE; lines].into(),
             stops: vec![Stop::EMPTY; lines].into(),
             due: BinaryHeap::with_capacity(lines),
-            slots: (0..count).map(slot).collect(),
-            unused: if count == 0 { NONE } else { 0 },
-            held: 0,
             is_active: false,
             passed: 0,
         };
@@ -112,12 +89,12 @@ impl Throttle {
 
     /// How many requests it holds.
     pub(crate) fn held(&self) -> usize {
-        self.held
+        self.lines.count()
     }
 
     /// Says whether it holds nothing.
     pub(crate) fn is_empty(&self) -> bool {
-        self.held == 0
+        self.lines.count() == 0
     }
 
     /// Changes a group's caps. [`Throttle::retime`] has to follow.
@@ -156,8 +133,8 @@ impl Throttle {
         out: &mut impl FnMut(Box<Request>),
     ) {
         let line = line_of(&rq);
-        let is_first = self.lines[line as usize].first == NONE;
-        self.push(line, rq);
+        let is_first = self.lines.is_empty(line);
+        self.lines.push(line, rq);
         if !is_first {
             return;
         }
@@ -183,7 +160,7 @@ impl Throttle {
     pub(crate) fn release_all(&mut self, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
         while let Some(Reverse(due)) = self.due.pop() {
             while let Some(line) = self.leave_stop(due.stop) {
-                while self.lines[line as usize].first != NONE {
+                while !self.lines.is_empty(line) {
                     self.pass(line, tree, now, out);
                 }
             }
@@ -197,7 +174,7 @@ impl Throttle {
 
     /// Asserts that every request is in a line, and every line with requests waits at one stop that is due.
     pub(crate) fn check_invariants(&self) {
-        let mut waits = vec![false; self.lines.len()];
+        let mut waits = vec![false; self.next.len()];
         let mut is_due = vec![false; self.stops.len()];
         for Reverse(due) in &self.due {
             assert!(
@@ -212,23 +189,21 @@ impl Throttle {
                 stop.first != NONE,
                 "stop {number}: due, and has lines"
             );
-            for line in links(stop.first, |at| self.lines[at].next) {
+            for line in links(stop.first, |at| self.next[at]) {
                 assert!(
                     !std::mem::replace(&mut waits[line], true),
                     "line {line} waits twice"
                 );
             }
         }
-        let mut held = 0;
-        for (number, line) in self.lines.iter().enumerate() {
+        for (line, waits) in waits.into_iter().enumerate() {
             assert_eq!(
-                waits[number],
-                line.first != NONE,
-                "line {number}: waits, and has requests"
+                waits,
+                !self.lines.is_empty(line as u32),
+                "line {line}: waits, and has requests"
             );
-            held += links(line.first, |at| self.slots[at].next).count();
         }
-        assert_eq!(held, self.held, "requests in lines and held");
+        self.lines.check_invariants();
     }
 
     /// Lets the lines at a stop pass in turn, as long as its caps allow.
@@ -247,7 +222,7 @@ impl Throttle {
             self.passed += 1;
             self.stops[stop as usize].passed = self.passed;
             self.pass(line, tree, now, out);
-            if self.lines[line as usize].first != NONE {
+            if !self.lines.is_empty(line) {
                 self.join_stop(line, stop);
             }
         }
@@ -255,7 +230,7 @@ impl Throttle {
 
     /// Hands on the first request of a line and charges the whole chain for it.
     fn pass(&mut self, line: u32, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
-        let rq = self.pop(line);
+        let rq = self.lines.pop(line).expect("lines at stops have requests");
         // What is late because a timer was late is made up for, within a limit: else each lateness would be lost.
         let since = rq.inserted_at.max(now - CATCH_UP);
         for (id, _) in tree.chain(rq.group()) {
@@ -307,11 +282,11 @@ impl Throttle {
     }
 
     fn join_stop(&mut self, line: u32, stop: u32) {
-        self.lines[line as usize].next = NONE;
+        self.next[line as usize] = NONE;
         let stop = &mut self.stops[stop as usize];
         match std::mem::replace(&mut stop.last, line) {
             NONE => stop.first = line,
-            last => self.lines[last as usize].next = line,
+            last => self.next[last as usize] = line,
         }
     }
 
@@ -321,51 +296,12 @@ impl Throttle {
         if line == NONE {
             return None;
         }
-        stop.first = self.lines[line as usize].next;
+        stop.first = self.next[line as usize];
         if stop.first == NONE {
             stop.last = NONE;
         }
         Some(line)
     }
-
-    fn push(&mut self, line: u32, rq: Box<Request>) {
-        let number = self.unused;
-        assert!(
-            number != NONE,
-            "more requests held for caps than there are: {}",
-            self.held
-        );
-        let slot = &mut self.slots[number as usize];
-        self.unused = std::mem::replace(&mut slot.next, NONE);
-        slot.rq = Some(rq);
-        self.held += 1;
-        let line = &mut self.lines[line as usize];
-        match std::mem::replace(&mut line.last, number) {
-            NONE => line.first = number,
-            last => self.slots[last as usize].next = number,
-        }
-    }
-
-    fn pop(&mut self, line: u32) -> Box<Request> {
-        let line = &mut self.lines[line as usize];
-        let number = line.first;
-        let slot = &mut self.slots[number as usize];
-        line.first = std::mem::replace(&mut slot.next, self.unused);
-        if line.first == NONE {
-            line.last = NONE;
-        }
-        self.unused = number;
-        self.held -= 1;
-        slot.rq.take().expect("a slot on a line holds a request")
-    }
-}
-
-impl Line {
-    const EMPTY: Self = Self {
-        first: NONE,
-        last: NONE,
-        next: NONE,
-    };
 }
 
 impl Stop {

@@ -129,8 +129,8 @@ impl Oracle {
     }
 
     /// Returns a bio of a reactor that is not `away` that could be issued now and waits for nothing else.
-    /// Each reactor has `requests_max` requests. Those of who is away may hold the depth.
-    pub fn held_back(&self, requests_max: u32, away: &[ReactorId]) -> Option<u64> {
+    /// Each reactor has `plenty` requests for whoever asks first. Those of who is away may hold the depth.
+    pub fn held_back(&self, plenty: u32, away: &[ReactorId]) -> Option<u64> {
         if !self.wire.has_room_anywhere() {
             return None;
         }
@@ -146,7 +146,7 @@ impl Oracle {
             false => away.iter().filter_map(|id| parts_max.get(id)).sum(),
         };
         let counts = |reactor| {
-            let has_requests = parts_max[&reactor] <= u64::from(requests_max);
+            let has_requests = parts_max[&reactor] <= u64::from(plenty);
             has_requests && !away.contains(&reactor) && self.wire.has_room(reactor, taken)
         };
         self.lives.waiting_for_room(counts)

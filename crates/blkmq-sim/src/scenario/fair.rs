@@ -13,7 +13,7 @@ use std::rc::Rc;
 use blkmq_core::bio::Status;
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::driver::{Done, Driver, Issued};
-use blkmq_core::group::{GroupTree, ROOT};
+use blkmq_core::group::{CapKind, Caps, GroupTree, ROOT};
 use blkmq_core::ids::{Cookie, GroupId};
 use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
@@ -47,6 +47,10 @@ pub struct Case {
     pub rest: Nanos,
     /// The light tenant's latency target.
     pub target: Option<Nanos>,
+    /// What each of the saturating groups may take, in I/Os per second.
+    pub cap: Option<u64>,
+    /// Requests of the queue; by default enough for all bios.
+    pub requests: Option<u32>,
 }
 
 /// What one case gave.
@@ -181,6 +185,8 @@ struct World {
     ios: u64,
     /// Latencies of the light tenant, in ns.
     light: Vec<u64>,
+    /// Bios that found too many waiting.
+    refused: VecDeque<Bio>,
     /// When the light tenant submits next.
     light_due: Option<Instant>,
     rest: Nanos,
@@ -189,18 +195,24 @@ struct World {
 impl World {
     fn new(case: Case, kind: Kind, seed: u64) -> Self {
         let mut tree = GroupTree::new(case.groups + 2);
+        let caps = case
+            .cap
+            .map_or_else(Caps::default, |iops| Caps::default().with(CapKind::Iops, iops));
         let weights: Vec<u64> = (0..case.groups)
             .map(|group| case.weights[group as usize % 3].into())
             .collect();
         for &weight in &weights {
-            tree.create(ROOT, weight as u16).expect("room was made");
+            let group = tree.create(ROOT, weight as u16).expect("room was made");
+            tree.set_caps(group, caps).expect("it has just been made");
         }
         let light = tree.create(ROOT, 100).expect("room was made");
         tree.set_latency_target(light, case.target)
             .expect("it has just been made");
         let mut config = QueueConfig::new("fair", 1);
         config.tags = TagMode::PerHctx(TAGS);
-        config.requests_per_reactor = (case.groups * case.depth + 1).max(64);
+        let bios = case.groups * case.depth + 1;
+        // Twice, so that they are never short.
+        config.requests_per_reactor = case.requests.unwrap_or(2 * bios);
         config.elevator = kind;
         config.groups = tree;
         config.limits = Limits::default();
@@ -231,6 +243,7 @@ impl World {
             weights,
             ios: 0,
             light: Vec::new(),
+            refused: VecDeque::new(),
             light_due: Some(Instant(0)),
             rest: case.rest,
         };
@@ -256,8 +269,24 @@ impl World {
     fn submit(&mut self, mut bio: Bio) {
         bio.offset = self.rng.below(DISK / bio.len) * bio.len;
         bio.cookie = self.now.0;
-        let refused = self.queue.submit(bio, self.now, &mut self.fx);
-        assert!(refused.is_ok(), "more bios than requests");
+        if let Err(bio) = self.queue.submit(bio, self.now, &mut self.fx) {
+            assert!(
+                bio.group.index() <= self.weights.len(),
+                "the light tenant is refused"
+            );
+            self.refused.push_back(bio);
+        }
+    }
+
+    /// Submits again what was refused, as far as it is taken now.
+    fn submit_refused(&mut self) {
+        for _ in 0..self.refused.len() {
+            let (bio, left) = (self.refused.pop_front(), self.refused.len());
+            self.submit(bio.expect("as many as there were"));
+            if self.refused.len() > left {
+                return;
+            }
+        }
     }
 
     fn run_until(&mut self, end: Instant) {
@@ -293,6 +322,9 @@ impl World {
             self.fx.kicks = Default::default();
             self.queue.run(self.now, &mut self.fx);
             let ended = std::mem::take(&mut self.fx.ended);
+            if !ended.is_empty() {
+                self.submit_refused();
+            }
             let is_quiet = ended.is_empty() && self.fx.kicks.is_empty();
             for bio in ended {
                 assert!(bio.status.is_ok(), "{:?} ended with {:?}", bio.op, bio.status);
@@ -362,6 +394,8 @@ const fn shares(units: u32, groups: u32, depth: u32, sizes: [u64; 2]) -> Case {
         sizes,
         rest: Nanos::from_millis(5),
         target: None,
+        cap: None,
+        requests: None,
     }
 }
 /// A reader that never rests beside tenants of its own weight, none of which leaves it less than it asks for.
@@ -374,6 +408,8 @@ const fn isolation(units: u32, groups: u32, bytes: u64) -> Case {
         sizes: [bytes; 2],
         rest: Nanos::ZERO,
         target: None,
+        cap: None,
+        requests: None,
     }
 }
 /// The same with a latency target for the reader, on schedulers that know no groups.
@@ -383,7 +419,16 @@ const fn targeted(units: u32, groups: u32, target: Nanos) -> Case {
         ..isolation(units, groups, 4096)
     }
 }
-const CASES: [Case; 11] = [
+/// A reader that never rests beside capped tenants who have far more under way than there are requests.
+const fn crowded(units: u32, groups: u32, depth: u32, cap: u64, requests: u32) -> Case {
+    Case {
+        depth,
+        cap: Some(cap),
+        requests: Some(requests),
+        ..isolation(units, groups, 4096)
+    }
+}
+const CASES: [Case; 12] = [
     shares(64, 2, 128, [4096; 2]),
     shares(64, 8, 32, [4096; 2]),
     shares(64, 8, 128, [4096, 256 << 10]),
@@ -395,6 +440,7 @@ const CASES: [Case; 11] = [
     isolation(128, 63, 4096),
     isolation(128, 63, 256 << 10),
     targeted(16, 8, Nanos::from_micros(250)),
+    crowded(16, 8, 1024, 1000, 1024),
 ];
 
 #[cfg(test)]
@@ -423,6 +469,26 @@ mod tests {
         assert!(without.light_p99 > Nanos::from_millis(1), "{without:?}");
         assert!(with.light_p99 < Nanos::from_micros(350), "{with:?}");
         assert!(with.iops * 10 >= without.iops * 9, "{with:?} {without:?}");
+    }
+
+    #[test]
+    fn a_light_tenant_never_waits_for_requests_that_capped_ones_hold() {
+        let few = crowded(16, 4, 1024, 500, 512);
+        let enough = Case {
+            requests: None,
+            ..few
+        };
+        for kind in Kind::ALL {
+            let (few, enough) = (measure(few, kind, 1, 1), measure(enough, kind, 1, 1));
+            assert!(
+                few.light_p99.0 <= enough.light_p99.0 * 21 / 20,
+                "{kind}: {few:?} {enough:?}"
+            );
+            assert!(
+                few.iops.abs_diff(enough.iops) <= enough.iops / 50,
+                "{kind}: {few:?} {enough:?}"
+            );
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
     setup.elevator = any_elevator(rng);
+    // Few, so that groups have to share them.
+    setup.requests_per_reactor = rng.pick(&[4, 8, 32]);
     setup.hctxs = rng.pick(&[1, 2, u16::MAX]);
     setup.control = Control {
         groups: 20,
@@ -26,7 +28,8 @@ fn setup(rng: &mut Rng) -> Setup {
     };
     for client in &mut setup.clients {
         client.groups = 8;
-        client.burst = (10, 30);
+        client.depth = (1, rng.pick(&[4, 16, 64]));
+        client.burst = (10, 60);
         client.pause_max = Nanos::from_millis(5);
     }
     setup

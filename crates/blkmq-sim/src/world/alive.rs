@@ -85,11 +85,9 @@ impl World {
         if refuses || self.setup.drive.slots < self.setup.depth {
             return;
         }
-        let held_back = self
-            .stage
-            .oracle
-            .borrow()
-            .held_back(self.setup.requests_per_reactor, away);
+        // Beyond that they are short, and a group waits for its share of them.
+        let plenty = self.setup.requests_per_reactor.div_ceil(2);
+        let held_back = self.stage.oracle.borrow().held_back(plenty, away);
         if let Some(token) = held_back.filter(|_| !self.queue.keeps_back()) {
             self.fail_stuck(&format!(
                 "all sleep with depth free, but bio {token} has not been issued"

@@ -12,6 +12,7 @@ mod file_systems;
 mod fio;
 mod hostile;
 mod idle;
+mod isolation;
 mod libnbd;
 mod qemu;
 mod shutdown;

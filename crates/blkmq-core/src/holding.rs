@@ -1,0 +1,138 @@
+//! Decides how much of something limited one user may hold while it is short: requests of a reactor (`sw_ctx`), sequences of
+//! `flush`, memory for payload. `share` does the same for the tags of a drive, where what is held comes back soon.
+//!
+//! What a user holds cannot be taken back, and may come back very late (below a cap of one I/O per second, say). So the
+//! share is one of what is *free*: free / (users + 4), and at least 4 pieces. However much those hold who came first, who
+//! comes next finds a quarter of the rest, and the users of equal appetite end with the same. (The share of the free memory
+//! is after Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998; there it is a
+//! fixed multiple. Divided by the users, the k-th who never gives anything back leaves 3 / (k + 3), not a k-th power.)
+
+/// What each user holds, in pieces.
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    held: Box<[u32]>,
+    /// Users who hold something.
+    users: u32,
+}
+
+impl Holdings {
+    /// Nobody of `users` users holds anything; for fewer than two there are no shares.
+    pub(crate) fn new(users: usize) -> Self {
+        Self {
+            held: vec![0; if users > 1 { users } else { 0 }].into(),
+            users: 0,
+        }
+    }
+
+    /// From how many free pieces on, of so many in all, nothing is short: nobody need be asked.
+    pub(crate) fn short_at(&self, pieces: usize) -> usize {
+        if self.held.is_empty() { 0 } else { pieces / 2 }
+    }
+
+    /// Says whether a user may take one more piece while so many are free and pieces are short.
+    pub(crate) fn may_take(&self, user: u32, free: usize) -> bool {
+        let Some(&held) = self.held.get(user as usize) else {
+            return free > 0;
+        };
+        free > 0 && held < share(free, self.users as usize)
+    }
+
+    /// A user takes a piece.
+    pub(crate) fn take(&mut self, user: u32) {
+        if let Some(held) = self.held.get_mut(user as usize) {
+            self.users += u32::from(*held == 0);
+            *held += 1;
+        }
+    }
+
+    /// A user gives a piece back.
+    pub(crate) fn give(&mut self, user: u32) {
+        if let Some(held) = self.held.get_mut(user as usize) {
+            *held -= 1;
+            self.users -= u32::from(*held == 0);
+        }
+    }
+
+    /// Says whether nobody holds anything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.users == 0
+    }
+}
+
+/// What a user may hold, in pieces, while so many are free and so many users hold some.
+pub(crate) fn share(free: usize, users: usize) -> u32 {
+    u32::try_from(free / (users + ROOM_FOR))
+        .unwrap_or(u32::MAX)
+        .max(SHARE_MIN)
+}
+
+/// For so many more users, of the same share, there is always room.
+const ROOM_FOR: usize = 4;
+/// The least share, as with shared tags.
+const SHARE_MIN: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets a user take all that it may; returns what is free then.
+    fn fill(holdings: &mut Holdings, user: u32, mut free: usize) -> usize {
+        while holdings.may_take(user, free) {
+            holdings.take(user);
+            free -= 1;
+        }
+        free
+    }
+
+    #[test]
+    fn who_comes_after_thirty_users_that_give_nothing_back_finds_its_share() {
+        let mut holdings = Holdings::new(32);
+        let mut free = 2048;
+        for user in 0..31 {
+            let before = free;
+            free = fill(&mut holdings, user, free);
+            assert!(
+                before - free >= 4,
+                "user {user} gets {} of {before}",
+                before - free
+            );
+        }
+        assert!(free >= 128, "{free} left");
+    }
+
+    #[test]
+    fn users_of_equal_appetite_end_with_the_same_whoever_came_first() {
+        let mut holdings = Holdings::new(8);
+        let mut free = fill(&mut holdings, 0, 2048);
+        for round in 0..4000 {
+            // What comes back goes to whoever may have it.
+            for user in 0..4 {
+                free = fill(&mut holdings, (user + round) % 4, free);
+            }
+            let back = round % 4;
+            if holdings.held[back as usize] > 0 {
+                holdings.give(back);
+                free += 1;
+            }
+        }
+        let (least, most) = (holdings.held[..4].iter().min(), holdings.held[..4].iter().max());
+        let (least, most) = (least.unwrap(), most.unwrap());
+        assert!(most - least <= most / 8, "from {least} to {most}");
+    }
+
+    #[test]
+    fn one_user_alone_has_no_share() {
+        let mut holdings = Holdings::new(1);
+        assert_eq!((holdings.short_at(64), fill(&mut holdings, 0, 0)), (0, 0));
+        assert!((1..64).all(|free| holdings.may_take(0, free)));
+    }
+
+    #[test]
+    fn few_pieces_are_given_to_the_last() {
+        let mut holdings = Holdings::new(2);
+        assert_eq!(fill(&mut holdings, 0, 8), 4);
+        assert_eq!(fill(&mut holdings, 1, 4), 0);
+        (0..2).for_each(|user| (0..4).for_each(|_| holdings.give(user)));
+        assert!(holdings.is_empty());
+    }
+}

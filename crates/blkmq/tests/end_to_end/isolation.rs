@@ -1,0 +1,94 @@
+//! Decides that a tenant whose caps hold it back holds up nobody else, whatever it has under way: it waits for its own.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::common::nbd::{Client, Command};
+use crate::common::{Daemon, Scratch};
+
+#[test]
+fn a_light_reader_does_not_wait_for_requests_that_a_capped_flood_holds() {
+    for sched in ["none", "bfq"] {
+        let scratch = Scratch::new();
+        let keys = format!("null=1G,latency=80us,queue=drive,sched={sched}");
+        let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+        let (heavy, light) = (format!("name=heavy,{keys}"), format!("name=light,{keys}"));
+        let cap = format!("/heavy,iops={FLOOD_IOPS}");
+        // One thread, so that both use the same requests.
+        let words = format!("--reactors 1 --disk {heavy} --disk {light} --group {cap} --nbd {nbd}");
+        let words: Vec<&str> = words.split(' ').collect();
+        let daemon = Daemon::start(&words);
+        let socket = scratch.path("nbd.sock");
+        let mut flood: Vec<Flood> = (0..FLOODERS).map(|_| Flood::begin(&socket, 4096)).collect();
+        // Long enough for the daemon to take in all that it ever takes.
+        std::thread::sleep(Duration::from_millis(200));
+        let p99 = p99_of_reads(&socket);
+        assert!(p99 < P99_MAX, "{sched}: p99 {p99:?} beside the flood");
+        for flood in &mut flood {
+            flood.end(sched == "none");
+        }
+        daemon.stop();
+    }
+}
+
+/// A client that sends many reads and takes its time with the replies.
+struct Flood {
+    client: Client,
+    bytes: usize,
+    sent: Vec<u64>,
+}
+
+impl Flood {
+    const READS: u64 = 256;
+
+    fn begin(socket: &Path, bytes: usize) -> Self {
+        let mut client = Client::connect(socket, "heavy").expect("the daemon serves it");
+        let send = |number: u64| {
+            // Backwards, so that nothing is merged.
+            let offset = (Self::READS - number) * 2 * bytes as u64;
+            client
+                .send(Command::Read, 0, offset, bytes as u32, &[])
+                .expect("a request is taken")
+        };
+        let sent = (0..Self::READS).map(send).collect();
+        Self { client, bytes, sent }
+    }
+
+    /// Takes all replies: each read has one, and they come in the order of the requests if nobody changes it.
+    fn end(&mut self, in_order: bool) {
+        let mut data = vec![0; self.bytes];
+        let mut answered: Vec<u64> = Vec::new();
+        for _ in &self.sent {
+            answered.push(self.client.reply().expect("a read is answered"));
+            std::io::Read::read_exact(self.client.stream(), &mut data).expect("its data follow");
+        }
+        if !in_order {
+            answered.sort_unstable();
+        }
+        assert!(
+            answered == self.sent,
+            "not every read was answered once, in its order"
+        );
+    }
+}
+
+/// Reads one block after the other, for as long as the flood lasts; returns the 99th percentile.
+fn p99_of_reads(socket: &Path) -> Duration {
+    let mut client = Client::connect(socket, "light").expect("the daemon serves it");
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while start.elapsed() < FLOOD_TIME / 2 {
+        let start = Instant::now();
+        client.read(times.len() as u64 * 8192, 4096).expect("a read");
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    times[times.len() * 99 / 100]
+}
+
+/// With all that they may have in flight, four times what there are requests for on the largest of hosts, and more than may wait
+/// beside them.
+const FLOODERS: u64 = 64;
+const FLOOD_IOPS: u64 = 4000;
+const FLOOD_TIME: Duration = Duration::from_millis(1000 * FLOODERS * Flood::READS / FLOOD_IOPS);
+/// Without a share of the requests a read waits for the flood's to end, at the cap's rate: a second and more.
+const P99_MAX: Duration = Duration::from_millis(20);
