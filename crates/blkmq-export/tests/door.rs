@@ -49,6 +49,31 @@ fn pipelined_block_status_and_refused_requests_are_all_answered() {
 }
 
 #[test]
+fn a_read_of_zeroes_brings_a_hole_and_a_read_of_anything_else_its_data() {
+    let server = Server::start(Limits::default(), 64 * MIB);
+    let mut writer = server.connect(HeaderStyle::Simple);
+    // The last byte of the second block alone; the buffers of both blocks are used by turns.
+    writer.write(4096 + 3584, &[&[0; 511][..], &[7]].concat());
+    for style in [HeaderStyle::Structured, HeaderStyle::Extended] {
+        let mut replies = Replies::new(server.connect(style));
+        for (cookie, is_hole) in [(0, true), (1, false), (0, true), (1, false)] {
+            let mut read = Vec::new();
+            header(Command::READ, cookie, cookie * 4096, 4096).write(style, &mut read);
+            replies.client.stream.write_all(&read).unwrap();
+            assert_eq!(replies.next(), (cookie, false));
+            let payload = if is_hole { 12 } else { 8 + 4096 };
+            assert_eq!(replies.payload().len(), payload, "block {cookie}");
+        }
+        assert!(replies.payload().ends_with(&[0, 0, 7]));
+    }
+    assert!(
+        writer.read(0, 4096).iter().all(|byte| *byte == 0),
+        "simple replies bring data"
+    );
+    server.end(writer);
+}
+
+#[test]
 fn half_a_request_and_then_nothing_is_cut_at_its_deadline() {
     let limits = Limits {
         half_request_deadline: SHORT,
@@ -261,11 +286,13 @@ struct Client {
     style: HeaderStyle,
 }
 
-/// Structured replies, parsed in bulk; their payload is skipped.
+/// Structured replies, parsed in bulk.
 struct Replies {
     client: Client,
     input: Vec<u8>,
     at: usize,
+    /// Bytes before `at` that are the latest chunk's payload.
+    payload_bytes: usize,
 }
 
 impl Server {
@@ -370,7 +397,13 @@ impl Replies {
             client,
             input: Vec::new(),
             at: 0,
+            payload_bytes: 0,
         }
+    }
+
+    /// The payload of the latest chunk.
+    fn payload(&self) -> &[u8] {
+        &self.input[self.at - self.payload_bytes..self.at]
     }
 
     /// The cookie of the next request that is answered in full, and whether by an error.
@@ -386,7 +419,8 @@ impl Replies {
             while self.input.len() - self.at < chunk.payload_bytes as usize {
                 self.receive();
             }
-            self.at += chunk.payload_bytes as usize;
+            self.payload_bytes = chunk.payload_bytes as usize;
+            self.at += self.payload_bytes;
             if chunk.flags.contains(ChunkFlags::DONE) {
                 return (chunk.cookie, chunk.kind.is_error());
             }

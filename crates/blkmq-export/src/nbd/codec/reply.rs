@@ -12,6 +12,8 @@ pub const STRUCTURED_BYTES: usize = 20;
 pub const EXTENDED_BYTES: usize = 32;
 /// Bytes a chunk of data has between its header and the data itself (the data's offset).
 pub const DATA_OFFSET_BYTES: usize = 8;
+/// Bytes of a hole's payload: its offset and its length.
+pub const HOLE_BYTES: usize = 12;
 
 const SIMPLE_MAGIC: u32 = 0x6744_6698;
 const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
@@ -179,6 +181,27 @@ pub fn write_data_head(
     let length = fill_chunk_head(style, &head, header);
     bytes[length..length + DATA_OFFSET_BYTES].copy_from_slice(&data_offset.to_be_bytes());
     out.extend_from_slice(&bytes[..length + DATA_OFFSET_BYTES]);
+}
+
+/// Appends a chunk that ends the reply to a read with the news that its whole range reads as zeroes.
+///
+/// # Panics
+/// As [`write_chunk_head`].
+#[inline]
+pub fn write_hole_chunk(style: HeaderStyle, cookie: u64, offset: u64, hole_bytes: u32, out: &mut Vec<u8>) {
+    let head = ChunkHead {
+        cookie,
+        offset,
+        payload_bytes: HOLE_BYTES as u64,
+        kind: ChunkKind::OFFSET_HOLE,
+        flags: ChunkFlags::DONE,
+    };
+    let mut bytes = [0; EXTENDED_BYTES + HOLE_BYTES];
+    let (header, _) = bytes.split_first_chunk_mut().expect("the array holds a header");
+    let length = fill_chunk_head(style, &head, header);
+    bytes[length..length + 8].copy_from_slice(&offset.to_be_bytes());
+    bytes[length + 8..length + HOLE_BYTES].copy_from_slice(&hole_bytes.to_be_bytes());
+    out.extend_from_slice(&bytes[..length + HOLE_BYTES]);
 }
 
 /// Appends a chunk that ends the reply with an error and a message for people (cut at the longest string).

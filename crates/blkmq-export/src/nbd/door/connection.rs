@@ -462,6 +462,10 @@ impl Service for Connection {
             let (code, message) = error_of(bio.status, &request);
             replies.error(&request, code, message, heads);
             self.transmit.note_heads();
+        } else if request.op == Op::Read && replies.has_holes() && self.slots.reads_as_zeroes(index) {
+            self.slots.end(index);
+            replies.hole(&request, heads);
+            self.transmit.note_heads();
         } else if request.op == Op::Read {
             replies.read(&request, heads);
             self.transmit.note_heads();

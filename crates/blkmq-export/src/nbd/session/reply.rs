@@ -4,15 +4,15 @@
 use super::negotiation::{ALLOCATION_CONTEXT_ID, Selection};
 use super::{Op, Request};
 use crate::nbd::codec::reply::{
-    ChunkHead, ChunkKind, Extent, write_chunk_head, write_data_head, write_error_chunk, write_simple,
-    write_status_chunk,
+    ChunkHead, ChunkKind, Extent, write_chunk_head, write_data_head, write_error_chunk, write_hole_chunk,
+    write_simple, write_status_chunk,
 };
 use crate::nbd::codec::request::RequestHeader;
 use crate::nbd::codec::{ChunkFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
 use crate::nbd::limits::Limits;
 
 /// The replies of one connection. Each request begun is replied to by exactly one of [`Replies::ok`],
-/// [`Replies::read`], [`Replies::block_status`] and [`Replies::error`].
+/// [`Replies::read`], [`Replies::hole`], [`Replies::block_status`] and [`Replies::error`].
 #[derive(Debug)]
 pub struct Replies {
     style: HeaderStyle,
@@ -105,6 +105,24 @@ impl Replies {
             request.length,
             out,
         );
+    }
+
+    /// Says whether a read of zeroes can be replied to by [`Replies::hole`].
+    #[inline]
+    pub fn has_holes(&self) -> bool {
+        self.style != HeaderStyle::Simple
+    }
+
+    /// Replies to a read that its whole range reads as zeroes: no data follows, and its buffer is free at once.
+    ///
+    /// # Panics
+    /// The request is no read, none was begun, or the client takes simple replies, which have no such form.
+    #[inline]
+    pub fn hole(&mut self, request: &Request, out: &mut Vec<u8>) {
+        assert_eq!(request.op, Op::Read, "a hole replied to another operation");
+        self.finish(request.payload_bytes());
+        let bytes = u32::try_from(request.length).expect("a read is shorter than 4 GiB");
+        write_hole_chunk(self.style, request.cookie, request.offset, bytes, out);
     }
 
     /// Reports that the buffer of a read replied to by [`Replies::read`] is free again.

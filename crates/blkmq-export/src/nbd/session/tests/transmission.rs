@@ -1,6 +1,7 @@
 //! What becomes of requests that keep to the protocol, and of their replies.
 
 use super::*;
+use crate::nbd::codec::ChunkFlags;
 use crate::nbd::codec::reply::{ChunkHead, ChunkKind};
 use crate::nbd::session::{Fault, Op};
 
@@ -77,6 +78,27 @@ fn a_read_is_replied_to_by_one_head_in_front_of_its_data() {
             Some(ChunkPayload::Data { offset: 512, data })
         );
     }
+}
+
+#[test]
+fn a_read_of_zeroes_is_replied_to_by_a_hole_without_data() {
+    for style in [HeaderStyle::Structured, HeaderStyle::Extended] {
+        let mut wire = Wire::selected(disk(), style);
+        let read = request(&wire.send(&command(style, Command::READ, CommandFlags::DF, 512, 1024)));
+        let replies = wire.session.replies();
+        assert!(replies.has_holes());
+        replies.hole(&read, &mut wire.out);
+        assert_eq!((replies.requests(), replies.memory_bytes()), (0, 0));
+        let (head, payload) = chunk(&wire);
+        assert_eq!((head.cookie, head.flags), (42, ChunkFlags::DONE));
+        let hole = ChunkPayload::Hole {
+            offset: 512,
+            bytes: 1024,
+        };
+        assert_eq!(ChunkPayload::parse(head.kind, payload), Some(hole));
+    }
+    let mut wire = Wire::selected(disk(), HeaderStyle::Simple);
+    assert!(!wire.session.replies().has_holes());
 }
 
 #[test]
