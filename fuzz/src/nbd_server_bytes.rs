@@ -208,10 +208,15 @@ impl Server {
         let mut data_bytes = 0;
         match request.op {
             Op::Read => {
-                replies.read(&request, &mut self.out);
                 let (at, length) = (request.offset as usize, request.length as usize);
-                self.out.extend_from_slice(&self.disk[at..at + length]);
-                replies.read_sent(&request);
+                let data = &self.disk[at..at + length];
+                if replies.has_holes() && data.iter().all(|byte| *byte == 0) {
+                    replies.hole(&request, &mut self.out);
+                } else {
+                    replies.read(&request, &mut self.out);
+                    self.out.extend_from_slice(data);
+                    replies.read_sent(&request);
+                }
                 data_bytes = length;
             }
             Op::BlockStatus => {
