@@ -87,6 +87,8 @@ pub struct Predictor {
     /// When completions were looked for last.
     last_look: Instant,
     waited: Option<Waited>,
+    /// When the latest sleep ended: what was issued before was in flight meanwhile.
+    awoke_at: Option<Instant>,
     /// The shortest time that was ever seen.
     shortest: Option<Nanos>,
     /// Buckets of which there is something new to show.
@@ -114,6 +116,7 @@ impl Predictor {
             buckets: std::array::from_fn(|_| Of::new()),
             last_look: Instant(0),
             waited: None,
+            awoke_at: None,
             shortest: None,
             news: 0,
         }
@@ -136,6 +139,7 @@ impl Predictor {
             Waited::Looking => self.last_look = until,
             Waited::Asleep => {
                 self.waited = Some(how);
+                self.awoke_at = Some(until);
                 for of in &mut self.buckets {
                     if let Some((issued, _)) = of.aim.take_if(|(_, wake)| *wake <= until) {
                         of.slept_for = of.slept_for.max(Some(issued));
@@ -156,8 +160,8 @@ impl Predictor {
         let time = now.since(issued);
         self.shortest = Some(self.shortest.map_or(time, |shortest| shortest.min(time)));
         let mut is_news = of.windows.record(time, now);
-        let was_slept_for = of.slept_for.is_some_and(|until| issued <= until);
-        if was_slept_for || self.waited == Some(Waited::Asleep) {
+        let was_slept = self.awoke_at.is_some_and(|awoke| issued < awoke);
+        if was_slept {
             of.slept += 1;
             is_news = true;
         }
@@ -170,7 +174,7 @@ impl Predictor {
             _ => {
                 let unseen = now.since(self.last_look.max(issued));
                 if unseen.0 <= (time.0 / 8).max(UNSEEN_MAX.0) && unseen < time {
-                    of.low.saw(Nanos(time.0 - unseen.0), was_slept_for);
+                    of.low.saw(Nanos(time.0 - unseen.0), was_slept);
                 }
             }
         }

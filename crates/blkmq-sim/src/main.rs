@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         println!("{:14} {}", scenario::scale::NAME, scenario::scale::ABOUT);
         println!("{:14} {}", scenario::clients::NAME, scenario::clients::ABOUT);
         println!("{:14} {}", scenario::fair::NAME, scenario::fair::ABOUT);
+        println!("{:14} {}", scenario::poll::NAME, scenario::poll::ABOUT);
         return ExitCode::SUCCESS;
     }
     let Some(name) = args.scenario.as_deref() else {
@@ -73,6 +74,10 @@ fn main() -> ExitCode {
         }
         (scenario::fair::NAME, ..) => {
             print!("{}", scenario::fair::table(first));
+            ExitCode::SUCCESS
+        }
+        (scenario::poll::NAME, ..) => {
+            print!("{}", scenario::poll::table(first));
             ExitCode::SUCCESS
         }
         ("all", _, seeds) => run_many(scenario::ALL, first, seeds.unwrap_or(1)),

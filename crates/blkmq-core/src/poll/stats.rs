@@ -81,7 +81,7 @@ pub struct BucketStats {
     pub max: Nanos,
     /// The estimate of the time before which hardly any request ends; zero while there is none.
     pub low: Nanos,
-    /// Requests that were slept for, since the queue was made.
+    /// Requests in flight while their reactor slept, since the queue was made.
     pub slept: u64,
     /// Of these, the ones that had ended when the reactor awoke.
     pub overslept: u64,

@@ -1,5 +1,5 @@
 //! Decides which histories there are to choose from: each scenario by its name, one file each.
-//! A scenario turns a seed into a setup; `scale` measures a model instead.
+//! A scenario turns a seed into a setup; `scale`, `clients`, `fair` and `poll` measure a model instead.
 
 mod attached;
 pub mod clients;
@@ -13,6 +13,7 @@ mod few_hctx;
 mod flush_storm;
 mod groups;
 mod one_tag;
+pub mod poll;
 mod power_cut;
 mod quiesce;
 mod requeues;
