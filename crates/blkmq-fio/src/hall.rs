@@ -1,0 +1,390 @@
+//! Decides which engine the jobs share: fio asks for every job's disk before any job starts, so the first job to start makes an
+//! engine out of what all have asked for, and the last to end shuts it down. `job` attaches to it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, bail, ensure};
+use blkmq::config::{Config, DiskSpec, QueueSettings, group};
+use blkmq::plan::{Plan, plan};
+use blkmq_core::ids::GroupId;
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use blkmq_host::{Attached, Disk, Engine, EngineConfig};
+
+/// What one job asks for, as fio's options say it; empty or zero where nothing was given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Wish {
+    /// A disk as for `blkmq serve --disk`, or the name of one in `config`.
+    pub(crate) disk: String,
+    /// A configuration file as for `blkmq serve -c`.
+    pub(crate) config: String,
+    /// The elevator of the disk's queue.
+    pub(crate) sched: String,
+    /// The group of the job's I/O, as for `blkmq serve --group`.
+    pub(crate) group: String,
+    /// Requests in flight at the drive.
+    pub(crate) depth: u32,
+}
+
+/// What a job does its I/O with.
+pub(crate) struct Ticket {
+    pub(crate) attached: Attached,
+    pub(crate) disk: Disk,
+    pub(crate) group: GroupId,
+}
+
+/// All jobs of a process.
+pub(crate) struct Hall(Mutex<State>);
+
+struct State {
+    /// Jobs by their addresses in fio, as told before the engine starts.
+    jobs: BTreeMap<usize, Registered>,
+    /// The process in which they were told.
+    process: u32,
+    /// Jobs that hold a ticket.
+    inside: usize,
+    open: Option<Open>,
+}
+
+/// A job that has not ended.
+struct Registered {
+    wish: Wish,
+    /// Bytes of its disk.
+    size: u64,
+}
+
+/// The engine while jobs run.
+struct Open {
+    engine: Engine,
+    /// The paths of the groups, by their ids.
+    groups: Vec<String>,
+    /// The name of each job's disk.
+    disks: BTreeMap<usize, String>,
+}
+
+impl Hall {
+    /// A hall with nobody in it.
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(State {
+            jobs: BTreeMap::new(),
+            process: 0,
+            inside: 0,
+            open: None,
+        }))
+    }
+
+    /// Notes what the job at address `job` wants, and returns the size of its disk in bytes.
+    ///
+    /// # Errors
+    /// What is wrong with the wish, for the user.
+    pub(crate) fn register(&self, job: usize, wish: Wish) -> Result<u64> {
+        let mut hall = self.lock();
+        if let Some(known) = hall.jobs.get(&job)
+            && (hall.open.is_some() || known.wish == wish)
+        {
+            return Ok(known.size);
+        }
+        ensure!(
+            hall.open.is_none(),
+            "a job comes after others have started: leave create_serialize at its default, 1"
+        );
+        // The drives are opened to know the size, and again when the engine starts: only then are all jobs known.
+        let (config, names) = configuration(std::iter::once(&wish))?;
+        let queues = plan(&config)?.queues;
+        let mut entries = queues.iter().flat_map(|queue| &queue.disks);
+        let size = entries
+            .find(|entry| entry.name == names[0])
+            .expect("a planned disk")
+            .size;
+        hall.jobs.insert(job, Registered { wish, size });
+        hall.process = std::process::id();
+        Ok(size)
+    }
+
+    /// Lets a registered job in: attaches the calling thread.
+    ///
+    /// # Errors
+    /// What keeps the engine from starting.
+    pub(crate) fn enter(&self, job: usize) -> Result<Ticket> {
+        let mut hall = self.lock();
+        ensure!(
+            hall.process == std::process::id(),
+            "jobs must be threads of one process, so that they share an engine: give fio --thread"
+        );
+        if hall.open.is_none() {
+            hall.open = Some(start(&hall.jobs)?);
+        }
+        let open = hall.open.as_ref().expect("started");
+        let job = hall.jobs.get(&job).zip(open.disks.get(&job));
+        let (job, name) = job.context("the job was not known when the first one started")?;
+        let disk = open.engine.disk(name).expect("a started disk").clone();
+        let group = match job.wish.group.as_str() {
+            "" => disk.group,
+            text => {
+                let path = group::parse(text)?.path;
+                let index = open.groups.iter().position(|known| *known == path);
+                GroupId(index.expect("a started group") as u32)
+            }
+        };
+        let attached = open.engine.attach()?;
+        hall.inside += 1;
+        Ok(Ticket {
+            attached,
+            disk,
+            group,
+        })
+    }
+
+    /// Takes a job's ticket back. The last one shuts the engine down.
+    pub(crate) fn leave(&self, job: usize, ticket: Ticket) {
+        // Waits for what is under way, so not under the lock.
+        drop(ticket);
+        let mut hall = self.lock();
+        hall.inside -= 1;
+        hall.jobs.remove(&job);
+        if hall.inside == 0
+            && hall.jobs.is_empty()
+            && let Some(open) = hall.open.take()
+            && let Err(error) = open.engine.shutdown(SHUTDOWN_LIMIT)
+        {
+            eprintln!("blkmq: {error}");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
+    let (config, names) = configuration(jobs.values().map(|job| &job.wish))?;
+    let Plan {
+        mut queues,
+        groups,
+        tunables,
+    } = plan(&config)?;
+    for queue in &mut queues {
+        queue.requests_per_reactor = queue.requests_per_reactor.max(REQUESTS_MIN);
+    }
+    let engine = Engine::start(EngineConfig {
+        // Nobody is served: a thread that sleeps, for the elevators' timers.
+        reactors: 0,
+        attached_max: jobs.len(),
+        queues,
+        ..EngineConfig::default()
+    })?;
+    let control = engine.control();
+    for (queue, name, value) in &tunables {
+        control.set_tunable(control.queue(queue)?, name, *value)?;
+    }
+    Ok(Open {
+        engine,
+        groups,
+        disks: jobs.keys().copied().zip(names).collect(),
+    })
+}
+
+/// Joins wishes into one configuration. Returns the name of each wish's disk, too.
+fn configuration<'a>(wishes: impl Iterator<Item = &'a Wish>) -> Result<(Config, Vec<String>)> {
+    let mut config = Config::default();
+    let mut files: Vec<&str> = Vec::new();
+    // The texts of disks and groups that are in already, so that jobs can share them.
+    let mut disks: Vec<(&str, String)> = Vec::new();
+    let mut groups: Vec<&str> = Vec::new();
+    let mut names = Vec::new();
+    for wish in wishes {
+        if !wish.config.is_empty() && !files.contains(&wish.config.as_str()) {
+            ensure!(
+                files.is_empty(),
+                "config={}: all jobs must name the same one",
+                wish.config
+            );
+            files.push(&wish.config);
+            let text = std::fs::read_to_string(&wish.config);
+            let text = text.with_context(|| format!("config={} cannot be read", wish.config))?;
+            let file = Config::from_toml(&text).with_context(|| format!("config={}", wish.config))?;
+            config.disks.extend(file.disks);
+            config.groups.extend(file.groups);
+            config.queues.extend(file.queues);
+        }
+        let known = disks.iter().find(|(text, _)| *text == wish.disk);
+        let name = match known {
+            Some((_, name)) => name.clone(),
+            None => {
+                let name = add_disk(&mut config, &wish.disk, disks.len())?;
+                disks.push((&wish.disk, name.clone()));
+                name
+            }
+        };
+        set_queue(&mut config, &name, wish)?;
+        names.push(name);
+        if !wish.group.is_empty() && !groups.contains(&wish.group.as_str()) {
+            let spec = group::parse(&wish.group)?;
+            ensure!(
+                config.groups.iter().all(|other| other.path != spec.path),
+                "group={}: another job gives the same group other settings",
+                wish.group
+            );
+            groups.push(&wish.group);
+            config.groups.push(spec);
+        }
+    }
+    config.check()?;
+    Ok((config, names))
+}
+
+/// Finds the disk that a wish names in the configuration file, or adds the one that it describes. Returns its name.
+fn add_disk(config: &mut Config, text: &str, number: usize) -> Result<String> {
+    ensure!(
+        !text.is_empty(),
+        "disk= is missing: say what to do I/O on, as in disk=null=1T or disk=file=vm1.raw (see blkmq serve --help)"
+    );
+    if !text.contains('=') {
+        let Some(disk) = config.disks.iter().find(|disk| disk.name == text) else {
+            bail!(
+                "disk={text}: the configuration file has no [disk.{text}]; a disk of its own is KEY=VALUE,KEY=VALUE"
+            );
+        };
+        return Ok(disk.name.clone());
+    }
+    let is_named = text.split(',').any(|part| part.trim_start().starts_with("name="));
+    let spec = if is_named {
+        DiskSpec::parse(text)?
+    } else {
+        DiskSpec::parse(&format!("name=disk{number},{text}"))?
+    };
+    let name = spec.name.clone();
+    config.disks.push(spec);
+    Ok(name)
+}
+
+/// Gives the disk's queue what a job's options say of it.
+fn set_queue(config: &mut Config, name: &str, wish: &Wish) -> Result<()> {
+    if wish.sched.is_empty() && wish.depth == 0 {
+        return Ok(());
+    }
+    let disk = config.disks.iter_mut().find(|disk| disk.name == name);
+    let disk = disk.expect("it was added");
+    let queue = disk.queue.get_or_insert_with(|| name.to_owned()).clone();
+    let settings: &mut QueueSettings = config.queues.entry(queue.clone()).or_default();
+    if !wish.sched.is_empty() {
+        let kind = Kind::by_name(&wish.sched);
+        let Some(kind) = kind else {
+            let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+            bail!(
+                "sched={} rejected: must be one of {}",
+                wish.sched,
+                known.join(", ")
+            );
+        };
+        agree(settings.sched.replace(kind), kind, "sched", &queue)?;
+    }
+    if wish.depth > 0 {
+        agree(
+            settings.depth.replace(wish.depth),
+            wish.depth,
+            "queue_depth",
+            &queue,
+        )?;
+    }
+    Ok(())
+}
+
+/// Checks that two jobs want the same of a queue.
+fn agree<T: PartialEq + std::fmt::Display>(before: Option<T>, now: T, what: &str, queue: &str) -> Result<()> {
+    match before {
+        Some(before) if before != now => bail!(
+            "{what}={now} rejected: queue {queue} has {what}={before} already; make the jobs agree, or give their disks \
+             queues of their own"
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Requests of each job under way, at least: a job may have as large an iodepth without waiting.
+const REQUESTS_MIN: u32 = 2048;
+const SHUTDOWN_LIMIT: Nanos = Nanos::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(disk: &str, group: &str) -> Wish {
+        Wish {
+            disk: disk.to_owned(),
+            group: group.to_owned(),
+            ..Wish::default()
+        }
+    }
+
+    #[test]
+    fn jobs_with_the_same_text_share_a_disk_and_a_group() {
+        let wishes = [
+            wish("null=1G", "/a,weight=200"),
+            wish("ram=1M,name=x", ""),
+            wish("null=1G", "/a,weight=200"),
+        ];
+        let (config, names) = configuration(wishes.iter()).unwrap();
+        assert_eq!(names, ["disk0", "x", "disk0"]);
+        assert_eq!((config.disks.len(), config.groups.len()), (2, 1));
+    }
+
+    #[test]
+    fn the_engine_is_made_for_all_and_ends_with_the_last() {
+        let hall = Hall::new();
+        let sizes: Vec<u64> = [
+            (1, wish("null=1G,name=t1", "")),
+            (2, wish("ram=1M,name=t2", "/g")),
+        ]
+        .into_iter()
+        .map(|(job, wish)| hall.register(job, wish).unwrap())
+        .collect();
+        assert_eq!(sizes, [1 << 30, 1 << 20]);
+        let first = hall.enter(1).unwrap();
+        let second = hall.enter(2).unwrap();
+        assert_eq!(
+            (first.disk.name.as_str(), second.disk.name.as_str()),
+            ("t1", "t2")
+        );
+        assert_ne!(second.group, second.disk.group);
+        assert!(hall.enter(3).is_err());
+        hall.leave(1, first);
+        assert!(hall.lock().open.is_some());
+        hall.leave(2, second);
+        assert!(hall.lock().open.is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let sched = Wish {
+            sched: "cfq".to_owned(),
+            ..wish("null=1G", "")
+        };
+        let (deep, deeper) = (
+            Wish {
+                depth: 4,
+                ..wish("null=1G", "")
+            },
+            Wish {
+                depth: 5,
+                ..wish("null=1G", "")
+            },
+        );
+        for (wishes, part) in [
+            (vec![wish("", "")], "disk= is missing"),
+            (vec![wish("vm1", "")], "no [disk.vm1]"),
+            (vec![wish("null=1Q", "")], "null=1Q"),
+            (vec![sched], "sched=cfq rejected: must be one of none"),
+            (
+                vec![wish("null=1G", "/a,weight=1"), wish("null=1G", "/a,weight=2")],
+                "other settings",
+            ),
+            (vec![wish("null=1G", "a")], "as in /customers/a"),
+            (vec![deep, deeper], "queue_depth=5 rejected"),
+        ] {
+            let error = format!("{:#}", configuration(wishes.iter()).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

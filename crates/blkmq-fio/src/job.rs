@@ -1,0 +1,176 @@
+//! Decides how one job's I/O goes through the engine: staged when fio queues it, issued when fio commits, given back when fio asks for
+//! events. `sys` calls it with what it has read from fio's structures; the engine is `hall`'s.
+
+use std::ops::Range;
+
+use blkmq_core::bio::{Bio, Class, Data, Op, Prio};
+use blkmq_core::time::Nanos;
+
+use crate::hall::Ticket;
+
+/// One I/O as fio wants it.
+pub(crate) struct Io {
+    pub(crate) op: Op,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) data: Data,
+    /// As `ioprio_set(2)` has it: the class from bit 13 on, the level below.
+    pub(crate) ioprio: u16,
+    /// Comes back with the end.
+    pub(crate) cookie: u64,
+}
+
+/// One job, on its thread.
+pub(crate) struct Job {
+    /// What bios have in common.
+    pattern: Bio,
+    ticket: Ticket,
+    /// What has ended. fio may ask for one at a time, so it is only emptied when it has asked for all.
+    ended: Vec<Bio>,
+    /// What fio was told of last; what is before has been given back.
+    told: Range<usize>,
+}
+
+impl Job {
+    pub(crate) fn new(ticket: Ticket) -> Self {
+        Self {
+            pattern: Bio {
+                disk: ticket.disk.id,
+                group: ticket.group,
+                ..Bio::default()
+            },
+            ticket,
+            ended: Vec::with_capacity(ENDED_AT_ONCE),
+            told: 0..0,
+        }
+    }
+
+    /// Stages an I/O. Returns false if there is no room until something ends.
+    #[inline]
+    pub(crate) fn queue(&mut self, io: Io) -> bool {
+        let is_flush = io.op == Op::Flush;
+        let bio = Bio {
+            op: io.op,
+            offset: if is_flush { 0 } else { io.offset },
+            len: if is_flush { 0 } else { io.len },
+            data: io.data,
+            prio: prio(io.ioprio),
+            cookie: io.cookie,
+            ..self.pattern.clone()
+        };
+        self.ticket.attached.submit(self.ticket.disk.queue, bio).is_ok()
+    }
+
+    /// Issues what is staged.
+    #[inline]
+    pub(crate) fn commit(&mut self) {
+        self.ticket.attached.unplug();
+    }
+
+    /// Waits until `min` have ended or `timeout` is over, and says how many of at most `max` have.
+    #[inline]
+    pub(crate) fn wait(&mut self, min: usize, max: usize, timeout: Option<Nanos>) -> usize {
+        if self.told.end == self.ended.len() {
+            self.ended.clear();
+            self.told.end = 0;
+        }
+        let from = self.told.end;
+        let attached = &mut self.ticket.attached;
+        if self.ended.len() - from < min.max(1) {
+            attached.poll(&mut self.ended);
+        }
+        if self.ended.len() - from < min {
+            let until = timeout.map(|timeout| attached.now() + timeout);
+            while self.ended.len() - from < min && attached.outstanding() > 0 {
+                let left = until.map(|until| until.since(attached.now()));
+                if left == Some(Nanos(0)) {
+                    break;
+                }
+                attached.wait(&mut self.ended, left);
+            }
+        }
+        self.told = from..self.ended.len().min(from + max);
+        self.told.len()
+    }
+
+    /// One of those that [`Job::wait`] counted: its cookie, and its errno.
+    #[inline]
+    pub(crate) fn event(&self, index: usize) -> Option<(u64, i32)> {
+        let bio = self.ended[self.told.clone()].get(index)?;
+        Some((bio.cookie, bio.status.errno()))
+    }
+
+    /// Ends the job, and gives the ticket back.
+    pub(crate) fn into_ticket(self) -> Ticket {
+        self.ticket
+    }
+}
+
+/// Reads a priority as `ioprio_set(2)` has it. Class 0, none given, is best effort of the middle.
+fn prio(ioprio: u16) -> Prio {
+    let class = match ioprio >> 13 {
+        1 => Class::Rt,
+        2 => Class::Be,
+        3 => Class::Idle,
+        _ => return Prio::default(),
+    };
+    Prio {
+        class,
+        level: (ioprio & 7) as u8,
+    }
+}
+
+const ENDED_AT_ONCE: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hall::{Hall, Wish};
+
+    #[test]
+    fn what_is_queued_ends_once_and_is_told_in_portions() {
+        let hall = Hall::new();
+        let wish = Wish {
+            disk: "ram=1M,name=job".to_owned(),
+            ..Wish::default()
+        };
+        hall.register(77, wish).unwrap();
+        let mut job = Job::new(hall.enter(77).unwrap());
+        for cookie in 0..10 {
+            let is_queued = job.queue(Io {
+                op: if cookie == 9 { Op::Flush } else { Op::WriteZeroes },
+                offset: cookie * 4096,
+                len: 4096,
+                data: Data::None,
+                ioprio: 0,
+                cookie,
+            });
+            assert!(is_queued);
+        }
+        job.commit();
+        let mut cookies = Vec::new();
+        while cookies.len() < 10 {
+            let count = job.wait(1, 4, None);
+            assert!((1..=4).contains(&count), "{count}");
+            assert_eq!(job.event(count), None);
+            cookies.extend((0..count).filter_map(|index| job.event(index)));
+        }
+        cookies.sort_unstable();
+        assert_eq!(cookies, (0..10).map(|cookie| (cookie, 0)).collect::<Vec<_>>());
+        assert_eq!(job.wait(0, 4, None), 0);
+        hall.leave(77, job.into_ticket());
+    }
+
+    #[test]
+    fn priorities_are_as_the_system_call_has_them() {
+        assert_eq!(prio(0), Prio::default());
+        assert_eq!(
+            prio(1 << 13 | 3),
+            Prio {
+                class: Class::Rt,
+                level: 3
+            }
+        );
+        assert_eq!(prio(3 << 13).class, Class::Idle);
+    }
+}

@@ -1,0 +1,13 @@
+//! Decides how fio does I/O through the engine: a shared library that fio loads, in which every job (a thread of fio) attaches
+//! to one engine with all the jobs' disks.
+//!
+//! ```text
+//! fio --thread --ioengine=external:target/release/libblkmq_fio.so --disk=null=1T --name=a --rw=randread --iodepth=64
+//! ```
+//!
+//! `sys` speaks fio's binary interface and is the only file with `unsafe`; `hall` makes the engine out of what all jobs ask
+//! for; `job` is one job's I/O. See `docs/commands/fio.md`.
+
+mod hall;
+mod job;
+mod sys;
