@@ -1,6 +1,7 @@
 //! Decides which chore `cargo xtask NAME` runs; each chore has a file of its own.
 
 mod args;
+mod fio;
 mod fuzz;
 mod instructions;
 mod loom;
@@ -66,6 +67,12 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             args.finish()?;
             fuzz::run(&mut steps, seconds, target.as_deref())
         }
+        "fio" => {
+            let seconds = args.number("--seconds")?.unwrap_or(fio::SECONDS_DEFAULT);
+            let rounds = args.number("--rounds")?.unwrap_or(fio::ROUNDS_DEFAULT);
+            args.finish()?;
+            fio::run(&mut steps, seconds, rounds)
+        }
         "tsan" => {
             args.finish()?;
             sanitize::run(&mut steps, sanitize::Sanitizer::Thread)
@@ -95,6 +102,7 @@ cargo xtask instructions [--update]         instructions per I/O by callgrind, a
 cargo xtask loom [--deep]                   model-check blkmq-sync: two preemptions, or four with --deep
 cargo xtask sim [--seeds N]                 every simulator scenario with N seeds (default 1000)
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
+cargo xtask fio [--seconds N] [--rounds N]  the fio engine beside fio's own null engine (default 2 seconds, 5 rounds)
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer
 cargo xtask asan                            the same under AddressSanitizer
 cargo xtask soak [--minutes N]              simulator, properties and real clients again and again (default 30 minutes)

@@ -1,0 +1,175 @@
+//! Decides whether fio, the real one, does its I/O through this library: verifies, reports, and is refused with reason.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+#[test]
+fn what_fio_wrote_it_finds_again_on_memory_and_on_a_file() {
+    let Some(fio) = Fio::find() else { return };
+    let image = Image::new("verify.raw", 32 << 20);
+    for disk in ["ram=32M".to_owned(), format!("file={}", image.0.display())] {
+        for sched in ["none", "bfq"] {
+            let words = format!(
+                "--disk={disk} --sched={sched} --rw=randwrite --bsrange=512-64k --blockalign=512 --size=8m \
+                 --offset_increment=8m --numjobs=3 --iodepth=16 --fsync=64 --verify=crc32c --verify_fatal=1 --direct=1"
+            );
+            let report = fio.succeed(&words);
+            let (written, read) = (bytes(&report, "write"), bytes(&report, "read"));
+            assert!(
+                written >= 24 << 20,
+                "{disk} {sched}: only {written} bytes written"
+            );
+            assert!(read >= 24 << 20, "{disk} {sched}: only {read} bytes verified");
+        }
+    }
+}
+
+#[test]
+fn a_changed_byte_is_found_out() {
+    let Some(fio) = Fio::find() else { return };
+    let image = Image::new("changed.raw", 4 << 20);
+    let words = format!(
+        "--disk=file={} --rw=write --bs=4k --size=4m --verify=crc32c --verify_fatal=1 --direct=1",
+        image.0.display()
+    );
+    fio.succeed(&format!("{words} --do_verify=0"));
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&image.0)
+        .expect("the image is there");
+    std::io::Seek::seek(&mut file, std::io::SeekFrom::Start((1 << 20) + 2000)).expect("a place in the image");
+    file.write_all(b"changed").expect("the image can be written");
+    drop(file);
+    let output = fio.run(&format!("{words} --verify_only=1"));
+    assert!(!output.status.success(), "the change went unnoticed");
+    assert!(text(&output).contains("verify"), "{}", text(&output));
+}
+
+#[test]
+fn jobs_of_one_process_share_the_drive_by_weight() {
+    let Some(fio) = Fio::find() else { return };
+    // 16 units of 100 µs each do 160 thousand I/Os a second; each job alone could ask for all.
+    let disk =
+        "--disk=null=1G,latency=100us,parallel=16 --sched=bfq --rw=randread --bs=4k --iodepth=64 --size=1g";
+    let words = format!(
+        "--time_based --runtime=2 --ramp_time=1 {disk} --tenant=/a,weight=100 --name=second ENGINE {disk} --tenant=/b,weight=300"
+    );
+    let report = fio.succeed(&words);
+    let done = |job: usize| {
+        report["jobs"][job]["read"]["total_ios"]
+            .as_f64()
+            .expect("a number")
+    };
+    let share = done(1) / (done(0) + done(1));
+    assert!(
+        (0.6..0.9).contains(&share),
+        "a weight of 300 beside 100 got {share} of the drive"
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let Some(fio) = Fio::find() else { return };
+    let null = "--disk=null=1G --rw=read --size=1m";
+    for (words, part) in [
+        ("--rw=read --size=1m".to_owned(), "disk= is missing"),
+        (
+            "--disk=nul=1G --rw=read --size=1m".to_owned(),
+            "key nul is not known",
+        ),
+        (format!("{null} --sched=cfq"), "sched=cfq rejected"),
+        (format!("{null} --tenant=a"), "as in /customers/a"),
+        (format!("{null} --thread=0"), "give fio --thread"),
+        (
+            "--disk=file=/no/such/file --rw=read --size=1m".to_owned(),
+            "/no/such/file",
+        ),
+    ] {
+        let output = fio.run(&words);
+        assert!(!output.status.success(), "{words}: fio was content");
+        assert!(text(&output).contains(part), "{words}: {}", text(&output));
+    }
+}
+
+/// fio with this library.
+struct Fio {
+    library: PathBuf,
+}
+
+impl Fio {
+    /// Finds fio 3.33, or says that the test is skipped.
+    fn find() -> Option<Self> {
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        let version = Command::new("fio").arg("--version").output();
+        let version = version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        if !version.as_ref().is_ok_and(|version| version == "fio-3.33") {
+            // Around the test runner's capture: a skipped test must not look like one that ran.
+            let line =
+                format!("SKIPPED {test}: fio 3.33 is needed, found {version:?} (run `cargo xtask setup`)\n");
+            std::io::stderr()
+                .write_all(line.as_bytes())
+                .expect("stderr is there");
+            return None;
+        }
+        // Cargo builds the shared library beside this program.
+        let own = std::env::current_exe().expect("this program has a path");
+        let beside = own.parent().expect("a build directory");
+        Some(Self {
+            library: beside.join("libblkmq_fio.so"),
+        })
+    }
+
+    /// Runs a job, or more: `ENGINE` stands before the options of each further one.
+    fn run(&self, words: &str) -> Output {
+        let engine = format!("--ioengine=external:{}", self.library.display());
+        Command::new("fio")
+            .args(["--output-format=json", "--thread", "--name=first"])
+            .arg(&engine)
+            .args(words.replace("ENGINE", &engine).split_whitespace())
+            .output()
+            .expect("fio runs")
+    }
+
+    fn succeed(&self, words: &str) -> serde_json::Value {
+        let output = self.run(words);
+        assert!(output.status.success(), "{words}: {}", text(&output));
+        let said = String::from_utf8_lossy(&output.stdout);
+        let json = said.find('{').map_or("", |at| &said[at..]);
+        serde_json::from_str(json).unwrap_or_else(|error| panic!("{words}: {error}: {said}"))
+    }
+}
+
+/// The bytes that all jobs of a run moved in one direction.
+fn bytes(report: &serde_json::Value, direction: &str) -> u64 {
+    let jobs = report["jobs"].as_array().expect("a list of jobs");
+    jobs.iter()
+        .filter_map(|job| job[direction]["io_bytes"].as_u64())
+        .sum()
+}
+
+fn text(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// An empty image that goes with the test.
+struct Image(PathBuf);
+
+impl Image {
+    fn new(name: &str, bytes: u64) -> Self {
+        let path = std::env::temp_dir().join(format!("blkmq-fio-{}-{name}", std::process::id()));
+        let file = std::fs::File::create(&path).expect("the directory for temporary files can be written");
+        file.set_len(bytes).expect("there is room for an image");
+        Self(path)
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
