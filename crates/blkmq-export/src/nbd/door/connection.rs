@@ -168,7 +168,7 @@ impl Connection {
                         return self.starved.is_some();
                     }
                 }
-                Event::Selected(export) => self.disk = cx.disks().get(export.id.0 as usize).cloned(),
+                Event::Selected(export) => self.select(cx, export.id.0 as usize),
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
                 Event::Disconnect => self.close(cx, Closing::Finishing),
                 Event::Close(reason) => {
@@ -180,6 +180,14 @@ impl Connection {
                 return false;
             }
         }
+    }
+
+    fn select(&mut self, cx: &Cx<'_>, index: usize) {
+        let disk = cx.disks()[index].clone();
+        let memory = Arc::clone(&self.door.memory);
+        self.slots
+            .set_account(Account::new(memory, disk.group, cx.waker()));
+        self.disk = Some(disk);
     }
 
     /// Takes what was received of a write's payload. Says whether it is whole, and so submitted.
@@ -428,8 +436,6 @@ impl Connection {
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.started_at = cx.now();
-        let memory = Arc::clone(&self.door.memory);
-        self.slots.set_account(Account::new(memory, cx.waker()));
         self.transmit.note_heads();
         self.poll(cx);
         self.take_in(cx);
@@ -524,6 +530,8 @@ impl Service for Connection {
         }
         if self.closing > Closing::No {
             self.abandon_filling();
+            self.starved = None;
+            self.slots.give_up();
             if self.is_polling && self.is_at_end() {
                 self.is_polling = false;
                 cx.port().push_cancel(POLL_IN, CANCEL);

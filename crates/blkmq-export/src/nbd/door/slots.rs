@@ -13,7 +13,7 @@ pub(super) struct Slots {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     spare: Spare,
-    /// Pays for the buffers; there is one from the start of the connection on.
+    /// Pays for the buffers; there is one from the selection of an export on.
     account: Option<Account>,
 }
 
@@ -28,6 +28,13 @@ impl Slots {
     /// Says who pays for the buffers.
     pub(super) fn set_account(&mut self, account: Account) {
         self.account = Some(account);
+    }
+
+    /// Forgets that a request could not begin for want of memory: it is not wanted any more.
+    pub(super) fn give_up(&mut self) {
+        if let Some(account) = &mut self.account {
+            account.give_up();
+        }
     }
 
     /// Begins a request, with a buffer if it moves data. None if there is no memory for that now.
@@ -93,7 +100,7 @@ impl Slots {
     }
 
     fn account(&mut self) -> &mut Account {
-        self.account.as_mut().expect("an account from the start on")
+        self.account.as_mut().expect("an account of the export's group")
     }
 
     /// How many requests are under way.
