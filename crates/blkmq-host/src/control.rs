@@ -9,12 +9,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blkmq_core::ids::GroupId;
+use blkmq_core::poll::{Bucket, BucketStats, DELAY_MAX_US, Policy};
 use blkmq_core::queue::{Busy, Queue};
 use blkmq_core::sched::Kind;
 use blkmq_core::stat::{EventStats, GroupStats};
 use blkmq_core::time::Nanos;
 
 use crate::disk::{Disk, QueueId};
+use crate::drive::Polling;
 use crate::error::Error;
 use crate::shared::Shared;
 
@@ -138,6 +140,61 @@ impl Control {
         });
         self.shared.kick(core.everybody());
         set
+    }
+
+    /// Has the ends of a queue's requests looked for (`io_poll`), or waited for. Takes effect at once.
+    ///
+    /// # Errors
+    /// If they are to be, and its drive cannot be polled.
+    pub fn set_io_poll(&self, queue: QueueId, on: bool) -> Result<(), Error> {
+        if on {
+            self.insist_on_polling(queue, "io_poll", "on")?;
+        }
+        self.core(queue).set_polled(on);
+        self.shared.kick(self.core(queue).everybody());
+        Ok(())
+    }
+
+    /// Sets how long a reactor sleeps for a request of a polled queue before it looks (`io_poll_delay`): −1 not at all, 0 half of the
+    /// mean, else so many microseconds. [`Self::set_poll_policy`] has all ways, the default one among them.
+    ///
+    /// # Errors
+    /// If it is another number, or the queue's drive cannot be polled.
+    pub fn set_io_poll_delay(&self, queue: QueueId, delay: i64) -> Result<(), Error> {
+        let policy = Policy::from_delay(delay).ok_or_else(|| Error::Attribute {
+            queue: self.core(queue).name().to_owned(),
+            name: "io_poll_delay",
+            value: delay.to_string(),
+            limit: format!(
+                "must be -1 (look at once), 0 (sleep half of the mean) or microseconds from 1 to {DELAY_MAX_US}"
+            ),
+        })?;
+        self.set_poll_policy(queue, policy)
+    }
+
+    /// Sets how a reactor sleeps for requests of a polled queue.
+    ///
+    /// # Errors
+    /// If its drive cannot be polled.
+    pub fn set_poll_policy(&self, queue: QueueId, policy: Policy) -> Result<(), Error> {
+        self.insist_on_polling(queue, "io_poll_delay", &policy.to_string())?;
+        self.core(queue).set_poll_policy(policy);
+        Ok(())
+    }
+
+    /// What was seen of the times of a queue's requests, for each bucket (direction and size) in which there were any.
+    pub fn poll_stats(&self, queue: QueueId) -> Vec<(Bucket, BucketStats)> {
+        let core = self.core(queue);
+        let all = Bucket::all().map(|bucket| (bucket, core.poll_stats(bucket)));
+        all.filter(|(_, stats)| stats.samples > 0).collect()
+    }
+
+    fn insist_on_polling(&self, queue: QueueId, name: &'static str, value: &str) -> Result<(), Error> {
+        let entry = &self.shared.queues[queue.index()];
+        if entry.drive.polling() == Polling::Impossible {
+            return Err(Error::not_polled(entry.queue.name(), name, value));
+        }
+        Ok(())
     }
 
     /// Lists the tunables of a queue's elevator.

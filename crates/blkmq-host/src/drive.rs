@@ -11,14 +11,25 @@ use blkmq_core::limits::Limits;
 use crate::driver::Allocation;
 use crate::ring::RingHandle;
 
+/// Whether the ends of a drive's requests can be found by looking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polling {
+    /// No.
+    Impossible,
+    /// If asked for.
+    Possible,
+    /// Yes, unless it is switched off.
+    Usual,
+}
+
 /// A drive: what all hardware contexts of one queue share.
 pub trait Drive: Allocation {
     /// What one request may be.
     fn limits(&self) -> Limits;
 
-    /// Says whether its hardware contexts, some at least, can be polled (`io_poll`).
-    fn can_poll(&self) -> bool {
-        false
+    /// Says whether its hardware contexts can be polled (`io_poll`).
+    fn polling(&self) -> Polling {
+        Polling::Impossible
     }
 
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`

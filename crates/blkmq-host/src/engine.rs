@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{DiskId, GroupId, REACTORS_MAX, ReactorId};
-use blkmq_core::poll::Policy;
+use blkmq_core::poll::{Policy, Wait};
 use blkmq_core::queue::{DiskConfig, Dispatch, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
 use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
@@ -21,7 +21,7 @@ use crate::bell::Bell;
 use crate::clock::Clock;
 use crate::control::{self, Control};
 use crate::disk::{Disk, QueueId};
-use crate::drive::Drive;
+use crate::drive::{Drive, Polling};
 use crate::driver::Allocation;
 use crate::error::Error;
 use crate::groups::Paths;
@@ -45,6 +45,8 @@ pub struct EngineConfig {
     /// How long a reactor looks for events before it blocks, where that pays; see [`wait::WaitPolicy`].
     /// Default 20 µs.
     pub spin_max: Nanos,
+    /// How threads wait. Default auto: by cost, at each moment.
+    pub wait: Wait,
     /// The queues, with their disks.
     pub queues: Vec<QueueSpec>,
 }
@@ -56,6 +58,7 @@ impl Default for EngineConfig {
             attached_max: 0,
             ring: RingConfig::default(),
             spin_max: wait::SPIN_MAX,
+            wait: Wait::default(),
             queues: Vec::new(),
         }
     }
@@ -336,6 +339,7 @@ fn build(config: EngineConfig, reactors: usize, seats: usize) -> Result<(Arc<Sha
         clock: Clock::get(),
         ring: config.ring,
         spin_max: config.spin_max,
+        wait: config.wait,
         bells,
         inboxes: (0..reactors).map(|_| Inbox::default()).collect(),
         queues: queues.into(),
@@ -362,6 +366,7 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         // Disks are apart on the queue, so that the end of one is no neighbour of the next one's beginning.
         base = (base + entry.size).next_multiple_of(DISK_SPACING) + DISK_SPACING;
     }
+    let io_poll = is_polled(spec.io_poll, &spec.name, &*spec.drive)?;
     let config = QueueConfig {
         name: spec.name,
         reactors: (0..seats)
@@ -379,11 +384,19 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         merges: spec.merges,
         groups: spec.groups,
         stats: spec.stats,
-        io_poll: spec.io_poll.unwrap_or_else(|| spec.drive.can_poll()),
+        io_poll,
         poll_policy: spec.poll_policy,
         disks,
     };
     Ok(Queue::new(config)?)
+}
+
+/// Says whether a queue's requests are polled, as asked for or as is usual for the drive.
+fn is_polled(asked: Option<bool>, queue: &str, drive: &dyn Drive) -> Result<bool, Error> {
+    match (asked, drive.polling()) {
+        (Some(true), Polling::Impossible) => Err(Error::not_polled(queue, "io_poll", "on")),
+        (asked, polling) => Ok(asked.unwrap_or(polling == Polling::Usual)),
+    }
 }
 
 fn list_disks(

@@ -96,6 +96,18 @@ pub enum Error {
         /// What it says.
         cause: TunableError,
     },
+    /// An attribute cannot have a value.
+    #[error("queue {queue}: {name} {value} rejected: {limit}")]
+    Attribute {
+        /// The queue's name.
+        queue: String,
+        /// The attribute.
+        name: &'static str,
+        /// What it was to be.
+        value: String,
+        /// What it can be.
+        limit: String,
+    },
     /// No group of that path on a queue.
     #[error("queue {queue}: there is no group {path}; there are: {known}")]
     NoGroup {
@@ -144,6 +156,18 @@ pub enum Error {
     /// The engine could not be shut down cleanly in time.
     #[error("shutdown: {0}")]
     Shutdown(String),
+}
+
+impl Error {
+    /// A drive that cannot be polled was to be.
+    pub(crate) fn not_polled(queue: &str, name: &'static str, value: &str) -> Self {
+        Self::Attribute {
+            queue: queue.to_owned(),
+            name,
+            value: value.to_owned(),
+            limit: "its drive cannot be polled; file disks can, and null disks with poll_queues".to_owned(),
+        }
+    }
 }
 
 fn ring_hint(error: &io::Error) -> &'static str {

@@ -4,7 +4,7 @@
 //! [`engine`] is the way in: it starts reactors, lets a library user's thread [`attach`], puts doors
 //! ([`service`]) on reactors, and is changed and watched through [`control`]; [`mod@plan`] turns configured
 //! disks into its queues. A reactor is one thread with one place to wait (`place`, [`ring`], [`mod@wait`],
-//! `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
+//! [`sleep`], `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
 
 pub mod attach;
 mod bell;
@@ -22,6 +22,7 @@ mod reactor;
 pub mod ring;
 pub mod service;
 mod shared;
+pub mod sleep;
 pub mod wait;
 
 pub use attach::Attached;

@@ -10,6 +10,7 @@ use blkmq_core::bio::Bio;
 use blkmq_core::driver::Driver;
 use blkmq_core::ids::{HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
+use blkmq_core::poll::{Oversleep, Verdict, Wait, Waited};
 use blkmq_core::queue::{Effects, Seat};
 use blkmq_core::time::{Instant, Nanos};
 
@@ -18,6 +19,7 @@ use crate::disk::QueueId;
 use crate::error::Error;
 use crate::ring::{BEAT, Completion, Port, RingHandle};
 use crate::shared::{Chair, QueueEntry, Shared};
+use crate::sleep;
 use crate::wait::WaitPolicy;
 
 /// One thread's side of the engine.
@@ -31,6 +33,9 @@ pub(crate) struct Place {
     /// Watches the bell's event.
     wake: Port,
     policy: WaitPolicy,
+    mode: Wait,
+    /// How late this thread wakes when it sleeps.
+    host: Oversleep,
     /// A queue wants to be run once more before this thread waits.
     runs_again: bool,
     /// The ring will complete a beat.
@@ -50,8 +55,9 @@ impl Place {
             Ok(opened) => opened,
             Err(error) => return Err((error, chair)),
         };
-        precise_timers();
+        sleep::precise_timers();
         let id = chair.id;
+        let host = sleep::known(&ring, shared.clock);
         let wake = ring.open_port();
         watch(&wake, shared, id);
         let seats = chair.seats.into_iter().zip(drivers);
@@ -65,7 +71,9 @@ impl Place {
             id,
             ring,
             wake,
-            policy: WaitPolicy::new(shared.spin_max),
+            policy: WaitPolicy::new(shared.wait, shared.spin_max),
+            mode: shared.wait,
+            host,
             runs_again: false,
             is_beating: false,
             shared: Arc::clone(shared),
@@ -195,7 +203,17 @@ impl Place {
         if alarm.is_some_and(|at| at <= start) {
             return;
         }
-        let spin = self.policy.spin_for(expects, start, alarm);
+        let verdict = self.verdict(expects, start);
+        let spin = match verdict {
+            Verdict::SleepUntil(wake) if alarm.is_none_or(|at| wake <= at) => {
+                return self.doze(wake, &has_news);
+            }
+            Verdict::SleepUntil(_) => Nanos::ZERO,
+            // Only running the queues shows what has ended: the next turn does.
+            Verdict::Spin if self.is_polled() => return self.ring.submit(),
+            Verdict::Spin => self.policy.spin_for_drive(),
+            Verdict::Block => self.policy.spin_for(expects, start, alarm),
+        };
         if spin > Nanos::ZERO {
             self.ring.submit();
             if self.has_news() || has_news() {
@@ -208,21 +226,59 @@ impl Place {
             if expects && (found || !is_alarm) {
                 self.policy.looked(found);
             }
-            if found || is_alarm {
+            if found || is_alarm || verdict == Verdict::Spin {
+                self.waited(Waited::Looking, self.clock.now());
                 return;
             }
         }
         self.block(alarm, &has_news);
     }
 
+    /// Decides how to wait for all that is in flight.
+    fn verdict(&mut self, expects: bool, now: Instant) -> Verdict {
+        if expects && self.mode == Wait::Poll {
+            return Verdict::Spin;
+        }
+        let Self {
+            queues, host, mode, ..
+        } = self;
+        let verdicts = queues.iter_mut().map(|queue| queue.verdict(*mode, host, now));
+        verdicts.fold(Verdict::Block, Verdict::and)
+    }
+
+    /// Sleeps until `wake`, unless woken before.
+    fn doze(&mut self, wake: Instant, has_news: &impl Fn() -> bool) {
+        let left = wake.since(self.clock.now());
+        self.sleep(Some(left), has_news);
+        self.awoke(Some(wake), true);
+    }
+
+    /// Learns from a sleep that was to end at `until`, before something that was predicted (`ahead`) or with what was known: a
+    /// drive that says when something ends is as good as woken by it.
+    fn awoke(&mut self, until: Option<Instant>, ahead: bool) {
+        let now = self.clock.now();
+        let late = until.filter(|until| now >= *until).map(|until| now.since(until));
+        late.into_iter().for_each(|late| self.host.observe(late));
+        let how = match late {
+            Some(_) if ahead => Waited::Asleep,
+            late => Waited::Woken(late.unwrap_or(self.host.typical())),
+        };
+        self.waited(how, now);
+    }
+
+    /// Tells the queues how the time until now was spent.
+    fn waited(&mut self, how: Waited, now: Instant) {
+        self.queues.iter_mut().for_each(|queue| queue.waited(how, now));
+    }
+
+    /// Says whether something is in flight whose end is found by running the queues alone.
+    fn is_polled(&self) -> bool {
+        self.queues.iter().any(LocalQueue::must_poll)
+    }
+
     /// Says whether there is something to do before waiting, bios that have ended aside.
     pub(crate) fn has_news(&self) -> bool {
-        self.runs_again
-            || self.ring.has_completed()
-            || self
-                .queues
-                .iter()
-                .any(|queue| queue.has_mail() || queue.must_poll())
+        self.runs_again || self.ring.has_completed() || self.has_mail()
     }
 
     fn earliest_alarm(&self, alarm: Option<Instant>) -> Option<Instant> {
@@ -245,25 +301,34 @@ impl Place {
         }
     }
 
-    /// Submits what was pushed and blocks, in one system call.
+    /// Blocks until something happens, or `alarm`.
     fn block(&mut self, alarm: Option<Instant>, has_news: &impl Fn() -> bool) {
-        let is_for_io = self.queues.iter().any(|queue| queue.hctx_in_flight() > 0);
         let mut timeout = alarm.map(|at| at.since(self.clock.now()));
-        if is_for_io && timeout.is_some_and(|timeout| timeout >= BEAT) {
+        if timeout.is_some_and(|timeout| timeout >= BEAT) && self.is_for_io() {
             // A request's time limit, say. Arming a timer for each wait would cost as much as the wait's I/O.
             self.beat();
             timeout = None;
         }
+        self.sleep(timeout, has_news);
+        self.awoke(alarm.filter(|_| timeout.is_some()), false);
+    }
+
+    /// Submits what was pushed and sleeps, in one system call, for at most `timeout`.
+    fn sleep(&mut self, timeout: Option<Nanos>, has_news: &impl Fn() -> bool) {
         let bell = &self.shared.bells[self.id.index()];
         bell.flag().prepare_to_sleep();
         if !self.runs_again && !self.has_mail() && !has_news() {
-            if is_for_io {
+            if self.is_for_io() {
                 self.ring.wait(timeout);
             } else {
                 self.ring.sleep(timeout);
             }
         }
         bell.flag().cancel_sleep();
+    }
+
+    fn is_for_io(&self) -> bool {
+        self.queues.iter().any(|queue| queue.hctx_in_flight() > 0)
     }
 
     /// Sees to it that the ring completes something within about a [`BEAT`], so that a distant alarm is looked at again.
@@ -322,14 +387,6 @@ fn watch(wake: &Port, shared: &Shared, id: ReactorId) {
 /// User data of the bell's entries: it was rung; a beat has passed.
 const RUNG: u64 = 0;
 const BEATEN: u64 = 1;
-
-/// Has this thread's timers end within about 1 ns of their time instead of 50 µs (wake-up latency aside).
-fn precise_timers() {
-    let slack = rustix::thread::set_current_timer_slack(Some(std::num::NonZeroU64::MIN));
-    if let Err(error) = slack {
-        tracing::warn!("timers will be up to 50 µs late: setting the timer slack failed: {error}");
-    }
-}
 
 /// Room for bios that end in one batch, before a list has to grow.
 const ENDED_AT_ONCE: usize = 1024;

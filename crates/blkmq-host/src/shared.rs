@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{ReactorId, ReactorSet};
+use blkmq_core::poll::Wait;
 use blkmq_core::queue::{Queue, Seat};
 use blkmq_core::time::Nanos;
 
@@ -21,6 +22,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) ring: RingConfig,
     pub(crate) spin_max: Nanos,
+    pub(crate) wait: Wait,
     /// One for each reactor, then one for each seat of an attached thread.
     pub(crate) bells: Box<[Bell]>,
     /// One for each reactor.

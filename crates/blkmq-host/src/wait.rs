@@ -1,5 +1,5 @@
-//! Decides how a reactor waits: whether to look for a while before it blocks, and for how long.
-//! `place` asks before each wait and tells afterwards what a look found.
+//! Decides how a reactor waits for what nobody can predict: whether to look for a while before it blocks, and for how long.
+//! `place` asks before each wait and tells afterwards what a look found. For what is in flight it asks `blkmq_core::poll` first.
 //!
 //! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of processor time, so
 //! looking for about that long pays if the next event often comes within it, and is waste, or worse, if it does
@@ -14,6 +14,7 @@
 //! Where looking pays, it goes on; where it never does, it costs `spin_max` in 1024 waits, which is also how fast
 //! a change for the better is noticed. With nothing to expect a reactor blocks at once.
 
+use blkmq_core::poll::Wait;
 use blkmq_core::time::{Instant, Nanos};
 
 /// The default of [`WaitPolicy`]'s longest look: about what a wake-up costs.
@@ -29,21 +30,39 @@ pub struct WaitPolicy {
     skips: u32,
     /// How many waits the next vain look will have block at once.
     penalty: u32,
+    mode: Wait,
 }
 
 impl Default for WaitPolicy {
     fn default() -> Self {
-        Self::new(SPIN_MAX)
+        Self::new(Wait::Auto, SPIN_MAX)
     }
 }
 
 impl WaitPolicy {
-    /// Makes a policy that looks for at most `spin_max` before it blocks.
-    pub const fn new(spin_max: Nanos) -> Self {
+    /// Makes a policy that looks for at most `spin_max` before it blocks; not at all but where the mode weighs costs.
+    pub fn new(mode: Wait, spin_max: Nanos) -> Self {
+        let spin_max = if mode == Wait::Auto { spin_max } else { Nanos::ZERO };
         Self {
             spin_max,
             skips: 0,
             penalty: 1,
+            mode,
+        }
+    }
+
+    /// Says how long to look for what a drive is predicted to end soon. Where it needs a processor for that, and has none while we
+    /// look, it does not: so looks in vain count here, too.
+    pub fn spin_for_drive(&mut self) -> Nanos {
+        match self.mode {
+            Wait::Block => Nanos::ZERO,
+            Wait::Poll | Wait::Hybrid => SPIN_DRIVE,
+            Wait::Auto if self.spin_max == Nanos::ZERO => Nanos::ZERO,
+            Wait::Auto if self.skips > 0 => {
+                self.skips -= 1;
+                Nanos::ZERO
+            }
+            Wait::Auto => SPIN_DRIVE,
         }
     }
 
@@ -77,6 +96,8 @@ impl WaitPolicy {
 }
 
 const PENALTY_MAX: u32 = 1024;
+/// How long to look for a drive before it is predicted anew.
+const SPIN_DRIVE: Nanos = Nanos::from_micros(64);
 
 #[cfg(test)]
 mod tests {
@@ -130,7 +151,23 @@ mod tests {
 
     #[test]
     fn a_policy_without_spinning_never_looks() {
-        let mut policy = WaitPolicy::new(Nanos::ZERO);
-        assert_eq!(policy.spin_for(true, NOW, Some(NOW)), Nanos::ZERO);
+        for mut policy in [
+            WaitPolicy::new(Wait::Auto, Nanos::ZERO),
+            WaitPolicy::new(Wait::Block, SPIN_MAX),
+        ] {
+            assert_eq!(policy.spin_for(true, NOW, Some(NOW)), Nanos::ZERO);
+            assert_eq!(policy.spin_for_drive(), Nanos::ZERO);
+        }
+    }
+
+    #[test]
+    fn looks_in_vain_for_a_drive_become_rare_unless_looking_is_asked_for() {
+        let mut auto = WaitPolicy::default();
+        assert!(auto.spin_for_drive() > Nanos::ZERO);
+        looks(&mut auto, 100, false);
+        assert_eq!(auto.spin_for_drive(), Nanos::ZERO);
+        let mut poll = WaitPolicy::new(Wait::Poll, SPIN_MAX);
+        (0..100).for_each(|_| poll.looked(false));
+        assert!(poll.spin_for_drive() > Nanos::ZERO);
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use blkmq_core::bio::{Bio, Op};
+use blkmq_core::poll::Wait;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use blkmq_host::driver::file::FileConfig;
@@ -23,7 +24,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn new(name: &str, elevator: Kind, spin_max: Nanos) -> Self {
+    fn new(name: &str, elevator: Kind, wait: Wait) -> Self {
         let path = std::env::temp_dir().join(format!("blkmq-{name}-{}", std::process::id()));
         std::fs::write(&path, vec![0; PAGES as usize * 4096]).unwrap();
         let config = FileConfig {
@@ -47,7 +48,7 @@ impl Fixture {
         let plan = plan(vec![disk], &BTreeMap::new(), &settings).unwrap();
         let engine = Engine::start(EngineConfig {
             attached_max: 2,
-            spin_max,
+            wait,
             queues: plan.queues,
             ..EngineConfig::default()
         });
@@ -94,7 +95,7 @@ fn one(attached: &mut Attached, bio: Bio) {
 #[test]
 fn what_one_thread_writes_another_reads_through_either_elevator() {
     for elevator in Kind::ALL {
-        let fixture = Fixture::new(&format!("data-{elevator}"), elevator, Nanos::from_micros(20));
+        let fixture = Fixture::new(&format!("data-{elevator}"), elevator, Wait::Auto);
         let mut writer = fixture.engine().attach().unwrap();
         let mut pages: Vec<Page> = (0..PAGES).map(|page| Page::filled(page as u8 ^ 0x5a)).collect();
         let mut out = Vec::new();
@@ -119,7 +120,7 @@ fn what_one_thread_writes_another_reads_through_either_elevator() {
 
 #[test]
 fn at_depth_one_submitting_and_waiting_are_one_system_call() {
-    let fixture = Fixture::new("enters", Kind::None, Nanos::ZERO);
+    let fixture = Fixture::new("enters", Kind::None, Wait::Block);
     let mut attached = fixture.engine().attach().unwrap();
     let mut memory = Page::filled(0);
     one(&mut attached, bio(Op::Read, 0, &mut memory));

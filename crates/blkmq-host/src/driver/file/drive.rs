@@ -12,7 +12,7 @@ use super::bounce::LARGE_BYTES;
 use super::disk::FileDisk;
 use super::hctx::FileHctx;
 use super::sys::Mapping;
-use crate::drive::Drive;
+use crate::drive::{Drive, Polling};
 use crate::driver::{Allocation, Extent};
 use crate::ring::RingHandle;
 
@@ -70,6 +70,10 @@ impl FileDrive {
 }
 
 impl Drive for FileDrive {
+    fn polling(&self) -> Polling {
+        Polling::Possible
+    }
+
     fn limits(&self) -> Limits {
         let block = smallest_block(&self.shared.disks);
         Limits {

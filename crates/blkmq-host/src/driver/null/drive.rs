@@ -12,7 +12,7 @@ use super::config::{Completion, NullConfig};
 use super::disk::Disk;
 use super::hctx::NullHctx;
 use super::service::Capacity;
-use crate::drive::Drive;
+use crate::drive::{Drive, Polling};
 use crate::driver::{Allocation, ConfigError, Extent};
 use crate::ring::RingHandle;
 
@@ -96,8 +96,12 @@ impl Drive for NullDrive {
         }
     }
 
-    fn can_poll(&self) -> bool {
-        self.0.config.poll_queues > 0
+    fn polling(&self) -> Polling {
+        if self.0.config.poll_queues > 0 {
+            Polling::Usual
+        } else {
+            Polling::Impossible
+        }
     }
 
     fn open_hctx(&self, _ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
