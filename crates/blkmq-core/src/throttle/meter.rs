@@ -25,6 +25,8 @@ struct Bucket {
     /// When all that has passed is paid for, and a fraction of a nanosecond, in units of 1 / rate.
     paid_at: Instant,
     fraction: u64,
+    /// What the latest cost.
+    latest: Nanos,
 }
 
 impl Meter {
@@ -46,8 +48,9 @@ impl Meter {
             .unwrap_or_default()
     }
 
-    /// Charges a request that passes. It could have passed at `since`, but for the caps.
-    pub(super) fn charge(&mut self, rq: &Request, since: Instant) {
+    /// Charges a request that passes now. Its line has had requests since `since`; `is_stop` says that these caps were what it
+    /// waited for last.
+    pub(super) fn charge(&mut self, rq: &Request, since: Instant, is_stop: bool, now: Instant) {
         let reads = is_read(rq);
         for (kind, bucket) in CapKind::ALL.into_iter().zip(&mut self.buckets) {
             if let Some(bucket) = bucket
@@ -58,7 +61,7 @@ impl Meter {
                     true => 0,
                     false => rq.bio_count().into(),
                 };
-                bucket.charge(amount, since);
+                bucket.charge(amount, since, is_stop, now);
             }
         }
     }
@@ -77,6 +80,7 @@ impl Bucket {
             ahead: time(cap.burst),
             paid_at: now + time(owed),
             fraction: 0,
+            latest: Nanos::ZERO,
         }
     }
 
@@ -86,15 +90,27 @@ impl Bucket {
         (debt / SECOND) as u64
     }
 
-    fn charge(&mut self, amount: u64, since: Instant) {
+    fn charge(&mut self, amount: u64, since: Instant, is_stop: bool, now: Instant) {
+        let rate = u128::from(self.cap.rate);
+        let cost = u128::from(amount) * SECOND;
+        let time = Nanos((cost / rate) as u64);
+        // What is late because a timer was late is made up for, within a limit: else each lateness would be lost. What was
+        // waited for other caps meanwhile (one more timer, and a turn) is, too: else a cap below another's, whose lines take
+        // turns, would be smaller by each wait for a turn. For the turn one request's worth is enough: whose turns are
+        // further apart is bound by them.
+        let made_up = match is_stop {
+            true => CATCH_UP,
+            false => CATCH_UP + CATCH_UP + time.max(self.latest),
+        };
+        let since = since.max(now - made_up);
         if since > self.paid_at {
             self.paid_at = since;
             self.fraction = 0;
         }
-        let rate = u128::from(self.cap.rate);
-        let cost = u128::from(amount) * SECOND + u128::from(self.fraction);
+        let cost = cost + u128::from(self.fraction);
         self.paid_at = self.paid_at + Nanos((cost / rate) as u64);
         self.fraction = (cost % rate) as u64;
+        self.latest = time;
     }
 }
 
@@ -103,4 +119,6 @@ pub(super) fn is_read(rq: &Request) -> bool {
     rq.op() == crate::bio::Op::Read
 }
 
+/// How late a timer may be without making the cap smaller: 2 % of 10 ms, the shortest time over which caps are exact.
+const CATCH_UP: Nanos = Nanos::from_micros(200);
 const SECOND: u128 = 1_000_000_000;

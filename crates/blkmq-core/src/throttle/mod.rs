@@ -17,7 +17,7 @@ use crate::group::{Caps, GroupTree};
 use crate::ids::GroupId;
 use crate::lines::Lines;
 use crate::request::Request;
-use crate::time::{Instant, Nanos};
+use crate::time::Instant;
 use meter::{Meter, is_read};
 
 /// What holds requests back for the caps of groups. Bounded: it holds at most the requests that it was made for.
@@ -29,6 +29,8 @@ pub(crate) struct Throttle {
     lines: Lines<Box<Request>>,
     /// The line that follows a line at its stop.
     next: Box<[u32]>,
+    /// Since when a line has had requests.
+    since: Box<[Instant]>,
     stops: Box<[Stop]>,
     /// Stops with lines, each once, not later than its caps can let something pass.
     due: BinaryHeap<Reverse<Due>>,
@@ -63,6 +65,7 @@ impl Throttle {
             is_capped: vec![false; tree.capacity()].into(),
             lines: Lines::new(lines, requests_max),
             next: vec![NONE; lines].into(),
+            since: vec![Instant(0); lines].into(),
             stops: vec![Stop::EMPTY; lines].into(),
             due: BinaryHeap::with_capacity(lines),
             is_active: false,
@@ -134,17 +137,19 @@ impl Throttle {
     ) {
         let line = line_of(&rq);
         let is_first = self.lines.is_empty(line);
+        let inserted_at = rq.inserted_at;
         self.lines.push(line, rq);
         if !is_first {
             return;
         }
+        self.since[line as usize] = inserted_at;
         if let Some((stop, at)) = self.obstacle(line, tree, now) {
             self.wait_at(line, stop, at);
         } else if let Some(stop) = self.busy_stop(line, tree) {
             // It would be its turn before theirs who wait.
             self.wait_at(line, stop, now);
         } else {
-            self.pass(line, tree, now, out);
+            self.pass(line, None, tree, now, out);
         }
     }
 
@@ -161,7 +166,7 @@ impl Throttle {
         while let Some(Reverse(due)) = self.due.pop() {
             while let Some(line) = self.leave_stop(due.stop) {
                 while !self.lines.is_empty(line) {
-                    self.pass(line, tree, now, out);
+                    self.pass(line, None, tree, now, out);
                 }
             }
         }
@@ -221,21 +226,31 @@ impl Throttle {
             }
             self.passed += 1;
             self.stops[stop as usize].passed = self.passed;
-            self.pass(line, tree, now, out);
+            self.pass(line, Some(stop), tree, now, out);
             if !self.lines.is_empty(line) {
                 self.join_stop(line, stop);
             }
         }
     }
 
-    /// Hands on the first request of a line and charges the whole chain for it.
-    fn pass(&mut self, line: u32, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
+    /// Hands on the first request of a line, which has waited at `stop`, and charges the whole chain for it.
+    fn pass(
+        &mut self,
+        line: u32,
+        stop: Option<u32>,
+        tree: &GroupTree,
+        now: Instant,
+        out: &mut impl FnMut(Box<Request>),
+    ) {
         let rq = self.lines.pop(line).expect("lines at stops have requests");
-        // What is late because a timer was late is made up for, within a limit: else each lateness would be lost.
-        let since = rq.inserted_at.max(now - CATCH_UP);
         for (id, _) in tree.chain(rq.group()) {
             if let Some(meter) = &mut self.meters[id.index()] {
-                meter.charge(&rq, since);
+                meter.charge(
+                    &rq,
+                    self.since[line as usize],
+                    stop.is_none_or(|stop| stop / 2 == id.0),
+                    now,
+                );
             }
         }
         out(rq);
@@ -322,8 +337,6 @@ fn links(first: u32, next: impl Fn(usize) -> u32) -> impl Iterator<Item = usize>
     std::iter::successors(some(first), move |&at| some(next(at)))
 }
 
-/// How late a timer may be without making the cap smaller: 2 % of 10 ms, the shortest time over which caps are exact.
-const CATCH_UP: Nanos = Nanos::from_micros(200);
 const NONE: u32 = u32::MAX;
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::*;
 use crate::bio::{Bio, Op};
 use crate::group::{Cap, CapKind, ROOT, WEIGHT_DEFAULT};
 use crate::ids::ReactorId;
+use crate::time::Nanos;
 
 /// A throttle with clients that always have requests waiting.
 struct Bench {
@@ -162,6 +163,46 @@ proptest! {
                 (amount * 1000).abs_diff(due) <= due / 50 + slack * 1000,
                 "{kind} {rate}: {amount} instead of {due} thousandths from {from_ms} to {to_ms} ms"
             );
+        }
+    }
+
+    #[test]
+    fn a_capped_child_of_a_busy_capped_parent_gets_its_cap_or_its_fair_part_within_2_percent(
+        kinds in prop::collection::vec(prop::sample::select(vec![CapKind::Iops, CapKind::Bps, CapKind::ReadIops]), 2),
+        per_second in 2_000_u64..60_000,
+        others in 1_u64..7,
+        percent_of_fair in 5_u64..150,
+        depth in 4_usize..16,
+        late_ns in 0_u64..180_000,
+    ) {
+        let rate = |kind: CapKind, ios: u64| if kind.is_bytes() { ios * 4096 } else { ios };
+        let fair = per_second / (others + 1);
+        let own = (fair * percent_of_fair / 100).max(1);
+        let mut bench = Bench::new();
+        let parent = bench.group(ROOT, caps(kinds[0], rate(kinds[0], per_second)));
+        let child = bench.group(parent, caps(kinds[1], rate(kinds[1], own)));
+        let mut groups = vec![child];
+        groups.extend((0..others).map(|_| bench.group(parent, Caps::default())));
+        for group in groups {
+            let depth = if group == child { depth } else { 32 };
+            (0..depth).for_each(|_| bench.add(group, Op::Read, 4096));
+        }
+        let start = bench.now;
+        bench.run(start + Nanos::from_millis(500), late_ns);
+        for (from_ms, to_ms) in [(20, 120), (133, 233), (211, 311), (400, 500)] {
+            let within = |counts: &dyn Fn(GroupId) -> bool| bench.passed(
+                start + Nanos::from_millis(from_ms),
+                start + Nanos::from_millis(to_ms),
+                |group, _| counts(group),
+            ).0;
+            let (ios, all) = (within(&|group| group == child), within(&|_| true));
+            let due = own.min(fair) * (to_ms - from_ms);
+            prop_assert!(
+                (ios * 1000).abs_diff(due) <= due / 50 + 1000,
+                "{ios} instead of {due} thousandths from {from_ms} to {to_ms} ms"
+            );
+            let all_due = per_second * (to_ms - from_ms);
+            prop_assert!((all * 1000).abs_diff(all_due) <= all_due / 50 + 1000, "{all} of {all_due} thousandths in all");
         }
     }
 
