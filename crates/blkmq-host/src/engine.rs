@@ -122,6 +122,23 @@ impl QueueSpec {
     }
 }
 
+impl QueueSpec {
+    /// Says whether the ends of its requests will be looked for: as asked for, or as is usual for the drive.
+    ///
+    /// # Errors
+    /// If polling, or a way of it, is asked for and the drive cannot be polled.
+    pub fn is_polled(&self) -> Result<bool, Error> {
+        let refused = |name, value: &str| Err(Error::not_polled(&self.name, name, value));
+        match self.drive.polling() {
+            Polling::Impossible if self.io_poll == Some(true) => refused("io_poll", "on"),
+            Polling::Impossible if self.poll_policy != Policy::default() => {
+                refused("io_poll_delay", &self.poll_policy.to_string())
+            }
+            polling => Ok(self.io_poll.unwrap_or(polling == Polling::Usual)),
+        }
+    }
+}
+
 /// A disk of a queue.
 #[derive(Clone, Debug)]
 pub struct DiskEntry {
@@ -353,6 +370,7 @@ fn build(config: EngineConfig, reactors: usize, seats: usize) -> Result<(Arc<Sha
 }
 
 fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Queue>, Vec<Seat>), Error> {
+    let io_poll = spec.is_polled()?;
     let mut base = 0;
     let mut disks = Vec::with_capacity(spec.disks.len());
     for entry in spec.disks {
@@ -366,7 +384,6 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         // Disks are apart on the queue, so that the end of one is no neighbour of the next one's beginning.
         base = (base + entry.size).next_multiple_of(DISK_SPACING) + DISK_SPACING;
     }
-    let io_poll = is_polled(spec.io_poll, &spec.name, &*spec.drive)?;
     let config = QueueConfig {
         name: spec.name,
         reactors: (0..seats)
@@ -389,14 +406,6 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         disks,
     };
     Ok(Queue::new(config)?)
-}
-
-/// Says whether a queue's requests are polled, as asked for or as is usual for the drive.
-fn is_polled(asked: Option<bool>, queue: &str, drive: &dyn Drive) -> Result<bool, Error> {
-    match (asked, drive.polling()) {
-        (Some(true), Polling::Impossible) => Err(Error::not_polled(queue, "io_poll", "on")),
-        (asked, polling) => Ok(asked.unwrap_or(polling == Polling::Usual)),
-    }
 }
 
 fn list_disks(

@@ -10,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 
 use blkmq_core::ids::GroupId;
+use blkmq_core::poll::Policy;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
@@ -71,6 +72,10 @@ pub struct QueueSettings {
     pub timeout: Nanos,
     /// Whether neighbouring bios are merged. Default true.
     pub merges: bool,
+    /// Whether the drive is polled; see [`QueueSpec::io_poll`]. Default: as is usual for the drive.
+    pub io_poll: Option<bool>,
+    /// How requests of a polled drive are slept for.
+    pub poll_policy: Policy,
 }
 
 impl Default for QueueSettings {
@@ -82,6 +87,8 @@ impl Default for QueueSettings {
             requests_per_reactor: None,
             timeout: Nanos::from_secs(30),
             merges: true,
+            io_poll: None,
+            poll_policy: Policy::default(),
         }
     }
 }
@@ -261,6 +268,9 @@ fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<Que
     spec.requests_per_reactor = settings.requests_per_reactor.unwrap_or(requests);
     spec.timeout = settings.timeout;
     spec.merges = settings.merges;
+    spec.io_poll = settings.io_poll;
+    spec.poll_policy = settings.poll_policy;
+    spec.is_polled()?;
     Ok(spec)
 }
 

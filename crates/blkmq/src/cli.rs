@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blkmq_core::poll::Wait;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
@@ -72,6 +73,10 @@ pub struct ServeArgs {
     /// Serve with N threads [default: the number of processors, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
     pub reactors: Option<u16>,
+    /// Wait by blocking (block), looking (poll), sleeping until something is due (hybrid), or what costs least (auto)
+    /// [default: auto]
+    #[arg(long, value_name = "HOW")]
+    pub wait: Option<Wait>,
     /// Check the configuration, open the disks, and end
     #[arg(long)]
     pub check: bool,
@@ -115,6 +120,10 @@ Keys of a disk:
   queue=NAME         the request queue it is on [default: its filesystem's]
   sched=NAME         the elevator of its queue: none, mq-deadline, kyber,
                      bfq [default: none]
+  io_poll=on         look for the ends of its queue's requests; files, and null
+                     disks with poll_queues [default: on for those]
+  io_poll_delay=N    µs to sleep for one before looking: -1 none, 0 half of the
+                     mean, auto as predicted [default: auto]
   group=/PATH        the group it is accounted to [default: /NAME]
   hugepages=on       of a ram disk: take memory in huge pages
   description=TEXT   what it is, for people who list the exports

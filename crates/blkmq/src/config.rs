@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use blkmq_core::poll::{DELAY_MAX_US, Policy, Wait};
 use blkmq_core::sched::Kind;
 
 pub use blkmq_host::groups::GroupSpec;
@@ -33,6 +34,8 @@ pub struct Config {
     pub groups: Vec<GroupSpec>,
     /// Where disks are served.
     pub exports: Vec<ExportSpec>,
+    /// How threads wait. Default auto.
+    pub wait: Wait,
 }
 
 /// A queue's settings; what is none is left at the default.
@@ -46,8 +49,19 @@ pub struct QueueSettings {
     pub timeout: Option<Duration>,
     /// Whether neighbouring bios are merged.
     pub merges: Option<bool>,
+    /// How ends of requests are found.
+    pub polling: Polling,
     /// Tunables of the elevator, by name.
     pub tunables: Vec<(String, u64)>,
+}
+
+/// The attributes of polling, as a queue's settings or a disk for its queue say them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polling {
+    /// Whether the drive is polled.
+    pub io_poll: Option<bool>,
+    /// How long to sleep for a request before looking.
+    pub delay: Option<Policy>,
 }
 
 impl Default for Config {
@@ -60,6 +74,7 @@ impl Default for Config {
             queues: BTreeMap::new(),
             groups: Vec::new(),
             exports: Vec::new(),
+            wait: Wait::default(),
         }
     }
 }
@@ -115,6 +130,20 @@ fn check_name(what: &str, name: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Reads a value of `io_poll_delay`.
+fn poll_delay(text: &str) -> Result<Policy> {
+    if text == "auto" {
+        return Ok(Policy::Predicted);
+    }
+    let Some(policy) = text.parse().ok().and_then(Policy::from_delay) else {
+        bail!(
+            "io_poll_delay={text} rejected: must be -1 (look at once), 0 (sleep half of the mean), microseconds from 1 to \
+             {DELAY_MAX_US}, or auto (as predicted)"
+        );
+    };
+    Ok(policy)
 }
 
 /// Finds an elevator by its name.

@@ -41,6 +41,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         if let Some(kind) = elevator(queue, chosen, &config.disks)? {
             queue.elevator = kind;
         }
+        poll_as_disks_say(queue, &config.disks)?;
     }
     let tunables = config.queues.iter().flat_map(|(name, queue)| {
         queue
@@ -97,6 +98,8 @@ fn settings(queue: &QueueSettings) -> host::QueueSettings {
             .timeout
             .map_or(default.timeout, |limit| Nanos(limit.as_nanos() as u64)),
         merges: queue.merges.unwrap_or(default.merges),
+        io_poll: queue.polling.io_poll,
+        poll_policy: queue.polling.delay.unwrap_or_default(),
         ..default
     }
 }
@@ -122,8 +125,41 @@ fn elevator(queue: &QueueSpec, chosen: Option<Kind>, disks: &[DiskSpec]) -> Resu
     Ok(chosen.map(|(kind, _)| kind))
 }
 
+/// Puts the attributes of polling that disks name on their queue; they must agree.
+fn poll_as_disks_say(queue: &mut QueueSpec, disks: &[DiskSpec]) -> Result<()> {
+    let on_it = |disk: &&DiskSpec| queue.disks.iter().any(|entry| entry.name == disk.name);
+    let said: Vec<&DiskSpec> = disks.iter().filter(on_it).collect();
+    let conflict = |disk: &DiskSpec, key: &str| {
+        anyhow::anyhow!(
+            "disk {}: {key} rejected: another disk of the same queue, {}, says otherwise, and a queue is polled in one way; \
+             make them agree, or give the disk a queue= of its own",
+            disk.name,
+            queue.name
+        )
+    };
+    let (mut io_poll, mut delay) = (None, None);
+    for disk in said {
+        if let Some(on) = disk.polling.io_poll
+            && io_poll.replace(on).is_some_and(|other| other != on)
+        {
+            return Err(conflict(disk, "io_poll"));
+        }
+        if let Some(policy) = disk.polling.delay
+            && delay.replace(policy).is_some_and(|other| other != policy)
+        {
+            return Err(conflict(disk, "io_poll_delay"));
+        }
+    }
+    queue.io_poll = io_poll.or(queue.io_poll);
+    queue.poll_policy = delay.unwrap_or(queue.poll_policy);
+    queue.is_polled()?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use blkmq_core::poll::Policy;
+
     use super::*;
 
     fn config(disks: &[&str]) -> Config {
@@ -144,6 +180,35 @@ mod tests {
             .collect();
         assert_eq!(kinds, [("a", Kind::MqDeadline), ("b", Kind::None)]);
         assert_eq!(plan.groups, ["/", "/a", "/b"]);
+    }
+
+    #[test]
+    fn polling_is_as_disks_say_and_refused_where_it_cannot_be() {
+        let of = |disks: &[&str]| {
+            plan(&config(disks)).map(|plan| (plan.queues[0].io_poll, plan.queues[0].poll_policy))
+        };
+        let polled = of(&["name=a,null=1M,latency=50us,poll_queues=9,io_poll=on,io_poll_delay=20"]);
+        assert_eq!(polled.unwrap(), (Some(true), Policy::Fixed(Nanos(20_000))));
+        for (disks, parts) in [
+            (
+                &["name=a,ram=1M,io_poll=on"][..],
+                ["queue a: io_poll on rejected", "cannot be polled"],
+            ),
+            (
+                &["name=a,ram=1M,io_poll_delay=-1"],
+                ["queue a: io_poll_delay -1 rejected", "cannot be polled"],
+            ),
+            (
+                &[
+                    "name=a,null=1M,poll_queues=9,queue=q,io_poll=on",
+                    "name=b,null=1M,poll_queues=9,queue=q,io_poll=off",
+                ],
+                ["disk b: io_poll rejected", "make them agree"],
+            ),
+        ] {
+            let error = format!("{:#}", of(disks).unwrap_err());
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
     }
 
     #[test]

@@ -79,6 +79,7 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
         config.exports.push(ExportSpec { address, disks: None });
     }
     config.reactors = args.reactors.or(config.reactors);
+    config.wait = args.wait.unwrap_or(config.wait);
     config.check()?;
     if config.exports.is_empty() && !args.check {
         bail!("no address to serve at: give --nbd unix:PATH, or a configuration with [[export]]");
@@ -106,6 +107,7 @@ impl Daemon {
         let reactors = config.reactors.map_or_else(default_reactors, usize::from);
         let engine = EngineConfig {
             reactors,
+            wait: config.wait,
             queues: plan.queues,
             ..EngineConfig::default()
         };

@@ -8,7 +8,7 @@ use blkmq_host::driver::null::NullConfig;
 use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::driver::value;
 
-use super::{check_name, elevator};
+use super::{Polling, check_name, elevator, poll_delay};
 
 /// One disk as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +27,8 @@ pub struct DiskSpec {
     pub queue: Option<String>,
     /// The elevator of its queue, if the disk names one.
     pub sched: Option<Kind>,
+    /// How ends of its queue's requests are found, if the disk says so.
+    pub polling: Polling,
     /// The group it is accounted to. Default: the disk's name under the root.
     pub group: String,
 }
@@ -102,6 +104,14 @@ impl DiskSpec {
         let queue = take(pairs, "queue")?;
         queue.iter().try_for_each(|queue| check_name("queue", queue))?;
         let sched = take(pairs, "sched")?.map(|text| elevator(&text)).transpose()?;
+        let polling = Polling {
+            io_poll: take(pairs, "io_poll")?
+                .map(|text| value::switch("io_poll", &text))
+                .transpose()?,
+            delay: take(pairs, "io_poll_delay")?
+                .map(|text| poll_delay(&text))
+                .transpose()?,
+        };
         let description = take(pairs, "description")?;
         let group = take(pairs, "group")?.unwrap_or_else(|| format!("/{name}"));
         check_group(&group)?;
@@ -119,6 +129,7 @@ impl DiskSpec {
             block_size,
             queue,
             sched,
+            polling,
             group,
         })
     }
@@ -245,7 +256,8 @@ fn check_group(path: &str) -> Result<()> {
 
 /// The largest disk in memory, in bytes.
 const RAM_MAX: u64 = 1 << 40;
-const COMMON_KEYS: &str = "name, file | ram | null, ro, queue, sched, block_size, group, description";
+const COMMON_KEYS: &str =
+    "name, file | ram | null, ro, queue, sched, io_poll, io_poll_delay, block_size, group, description";
 
 #[cfg(test)]
 mod tests {
@@ -309,6 +321,11 @@ mod tests {
             ("name=a,ram=1M,color=red", &["disk a", "color", "hugepages"]),
             ("name=a,ram=1M,hugepages=2", &["disk a", "hugepages=2"]),
             ("name=a,ram=1M,sched=cfq", &["cfq", "none, mq-deadline"]),
+            (
+                "name=a,null=1M,poll_queues=1,io_poll_delay=-2",
+                &["disk a", "io_poll_delay=-2 rejected", "-1", "1000000"],
+            ),
+            ("name=a,ram=1M,io_poll=maybe", &["disk a", "io_poll=maybe"]),
             ("name=a,ram=1M,block_size=768", &["768", "power of two"]),
             ("name=a/b,ram=1M", &["a/b", "letters"]),
             (

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use blkmq_core::poll::Policy;
 use blkmq_core::time::Nanos;
 use blkmq_host::driver::value;
 use blkmq_host::groups::GroupSpec;
 use serde::Deserialize;
 use toml::Value;
 
-use super::{Config, DiskSpec, ExportSpec, QueueSettings, check_name, elevator, group};
+use super::{Config, DiskSpec, ExportSpec, Polling, QueueSettings, check_name, elevator, group, poll_delay};
 
 /// The file as it stands.
 #[derive(Debug, Deserialize)]
@@ -35,6 +36,7 @@ struct Daemon {
     reactors: Option<u16>,
     shutdown_limit: Option<String>,
     nbd_memory: Option<Value>,
+    wait: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -44,6 +46,8 @@ struct Queue {
     depth: Option<u32>,
     timeout: Option<String>,
     merges: Option<bool>,
+    io_poll: Option<bool>,
+    io_poll_delay: Option<Value>,
     #[serde(default)]
     tunables: BTreeMap<String, u64>,
 }
@@ -67,6 +71,8 @@ pub(super) fn parse(text: &str) -> Result<Config> {
         Some(value) => memory(value).context("[daemon]")?,
         None => default.nbd_memory,
     };
+    let wait = file.daemon.wait.as_deref().map_or(Ok(default.wait), str::parse);
+    let wait = wait.map_err(anyhow::Error::msg).context("[daemon]")?;
     let queue = |(name, queue): (String, Queue)| -> Result<_> {
         let context = format!("[queue.{name}]");
         check_name("queue", &name)?;
@@ -74,6 +80,7 @@ pub(super) fn parse(text: &str) -> Result<Config> {
     };
     Ok(Config {
         reactors: file.daemon.reactors,
+        wait,
         shutdown_limit,
         nbd_memory,
         disks: tables(file.disk)?.into_iter().map(disk).collect::<Result<_>>()?,
@@ -94,8 +101,20 @@ impl Queue {
                 .map(|text| duration("timeout", text))
                 .transpose()?,
             merges: self.merges,
+            polling: Polling {
+                io_poll: self.io_poll,
+                delay: self.io_poll_delay.as_ref().map(delay).transpose()?,
+            },
             tunables: self.tunables.into_iter().collect(),
         })
+    }
+}
+
+/// Reads `io_poll_delay`: a number, or `"auto"`.
+fn delay(value: &Value) -> Result<Policy> {
+    match value {
+        Value::String(text) => poll_delay(text),
+        other => poll_delay(&other.to_string()),
     }
 }
 
@@ -181,6 +200,8 @@ const NBD_MEMORY_MIN: u64 = 32 << 20;
 
 #[cfg(test)]
 mod tests {
+    use blkmq_core::poll::Wait;
+
     use super::*;
     use crate::config::Source;
 
@@ -189,7 +210,10 @@ mod tests {
         reactors = 2
         shutdown_limit = "5s"
         nbd_memory = "256M"
+        wait = "hybrid"
         [queue.fast]
+        io_poll = true
+        io_poll_delay = -1
         sched = "mq-deadline"
         depth = 64
         tunables = { read_expire = 250 }
@@ -229,7 +253,12 @@ mod tests {
             (config.reactors, config.shutdown_limit),
             (Some(2), Duration::from_secs(5))
         );
-        assert_eq!(config.nbd_memory, 256 << 20);
+        assert_eq!((config.nbd_memory, config.wait), (256 << 20, Wait::Hybrid));
+        let polling = Polling {
+            io_poll: Some(true),
+            delay: Some(Policy::Classic),
+        };
+        assert_eq!(config.queues["fast"].polling, polling);
         assert_eq!(config.queues["fast"].tunables, [("read_expire".to_owned(), 250)]);
         let group =
             group::parse("/customers/a,weight=200,read_bps=100M,iops=5000,iops_burst=50,latency_target=2ms");
@@ -250,6 +279,15 @@ mod tests {
             ("[disk.a]\nram = [1]", "[disk.a] ram"),
             ("[queue.q]\nsched = \"cfq\"", "[queue.q]"),
             ("[demon]", "demon"),
+            (
+                "[daemon]\nwait = \"spin\"",
+                "wait spin rejected: must be block, poll",
+            ),
+            (
+                "[queue.q]\nio_poll_delay = -2",
+                "io_poll_delay=-2 rejected: must be -1",
+            ),
+            ("[queue.q]\nio_poll = 1", "io_poll"),
             ("[[export]]\nnbd = \"smoke\"", "unix:PATH"),
             ("[daemon]\nshutdown_limit = \"soon\"", "shutdown_limit=soon"),
             (

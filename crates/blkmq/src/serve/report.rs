@@ -36,6 +36,13 @@ pub(super) fn statistics(control: &Control) -> String {
                 waited.0 / 1000
             );
         }
+        for (bucket, seen) in control.poll_stats(QueueId(number)) {
+            let _ = writeln!(
+                out,
+                "  poll {bucket}: samples {}, mean {}, min {}, max {}, low {}, slept {}, overslept {}",
+                seen.samples, seen.mean.0, seen.min.0, seen.max.0, seen.low.0, seen.slept, seen.overslept
+            );
+        }
         let events = queue.event_stats().fields();
         let events: Vec<String> = events
             .iter()
