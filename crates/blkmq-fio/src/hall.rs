@@ -159,11 +159,7 @@ impl Hall {
 
 fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     let (config, names) = configuration(jobs.values().map(|job| &job.wish))?;
-    let Plan {
-        mut queues,
-        groups,
-        tunables,
-    } = plan(&config)?;
+    let Plan { mut queues, groups } = plan(&config)?;
     for queue in &mut queues {
         queue.requests_per_reactor = queue.requests_per_reactor.max(REQUESTS_MIN);
     }
@@ -174,10 +170,6 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
         queues,
         ..EngineConfig::default()
     })?;
-    let control = engine.control();
-    for (queue, name, value) in &tunables {
-        control.set_tunable(control.queue(queue)?, name, *value)?;
-    }
     Ok(Open {
         engine,
         groups,

@@ -74,6 +74,8 @@ pub struct QueueSpec {
     pub disks: Vec<DiskEntry>,
     /// The elevator to begin with. Default none.
     pub elevator: Kind,
+    /// Tunables of the elevator that are not to be as by default: names and values.
+    pub tunables: Vec<(String, u64)>,
     /// Who takes requests out of the elevator. Default one dispatcher; the other way is there to be compared.
     pub dispatch: Dispatch,
     /// How many requests may be in flight. Default 128 per hardware context.
@@ -107,6 +109,7 @@ impl QueueSpec {
             drive,
             disks: Vec::new(),
             elevator: Kind::None,
+            tunables: Vec::new(),
             dispatch: Dispatch::Single,
             tags: TagMode::PerHctx(128),
             hctxs: None,
@@ -169,16 +172,7 @@ impl Engine {
     /// What cannot be had, or cannot be as configured. Nothing is left running then.
     pub fn start(config: EngineConfig) -> Result<Self, Error> {
         let reactors = config.reactors.max(1);
-        let seats = reactors + config.attached_max;
-        if seats > REACTORS_MAX {
-            return Err(Error::Range {
-                name: "number of reactors and attached threads",
-                value: seats as u64,
-                min: 1,
-                max: REACTORS_MAX as u64,
-            });
-        }
-        let (shared, mut chairs) = build(config, reactors, seats)?;
+        let (shared, mut chairs) = build(config)?;
         // The chairs of attached threads stay with the shared state; those of the reactors come first.
         let spare = chairs.split_off(reactors);
         spare.into_iter().for_each(|chair| shared.put_chair(chair));
@@ -188,6 +182,15 @@ impl Engine {
         };
         engine.start_reactors(chairs)?;
         Ok(engine)
+    }
+
+    /// Says whether there can be such an engine, as far as that can be known without starting its threads: makes the queues, as
+    /// [`Engine::start`] does, and drops them.
+    ///
+    /// # Errors
+    /// What cannot be as configured.
+    pub fn check(config: EngineConfig) -> Result<(), Error> {
+        build(config).map(|_| ())
     }
 
     /// Has a service made on a reactor.
@@ -326,7 +329,17 @@ impl Drop for Engine {
 }
 
 /// Makes the queues, and for each thread a chair with its seats at all of them.
-fn build(config: EngineConfig, reactors: usize, seats: usize) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
+fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
+    let reactors = config.reactors.max(1);
+    let seats = reactors + config.attached_max;
+    if seats > REACTORS_MAX {
+        return Err(Error::Range {
+            name: "number of reactors and attached threads",
+            value: seats as u64,
+            min: 1,
+            max: REACTORS_MAX as u64,
+        });
+    }
     let mut chairs: Vec<Chair> = (0..seats)
         .map(|id| Chair {
             id: ReactorId(id as u16),
@@ -405,7 +418,17 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         poll_policy: spec.poll_policy,
         disks,
     };
-    Ok(Queue::new(config)?)
+    let (queue, seats) = Queue::new(config)?;
+    for (name, value) in spec.tunables {
+        let set = queue
+            .set_tunable(&name, value)
+            .expect("nobody else is inside yet");
+        set.map_err(|cause| Error::Tunable {
+            queue: queue.name().to_owned(),
+            cause,
+        })?;
+    }
+    Ok((queue, seats))
 }
 
 fn list_disks(

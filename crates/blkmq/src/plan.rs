@@ -17,8 +17,6 @@ pub struct Plan {
     pub queues: Vec<QueueSpec>,
     /// The paths of the groups, by their ids.
     pub groups: Vec<String>,
-    /// Tunables to set once the engine runs: queue, name, value.
-    pub tunables: Vec<(String, String, u64)>,
 }
 
 /// Opens the disks and joins them into queues.
@@ -37,23 +35,17 @@ pub fn plan(config: &Config) -> Result<Plan> {
     warn_of_empty_groups(config);
     let host::Plan { mut queues, groups } = plan;
     for queue in &mut queues {
-        let chosen = config.queues.get(&queue.name).and_then(|settings| settings.sched);
+        let settings = config.queues.get(&queue.name);
+        queue.tunables = settings
+            .map(|settings| settings.tunables.clone())
+            .unwrap_or_default();
+        let chosen = settings.and_then(|settings| settings.sched);
         if let Some(kind) = elevator(queue, chosen, &config.disks)? {
             queue.elevator = kind;
         }
         poll_as_disks_say(queue, &config.disks)?;
     }
-    let tunables = config.queues.iter().flat_map(|(name, queue)| {
-        queue
-            .tunables
-            .iter()
-            .map(|(tunable, value)| (name.clone(), tunable.clone(), *value))
-    });
-    Ok(Plan {
-        queues,
-        groups,
-        tunables: tunables.collect(),
-    })
+    Ok(Plan { queues, groups })
 }
 
 /// Says which groups have settings and no disk: most often a path that was misspelt.

@@ -39,13 +39,17 @@ pub fn main(args: &ServeArgs) -> Result<()> {
     daemon.run(signals, config.shutdown_limit)
 }
 
-/// Opens the disks and says whether they can be served. Files that had to be made for that are taken away again.
+/// Opens the disks, makes the queues and says whether they can be served; does not listen. Files that had to be made for that are taken away again.
 fn check(config: &Config) -> Result<()> {
     let missing: Vec<PathBuf> = written_files(config)
         .into_iter()
         .filter(|path| matches!(path.try_exists(), Ok(false)))
         .collect();
-    let plan = plan::plan(config);
+    let queues = plan::plan(config).and_then(|plan| {
+        let queues = plan.queues.len();
+        Engine::check(engine(config, plan))?;
+        Ok(queues)
+    });
     for path in &missing {
         // Not there if the check came no further than another disk.
         let _ = std::fs::remove_file(path);
@@ -53,7 +57,7 @@ fn check(config: &Config) -> Result<()> {
     println!(
         "{} disks on {} queues: all can be served",
         config.disks.len(),
-        plan?.queues.len()
+        queues?
     );
     Ok(())
 }
@@ -87,6 +91,16 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
     Ok(config)
 }
 
+/// What the engine is to be.
+fn engine(config: &Config, plan: Plan) -> EngineConfig {
+    EngineConfig {
+        reactors: config.reactors.map_or_else(default_reactors, usize::from),
+        wait: config.wait,
+        queues: plan.queues,
+        ..EngineConfig::default()
+    }
+}
+
 /// A running daemon.
 pub struct Daemon {
     engine: Engine,
@@ -104,18 +118,7 @@ impl Daemon {
     pub fn start(config: &Config, plan: Plan) -> Result<Self> {
         // Listen first: an address that is taken should not cost a start of the engine.
         let doors = sockets::open(&config.exports)?;
-        let reactors = config.reactors.map_or_else(default_reactors, usize::from);
-        let engine = EngineConfig {
-            reactors,
-            wait: config.wait,
-            queues: plan.queues,
-            ..EngineConfig::default()
-        };
-        let engine = Engine::start(engine)?;
-        let control = engine.control();
-        for (queue, name, value) in &plan.tunables {
-            control.set_tunable(control.queue(queue)?, name, *value)?;
-        }
+        let engine = Engine::start(engine(config, plan))?;
         let memory = Arc::new(Memory::new(config.nbd_memory));
         let mut addresses = Vec::new();
         for (socket, export) in doors {

@@ -15,6 +15,8 @@ struct Case {
     what: &'static str,
     words: Vec<String>,
     says: Vec<String>,
+    /// Only who listens can know: a check says nothing.
+    is_of_listening: bool,
 }
 
 #[test]
@@ -33,6 +35,8 @@ fn every_bad_configuration_is_refused_with_object_value_and_next_step() {
 fn a_bad_configuration_file_is_refused_with_its_name_and_the_place() {
     let scratch = Scratch::new();
     let mut wrong = Vec::new();
+    let export = format!("[[export]]\nnbd = \"unix:{}\"\n", scratch.word("refused.sock"));
+    let queue = |keys: &str| format!("[disk.vm1]\nram = \"1M\"\nqueue = \"q\"\n[queue.q]\n{keys}\n{export}");
     for (what, text, says) in [
         (
             "an unknown key",
@@ -51,6 +55,41 @@ fn a_bad_configuration_file_is_refused_with_its_name_and_the_place() {
             &["vm1", "768", "power of two"],
         ),
         (
+            "a tunable that the scheduler has not",
+            &queue("sched = \"bfq\"\ntunables = { read_expire = 3 }"),
+            &["queue q", "bfq", "read_expire"],
+        ),
+        (
+            "a tunable without a scheduler",
+            &queue("tunables = { read_expire = 3 }"),
+            &["queue q", "none", "read_expire"],
+        ),
+        (
+            "a tunable out of its range",
+            &queue("sched = \"kyber\"\ntunables = { read_lat_nsec = 1 }"),
+            &["queue q", "read_lat_nsec 1 rejected", "1000"],
+        ),
+        (
+            "a depth of nothing",
+            &queue("depth = 0"),
+            &["queue q", "depth 0", "65536"],
+        ),
+        (
+            "a depth beyond the largest",
+            &queue("depth = 65537"),
+            &["queue q", "depth 65537", "65536"],
+        ),
+        (
+            "no time at all",
+            &queue("timeout = \"0s\""),
+            &["queue q", "timeout"],
+        ),
+        (
+            "more threads than there can be",
+            &format!("[daemon]\nreactors = 129\n[disk.vm1]\nram = \"1M\"\n{export}"),
+            &["129", "128"],
+        ),
+        (
             "a disk that is not there",
             "[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = \"unix:x\"\ndisks = [\"vm2\"]\n",
             &["vm2"],
@@ -62,6 +101,7 @@ fn a_bad_configuration_file_is_refused_with_its_name_and_the_place() {
             what,
             words,
             says: says.iter().map(|word| (*word).to_owned()).collect(),
+            is_of_listening: false,
         };
         wrong.extend(
             refused(&case)
@@ -74,12 +114,95 @@ fn a_bad_configuration_file_is_refused_with_its_name_and_the_place() {
         what: "a missing file",
         words,
         says: vec!["absent.toml".to_owned()],
+        is_of_listening: false,
     };
     wrong.extend(
         refused(&case)
             .err()
             .map(|complaint| format!("{}: {complaint}", case.what)),
     );
+    assert!(wrong.is_empty(), "{} case(s):\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_bad_group_is_refused_with_its_path_the_value_and_what_is_allowed() {
+    let scratch = Scratch::new();
+    let path = |depth: usize| "/a".repeat(depth);
+    let mut wrong = Vec::new();
+    for (what, groups, says) in [
+        (
+            "no weight",
+            vec!["/vm1,weight=0"],
+            vec!["group /vm1", "weight=0", "from 1 to 1000"],
+        ),
+        (
+            "more than the largest weight",
+            vec!["/vm1,weight=1001"],
+            vec!["group /vm1", "weight=1001", "from 1 to 1000"],
+        ),
+        (
+            "a cap of nothing",
+            vec!["/vm1,iops=0"],
+            vec!["group /vm1", "iops", "0"],
+        ),
+        (
+            "a cap below one request",
+            vec!["/vm1,bps=4K"],
+            vec!["group /vm1", "bps 4096 rejected"],
+        ),
+        (
+            "a cap that is no number",
+            vec!["/vm1,read_bps=fast"],
+            vec!["group /vm1", "read_bps=fast"],
+        ),
+        (
+            "a burst without a cap",
+            vec!["/vm1,iops_burst=3"],
+            vec!["group /vm1", "iops_burst=3"],
+        ),
+        (
+            "an unknown key",
+            vec!["/vm1,wieght=3"],
+            vec!["group /vm1", "wieght", "weight"],
+        ),
+        (
+            "a key given twice",
+            vec!["/vm1,iops=3,iops=4"],
+            vec!["group /vm1", "iops", "twice"],
+        ),
+        (
+            "a group given twice",
+            vec!["/vm1,iops=3", "/vm1,weight=4"],
+            vec!["group /vm1", "twice"],
+        ),
+        (
+            "a target that is no time",
+            vec!["/vm1,latency_target=soon"],
+            vec!["/vm1", "latency_target=soon"],
+        ),
+        (
+            "a path without a root",
+            vec!["vm1,weight=3"],
+            vec!["vm1", "/customers/a"],
+        ),
+        ("a path with a hole", vec!["/a//b,weight=3"], vec!["/a//b"]),
+        ("a path too deep", vec![path(17).leak()], vec!["/a/a", "16"]),
+        (
+            "settings of the root's weight",
+            vec!["/,weight=3"],
+            vec!["group /", "weight"],
+        ),
+    ] {
+        let mut case = case(what, &scratch, &["name=vm1,ram=1M"], &says);
+        for group in groups {
+            case.words.extend(["--group".to_owned(), group.to_owned()]);
+        }
+        wrong.extend(
+            refused(&case)
+                .err()
+                .map(|complaint| format!("{what}: {complaint}")),
+        );
+    }
     assert!(wrong.is_empty(), "{} case(s):\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -268,6 +391,7 @@ fn cases(scratch: &Scratch) -> Vec<Case> {
             what,
             words,
             says: says.iter().map(|word| (*word).to_owned()).collect(),
+            is_of_listening: what == "a socket in a missing directory",
         });
     }
     let long = format!("unix:{}", scratch.word(&"x".repeat(120)));
@@ -278,6 +402,7 @@ fn cases(scratch: &Scratch) -> Vec<Case> {
         what: "a socket path that is too long",
         words,
         says: vec!["xxx".to_owned(), "107".to_owned()],
+        is_of_listening: true,
     });
     cases
 }
@@ -295,15 +420,24 @@ fn case(what: &'static str, scratch: &Scratch, disks: &[&str], says: &[&str]) ->
         what,
         words,
         says: says.iter().map(|word| (*word).to_owned()).collect(),
+        is_of_listening: false,
     }
 }
 
 /// # Errors
-/// What is wrong with how the daemon took it.
+/// What is wrong with how the daemon took it, to serve or to check.
 fn refused(case: &Case) -> Result<(), String> {
+    refused_with(case, &[])?;
+    if case.is_of_listening {
+        return Ok(());
+    }
+    refused_with(case, &["--check"]).map_err(|complaint| format!("with --check: {complaint}"))
+}
+
+fn refused_with(case: &Case, flags: &[&str]) -> Result<(), String> {
     let words: Vec<&str> = case.words.iter().map(String::as_str).collect();
     // Ended from outside if it starts to serve after all: `timeout` is in every Debian.
-    let serve = serve_command(&words);
+    let serve = serve_command(&[&words, flags].concat());
     let mut command = Command::new("timeout");
     command.arg("10").arg(serve.get_program()).args(serve.get_args());
     let output = output_within(&mut command, Duration::from_secs(30));
