@@ -237,6 +237,7 @@ pub enum Data {
 ///
 /// The submitter gets the same value back when it has ended, with `status` set; `client` and `cookie` are its own.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub struct Bio {
     /// What is to be done.
     pub op: Op,

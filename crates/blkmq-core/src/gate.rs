@@ -79,17 +79,20 @@ impl Sched {
             return self.fold_through_caps(stats, drains, now);
         }
         for list in &mut self.inserts {
-            list.drain(|rq| match &mut self.elevator {
-                Some(elevator) => insert(
-                    elevator.as_mut(),
-                    &mut self.shares,
-                    &mut self.watch,
-                    rq,
-                    stats,
-                    now,
-                ),
-                None => self.passed.push_back(rq),
-            });
+            list.drain_announced(
+                |rq| rq.fetch(),
+                |rq| match &mut self.elevator {
+                    Some(elevator) => insert(
+                        elevator.as_mut(),
+                        &mut self.shares,
+                        &mut self.watch,
+                        rq,
+                        stats,
+                        now,
+                    ),
+                    None => self.passed.push_back(rq),
+                },
+            );
         }
     }
 
@@ -110,14 +113,17 @@ impl Sched {
             None => passed.push_back(rq),
         };
         for list in inserts {
-            list.drain(|rq| {
-                // What comes back from the driver has passed its caps.
-                if rq.retries == 0 && throttle.concerns(rq.group()) {
-                    throttle.add(rq, groups, now, &mut go_on);
-                } else {
-                    go_on(rq);
-                }
-            });
+            list.drain_announced(
+                |rq| rq.fetch(),
+                |rq| {
+                    // What comes back from the driver has passed its caps.
+                    if rq.retries == 0 && throttle.concerns(rq.group()) {
+                        throttle.add(rq, groups, now, &mut go_on);
+                    } else {
+                        go_on(rq);
+                    }
+                },
+            );
         }
         if drains {
             throttle.release_all(groups, now, &mut go_on);

@@ -21,7 +21,7 @@ use crate::bio::{Bio, Status};
 use crate::driver::{Done, Driver};
 use crate::gate::Report;
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
-use crate::ids::{HctxId, ReactorId};
+use crate::ids::{HctxId, ReactorId, ReactorSet};
 use crate::plug;
 use crate::poll::{Oversleep, Verdict, Wait, Waited};
 use crate::queue::{Dispatch, Effects, Mail, NOBODY_SITS, Queue, Seat, Stay};
@@ -57,6 +57,9 @@ pub struct LocalQueue {
     /// Requests without caps among others of a plug, on a queue without elevator.
     direct: Vec<Box<Request>>,
     ended_inside: Vec<(Box<Request>, Status, u128)>,
+    /// By reactor: what goes to it when this call ends, at the latest; and to whom something goes.
+    outboxes: Box<[Vec<Mail>]>,
+    outgoing: ReactorSet,
 }
 
 impl Seat {
@@ -111,6 +114,10 @@ impl Seat {
             done: Vec::with_capacity(mode.depth() as usize),
             direct: Vec::with_capacity(plug::REQUESTS_MAX),
             ended_inside: Vec::with_capacity(queue.requests_max()),
+            outboxes: (0..queue.reactors())
+                .map(|_| Vec::with_capacity(plug::REQUESTS_MAX))
+                .collect(),
+            outgoing: ReactorSet::default(),
             queue: Rc::new(self.queue),
         }
     }
@@ -142,6 +149,7 @@ impl LocalQueue {
         if !self.sw.is_idle() {
             self.settle(now, fx);
         }
+        self.post();
     }
 
     /// Does what has become due: takes mail and completions in, runs the hardware context, looks after timers.
@@ -159,6 +167,7 @@ impl LocalQueue {
         if !self.sw.is_idle() {
             self.settle(now, fx);
         }
+        self.post();
     }
 
     /// Says when [`LocalQueue::run`] must be called although nothing arrives; a time in the past means at once.
@@ -262,6 +271,11 @@ impl LocalQueue {
         if let Some(hw) = &self.hw {
             hw.check_invariants();
         }
+        assert!(
+            self.outgoing.is_empty() && self.outboxes.iter().all(Vec::is_empty),
+            "reactor {}: mail not posted",
+            self.me
+        );
         assert!(
             self.ended_inside.is_empty(),
             "reactor {}: ends left inside the gate",
@@ -408,13 +422,31 @@ impl LocalQueue {
     }
 
     fn send(&mut self, to: ReactorId, mail: Mail, fx: &mut Effects) {
-        let sent = self.queue.port(to).mail.push(mail);
-        assert!(
-            sent.is_ok(),
-            "reactor {to}: mailbox smaller than the requests there are"
-        );
+        let outbox = &mut self.outboxes[to.index()];
+        outbox.push(mail);
+        self.outgoing.insert(to);
+        if outbox.len() == plug::REQUESTS_MAX {
+            self.post_to(to);
+        }
         self.shard().events.handed_over.add(1);
         fx.kicks.insert(to);
+    }
+
+    /// Posts what is to be sent to others; their kicks follow.
+    #[inline]
+    fn post(&mut self) {
+        while let Some(to) = self.outgoing.pop() {
+            self.post_to(to);
+        }
+    }
+
+    fn post_to(&mut self, to: ReactorId) {
+        let outbox = &mut self.outboxes[to.index()];
+        self.queue.port(to).mail.push_all(outbox);
+        assert!(
+            outbox.is_empty(),
+            "reactor {to}: mailbox smaller than the requests there are"
+        );
     }
 
     /// Issues what the driver, or a missing tag, pushed back earlier. Nothing else goes before it.
@@ -456,6 +488,9 @@ impl LocalQueue {
     fn take_mail(&mut self, fx: &mut Effects) -> bool {
         let mut must_run = false;
         while let Some(mail) = self.mailbox.pop() {
+            self.mailbox.peek(MAIL_AHEAD, |mail| match mail {
+                Mail::Home(rq) | Mail::Issue(rq) => rq.fetch(),
+            });
             match mail {
                 Mail::Home(rq) => self.sw.bring_home(&self.queue, rq, fx),
                 Mail::Issue(rq) => {
@@ -697,6 +732,8 @@ impl LocalQueue {
 
 /// Plugs filled and flushed in one call, before the reactor is due: 512 requests.
 const SETTLE_MAX: u32 = 16;
+/// How far ahead of its turn a request that comes by mail is fetched.
+const MAIL_AHEAD: u64 = 4;
 /// How often a driver can have a request again before it ends with an I/O error.
 const REQUEUES_MAX: u8 = 100;
 /// When a context runs again whose driver lacks a resource that nobody announces.

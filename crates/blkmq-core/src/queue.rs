@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
+use blkmq_sync::CachePadded;
 use blkmq_sync::epoch_count::FreezeState;
 use blkmq_sync::gate::Gate;
 use blkmq_sync::mpsc;
@@ -236,8 +237,9 @@ pub(crate) struct Port {
     pub(crate) promises: bool,
     pub(crate) mail: mpsc::Sender<Mail>,
     /// The run work of the hardware context that the reactor owns.
-    pub(crate) run: RunWork,
-    pub(crate) shard: Shard,
+    pub(crate) run: CachePadded<RunWork>,
+    /// The reactor alone writes it, at every I/O.
+    pub(crate) shard: CachePadded<Shard>,
     /// The latest sweep that the reactor has finished (`sw_ctx`); [`NOBODY_SITS`] while it has nothing of its own.
     pub(crate) swept: AtomicU64,
 }
@@ -316,8 +318,8 @@ impl Queue {
         let port = |(reactor, mail): (&ReactorConfig, _)| Port {
             promises: reactor.promises,
             mail,
-            run: RunWork::new(),
-            shard: Shard::new(config.groups.capacity() as u32),
+            run: CachePadded::new(RunWork::new()),
+            shard: CachePadded::new(Shard::new(config.groups.capacity() as u32)),
             swept: AtomicU64::new(NOBODY_SITS),
         };
         let ports = config.reactors.iter().zip(senders).map(port).collect();
@@ -577,6 +579,10 @@ impl Queue {
         self.hctxs
     }
 
+    pub(crate) fn reactors(&self) -> usize {
+        self.ports.len()
+    }
+
     pub(crate) fn merges(&self) -> bool {
         self.merges
     }
@@ -669,7 +675,7 @@ impl Queue {
 
     /// What the reactors count.
     pub(crate) fn shards(&self) -> impl Iterator<Item = &Shard> + Clone {
-        self.ports.iter().map(|port| &port.shard)
+        self.ports.iter().map(|port| &*port.shard)
     }
 
     /// Says whether a bio is one of the common kind that needs no further look: a sound read or write without modifiers

@@ -2,6 +2,8 @@
 //! Boxes of requests are made at set-up, one for every bio part that may be under way; they wander from the submitter's
 //! pool through `plug`, elevator and `hw_ctx` and come home with the completion. Owning the box is owning the request.
 
+use blkmq_sync::prefetch;
+
 use crate::bio::{Bio, Flags, Lent, Op, Prio, Status};
 use crate::ids::{DiskId, GroupId, ReactorId, Tag};
 use crate::stat::Stamp;
@@ -31,8 +33,46 @@ pub enum State {
 }
 
 /// One or more merged bios on their way to the driver.
+///
+/// In the order of who needs it: what the elevator, the gate's holder and the completion read and write is in the first two
+/// cache lines, which are fetched as a pair, the bio's head in the second. The rest stays with the submitter's core if
+/// neither a merge nor the driver wants it.
 #[derive(Debug, Default)]
+#[repr(C, align(128))]
 pub struct Request {
+    /// First byte on the queue: the disk's base and the offset on the disk.
+    pub(crate) position: u64,
+    /// Bytes of all the bios.
+    pub(crate) len: u64,
+    /// When the owner's plug was flushed.
+    pub(crate) inserted_at: Instant,
+    /// When the driver took it.
+    pub(crate) issued_at: Instant,
+    /// When its end was seen.
+    pub(crate) completed_at: Instant,
+    /// What the gate's holder knew when it went out, for the statistics.
+    pub(crate) stamp: Stamp,
+    /// The elevator's own, from insertion to the note of the end: whom it served with this request, say.
+    pub(crate) sched_data: u32,
+    pub(crate) tag: Tag,
+    pub(crate) status: Status,
+    /// Bios in this request, at least 1.
+    pub(crate) bios: u32,
+    pub(crate) segments: u32,
+    /// The latest sweep of its owner's that has seen it at home (`sw_ctx`), the lower bits of its number.
+    pub(crate) sweep: u32,
+    pub(crate) owner: ReactorId,
+    pub(crate) state: State,
+    sealed: bool,
+    /// A flush of the engine's own: goes past the elevator, comes home to `flush`.
+    pub(crate) is_flush: bool,
+    /// Given out by an elevator, which is to be told of the end.
+    pub(crate) from_elevator: bool,
+    /// Counted by `target`, which is to be told of the end.
+    pub(crate) is_targeted: bool,
+    pub(crate) retries: u8,
+    /// The group that its owner has counted it for, if requests were short when it was taken (`sw_ctx`).
+    pub(crate) held_by: Option<GroupId>,
     pub(crate) bio: Bio,
     /// Merged in front of `bio`, in order.
     before: Option<Box<Request>>,
@@ -40,39 +80,6 @@ pub struct Request {
     after: Option<Box<Request>>,
     /// The next one of the list that this request is merged into.
     next: Option<Box<Request>>,
-    /// First byte on the queue: the disk's base and the offset on the disk.
-    pub(crate) position: u64,
-    /// Bytes of all the bios.
-    pub(crate) len: u64,
-    pub(crate) segments: u32,
-    /// Bios in this request, at least 1.
-    pub(crate) bios: u32,
-    pub(crate) state: State,
-    sealed: bool,
-    /// A flush of the engine's own: goes past the elevator, comes home to `flush`.
-    pub(crate) is_flush: bool,
-    /// Given out by an elevator, which is to be told of the end.
-    pub(crate) from_elevator: bool,
-    pub(crate) retries: u8,
-    /// The group that its owner has counted it for, if requests were short when it was taken (`sw_ctx`).
-    pub(crate) held_by: Option<GroupId>,
-    /// The latest sweep of its owner's that has seen it at home (`sw_ctx`), the lower bits of its number.
-    pub(crate) sweep: u32,
-    pub(crate) owner: ReactorId,
-    pub(crate) tag: Tag,
-    pub(crate) status: Status,
-    /// Counted by `target`, which is to be told of the end.
-    pub(crate) is_targeted: bool,
-    /// The elevator's own, from insertion to the note of the end: whom it served with this request, say.
-    pub(crate) sched_data: u32,
-    /// What the gate's holder knew when it went out, for the statistics.
-    pub(crate) stamp: Stamp,
-    /// When the owner's plug was flushed.
-    pub(crate) inserted_at: Instant,
-    /// When the driver took it.
-    pub(crate) issued_at: Instant,
-    /// When its end was seen.
-    pub(crate) completed_at: Instant,
 }
 
 impl Request {
@@ -82,6 +89,13 @@ impl Request {
             owner,
             ..Self::default()
         })
+    }
+
+    /// Has the two lines come that whoever takes this request over is going to write.
+    #[inline]
+    pub(crate) fn fetch(&self) {
+        prefetch::for_write(&self.position);
+        prefetch::for_write(&self.segments);
     }
 
     /// Fills a free request with one bio.
@@ -275,6 +289,9 @@ impl Request {
             return;
         }
         self.sealed = true;
+        if self.bios == 1 {
+            return;
+        }
         let mut ordered = None;
         let mut at = self.after.take();
         while let Some(mut rq) = at {
@@ -392,5 +409,22 @@ mod tests {
         back.absorb_front(front);
         assert_eq!(back.offset(), 0);
         assert_eq!(order(&mut back), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_the_gates_holder_touches_is_one_pair_of_lines() {
+        let offsets = [
+            std::mem::offset_of!(Request, retries),
+            std::mem::offset_of!(Request, bio)
+                + std::mem::offset_of!(Bio, group)
+                + size_of::<crate::ids::GroupId>(),
+        ];
+        assert!(offsets.iter().all(|end| *end <= 128), "{offsets:?}");
+        assert_eq!(align_of::<Request>(), 128);
+        assert_eq!(
+            std::mem::offset_of!(Request, segments),
+            64,
+            "begin of the second line"
+        );
     }
 }

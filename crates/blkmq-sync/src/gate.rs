@@ -26,12 +26,14 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use crate::CachePadded;
 use crate::atomic::{AtomicU64, Ordering, UnsafeCell, fence_after_rmw, full_fence, wait_a_little};
 
 /// A value that one thread at a time may use, and that nobody waits for.
 pub struct Gate<T> {
-    /// Zero, or one for the holder plus one for each mark left; and [`OWED`].
-    state: AtomicU64,
+    /// Zero, or one for the holder plus one for each mark left; and [`OWED`]. Apart from the value: whoever comes to the gate
+    /// writes it. And the value is apart from what lies beside the gate: that is not the holder's alone.
+    state: CachePadded<AtomicU64>,
     value: UnsafeCell<T>,
 }
 
@@ -65,7 +67,7 @@ impl<T> Gate<T> {
     /// A free gate around `value`.
     pub fn new(value: T) -> Self {
         Self {
-            state: AtomicU64::new(FREE),
+            state: CachePadded::new(AtomicU64::new(FREE)),
             value: UnsafeCell::new(value),
         }
     }

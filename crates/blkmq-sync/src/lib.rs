@@ -13,6 +13,7 @@
 //! | [`gate`] | who may be inside an elevator, and who looks again |
 //! | [`epoch_count`] | whether a frozen queue has drained |
 //! | [`counter`] | how one thread counts and others read |
+//! | [`prefetch`] | how a line of another core's cache is fetched ahead of its use |
 //! | [`lent`] | who may say that a driver can use a piece of memory |
 //!
 //! Every type is model-checked, with at most two preemptions unless `LOOM_MAX_PREEMPTIONS` says otherwise:
@@ -31,6 +32,7 @@ pub mod lent;
 mod model;
 pub mod mpsc;
 mod padded;
+pub mod prefetch;
 mod published;
 pub mod run_work;
 pub mod spsc;

@@ -76,6 +76,13 @@ impl<T> Sender<T> {
         self.0.push(item)
     }
 
+    /// Appends all items, next to each other, at the price of one; what is left in `items` on return did not fit: all, or
+    /// none.
+    #[inline]
+    pub fn push_all(&self, items: &mut Vec<T>) {
+        self.0.push_all(items);
+    }
+
     /// How many items fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
@@ -106,6 +113,20 @@ impl<T> Receiver<T> {
             f(item);
         }
         self.ring.slots.len()
+    }
+
+    /// Shows the item that will be taken after `ahead` others, if it is there.
+    #[inline]
+    pub fn peek(&self, ahead: u64, see: impl FnOnce(&T)) {
+        let (slot, lap) = self.ring.place(self.head + ahead);
+        // Acquire: pairs with the Release store of a push; the item is written.
+        if slot.turn.load(Ordering::Acquire) == full_in(lap) {
+            slot.item.with(|item| {
+                // SAFETY: the turn says that the item of this lap is here and written; only this half moves it out, and it
+                // is borrowed.
+                see(unsafe { &*item.cast::<T>() });
+            });
+        }
     }
 
     /// Whether nothing is there to take. One load of a line that only a push writes.
@@ -175,6 +196,38 @@ impl<T> Mpsc<T> {
                 }
                 Err(now) => ticket = now,
             }
+        }
+    }
+
+    #[inline]
+    fn push_all(&self, items: &mut Vec<T>) {
+        let count = items.len() as u64;
+        if count == 0 || items.len() > self.slots.len() {
+            return;
+        }
+        let mut first = self.tickets.load(Ordering::Relaxed);
+        loop {
+            // Slots become free in the order of their tickets: if the last one is free, all are.
+            let (slot, lap) = self.place(first + count - 1);
+            // Acquire: pairs with the receiver's Release store; the items of the lap before have been moved out.
+            let turn = slot.turn.load(Ordering::Acquire);
+            if turn < free_in(lap) {
+                return;
+            }
+            let tickets = &self.tickets;
+            let won = turn == free_in(lap)
+                && tickets
+                    .compare_exchange_weak(first, first + count, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
+            if won {
+                break;
+            }
+            // Somebody took a ticket of these.
+            first = tickets.load(Ordering::Relaxed);
+        }
+        for (ticket, item) in (first..).zip(items.drain(..)) {
+            let (slot, lap) = self.place(ticket);
+            slot.put(item, lap);
         }
     }
 

@@ -149,11 +149,28 @@ impl<T> Consumer<T> {
     ///
     /// If `f` panics, the items it was called for are gone and the rest stay in the ring.
     #[inline]
-    pub fn drain(&mut self, mut f: impl FnMut(T)) -> usize {
+    pub fn drain(&mut self, f: impl FnMut(T)) -> usize {
+        self.drain_announced(|_| {}, f)
+    }
+
+    /// Like [`Consumer::drain`], but shows each item but the first few to `coming` some items ahead, so that what it
+    /// points to can be fetched in time.
+    #[inline]
+    pub fn drain_announced(&mut self, coming: impl Fn(&T), mut f: impl FnMut(T)) -> usize {
         let count = self.look();
         let taking = Taking(self);
-        for _ in 0..count {
+        for taken in 0..count {
             let consumer = &mut *taking.0;
+            if taken + AHEAD < count {
+                consumer
+                    .ring
+                    .slot(consumer.head.wrapping_add(AHEAD))
+                    .with(|slot| {
+                        // SAFETY: the position is below a `tail` that was loaded with Acquire, so the item is written, and it
+                        // stays until this half takes it.
+                        coming(unsafe { &*slot.cast::<T>() });
+                    });
+            }
             let item = consumer.ring.take(consumer.head);
             consumer.head = consumer.head.wrapping_add(1);
             f(item);
@@ -192,6 +209,9 @@ impl<T> Consumer<T> {
         self.tail_seen.wrapping_sub(self.head)
     }
 }
+
+/// How far ahead of its turn an item is announced: about as many as lines can be on their way at once.
+const AHEAD: usize = 6;
 
 /// Publishes the consumer's head when a drain ends, be it by a panic.
 struct Taking<'a, T>(&'a mut Consumer<T>);

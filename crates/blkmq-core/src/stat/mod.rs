@@ -24,14 +24,6 @@ use crate::request::Request;
 use crate::sched::Note;
 use crate::time::Nanos;
 
-impl Stamp {
-    /// Says whether the request went through the gate.
-    #[inline]
-    pub(crate) fn is_set(self) -> bool {
-        self.column != 0
-    }
-}
-
 /// Who keeps the statistics of groups, and when. A tunable of a queue, for measurement: the default is for use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StatsMode {
@@ -45,15 +37,36 @@ pub enum StatsMode {
     UnderGate,
 }
 
-/// What the gate's holder stamps into a request besides times.
+/// What the gate's holder stamps into a request besides times; one word, since what is written in pieces and read as a whole
+/// waits until all of the holder's earlier stores have reached the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stamp {
-    /// Bios of its group that were queued when it was dispatched, its own among them.
-    pub(crate) queued: u32,
-    /// Its group's column in the table of delays; 0 if it did not go through the gate.
-    pub(crate) column: u8,
-    /// The column of whose request was dispatched before it.
-    pub(crate) ahead: u8,
+pub struct Stamp(u64);
+
+impl Stamp {
+    /// `queued` bios of its group were queued when it was dispatched, its own among them; the `column` in the table of delays
+    /// is its group's, and `ahead` is that of whose request was dispatched before it.
+    #[inline]
+    pub(crate) fn new(queued: u32, column: u8, ahead: u8) -> Self {
+        Self(u64::from(queued) << 16 | u64::from(column) << 8 | u64::from(ahead))
+    }
+
+    /// Says whether the request went through the gate.
+    #[inline]
+    pub(crate) fn is_set(self) -> bool {
+        self.column() != 0
+    }
+
+    fn queued(self) -> u64 {
+        self.0 >> 16
+    }
+
+    fn column(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    fn ahead(self) -> u8 {
+        self.0 as u8
+    }
 }
 
 macro_rules! counters {
@@ -318,14 +331,14 @@ impl Shard {
 
     #[inline]
     fn count_delay(&self, stamp: Stamp, wait: Nanos) {
-        let row = usize::from(stamp.column) * COLUMNS;
-        self.delays[row + usize::from(stamp.ahead)].add(wait.0);
+        let row = usize::from(stamp.column()) * COLUMNS;
+        self.delays[row + usize::from(stamp.ahead())].add(wait.0);
     }
 
     #[inline]
     fn count_stamp(&self, group: &GroupShard, stamp: Stamp) {
         if stamp.is_set() {
-            group.queue.queued_sum.add(stamp.queued.into());
+            group.queue.queued_sum.add(stamp.queued());
             group.queue.samples.add(1);
         }
     }

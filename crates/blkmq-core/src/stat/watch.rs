@@ -146,11 +146,8 @@ impl Watch {
             queued >= rq.bios.into(),
             "group {group}: out goes what never came in"
         );
-        rq.stamp = Stamp {
-            queued: queued as u32,
-            column: self.columns[group.index()],
-            ahead: self.columns[self.turn.unwrap_or(ROOT).index()],
-        };
+        let ahead = self.columns[self.turn.unwrap_or(ROOT).index()];
+        rq.stamp = Stamp::new(queued as u32, self.columns[group.index()], ahead);
         let left = queued - u64::from(rq.bios);
         times.queued.set(left);
         if left == 0 {

@@ -109,3 +109,50 @@ fn a_sleeping_owner_is_woken_for_every_item() {
 fn a_notifier_without_its_fence_is_found() {
     check_with(Fault::NoFullFence, a_mailbox_and_its_sleeping_owner);
 }
+
+#[test]
+fn items_pushed_together_are_next_to_each_other() {
+    check(|| {
+        let (sender, mut receiver) = channel(4);
+        let other = sender.clone();
+        let together = thread::spawn(move || {
+            let mut items = vec![10, 11];
+            sender.push_all(&mut items);
+            assert!(items.is_empty(), "room");
+        });
+        let alone = thread::spawn(move || other.push(1).expect("room"));
+        receiver.peek(1, |item| assert!([1, 10, 11].contains(item)));
+        join_all([together, alone]);
+        let mut taken = Vec::new();
+        receiver.drain(|item| taken.push(item));
+        assert!(
+            [[10, 11, 1], [1, 10, 11]].contains(&[taken[0], taken[1], taken[2]]),
+            "{taken:?}"
+        );
+    });
+}
+
+#[test]
+fn items_pushed_together_wait_until_there_is_room_for_all() {
+    check(|| {
+        let (sender, mut receiver) = channel(2);
+        sender.push(0).expect("room");
+        let pushing = thread::spawn(move || {
+            let mut items = vec![1, 2];
+            while !items.is_empty() {
+                sender.push_all(&mut items);
+                thread::yield_now();
+            }
+        });
+        for expected in 0..=2 {
+            let item = loop {
+                match receiver.pop() {
+                    Some(item) => break item,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(item, expected);
+        }
+        pushing.join().unwrap();
+    });
+}

@@ -101,3 +101,53 @@ fn many_threads_hand_over_every_item_once_and_each_in_its_order() {
         assert!(receiver.is_empty());
     });
 }
+
+#[test]
+fn all_items_fit_or_none_is_taken() {
+    let (sender, mut receiver) = channel(4);
+    for lap in 0..3 {
+        let mut items = vec![1, 2, 3];
+        sender.push_all(&mut items);
+        assert!(items.is_empty());
+        items.extend([4, 5]);
+        sender.push_all(&mut items);
+        assert_eq!(items, [4, 5], "lap {lap}: one slot is free");
+        let mut seen = None;
+        receiver.peek(2, |item| seen = Some(*item));
+        receiver.peek(3, |_| panic!("three are there"));
+        receiver.peek(4, |_| panic!("a slot is not seen twice"));
+        assert_eq!(seen, Some(3));
+        let mut taken = Vec::new();
+        receiver.drain(|item| taken.push(item));
+        assert_eq!(taken, [1, 2, 3]);
+    }
+    sender.push_all(&mut vec![0; 5]);
+    sender.push_all(&mut Vec::new());
+    assert!(receiver.is_empty());
+}
+
+#[test]
+fn items_of_many_threads_that_push_together_arrive_once() {
+    let (sender, mut receiver) = channel(64);
+    let senders = (0..3_u64).map(|thread| {
+        let sender = sender.clone();
+        thread::spawn(move || {
+            for batch in 0..200_u64 {
+                let mut items: Vec<_> = (0..7).map(|n| (thread, batch * 7 + n)).collect();
+                while !items.is_empty() {
+                    sender.push_all(&mut items);
+                    thread::yield_now();
+                }
+            }
+        })
+    });
+    let senders: Vec<_> = senders.collect();
+    let mut next = [0; 3];
+    while next != [1400; 3] {
+        receiver.drain(|(thread, n)| {
+            assert_eq!(n, next[thread as usize]);
+            next[thread as usize] += 1;
+        });
+    }
+    senders.into_iter().for_each(|sender| sender.join().unwrap());
+}

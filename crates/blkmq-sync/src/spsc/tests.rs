@@ -127,3 +127,22 @@ fn two_threads_hand_over_every_item_once_and_in_order() {
         assert!(consumer.is_empty());
     });
 }
+
+#[test]
+fn a_drain_announces_each_item_that_is_far_enough_behind() {
+    let (mut producer, mut consumer) = ring(16);
+    for first in [0, 10, 20] {
+        for n in first..first + 10 {
+            producer.push(n).expect("room");
+        }
+        let announced = std::cell::RefCell::new(Vec::new());
+        let mut taken = Vec::new();
+        let count = consumer.drain_announced(|n| announced.borrow_mut().push(*n), |n| taken.push(n));
+        assert_eq!(count, 10);
+        assert_eq!(taken, (first..first + 10).collect::<Vec<_>>());
+        assert_eq!(
+            announced.into_inner(),
+            (first + AHEAD as i32..first + 10).collect::<Vec<_>>()
+        );
+    }
+}
