@@ -43,7 +43,7 @@ pub struct EngineConfig {
     /// The size of each thread's ring.
     pub ring: RingConfig,
     /// How long a reactor looks for events before it blocks, where that pays; see [`wait::WaitPolicy`].
-    /// Default 20 µs.
+    /// Default 40 µs.
     pub spin_max: Nanos,
     /// How threads wait. Default auto: by cost, at each moment.
     pub wait: Wait,
