@@ -11,12 +11,14 @@ pub mod histogram;
 pub mod nbd;
 pub mod report;
 pub mod rounds;
+pub mod run_queue;
 pub mod single_dispatch;
 pub mod stats;
 
 mod facts;
 mod fio;
 mod offsets;
+mod on_null;
 mod progress;
 mod svg;
 mod sys;

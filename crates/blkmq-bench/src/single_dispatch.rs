@@ -1,30 +1,20 @@
 //! Decides how the one dispatcher is measured: beside every hardware context for itself, as Linux did it, and beside a single
 //! hardware queue; on a null drive in process, and in virtual time on a disk with seeks.
 
-mod load;
-
 use std::fmt::Write;
-use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use blkmq_core::ids::ReactorId;
-use blkmq_core::queue::{Dispatch, TagMode};
+use anyhow::{Result, ensure};
+use blkmq_core::queue::Dispatch;
 use blkmq_core::sched::Kind;
-use blkmq_core::time::Nanos;
-use blkmq_host::drive::Drive;
-use blkmq_host::driver::null::{NullConfig, NullDrive};
-use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
+use blkmq_host::driver::null::NullConfig;
 use blkmq_sim::scenario::clients::{self, CLIENTS, Side};
 
-use self::load::Load;
 use crate::args::{BenchArgs, Plan};
-use crate::histogram::Histogram;
+use crate::on_null::{self, Jobs, check_load};
 use crate::report::{About, Report, Row};
 use crate::rounds::{self, Latency, Point, Sample};
 use crate::usage::Usage;
-use crate::window::Window;
 
 /// Measure one dispatcher for a scheduler, against every hardware context and against a single hardware queue
 #[derive(clap::Args, Clone, Debug)]
@@ -121,89 +111,19 @@ fn points(args: &SingleDispatchArgs) -> Vec<Point<'_>> {
 
 /// Loads a null drive from `jobs` reactors for the plan's window.
 fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
-    on_null_queue(jobs, depth, plan, |queue| {
+    let load = Jobs {
+        jobs,
+        depth: depth / jobs,
+    };
+    let measured = on_null::measure(load, NullConfig::bare(), plan, |queue| {
         queue.elevator = elevator;
         match side {
             Side::Before => queue.dispatch = Dispatch::EveryContext,
             Side::SingleQueue => queue.hctxs = Some(1),
             Side::After => {}
         }
-    })
-}
-
-/// Checks what [`on_null_queue`] can be given.
-///
-/// # Errors
-/// If a number is out of range.
-pub(crate) fn check_load(all_jobs: &[u32], depth: u32) -> Result<()> {
-    for jobs in all_jobs {
-        ensure!(
-            (1..=JOBS_MAX).contains(jobs),
-            "--jobs {jobs} rejected: must be from 1 to {JOBS_MAX}"
-        );
-        ensure!(
-            (*jobs..=DEPTH_MAX).contains(&depth),
-            "--depth {depth} rejected: must be from {jobs} (one for each of --jobs) to {DEPTH_MAX}"
-        );
-    }
-    Ok(())
-}
-
-/// Loads a queue with a null drive, to which `set` gives the rest, from `jobs` reactors for the plan's window.
-///
-/// # Errors
-/// If the engine does not start, or an I/O fails.
-pub(crate) fn on_null_queue(
-    jobs: u32,
-    depth: u32,
-    plan: &Plan,
-    set: impl FnOnce(&mut QueueSpec),
-) -> Result<Sample> {
-    let engine = start(jobs, depth, set)?;
-    let window = Arc::new(Window::new(jobs as usize));
-    let disk = engine.disk(DISK).context("the engine has no disk")?.clone();
-    let (latencies, results) = mpsc::channel();
-    for index in 0..jobs {
-        let (window, disk, latencies) = (Arc::clone(&window), disk.clone(), latencies.clone());
-        let factory =
-            move || Box::new(Load::new(&disk, depth / jobs, window, index as usize, latencies)) as _;
-        engine.add_service(ReactorId(index as u16), Box::new(factory));
-    }
-    drop(latencies);
-    let measured = window.measure(plan, || Ok([Usage::of_this_process()?, Usage::default()]));
-    engine.shutdown(SHUTDOWN_WITHIN)?;
-    let measured = measured?;
-    let mut latency = Histogram::new();
-    results.iter().for_each(|part| latency.merge(&part));
-    Ok(Sample {
-        ios: measured.ios,
-        elapsed: measured.elapsed,
-        latency: (&latency).into(),
-        usage: measured.usage[0],
-        ..Sample::default()
-    })
-}
-
-fn start(jobs: u32, depth: u32, set: impl FnOnce(&mut QueueSpec)) -> Result<Engine> {
-    let drive: Arc<dyn Drive> = Arc::new(NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?);
-    let mut queue = QueueSpec::new("bench", drive);
-    queue.disks.push(DiskEntry {
-        name: DISK.into(),
-        description: String::new(),
-        size: NULL_BYTES,
-        read_only: false,
-        group: blkmq_core::ids::GroupId::default(),
-        block_size: 512,
     });
-    queue.tags = TagMode::PerHctx(depth);
-    queue.requests_per_reactor = depth;
-    set(&mut queue);
-    let config = EngineConfig {
-        reactors: jobs as usize,
-        queues: vec![queue],
-        ..EngineConfig::default()
-    };
-    Ok(Engine::start(config)?)
+    measured.map(|(sample, _)| sample)
 }
 
 /// One run of the model; its time is virtual.
@@ -326,15 +246,10 @@ const PUBLISHED: [(usize, [f64; 3]); 8] = [
     (64, [295.04, 253.02, 242.37]),
     (512, [10281.61, 10211.16, 10447.53]),
 ];
-const DISK: &str = "bench";
-const NULL_BYTES: u64 = 1 << 40;
-const JOBS_MAX: u32 = 64;
-const DEPTH_MAX: u32 = 4096;
 const CLIENTS_MAX: usize = 512;
 const CLIENTS_QUICK: usize = 64;
 /// Starting and ending an engine.
 const SET_UP: Duration = Duration::from_millis(40);
-const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);
 
 #[cfg(test)]
 mod tests {

@@ -7,11 +7,13 @@ use std::time::Duration;
 use anyhow::Result;
 use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
+use blkmq_host::driver::null::NullConfig;
 
 use crate::args::BenchArgs;
+use crate::on_null::{self, Jobs, check_load};
 use crate::report::{About, Report, Row};
 use crate::rounds::{self, Point};
-use crate::single_dispatch::{check_load, on_null_queue, scheduler};
+use crate::single_dispatch::scheduler;
 
 /// Measure what a scheduler's statistics cost: under its lock, outside, and off
 #[derive(clap::Args, Clone, Debug)]
@@ -57,10 +59,15 @@ fn points(args: &StatsArgs) -> Vec<Point<'_>> {
             case: case(args, jobs),
             side: side.into(),
             measure: Box::new(move |plan| {
-                on_null_queue(jobs, args.depth, plan, |queue| {
+                let load = Jobs {
+                    jobs,
+                    depth: args.depth / jobs,
+                };
+                let measured = on_null::measure(load, NullConfig::bare(), plan, |queue| {
                     queue.elevator = args.elevator;
                     queue.stats = mode;
-                })
+                });
+                measured.map(|(sample, _)| sample)
             }),
         }));
     }

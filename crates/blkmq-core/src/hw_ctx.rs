@@ -45,15 +45,10 @@ struct Slot {
 pub(crate) enum Outcome {
     /// The driver has it.
     Queued,
-    /// It has ended already; the tag may have been waited for by the contexts in `waiters`.
-    Ended {
-        rq: Box<Request>,
-        status: Status,
-        waiters: u128,
-    },
-    /// It is at the head of the dispatch list; nothing more should be issued now. A tag that was taken for it has been
-    /// given back, so `waiters` as above.
-    PushedBack { hold: Hold, waiters: u128 },
+    /// It has ended already.
+    Ended { rq: Box<Request>, status: Status },
+    /// It is at the head of the dispatch list; nothing more should be issued now.
+    PushedBack(Hold),
 }
 
 /// Why a request was pushed back.
@@ -144,10 +139,7 @@ impl HwCtx {
         let Some(tag) = self.tags.take(depth, self.id) else {
             rq.state = State::Dispatched;
             self.dispatch.push_front(rq);
-            return Outcome::PushedBack {
-                hold: Hold::Tag,
-                waiters: 0,
-            };
+            return Outcome::PushedBack(Hold::Tag);
         };
         let slot = &mut self.slots[tag.index()];
         debug_assert!(slot.rq.is_none(), "tag {tag} given out while in use");
@@ -162,11 +154,8 @@ impl HwCtx {
         {
             Issued::Done(status) => {
                 self.issued += 1;
-                Outcome::Ended {
-                    rq,
-                    status,
-                    waiters: self.tags.give_back(tag),
-                }
+                self.tags.give_back(tag);
+                Outcome::Ended { rq, status }
             }
             Issued::Queued => {
                 self.keep(rq, tag, now);
@@ -179,7 +168,7 @@ impl HwCtx {
 
     /// Takes the request that a driver's completion names; none if the cookie is stale.
     #[inline]
-    pub(crate) fn take_done(&mut self, done: &Done, now: Instant) -> Option<(Box<Request>, u128)> {
+    pub(crate) fn take_done(&mut self, done: &Done, now: Instant) -> Option<Box<Request>> {
         let tag = done.cookie.tag();
         let slot = self.slots.get_mut(tag.index())?;
         if slot.generation != done.cookie.generation() {
@@ -187,11 +176,12 @@ impl HwCtx {
         }
         let rq = slot.rq.take()?;
         self.predictor.completed(tag, now);
-        Some((rq, self.release(tag)))
+        self.release(tag);
+        Some(rq)
     }
 
     /// Takes a request that has passed the time limit and that the driver has let go of. Call it until there is none.
-    pub(crate) fn take_expired(&mut self, now: Instant) -> Option<(Box<Request>, u128)> {
+    pub(crate) fn take_expired(&mut self, now: Instant) -> Option<Box<Request>> {
         if self.next_timeout.is_none_or(|at| at > now) {
             return None;
         }
@@ -206,7 +196,8 @@ impl HwCtx {
                 if self.driver.timed_out(Cookie::new(tag, slot.generation)) == TimedOut::Ended {
                     let rq = slot.rq.take().expect("checked above");
                     self.predictor.forget(tag);
-                    return Some((rq, self.release(tag)));
+                    self.release(tag);
+                    return Some(rq);
                 }
                 slot.expires = now + self.time_limit;
             }
@@ -214,6 +205,12 @@ impl HwCtx {
         }
         self.next_timeout = earliest;
         None
+    }
+
+    /// How many tags that other contexts may wait for were given back since the last call.
+    #[inline]
+    pub(crate) fn take_freed(&mut self) -> u32 {
+        self.tags.take_freed()
     }
 
     /// Says when this context wants to be run although nothing arrives.
@@ -277,15 +274,15 @@ impl HwCtx {
     }
 
     #[inline]
-    fn release(&mut self, tag: Tag) -> u128 {
+    fn release(&mut self, tag: Tag) {
         self.in_flight -= 1;
-        self.tags.give_back(tag)
+        self.tags.give_back(tag);
     }
 
     fn push_back(&mut self, mut rq: Box<Request>, tag: Tag, hold: Hold) -> Outcome {
-        let waiters = self.tags.give_back(tag);
+        self.tags.give_back(tag);
         rq.state = State::Dispatched;
         self.dispatch.push_front(rq);
-        Outcome::PushedBack { hold, waiters }
+        Outcome::PushedBack(hold)
     }
 }

@@ -22,6 +22,7 @@ mod plug;
 pub mod poll;
 pub mod queue;
 pub mod request;
+mod rerun;
 pub mod sched;
 mod share;
 mod split;

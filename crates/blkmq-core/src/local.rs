@@ -56,7 +56,7 @@ pub struct LocalQueue {
     done: Vec<Done>,
     /// Requests without caps among others of a plug, on a queue without elevator.
     direct: Vec<Box<Request>>,
-    ended_inside: Vec<(Box<Request>, Status, u128)>,
+    ended_inside: Vec<(Box<Request>, Status)>,
     /// By reactor: what goes to it when this call ends, at the latest; and to whom something goes.
     outboxes: Box<[Vec<Mail>]>,
     outgoing: ReactorSet,
@@ -150,6 +150,7 @@ impl LocalQueue {
             self.settle(now, fx);
         }
         self.post();
+        self.rerun(fx);
     }
 
     /// Does what has become due: takes mail and completions in, runs the hardware context, looks after timers.
@@ -168,6 +169,7 @@ impl LocalQueue {
             self.settle(now, fx);
         }
         self.post();
+        self.rerun(fx);
     }
 
     /// Says when [`LocalQueue::run`] must be called although nothing arrives; a time in the past means at once.
@@ -338,14 +340,13 @@ impl LocalQueue {
                 Outcome::Ended {
                     mut rq,
                     status: Status::Ok,
-                    waiters: 0,
                 } if rq.bios == 1 => {
                     rq.completed_at = now;
                     self.queue.count_finished(self.me, 1);
                     self.sw.bring_home(&self.queue, rq, fx);
                 }
-                Outcome::Ended { rq, status, waiters } => self.completed(rq, status, waiters, now, fx),
-                Outcome::PushedBack { hold, waiters } => self.hold(hold, waiters, now, fx),
+                Outcome::Ended { rq, status } => self.completed(rq, status, now, fx),
+                Outcome::PushedBack(hold) => self.hold(hold, now),
             }
         }
         let hw = self.hw.as_mut().expect("looked at above");
@@ -461,9 +462,9 @@ impl LocalQueue {
             let last = hw.dispatch.is_empty();
             match hw.issue(rq, depth, last, now) {
                 Outcome::Queued => {}
-                Outcome::Ended { rq, status, waiters } => self.completed(rq, status, waiters, now, fx),
-                Outcome::PushedBack { hold, waiters } => {
-                    self.hold(hold, waiters, now, fx);
+                Outcome::Ended { rq, status } => self.completed(rq, status, now, fx),
+                Outcome::PushedBack(hold) => {
+                    self.hold(hold, now);
                     self.hw.as_mut().expect("pushed back to it").driver.commit();
                     return;
                 }
@@ -472,7 +473,7 @@ impl LocalQueue {
     }
 
     /// Makes sure that somebody runs this context again after a request was pushed back.
-    fn hold(&mut self, hold: Hold, waiters: u128, now: Instant, fx: &mut Effects) {
+    fn hold(&mut self, hold: Hold, now: Instant) {
         let hw = self.hw.as_ref().expect("a request was pushed back by it");
         let shard = self.shard();
         shard.events.pushed_back.add(1);
@@ -481,7 +482,6 @@ impl LocalQueue {
         if hw.in_flight == 0 && hold != Hold::Tag {
             let _ = self.queue.port(self.me).run.run_delayed((now + RERUN_DELAY).0);
         }
-        self.run_waiters(waiters & !(1 << self.me.0), fx);
     }
 
     /// Takes what other reactors have sent. Says whether the context has to be run.
@@ -517,9 +517,9 @@ impl LocalQueue {
         let mut any = false;
         for done in done.drain(..) {
             let hw = self.hw.as_mut().expect("looked at above");
-            if let Some((rq, waiters)) = hw.take_done(&done, now) {
+            if let Some(rq) = hw.take_done(&done, now) {
                 any = true;
-                self.completed(rq, done.status, waiters, now, fx);
+                self.completed(rq, done.status, now, fx);
             }
         }
         self.done = done;
@@ -536,10 +536,10 @@ impl LocalQueue {
 
     fn expire(&mut self, now: Instant, fx: &mut Effects) -> bool {
         let mut any = false;
-        while let Some((rq, waiters)) = self.hw.as_mut().and_then(|hw| hw.take_expired(now)) {
+        while let Some(rq) = self.hw.as_mut().and_then(|hw| hw.take_expired(now)) {
             any = true;
             self.shard().events.timed_out.add(1);
-            self.completed(rq, Status::Timeout, waiters, now, fx);
+            self.completed(rq, Status::Timeout, now, fx);
         }
         any
     }
@@ -621,15 +621,7 @@ impl LocalQueue {
 
     /// A request has ended at the driver: report it, and bring it home or insert it again.
     #[inline]
-    fn completed(
-        &mut self,
-        mut rq: Box<Request>,
-        status: Status,
-        waiters: u128,
-        now: Instant,
-        fx: &mut Effects,
-    ) {
-        self.run_waiters(waiters, fx);
+    fn completed(&mut self, mut rq: Box<Request>, status: Status, now: Instant, fx: &mut Effects) {
         let again = status == Status::Requeue && rq.retries < REQUEUES_MAX;
         if rq.from_elevator {
             let report = if again {
@@ -705,13 +697,12 @@ impl LocalQueue {
         });
     }
 
-    /// Runs the hardware contexts that wait for a tag that was freed.
+    /// Runs the hardware contexts that may wait for what was freed in this batch.
     #[inline]
-    fn run_waiters(&mut self, mut waiters: u128, fx: &mut Effects) {
-        while waiters != 0 {
-            let hctx = HctxId(waiters.trailing_zeros() as u16);
-            waiters &= waiters - 1;
-            self.queue.run_hctx(hctx, self.me, fx);
+    fn rerun(&mut self, fx: &mut Effects) {
+        let freed = self.hw.as_mut().map_or(0, HwCtx::take_freed);
+        if freed > 0 {
+            self.queue.rerun(freed, self.me, fx);
         }
     }
 

@@ -10,7 +10,7 @@ use blkmq_sync::CachePadded;
 use blkmq_sync::epoch_count::FreezeState;
 use blkmq_sync::gate::Gate;
 use blkmq_sync::mpsc;
-use blkmq_sync::run_work::{Kick, RunWork};
+use blkmq_sync::run_work::RunWork;
 use blkmq_sync::spsc;
 use blkmq_sync::tag_bitmap::TagBitmap;
 
@@ -18,10 +18,11 @@ use crate::bio::{Bio, Data, Flags, Op, Status};
 pub use crate::gate::Dispatch;
 use crate::gate::{Report, Sched};
 use crate::group::{GROUPS_MAX, GroupTree, Standings};
-use crate::ids::{HctxId, REACTORS_MAX, ReactorId, ReactorSet};
+use crate::ids::{REACTORS_MAX, ReactorId, ReactorSet};
 use crate::limits::{LimitError, Limits};
 use crate::poll::{Policy, Polling};
 use crate::request::Request;
+pub use crate::rerun::Rerun;
 use crate::sched::{self, TunableError};
 use crate::share::Shares;
 use crate::stat::{Shard, Stats, StatsMode, Watch};
@@ -52,6 +53,8 @@ pub struct QueueConfig {
     pub elevator: sched::Kind,
     /// Who takes requests out of it. Default: one dispatcher for all; the other way is slower, and there to be compared.
     pub dispatch: Dispatch,
+    /// Whom the end of a request runs, where the tags are shared. Default: who waits; the others are there to be compared.
+    pub rerun: Rerun,
     /// How long a request may be with the driver. Default 30 s.
     pub timeout: Nanos,
     /// Whether neighbouring bios are merged. Default true.
@@ -102,6 +105,7 @@ impl QueueConfig {
             limits: Limits::default(),
             elevator: sched::Kind::None,
             dispatch: Dispatch::Single,
+            rerun: Rerun::default(),
             timeout: Nanos::from_secs(30),
             merges: true,
             groups: GroupTree::flat(1),
@@ -254,6 +258,7 @@ pub struct Queue {
     requests_per_reactor: u32,
     merges: bool,
     pub(crate) dispatch: Dispatch,
+    pub(crate) rerun: Rerun,
     /// Largest read or write that needs no look at boundaries; 0 if all do.
     plain_max: u64,
     pub(crate) timeout: Nanos,
@@ -350,6 +355,7 @@ impl Queue {
             requests_per_reactor: config.requests_per_reactor,
             merges: config.merges,
             dispatch: config.dispatch,
+            rerun: config.rerun,
             timeout: config.timeout,
             ports,
             is_ending: AtomicBool::new(false),
@@ -747,27 +753,11 @@ impl Queue {
         self.usage.add_finished(me.index(), requests);
     }
 
-    /// Queues a run of a hardware context; its owner is added to `fx.kicks` if it has to be told.
-    pub(crate) fn run_hctx(&self, hctx: HctxId, me: ReactorId, fx: &mut Effects) {
-        let owner = ReactorId(hctx.0);
-        if self.port(owner).run.run() == Kick::Wake {
-            self.port(me).shard.events.runs_scheduled.add(1);
-            fx.kicks.insert(owner);
-        }
-    }
-
     /// Leaves the gate from a control operation; if somebody came meanwhile, a run of every context makes good for it.
     /// The caller's kicks (everybody) follow.
     pub(crate) fn leave_gate(&self, sched: blkmq_sync::gate::GateGuard<'_, Sched>) {
         if sched.leave_owing() {
             self.run_all();
-        }
-    }
-
-    /// Queues a run of every context. Kicks for everybody have to follow.
-    pub(crate) fn run_all(&self) {
-        for port in &self.ports[..self.hctxs.into()] {
-            let _ = port.run.run();
         }
     }
 }

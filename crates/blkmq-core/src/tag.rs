@@ -35,8 +35,12 @@ pub(crate) const DEPTH_MAX: u32 = 65_536;
 pub(crate) enum Tags {
     /// Its own: the free ones, the last freed on top, since its slot is still in the cache.
     Own { free: Vec<u32>, depth: u32 },
-    /// Shared with other contexts.
-    Shared { set: Arc<TagBitmap>, hint: u32 },
+    /// Shared with other contexts, which are to be told of tags that this one has freed.
+    Shared {
+        set: Arc<TagBitmap>,
+        hint: u32,
+        freed: u32,
+    },
 }
 
 impl Tags {
@@ -45,6 +49,7 @@ impl Tags {
             Some(set) => Self::Shared {
                 set: Arc::clone(set),
                 hint: 0,
+                freed: 0,
             },
             None => Self::Own {
                 free: (0..mode.depth()).rev().collect(),
@@ -67,23 +72,31 @@ impl Tags {
                 free.pop().map(Tag)
             }
             // Registers before it looks a second time, so that a tag freed in between is not missed.
-            Self::Shared { set, hint } => set.alloc_or_wait(hint, limit, waiter.0.into()).map(Tag),
+            Self::Shared { set, hint, .. } => set.alloc_or_wait(hint, limit, waiter.0.into()).map(Tag),
         }
     }
 
-    /// Gives a tag back. Returns the hardware contexts that wait for one, as bits; the caller runs them.
+    /// Gives a tag back. Others may wait for it: [`Tags::take_freed`], at the end of the batch, says so.
     #[inline]
-    pub(crate) fn give_back(&mut self, tag: Tag) -> u128 {
+    pub(crate) fn give_back(&mut self, tag: Tag) {
         match self {
             Self::Own { free, .. } => {
                 debug_assert!(!free.contains(&tag.0), "tag {tag} freed twice");
                 free.push(tag.0);
-                0
             }
-            Self::Shared { set, .. } => {
+            Self::Shared { set, freed, .. } => {
                 set.free(tag.0);
-                set.take_waiters()
+                *freed += 1;
             }
+        }
+    }
+
+    /// How many tags that others may wait for have been given back since the last call.
+    #[inline]
+    pub(crate) fn take_freed(&mut self) -> u32 {
+        match self {
+            Self::Own { .. } => 0,
+            Self::Shared { freed, .. } => std::mem::take(freed),
         }
     }
 }
@@ -110,8 +123,11 @@ mod tests {
         let (mut a, mut b) = (Tags::new(mode, Some(&set)), Tags::new(mode, Some(&set)));
         let tag = a.take(1, HctxId(0)).unwrap();
         assert_eq!(b.take(1, HctxId(5)), None);
-        assert_eq!(a.give_back(tag), 1 << 5);
+        a.give_back(tag);
+        assert_eq!((a.take_freed(), set.take_waiters()), (1, 1 << 5));
+        assert_eq!((a.take_freed(), b.take_freed()), (0, 0));
         let tag = b.take(1, HctxId(5)).unwrap();
-        assert_eq!(b.give_back(tag), 0);
+        b.give_back(tag);
+        assert_eq!((b.take_freed(), set.take_waiters()), (1, 0));
     }
 }

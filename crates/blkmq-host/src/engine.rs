@@ -11,7 +11,7 @@ use std::time::Duration;
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{DiskId, GroupId, REACTORS_MAX, ReactorId};
 use blkmq_core::poll::{Policy, Wait};
-use blkmq_core::queue::{DiskConfig, Dispatch, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
+use blkmq_core::queue::{DiskConfig, Dispatch, Queue, QueueConfig, ReactorConfig, Rerun, Seat, TagMode};
 use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Nanos;
@@ -78,6 +78,9 @@ pub struct QueueSpec {
     pub tunables: Vec<(String, u64)>,
     /// Who takes requests out of the elevator. Default one dispatcher; the other way is there to be compared.
     pub dispatch: Dispatch,
+    /// Whom the end of a request runs, where the tags are shared. Default: who waits for one; the others are there to be
+    /// compared.
+    pub rerun: Rerun,
     /// How many requests may be in flight. Default 128 per hardware context.
     pub tags: TagMode,
     /// Hardware contexts; none for one per thread. Fewer must not be more than there are reactors: the
@@ -111,6 +114,7 @@ impl QueueSpec {
             elevator: Kind::None,
             tunables: Vec::new(),
             dispatch: Dispatch::Single,
+            rerun: Rerun::default(),
             tags: TagMode::PerHctx(128),
             hctxs: None,
             requests_per_reactor: 256,
@@ -410,6 +414,7 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         limits: spec.drive.limits(),
         elevator: spec.elevator,
         dispatch: spec.dispatch,
+        rerun: spec.rerun,
         timeout: spec.timeout,
         merges: spec.merges,
         groups: spec.groups,

@@ -46,6 +46,8 @@ pub enum Bench {
     Engine(blkmq_bench::engine::EngineArgs),
     /// The NBD server beside other NBD servers, all under one lean client
     Nbd(blkmq_bench::nbd::NbdArgs),
+    /// Runs of hardware contexts: once and only where they wait, beside all of them at each completion
+    RunQueue(blkmq_bench::run_queue::RunQueueArgs),
     /// One dispatcher for a scheduler, beside every hardware context for itself and a single hardware queue
     SingleDispatch(blkmq_bench::single_dispatch::SingleDispatchArgs),
     /// How tenants share a drive: weights, isolation, throughput, reaction; beside the kernel's schedulers too

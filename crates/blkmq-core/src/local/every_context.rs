@@ -49,10 +49,10 @@ impl LocalQueue {
             let hw = self.hw.as_mut().expect("looked at above");
             match hw.issue(rq, u32::MAX, false, now) {
                 Outcome::Queued => {}
-                Outcome::PushedBack { hold, waiters } => self.hold(hold, waiters, now, fx),
-                Outcome::Ended { rq, status, waiters } => {
+                Outcome::PushedBack(hold) => self.hold(hold, now),
+                Outcome::Ended { rq, status } => {
                     ended = true;
-                    self.completed(rq, status, waiters, now, fx);
+                    self.completed(rq, status, now, fx);
                 }
             }
         }

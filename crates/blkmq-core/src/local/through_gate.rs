@@ -93,7 +93,7 @@ impl LocalQueue {
         };
         match hw.issue(rq, depth, false, now) {
             Outcome::Queued => {}
-            Outcome::PushedBack { hold, waiters } => {
+            Outcome::PushedBack(hold) => {
                 let rq = hw.dispatch.pop_front().expect("just pushed back");
                 if rq.from_elevator {
                     // Back inside: it is the next one, and another context may be able to issue it sooner.
@@ -101,24 +101,22 @@ impl LocalQueue {
                 } else {
                     self.hand_over(rq, now, fx);
                 }
-                self.hold(hold, waiters, now, fx);
+                self.hold(hold, now);
                 return true;
             }
-            Outcome::Ended { rq, status, waiters } if !rq.from_elevator => {
-                self.ended_inside.push((rq, status, waiters));
+            Outcome::Ended { rq, status } if !rq.from_elevator => {
+                self.ended_inside.push((rq, status));
             }
             Outcome::Ended {
                 mut rq,
                 status: Status::Requeue,
-                waiters,
             } if rq.retries < REQUEUES_MAX => {
-                self.run_waiters(waiters, fx);
                 self.count_requeue(&mut rq);
                 sched.put_back(rq, &self.queue.stats, now);
             }
-            Outcome::Ended { rq, status, waiters } => {
+            Outcome::Ended { rq, status } => {
                 sched.ended(&Note::of(&rq, now), rq.disk(), &self.queue.stats);
-                self.ended_inside.push((rq, status, waiters));
+                self.ended_inside.push((rq, status));
             }
         }
         false
@@ -141,13 +139,12 @@ impl LocalQueue {
 
     fn end_what_ended_inside(&mut self, now: Instant, fx: &mut Effects) {
         let mut ended = std::mem::take(&mut self.ended_inside);
-        for (rq, status, waiters) in ended.drain(..) {
+        for (rq, status) in ended.drain(..) {
             if rq.from_elevator {
                 // It knows already.
-                self.run_waiters(waiters, fx);
                 self.end_request(rq, status, now, fx);
             } else {
-                self.completed(rq, status, waiters, now, fx);
+                self.completed(rq, status, now, fx);
             }
         }
         self.ended_inside = ended;

@@ -1,0 +1,156 @@
+//! Decides how run-queue work is measured: a drive whose hardware contexts share their tags, loaded beyond what it takes, where the
+//! end of a request runs every context anew (as it was once), every context that is not queued already, or those that wait.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use blkmq_core::queue::{Rerun, TagMode};
+use blkmq_host::driver::null::{Completion, NullConfig};
+
+use crate::args::BenchArgs;
+use crate::on_null::{self, Jobs, check_load};
+use crate::report::{About, Report, Row};
+use crate::rounds::{self, Point, Sample};
+
+/// Measure run-queue work: contexts run once and only where they wait, against all of them at each completion
+#[derive(clap::Args, Clone, Debug)]
+pub struct RunQueueArgs {
+    /// What all benches have.
+    #[command(flatten)]
+    pub common: BenchArgs,
+    /// Submitters, a reactor with a hardware context each
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub jobs: u32,
+    /// I/Os under way from each submitter [default: 16,64,256,1024]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub depth: Vec<u32>,
+    /// Tags that all hardware contexts share
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub tags: u32,
+}
+
+/// Runs the bench and prints its report; progress goes to stderr.
+///
+/// # Errors
+/// If an option is out of range, the engine does not start, an I/O fails, or a file cannot be written.
+pub fn main(args: &RunQueueArgs) -> Result<()> {
+    let mut args = args.clone();
+    if args.depth.is_empty() {
+        args.depth = PUBLISHED.iter().map(|(depth, _)| *depth).collect();
+    }
+    check_load(&[args.jobs], args.jobs)?;
+    for depth in &args.depth {
+        ensure!(
+            (1..=DEPTH_MAX).contains(depth),
+            "--depth {depth} rejected: must be from 1 to {DEPTH_MAX}"
+        );
+    }
+    ensure!(
+        (1..=TAGS_MAX).contains(&args.tags),
+        "--tags {} rejected: must be from 1 to {TAGS_MAX}",
+        args.tags
+    );
+    let plan = args.common.plan(args.depth.len() * SIDES.len(), SET_UP)?;
+    let mut points = points(&args);
+    let mut report = Report::start("run-queue", about(&args), &plan);
+    let rows = rounds::run(&plan, &mut points)?;
+    drop(points);
+    report.finish(rows, &args.common)?;
+    print!("{}", summary(&report.rows, &args));
+    Ok(())
+}
+
+fn points(args: &RunQueueArgs) -> Vec<Point<'_>> {
+    let mut points = Vec::new();
+    for &depth in &args.depth {
+        points.extend(SIDES.map(|(side, rerun)| Point {
+            case: case(args, depth),
+            side: side.into(),
+            measure: Box::new(move |plan| {
+                let load = Jobs {
+                    jobs: args.jobs,
+                    depth,
+                };
+                let drive = NullConfig {
+                    completion: Some(Completion::Deferred),
+                    ..NullConfig::bare()
+                };
+                let (sample, schedules) = on_null::measure(load, drive, plan, |queue| {
+                    queue.tags = TagMode::Shared(args.tags);
+                    queue.rerun = rerun;
+                })?;
+                let per_io = schedules as f64 / sample.ios.max(1) as f64;
+                Ok(Sample {
+                    figures: vec![("schedules_per_io", per_io)],
+                    ..sample
+                })
+            }),
+        }));
+    }
+    points
+}
+
+fn case(args: &RunQueueArgs, depth: u32) -> String {
+    format!("jobs={}/depth={depth}", args.jobs)
+}
+
+fn about(args: &RunQueueArgs) -> About {
+    About {
+        question: "what does it cost to run hardware contexts when something that they share is freed?".into(),
+        setting: vec![
+            format!(
+                "4 KiB random reads on a null drive that completes when it is next looked at; {} reactors with a hardware context \
+                 each share {} tags; no elevator",
+                args.jobs, args.tags
+            ),
+            "before: each end of a request queues a run of every context anew; marked: unless it is queued already".into(),
+            "after: a batch of ends runs the contexts that wait for a tag, once".into(),
+        ],
+    }
+}
+
+/// The sides against each other, and the published figures beside ours.
+fn summary(rows: &[Row], args: &RunQueueArgs) -> String {
+    let mut lines = String::from(
+        "\nThousand IOPS. Published: Li 2019, eight jobs of 4 KiB random reads on a disk in memory.\n\
+         case                   before   marked    after   after/before   published\n",
+    );
+    for &depth in &args.depth {
+        let case = case(args, depth);
+        let [before, marked, after] = SIDES.map(|(side, _)| {
+            let found = rows.iter().find(|row| row.case == case && row.side == side);
+            found.map_or(f64::NAN, |row| row.iops)
+        });
+        let published = PUBLISHED.iter().find(|(known, _)| *known == depth);
+        let published = published.map_or("-".into(), |(_, [before, after])| {
+            format!("{before} -> {after}, {:+.0} %", (after / before - 1.0) * 100.0)
+        });
+        let _ = writeln!(
+            lines,
+            "{case:<20} {:>8.0} {:>8.0} {:>8.0} {:>+12.1} %   {published}",
+            before / 1e3,
+            marked / 1e3,
+            after / 1e3,
+            (after / before - 1.0) * 100.0,
+        );
+    }
+    lines
+}
+
+const SIDES: [(&str, Rerun); 3] = [
+    ("before", Rerun::Every),
+    ("marked", Rerun::EveryMarked),
+    ("after", Rerun::Waiting),
+];
+/// Depth of each job; thousand IOPS before and after.
+const PUBLISHED: [(u32, [f64; 2]); 4] = [
+    (16, [190.0, 190.0]),
+    (64, [235.0, 240.0]),
+    (256, [180.0, 256.0]),
+    (1024, [156.0, 250.0]),
+];
+const DEPTH_MAX: u32 = 4096;
+const TAGS_MAX: u32 = 65_536;
+/// Starting and ending an engine.
+const SET_UP: Duration = Duration::from_millis(40);
