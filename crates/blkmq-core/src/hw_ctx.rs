@@ -25,6 +25,8 @@ pub(crate) struct HwCtx {
     time_limit: Nanos,
     /// When to look for requests that have passed the time limit.
     next_timeout: Option<Instant>,
+    /// How far the look has come, and the earliest limit of what it let be.
+    looked: (usize, Option<Instant>),
     /// How to wait for what is in flight.
     pub(crate) predictor: Predictor,
     /// What the driver was told, and what it said.
@@ -81,6 +83,7 @@ impl HwCtx {
             dispatch: VecDeque::with_capacity(requests),
             time_limit: limit,
             next_timeout: None,
+            looked: (0, None),
             predictor: Predictor::new(depth),
             asked_to_poll: false,
             is_polled: false,
@@ -180,14 +183,15 @@ impl HwCtx {
         Some(rq)
     }
 
-    /// Takes a request that has passed the time limit and that the driver has let go of. Call it until there is none.
+    /// Takes a request that has passed the time limit and that the driver has let go of. Call it, with the same time,
+    /// until there is none: one look at all slots.
     pub(crate) fn take_expired(&mut self, now: Instant) -> Option<Box<Request>> {
         if self.next_timeout.is_none_or(|at| at > now) {
             return None;
         }
-        let mut earliest = None;
-        for index in 0..self.slots.len() {
-            let slot = &mut self.slots[index];
+        while let Some(slot) = self.slots.get_mut(self.looked.0) {
+            let index = self.looked.0;
+            self.looked.0 += 1;
             if slot.rq.is_none() {
                 continue;
             }
@@ -201,9 +205,12 @@ impl HwCtx {
                 }
                 slot.expires = now + self.time_limit;
             }
-            earliest = Some(earliest.map_or(slot.expires, |e: Instant| e.min(slot.expires)));
+            let earliest = self.looked.1.map_or(slot.expires, |e| e.min(slot.expires));
+            self.looked.1 = Some(earliest);
         }
-        self.next_timeout = earliest;
+        // What was issued meanwhile, maybe where the look had been, has all of its time left.
+        let (_, earliest) = std::mem::take(&mut self.looked);
+        self.next_timeout = earliest.or((self.in_flight > 0).then_some(now + self.time_limit));
         None
     }
 

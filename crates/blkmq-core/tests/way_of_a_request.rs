@@ -218,6 +218,38 @@ fn a_lost_request_times_out_once_and_its_late_end_touches_nothing() {
 }
 
 #[test]
+fn requests_that_are_issued_while_others_time_out_have_all_of_their_time() {
+    for kind in KINDS {
+        let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+            elevator: kind,
+            merges: false,
+            tags: TagMode::PerHctx(4),
+            ..config(1)
+        });
+        bench.sides[0].hand.borrow_mut().lets_go = true;
+        // Two waves that fill all tags, and one that does not.
+        (0..10).for_each(|n| bench.submit(0, bio(Op::Read, 2 * n, 1, n)));
+        bench.unplug(0);
+        for wave in [4, 4, 2] {
+            bench.settle();
+            assert_eq!(bench.issued(0).len(), wave, "{kind}");
+            bench.sides[0].hand.borrow_mut().issued.clear();
+            let limit = bench.sides[0].local.next_wakeup().expect("the time limit");
+            assert_eq!(limit.since(bench.now), Nanos::from_secs(30), "{kind}");
+            bench.now = limit;
+            bench.settle();
+            let ended = bench.ended(0);
+            assert_eq!(ended.len(), wave, "{kind}: {ended:?}");
+            assert!(
+                ended.iter().all(|(_, status)| *status == Status::Timeout),
+                "{kind}"
+            );
+        }
+        assert_eq!(bench.sides[0].local.outstanding(), 0);
+    }
+}
+
+#[test]
 fn a_flush_after_a_write_with_fua_keeps_the_order() {
     let mut config = config(1);
     config.limits.cache = true;
