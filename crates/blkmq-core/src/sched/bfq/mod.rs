@@ -39,7 +39,7 @@ use crate::time::{Instant, Nanos};
 
 /// The bfq elevator.
 ///
-/// Its memory is made at set-up: per request about 350 bytes beside the request itself, per group about 170.
+/// Its memory is made at set-up: per request about 650 bytes beside the request itself, per group about 170.
 #[derive(Debug)]
 pub struct Bfq {
     held: Held,
@@ -71,13 +71,14 @@ impl Bfq {
     /// `limits`.
     pub fn new(limits: Limits, requests_max: usize, groups: &GroupTree) -> Self {
         let capacity = groups.capacity();
-        let queues = requests_max.max(1);
+        // Twice: a request may come back, for another client, before its end has been reported.
+        let queues = 2 * requests_max.max(1);
         let rotational = limits.rotational;
         let mut bfq = Self {
             clients: Clients::new(queues),
             wf2q: Wf2q::new(capacity, queues),
             rivals: Rivals::new(capacity),
-            depth: DepthLaw::new(queues as u32),
+            depth: DepthLaw::new(requests_max.max(1) as u32),
             tunables: Tunables::new(rotational),
             rotational,
             turn: None,

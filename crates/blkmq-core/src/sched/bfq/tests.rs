@@ -40,6 +40,29 @@ fn more_clients_than_queues_take_turns_with_them() {
 }
 
 #[test]
+fn all_requests_may_come_back_for_other_clients_before_their_ends_are_reported() {
+    const REQUESTS: usize = 16;
+    let mut bfq = bfq(REQUESTS);
+    let (mut out, mut client): (Vec<Box<Request>>, u32) = (Vec::new(), 0);
+    for _ in 0..20 {
+        // Those that are out have ended, and are here again.
+        for _ in bfq.queued()..REQUESTS {
+            client += 1;
+            insert(&mut bfq, client % 3, client, 2 * u64::from(client));
+        }
+        bfq.check_invariants();
+        for rq in out.drain(..) {
+            bfq.completed(&Note::of(&rq, Instant(0)));
+        }
+        bfq.check_invariants();
+        while let Some(rq) = bfq.dispatch(Instant(0)) {
+            out.push(rq);
+        }
+        assert!(!out.is_empty());
+    }
+}
+
+#[test]
 fn requests_of_two_groups_that_touch_are_not_merged_and_those_of_one_client_are() {
     let mut bfq = bfq(8);
     insert(&mut bfq, 1, 0, 0);
