@@ -31,9 +31,15 @@ impl LocalQueue {
         loop {
             blocked = self.pass(&mut sched, blocked, now, fx);
             if passes == PASSES_MAX {
-                // Enough done for others: come back to the place of waiting first, then go on.
+                // Enough done for others: come back to the place of waiting first, then go on; or leave it to one who
+                // does, if this reactor may not come back.
                 if sched.leave_owing() {
-                    self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
+                    let next = match self.queue.port(self.me).promises {
+                        true => self.me,
+                        false => self.queue.promising().unwrap_or(self.me),
+                    };
+                    let owner = self.queue.hctx_owner(next);
+                    self.queue.run_hctx(HctxId(owner.0), self.me, fx);
                 }
                 break;
             }
