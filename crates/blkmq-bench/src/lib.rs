@@ -9,6 +9,7 @@ pub mod engine;
 pub mod fairness;
 pub mod histogram;
 pub mod nbd;
+pub mod poll;
 pub mod report;
 pub mod rounds;
 pub mod run_queue;

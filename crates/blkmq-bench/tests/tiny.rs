@@ -7,6 +7,7 @@ use std::process::Command;
 use blkmq_bench::engine::{self, EngineArgs};
 use blkmq_bench::fairness::{self, FairnessArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
+use blkmq_bench::poll::{self, PollArgs};
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
 use blkmq_bench::stats::{self, StatsArgs};
 use clap::Parser;
@@ -22,6 +23,12 @@ struct Nbd {
 struct Stats {
     #[command(flatten)]
     args: StatsArgs,
+}
+
+#[derive(Parser)]
+struct Poll {
+    #[command(flatten)]
+    args: PollArgs,
 }
 
 #[derive(Parser)]
@@ -63,6 +70,38 @@ fn the_fairness_bench_has_every_side_of_shares_isolation_and_reaction() {
         }
     }
     let _ = std::fs::remove_file(json);
+}
+
+#[test]
+fn the_poll_bench_measures_every_way_to_wait_and_says_what_the_least_is() {
+    let (json, svg) = (scratch("poll", "json"), scratch("poll", "svg"));
+    let line = format!("bench --device 20,100 --shape mixed,step --depth 1,4 {TINY}");
+    let words = line.split_whitespace().map(PathBuf::from);
+    let files = ["--json".into(), json.clone(), "--svg".into(), svg.clone()];
+    poll::main(&Poll::parse_from(words.chain(files)).args).expect("the bench runs");
+    let report = read(&json);
+    let rows = report["rows"].as_array().expect("rows");
+    let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+    assert_eq!(
+        sides,
+        ["block", "classic", "half-mean", "half-min", "ours"].repeat(8)
+    );
+    assert_eq!(rows[0]["case"], "device=20us-mixed/depth=1");
+    for row in rows {
+        let part = |figure: &str| row[figure].as_f64().expect("a number");
+        assert!(is_positive(&row["iops"]) && is_positive(&row["cpu"]), "{row}");
+        assert!((0.0..=1.0).contains(&part("oversleep_rate")), "{row}");
+        assert!(part("cpu_limit") > 0.0 && part("cpu_limit") <= 1.0, "{row}");
+    }
+    let wrong = Poll::parse_from(["bench", "--depth", "0"]);
+    let error = poll::main(&wrong.args).expect_err("refused").to_string();
+    assert!(
+        error.contains("--depth 0 rejected: must be from 1 to 256"),
+        "{error}"
+    );
+    for file in [json, svg] {
+        let _ = std::fs::remove_file(file);
+    }
 }
 
 #[test]

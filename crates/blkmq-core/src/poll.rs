@@ -102,8 +102,8 @@ struct Of {
     windows: Windows,
     slept: u64,
     overslept: u64,
-    /// Requests issued up to then have been slept for: none is twice.
-    slept_for: Option<Instant>,
+    /// Requests issued up to then have been slept for, or will not be: none is twice.
+    settled_for: Option<Instant>,
     /// The request that the latest verdict wants to sleep for, by its issue, and until when.
     aim: Option<(Instant, Instant)>,
 }
@@ -142,7 +142,7 @@ impl Predictor {
                 self.awoke_at = Some(until);
                 for of in &mut self.buckets {
                     if let Some((issued, _)) = of.aim.take_if(|(_, wake)| *wake <= until) {
-                        of.slept_for = of.slept_for.max(Some(issued));
+                        of.settled_for = of.settled_for.max(Some(issued));
                     }
                 }
             }
@@ -252,16 +252,16 @@ impl Predictor {
         } else {
             Policy::Predicted
         };
-        let was_slept_for = of.slept_for.is_some_and(|until| issued <= until);
+        let is_settled = of.settled_for.is_some_and(|until| issued <= until);
         let delay = match policy {
             Policy::Classic => None,
             Policy::Fixed(delay) => Some(delay),
             Policy::HalfMean => of.windows.mean().map(|mean| Nanos(mean.0 / 2)),
             Policy::HalfMin => half_min,
-            Policy::Predicted => return of.predicted(issued, was_slept_for, setting, host, now),
+            Policy::Predicted => return of.predicted(issued, is_settled, setting, host, now),
         };
         match delay.map(|delay| issued + delay) {
-            Some(wake) if wake > now && !was_slept_for => {
+            Some(wake) if wake > now && !is_settled => {
                 of.aim = Some((issued, wake));
                 Verdict::SleepUntil(wake)
             }
@@ -277,7 +277,7 @@ impl Of {
             windows: Windows::default(),
             slept: 0,
             overslept: 0,
-            slept_for: None,
+            settled_for: None,
             aim: None,
         }
     }
@@ -285,7 +285,7 @@ impl Of {
     fn predicted(
         &mut self,
         issued: Instant,
-        was_slept_for: bool,
+        is_settled: bool,
         setting: Setting,
         host: &mut Oversleep,
         now: Instant,
@@ -301,7 +301,7 @@ impl Of {
             low: issued + low,
             mean: issued + self.low.mean(),
         };
-        let wake = if was_slept_for {
+        let wake = if is_settled {
             None
         } else {
             host.wake_for(expected.low, now)
@@ -309,8 +309,12 @@ impl Of {
         let verdict = expected.verdict(wake, setting, host, now);
         if let Verdict::SleepUntil(wake) = verdict {
             self.aim = Some((issued, wake));
-        } else if !was_slept_for && expected.low - host.typical() > now {
-            host.refuse();
+        } else if wake.is_none() && !is_settled {
+            // Later will be no better. Once for each request, although a reactor that looks asks again and again.
+            self.settled_for = self.settled_for.max(Some(issued));
+            if expected.low - host.typical() > now {
+                host.refuse();
+            }
         }
         verdict
     }

@@ -27,7 +27,7 @@ impl Measured {
     }
 }
 
-/// What the calling thread's reactor begins with. The first call sleeps for about 4 ms in all.
+/// What the calling thread's reactor begins with. The first call sleeps for about 8 ms in all.
 pub(crate) fn known(ring: &RingHandle, clock: Clock) -> Oversleep {
     static KNOWN: OnceLock<Measured> = OnceLock::new();
     let measured = KNOWN.get_or_init(|| measure(ring, clock, SLEEPS));
@@ -77,7 +77,7 @@ fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-const SLEEPS: u32 = 64;
+const SLEEPS: u32 = 128;
 /// As short as sleeps are that this is about.
 const SLEEP: Nanos = Nanos::from_micros(40);
 

@@ -52,6 +52,8 @@ pub enum Bench {
     SingleDispatch(blkmq_bench::single_dispatch::SingleDispatchArgs),
     /// How tenants share a drive: weights, isolation, throughput, reaction; beside the kernel's schedulers too
     Fairness(blkmq_bench::fairness::FairnessArgs),
+    /// Ways to wait for a device: block, look, sleep for half of its time, sleep as predicted
+    Poll(blkmq_bench::poll::PollArgs),
     /// A scheduler's statistics: under its lock, outside of it, and off
     Stats(blkmq_bench::stats::StatsArgs),
 }

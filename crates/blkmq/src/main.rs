@@ -34,6 +34,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(Bench::RunQueue(args)) => blkmq_bench::run_queue::main(&args),
         Command::Bench(Bench::SingleDispatch(args)) => blkmq_bench::single_dispatch::main(&args),
         Command::Bench(Bench::Fairness(args)) => blkmq_bench::fairness::main(&args),
+        Command::Bench(Bench::Poll(args)) => blkmq_bench::poll::main(&args),
         Command::Bench(Bench::Stats(args)) => blkmq_bench::stats::main(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "blkmq", &mut std::io::stdout());

@@ -28,7 +28,7 @@ const POLLED: Setting = Setting {
 
 impl Rig {
     fn new(late: &[u64], setting: Setting) -> Self {
-        let observed: Vec<Nanos> = late.iter().cycle().take(64).map(|late| Nanos(*late)).collect();
+        let observed: Vec<Nanos> = late.iter().cycle().take(128).map(|late| Nanos(*late)).collect();
         Self {
             predictor: Predictor::new(4),
             host: Oversleep::new(Nanos(2_000), &observed),
@@ -105,6 +105,21 @@ fn a_device_faster_than_a_sleeper_is_late_is_spun_on() {
     let mut rig = Rig::new(&[14_000, 20_000], POLLED);
     assert_eq!(slept(&rig.reads(200, 20_000)), 0);
     assert_eq!(slept(&rig.reads(200, 5_000)), 0);
+}
+
+#[test]
+fn a_reactor_that_looks_and_asks_again_and_again_has_refused_one_sleep_for_each_request() {
+    // Sleepers are 60 µs late at times, so that 50 µs are not slept for; whatever is asked meanwhile, that is not forgotten.
+    let late: Vec<u64> = (0..16).map(|at| if at == 0 { 60_000 } else { 24_000 }).collect();
+    let mut rig = Rig::new(&late, POLLED);
+    rig.reads(50, 50_000);
+    let high = rig.host.high();
+    rig.predictor.issued(Tag(0), Op::Read, 4096, rig.now);
+    for look in 0..100_000 {
+        let now = rig.now + Nanos(look / 2);
+        assert_eq!(rig.predictor.verdict(POLLED, &mut rig.host, now), Verdict::Spin);
+    }
+    assert_eq!(rig.host.high(), high);
 }
 
 #[test]
@@ -242,7 +257,7 @@ fn where_completions_wake_it_a_reactor_sleeps_for_what_is_sure_and_blocks_for_wh
 
 #[test]
 fn a_known_time_is_slept_for_and_met_awake() {
-    let host = Oversleep::new(Nanos(14_000), &[Nanos(20_000); 64]);
+    let host = Oversleep::new(Nanos(14_000), &[Nanos(20_000); 128]);
     let (now, at) = (Instant(0), Instant(100_000));
     assert_eq!(
         verdict_at(at, Wait::Auto, &host, now),

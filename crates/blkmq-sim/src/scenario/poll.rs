@@ -212,7 +212,7 @@ struct Later {
 impl Model {
     fn new(device: Device, depth: u32, side: Side, host: Host, seed: u64) -> Self {
         let mut rng = Rng::new(seed, 1);
-        let observed: Vec<Nanos> = (0..64).map(|_| host.late(&mut rng)).collect();
+        let observed: Vec<Nanos> = (0..128).map(|_| host.late(&mut rng)).collect();
         Self {
             device,
             side,
