@@ -15,6 +15,7 @@ use crate::disk::{Disk, QueueId};
 use crate::error::Error;
 use crate::place::Place;
 use crate::shared::Shared;
+use crate::wait::Expected;
 
 /// A thread's own way to all disks of an engine. Stays on the thread that attached.
 ///
@@ -93,7 +94,7 @@ impl Attached {
             }
             if !place.has_news() {
                 // Submits, too: issuing and waiting are one system call.
-                place.wait(true, until, || false);
+                place.wait(Expected::Io, until, || false);
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::ring::{BEAT, Completion, Port, RingHandle};
 use crate::shared::{Chair, QueueEntry, Shared};
 use crate::sleep;
-use crate::wait::WaitPolicy;
+use crate::wait::{Expected, WaitPolicy};
 
 /// One thread's side of the engine.
 pub(crate) struct Place {
@@ -195,15 +195,14 @@ impl Place {
     }
 
     /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says.
-    /// `expects` says that something is likely to come soon; `has_news` looks for what the place does not
-    /// know of.
-    pub(crate) fn wait(&mut self, expects: bool, alarm: Option<Instant>, has_news: impl Fn() -> bool) {
+    /// `has_news` looks for what the place does not know of.
+    pub(crate) fn wait(&mut self, expected: Expected, alarm: Option<Instant>, has_news: impl Fn() -> bool) {
         let alarm = self.earliest_alarm(alarm);
         let start = self.clock.now();
         if alarm.is_some_and(|at| at <= start) {
             return;
         }
-        let verdict = self.verdict(expects, start);
+        let verdict = self.verdict(expected, start);
         let spin = match verdict {
             Verdict::SleepUntil(wake) if alarm.is_none_or(|at| wake <= at) => {
                 return self.doze(wake, &has_news);
@@ -212,7 +211,7 @@ impl Place {
             // Only running the queues shows what has ended: the next turn does.
             Verdict::Spin if self.is_polled() => return self.ring.submit(),
             Verdict::Spin => self.policy.spin_for_drive(),
-            Verdict::Block => self.policy.spin_for(expects, start, alarm),
+            Verdict::Block => self.policy.spin_for(expected, start, alarm),
         };
         if spin > Nanos::ZERO {
             self.ring.submit();
@@ -223,7 +222,7 @@ impl Place {
             let end = alarm.map_or(start + spin, |at| at.min(start + spin));
             let found = self.look(end, &has_news);
             let is_alarm = alarm == Some(end);
-            if expects && (found || !is_alarm) {
+            if expected != Expected::Nothing && (found || !is_alarm) {
                 self.policy.looked(found);
             }
             if found || is_alarm || verdict == Verdict::Spin {
@@ -235,8 +234,8 @@ impl Place {
     }
 
     /// Decides how to wait for all that is in flight.
-    fn verdict(&mut self, expects: bool, now: Instant) -> Verdict {
-        if expects && self.mode == Wait::Poll {
+    fn verdict(&mut self, expected: Expected, now: Instant) -> Verdict {
+        if expected != Expected::Nothing && self.mode == Wait::Poll {
             return Verdict::Spin;
         }
         let Self {

@@ -20,6 +20,7 @@ use crate::place::Place;
 use crate::ring::Completion;
 use crate::service::{Cx, Desk, Service, ServiceFactory};
 use crate::shared::{Order, Shared};
+use crate::wait::Expected;
 
 /// The loop of one thread and the services that live on it.
 pub(crate) struct Reactor {
@@ -110,10 +111,16 @@ impl Reactor {
     }
 
     fn wait(&mut self) {
-        let expects = self.busy > 0 || self.place.has_io();
+        let expected = if self.place.has_io() {
+            Expected::Io
+        } else if self.busy > 0 {
+            Expected::Message
+        } else {
+            Expected::Nothing
+        };
         let alarm = self.next_timer();
         let inbox = &self.shared.inboxes[self.id.index()];
-        self.place.wait(expects, alarm, || inbox.has_orders());
+        self.place.wait(expected, alarm, || inbox.has_orders());
     }
 
     fn take_orders(&mut self) {
