@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 
 use crate::bio::Status;
 use crate::driver::{Done, Driver, Issued, TimedOut};
-use crate::ids::{Cookie, HctxId, Tag};
+use crate::ids::{Cookie, DiskId, HctxId, Tag};
 use crate::poll::{Oversleep, Policy, Predictor, Setting, Verdict, Wait, Waited, verdict_at};
 use crate::request::{Request, State};
-use crate::tag::Tags;
+use crate::tag::{Tags, Whose};
+use crate::tag_share::Lack;
 use crate::time::{Instant, Nanos};
 
 /// A way into the driver: its requests in flight by tag, and its dispatch list.
@@ -22,6 +23,8 @@ pub(crate) struct HwCtx {
     pub(crate) issued: u64,
     /// Requests past the elevator that the driver, or a missing tag, pushed back; they go before all others.
     pub(crate) dispatch: VecDeque<Box<Request>>,
+    /// Requests of disks that had their share of shared tags.
+    held: VecDeque<Box<Request>>,
     time_limit: Nanos,
     /// When to look for requests that have passed the time limit.
     next_timeout: Option<Instant>,
@@ -51,12 +54,15 @@ pub(crate) enum Outcome {
     Ended { rq: Box<Request>, status: Status },
     /// It is at the head of the dispatch list; nothing more should be issued now.
     PushedBack(Hold),
+    /// Its disk has its share of shared tags: it is kept, and goes when one of the disk's has ended. Others may be issued.
+    Held,
 }
 
 /// Why a request was pushed back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// No tag: a completion (here, or of another context with shared tags) frees one.
+    /// No tag: a completion (here, or of another context with shared tags) frees one. Or the share of shared tags is
+    /// reached: a completion here makes room.
     Tag,
     /// A resource that nobody announces.
     Resource,
@@ -73,6 +79,7 @@ impl HwCtx {
         requests: usize,
         limit: Nanos,
     ) -> Self {
+        let tags_are_divided = tags.are_divided();
         Self {
             id,
             driver,
@@ -81,6 +88,7 @@ impl HwCtx {
             in_flight: 0,
             issued: 0,
             dispatch: VecDeque::with_capacity(requests),
+            held: VecDeque::with_capacity(if tags_are_divided { requests } else { 0 }),
             time_limit: limit,
             next_timeout: None,
             looked: (0, None),
@@ -139,10 +147,16 @@ impl HwCtx {
     /// Issues one request. `depth` bounds the requests in flight here.
     #[inline(always)]
     pub(crate) fn issue(&mut self, mut rq: Box<Request>, depth: u32, last: bool, now: Instant) -> Outcome {
-        let Some(tag) = self.tags.take(depth, self.id) else {
-            rq.state = State::Dispatched;
-            self.dispatch.push_front(rq);
-            return Outcome::PushedBack(Hold::Tag);
+        let hctx = self.id;
+        let whose = || Whose {
+            hctx,
+            disk: rq.disk(),
+            // The elevator's have been counted, and flushes wait for nobody.
+            is_past_shares: rq.from_elevator || rq.is_flush,
+        };
+        let tag = match self.tags.take(depth, whose, now) {
+            Ok(tag) => tag,
+            Err(lack) => return self.wait_for_tag(rq, lack),
         };
         let slot = &mut self.slots[tag.index()];
         debug_assert!(slot.rq.is_none(), "tag {tag} given out while in use");
@@ -157,7 +171,7 @@ impl HwCtx {
         {
             Issued::Done(status) => {
                 self.issued += 1;
-                self.tags.give_back(tag);
+                self.tags.give_back(tag, rq.disk());
                 Outcome::Ended { rq, status }
             }
             Issued::Queued => {
@@ -179,7 +193,7 @@ impl HwCtx {
         }
         let rq = slot.rq.take()?;
         self.predictor.completed(tag, now);
-        self.release(tag);
+        self.release(tag, rq.disk());
         Some(rq)
     }
 
@@ -200,7 +214,7 @@ impl HwCtx {
                 if self.driver.timed_out(Cookie::new(tag, slot.generation)) == TimedOut::Ended {
                     let rq = slot.rq.take().expect("checked above");
                     self.predictor.forget(tag);
-                    self.release(tag);
+                    self.release(tag, rq.disk());
                     return Some(rq);
                 }
                 slot.expires = now + self.time_limit;
@@ -212,6 +226,30 @@ impl HwCtx {
         let (_, earliest) = std::mem::take(&mut self.looked);
         self.next_timeout = earliest.or((self.in_flight > 0).then_some(now + self.time_limit));
         None
+    }
+
+    /// Puts a request behind those that wait.
+    pub(crate) fn push_leftover(&mut self, mut rq: Box<Request>) {
+        rq.state = State::Dispatched;
+        self.tags.expect(rq.disk());
+        self.dispatch.push_back(rq);
+    }
+
+    /// Says whether nothing waits here.
+    #[inline]
+    pub(crate) fn has_no_leftovers(&self) -> bool {
+        self.dispatch.is_empty() && self.held.is_empty()
+    }
+
+    /// Takes the next of those that were pushed back, or else the first that was held and whose disk may have more.
+    #[inline]
+    pub(crate) fn next_leftover(&mut self) -> Option<Box<Request>> {
+        if let Some(rq) = self.dispatch.pop_front() {
+            return Some(rq);
+        }
+        let mut held = self.held.iter();
+        let place = held.position(|rq| self.tags.has_room(rq.disk()))?;
+        self.held.remove(place)
     }
 
     /// How many tags that other contexts may wait for were given back since the last call.
@@ -256,7 +294,7 @@ impl HwCtx {
                 self.id
             );
         }
-        for rq in &self.dispatch {
+        for rq in self.dispatch.iter().chain(&self.held) {
             assert_eq!(
                 rq.state,
                 State::Dispatched,
@@ -281,13 +319,28 @@ impl HwCtx {
     }
 
     #[inline]
-    fn release(&mut self, tag: Tag) {
+    fn release(&mut self, tag: Tag, disk: DiskId) {
         self.in_flight -= 1;
-        self.tags.give_back(tag);
+        self.tags.give_back(tag, disk);
+    }
+
+    #[inline(never)]
+    fn wait_for_tag(&mut self, mut rq: Box<Request>, lack: Lack) -> Outcome {
+        rq.state = State::Dispatched;
+        match lack {
+            Lack::Tag => {
+                self.dispatch.push_front(rq);
+                Outcome::PushedBack(Hold::Tag)
+            }
+            Lack::OfDisk => {
+                self.held.push_back(rq);
+                Outcome::Held
+            }
+        }
     }
 
     fn push_back(&mut self, mut rq: Box<Request>, tag: Tag, hold: Hold) -> Outcome {
-        self.tags.give_back(tag);
+        self.tags.give_back(tag, rq.disk());
         rq.state = State::Dispatched;
         self.dispatch.push_front(rq);
         Outcome::PushedBack(hold)

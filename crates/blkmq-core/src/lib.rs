@@ -2,7 +2,7 @@
 //!
 //! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
 //! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
-//! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, [`driver`], [`poll`]; beside the way:
+//! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, `tag_share`, [`driver`], [`poll`]; beside the way:
 //! [`group`], `flush`, [`stat`], `holding`, `lines`.
 #![forbid(unsafe_code)]
 
@@ -29,6 +29,7 @@ mod split;
 pub mod stat;
 mod sw_ctx;
 mod tag;
+mod tag_share;
 mod target;
 mod throttle;
 pub mod time;

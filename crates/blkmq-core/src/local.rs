@@ -87,7 +87,7 @@ impl Seat {
         let queue = &self.queue;
         let mode = queue.tag_mode();
         let hw = driver.map(|driver| {
-            let tags = Tags::new(mode, queue.shared_tags.as_ref());
+            let tags = Tags::new(mode, queue.shared_tags.as_ref(), queue.disks().len());
             let id = HctxId(self.id.0);
             let mut hw = HwCtx::new(
                 id,
@@ -248,7 +248,7 @@ impl LocalQueue {
         let hw_idle = self
             .hw
             .as_ref()
-            .is_none_or(|hw| hw.in_flight == 0 && hw.dispatch.is_empty());
+            .is_none_or(|hw| hw.in_flight == 0 && hw.has_no_leftovers());
         if !self.sw.is_at_rest() || !hw_idle || !self.mailbox.is_empty() {
             return Err(Box::new(self));
         }
@@ -331,12 +331,11 @@ impl LocalQueue {
             rq.inserted_at = now;
             let hw = self.hw.as_mut().expect("the direct path needs an own context");
             if !hw.dispatch.is_empty() {
-                rq.state = State::Dispatched;
-                hw.dispatch.push_back(rq);
+                hw.push_leftover(rq);
                 continue;
             }
             match hw.issue(rq, depth, left == 0, now) {
-                Outcome::Queued => {}
+                Outcome::Queued | Outcome::Held => {}
                 Outcome::Ended {
                     mut rq,
                     status: Status::Ok,
@@ -350,7 +349,7 @@ impl LocalQueue {
             }
         }
         let hw = self.hw.as_mut().expect("looked at above");
-        if !hw.dispatch.is_empty() {
+        if !hw.has_no_leftovers() {
             hw.driver.commit();
         }
     }
@@ -417,7 +416,7 @@ impl LocalQueue {
         };
         let to = self.queue.hctx_owner(user);
         match &mut self.hw {
-            Some(hw) if to == self.me => hw.dispatch.push_back(rq),
+            Some(hw) if to == self.me => hw.push_leftover(rq),
             _ => self.send(to, Mail::Issue(rq), fx),
         }
     }
@@ -457,18 +456,20 @@ impl LocalQueue {
         } else {
             self.queue.depth()
         };
-        while let Some(rq) = self.hw.as_mut().and_then(|hw| hw.dispatch.pop_front()) {
+        while let Some(rq) = self.hw.as_mut().and_then(HwCtx::next_leftover) {
             let hw = self.hw.as_mut().expect("popped from it");
-            let last = hw.dispatch.is_empty();
+            let last = hw.has_no_leftovers();
             match hw.issue(rq, depth, last, now) {
-                Outcome::Queued => {}
+                Outcome::Queued | Outcome::Held => {}
                 Outcome::Ended { rq, status } => self.completed(rq, status, now, fx),
                 Outcome::PushedBack(hold) => {
                     self.hold(hold, now);
-                    self.hw.as_mut().expect("pushed back to it").driver.commit();
-                    return;
+                    break;
                 }
             }
+        }
+        if let Some(hw) = self.hw.as_mut().filter(|hw| !hw.has_no_leftovers()) {
+            hw.driver.commit();
         }
     }
 
@@ -498,8 +499,7 @@ impl LocalQueue {
                     self.hw
                         .as_mut()
                         .expect("requests are sent to owners")
-                        .dispatch
-                        .push_back(rq);
+                        .push_leftover(rq);
                 }
             }
         }
@@ -531,7 +531,7 @@ impl LocalQueue {
         if any && self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
             self.run_other_contexts(fx);
         }
-        any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.dispatch.is_empty()))
+        any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.has_no_leftovers()))
     }
 
     fn expire(&mut self, now: Instant, fx: &mut Effects) -> bool {
@@ -656,12 +656,7 @@ impl LocalQueue {
             rq.from_elevator = false;
             self.publish(rq);
         } else {
-            rq.state = State::Dispatched;
-            self.hw
-                .as_mut()
-                .expect("it was in flight here")
-                .dispatch
-                .push_back(rq);
+            self.hw.as_mut().expect("it was in flight here").push_leftover(rq);
         }
         self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
     }

@@ -12,7 +12,6 @@ use blkmq_sync::gate::Gate;
 use blkmq_sync::mpsc;
 use blkmq_sync::run_work::RunWork;
 use blkmq_sync::spsc;
-use blkmq_sync::tag_bitmap::TagBitmap;
 
 use crate::bio::{Bio, Data, Flags, Op, Status};
 pub use crate::gate::Dispatch;
@@ -28,6 +27,7 @@ use crate::share::Shares;
 use crate::stat::{Shard, Stats, StatsMode, Watch};
 use crate::tag::DEPTH_MAX;
 pub use crate::tag::TagMode;
+use crate::tag_share::SharedTags;
 use crate::target::Targets;
 use crate::throttle::Throttle;
 use crate::time::Nanos;
@@ -266,7 +266,7 @@ pub struct Queue {
     /// Caps hold nothing back any more.
     is_ending: AtomicBool,
     pub(crate) gate: Gate<Sched>,
-    pub(crate) shared_tags: Option<Arc<TagBitmap>>,
+    pub(crate) shared_tags: Option<Arc<SharedTags>>,
     /// Who may start requests: nobody while frozen or quiesced.
     usage: FreezeState,
     /// Who may issue requests that have started: nobody while quiesced.
@@ -336,7 +336,7 @@ impl Queue {
         let stats = Stats::new(groups.capacity(), config.stats);
         let watched = Arc::clone(&stats.watched);
         let shared_tags = match config.tags {
-            TagMode::Shared(depth) => Some(Arc::new(TagBitmap::new(depth))),
+            TagMode::Shared(depth) => Some(Arc::new(SharedTags::new(depth, config.hctxs))),
             TagMode::PerHctx(_) => None,
         };
         let plain_max = if config.limits.boundary == 0 {

@@ -28,11 +28,11 @@ impl Queue {
             return;
         };
         match self.rerun {
-            Rerun::Waiting => self.run_hctxs(tags.take_waiters(), me, fx),
+            Rerun::Waiting => self.run_hctxs(tags.set.take_waiters(), me, fx),
             Rerun::EveryMarked => (0..freed).for_each(|_| self.run_hctxs(self.every_hctx(), me, fx)),
             Rerun::Every => {
                 // Those who are registered as waiting are among them.
-                let _ = tags.take_waiters();
+                let _ = tags.set.take_waiters();
                 for _ in 0..freed {
                     for owner in (0..self.hctxs()).map(ReactorId) {
                         self.port(owner).run.run_unmarked();

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use blkmq_sync::tag_bitmap::TagBitmap;
-
-use crate::ids::{HctxId, Tag};
+use crate::ids::{DiskId, HctxId, Tag};
+use crate::tag_share::{Lack, SharedTags, Use};
+use crate::time::Instant;
 
 /// Whose tags a hardware context uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,8 @@ pub enum TagMode {
     PerHctx(u32),
     /// All hardware contexts of the queue share so many (a host-wide tag set). Behind an elevator other than `bfq`, each
     /// disk that is active has a share of them, so that a slow disk does not keep them from a fast one:
-    /// max(⌈depth / active disks⌉, 4).
+    /// max(⌈depth / active disks⌉, 4). Without an elevator each hardware context has such a share, and what others do not
+    /// want of theirs.
     Shared(u32),
 }
 
@@ -30,6 +31,45 @@ impl TagMode {
 /// The most tags of a set.
 pub(crate) const DEPTH_MAX: u32 = 65_536;
 
+/// Apart from what queues with tags of their own do, whose way is to stay short.
+#[inline(never)]
+fn take_shared(
+    tags: &SharedTags,
+    hint: &mut u32,
+    own: &mut Use,
+    limit: u32,
+    whose: Whose,
+    now: Instant,
+) -> Result<Tag, Lack> {
+    let Whose { hctx, disk, .. } = whose;
+    if !whose.is_past_shares
+        && let Some(lack) = own.lacks(tags, hctx, disk, limit, now)
+    {
+        return Err(lack);
+    }
+    let Some(tag) = tags.set.alloc_or_wait(hint, limit, hctx.0.into()) else {
+        own.found_none(tags, hctx, now);
+        return Err(Lack::Tag);
+    };
+    own.took(disk);
+    Ok(Tag(tag))
+}
+
+#[inline(never)]
+fn give_back_shared(tags: &SharedTags, own: &mut Use, freed: &mut u32, tag: Tag, disk: DiskId) {
+    tags.set.free(tag.0);
+    own.gave(disk);
+    *freed += 1;
+}
+
+/// Who asks for a tag.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whose {
+    pub(crate) hctx: HctxId,
+    pub(crate) disk: DiskId,
+    pub(crate) is_past_shares: bool,
+}
+
 /// One hardware context's way to its tags.
 #[derive(Debug)]
 pub(crate) enum Tags {
@@ -37,19 +77,21 @@ pub(crate) enum Tags {
     Own { free: Vec<u32>, depth: u32 },
     /// Shared with other contexts, which are to be told of tags that this one has freed.
     Shared {
-        set: Arc<TagBitmap>,
+        tags: Arc<SharedTags>,
         hint: u32,
         freed: u32,
+        own: Use,
     },
 }
 
 impl Tags {
-    pub(crate) fn new(mode: TagMode, shared: Option<&Arc<TagBitmap>>) -> Self {
+    pub(crate) fn new(mode: TagMode, shared: Option<&Arc<SharedTags>>, disks: usize) -> Self {
         match shared {
-            Some(set) => Self::Shared {
-                set: Arc::clone(set),
+            Some(tags) => Self::Shared {
+                tags: Arc::clone(tags),
                 hint: 0,
                 freed: 0,
+                own: Use::new(disks),
             },
             None => Self::Own {
                 free: (0..mode.depth()).rev().collect(),
@@ -58,36 +100,60 @@ impl Tags {
         }
     }
 
-    /// Takes a free tag, if fewer than `limit` are in use.
+    /// Takes a free tag, if fewer than `limit` are in use, and, of a shared set and unless `whose.is_past_shares`, fewer here
+    /// than this context's share and the disk's in it.
     ///
-    /// Without one, a context of a shared set is registered as waiting: whoever frees a tag runs it.
-    #[inline]
-    pub(crate) fn take(&mut self, limit: u32, waiter: HctxId) -> Option<Tag> {
+    /// Without one, a context of a shared set is registered as waiting: whoever frees a tag runs it. Or it holds its share:
+    /// the end of a request of its own lets it go on.
+    #[inline(always)]
+    pub(crate) fn take(
+        &mut self,
+        limit: u32,
+        whose: impl FnOnce() -> Whose,
+        now: Instant,
+    ) -> Result<Tag, Lack> {
         match self {
             Self::Own { free, depth } => {
                 let in_use = *depth - free.len() as u32;
                 if in_use >= limit {
-                    return None;
+                    return Err(Lack::Tag);
                 }
-                free.pop().map(Tag)
+                free.pop().map(Tag).ok_or(Lack::Tag)
             }
             // Registers before it looks a second time, so that a tag freed in between is not missed.
-            Self::Shared { set, hint, .. } => set.alloc_or_wait(hint, limit, waiter.0.into()).map(Tag),
+            Self::Shared { tags, hint, own, .. } => take_shared(tags, hint, own, limit, whose(), now),
         }
     }
 
-    /// Gives a tag back. Others may wait for it: [`Tags::take_freed`], at the end of the batch, says so.
+    /// Gives a tag of a request of `disk` back. Others may wait for it: [`Tags::take_freed`], at the end of the batch, says so.
     #[inline]
-    pub(crate) fn give_back(&mut self, tag: Tag) {
+    pub(crate) fn give_back(&mut self, tag: Tag, disk: DiskId) {
         match self {
             Self::Own { free, .. } => {
                 debug_assert!(!free.contains(&tag.0), "tag {tag} freed twice");
                 free.push(tag.0);
             }
-            Self::Shared { set, freed, .. } => {
-                set.free(tag.0);
-                *freed += 1;
-            }
+            Self::Shared { tags, freed, own, .. } => give_back_shared(tags, own, freed, tag, disk),
+        }
+    }
+
+    /// Says whether disks have shares.
+    pub(crate) fn are_divided(&self) -> bool {
+        matches!(self, Self::Shared { own, .. } if own.is_divided())
+    }
+
+    /// Something of `disk` waits behind others.
+    pub(crate) fn expect(&mut self, disk: DiskId) {
+        if let Self::Shared { own, .. } = self {
+            own.expect(disk);
+        }
+    }
+
+    /// Says whether `disk` has less than its share of this context's part of a shared set.
+    pub(crate) fn has_room(&self, disk: DiskId) -> bool {
+        match self {
+            Self::Own { .. } => true,
+            Self::Shared { own, .. } => own.has_room(disk),
         }
     }
 
@@ -105,29 +171,39 @@ impl Tags {
 mod tests {
     use super::*;
 
+    const NOW: Instant = Instant(0);
+
+    fn by(hctx: u16) -> Whose {
+        Whose {
+            hctx: HctxId(hctx),
+            disk: DiskId(0),
+            is_past_shares: false,
+        }
+    }
+
     #[test]
     fn own_tags_are_unique_and_stop_at_the_limit() {
-        let mut tags = Tags::new(TagMode::PerHctx(4), None);
-        let taken: Vec<_> = std::iter::from_fn(|| tags.take(3, HctxId(0))).collect();
+        let mut tags = Tags::new(TagMode::PerHctx(4), None, 1);
+        let taken: Vec<_> = std::iter::from_fn(|| tags.take(3, || by(0), NOW).ok()).collect();
         assert_eq!(taken, [Tag(0), Tag(1), Tag(2)]);
-        tags.give_back(Tag(1));
-        assert_eq!(tags.take(3, HctxId(0)), Some(Tag(1)));
-        assert_eq!(tags.take(4, HctxId(0)), Some(Tag(3)));
-        assert_eq!(tags.take(4, HctxId(0)), None);
+        tags.give_back(Tag(1), DiskId(0));
+        assert_eq!(tags.take(3, || by(0), NOW), Ok(Tag(1)));
+        assert_eq!(tags.take(4, || by(0), NOW), Ok(Tag(3)));
+        assert_eq!(tags.take(4, || by(0), NOW), Err(Lack::Tag));
     }
 
     #[test]
     fn who_finds_no_shared_tag_is_told_of_the_next_one_freed() {
-        let set = Arc::new(TagBitmap::new(1));
+        let set = Arc::new(SharedTags::new(1, 6));
         let mode = TagMode::Shared(1);
-        let (mut a, mut b) = (Tags::new(mode, Some(&set)), Tags::new(mode, Some(&set)));
-        let tag = a.take(1, HctxId(0)).unwrap();
-        assert_eq!(b.take(1, HctxId(5)), None);
-        a.give_back(tag);
-        assert_eq!((a.take_freed(), set.take_waiters()), (1, 1 << 5));
+        let (mut a, mut b) = (Tags::new(mode, Some(&set), 1), Tags::new(mode, Some(&set), 1));
+        let tag = a.take(1, || by(0), NOW).unwrap();
+        assert_eq!(b.take(1, || by(5), NOW), Err(Lack::Tag));
+        a.give_back(tag, DiskId(0));
+        assert_eq!((a.take_freed(), set.set.take_waiters()), (1, 1 << 5));
         assert_eq!((a.take_freed(), b.take_freed()), (0, 0));
-        let tag = b.take(1, HctxId(5)).unwrap();
-        b.give_back(tag);
-        assert_eq!((b.take_freed(), set.take_waiters()), (1, 0));
+        let tag = b.take(1, || by(5), NOW).unwrap();
+        b.give_back(tag, DiskId(0));
+        assert_eq!((b.take_freed(), set.set.take_waiters()), (1, 0));
     }
 }

@@ -4,12 +4,12 @@
 mod common;
 
 use blkmq_core::bio::{Bio, Op, Status};
-use blkmq_core::driver::{Done, Issued};
+use blkmq_core::driver::Issued;
 use blkmq_core::ids::{DiskId, ReactorSet};
 use blkmq_core::queue::{Dispatch, QueueConfig, ReactorConfig, TagMode};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use common::{Bench, bio, config};
+use common::{Bench, bio, config, end, in_flight_of};
 
 /// A queue with an elevator for `reactors`, whose requests at even blocks cannot merge.
 fn scheduled(reactors: u16, kind: Kind) -> QueueConfig {
@@ -160,14 +160,14 @@ fn a_slow_disk_leaves_a_fast_one_its_share_of_shared_tags_while_both_are_active(
         bench.submit(1, read(FAST, block));
     }
     bench.unplug(1);
-    end(&mut bench, SLOW, 4);
+    end(&mut bench, DiskId(SLOW), 4);
     for round in 0..4 {
         assert_eq!(counts(&bench), (4, 4), "round {round}");
-        end(&mut bench, FAST, 4);
+        end(&mut bench, DiskId(FAST), 4);
     }
     assert_eq!(counts(&bench), (4, 0), "the fast one may come back soon");
     bench.now = bench.now + Nanos::from_millis(11);
-    end(&mut bench, SLOW, 1);
+    end(&mut bench, DiskId(SLOW), 1);
     assert_eq!(counts(&bench), (8, 0), "or not");
     bench.run_dry();
     assert_eq!((bench.ended(0).len(), bench.ended(1).len()), (32, 16));
@@ -178,28 +178,10 @@ const FAST: u32 = 1;
 
 /// How many requests of each disk are with the drivers.
 fn counts(bench: &Bench) -> (usize, usize) {
-    let seen: Vec<_> = (0..2).flat_map(|side| bench.issued(side)).collect();
-    let of = |disk| seen.iter().filter(|seen| seen.disk == DiskId(disk)).count();
-    (of(SLOW), of(FAST))
-}
-
-/// Ends `count` requests of a disk, wherever they are.
-fn end(bench: &mut Bench, disk: u32, count: usize) {
-    let mut left = count;
-    for side in &bench.sides {
-        let mut hand = side.hand.borrow_mut();
-        while let Some(place) = hand.issued.iter().position(|seen| seen.disk == DiskId(disk)) {
-            if left == 0 {
-                break;
-            }
-            left -= 1;
-            let cookie = hand.issued.remove(place).cookie;
-            let status = Status::Ok;
-            hand.done.push(Done { cookie, status });
-        }
-    }
-    assert_eq!(left, 0, "requests to end");
-    bench.settle();
+    (
+        in_flight_of(bench, DiskId(SLOW)),
+        in_flight_of(bench, DiskId(FAST)),
+    )
 }
 
 fn every_context(reactors: u16, kind: Kind) -> Bench {

@@ -48,7 +48,7 @@ impl LocalQueue {
             issued = true;
             let hw = self.hw.as_mut().expect("looked at above");
             match hw.issue(rq, u32::MAX, false, now) {
-                Outcome::Queued => {}
+                Outcome::Queued | Outcome::Held => {}
                 Outcome::PushedBack(hold) => self.hold(hold, now),
                 Outcome::Ended { rq, status } => {
                     ended = true;

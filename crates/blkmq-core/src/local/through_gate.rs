@@ -98,7 +98,7 @@ impl LocalQueue {
             self.queue.depth()
         };
         match hw.issue(rq, depth, false, now) {
-            Outcome::Queued => {}
+            Outcome::Queued | Outcome::Held => {}
             Outcome::PushedBack(hold) => {
                 let rq = hw.dispatch.pop_front().expect("just pushed back");
                 if rq.from_elevator {

@@ -224,3 +224,28 @@ pub fn bio(op: Op, block: u64, blocks: u64, cookie: u64) -> Bio {
         ..Bio::default()
     }
 }
+
+/// How many requests of a disk are with the drivers.
+pub fn in_flight_of(bench: &Bench, disk: DiskId) -> usize {
+    let seen = (0..bench.sides.len()).flat_map(|side| bench.issued(side));
+    seen.filter(|seen| seen.disk == disk).count()
+}
+
+/// Ends `count` requests of a disk, wherever they are.
+pub fn end(bench: &mut Bench, disk: DiskId, count: usize) {
+    let mut left = count;
+    for side in &bench.sides {
+        let mut hand = side.hand.borrow_mut();
+        while let Some(place) = hand.issued.iter().position(|seen| seen.disk == disk) {
+            if left == 0 {
+                break;
+            }
+            left -= 1;
+            let cookie = hand.issued.remove(place).cookie;
+            let status = Status::Ok;
+            hand.done.push(Done { cookie, status });
+        }
+    }
+    assert_eq!(left, 0, "requests to end");
+    bench.settle();
+}

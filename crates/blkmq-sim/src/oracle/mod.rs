@@ -134,8 +134,8 @@ impl Oracle {
         if !self.wire.has_room_anywhere() {
             return None;
         }
-        // Behind an elevator a disk has a share of the shared tags alone: one beyond its share is held back on purpose.
-        if self.rules.shared_tags && self.rules.places.len() > 1 && self.wire.is_scheduled() {
+        // Disks, and contexts without an elevator, have a share of shared tags alone: what is beyond it is held back on purpose.
+        if self.rules.shared_tags && (self.rules.places.len() > 1 || !self.wire.is_scheduled()) {
             return None;
         }
         let parts_max = self.lives.parts_max(self.block());

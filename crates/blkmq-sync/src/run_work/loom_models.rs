@@ -302,6 +302,25 @@ fn flaw_e_the_earlier_of_two_deadlines_stays() {
     });
 }
 
+/// A delayed run that arms the timer anew, whatever is pending: whoever asks again and again keeps the run away for ever.
+#[test]
+#[should_panic(expected = "was pushed back")]
+fn flaw_e_a_delayed_run_that_rearms_a_pending_one_is_found() {
+    check(|| {
+        let context = Arc::new(Context::default());
+        let [earlier, later] = [4_u64, 9].map(|units| {
+            spawn(&context, move |context| {
+                context.work.update(|word| match word & WANTED {
+                    0 => (word & FLAGS | units << DEADLINE_SHIFT, ()),
+                    _ => (word, ()),
+                });
+            })
+        });
+        join_all([earlier, later]);
+        assert!(context.work.take(4_000), "the earlier run was pushed back");
+    });
+}
+
 #[test]
 fn a_delayed_run_asked_for_during_a_pass_is_known_when_it_ends() {
     check(|| {
