@@ -2,11 +2,13 @@
 //! end of a request runs every context anew (as it was once), every context that is not queued already, or those that wait.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use blkmq_core::queue::{Rerun, TagMode};
 use blkmq_host::driver::null::{Completion, NullConfig};
+use blkmq_sync::{Published, RunWork};
 
 use crate::args::BenchArgs;
 use crate::on_null::{self, Jobs, check_load};
@@ -28,6 +30,10 @@ pub struct RunQueueArgs {
     /// Tags that all hardware contexts share
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub tags: u32,
+    /// The null drive, by keys of its driver (docs/drivers/null.md), such as bandwidth=1G [default: a drive that completes when
+    /// it is next looked at]
+    #[arg(long, value_name = "KEY=VALUE,…")]
+    pub drive: Option<String>,
 }
 
 /// Runs the bench and prints its report; progress goes to stderr.
@@ -51,17 +57,38 @@ pub fn main(args: &RunQueueArgs) -> Result<()> {
         "--tags {} rejected: must be from 1 to {TAGS_MAX}",
         args.tags
     );
+    let drive = drive(args.drive.as_deref())?;
     let plan = args.common.plan(args.depth.len() * SIDES.len(), SET_UP)?;
-    let mut points = points(&args);
+    let mut points = points(&args, &drive);
     let mut report = Report::start("run-queue", about(&args), &plan);
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &args.common)?;
     print!("{}", summary(&report.rows, &args));
+    print!("{}", cost_of_redundant_runs());
     Ok(())
 }
 
-fn points(args: &RunQueueArgs) -> Vec<Point<'_>> {
+fn drive(keys: Option<&str>) -> Result<NullConfig> {
+    let mut drive = NullConfig {
+        depth: TAGS_MAX,
+        ..NullConfig::bare()
+    };
+    let Some(keys) = keys else {
+        drive.completion = Some(Completion::Deferred);
+        return Ok(drive);
+    };
+    for pair in keys.split(',') {
+        let (key, value) = pair
+            .split_once('=')
+            .with_context(|| format!("--drive {pair} rejected: must be KEY=VALUE"))?;
+        drive.set(key, value).with_context(|| format!("--drive {pair}"))?;
+    }
+    drive.check().with_context(|| format!("--drive {keys}"))?;
+    Ok(drive)
+}
+
+fn points<'a>(args: &'a RunQueueArgs, drive: &'a NullConfig) -> Vec<Point<'a>> {
     let mut points = Vec::new();
     for &depth in &args.depth {
         points.extend(SIDES.map(|(side, rerun)| Point {
@@ -72,11 +99,7 @@ fn points(args: &RunQueueArgs) -> Vec<Point<'_>> {
                     jobs: args.jobs,
                     depth,
                 };
-                let drive = NullConfig {
-                    completion: Some(Completion::Deferred),
-                    ..NullConfig::bare()
-                };
-                let (sample, schedules) = on_null::measure(load, drive, plan, |queue| {
+                let (sample, schedules) = on_null::measure(load, drive.clone(), plan, |queue| {
                     queue.tags = TagMode::Shared(args.tags);
                     queue.rerun = rerun;
                 })?;
@@ -100,9 +123,12 @@ fn about(args: &RunQueueArgs) -> About {
         question: "what does it cost to run hardware contexts when something that they share is freed?".into(),
         setting: vec![
             format!(
-                "4 KiB random reads on a null drive that completes when it is next looked at; {} reactors with a hardware context \
-                 each share {} tags; no elevator",
-                args.jobs, args.tags
+                "4 KiB random reads on a null drive ({}); {} reactors with a hardware context each share {} tags; no elevator",
+                args.drive
+                    .as_deref()
+                    .unwrap_or("it completes when it is next looked at"),
+                args.jobs,
+                args.tags
             ),
             "before: each end of a request queues a run of every context anew; marked: unless it is queued already".into(),
             "after: a batch of ends runs the contexts that wait for a tag, once".into(),
@@ -138,6 +164,30 @@ fn summary(rows: &[Row], args: &RunQueueArgs) -> String {
     lines
 }
 
+/// What it costs to ask for a run that is queued already, by the ways there are to ask.
+fn cost_of_redundant_runs() -> String {
+    let work = RunWork::new();
+    let _ = work.run();
+    let published = Published::now();
+    let time = |ask: &dyn Fn(&RunWork)| {
+        let rounds = (0..REDUNDANT_ROUNDS).map(|_| {
+            let start = Instant::now();
+            (0..REDUNDANT_RUNS).for_each(|_| ask(black_box(&work)));
+            start.elapsed().as_nanos() as f64 / f64::from(REDUNDANT_RUNS)
+        });
+        rounds.fold(f64::MAX, f64::min)
+    };
+    let by_completion = time(&|work| _ = black_box(work.run_published(&published)));
+    let by_owner = time(&|work| _ = black_box(work.run_by_owner()));
+    let alone = time(&|work| _ = black_box(work.run()));
+    let unmarked = time(&RunWork::run_unmarked);
+    format!(
+        "\nTo ask for a run that is queued already, on a line of the own core, the loop and the call included: {by_completion:.1} ns \
+         by a completion\n(its batch has one fence), {by_owner:.1} ns by the owner, {alone:.1} ns with a fence of its own, \
+         {unmarked:.1} ns if it is queued anew (before).\n"
+    )
+}
+
 const SIDES: [(&str, Rerun); 3] = [
     ("before", Rerun::Every),
     ("marked", Rerun::EveryMarked),
@@ -151,6 +201,9 @@ const PUBLISHED: [(u32, [f64; 2]); 4] = [
     (1024, [156.0, 250.0]),
 ];
 const DEPTH_MAX: u32 = 4096;
+const REDUNDANT_RUNS: u32 = 100_000;
+/// The fastest one counts: the others were interrupted.
+const REDUNDANT_ROUNDS: u32 = 20;
 const TAGS_MAX: u32 = 65_536;
 /// Starting and ending an engine.
 const SET_UP: Duration = Duration::from_millis(40);

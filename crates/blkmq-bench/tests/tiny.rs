@@ -8,6 +8,7 @@ use blkmq_bench::engine::{self, EngineArgs};
 use blkmq_bench::fairness::{self, FairnessArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
 use blkmq_bench::poll::{self, PollArgs};
+use blkmq_bench::run_queue::{self, RunQueueArgs};
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
 use blkmq_bench::stats::{self, StatsArgs};
 use clap::Parser;
@@ -41,6 +42,12 @@ struct Engine {
 struct SingleDispatch {
     #[command(flatten)]
     args: SingleDispatchArgs,
+}
+
+#[derive(Parser)]
+struct RunQueue {
+    #[command(flatten)]
+    args: RunQueueArgs,
 }
 
 #[derive(Parser)]
@@ -102,6 +109,29 @@ fn the_poll_bench_measures_every_way_to_wait_and_says_what_the_least_is() {
     for file in [json, svg] {
         let _ = std::fs::remove_file(file);
     }
+fn the_run_queue_bench_counts_the_runs_that_each_side_schedules() {
+    let json = scratch("run-queue", "json");
+    let run = |drive: &str| {
+        let line = format!("bench --jobs 2 --tags 8 --depth 4,64{drive} {TINY}");
+        let words = line.split_whitespace().map(PathBuf::from);
+        run_queue::main(&RunQueue::parse_from(words.chain(["--json".into(), json.clone()])).args)
+    };
+    for drive in ["", " --drive bandwidth=1G"] {
+        run(drive).expect("the bench runs");
+        let report = read(&json);
+        let rows = report["rows"].as_array().expect("rows");
+        let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+        assert_eq!(sides, ["before", "marked", "after"].repeat(2));
+        assert_eq!(rows[3]["case"], "jobs=2/depth=64");
+        assert!(rows.iter().all(|row| is_positive(&row["iops"])));
+        let before = rows[3]["schedules_per_io"].as_f64().expect("a number");
+        assert!(before > 1.0, "each end runs both contexts: {before}");
+    }
+    let error = format!("{:#}", run(" --drive latency").expect_err("no value"));
+    assert!(error.contains("must be KEY=VALUE"), "{error}");
+    let error = format!("{:#}", run(" --drive depth=0").expect_err("out of range"));
+    assert!(error.contains("from 1 to 65536"), "{error}");
+    let _ = std::fs::remove_file(json);
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub enum Source {
 pub struct QueueSettings {
     /// The elevator to begin with. Default none.
     pub elevator: Kind,
-    /// Requests in flight at the drive, 1 to 65536: for files over all threads, else for each. Default 256
+    /// Requests in flight at the drive, 1 to 65536: for files, and null disks with `shared_tags`, over all threads, else for each. Default 256
     /// for files, 128 for ram, as many as the drive takes for null.
     pub depth: Option<u32>,
     /// Hardware contexts; see [`QueueSpec::hctxs`]. Default one per thread.
@@ -234,11 +234,11 @@ fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<Que
         Opened::Null(config) => {
             let drive = NullDrive::new(config.clone(), &sizes).map_err(|error| queue_error(&name, error))?;
             let depth = settings.depth.unwrap_or(config.depth);
-            (
-                Arc::new(drive) as Arc<dyn Drive>,
-                TagMode::PerHctx(depth),
-                requests_default(),
-            )
+            let tags = match config.shared_tags {
+                true => TagMode::Shared(depth),
+                false => TagMode::PerHctx(depth),
+            };
+            (Arc::new(drive) as Arc<dyn Drive>, tags, requests_default())
         }
         Opened::Ram(config) => {
             let depth = settings.depth.unwrap_or(DEPTH_RAM);

@@ -101,6 +101,26 @@ fn drives_of_different_kinds_cannot_share_a_queue() {
 }
 
 #[test]
+fn null_disks_share_their_tags_if_asked_to() {
+    let shared = |name| {
+        let mut disk = null(name);
+        disk.source = Source::Null(NullConfig {
+            shared_tags: true,
+            depth: 64,
+            ..NullConfig::default()
+        });
+        on("host", disk)
+    };
+    let disks = vec![shared("a"), shared("b"), null("c")];
+    let plan = plan(disks, &BTreeMap::new(), &QueueSettings::default()).unwrap();
+    assert_eq!(plan.queues[0].disks.len(), 2);
+    assert_eq!(plan.queues[0].tags, TagMode::Shared(64));
+    assert_eq!(plan.queues[1].tags, TagMode::PerHctx(1024));
+    let error = planned(vec![shared("a"), on("host", null("b"))]).unwrap_err();
+    assert!(error.contains("null disks a and b"), "{error}");
+}
+
+#[test]
 fn a_disk_without_a_size_is_named() {
     let mut disk = null("x");
     disk.size = None;

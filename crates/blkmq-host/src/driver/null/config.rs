@@ -35,8 +35,10 @@ pub struct NullConfig {
     pub parallel: u32,
     /// Bytes per second of data, over all hardware contexts; 0 for no such limit. Default 0.
     pub bandwidth: u64,
-    /// Requests that one hardware context takes, 1 to 65536. Default 1024.
+    /// Requests that one hardware context takes, or with `shared_tags` all of them together, 1 to 65536. Default 1024.
     pub depth: u32,
+    /// Have all hardware contexts share one set of tags, as the disks behind a host adapter do. Default off.
+    pub shared_tags: bool,
     /// How many hardware contexts, the first ones, announce nothing: the ends of their requests are found by looking alone, so
     /// their reactors do not block while one is in flight. Default 0.
     pub poll_queues: u16,
@@ -75,6 +77,7 @@ impl Default for NullConfig {
             parallel: 0,
             bandwidth: 0,
             depth: 1024,
+            shared_tags: false,
             poll_queues: 0,
             zero: true,
             memory: false,
@@ -114,6 +117,7 @@ impl NullConfig {
             "parallel" => self.parallel = value::whole(key, value, 0..=65536, "a number from 0 to 65536")?,
             "bandwidth" => self.bandwidth = value::size(key, value)?,
             "depth" => self.depth = value::whole(key, value, 1..=65536, "a number from 1 to 65536")?,
+            "shared_tags" => self.shared_tags = value::switch(key, value)?,
             "poll_queues" => {
                 self.poll_queues = value::whole(key, value, 0..=65535, "a number from 0 to 65535")?;
             }
@@ -186,7 +190,7 @@ fn completion(value: &str) -> Result<Completion, ConfigError> {
     }
 }
 
-const KEYS: &str = "completion, latency, spread, slow, slow_rate, parallel, bandwidth, depth, poll_queues, zero, memory, cache, cache_size, fua, bad, \
+const KEYS: &str = "completion, latency, spread, slow, slow_rate, parallel, bandwidth, depth, shared_tags, poll_queues, zero, memory, cache, cache_size, fua, bad, \
                     timeout_rate, requeue_rate, resource_rate, setup_failure, seed";
 
 #[cfg(test)]
@@ -204,6 +208,7 @@ mod tests {
             ("parallel", "8"),
             ("bandwidth", "1G"),
             ("depth", "64"),
+            ("shared_tags", "on"),
             ("poll_queues", "2"),
             ("zero", "off"),
             ("memory", "on"),
@@ -224,6 +229,7 @@ mod tests {
         let named: Vec<&str> = KEYS.split(", ").map(str::trim).collect();
         assert_eq!(named, values.map(|(key, _)| key));
         assert_eq!(config.latency, Nanos::from_micros(80));
+        assert!(config.shared_tags);
         assert_eq!(config.bad.first(), Some(&(1 << 20..2 << 20)));
         assert_eq!(config.check(), Ok(()));
     }
@@ -237,6 +243,16 @@ mod tests {
         assert!(
             error.starts_with("key latncy rejected") && error.contains("latency"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn a_switch_that_is_neither_on_nor_off_is_refused() {
+        let error = NullConfig::default().set("shared_tags", "8").unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("shared_tags") && text.contains("on or off"),
+            "{text}"
         );
     }
 
