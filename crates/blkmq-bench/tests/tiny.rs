@@ -109,6 +109,9 @@ fn the_poll_bench_measures_every_way_to_wait_and_says_what_the_least_is() {
     for file in [json, svg] {
         let _ = std::fs::remove_file(file);
     }
+}
+
+#[test]
 fn the_run_queue_bench_counts_the_runs_that_each_side_schedules() {
     let json = scratch("run-queue", "json");
     let run = |drive: &str| {

@@ -124,7 +124,12 @@ impl Fio {
     fn run(&self, words: &str) -> Output {
         let engine = format!("--ioengine=external:{}", self.library.display());
         Command::new("fio")
-            .args(["--output-format=json", "--thread", "--name=first"])
+            .args([
+                "--output-format=json",
+                "--thread",
+                "--verify_state_save=0",
+                "--name=first",
+            ])
             .arg(&engine)
             .args(words.replace("ENGINE", &engine).split_whitespace())
             .output()
