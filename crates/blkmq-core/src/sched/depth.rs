@@ -28,7 +28,8 @@
 //! a depth to 12/7 of it falls as the depth grows; so the gain as a function of `o` crosses the band between the two bounds
 //! once, from above: below the band `o` grows, above it shrinks, within it rests. A step that turns back halves the next one, and
 //! rests between trials grow while `o` does not move, so noise moves it by one small step at a time around that place.
-//! The first trials, after a long time without competition, divide the depth by four, then by two, as long as that costs nothing.
+//! The search begins at FIRST: the first trials, after a long time without competition, divide that by four, then by two, as
+//! long as it costs nothing.
 
 use crate::time::{Instant, Nanos};
 
@@ -57,7 +58,7 @@ pub(super) struct DepthLaw {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Trials of a part of the depth against the depth, from the largest down.
+    /// Trials of a part of the depth against the depth, downwards.
     Descent,
     /// Trials around the operating depth.
     Tracking,
@@ -124,7 +125,7 @@ impl DepthLaw {
         assert!(max > 0, "a drive without depth");
         Self {
             max,
-            operating: max,
+            operating: max.min(FIRST),
             contended: false,
             calm_since: Instant::default(),
             phase: Phase::Descent,
@@ -158,7 +159,7 @@ impl DepthLaw {
             return;
         }
         if now.since(self.calm_since) >= FORGET {
-            self.operating = self.max;
+            self.operating = self.max.min(FIRST);
             self.phase = Phase::Descent;
         }
         self.trial = Trial::default();
@@ -401,6 +402,9 @@ const COMPLETIONS_SLOW: u32 = 16;
 /// A gap so many times longer than the mean one, of at least so many, interrupts a window.
 const INTERRUPTION: u64 = 32;
 const MOMENTS_MIN: u32 = 8;
+/// Where the search begins. A trial far above what a drive needs lasts as long as the drive takes for so much, many times over;
+/// from here up to a thousand it is ten short ones.
+const FIRST: u32 = 64;
 /// Pairs of windows in a trial.
 const PAIRS_MIN: i64 = 3;
 const PAIRS_MAX: i64 = 12;

@@ -261,3 +261,32 @@ fn a_little_more_throughput_is_not_worth_the_order() {
     assert!(run.law.operating < 24, "operating depth {}", run.law.operating);
     assert!(rate * 100 >= best * 95, "{rate} of {best}");
 }
+
+/// A drive of large writes: two of 300 µs at once.
+fn slow() -> Drive {
+    Drive {
+        units: 2,
+        service: |_| 300_000,
+        spread: 20,
+    }
+}
+
+#[test]
+fn a_slow_drive_is_not_flooded_for_long_however_much_it_could_hold() {
+    let mut run = Loop::new(slow(), 4096, 288);
+    run.run(500);
+    let limit = run.law.limit();
+    assert!(limit <= 6, "{limit} after half a second");
+    let (rate, _) = run.run(2000);
+    let best = full(slow(), 4096, 288);
+    assert!(rate * 100 >= best * 97, "{rate} of {best}");
+}
+
+#[test]
+fn a_wide_drive_is_filled_within_a_second() {
+    let mut run = Loop::new(flash(512, 20), 4096, 2048);
+    run.run(1000);
+    let (rate, _) = run.run(1000);
+    let best = full(flash(512, 20), 4096, 2048);
+    assert!(rate * 100 >= best * 97, "{rate} of {best}");
+}
