@@ -33,9 +33,9 @@ impl Oversleep {
         self.refused = 0;
     }
 
-    /// Hardly any sleeper wakes later than that: all but three of the latest 128. Those may be accidents of the host's.
+    /// Hardly any sleeper wakes later than that: all but 1 in 42 of the latest 512. Those may be accidents of the host's.
     pub fn high(&self) -> Nanos {
-        Nanos(self.late.largest(ACCIDENTS).into())
+        Nanos(self.late.largest(self.late.len() / ACCIDENTS).into())
     }
 
     /// How late a sleeper wakes in the middle.
@@ -65,7 +65,7 @@ impl Oversleep {
     pub(super) fn refuse(&mut self) {
         self.refused += 1;
         let typical = self.late.middle();
-        let has_accidents = self.late.largest(ACCIDENTS) > typical * 2;
+        let has_accidents = self.high().0 > u64::from(typical) * 2;
         if self.refused.is_multiple_of(REFUSED_PER_STEP) {
             self.late.push(typical - typical / 8);
         } else if has_accidents && self.refused.is_multiple_of(REFUSED_PER_ACCIDENT) {
@@ -74,14 +74,15 @@ impl Oversleep {
     }
 }
 
-const WINDOW: usize = 128;
-/// The largest ones that are not counted: 4 of 129 exchangeable ones, 3 %, are at least as late as the next.
-const ACCIDENTS: usize = 3;
+/// Accidents come in bursts: among fewer, a burst of four would keep a reactor awake until as many sleeps have been refused.
+const WINDOW: usize = 512;
+/// The share that is not counted: 13 of 513 exchangeable ones, 3 %, are at least as late as the next.
+const ACCIDENTS: usize = 42;
 const OBSERVED_MIN: usize = 8;
 /// So many sleeps not made take the oldest observation out.
-const REFUSED_PER_STEP: u32 = 1024;
+const REFUSED_PER_STEP: u32 = 256;
 /// The same, while the host seems to be, or to have been, disturbed.
-const REFUSED_PER_ACCIDENT: u32 = 32;
+const REFUSED_PER_ACCIDENT: u32 = 8;
 
 #[cfg(test)]
 mod tests {
@@ -119,11 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn one_accident_changes_nothing_and_a_disturbed_time_is_forgotten_without_sleeping() {
+    fn a_burst_of_accidents_changes_nothing_and_a_disturbed_time_is_forgotten_without_sleeping() {
         let mut oversleep = Oversleep::new(us(14), &[us(20); WINDOW]);
-        oversleep.observe(us(5_000));
+        (0..12).for_each(|_| oversleep.observe(us(5_000)));
         assert_eq!(oversleep.high(), us(20));
-        (0..4).for_each(|_| oversleep.observe(us(5_000)));
+        oversleep.observe(us(5_000));
         assert_eq!(oversleep.high(), us(5_000));
         (0..REFUSED_PER_ACCIDENT * WINDOW as u32).for_each(|_| oversleep.refuse());
         assert!((us(15)..=us(20)).contains(&oversleep.high()));
