@@ -122,7 +122,7 @@ fn fold(case: &str, side: &str, samples: &[Sample]) -> Row {
     }
 }
 
-/// The median of each of the bench's own figures.
+/// The median of each of the bench's own figures; one that is infinite is left out.
 fn figures(samples: &[Sample]) -> BTreeMap<String, f64> {
     let names = samples.first().into_iter().flat_map(|sample| &sample.figures);
     let all_of = |name: &str| {
@@ -133,6 +133,7 @@ fn figures(samples: &[Sample]) -> BTreeMap<String, f64> {
     };
     names
         .map(|(name, _)| ((*name).to_owned(), median(all_of(name))))
+        .filter(|(_, value)| value.is_finite())
         .collect()
 }
 

@@ -134,9 +134,10 @@ pub fn plan(
             "queue {unused}: no disk lies on it; the queues are: {known}"
         )));
     }
+    let count = members.len();
     let build = |(name, list): (String, Vec<Member>)| {
         let settings = settings.get(&name).unwrap_or(default);
-        join(name, list, settings)
+        join(name, list, settings, count)
     };
     let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;
     let mut plan = Plan {
@@ -223,7 +224,12 @@ fn open(spec: DiskSpec, group: GroupId) -> Result<(String, Member), Error> {
 }
 
 /// Makes the drive of one queue from its disks.
-fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<QueueSpec, Error> {
+fn join(
+    name: String,
+    list: Vec<Member>,
+    settings: &QueueSettings,
+    queues: usize,
+) -> Result<QueueSpec, Error> {
     check_kinds(&name, &list)?;
     let (entries, opened): (Vec<DiskEntry>, Vec<Opened>) = list
         .into_iter()
@@ -238,7 +244,7 @@ fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<Que
                 true => TagMode::Shared(depth),
                 false => TagMode::PerHctx(depth),
             };
-            (Arc::new(drive) as Arc<dyn Drive>, tags, requests_default())
+            (Arc::new(drive) as Arc<dyn Drive>, tags, requests_default(queues))
         }
         Opened::Ram(config) => {
             let depth = settings.depth.unwrap_or(DEPTH_RAM);
@@ -246,7 +252,7 @@ fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<Que
             (
                 Arc::new(drive) as Arc<dyn Drive>,
                 TagMode::PerHctx(depth),
-                requests_default(),
+                requests_default(queues),
             )
         }
         Opened::File(_) => {
@@ -256,7 +262,7 @@ fn join(name: String, list: Vec<Member>, settings: &QueueSettings) -> Result<Que
             (
                 Arc::new(drive) as Arc<dyn Drive>,
                 TagMode::Shared(depth),
-                requests_default(),
+                requests_default(queues),
             )
         }
     };
@@ -329,19 +335,19 @@ fn queue_error(name: &str, problem: impl ToString) -> Error {
     }
 }
 
-/// Requests of each reactor. What is held for a cap, or waits behind a neighbour, keeps its request.
-fn requests_default() -> u32 {
+/// Requests of each reactor at each of `queues` queues. What is held for a cap, or waits behind a neighbour, keeps its request.
+fn requests_default(queues: usize) -> u32 {
     let reactors = std::thread::available_parallelism().map_or(1, usize::from);
-    (REQUESTS_ALL / reactors).clamp(REQUESTS_MIN, REQUESTS_MAX) as u32
+    (REQUESTS_ALL / (reactors * queues)).clamp(REQUESTS_MIN, REQUESTS_MAX) as u32
 }
 
 const BLOCK_MIN: u32 = 512;
 const DEPTH_RAM: u32 = 128;
 const DEPTH_FILE: u32 = 256;
-/// Requests of all reactors together, and the bounds for one: room for 16 connections with all that they may have in flight, as
+/// Requests of all reactors at all queues together, and the bounds for one at one: room for 16 connections with all that they may have in flight, as
 /// long as memory for the lists between many reactors allows it.
-const REQUESTS_ALL: usize = 16_384;
-const REQUESTS_MIN: usize = 512;
+const REQUESTS_ALL: usize = 65_536;
+const REQUESTS_MIN: usize = 128;
 const REQUESTS_MAX: usize = 4096;
 
 #[cfg(test)]

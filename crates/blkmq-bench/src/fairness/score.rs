@@ -54,8 +54,15 @@ impl Series {
         }
     }
 
-    /// How long after `change` the shares over the next `WINDOW` are first within a tenth of what is due then.
+    /// How long after `change` the shares over the next `WINDOW` are first within a tenth of what is due then, and all together
+    /// do nine tenths of what they did before it: what one leaves is used by the others.
     pub(super) fn reaction(&self, change: Duration, due: &[f64]) -> Option<Duration> {
+        let before_change = self.moments.iter().rfind(|(at, _)| *at <= change)?;
+        let (start, first) = self.moments.first()?;
+        let rate = |from: Duration, to: Duration, before: &[u64], after: &[u64]| {
+            moved(before, after).sum::<f64>() / (to.saturating_sub(from)).as_secs_f64().max(1e-9)
+        };
+        let usual = rate(*start, before_change.0, first, &before_change.1);
         let after = self
             .moments
             .iter()
@@ -65,7 +72,8 @@ impl Series {
             let end = self.moments[index..]
                 .iter()
                 .find(|(end, _)| *end >= *at + WINDOW)?;
-            if share_error(before, &end.1, due) < CLOSE {
+            let is_used = rate(*at, end.0, before, &end.1) >= (1.0 - CLOSE) * usual;
+            if is_used && share_error(before, &end.1, due) < CLOSE {
                 return Some(at.saturating_sub(change));
             }
         }

@@ -113,6 +113,12 @@ impl DiskSpec {
                 .transpose()?,
         };
         let description = take(pairs, "description")?;
+        if let Some(long) = description.as_ref().filter(|text| text.len() > DESCRIPTION_MAX) {
+            bail!(
+                "description of {} bytes rejected: must be at most {DESCRIPTION_MAX}, as NBD has it; shorten it",
+                long.len()
+            );
+        }
         let group = take(pairs, "group")?.unwrap_or_else(|| format!("/{name}"));
         check_group(&group)?;
         let block_size = take(pairs, "block_size")?;
@@ -254,6 +260,8 @@ fn check_group(path: &str) -> Result<()> {
     names.split('/').try_for_each(|name| check_name("group", name))
 }
 
+/// The longest text of an NBD export, in bytes.
+const DESCRIPTION_MAX: usize = 4096;
 /// The largest disk in memory, in bytes.
 const RAM_MAX: u64 = 1 << 40;
 const COMMON_KEYS: &str =
