@@ -1,3 +1,5 @@
+//! Decides whether the predictor keeps what `poll` promises: each invariant by itself.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Decides whether waiting as predicted reaches its goals on the modelled hosts and devices.
+
 use super::*;
 
 fn at_depth_1(us: u64, shape: Shape, side: Side, host: Host) -> Outcome {
