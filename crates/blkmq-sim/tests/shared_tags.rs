@@ -40,10 +40,14 @@ fn check(elevator: Kind, depth: u32, jobs: u64) {
 
 #[test]
 fn without_an_elevator_a_fast_disk_has_at_least_its_share_beside_a_slow_one() {
-    for depth in [1, 8, 32] {
+    for depth in [8, 32] {
         for jobs in [1, 4, 16, 64] {
             check(Kind::None, depth, jobs);
         }
+    }
+    // Of one tag there is no share: the context that has it goes on with it while it has jobs.
+    for jobs in [4, 16, 64] {
+        check(Kind::None, 1, jobs);
     }
 }
 
