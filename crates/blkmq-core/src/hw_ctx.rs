@@ -1,5 +1,5 @@
 //! Decides which requests are with the driver and which are held back in front of it.
-//! One reactor owns a hardware context, so nothing here is shared; `local` fills it, `complete` empties it.
+//! One reactor owns a hardware context, so nothing here is shared but, perhaps, the tags; `local` fills and empties it.
 
 use std::collections::VecDeque;
 
