@@ -52,6 +52,18 @@ pub trait Driver {
     /// Appends what has ended since the last call to `done`. Never blocks.
     fn reap(&mut self, now: Instant, done: &mut Vec<Done>);
 
+    /// Says whether the driver has work of its own between requests: connections to mend, paths to check. It is asked once, at
+    /// set-up; [`Driver::reap`] of such a driver is called at every run of its reactor, also while nothing is in flight.
+    fn is_restless(&self) -> bool {
+        false
+    }
+
+    /// Says, after [`Driver::reap`], whether requests that were pushed back are to be issued again now, because something other
+    /// than an end of one has made room: a path that is back, say. Asked of restless drivers only.
+    fn has_made_room(&mut self) -> bool {
+        false
+    }
+
     /// Says when [`Driver::reap`] should be called next, if by time; a driver whose completions wake the reactor by
     /// themselves (a ring) says none.
     fn next_event(&self) -> Option<Instant> {

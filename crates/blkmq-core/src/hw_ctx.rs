@@ -35,6 +35,8 @@ pub(crate) struct HwCtx {
     /// What the driver was told, and what it said.
     asked_to_poll: bool,
     is_polled: bool,
+    /// The driver is to be looked after while it has no request, too.
+    pub(crate) is_restless: bool,
 }
 
 /// What one tag stands for.
@@ -82,6 +84,7 @@ impl HwCtx {
         let tags_are_divided = tags.are_divided();
         Self {
             id,
+            is_restless: driver.is_restless(),
             driver,
             tags,
             slots: (0..depth).map(|_| Slot::default()).collect(),

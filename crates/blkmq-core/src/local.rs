@@ -509,7 +509,7 @@ impl LocalQueue {
     /// Takes the driver's completions and the requests that have timed out. Says whether the context has to be run.
     fn reap(&mut self, now: Instant, fx: &mut Effects) -> bool {
         let hw = self.hw.as_mut().expect("the caller has looked");
-        if hw.in_flight == 0 {
+        if hw.in_flight == 0 && !hw.is_restless {
             return false;
         }
         let mut done = std::mem::take(&mut self.done);
@@ -524,6 +524,7 @@ impl LocalQueue {
         }
         self.done = done;
         if let Some(hw) = &mut self.hw {
+            any |= hw.is_restless && hw.driver.has_made_room();
             hw.predictor.looked(now);
             hw.predictor.show(&self.queue.port(self.me).shard.poll);
         }
