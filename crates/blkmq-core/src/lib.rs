@@ -3,7 +3,7 @@
 //! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
 //! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
 //! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, `tag_share`, [`driver`], [`poll`]; beside the way:
-//! [`group`], `flush`, [`stat`], `rerun`, `holding`, `lines`.
+//! [`group`], `flush`, [`stat`], `rerun`, `holding`, `lines`; above it: [`mapper`].
 #![forbid(unsafe_code)]
 
 pub mod bio;
@@ -17,6 +17,7 @@ pub mod ids;
 pub mod limits;
 mod lines;
 pub mod local;
+pub mod mapper;
 pub mod merge;
 mod plug;
 pub mod poll;

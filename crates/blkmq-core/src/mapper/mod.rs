@@ -1,0 +1,4 @@
+//! Decides what stands on other disks instead of on a drive: mapped disks, whose bytes lie on members.
+//!
+//! Two kinds: bios of a mapped disk become bios of its members before they meet a queue; a request of a multipath queue
+//! goes on, as it is, to the driver of one of its paths.
