@@ -16,6 +16,7 @@ pub mod driver;
 pub mod engine;
 pub mod error;
 pub mod groups;
+pub mod nbd;
 mod place;
 pub mod plan;
 mod reactor;

@@ -12,9 +12,9 @@
 //! | [`session`] | the server's states: negotiation, then requests and replies |
 //! | [`client`] | the client's negotiation (load generator, driver) |
 
-pub mod client;
-pub mod codec;
 pub mod door;
 pub mod export;
 pub mod limits;
 pub mod session;
+
+pub use blkmq_host::nbd::{client, codec};

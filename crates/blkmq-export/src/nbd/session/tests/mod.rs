@@ -1,5 +1,6 @@
 //! A client made of bytes, for the session's tests.
 
+mod client;
 mod hostile;
 mod negotiation;
 mod streams;

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::nbd::client::*;
+use crate::nbd::codec::TransmissionFlags;
 use crate::nbd::codec::option_reply::{OptionReplies, write_export_name_reply};
 use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;

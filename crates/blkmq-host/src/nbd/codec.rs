@@ -1,5 +1,5 @@
 //! Decides what each NBD message looks like as bytes; nothing here knows when a message may be sent.
-//! [`super::session`] (server) and [`super::client`] give the messages their order.
+//! [`super::client`] and the server in `blkmq-export` give the messages their order.
 //!
 //! Parsers read from the caller's receive buffer and borrow from it; `None` means that the message is not complete yet.
 //! Writers append to a buffer of the caller. All numbers on the wire are big-endian.

@@ -252,7 +252,7 @@ pub fn write_export_name_reply(size_bytes: u64, flags: TransmissionFlags, padded
 }
 
 /// The longest start of `text` of at most `bytes_max` bytes that ends between characters.
-pub(crate) fn truncate(text: &str, bytes_max: usize) -> &str {
+pub fn truncate(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }
 

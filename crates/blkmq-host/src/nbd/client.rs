@@ -346,7 +346,3 @@ impl Handshake {
         self.answers = 0;
     }
 }
-
-#[cfg(test)]
-#[path = "client_tests.rs"]
-mod tests;

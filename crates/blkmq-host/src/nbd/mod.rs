@@ -1,0 +1,13 @@
+//! Decides what travels between an NBD client and server, as bytes; opens no socket itself.
+//! The server's states are in `blkmq-export`; the driver `nbd` and the load generators are clients.
+//!
+//! Bytes in, typed values and bytes out, no clock, no thread, no system call. The protocol followed is the NBD project's
+//! `doc/proto.md`, with the extended headers of its `extension-ext-header` branch.
+//!
+//! | part | holds |
+//! |---|---|
+//! | [`codec`] | every message of both sides as bytes |
+//! | [`client`] | the client's negotiation |
+
+pub mod client;
+pub mod codec;
