@@ -107,6 +107,31 @@ impl Limits {
         Ok(())
     }
 
+    /// What two drives can both take: the limits of a disk that stands on both.
+    ///
+    /// The smallest maximum, the largest block, the least common multiple of the granularities. A boundary that is a
+    /// multiple of neither drive's is crossed by no request that respects their greatest common divisor.
+    #[must_use]
+    pub fn stack(&self, other: &Self) -> Self {
+        let logical_block = self.logical_block.max(other.logical_block);
+        let whole = |bytes: u64| bytes - bytes % u64::from(logical_block);
+        let honours_fua = |limits: &Self| limits.fua || !limits.cache;
+        let transfer_max = self.transfer_max.min(other.transfer_max);
+        Self {
+            logical_block,
+            physical_block: self.physical_block.max(other.physical_block),
+            transfer_max: whole(transfer_max.into()) as u32,
+            segments_max: self.segments_max.min(other.segments_max),
+            boundary: gcd(self.boundary, other.boundary),
+            discard_max: whole(self.discard_max.min(other.discard_max)),
+            discard_granularity: lcm(self.discard_granularity, other.discard_granularity),
+            zeroes_max: whole(self.zeroes_max.min(other.zeroes_max)),
+            cache: self.cache || other.cache,
+            fua: (self.cache || other.cache) && honours_fua(self) && honours_fua(other),
+            rotational: self.rotational || other.rotational,
+        }
+    }
+
     /// Returns the longest prefix of a bio of `op` at `offset` that one request may carry, in bytes; segments aside.
     /// 0 if the drive does not support the operation.
     pub fn length_max(&self, op: Op, offset: u64) -> u64 {
@@ -156,6 +181,21 @@ impl Limits {
         }
         Ok(())
     }
+}
+
+/// The greatest common divisor; of 0 and a number, that number.
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// The least common multiple, or the larger one if that needs more than 32 bits.
+fn lcm(a: u32, b: u32) -> u32 {
+    let divisor = gcd(a.into(), b.into()).max(1);
+    let multiple = u64::from(a) / divisor * u64::from(b);
+    u32::try_from(multiple).unwrap_or(a.max(b))
 }
 
 #[cfg(test)]
@@ -222,5 +262,52 @@ mod tests {
             error.to_string(),
             "block size 768 rejected: must be a power of two from 512 to 65536"
         );
+    }
+
+    #[test]
+    fn stacked_limits_hold_for_both_drives() {
+        let one = Limits {
+            transfer_max: 96 << 10,
+            boundary: 192 << 10,
+            discard_max: 1 << 20,
+            discard_granularity: 12 << 10,
+            cache: true,
+            fua: true,
+            ..Limits::default()
+        };
+        let two = Limits {
+            logical_block: 4096,
+            segments_max: 16,
+            boundary: 128 << 10,
+            discard_max: 1 << 30,
+            discard_granularity: 8 << 10,
+            zeroes_max: 1 << 20,
+            ..Limits::default()
+        };
+        let both = one.stack(&two);
+        assert_eq!(both, two.stack(&one));
+        assert_eq!(both.check(), Ok(()));
+        let expected = Limits {
+            logical_block: 4096,
+            transfer_max: 96 << 10,
+            segments_max: 16,
+            boundary: 64 << 10,
+            discard_max: 1 << 20,
+            discard_granularity: 24 << 10,
+            zeroes_max: 0,
+            cache: true,
+            fua: true,
+            ..Limits::default()
+        };
+        assert_eq!(both, expected);
+        let without_fua = Limits {
+            fua: false,
+            ..one.clone()
+        };
+        assert!(
+            !without_fua.stack(&two).fua,
+            "one has a cache that it cannot bypass"
+        );
+        assert_eq!(one.stack(&one), one);
     }
 }
