@@ -72,7 +72,8 @@ pub trait Driver {
 
     /// Is told whether the ends of requests are to be found by looking (see [`crate::poll`]): at set-up, and when that is changed.
     /// Says whether they will be, by [`Driver::reap`] alone: such a context need not wake the reactor, and its reactor does not
-    /// wait to be woken.
+    /// wait to be woken. A driver that still has to be looked at after it was switched off (what is in flight cannot announce its
+    /// end any more) says so, and is told again in each turn until it says no.
     fn set_polled(&mut self, _on: bool) -> bool {
         false
     }

@@ -101,10 +101,11 @@ impl HwCtx {
         }
     }
 
-    /// Has the driver announce ends, or leaves it to the reactor to look for them.
+    /// Has the driver announce ends, or leaves it to the reactor to look for them. One that was switched off is asked until what was
+    /// in flight then has ended.
     #[inline]
     pub(crate) fn poll_if(&mut self, on: bool) {
-        if on != self.asked_to_poll {
+        if on != self.asked_to_poll || (self.is_polled && !on) {
             self.asked_to_poll = on;
             self.is_polled = self.driver.set_polled(on);
         }

@@ -468,3 +468,37 @@ fn a_queue_without_merging_merges_neither_in_the_plug_nor_in_the_elevator() {
         assert_eq!(bench.issued(0).len(), 4, "{kind}");
     }
 }
+
+#[test]
+fn a_driver_that_must_be_looked_at_after_polling_was_switched_off_is_until_it_says_no() {
+    let mut bench = Bench::new(config(1));
+    bench.queue.set_polled(true);
+    bench.settle();
+    bench.submit(0, bio(Op::Read, 1, 1, 1));
+    bench.unplug(0);
+    bench.sides[0].hand.borrow_mut().must_be_polled = true;
+    bench.queue.set_polled(false);
+    for _ in 0..3 {
+        bench.settle();
+        assert!(
+            bench.sides[0].local.must_poll(),
+            "nothing else shows what is in flight"
+        );
+    }
+    bench.sides[0].hand.borrow_mut().must_be_polled = false;
+    bench.settle();
+    assert!(!bench.sides[0].local.must_poll());
+    let told = bench.sides[0].hand.borrow().polled.clone();
+    assert!(
+        told[0] && told.len() > 3 && told[1..].iter().all(|on| !on),
+        "{told:?}"
+    );
+    bench.settle();
+    assert_eq!(
+        bench.sides[0].hand.borrow().polled.len(),
+        told.len(),
+        "it is asked no more"
+    );
+    bench.run_dry();
+    assert_eq!(bench.ended(0), [(1, Status::Ok)]);
+}

@@ -17,6 +17,7 @@ use blkmq_core::time::Nanos;
 
 use crate::disk::{Disk, QueueId};
 use crate::drive::Polling;
+use crate::engine::log_polling;
 use crate::error::Error;
 use crate::shared::Shared;
 
@@ -149,6 +150,7 @@ impl Control {
     pub fn set_io_poll(&self, queue: QueueId, on: bool) -> Result<(), Error> {
         if on {
             self.insist_on_polling(queue, "io_poll", "on")?;
+            log_polling(self.core(queue).name(), &*self.shared.queues[queue.index()].drive);
         }
         self.core(queue).set_polled(on);
         self.shared.kick(self.core(queue).everybody());
@@ -187,6 +189,12 @@ impl Control {
         let core = self.core(queue);
         let all = Bucket::all().map(|bucket| (bucket, core.poll_stats(bucket)));
         all.filter(|(_, stats)| stats.samples > 0).collect()
+    }
+
+    /// Says, for people, how the ends of a polled queue's requests are found, if there is more than one way and it is polled.
+    pub fn describe_polling(&self, queue: QueueId) -> Option<String> {
+        let entry = &self.shared.queues[queue.index()];
+        entry.queue.is_polled().then(|| entry.drive.describe_polling())?
     }
 
     fn insist_on_polling(&self, queue: QueueId, name: &'static str, value: &str) -> Result<(), Error> {

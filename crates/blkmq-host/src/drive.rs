@@ -32,6 +32,12 @@ pub trait Drive: Allocation {
         Polling::Impossible
     }
 
+    /// Says, for people, how ends are found when its contexts are polled, if there is more than one way. Called before they are for
+    /// the first time, it finds out: may block for a small read of each disk.
+    fn describe_polling(&self) -> Option<String> {
+        None
+    }
+
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`
     /// is that reactor's.
     ///

@@ -388,6 +388,9 @@ fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
 
 fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Queue>, Vec<Seat>), Error> {
     let io_poll = spec.is_polled()?;
+    if io_poll {
+        log_polling(&spec.name, &*spec.drive);
+    }
     let mut base = 0;
     let mut disks = Vec::with_capacity(spec.disks.len());
     for entry in spec.disks {
@@ -434,6 +437,13 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         })?;
     }
     Ok((queue, seats))
+}
+
+/// Says how a queue will be polled, where that is a question; and has its drive find out.
+pub(crate) fn log_polling(queue: &str, drive: &dyn Drive) {
+    if let Some(how) = drive.describe_polling() {
+        tracing::info!("queue {queue}: polled: {how}");
+    }
 }
 
 fn list_disks(

@@ -6,6 +6,9 @@
 //! that a batch, and at depth 1 even submission and waiting, cost one system call. The ring is made with
 //! DEFER_TASKRUN: completions are posted only when its thread enters the kernel asking for them, which
 //! [`RingHandle::reap`] does whenever the kernel's taskrun flag says that there is something to post.
+//!
+//! A ring onto polled devices ([`RingHandle::new_polled`]) takes reads and writes alone. Nothing announces their ends: the kernel looks
+//! at the devices whenever it is entered, so each [`RingHandle::reap`] enters it while something is in flight.
 
 mod sys;
 
@@ -108,7 +111,19 @@ impl RingHandle {
     /// What the kernel said: `ENOSYS` or `EPERM` where io_uring is missing or forbidden, `EINVAL` for a
     /// kernel before 6.1 or a size out of range, `ENOMEM` where locked memory is limited.
     pub fn new(config: RingConfig) -> io::Result<Self> {
-        let uring = IoUring::builder()
+        Self::make(config, &mut IoUring::builder())
+    }
+
+    /// Makes a ring for the calling thread whose completions are found by polling devices (IOPOLL).
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub(crate) fn new_polled(config: RingConfig) -> io::Result<Self> {
+        Self::make(config, IoUring::builder().setup_iopoll())
+    }
+
+    fn make(config: RingConfig, builder: &mut io_uring::Builder) -> io::Result<Self> {
+        let uring = builder
             .setup_cqsize(config.completions.max(config.entries))
             .setup_clamp()
             .setup_single_issuer()
@@ -165,11 +180,11 @@ impl RingHandle {
     }
 
     /// Hands what has completed to the ports. Returns how many completions that were. Enters the kernel only
-    /// if it has announced completions that it has not posted.
+    /// if it has announced completions that it has not posted, or has to look at devices.
     pub fn reap(&self) -> usize {
         let mut state = self.0.state.borrow_mut();
         let mut reaped = state.distribute();
-        if reaped.completions == 0 && state.must_enter() {
+        if reaped.completions == 0 && state.must_enter(self.in_flight()) {
             state.enter(Wait::No);
             reaped = state.distribute();
         }
@@ -180,7 +195,7 @@ impl RingHandle {
     /// Says whether [`Self::reap`] would find something.
     pub fn has_completed(&self) -> bool {
         let mut state = self.0.state.borrow_mut();
-        !state.uring.completion().is_empty() || state.must_enter()
+        !state.uring.completion().is_empty() || state.must_enter(self.in_flight())
     }
 
     /// Entries pushed, through all ports, whose last completion has not been reaped.
@@ -377,8 +392,11 @@ impl RingState {
         }
     }
 
-    /// Completions are announced but not posted, or overflowed into the kernel's memory.
-    fn must_enter(&mut self) -> bool {
+    /// Completions are announced but not posted, or overflowed into the kernel's memory, or never announced.
+    fn must_enter(&mut self, in_flight: u32) -> bool {
+        if self.uring.params().is_setup_iopoll() {
+            return in_flight > 0;
+        }
         let submission = self.uring.submission();
         submission.taskrun() || submission.cq_overflow()
     }

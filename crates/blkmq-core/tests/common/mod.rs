@@ -40,6 +40,10 @@ pub struct Hand {
     pub lets_go: bool,
     /// Answer everything at once.
     pub inline: bool,
+    /// What it was told of polling.
+    pub polled: Vec<bool>,
+    /// Ends of what is in flight are found by looking, though polling was switched off.
+    pub must_be_polled: bool,
 }
 
 pub struct HandDriver(pub Rc<RefCell<Hand>>);
@@ -74,6 +78,12 @@ impl Driver for HandDriver {
 
     fn reap(&mut self, _now: Instant, done: &mut Vec<Done>) {
         done.append(&mut self.0.borrow_mut().done);
+    }
+
+    fn set_polled(&mut self, on: bool) -> bool {
+        let mut hand = self.0.borrow_mut();
+        hand.polled.push(on);
+        on || hand.must_be_polled
     }
 
     fn timed_out(&mut self, _cookie: Cookie) -> TimedOut {

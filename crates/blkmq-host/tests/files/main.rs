@@ -1,6 +1,7 @@
 //! Decides whether I/O on a real file goes through an attached thread as it should: the data, and one system
-//! call for each request at depth 1.
+//! call for each request at depth 1. `polled` does the same for polling.
 
+mod polled;
 mod sys;
 
 use std::collections::BTreeMap;

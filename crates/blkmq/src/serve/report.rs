@@ -36,6 +36,9 @@ pub(super) fn statistics(control: &Control) -> String {
                 waited.0 / 1000
             );
         }
+        if let Some(how) = control.describe_polling(QueueId(number)) {
+            let _ = writeln!(out, "  polled: {how}");
+        }
         for (bucket, seen) in control.poll_stats(QueueId(number)) {
             let _ = writeln!(
                 out,

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::SeekFrom;
@@ -24,6 +25,8 @@ pub struct FileDisk {
     /// What direct I/O demands; `None` where the disk goes through the page cache.
     pub(super) direct: Option<Alignment>,
     pub(super) lacks: Lacks,
+    /// Whether the device can be polled, once that was tried; if not, why.
+    pub(super) polling: OnceLock<Result<(), String>>,
     /// A flush has failed: the kernel may have dropped the data and would call the next flush good, so none succeeds.
     pub(super) flush_failed: AtomicBool,
     /// Whether the last request failed, so that a failure is logged once.
@@ -49,11 +52,12 @@ pub struct Alignment {
     pub range: u32,
 }
 
-/// What the filesystem has refused once and is not asked for again. Relaxed throughout: a late look costs one more refusal.
+/// What the filesystem or the device has refused once and is not asked for again. Relaxed throughout: a late look costs one more refusal.
 #[derive(Debug, Default)]
 pub(super) struct Lacks {
     pub(super) punching: AtomicBool,
     pub(super) zeroing: AtomicBool,
+    pub(super) polling: AtomicBool,
 }
 
 impl FileDisk {
@@ -68,6 +72,7 @@ impl FileDisk {
             device,
             direct: None,
             lacks: Lacks::default(),
+            polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             errors: AtomicU64::new(0),

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blkmq_core::driver::Driver;
 use blkmq_core::ids::{DiskId, HctxId};
@@ -29,6 +30,8 @@ pub(super) struct Shared {
     pub(super) disks: Vec<FileDisk>,
     /// Never written: the data of zeroes where the filesystem cannot zero by itself.
     pub(super) zeroes: Mapping,
+    /// Requests whose end was found by polling their device.
+    pub(super) ended_polled: AtomicU64,
 }
 
 impl FileDrive {
@@ -53,7 +56,11 @@ impl FileDrive {
         }
         let zeroes = Mapping::new(ZEROES_BYTES)?;
         Ok(Self {
-            shared: Arc::new(Shared { disks, zeroes }),
+            shared: Arc::new(Shared {
+                disks,
+                zeroes,
+                ended_polled: AtomicU64::new(0),
+            }),
             depth,
         })
     }
@@ -61,6 +68,11 @@ impl FileDrive {
     /// Returns the disks.
     pub fn disks(&self) -> &[FileDisk] {
         &self.shared.disks
+    }
+
+    /// Returns how many requests ended that were found by polling their device (IOPOLL).
+    pub fn ended_polled(&self) -> u64 {
+        self.shared.ended_polled.load(Ordering::Relaxed)
     }
 
     /// Makes a hardware context.
@@ -72,6 +84,24 @@ impl FileDrive {
 impl Drive for FileDrive {
     fn polling(&self) -> Polling {
         Polling::Possible
+    }
+
+    fn describe_polling(&self) -> Option<String> {
+        let disks = self.disks();
+        let mut refused = disks
+            .iter()
+            .filter_map(|disk| Some((disk, disk.polling().err()?)));
+        let first = refused.next();
+        let polled = disks.len() - first.iter().len() - refused.count();
+        let mut text = format!(
+            "the devices of {polled} of {} disks (IOPOLL, {} requests so far)",
+            disks.len(),
+            self.ended_polled()
+        );
+        if let Some((disk, reason)) = first {
+            text += &format!("; of {:?} the ring is looked at, since {reason}", disk.path);
+        }
+        Some(text)
     }
 
     fn limits(&self) -> Limits {

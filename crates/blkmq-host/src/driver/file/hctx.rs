@@ -1,8 +1,9 @@
-//! Decides how a request becomes an entry of the reactor's ring, and which memory the entry names.
+//! Decides how a request becomes an entry of the reactor's ring (or of the one of `polled`), and which memory the entry names.
 //! One hardware context belongs to one reactor; `slot` decides what follows an entry's completion.
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::{Flags, Lent, Op, Status};
 use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
@@ -15,6 +16,7 @@ use io_uring::{opcode, squeue};
 use super::bounce::Bounces;
 use super::disk::FileDisk;
 use super::drive::{SEGMENTS_MAX, Shared, ZEROES_BYTES};
+use super::polled::Polled;
 use super::slot::{Memory, Next, Slot, Step};
 use super::sys::{self, Vectors};
 use crate::ring::{Completion, Port, RingHandle, USER_MAX};
@@ -25,6 +27,8 @@ pub(super) struct FileHctx {
     drive: Arc<Shared>,
     /// Of each disk: how the ring knows its file.
     targets: Vec<Target>,
+    /// The ring onto devices that are polled, from when that is switched on until what was in it then has ended.
+    polled: Option<Polled>,
     /// A request under way for each tag.
     slots: Box<[Slot]>,
     /// Taken by [`Drop`] when the kernel may still use it; else always there.
@@ -43,7 +47,7 @@ struct Held {
 
 /// A file as the ring knows it.
 #[derive(Clone, Copy)]
-struct Target {
+pub(super) struct Target {
     fd: i32,
     flags: squeue::Flags,
     /// What an address, or a length, must not have set for direct I/O; 0 through the page cache.
@@ -61,6 +65,7 @@ impl FileHctx {
         Ok(Self {
             port: ring.open_port(),
             targets: drive.disks.iter().map(|disk| Target::new(disk, ring)).collect(),
+            polled: None,
             slots: vec![Slot::IDLE; depth as usize].into(),
             held: Some(held),
             in_flight: 0,
@@ -89,11 +94,27 @@ impl FileHctx {
         if slot.step == Step::Transfer {
             slot.memory = self.memory_of(rq, number)?;
         }
-        let entry = self.entry(&slot);
+        let disk = &self.drive.disks[slot.disk as usize];
+        let polled = self.polled.as_ref();
+        slot.is_polled = polled.is_some_and(|polled| polled.takes(&slot, disk));
         self.slots[number] = slot;
-        sys::push(&self.port, entry, number as u64);
+        self.push(number);
         self.in_flight += 1;
         Ok(())
+    }
+
+    /// Pushes the entry of a slot's step to the ring that the slot is for.
+    #[inline]
+    fn push(&mut self, number: usize) {
+        let slot = &self.slots[number];
+        if let Some(polled) = self.polled.as_ref().filter(|_| slot.is_polled) {
+            let entry = self.entry(slot, polled.target(slot));
+            sys::push(&polled.port, entry, number as u64);
+            self.polled.as_mut().expect("looked at above").pushed();
+        } else {
+            let entry = self.entry(slot, self.targets[slot.disk as usize]);
+            sys::push(&self.port, entry, number as u64);
+        }
     }
 
     /// Decides which memory the kernel is to use for a transfer.
@@ -140,8 +161,7 @@ impl FileHctx {
     }
 
     /// Makes the entry for a slot's step.
-    fn entry(&self, slot: &Slot) -> squeue::Entry {
-        let target = self.targets[slot.disk as usize];
+    fn entry(&self, slot: &Slot, target: Target) -> squeue::Entry {
         let fd = Fd(target.fd);
         let offset = slot.offset + slot.moved;
         let left = slot.len - slot.moved;
@@ -191,13 +211,17 @@ impl FileHctx {
     fn take_result(&mut self, number: usize, result: i32) -> Option<Done> {
         let slot = &mut self.slots[number];
         let disk = &self.drive.disks[slot.disk as usize];
-        match slot.take_result(result, disk) {
+        let was_polled = slot.is_polled;
+        let next = slot.take_result(result, disk);
+        if was_polled && let Some(polled) = &mut self.polled {
+            polled.completed(matches!(next, Next::End(_)));
+        }
+        match next {
             Next::Submit(moved) => {
                 if let Memory::List(row) = &mut slot.memory {
                     held(&mut self.held).vectors.advance(row, moved as usize);
                 }
-                let entry = self.entry(&self.slots[number]);
-                sys::push(&self.port, entry, number as u64);
+                self.push(number);
                 None
             }
             Next::End(status) => {
@@ -229,18 +253,29 @@ impl FileHctx {
 }
 
 impl Driver for FileHctx {
-    fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
-        match self.start(rq, cookie) {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, _now: Instant) -> Issued {
+        let issued = match self.start(rq, cookie) {
             Ok(()) => {
                 self.pushed += 1;
-                if self.pushed >= SUBMIT_AT {
-                    // The device starts on these while the rest of the batch is prepared.
-                    self.pushed = 0;
-                    self.port.ring().submit();
-                }
                 Issued::Queued
             }
             Err(answer) => answer,
+        };
+        if self.pushed >= SUBMIT_AT {
+            // The device starts on these while the rest of the batch is prepared.
+            self.pushed = 0;
+            self.port.ring().submit();
+            self.commit();
+        } else if last {
+            self.commit();
+        }
+        issued
+    }
+
+    /// The reactor submits its own ring when it waits; of the other one it knows nothing.
+    fn commit(&mut self) {
+        if let Some(polled) = &self.polled {
+            polled.port.ring().submit();
         }
     }
 
@@ -249,18 +284,44 @@ impl Driver for FileHctx {
         self.pushed = 0;
         let mut completions = std::mem::take(&mut self.completions);
         self.port.take(&mut completions);
+        if let Some(polled) = &self.polled {
+            polled.look(&mut completions);
+        }
         for completion in completions.drain(..) {
             if completion.user != CANCEL {
                 done.extend(self.take_result(completion.user as usize, completion.result));
             }
         }
         self.completions = completions;
+        if let Some(polled) = &mut self.polled {
+            let ended = polled.take_ended();
+            if ended > 0 {
+                // Relaxed: a counter, which orders nothing.
+                self.drive.ended_polled.fetch_add(ended, Ordering::Relaxed);
+            }
+            // What goes on after a short transfer.
+            polled.port.ring().submit();
+        }
     }
 
-    /// Ends come through the ring in any case, where looking costs no system call: there is nothing to change but how the reactor
-    /// waits. No ring for IOPOLL is made, so devices with poll queues interrupt, too.
+    /// Devices that can be polled get a ring for that. Of others the ends come through the reactor's ring, where looking costs no
+    /// system call: nothing changes but how the reactor waits.
     fn set_polled(&mut self, on: bool) -> bool {
-        on
+        if on && self.polled.is_none() {
+            self.polled = Polled::open(&self.drive.disks, self.slots.len() as u32).unwrap_or_else(|error| {
+                tracing::warn!(
+                    "file driver: devices are not polled, since there is no ring for that: {error}"
+                );
+                None
+            });
+        }
+        if let Some(polled) = &mut self.polled {
+            polled.set_open(on);
+        }
+        if let Some(polled) = self.polled.take_if(|polled| polled.is_over()) {
+            polled.let_go();
+        }
+        on || self.polled.is_some()
     }
 
     /// Asks the kernel to stop; until it has, the buffers are in its hands.
@@ -272,7 +333,11 @@ impl Driver for FileHctx {
         }
         if !slot.is_cancelled {
             slot.is_cancelled = true;
-            self.port.push_cancel(number as u64, CANCEL);
+            match self.polled.as_ref().filter(|_| slot.is_polled) {
+                Some(polled) => polled.port.push_cancel(number as u64, CANCEL),
+                None => self.port.push_cancel(number as u64, CANCEL),
+            }
+            self.commit();
         }
         TimedOut::Wait
     }
@@ -289,18 +354,17 @@ impl Drop for FileHctx {
             std::mem::forget(Arc::clone(&self.drive));
             return;
         }
-        let registered = self
-            .targets
+        self.targets
             .iter()
-            .filter(|target| target.flags == squeue::Flags::FIXED_FILE);
-        for target in registered {
-            self.port.ring().unregister_file(target.fd as u32);
+            .for_each(|target| target.unregister(self.port.ring()));
+        if let Some(polled) = &self.polled {
+            polled.let_go();
         }
     }
 }
 
 impl Target {
-    fn new(disk: &FileDisk, ring: &RingHandle) -> Self {
+    pub(super) fn new(disk: &FileDisk, ring: &RingHandle) -> Self {
         let (fd, flags) = match ring.register_file(disk.fd()) {
             Ok(slot) => (slot as i32, squeue::Flags::FIXED_FILE),
             // More files than slots: it works as well, if a little slower.
@@ -312,6 +376,13 @@ impl Target {
             flags,
             memory_mask: disk.direct.map_or(0, |needs| mask(needs.memory)),
             length_mask: disk.direct.map_or(0, |needs| mask(needs.range)),
+        }
+    }
+
+    /// Has the ring forget the file, if it was registered.
+    pub(super) fn unregister(&self, ring: &RingHandle) {
+        if self.flags == squeue::Flags::FIXED_FILE {
+            ring.unregister_file(self.fd as u32);
         }
     }
 

@@ -10,6 +10,7 @@ mod error;
 mod hctx;
 mod lock;
 mod open;
+mod polled;
 mod slot;
 mod sys;
 

@@ -65,6 +65,8 @@ pub(super) struct Slot {
     pub(super) flags: Flags,
     /// It has been asked to stop.
     pub(super) is_cancelled: bool,
+    /// Its entry is in the ring onto polled devices.
+    pub(super) is_polled: bool,
     retries: u8,
     pub(super) disk: u32,
     pub(super) offset: u64,
@@ -91,6 +93,7 @@ impl Slot {
         op: Op::Read,
         flags: Flags::NONE,
         is_cancelled: false,
+        is_polled: false,
         retries: 0,
         disk: 0,
         offset: 0,
@@ -133,9 +136,13 @@ impl Slot {
     /// Decides what the result of the slot's step leads to: a count of bytes, or a negative errno.
     pub(super) fn take_result(&mut self, result: i32, disk: &FileDisk) -> Next {
         match -result {
+            libc::EOPNOTSUPP if self.is_polled => {
+                disk.lacks.polling.store(true, Ordering::Relaxed);
+                return self.repeat();
+            }
             libc::EINTR | libc::EAGAIN if self.retries < RETRIES_MAX && !self.is_cancelled => {
                 self.retries += 1;
-                return Next::Submit(0);
+                return self.repeat();
             }
             libc::ECANCELED => return Next::End(Status::Timeout),
             _ => {}
@@ -150,6 +157,15 @@ impl Slot {
             }
             Step::Idle => unreachable!("a completion for an idle slot"),
         }
+    }
+
+    /// Does the step again, through the reactor's ring: a device that is too busy to be polled will announce the end.
+    fn repeat(&mut self) -> Next {
+        if self.is_cancelled {
+            return Next::End(Status::Timeout);
+        }
+        self.is_polled = false;
+        Next::Submit(0)
     }
 
     /// Says which way of zeroing is the first that the filesystem has not refused yet.
@@ -323,6 +339,35 @@ mod tests {
             assert_eq!(slot.take_result(-libc::EAGAIN, &disk), Next::Submit(0));
         }
         assert_eq!(slot.take_result(-libc::EAGAIN, &disk), Next::End(Status::Io));
+    }
+
+    #[test]
+    fn what_polling_did_not_do_is_repeated_through_the_reactors_ring() {
+        for (errno, is_lacking) in [(libc::EOPNOTSUPP, true), (libc::EAGAIN, false)] {
+            let disk = disk(&format!("polled-{errno}"), false);
+            let mut slot = slot(Op::Read, Flags::NONE);
+            slot.start(&disk);
+            slot.is_polled = true;
+            assert_eq!(slot.take_result(4096, &disk), Next::Submit(4096));
+            assert!(slot.is_polled, "the rest of a short transfer is polled, too");
+            assert_eq!(slot.take_result(-errno, &disk), Next::Submit(0));
+            assert!(!slot.is_polled);
+            assert_eq!(disk.lacks.polling.load(Ordering::Relaxed), is_lacking);
+            assert_eq!(slot.take_result(65536 - 4096, &disk), Next::End(Status::Ok));
+            assert_eq!(disk.errors(), 0);
+        }
+    }
+
+    #[test]
+    fn what_was_cancelled_is_not_repeated() {
+        let disk = disk("cancelled", false);
+        let mut slot = slot(Op::Read, Flags::NONE);
+        slot.start(&disk);
+        (slot.is_polled, slot.is_cancelled) = (true, true);
+        assert_eq!(
+            slot.take_result(-libc::EOPNOTSUPP, &disk),
+            Next::End(Status::Timeout)
+        );
     }
 
     #[test]

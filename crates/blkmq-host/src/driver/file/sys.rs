@@ -150,7 +150,7 @@ impl Vectors {
 pub(super) fn push(port: &Port, entry: squeue::Entry, user: u64) {
     // SAFETY: entries name memory of a request, which its lender keeps valid until the request is reported as ended,
     // which happens after the entry's last completion; or rows of the table and areas of mappings, which the hardware
-    // context keeps, and leaks if it is dropped with requests under way.
+    // context keeps, and leaks if it is dropped with requests under way; or a mapping whose owner takes the completion first.
     unsafe { port.push(entry, user) }
 }
 
