@@ -17,7 +17,7 @@ pub(crate) enum Depth {
 pub(crate) fn run(steps: &mut Steps, depth: Depth) -> Result<()> {
     let preemptions = match depth {
         Depth::Short => "2",
-        Depth::Deep => "3",
+        Depth::Deep => "4",
     };
     let mut command = cargo("test --release -p blkmq-sync --tests");
     command

@@ -99,7 +99,7 @@ const HELP: &str = "\
 cargo xtask test                            set up what the tests need, then every check and test (what CI runs)
 cargo xtask setup                           only the set-up: the Debian packages that the tests use
 cargo xtask instructions [--update]         instructions per I/O by callgrind, against bench/instructions.toml
-cargo xtask loom [--deep]                   model-check blkmq-sync: two preemptions, or three with --deep
+cargo xtask loom [--deep]                   model-check blkmq-sync: two preemptions, or four with --deep
 cargo xtask sim [--seeds N]                 every simulator scenario with N seeds (default 1000)
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
 cargo xtask fio [--seconds N] [--rounds N]  the fio engine beside fio's own null engine (default 2 seconds, 5 rounds)
