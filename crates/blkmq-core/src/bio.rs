@@ -281,6 +281,10 @@ pub(crate) enum Parent {
     Split(u32),
     /// A write that is ordered with flushes: its number in `flush`.
     Sequence(u32),
+    /// A mapped disk's bio that went as it was to the one member that has its range: its number in `mapper::stack`.
+    Passed(u32),
+    /// A bio of a mapped disk that is done in parts: its number in `mapper::stack`.
+    Part(u32),
 }
 
 impl Bio {
@@ -288,6 +292,12 @@ impl Bio {
     #[inline]
     pub const fn is_sync(&self) -> bool {
         !self.flags.has(Flags::ASYNC) || !self.op.is_write()
+    }
+
+    /// Says whether `mapper::stack` waits for its end.
+    #[inline]
+    pub(crate) const fn is_mapped(&self) -> bool {
+        matches!(self.origin.0, Parent::Passed(_) | Parent::Part(_))
     }
 
     /// Returns the byte after the last one.

@@ -132,6 +132,18 @@ impl Limits {
         }
     }
 
+    /// The same with another block size, a larger one.
+    #[must_use]
+    pub(crate) fn with_block(self, block: u32) -> Self {
+        let whole = self.transfer_max - self.transfer_max % block;
+        Self {
+            logical_block: block,
+            physical_block: self.physical_block.max(block),
+            transfer_max: whole.max(block),
+            ..self
+        }
+    }
+
     /// Returns the longest prefix of a bio of `op` at `offset` that one request may carry, in bytes; segments aside.
     /// 0 if the drive does not support the operation.
     pub fn length_max(&self, op: Op, offset: u64) -> u64 {
@@ -192,7 +204,7 @@ const fn gcd(mut a: u64, mut b: u64) -> u64 {
 }
 
 /// The least common multiple, or the larger one if that needs more than 32 bits.
-fn lcm(a: u32, b: u32) -> u32 {
+pub(crate) fn lcm(a: u32, b: u32) -> u32 {
     let divisor = gcd(a.into(), b.into()).max(1);
     let multiple = u64::from(a) / divisor * u64::from(b);
     u32::try_from(multiple).unwrap_or(a.max(b))

@@ -209,6 +209,8 @@ pub struct Busy;
 pub struct Effects {
     /// Bios of this reactor's submitters that have ended.
     pub ended: Vec<Bio>,
+    /// Bios that a mapped disk's stack sent and that have ended: [`crate::mapper::stack::Stack::settle`] takes them.
+    pub(crate) mapped: Vec<Bio>,
     /// Reactors to wake, once each, after the batch; the reactor itself may be among them: it should run again.
     pub kicks: ReactorSet,
 }
@@ -218,13 +220,24 @@ impl Effects {
     pub fn with_capacity(ended: usize) -> Self {
         Self {
             ended: Vec::with_capacity(ended),
+            mapped: Vec::new(),
             kicks: ReactorSet::default(),
         }
     }
 
     pub(crate) fn end(&mut self, mut bio: Bio, status: Status) {
         bio.status = status;
-        self.ended.push(bio);
+        self.give_back(bio);
+    }
+
+    /// Gives a bio to who waits for its end: its submitter, or the stack of mapped disks.
+    pub(crate) fn give_back(&mut self, bio: Bio) {
+        let list = if bio.is_mapped() {
+            &mut self.mapped
+        } else {
+            &mut self.ended
+        };
+        list.push(bio);
     }
 }
 
@@ -707,7 +720,8 @@ impl Queue {
     /// Checks a submitter's bio against its disk and the drive.
     pub(crate) fn check_bio(&self, bio: &Bio, disk: &DiskConfig) -> Result<(), Status> {
         let mask = u64::from(disk.logical_block) - 1;
-        let is_sound = !bio.flags.has(Flags::REST) && bio.has_whole_data();
+        // A part of a mapped disk's bio has the data of all of it.
+        let is_sound = !bio.flags.has(Flags::REST) && (bio.is_mapped() || bio.has_whole_data());
         if !is_sound || (bio.offset | bio.len) & mask != 0 {
             return Err(Status::Invalid);
         }

@@ -293,7 +293,7 @@ impl SwCtx {
     fn submit_flush(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
         match self.flush.begin(bio, queue.limits()) {
             Begin::Full(bio) => return Err(bio),
-            Begin::Ended(bio) => fx.ended.push(bio),
+            Begin::Ended(bio) => fx.give_back(bio),
             Begin::Sequenced => self.outstanding += 1,
             Begin::Plain(bio) => {
                 let base = queue.disks()[bio.disk.index()].base;
@@ -403,9 +403,9 @@ impl SwCtx {
     /// Ends what is not, or not only, a submitter's bio.
     fn end_part(&mut self, bio: Bio, fx: &mut Effects) {
         match bio.origin.0 {
-            Parent::Submitter => {
+            Parent::Submitter | Parent::Passed(_) | Parent::Part(_) => {
                 self.outstanding -= 1;
-                fx.ended.push(bio);
+                fx.give_back(bio);
             }
             Parent::Split(index) => {
                 if let Some(whole) = self.splits.part_ended(index, bio.len, bio.status) {
@@ -422,7 +422,7 @@ impl SwCtx {
     fn collect_sequences(&mut self, fx: &mut Effects) {
         while let Some(bio) = self.flush.next_ended() {
             self.outstanding -= 1;
-            fx.ended.push(bio);
+            fx.give_back(bio);
         }
     }
 }
