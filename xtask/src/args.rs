@@ -43,6 +43,11 @@ impl Args {
         Ok(Some(number))
     }
 
+    /// Takes all that is left.
+    pub(crate) fn rest(self) -> Vec<String> {
+        self.words
+    }
+
     /// # Errors
     /// If a word is left that the chore does not know.
     pub(crate) fn finish(self) -> Result<()> {

@@ -3,6 +3,7 @@
 mod args;
 mod fio;
 mod fuzz;
+mod guest;
 mod instructions;
 mod loom;
 mod place;
@@ -73,6 +74,16 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             args.finish()?;
             fio::run(&mut steps, seconds, rounds)
         }
+        "guest" => {
+            args.finish()?;
+            guest::run(&mut steps)
+        }
+        // For cargo, which runs the guest's tests in this way.
+        guest::BOOT => {
+            let mut words = args.rest().into_iter();
+            let program = words.next().unwrap_or_default();
+            guest::boot(program.as_ref(), &words.collect::<Vec<_>>())
+        }
         "tsan" => {
             args.finish()?;
             sanitize::run(&mut steps, sanitize::Sanitizer::Thread)
@@ -103,6 +114,7 @@ cargo xtask loom [--deep]                   model-check blkmq-sync: two preempti
 cargo xtask sim [--seeds N]                 every simulator scenario with N seeds (default 1000)
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
 cargo xtask fio [--seconds N] [--rounds N]  the fio engine beside fio's own null engine (default 2 seconds, 5 rounds)
+cargo xtask guest                           tests on devices with poll queues, in an emulated guest; downloads 55 MB once
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer
 cargo xtask asan                            the same under AddressSanitizer
 cargo xtask soak [--minutes N]              simulator, properties and real clients again and again (default 30 minutes)

@@ -415,4 +415,6 @@ const CANCEL: u64 = USER_MAX;
 const SUBMIT_AT: u32 = 8;
 
 #[cfg(test)]
+mod polled_tests;
+#[cfg(test)]
 mod tests;

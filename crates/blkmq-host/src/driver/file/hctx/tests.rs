@@ -15,9 +15,9 @@ use crate::driver::testing::{cookie, flagged, lend, request, request_with, scrat
 use crate::ring::RingConfig;
 
 /// A hardware context with its ring, onto some files.
-struct Rig {
-    hctx: FileHctx,
-    drive: FileDrive,
+pub(super) struct Rig {
+    pub(super) hctx: FileHctx,
+    pub(super) drive: FileDrive,
     ring: RingHandle,
 }
 
@@ -33,7 +33,7 @@ fn rig_with(configs: &[FileConfig], files: u32) -> Rig {
     Rig { hctx, drive, ring }
 }
 
-fn rig(path: &Path, direct: Direct) -> Rig {
+pub(super) fn rig(path: &Path, direct: Direct) -> Rig {
     let config = FileConfig {
         path: path.to_owned(),
         direct,
@@ -44,7 +44,7 @@ fn rig(path: &Path, direct: Direct) -> Rig {
 
 impl Rig {
     /// Carries out one request and returns how it ended.
-    fn run(&mut self, rq: &Request) -> Status {
+    pub(super) fn run(&mut self, rq: &Request) -> Status {
         match self.hctx.issue(rq, cookie(0), true, Instant(0)) {
             Issued::Done(status) => status,
             Issued::Queued => self.wait(1)[0].status,
@@ -53,7 +53,7 @@ impl Rig {
     }
 
     /// Waits for so many ends.
-    fn wait(&mut self, count: usize) -> Vec<Done> {
+    pub(super) fn wait(&mut self, count: usize) -> Vec<Done> {
         let mut done = Vec::new();
         while done.len() < count {
             self.ring.wait(None);
@@ -72,7 +72,7 @@ impl Rig {
     }
 }
 
-fn pattern(seed: u8, len: usize) -> Vec<u8> {
+pub(super) fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len)
         .map(|i| (i / 512) as u8 ^ (i as u8).wrapping_mul(31) ^ seed)
         .collect()
@@ -83,7 +83,7 @@ fn blocks(path: &Path) -> u64 {
 }
 
 /// Cuts memory into pieces at these lengths, the rest last.
-fn cut(mut memory: &mut [u8], lens: &[usize]) -> Vec<Lent> {
+pub(super) fn cut(mut memory: &mut [u8], lens: &[usize]) -> Vec<Lent> {
     let mut pieces = Vec::new();
     for len in lens {
         let (now, later) = memory.split_at_mut(*len);
