@@ -170,6 +170,9 @@ fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, pl
     let is_none = side == Side::Elevator(Kind::None);
     let mut figures = reference.against_none(&scene.case, is_none, visit.steady);
     figures.extend(shares(scene, &visit.series, visit.turned_at, plan));
+    if matches!(side, Side::Elevator(kind) if kind != Kind::None) && scene.crowd.len() > 1 {
+        figures.push(("dry_part", visit.dry));
+    }
     let latency = Latency::from(&visit.latency);
     figures.extend(reference.against_alone(&scene.case, latency));
     Ok(Sample {

@@ -100,6 +100,19 @@ impl ReactorSet {
         self.0 >> reactor.0 & 1 == 1
     }
 
+    /// Removes a reactor, if it is there.
+    #[inline]
+    pub fn remove(&mut self, reactor: ReactorId) {
+        self.0 &= !(1 << reactor.0);
+    }
+
+    /// Those that are in both sets.
+    #[inline]
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
     /// Removes and returns the lowest reactor.
     pub fn pop(&mut self) -> Option<ReactorId> {
         (self.0 != 0).then(|| {

@@ -52,6 +52,8 @@ pub struct LocalQueue {
     sched_timer: Option<Instant>,
     /// `settle` stopped before all was done that needs no event.
     is_unsettled: bool,
+    /// When it ran last.
+    ran_at: Instant,
     /// Completions being taken, and requests that ended inside the gate: kept for their memory.
     done: Vec<Done>,
     /// Requests without caps among others of a plug, on a queue without elevator.
@@ -111,6 +113,7 @@ impl Seat {
             reports: self.reports,
             sched_timer: None,
             is_unsettled: false,
+            ran_at: Instant(0),
             done: Vec::with_capacity(mode.depth() as usize),
             direct: Vec::with_capacity(plug::REQUESTS_MAX),
             ended_inside: Vec::with_capacity(queue.requests_max()),
@@ -157,6 +160,7 @@ impl LocalQueue {
     /// Call it once a round, and whenever the reactor was kicked or [`LocalQueue::next_wakeup`] has come.
     #[inline]
     pub fn run(&mut self, now: Instant, fx: &mut Effects) {
+        self.ran_at = now;
         let mut must_run = self.take_mail(fx);
         self.sw.keep_swept(&self.queue);
         if let Some(hw) = &mut self.hw {
@@ -170,6 +174,17 @@ impl LocalQueue {
         }
         self.post();
         self.rerun(fx);
+    }
+
+    /// Is told that all bios that the latest [`LocalQueue::run`] ended are with who submitted them, and what these wanted in
+    /// return is submitted. Who never says so is taken for prompt.
+    #[inline]
+    pub fn answered(&self) {
+        if self.queue.is_scheduled() {
+            // Relaxed: a time by itself; who reads it acts on it a little later or sooner.
+            let answered = &self.queue.port(self.me).answered;
+            answered.store(self.ran_at.0, Ordering::Relaxed);
+        }
     }
 
     /// Says when [`LocalQueue::run`] must be called although nothing arrives; a time in the past means at once.
@@ -254,6 +269,10 @@ impl LocalQueue {
         }
         // Release: as for a finished sweep: nothing of anybody's is here.
         let swept = &self.queue.port(self.me).swept;
+        self.queue
+            .port(self.me)
+            .answered
+            .store(u64::MAX, Ordering::Relaxed);
         swept.store(NOBODY_SITS, Ordering::Release);
         Ok(Seat {
             queue: Arc::clone(&self.queue),

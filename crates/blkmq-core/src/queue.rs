@@ -257,6 +257,9 @@ pub(crate) struct Port {
     pub(crate) run: CachePadded<RunWork>,
     /// The reactor alone writes it, at every I/O.
     pub(crate) shard: CachePadded<Shard>,
+    /// Up to when the reactor has told its clients of all ends, and taken in what they had to say to them; the end of all time
+    /// as long as it does not tell. It alone writes, once a turn.
+    pub(crate) answered: CachePadded<AtomicU64>,
     /// The latest sweep that the reactor has finished (`sw_ctx`); [`NOBODY_SITS`] while it has nothing of its own.
     pub(crate) swept: AtomicU64,
 }
@@ -338,6 +341,7 @@ impl Queue {
             mail,
             run: CachePadded::new(RunWork::new()),
             shard: CachePadded::new(Shard::new(config.groups.capacity() as u32)),
+            answered: CachePadded::new(AtomicU64::new(u64::MAX)),
             swept: AtomicU64::new(NOBODY_SITS),
         };
         let ports = config.reactors.iter().zip(senders).map(port).collect();

@@ -143,6 +143,12 @@ impl Place {
         self.send_kicks();
     }
 
+    /// Tells the queues that what `run_queues` ended is delivered and answered.
+    #[inline]
+    pub(crate) fn answered(&self) {
+        self.queues.iter().for_each(LocalQueue::answered);
+    }
+
     /// Looks after mailboxes, completions, run work and timers of all queues.
     #[inline]
     pub(crate) fn run_queues(&mut self) {

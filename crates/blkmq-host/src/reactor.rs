@@ -100,6 +100,7 @@ impl Reactor {
         }
         self.end_batch();
         self.place.unplug();
+        self.place.answered();
     }
 
     /// Says whether the next turn is due at once.

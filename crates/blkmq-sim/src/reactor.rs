@@ -114,6 +114,7 @@ impl Reactor {
             }
             Phase::Unplug => {
                 self.local.unplug(now, &mut self.fx);
+                self.local.answered();
                 self.phase = Phase::Announce;
             }
             Phase::Announce => {

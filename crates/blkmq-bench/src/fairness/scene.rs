@@ -1,6 +1,8 @@
 //! Decides who meets whom on one drive: scenes of tenants with weights and loads, and what each tenant is due.
 //! `stage` plays a scene under an elevator, `score` compares what came with what was due.
 
+use std::time::Duration;
+
 use blkmq_core::bio::Op;
 use blkmq_core::group::{GroupTree, ROOT};
 use blkmq_core::ids::GroupId;
@@ -17,6 +19,8 @@ pub(super) struct Scene {
     pub(super) victim: Option<Tenant>,
     /// What changes half-way.
     pub(super) turn: Turn,
+    /// So long, four times a second, the second tenant's thread is away, as if another program had its processor.
+    pub(super) away: Duration,
 }
 
 /// One tenant's load.
@@ -46,6 +50,7 @@ impl Scene {
             crowd: Vec::new(),
             victim: None,
             turn: Turn::Nothing,
+            away: Duration::ZERO,
         }
     }
 
@@ -117,6 +122,14 @@ pub(super) fn all() -> Vec<Scene> {
             [4096, 256 << 10, 64 << 10],
         ),
         nested(),
+        Scene {
+            away: AWAY,
+            ..weights(
+                "weights=1:2:4/writes=256k,4k,64k/away=4x3ms",
+                [Op::Write; 3],
+                [256 << 10, 4096, 64 << 10],
+            )
+        },
     ];
     scenes.extend([16, 64].map(many));
     for (flooders, block_bytes) in [(8, 4096), (63, 4096), (8, 256 << 10), (63, 256 << 10)] {
@@ -216,6 +229,8 @@ fn isolation(flooders: u32, block_bytes: u32) -> Scene {
 
 /// Room for the groups of the largest scene.
 const GROUPS_MAX: u32 = 80;
+/// About what another program takes of a processor at once.
+const AWAY: Duration = Duration::from_millis(3);
 const CROWD_DEPTH: u32 = 64;
 const FLOOD_DEPTH: u32 = 32;
 

@@ -61,6 +61,8 @@ pub(super) struct Visit {
     pub(super) steady: Totals,
     pub(super) elapsed: Duration,
     pub(super) usage: Usage,
+    /// The largest part of the time for which one of the crowd had nothing queued: it did not ask for its share.
+    pub(super) dry: f64,
     /// When the scene's turn came.
     pub(super) turned_at: Duration,
 }
@@ -125,6 +127,7 @@ pub(super) fn play(
         timed: scene.victim.map(|_| crowd).or(Some(0)),
         latency: Mutex::new(Histogram::new()),
         phase: AtomicU8::new(WARM_UP),
+        away: scene.away,
     });
     for (place, tenant) in tenants.iter().enumerate() {
         let (stage, tenant) = (Arc::clone(&stage), *tenant);
@@ -212,7 +215,13 @@ fn watch(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize, plan: &Pla
             .map(|meter| meter.ios.load(Ordering::Relaxed))
             .sum::<u64>()
     };
+    let control = engine.control();
+    let empty = || -> Vec<u64> {
+        let of = |tenant: &Tenant| control.group_stats(QueueId(0), tenant.group).empty_ns;
+        scene.crowd.iter().map(of).collect()
+    };
     stage.phase.store(MEASURE, Ordering::Relaxed);
+    let empty_before = empty();
     let (usage, ios_before, start) = (Usage::of_this_process()?, ios(), Instant::now());
     let totals = || {
         let sum = |of: fn(&Meter) -> &AtomicU64| {
@@ -245,7 +254,14 @@ fn watch(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize, plan: &Pla
     series.moments.push((start.elapsed(), bytes()));
     let (since, before) = steady;
     let (seconds, after) = ((start.elapsed() - since).as_secs_f64(), totals());
+    let dry = empty()
+        .iter()
+        .zip(&empty_before)
+        .map(|(after, before)| after - before)
+        .max();
+    let dry = dry.unwrap_or(0) as f64 / start.elapsed().as_nanos() as f64;
     Ok(Visit {
+        dry,
         steady: Totals {
             ios: (after.ios - before.ios) / seconds,
             bytes: (after.bytes - before.bytes) / seconds,

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use blkmq_core::bio::{Bio, Data};
 use blkmq_core::time::Nanos;
@@ -32,6 +33,8 @@ pub(super) struct Stage {
     pub(super) timed: Option<usize>,
     pub(super) latency: Mutex<Histogram>,
     pub(super) phase: AtomicU8,
+    /// So long, every `AWAY_EVERY` looks, the thread of the tenant at place 1 is away.
+    pub(super) away: Duration,
 }
 
 pub(super) const WARM_UP: u8 = 0;
@@ -51,6 +54,7 @@ pub(super) struct Source {
     latency: Histogram,
     is_measured: bool,
     is_over: bool,
+    looks: u32,
 }
 
 impl Source {
@@ -84,6 +88,7 @@ impl Source {
             latency: Histogram::new(),
             is_measured: false,
             is_over: false,
+            looks: 0,
         }
     }
 
@@ -144,6 +149,10 @@ impl Service for Source {
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
         self.is_measured =
             self.stage.timed == Some(self.place) && self.stage.phase.load(Ordering::Relaxed) == MEASURE;
+        self.looks += 1;
+        if self.place == 1 && self.looks.is_multiple_of(AWAY_EVERY) && !self.stage.away.is_zero() {
+            std::thread::sleep(self.stage.away);
+        }
         if !self.is_over {
             cx.set_timer(cx.now() + LOOK_EVERY);
         }
@@ -177,4 +186,6 @@ impl Service for Source {
     }
 }
 
+/// Looks between two absences.
+const AWAY_EVERY: u32 = 250;
 const LOOK_EVERY: Nanos = Nanos::from_millis(1);

@@ -2,6 +2,7 @@
 //! hardware context, and looks again for whoever came meanwhile.
 
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use super::{LocalQueue, REQUEUES_MAX};
 use crate::bio::Status;
@@ -59,6 +60,7 @@ impl LocalQueue {
         let depth = self.queue.depth();
         let promises = self.queue.port(self.me).promises;
         sched.fold(&self.queue.stats, self.queue.is_draining(), now);
+        self.tell_who_has_answered(sched, now);
         let mut issued = false;
         while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
             let Some(rq) = sched.dispatch(depth, now) else {
@@ -86,6 +88,18 @@ impl LocalQueue {
         }
         self.note_wakeup(sched, fx);
         blocked
+    }
+
+    /// Tells the elevator of the reactors that it wonders about.
+    fn tell_who_has_answered(&self, sched: &mut Sched, now: Instant) {
+        let Some(elevator) = &mut sched.elevator else {
+            return;
+        };
+        let mut awaited = elevator.awaits();
+        while let Some(reactor) = awaited.pop() {
+            let until = self.queue.port(reactor).answered.load(Ordering::Relaxed);
+            elevator.answered(reactor, Instant(until), now);
+        }
     }
 
     /// Issues what the elevator gave out. Says whether nothing more can be issued here for now.

@@ -177,11 +177,7 @@ impl DepthLaw {
             if self.window.is_full() {
                 self.close(in_flight, self.window.last);
             } else if self.window.is_interrupted(now) {
-                self.window = Window {
-                    limit: self.window.limit,
-                    skip: self.window.limit,
-                    ..Window::default()
-                };
+                self.interrupt();
             }
             self.window.last = now;
             self.window.moments += u32::from(self.window.skip == 0);
@@ -195,6 +191,15 @@ impl DepthLaw {
             window.unordered += u32::from(unordered);
             window.completions += 1;
         }
+    }
+
+    /// What is measured now says nothing of the drive: the measurement starts anew.
+    pub(super) fn interrupt(&mut self) {
+        self.window = Window {
+            limit: self.window.limit,
+            skip: self.window.limit,
+            ..Window::default()
+        };
     }
 
     fn close(&mut self, in_flight: u32, now: Instant) {

@@ -14,7 +14,7 @@ use std::fmt;
 
 use crate::bio::{Direction, Prio};
 use crate::group::{GroupTree, Node};
-use crate::ids::GroupId;
+use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::request::Request;
 use crate::stat::Stamp;
@@ -110,6 +110,14 @@ pub trait Elevator: Send {
 
     /// Learns that a request that was given out has ended.
     fn completed(&mut self, _note: &Note) {}
+
+    /// Names the reactors of which it would like to know until when they have answered: of interest to dispatch.
+    fn awaits(&self) -> ReactorSet {
+        ReactorSet::default()
+    }
+
+    /// Learns that a reactor has told its clients of all that had ended `until` then, and taken in what they had to say.
+    fn answered(&mut self, _reactor: ReactorId, _until: Instant, _now: Instant) {}
 
     /// Hands over for whom it has let the drive idle on purpose since the last call, and for how long.
     fn drain_idled(&mut self, _take: &mut dyn FnMut(GroupId, Nanos)) {}

@@ -7,7 +7,7 @@ use std::ops::{Index, IndexMut};
 use super::life::Life;
 use super::requests::Requests;
 use crate::bio::Class;
-use crate::ids::GroupId;
+use crate::ids::{GroupId, ReactorId};
 use crate::request::Request;
 
 /// All queues, by number, and how a request finds its own.
@@ -65,6 +65,12 @@ impl Key {
     #[inline]
     pub(super) fn group(self) -> GroupId {
         GroupId((self.who >> 32) as u32)
+    }
+
+    /// The reactor whose client it is.
+    #[inline]
+    pub(super) fn reactor(self) -> ReactorId {
+        ReactorId((self.how >> 16) as u16)
     }
 
     /// The class, as the number of [`Class`].

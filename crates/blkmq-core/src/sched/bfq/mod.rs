@@ -8,6 +8,7 @@
 //! On a drive that does not seek a turn is one request. On one that does, or with `strict_guarantees`, it is a budget of
 //! requests of one queue (`turn`). `docs/schedulers/bfq.md` says what is as in Linux, what differs and why.
 
+mod absence;
 mod clients;
 mod heap;
 mod life;
@@ -20,6 +21,7 @@ mod tunables;
 mod turn;
 mod wf2q;
 
+use self::absence::Absence;
 use self::clients::{Clients, Key};
 use self::life::TurnEnd;
 use self::requests::Held;
@@ -32,7 +34,7 @@ use super::slots::SlotId;
 use super::{Elevator, InsertAt, Inserted, Note, TunableError};
 use crate::bio::Class;
 use crate::group::{GroupTree, Node};
-use crate::ids::GroupId;
+use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
@@ -47,6 +49,7 @@ pub struct Bfq {
     wf2q: Wf2q,
     rivals: Rivals,
     depth: DepthLaw,
+    absence: Absence,
     tunables: Tunables,
     /// Whether the drive seeks.
     rotational: bool,
@@ -79,6 +82,7 @@ impl Bfq {
             wf2q: Wf2q::new(capacity, queues),
             rivals: Rivals::new(capacity),
             depth: DepthLaw::new(requests_max.max(1) as u32),
+            absence: Absence::new(),
             tunables: Tunables::new(rotational),
             rotational,
             turn: None,
@@ -118,6 +122,13 @@ impl Bfq {
         Some(rq)
     }
 
+    /// Whether, while a reactor is late, the others may be served now.
+    #[inline(never)]
+    fn may_go_on(&mut self) -> bool {
+        self.idled.extend(self.absence.look(self.now));
+        self.absence.admits(self.now)
+    }
+
     /// Chooses the queue whose turn it is.
     fn pick(&mut self) -> Option<usize> {
         let (served_at, now) = (&self.last_class_at, self.now);
@@ -139,12 +150,17 @@ impl Bfq {
         let mut rq = queue.requests.take(&mut self.held, slot);
         queue.in_flight += 1;
         self.in_flight += 1;
+        let reactor = queue.key().reactor();
+        if queue.requests.is_empty() {
+            self.absence.emptied(reactor);
+        }
         rq.seal();
         rq.sched_data = id as u32;
         // What came back was paid for when it went out first.
         if !came_back {
             let cost = self.cost(&rq);
             self.clients[id].life.served(cost);
+            self.absence.served(reactor, cost, self.now);
             self.wf2q.serve(self.wf2q.leaf(id), cost);
         }
         rq
@@ -195,6 +211,7 @@ impl Bfq {
     #[inline]
     fn wake(&mut self, id: usize) {
         let was_idle = self.clients.begin(id);
+        self.absence.filled(self.clients[id].key().reactor());
         if was_idle {
             let key = self.clients[id].key();
             self.rivals.begin(key.group(), key.client());
@@ -327,6 +344,8 @@ impl Elevator for Bfq {
         }
         if self.has_turns() {
             self.dispatch_in_turn()
+        } else if self.absence.holds() && !self.may_go_on() {
+            None
         } else {
             self.dispatch_one()
         }
@@ -338,10 +357,29 @@ impl Elevator for Bfq {
         self.landed(id);
         let queue = &self.clients[id];
         let is_unordered = queue.requests.is_empty() && queue.in_flight >= DEEP;
-        self.depth
-            .completed(note.bytes, self.in_flight, is_unordered, self.now);
+        let key = queue.key();
+        self.absence.ended(key.reactor(), key.group(), note.completed_at);
+        if self.absence.holds() {
+            self.depth.interrupt();
+        } else {
+            self.depth
+                .completed(note.bytes, self.in_flight, is_unordered, self.now);
+        }
         self.ended_in_turn(id);
         self.rest(id);
+    }
+
+    fn awaits(&self) -> ReactorSet {
+        if self.has_turns() || self.queued() == 0 {
+            return ReactorSet::default();
+        }
+        self.absence.awaited()
+    }
+
+    fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant) {
+        self.notice(now);
+        let held = self.absence.answered(reactor, until, self.now);
+        self.idled.extend(held);
     }
 
     fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos)) {
@@ -360,13 +398,17 @@ impl Elevator for Bfq {
         let is_full = self.in_flight >= self.depth.limit();
         let is_strict = self.tunables.strict_guarantees && self.in_flight > 0;
         let waits = self.turn.is_some_and(|turn| turn.is_waiting);
-        self.queued() > 0 && (is_full || is_strict || waits)
+        self.queued() > 0 && (is_full || is_strict || waits || self.absence.holds())
     }
 
     fn next_wakeup(&self) -> Option<Instant> {
         // Where nobody else has anything, nobody asks how long the wait is.
         let is_asked = self.queued() > 0;
-        self.turn.filter(|_| is_asked).and_then(|turn| turn.waits_until)
+        if !is_asked {
+            return None;
+        }
+        let turn = self.turn.and_then(|turn| turn.waits_until);
+        turn.or_else(|| self.absence.next_wakeup())
     }
 
     fn tunables(&self) -> Vec<(&'static str, u64)> {
