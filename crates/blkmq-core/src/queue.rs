@@ -589,7 +589,8 @@ impl Queue {
         self.tag_mode
     }
 
-    pub(crate) fn requests_per_reactor(&self) -> u32 {
+    /// How many requests each reactor has.
+    pub fn requests_per_reactor(&self) -> u32 {
         self.requests_per_reactor
     }
 

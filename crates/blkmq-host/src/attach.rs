@@ -56,8 +56,7 @@ impl Attached {
     /// The bio, if as many bios of this thread wait as the queue has requests per reactor, or, if there is not much room
     /// left, too many of its group: submit it after an end.
     ///
-    /// # Panics
-    /// If there is no such queue.
+    /// Where there is no such queue, and no such mapped disk, the bio ends as [`Status::Invalid`](blkmq_core::bio::Status).
     #[inline]
     pub fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
         self.place_at_time().submit(queue, bio)?;

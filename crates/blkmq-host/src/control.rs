@@ -19,7 +19,7 @@ use crate::disk::{Disk, QueueId};
 use crate::drive::Polling;
 use crate::engine::log_polling;
 use crate::error::Error;
-use crate::shared::Shared;
+use crate::shared::{QueueEntry, Shared};
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
 #[derive(Clone)]
@@ -75,12 +75,15 @@ impl Control {
     /// # Panics
     /// If there is no such queue or group.
     pub fn group_stats(&self, queue: QueueId, group: GroupId) -> GroupStats {
-        self.core(queue).group_stats(group)
+        self.known(queue).queue.group_stats(group)
     }
 
     /// How often the engine did what on a queue.
+    ///
+    /// # Panics
+    /// If there is no such queue.
     pub fn event_stats(&self, queue: QueueId) -> EventStats {
-        self.core(queue).event_stats()
+        self.known(queue).queue.event_stats()
     }
 
     /// Freezes a queue: new requests wait, and this call until those under way have ended. Nests.
@@ -88,7 +91,7 @@ impl Control {
     /// # Errors
     /// If the queue has not drained in 30 s (it is thawed then), or on a reactor's thread.
     pub fn freeze(&self, queue: QueueId) -> Result<Frozen, Error> {
-        let core = self.core(queue);
+        let core = self.core(queue)?;
         off_reactors(core)?;
         core.freeze_begin();
         let frozen = Frozen {
@@ -104,7 +107,7 @@ impl Control {
     /// # Errors
     /// As for [`Self::freeze`].
     pub fn quiesce(&self, queue: QueueId) -> Result<Quiesced, Error> {
-        let core = self.core(queue);
+        let core = self.core(queue)?;
         off_reactors(core)?;
         core.quiesce_begin();
         let quiesced = Quiesced {
@@ -122,7 +125,7 @@ impl Control {
     /// As for [`Self::freeze`]; the old elevator stays then.
     pub fn set_elevator(&self, queue: QueueId, kind: Kind) -> Result<(), Error> {
         let _frozen = self.freeze(queue)?;
-        let core = self.core(queue);
+        let core = self.core(queue)?;
         self.wait_until(queue, || core.set_elevator(kind).is_ok())
     }
 
@@ -132,7 +135,7 @@ impl Control {
     /// # Errors
     /// If `depth` is 0 or more than the queue was made for.
     pub fn set_depth(&self, queue: QueueId, depth: u32) -> Result<(), Error> {
-        let core = self.core(queue);
+        let core = self.core(queue)?;
         let set = core.set_depth(depth).map_err(|max| Error::Range {
             name: "depth",
             value: depth.into(),
@@ -150,10 +153,12 @@ impl Control {
     pub fn set_io_poll(&self, queue: QueueId, on: bool) -> Result<(), Error> {
         if on {
             self.insist_on_polling(queue, "io_poll", "on")?;
-            log_polling(self.core(queue).name(), &*self.shared.queues[queue.index()].drive);
+            let entry = self.entry(queue)?;
+            log_polling(entry.queue.name(), &*entry.drive);
         }
-        self.core(queue).set_polled(on);
-        self.shared.kick(self.core(queue).everybody());
+        let core = self.core(queue)?;
+        core.set_polled(on);
+        self.shared.kick(core.everybody());
         Ok(())
     }
 
@@ -163,8 +168,9 @@ impl Control {
     /// # Errors
     /// If it is another number, or the queue's drive cannot be polled.
     pub fn set_io_poll_delay(&self, queue: QueueId, delay: i64) -> Result<(), Error> {
+        let core = self.core(queue)?;
         let policy = Policy::from_delay(delay).ok_or_else(|| Error::Attribute {
-            queue: self.core(queue).name().to_owned(),
+            queue: core.name().to_owned(),
             name: "io_poll_delay",
             value: delay.to_string(),
             limit: format!(
@@ -180,13 +186,16 @@ impl Control {
     /// If its drive cannot be polled.
     pub fn set_poll_policy(&self, queue: QueueId, policy: Policy) -> Result<(), Error> {
         self.insist_on_polling(queue, "io_poll_delay", &policy.to_string())?;
-        self.core(queue).set_poll_policy(policy);
+        self.core(queue)?.set_poll_policy(policy);
         Ok(())
     }
 
     /// What was seen of the times of a queue's requests, for each bucket (direction and size) in which there were any.
+    ///
+    /// # Panics
+    /// If there is no such queue.
     pub fn poll_stats(&self, queue: QueueId) -> Vec<(Bucket, BucketStats)> {
-        let core = self.core(queue);
+        let core = &self.known(queue).queue;
         let all = Bucket::all().map(|bucket| (bucket, core.poll_stats(bucket)));
         all.filter(|(_, stats)| stats.samples > 0).collect()
     }
@@ -198,7 +207,7 @@ impl Control {
     }
 
     fn insist_on_polling(&self, queue: QueueId, name: &'static str, value: &str) -> Result<(), Error> {
-        let entry = &self.shared.queues[queue.index()];
+        let entry = self.entry(queue)?;
         if entry.drive.polling() == Polling::Impossible {
             return Err(Error::not_polled(entry.queue.name(), name, value));
         }
@@ -210,7 +219,7 @@ impl Control {
     /// # Errors
     /// If the elevator was in use all the time for 30 s, or on a reactor's thread.
     pub fn tunables(&self, queue: QueueId) -> Result<Vec<(&'static str, u64)>, Error> {
-        let core = self.core(queue);
+        let core = self.core(queue)?;
         self.insist(queue, || core.tunables())
     }
 
@@ -219,7 +228,7 @@ impl Control {
     /// # Errors
     /// What the elevator says of the name or the value; else as for [`Self::tunables`].
     pub fn set_tunable(&self, queue: QueueId, name: &str, value: u64) -> Result<(), Error> {
-        let core = self.core(queue);
+        let core = self.core(queue)?;
         let set = self.insist(queue, || core.set_tunable(name, value))?;
         set.map_err(|cause| Error::Tunable {
             queue: core.name().to_owned(),
@@ -233,13 +242,27 @@ impl Control {
         self.shared.is_hurried.store(true, Ordering::Relaxed);
     }
 
-    fn core(&self, queue: QueueId) -> &Queue {
-        &self.shared.queues[queue.index()].queue
+    fn core(&self, queue: QueueId) -> Result<&Queue, Error> {
+        self.entry(queue).map(|entry| &*entry.queue)
+    }
+
+    fn entry(&self, queue: QueueId) -> Result<&QueueEntry, Error> {
+        let queues = &self.shared.queues;
+        let none = || Error::NoQueueNumber {
+            number: queue.0,
+            queues: queues.len(),
+        };
+        queues.get(queue.index()).ok_or_else(none)
+    }
+
+    /// The same, for what has no other way to fail.
+    fn known(&self, queue: QueueId) -> &QueueEntry {
+        self.entry(queue).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Tries until somebody is not inside the gate.
     fn insist<T>(&self, queue: QueueId, attempt: impl Fn() -> Result<T, Busy>) -> Result<T, Error> {
-        off_reactors(self.core(queue))?;
+        off_reactors(self.core(queue)?)?;
         let mut result = None;
         self.wait_until(queue, || {
             result = attempt().ok();

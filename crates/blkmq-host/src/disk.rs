@@ -28,7 +28,7 @@ pub struct Disk {
     pub name: String,
     /// What it is, for people. May be empty.
     pub description: String,
-    /// The queue it lies on.
+    /// The queue it lies on; for a mapped disk, a number behind the queues', which only submissions take.
     pub queue: QueueId,
     /// Its number on that queue, for [`blkmq_core::bio::Bio::disk`].
     pub id: DiskId,
@@ -44,6 +44,9 @@ pub struct Disk {
     pub limits: Limits,
     /// What its drive knows about allocation.
     pub allocation: Arc<dyn Allocation>,
+    /// The mapped disk that lies on it, or the first of several: who writes to both by himself damages one of them. So doors
+    /// that serve all disks leave it out.
+    pub used_by: Option<String>,
 }
 
 impl Disk {

@@ -25,6 +25,7 @@ use crate::drive::{Drive, Polling};
 use crate::driver::Allocation;
 use crate::error::Error;
 use crate::groups::Paths;
+use crate::mapped::{self, MappedSpec};
 use crate::place::Place;
 use crate::reactor::Reactor;
 use crate::ring::RingConfig;
@@ -49,6 +50,8 @@ pub struct EngineConfig {
     pub wait: Wait,
     /// The queues, with their disks.
     pub queues: Vec<QueueSpec>,
+    /// Disks that lie on other disks, in any order.
+    pub mapped: Vec<MappedSpec>,
 }
 
 impl Default for EngineConfig {
@@ -60,6 +63,7 @@ impl Default for EngineConfig {
             spin_max: wait::SPIN_MAX,
             wait: Wait::default(),
             queues: Vec::new(),
+            mapped: Vec::new(),
         }
     }
 }
@@ -364,6 +368,7 @@ fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
             .for_each(|(chair, seat)| chair.seats.push(seat));
         queues.push(QueueEntry { queue, drive, paths });
     }
+    let mapped = mapped::add(&mut disks, config.mapped, QueueId(queues.len() as u16))?;
     let bells: Result<Box<[Bell]>, _> = (0..seats).map(|_| Bell::new()).collect();
     let bells = bells.map_err(|source| Error::Os {
         what: "making an event to wake a reactor with".to_owned(),
@@ -378,6 +383,7 @@ fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
         inboxes: (0..reactors).map(|_| Inbox::default()).collect(),
         queues: queues.into(),
         disks: disks.into(),
+        mapped,
         chairs: Mutex::default(),
         chairs_max: seats - reactors,
         services: AtomicU32::new(0),
@@ -472,6 +478,7 @@ fn list_disks(
             group: entry.group,
             limits: core.limits().clone(),
             allocation: Arc::clone(&allocation),
+            used_by: None,
         });
     }
     Ok(())

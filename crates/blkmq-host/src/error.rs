@@ -63,6 +63,16 @@ pub enum Error {
         /// The names there are.
         known: String,
     },
+    /// No queue of that number. Mapped disks have numbers behind the queues'.
+    #[error(
+        "there is no queue {number}, there are {queues}: a mapped disk has none of its own; ask for those of its members"
+    )]
+    NoQueueNumber {
+        /// As asked for.
+        number: u16,
+        /// How many there are.
+        queues: usize,
+    },
     /// All seats for attached threads are taken.
     #[error("all {max} seats for attached threads are taken; raise attached_max, or drop an Attached first")]
     NoSeat {

@@ -3,7 +3,7 @@
 //!
 //! [`engine`] is the way in: it starts reactors, lets a library user's thread [`attach`], puts doors
 //! ([`service`]) on reactors, and is changed and watched through [`control`]; [`mod@plan`] turns configured
-//! disks into its queues. A reactor is one thread with one place to wait (`place`, [`ring`], [`mod@wait`],
+//! disks into its queues, [`mapped`] puts disks on disks. A reactor is one thread with one place to wait (`place`, [`ring`], [`mod@wait`],
 //! [`sleep`], `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
 
 pub mod attach;
@@ -16,6 +16,7 @@ pub mod driver;
 pub mod engine;
 pub mod error;
 pub mod groups;
+pub mod mapped;
 pub mod nbd;
 mod place;
 pub mod plan;

@@ -10,6 +10,7 @@ use blkmq_core::bio::Bio;
 use blkmq_core::driver::Driver;
 use blkmq_core::ids::{HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
+use blkmq_core::mapper::stack::Stack;
 use blkmq_core::poll::{Oversleep, Verdict, Wait, Waited};
 use blkmq_core::queue::{Effects, Seat};
 use blkmq_core::time::{Instant, Nanos};
@@ -25,6 +26,8 @@ use crate::wait::{Expected, WaitPolicy};
 /// One thread's side of the engine.
 pub(crate) struct Place {
     queues: Vec<LocalQueue>,
+    /// The bios of mapped disks.
+    stack: Stack,
     fx: Effects,
     now: Instant,
     clock: Clock,
@@ -61,10 +64,21 @@ impl Place {
         let wake = ring.open_port();
         watch(&wake, shared, id);
         let seats = chair.seats.into_iter().zip(drivers);
-        let queues = seats.map(|(seat, driver)| seat.sit(driver)).collect();
+        let queues: Vec<LocalQueue> = seats.map(|(seat, driver)| seat.sit(driver)).collect();
+        let requests: u32 = queues
+            .iter()
+            .map(|queue| queue.queue().requests_per_reactor())
+            .sum();
+        // As many may wait beside the requests. A bio in parts has some of each.
+        let stack = Stack::new(
+            Arc::clone(&shared.mapped),
+            2 * requests,
+            requests.min(DIVIDED_MAX),
+        );
         let clock = shared.clock;
         Ok(Self {
             queues,
+            stack,
             fx: Effects::with_capacity(ENDED_AT_ONCE),
             now: clock.now(),
             clock,
@@ -131,7 +145,10 @@ impl Place {
 
     #[inline]
     pub(crate) fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
-        self.queues[queue.index()].submit(bio, self.now, &mut self.fx)
+        match self.queues.get_mut(queue.index()) {
+            Some(queue) => queue.submit(bio, self.now, &mut self.fx),
+            None => self.stack.submit(bio, &mut self.queues, self.now, &mut self.fx),
+        }
     }
 
     /// Issues what is staged and wakes whom that concerns.
@@ -140,6 +157,7 @@ impl Place {
         for queue in &mut self.queues {
             queue.unplug(self.now, &mut self.fx);
         }
+        self.settle();
         self.send_kicks();
     }
 
@@ -156,7 +174,16 @@ impl Place {
         for queue in &mut self.queues {
             queue.run(self.now, &mut self.fx);
         }
+        self.settle();
         self.send_kicks();
+    }
+
+    /// Brings ends of parts to the bios of mapped disks that they are of.
+    #[inline]
+    fn settle(&mut self) {
+        if self.stack.is_due(&self.fx) {
+            self.runs_again |= self.stack.settle(&mut self.queues, self.now, &mut self.fx);
+        }
     }
 
     /// The bios that have ended and not been taken.
@@ -395,4 +422,6 @@ const BEATEN: u64 = 1;
 
 /// Room for bios that end in one batch, before a list has to grow.
 const ENDED_AT_ONCE: usize = 1024;
+/// Bios of mapped disks that are under way in parts.
+const DIVIDED_MAX: u32 = 1024;
 const LOOKS_PER_CLOCK_READ: u32 = 8;

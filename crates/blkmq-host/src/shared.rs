@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{ReactorId, ReactorSet};
+use blkmq_core::mapper::table::Table;
 use blkmq_core::poll::Wait;
 use blkmq_core::queue::{Queue, Seat};
 use blkmq_core::time::Nanos;
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) inboxes: Box<[Inbox]>,
     pub(crate) queues: Box<[QueueEntry]>,
     pub(crate) disks: Box<[Disk]>,
+    /// What lies where on mapped disks.
+    pub(crate) mapped: Arc<Table>,
     pub(crate) chairs: Mutex<Chairs>,
     pub(crate) chairs_max: usize,
     /// Services that live, or are ordered to, on all reactors.

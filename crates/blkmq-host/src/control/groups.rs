@@ -9,15 +9,19 @@ use blkmq_core::queue::Queue;
 use blkmq_core::time::Nanos;
 
 use super::Control;
-use crate::disk::QueueId;
+use crate::disk::{Disk, QueueId};
 use crate::error::Error;
 use crate::groups::{Paths, check_path, group_error, join, parent_of};
+use crate::shared::QueueEntry;
 
 /// Groups. All of these are for any thread but a reactor's; they insist for a while if the gate is in use.
 impl Control {
     /// Lists the paths of a queue's groups with their ids, in the order of their paths.
+    ///
+    /// # Panics
+    /// If there is no such queue.
     pub fn groups(&self, queue: QueueId) -> Vec<(String, GroupId)> {
-        let paths = self.paths(queue);
+        let paths = lock(self.known(queue));
         paths.iter().map(|(path, id)| (path.clone(), *id)).collect()
     }
 
@@ -26,9 +30,9 @@ impl Control {
     /// # Errors
     /// If there is none of that path, or the gate was in use all the time for 30 s, or on a reactor's thread.
     pub fn group(&self, queue: QueueId, path: &str) -> Result<Node, Error> {
-        let paths = self.paths(queue);
+        let paths = self.paths(queue)?;
         let id = self.find_group(queue, &paths, path)?;
-        let core = self.core(queue);
+        let core = self.core(queue)?;
         let node = self.insist(queue, || core.group(id))?;
         node.ok_or_else(|| group_error(path, GroupError::Unknown { id }))
     }
@@ -40,7 +44,7 @@ impl Control {
     /// [`Control::group`].
     pub fn make_group(&self, queue: QueueId, path: &str) -> Result<GroupId, Error> {
         check_path(path)?;
-        let mut paths = self.paths(queue);
+        let mut paths = self.paths(queue)?;
         let mut made = Vec::new();
         let result = self.make_path(queue, &mut paths, path, &mut made);
         if result.is_err() {
@@ -57,7 +61,7 @@ impl Control {
     /// # Errors
     /// If there is no such group, or the weight is out of range. Else as [`Control::group`].
     pub fn set_group_weight(&self, queue: QueueId, path: &str, weight: u16) -> Result<(), Error> {
-        let id = self.find_group(queue, &self.paths(queue), path)?;
+        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
         self.change(queue, path, |core| core.set_group_weight(id, weight))
     }
 
@@ -66,7 +70,7 @@ impl Control {
     /// # Errors
     /// If there is no such group, or a cap is out of range. Else as [`Control::group`].
     pub fn set_group_caps(&self, queue: QueueId, path: &str, caps: Caps) -> Result<(), Error> {
-        let id = self.find_group(queue, &self.paths(queue), path)?;
+        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
         let clock = &self.shared.clock;
         self.change(queue, path, |core| core.set_group_caps(id, caps, clock.now()))
     }
@@ -81,7 +85,7 @@ impl Control {
         path: &str,
         target: Option<Nanos>,
     ) -> Result<(), Error> {
-        let id = self.find_group(queue, &self.paths(queue), path)?;
+        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
         self.change(queue, path, |core| core.set_group_latency_target(id, target))
     }
 
@@ -91,13 +95,13 @@ impl Control {
     /// If one of the two is not there, the other is part of it or has one of that name, or what is below would be nested
     /// too deeply. Else as [`Control::group`].
     pub fn move_group(&self, queue: QueueId, path: &str, parent: &str) -> Result<String, Error> {
-        let mut paths = self.paths(queue);
+        let mut paths = self.paths(queue)?;
         let id = self.find_group(queue, &paths, path)?;
         let to = self.find_group(queue, &paths, parent)?;
         let name = path.rsplit('/').next().unwrap_or_default();
         let new = join(parent, name);
         if id != ROOT && new != path && paths.get(&new).is_some() {
-            let queue = self.core(queue).name().to_owned();
+            let queue = self.known(queue).queue.name().to_owned();
             return Err(Error::GroupExists { queue, path: new });
         }
         self.change(queue, path, |core| core.move_group(id, to))?;
@@ -110,12 +114,15 @@ impl Control {
     /// # Errors
     /// If there is no such group, others are part of it, or a disk is accounted to it. Else as [`Control::group`].
     pub fn remove_group(&self, queue: QueueId, path: &str) -> Result<(), Error> {
-        let mut paths = self.paths(queue);
+        let mut paths = self.paths(queue)?;
         let id = self.find_group(queue, &paths, path)?;
         let mut disks = self.shared.disks.iter();
-        if let Some(disk) = disks.find(|disk| disk.queue == queue && disk.group == id && id != ROOT) {
+        // A mapped disk's I/O is its group's on the queue of each member.
+        let queues = self.shared.queues.len();
+        let may_use = |disk: &Disk| disk.queue == queue || disk.queue.index() >= queues;
+        if let Some(disk) = disks.find(|disk| may_use(disk) && disk.group == id && id != ROOT) {
             return Err(Error::GroupInUse {
-                queue: self.core(queue).name().to_owned(),
+                queue: self.known(queue).queue.name().to_owned(),
                 path: path.to_owned(),
                 disk: disk.name.clone(),
             });
@@ -148,7 +155,7 @@ impl Control {
         path: &str,
         change: impl Fn(&Queue) -> Change<T>,
     ) -> Result<T, Error> {
-        let core = self.core(queue);
+        let core = self.core(queue)?;
         let result = self.insist(queue, || change(core))?;
         result.map_err(|source| group_error(path, source))
     }
@@ -161,17 +168,20 @@ impl Control {
                 .take(KNOWN_MAX)
                 .collect();
             Error::NoGroup {
-                queue: self.core(queue).name().to_owned(),
+                queue: self.known(queue).queue.name().to_owned(),
                 path: path.to_owned(),
                 known: known.join(", "),
             }
         })
     }
 
-    fn paths(&self, queue: QueueId) -> MutexGuard<'_, Paths> {
-        let paths = &self.shared.queues[queue.index()].paths;
-        paths.lock().unwrap_or_else(PoisonError::into_inner)
+    fn paths(&self, queue: QueueId) -> Result<MutexGuard<'_, Paths>, Error> {
+        self.entry(queue).map(lock)
     }
+}
+
+fn lock(entry: &QueueEntry) -> MutexGuard<'_, Paths> {
+    entry.paths.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How many paths an error lists.
