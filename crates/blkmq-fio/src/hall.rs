@@ -167,6 +167,7 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
         // Nobody is served: a thread that sleeps, for the elevators' timers.
         reactors: 0,
         attached_max: jobs.len(),
+        wait: config.wait,
         queues,
         ..EngineConfig::default()
     })?;
@@ -199,6 +200,7 @@ fn configuration<'a>(wishes: impl Iterator<Item = &'a Wish>) -> Result<(Config, 
             config.disks.extend(file.disks);
             config.groups.extend(file.groups);
             config.queues.extend(file.queues);
+            config.wait = file.wait;
         }
         let known = disks.iter().find(|(text, _)| *text == wish.disk);
         let name = match known {
@@ -300,6 +302,8 @@ const SHUTDOWN_LIMIT: Nanos = Nanos::from_secs(10);
 
 #[cfg(test)]
 mod tests {
+    use blkmq_core::poll::Wait;
+
     use super::*;
 
     fn wish(disk: &str, group: &str) -> Wish {
@@ -320,6 +324,20 @@ mod tests {
         let (config, names) = configuration(wishes.iter()).unwrap();
         assert_eq!(names, ["disk0", "x", "disk0"]);
         assert_eq!((config.disks.len(), config.groups.len()), (2, 1));
+    }
+
+    #[test]
+    fn jobs_wait_as_the_configuration_file_says() {
+        let path = std::env::temp_dir().join(format!("blkmq-fio-wait-{}.toml", std::process::id()));
+        std::fs::write(&path, "[daemon]\nwait = \"poll\"\n[disk.a]\nnull = \"1G\"\n").unwrap();
+        let with = Wish {
+            config: path.to_str().unwrap().to_owned(),
+            ..wish("a", "")
+        };
+        let waits = |wishes: &[Wish]| configuration(wishes.iter()).unwrap().0.wait;
+        assert_eq!(waits(&[wish("null=1G", ""), with]), Wait::Poll);
+        assert_eq!(waits(&[wish("null=1G", "")]), Wait::Auto);
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -400,6 +400,7 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
     let mut base = 0;
     let mut disks = Vec::with_capacity(spec.disks.len());
     for entry in spec.disks {
+        let (name, size) = (entry.name.clone(), entry.size);
         disks.push(DiskConfig {
             name: entry.name,
             base,
@@ -408,7 +409,18 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
             logical_block: entry.block_size,
         });
         // Disks are apart on the queue, so that the end of one is no neighbour of the next one's beginning.
-        base = (base + entry.size).next_multiple_of(DISK_SPACING) + DISK_SPACING;
+        let end = base.checked_add(entry.size);
+        let next = end.and_then(|end| {
+            end.checked_next_multiple_of(DISK_SPACING)?
+                .checked_add(DISK_SPACING)
+        });
+        base = next.ok_or_else(|| {
+            Error::Disk(format!(
+                "queue {}: disk {name}: size {size} rejected: all disks of a queue together must be smaller than 16777216T; \
+                 make it smaller, or give it a queue= of its own",
+                spec.name,
+            ))
+        })?;
     }
     let config = QueueConfig {
         name: spec.name,

@@ -1,6 +1,7 @@
 //! Runs what was typed: see [`blkmq::cli`] for what can be.
 #![forbid(unsafe_code)]
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use blkmq::cli::{Bench, Cli, Command};
@@ -37,9 +38,22 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(Bench::Poll(args)) => blkmq_bench::poll::main(&args),
         Command::Bench(Bench::Stats(args)) => blkmq_bench::stats::main(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "blkmq", &mut std::io::stdout());
-            Ok(())
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "blkmq", &mut text);
+            Ok(print(&text)?)
         }
-        Command::Man => Ok(blkmq::cli::manual(&mut std::io::stdout())?),
+        Command::Man => {
+            let mut text = Vec::new();
+            blkmq::cli::manual(&mut text)?;
+            Ok(print(&text)?)
+        }
+    }
+}
+
+/// Prints a text, of which the reader may take as much as it likes: `blkmq man | head` is no failure.
+fn print(text: &[u8]) -> io::Result<()> {
+    match io::stdout().write_all(text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
     }
 }

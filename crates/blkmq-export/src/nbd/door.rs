@@ -8,6 +8,7 @@
 
 mod connection;
 mod listener;
+mod log;
 mod memory;
 mod receive;
 mod slots;
@@ -35,6 +36,7 @@ pub(crate) struct Door {
     /// What payload is held in.
     memory: Arc<Memory>,
     connections_max: u32,
+    log: log::Log,
 }
 
 /// How many clients one address serves at a time, by default. More cost memory only as they are used.
@@ -65,6 +67,7 @@ pub fn serve(
         limits,
         memory: Arc::clone(memory),
         connections_max: CONNECTIONS_MAX,
+        log: log::Log::default(),
     });
     engine.add_service(
         ReactorId(0),

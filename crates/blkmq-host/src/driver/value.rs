@@ -62,6 +62,17 @@ pub fn size(key: &str, value: &str) -> Result<u64, ConfigError> {
         .map_or_else(|| bad(key, value, SIZE), Ok)
 }
 
+/// Parses a size of at least `least` bytes.
+///
+/// # Errors
+/// `BadValue`, which repeats `allowed`, for anything else.
+pub fn size_from(key: &str, value: &str, least: u64, allowed: &'static str) -> Result<u64, ConfigError> {
+    match size(key, value) {
+        Ok(size) if size >= least => Ok(size),
+        _ => bad(key, value, allowed),
+    }
+}
+
 /// Parses a time: a number, fractions allowed, with a suffix ns, us, ms or s. At most one day.
 ///
 /// # Errors

@@ -179,11 +179,7 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
         }
         ["ram"] => {
             let size = take_size(pairs, "ram")?;
-            if size > RAM_MAX {
-                bail!(
-                    "ram={size} rejected: must be at most 1T, since the table of its pieces takes memory at once"
-                );
-            }
+            fits_memory("ram", size)?;
             let mut config = RamConfig::default();
             for (key, value) in pairs.drain(..) {
                 config.set(&key, &value)?;
@@ -197,6 +193,16 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
                 config.set(&key, &value)?;
             }
             config.check()?;
+            if config.memory {
+                fits_memory("memory=on with null", size)?;
+            }
+            if let Some(bad) = config.bad.iter().find(|bad| bad.end > size) {
+                bail!(
+                    "bad={}-{} rejected: must lie within the disk, {size} bytes",
+                    bad.start,
+                    bad.end
+                );
+            }
             Ok(Source::Null {
                 size,
                 config: Box::new(config),
@@ -214,6 +220,16 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
             given.join("= and ") + "="
         ),
     }
+}
+
+/// Checks the size of a disk whose content is kept in memory.
+fn fits_memory(key: &str, size: u64) -> Result<()> {
+    if size > MEMORY_MAX {
+        bail!(
+            "{key}={size} rejected: must be at most 1T, since the table of its pieces takes memory at once"
+        );
+    }
+    Ok(())
 }
 
 /// Takes a size that is known to be given.
@@ -263,7 +279,7 @@ fn check_group(path: &str) -> Result<()> {
 /// The longest text of an NBD export, in bytes.
 const DESCRIPTION_MAX: usize = 4096;
 /// The largest disk in memory, in bytes.
-const RAM_MAX: u64 = 1 << 40;
+const MEMORY_MAX: u64 = 1 << 40;
 const COMMON_KEYS: &str =
     "name, file | ram | null, ro, queue, sched, io_poll, io_poll_delay, block_size, group, description";
 
@@ -343,6 +359,27 @@ mod tests {
             ("name=a,ram", &["not KEY=VALUE"]),
             ("name=a,ram=1M,group=x", &["group", "start with /"]),
             ("name=a,null=1M,latency=soon", &["disk a", "latency=soon"]),
+            (
+                "name=a,null=2T,memory=on",
+                &["disk a", "null=2199023255552", "at most 1T"],
+            ),
+            (
+                "name=a,null=1M,bad=1M-2M",
+                &["disk a", "bad=1048576-2097152", "within the disk, 1048576 bytes"],
+            ),
+            (
+                "name=a,null=1M,parallel=0",
+                &["disk a", "parallel=0 rejected", "leave it out"],
+            ),
+            (
+                "name=a,null=1M,poll_queues=1000",
+                &["disk a", "poll_queues=1000", "128"],
+            ),
+            ("name=a,file=", &["disk a", "file= rejected", "path"]),
+            (
+                "name=a,file=x,size=9000000T",
+                &["disk a", "size=9000000T", "less than 8388608T"],
+            ),
         ] {
             let error = error(text);
             assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use blkmq_core::ids::REACTORS_MAX;
 use blkmq_core::poll::Policy;
 use blkmq_core::time::Nanos;
 use blkmq_host::driver::value;
@@ -71,6 +72,11 @@ pub(super) fn parse(text: &str) -> Result<Config> {
         Some(value) => memory(value).context("[daemon]")?,
         None => default.nbd_memory,
     };
+    if let Some(0) = file.daemon.reactors {
+        bail!(
+            "[daemon]: reactors=0 rejected: must be from 1 to {REACTORS_MAX}, or left out for one for each processor"
+        );
+    }
     let wait = file.daemon.wait.as_deref().map_or(Ok(default.wait), str::parse);
     let wait = wait.map_err(anyhow::Error::msg).context("[daemon]")?;
     let queue = |(name, queue): (String, Queue)| -> Result<_> {
@@ -288,6 +294,10 @@ mod tests {
                 "io_poll_delay=-2 rejected: must be -1",
             ),
             ("[queue.q]\nio_poll = 1", "io_poll"),
+            (
+                "[daemon]\nreactors = 0",
+                "reactors=0 rejected: must be from 1 to 128",
+            ),
             ("[[export]]\nnbd = \"smoke\"", "unix:PATH"),
             ("[daemon]\nshutdown_limit = \"soon\"", "shutdown_limit=soon"),
             (

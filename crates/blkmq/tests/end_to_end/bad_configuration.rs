@@ -335,6 +335,12 @@ fn cases(scratch: &Scratch) -> Vec<Case> {
             &["name=vm1,fiel=x.raw"],
             &["fiel", "file"],
         ),
+        case(
+            "two disks that are too large for one queue",
+            scratch,
+            &["name=a,null=16777215T,queue=q", "name=b,null=16777215T,queue=q"],
+            &["queue q", "disk b", "18446742974197923840", "queue= of its own"],
+        ),
         case("no name", scratch, &["ram=1M"], &["name"]),
         case("no backing", scratch, &["name=vm1"], &["vm1", "file="]),
         case(

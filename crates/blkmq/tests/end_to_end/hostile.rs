@@ -84,6 +84,37 @@ fn the_log_says_who_spoke_garbage_to_which_disk() {
 }
 
 #[test]
+fn clients_that_break_the_rules_again_and_again_do_not_fill_the_log() {
+    let scratch = Scratch::new();
+    let mut daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let started = Instant::now();
+    for _ in 0..FLOOD {
+        send_garbage_for_a_request(&scratch.path("nbd.sock"));
+    }
+    let seconds = started.elapsed().as_secs() as usize;
+    let lines = daemon
+        .said()
+        .lines()
+        .filter(|line| line.contains("closed"))
+        .count();
+    assert!(
+        lines <= 66 + seconds && lines < FLOOD,
+        "{lines} lines about {FLOOD} connections in {seconds} s"
+    );
+    std::thread::sleep(Duration::from_millis(1100));
+    send_garbage_for_a_request(&scratch.path("nbd.sock"));
+    let is_counted = daemon.wait_for(GOOD_WAIT_MAX, |line| {
+        line.contains("lines about other connections")
+    });
+    assert!(
+        is_counted,
+        "nothing tells of the lines that are missing in:\n{}",
+        daemon.said()
+    );
+    daemon.stop();
+}
+
+#[test]
 fn an_unknown_export_is_refused_by_name() {
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
@@ -294,6 +325,8 @@ fn memory_kib(daemon: &Daemon) -> u64 {
 
 const GARBAGE: &[u8] = b"\xff\x00GET / HTTP/1.1\r\n\x00\x13\x37";
 const ROUNDS: u64 = 8;
+/// Connections that break the rules, one after the other.
+const FLOOD: usize = 500;
 const GOOD_BLOCKS: u64 = 64;
 /// Far above what a read takes on a busy machine, far below any of the deadlines that a hostile client may run into.
 const GOOD_WAIT_MAX: Duration = Duration::from_secs(3);

@@ -14,6 +14,7 @@ mod hostile;
 mod idle;
 mod isolation;
 mod libnbd;
+mod manual;
 mod qemu;
 mod shutdown;
 mod sockets;

@@ -17,6 +17,7 @@ use rustix::net::{getpeername, sockopt};
 
 use super::Door;
 use super::listener::Ticket;
+use super::log::Log;
 use super::memory::Account;
 use super::receive::{self, Receive, Received};
 use super::slots::Slots;
@@ -138,7 +139,7 @@ impl Connection {
                 Some((slot, filled)) => self.fill_payload(cx, slot, filled),
                 None => self.receive.fill(self.socket.as_fd()),
             };
-            self.heed(received);
+            self.heed(received, cx.now());
         }
     }
 
@@ -172,7 +173,8 @@ impl Connection {
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
                 Event::Disconnect => self.close(cx, Closing::Finishing),
                 Event::Close(reason) => {
-                    tracing::warn!("nbd: {} closed: {reason}", self.name());
+                    self.log()
+                        .warn(cx.now(), format_args!("{} closed: {reason}", self.name()));
                     self.close(cx, Closing::Finishing);
                 }
             }
@@ -278,7 +280,7 @@ impl Connection {
     }
 
     /// Takes note of what the socket said.
-    fn heed(&mut self, received: io::Result<Received>) {
+    fn heed(&mut self, received: io::Result<Received>, now: Instant) {
         match received {
             Ok(Received::Full(_)) => {}
             // A poll tells of what comes later; but an end that came together with these bytes has been told already.
@@ -287,13 +289,15 @@ impl Connection {
             Ok(Received::End) => {
                 let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
                 if !is_between {
-                    tracing::info!("nbd: {}: the client left in the middle of a message", self.name());
+                    let what = format_args!("{}: the client left in the middle of a message", self.name());
+                    self.log().info(now, what);
                 }
                 self.is_readable = false;
                 self.closing = self.closing.max(Closing::Finishing);
             }
             Err(error) => {
-                tracing::info!("nbd: {} lost: {error}", self.name());
+                self.log()
+                    .info(now, format_args!("{} lost: {error}", self.name()));
                 self.closing = Closing::Dead;
             }
         }
@@ -327,7 +331,8 @@ impl Connection {
                 }
             }
             Err(error) => {
-                tracing::info!("nbd: {} lost: {error}", self.name());
+                self.log()
+                    .info(now, format_args!("{} lost: {error}", self.name()));
                 self.closing = Closing::Dead;
             }
         }
@@ -415,6 +420,10 @@ impl Connection {
     }
 
     /// Names the connection for a message.
+    fn log(&self) -> &Log {
+        &self.door.log
+    }
+
     fn name(&self) -> String {
         let disk = self.disk.as_ref().map_or("no disk yet", |disk| &disk.name);
         format!("connection of {} to {disk}", self.peer)
@@ -502,7 +511,8 @@ impl Service for Connection {
         if self.closing < Closing::Dead
             && let Some(reason) = self.too_late(cx.now())
         {
-            tracing::warn!("nbd: {} closed: {reason}", self.name());
+            self.log()
+                .warn(cx.now(), format_args!("{} closed: {reason}", self.name()));
             self.closing = Closing::Dead;
         }
     }

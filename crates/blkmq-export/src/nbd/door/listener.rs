@@ -93,10 +93,9 @@ impl Listener {
         self.is_failing = false;
         if self.open.fetch_add(1, Ordering::Relaxed) >= self.door.connections_max {
             self.open.fetch_sub(1, Ordering::Relaxed);
-            tracing::warn!(
-                "nbd: connection refused: {} are open, which is the limit of one address",
-                self.door.connections_max
-            );
+            let max = self.door.connections_max;
+            let what = format_args!("connection refused: {max} are open, which is the limit of one address");
+            self.door.log.warn(cx.now(), what);
             return;
         }
         let ticket = Ticket(Arc::clone(&self.open));
@@ -113,7 +112,8 @@ impl Listener {
     fn failed(&mut self, cx: &mut Cx<'_>, errno: i32) {
         if !std::mem::replace(&mut self.is_failing, true) {
             let error = io::Error::from_raw_os_error(errno);
-            tracing::warn!("nbd: no connection can be accepted: {error}; trying again every 100 ms");
+            let what = format_args!("no connection can be accepted: {error}; trying again every 100 ms");
+            self.door.log.warn(cx.now(), what);
         }
         cx.set_timer(cx.now() + RETRY);
     }

@@ -40,8 +40,12 @@ impl FileConfig {
     /// `UnknownKey`, or `BadValue` with what is allowed.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
         match key {
+            "file" if value.is_empty() => return value::bad(key, value, PATH),
             "file" => self.path = PathBuf::from(value),
-            "size" => self.size = Some(value::size(key, value)?),
+            "size" => match value::size_from(key, value, 1, SIZE)? {
+                size if i64::try_from(size).is_ok() => self.size = Some(size),
+                _ => return value::bad(key, value, SIZE),
+            },
             "read_only" => self.read_only = value::switch(key, value)?,
             "block_size" => {
                 let bytes = value::size(key, value)?;
@@ -70,6 +74,9 @@ impl FileConfig {
     }
 }
 
+const PATH: &str = "the path of a file or a block device";
+/// The largest is what the kernel has offsets for.
+const SIZE: &str = "a size in bytes such as 64M or 2G, at least one block and less than 8388608T";
 const BLOCK: &str = "a power of two from 512 to 65536";
 const DIRECT: &str = "auto, on or off";
 
@@ -103,6 +110,14 @@ mod tests {
             error("block_size", "768"),
             "block_size=768 rejected: must be a power of two from 512 to 65536"
         );
+        for wrong in ["0", "8388608T", "9000000T", "-1", ""] {
+            let text = error("size", wrong);
+            assert!(
+                text.starts_with(&format!("size={wrong} rejected")) && text.contains("less than 8388608T"),
+                "{text}"
+            );
+        }
+        assert!(error("file", "").contains("must be the path"));
         assert_eq!(
             error("direct", "maybe"),
             "direct=maybe rejected: must be auto, on or off"

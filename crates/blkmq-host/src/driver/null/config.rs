@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use blkmq_core::ids::REACTORS_MAX;
 use blkmq_core::time::Nanos;
 
 use crate::driver::Rate;
@@ -114,16 +115,16 @@ impl NullConfig {
             "spread" => self.spread = value::time(key, value)?,
             "slow" => self.slow = value::time(key, value)?,
             "slow_rate" => self.slow_rate = value::rate(key, value)?,
-            "parallel" => self.parallel = value::whole(key, value, 0..=65536, "a number from 0 to 65536")?,
-            "bandwidth" => self.bandwidth = value::size(key, value)?,
+            "parallel" => self.parallel = value::whole(key, value, 1..=65536, PARALLEL)?,
+            "bandwidth" => self.bandwidth = value::size_from(key, value, 1, BANDWIDTH)?,
             "depth" => self.depth = value::whole(key, value, 1..=65536, "a number from 1 to 65536")?,
             "shared_tags" => self.shared_tags = value::switch(key, value)?,
             "poll_queues" => {
-                self.poll_queues = value::whole(key, value, 0..=65535, "a number from 0 to 65535")?;
+                self.poll_queues = value::whole(key, value, 0..=CONTEXTS_MAX, POLL_QUEUES)?;
             }
             "zero" => self.zero = value::switch(key, value)?,
             "memory" => self.memory = value::switch(key, value)?,
-            "cache_size" => self.cache_size = value::size(key, value)?,
+            "cache_size" => self.cache_size = value::size_from(key, value, 1, CACHE_SIZE)?,
             "cache" => self.cache = value::switch(key, value)?,
             "fua" => self.fua = value::switch(key, value)?,
             "bad" => self.bad.push(value::range(key, value)?),
@@ -131,7 +132,7 @@ impl NullConfig {
             "requeue_rate" => self.requeue_rate = value::rate(key, value)?,
             "resource_rate" => self.resource_rate = value::rate(key, value)?,
             "setup_failure" => {
-                let number = value::whole(key, value, 0..=65535, "the number of a hardware context")?;
+                let number = value::whole(key, value, 0..=CONTEXTS_MAX - 1, SETUP_FAILURE)?;
                 self.setup_failure = Some(number);
             }
             "seed" => self.seed = value::whole(key, value, 0..=u64::MAX, "a whole number of 64 bits")?,
@@ -190,6 +191,14 @@ fn completion(value: &str) -> Result<Completion, ConfigError> {
     }
 }
 
+/// Hardware contexts that there can be: one for each reactor or attached thread.
+const CONTEXTS_MAX: u64 = REACTORS_MAX as u64;
+const PARALLEL: &str = "a number from 1 to 65536; leave it out for no limit";
+const BANDWIDTH: &str = "a size in bytes such as 512M or 2G, for each second; leave it out for no limit";
+const POLL_QUEUES: &str = "a number from 0 to 128, the most contexts that there can be";
+const CACHE_SIZE: &str =
+    "a size in bytes such as 64K or 16M, at least 1; leave cache= out for a drive without one";
+const SETUP_FAILURE: &str = "the number of a hardware context, from 0 to 127";
 const KEYS: &str = "completion, latency, spread, slow, slow_rate, parallel, bandwidth, depth, shared_tags, poll_queues, zero, memory, cache, cache_size, fua, bad, \
                     timeout_rate, requeue_rate, resource_rate, setup_failure, seed";
 
@@ -244,6 +253,39 @@ mod tests {
             error.starts_with("key latncy rejected") && error.contains("latency"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_value_out_of_its_range_is_refused_with_the_range() {
+        for (key, value, allowed) in [
+            ("parallel", "0", "from 1 to 65536; leave it out"),
+            ("parallel", "65537", "from 1 to 65536"),
+            ("bandwidth", "0", "leave it out"),
+            ("depth", "0", "from 1 to 65536"),
+            ("depth", "65537", "from 1 to 65536"),
+            ("poll_queues", "1000", "from 0 to 128"),
+            ("poll_queues", "-1", "from 0 to 128"),
+            ("cache_size", "0", "at least 1"),
+            ("setup_failure", "128", "from 0 to 127"),
+            ("latency", "2000000s", "at most a day"),
+            ("slow_rate", "101%", "a probability"),
+            ("seed", "18446744073709551616", "64 bits"),
+        ] {
+            let mut config = NullConfig::default();
+            let text = config.set(key, value).unwrap_err().to_string();
+            assert!(
+                text.starts_with(&format!("{key}={value} rejected")) && text.contains(allowed),
+                "{text}"
+            );
+            assert_eq!(config, NullConfig::default());
+        }
+        for (key, value) in [
+            ("parallel", "65536"),
+            ("poll_queues", "128"),
+            ("setup_failure", "127"),
+        ] {
+            NullConfig::default().set(key, value).unwrap();
+        }
     }
 
     #[test]
