@@ -38,6 +38,12 @@ pub trait Drive: Allocation {
         None
     }
 
+    /// Says how many hardware contexts there should be: `wanted`, or, if the drive has fewer ways in, at most `reactors`. Asked
+    /// once, before any is opened.
+    fn hctxs(&self, wanted: u16, _reactors: u16) -> u16 {
+        wanted
+    }
+
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`
     /// is that reactor's.
     ///

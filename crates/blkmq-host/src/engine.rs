@@ -429,7 +429,9 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
                 promises: id < reactors,
             })
             .collect(),
-        hctxs: spec.hctxs.unwrap_or(seats as u16),
+        hctxs: spec
+            .drive
+            .hctxs(spec.hctxs.unwrap_or(seats as u16), reactors as u16),
         tags: spec.tags,
         requests_per_reactor: spec.requests_per_reactor,
         limits: spec.drive.limits(),

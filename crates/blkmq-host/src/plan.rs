@@ -17,6 +17,7 @@ use blkmq_core::time::Nanos;
 
 use crate::drive::Drive;
 use crate::driver::file::{Device, FileConfig, FileDisk, FileDrive};
+use crate::driver::nbd::{NbdConfig, NbdDisk, NbdDrive};
 use crate::driver::null::{NullConfig, NullDrive};
 use crate::driver::ram::{RamConfig, RamDrive};
 use crate::engine::{DiskEntry, QueueSpec};
@@ -53,6 +54,8 @@ pub enum Source {
     Ram(RamConfig),
     /// In a file or on a block device.
     File(FileConfig),
+    /// On an NBD server.
+    Nbd(NbdConfig),
 }
 
 /// How a queue is to be; for those that are not configured by name, the default.
@@ -61,7 +64,7 @@ pub struct QueueSettings {
     /// The elevator to begin with. Default none.
     pub elevator: Kind,
     /// Requests in flight at the drive, 1 to 65536: for files, and null disks with `shared_tags`, over all threads, else for each. Default 256
-    /// for files, 128 for ram, as many as the drive takes for null.
+    /// for files, 128 for ram and nbd, as many as the drive takes for null.
     pub depth: Option<u32>,
     /// Hardware contexts; see [`QueueSpec::hctxs`]. Default one per thread.
     pub hctxs: Option<u16>,
@@ -181,6 +184,7 @@ enum Opened {
     Null(NullConfig),
     Ram(RamConfig),
     File(FileDisk),
+    Nbd(Box<NbdDisk>),
 }
 
 impl Opened {
@@ -189,6 +193,7 @@ impl Opened {
             Self::Null(_) => "null",
             Self::Ram(_) => "ram",
             Self::File(_) => "file",
+            Self::Nbd(_) => "nbd",
         }
     }
 }
@@ -216,6 +221,14 @@ fn open(spec: DiskSpec, group: GroupId) -> Result<(String, Member), Error> {
             entry.read_only = disk.is_read_only();
             (device_name(disk.device()), Opened::File(disk))
         }
+        Source::Nbd(mut config) => {
+            config.read_only |= spec.read_only;
+            let disk = NbdDisk::open(&config).map_err(|error| disk_error(&entry.name, error))?;
+            entry.size = disk.size();
+            entry.block_size = entry.block_size.max(disk.block_size());
+            entry.read_only = disk.is_read_only();
+            (entry.name.clone(), Opened::Nbd(Box::new(disk)))
+        }
     };
     if entry.size == 0 {
         return Err(disk_error(&entry.name, "has no size; set size="));
@@ -231,12 +244,12 @@ fn join(
     queues: usize,
 ) -> Result<QueueSpec, Error> {
     check_kinds(&name, &list)?;
-    let (entries, opened): (Vec<DiskEntry>, Vec<Opened>) = list
+    let (entries, mut opened): (Vec<DiskEntry>, Vec<Opened>) = list
         .into_iter()
         .map(|member| (member.entry, member.opened))
         .unzip();
     let sizes: Vec<u64> = entries.iter().map(|entry| entry.size).collect();
-    let (drive, tags, requests) = match &opened[0] {
+    let (drive, tags, requests) = match opened.remove(0) {
         Opened::Null(config) => {
             let drive = NullDrive::new(config.clone(), &sizes).map_err(|error| queue_error(&name, error))?;
             let depth = settings.depth.unwrap_or(config.depth);
@@ -248,20 +261,30 @@ fn join(
         }
         Opened::Ram(config) => {
             let depth = settings.depth.unwrap_or(DEPTH_RAM);
-            let drive = RamDrive::new(config, &sizes);
+            let drive = RamDrive::new(&config, &sizes);
             (
                 Arc::new(drive) as Arc<dyn Drive>,
                 TagMode::PerHctx(depth),
                 requests_default(queues),
             )
         }
-        Opened::File(_) => {
+        Opened::File(first) => {
             let depth = settings.depth.unwrap_or(DEPTH_FILE);
-            let disks = opened.into_iter().filter_map(file_of).collect();
+            let others = opened.into_iter().filter_map(file_of);
+            let disks = std::iter::once(first).chain(others).collect();
             let drive = FileDrive::new(disks, depth).map_err(|error| queue_error(&name, error))?;
             (
                 Arc::new(drive) as Arc<dyn Drive>,
                 TagMode::Shared(depth),
+                requests_default(queues),
+            )
+        }
+        Opened::Nbd(disk) => {
+            let depth = settings.depth.unwrap_or(DEPTH_NBD);
+            let drive = NbdDrive::new(*disk, depth);
+            (
+                Arc::new(drive) as Arc<dyn Drive>,
+                TagMode::PerHctx(depth),
                 requests_default(queues),
             )
         }
@@ -293,6 +316,13 @@ fn check_kinds(queue: &str, list: &[Member]) -> Result<(), Error> {
             );
             return Err(queue_error(queue, problem));
         }
+        if let Opened::Nbd(_) = first.opened {
+            let problem = format!(
+                "disks {one} and {two} cannot share it: a disk on an NBD server has a queue of its own; give one another \
+                 queue="
+            );
+            return Err(queue_error(queue, problem));
+        }
         if let (Opened::Null(a), Opened::Null(b)) = (&first.opened, &other.opened)
             && a != b
         {
@@ -307,7 +337,7 @@ fn check_kinds(queue: &str, list: &[Member]) -> Result<(), Error> {
 fn file_of(opened: Opened) -> Option<FileDisk> {
     match opened {
         Opened::File(disk) => Some(disk),
-        Opened::Null(_) | Opened::Ram(_) => None,
+        Opened::Null(_) | Opened::Ram(_) | Opened::Nbd(_) => None,
     }
 }
 
@@ -343,6 +373,7 @@ fn requests_default(queues: usize) -> u32 {
 
 const BLOCK_MIN: u32 = 512;
 const DEPTH_RAM: u32 = 128;
+const DEPTH_NBD: u32 = 128;
 const DEPTH_FILE: u32 = 256;
 /// Requests of all reactors at all queues together, and the bounds for one at one: room for 16 connections with all that they may have in flight, as
 /// long as memory for the lists between many reactors allows it.

@@ -114,8 +114,10 @@ const SERVE_HELP: &str = "\
 Keys of a disk:
   name=NAME          what clients ask for (needed)
   file=PATH          an image file or a block device            one of these
-  ram=SIZE           sparse memory; a discard frees it          three is
+  ram=SIZE           sparse memory; a discard frees it          four is
   null=SIZE          stores nothing; see docs/drivers/null.md   needed
+  nbd=URI            another server's disk: nbd://HOST/EXPORT or
+                     nbd+unix:///EXPORT?socket=PATH
   size=SIZE          make the file with this size if it is not there
   ro=on              nobody can write
   block_size=BYTES   512 to 65536, a power of two [default: the drive's]
@@ -130,6 +132,10 @@ Keys of a disk:
                      mean, auto as predicted [default: auto]
   group=/PATH        the group it is accounted to [default: /NAME]
   hugepages=on       of a ram disk: take memory in huge pages
+  connections=N      of an nbd disk: how many [default: one per thread]
+  reconnect=SECONDS  of an nbd disk: how long requests wait for a lost server
+                     [default: 0, they fail]
+  timeout=SECONDS    of an nbd disk: for one answer [default: the queue's]
   description=TEXT   what it is, for people who list the exports
 A comma in a value is written \\, as in file=a\\,b.raw.
 Keys of a group, after its path:

@@ -67,6 +67,7 @@ fn warn_of_empty_groups(config: &Config) {
 fn disk(disk: &DiskSpec) -> host::DiskSpec {
     let (source, size) = match &disk.source {
         Source::File(config) => (host::Source::File(config.clone()), None),
+        Source::Nbd(config) => (host::Source::Nbd((**config).clone()), None),
         Source::Ram { size, config } => (host::Source::Ram(config.clone()), Some(*size)),
         Source::Null { size, config } => (host::Source::Null((**config).clone()), Some(*size)),
     };

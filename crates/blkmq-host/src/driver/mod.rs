@@ -8,6 +8,7 @@ use blkmq_core::ids::DiskId;
 
 mod chance;
 pub mod file;
+pub mod nbd;
 pub mod null;
 pub mod ram;
 mod store;

@@ -30,6 +30,16 @@ pub enum ConfigError {
         /// What is allowed.
         allowed: &'static str,
     },
+    /// The value has a form of its own, which this one breaks.
+    #[error("{key}={value} rejected: {why}")]
+    Refused {
+        /// The key.
+        key: String,
+        /// The value.
+        value: String,
+        /// What is wrong with it, and what to do.
+        why: String,
+    },
     /// Two keys do not go together.
     #[error("{one} does not go together with {other}: {advice}")]
     Conflict {

@@ -8,6 +8,9 @@
 //! |---|---|
 //! | [`codec`] | every message of both sides as bytes |
 //! | [`client`] | the client's negotiation |
+//! | [`replies`] | what replies do to a client's requests; [`cover`]: whether they are complete |
 
 pub mod client;
 pub mod codec;
+pub mod cover;
+pub mod replies;

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, bail};
 use blkmq_core::sched::Kind;
 use blkmq_host::driver::file::FileConfig;
+use blkmq_host::driver::nbd::NbdConfig;
 use blkmq_host::driver::null::NullConfig;
 use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::driver::value;
@@ -38,6 +39,8 @@ pub struct DiskSpec {
 pub enum Source {
     /// An image file or a block device.
     File(FileConfig),
+    /// An export of an NBD server.
+    Nbd(Box<NbdConfig>),
     /// Sparse memory.
     Ram {
         /// Bytes.
@@ -59,6 +62,7 @@ impl Source {
     fn describe(&self) -> &'static str {
         match self {
             Self::File(_) => "disk on a file",
+            Self::Nbd(_) => "disk on an NBD server",
             Self::Ram { .. } => "disk in memory",
             Self::Null { .. } => "null disk, stores nothing",
         }
@@ -158,7 +162,7 @@ fn parts(text: &str) -> Vec<String> {
 
 /// Takes the keys that say what the disk stands on, and the driver's own.
 fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option<&str>) -> Result<Source> {
-    let drivers = ["file", "ram", "null"];
+    let drivers = ["file", "ram", "null", "nbd"];
     let given: Vec<&str> = drivers
         .into_iter()
         .filter(|key| pairs.iter().any(|pair| pair.0 == *key))
@@ -176,6 +180,14 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
                 config.set(&key, &value)?;
             }
             Ok(Source::File(config))
+        }
+        ["nbd"] => {
+            let uri = take(pairs, "nbd")?.expect("it is given");
+            let mut config = NbdConfig::new(&uri)?;
+            for (key, value) in pairs.drain(..) {
+                config.set(&key, &value)?;
+            }
+            Ok(Source::Nbd(Box::new(config)))
         }
         ["ram"] => {
             let size = take_size(pairs, "ram")?;
@@ -213,7 +225,7 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
                 .first()
                 .map(|(key, _)| format!(" (key {key} is not known)"))
                 .unwrap_or_default();
-            bail!("nothing to stand on{unknown}: give one of file=PATH, ram=SIZE, null=SIZE");
+            bail!("nothing to stand on{unknown}: give one of file=PATH, ram=SIZE, null=SIZE, nbd=URI");
         }
         _ => bail!(
             "{} exclude each other: give one of them",
@@ -281,7 +293,7 @@ const DESCRIPTION_MAX: usize = 4096;
 /// The largest disk in memory, in bytes.
 const MEMORY_MAX: u64 = 1 << 40;
 const COMMON_KEYS: &str =
-    "name, file | ram | null, ro, queue, sched, io_poll, io_poll_delay, block_size, group, description";
+    "name, file | ram | null | nbd, ro, queue, sched, io_poll, io_poll_delay, block_size, group, description";
 
 #[cfg(test)]
 mod tests {
@@ -330,6 +342,17 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_may_be_on_an_nbd_server() {
+        let disk =
+            DiskSpec::parse("name=a,nbd=nbd+unix:///vm1?socket=/tmp/s,connections=2,reconnect=30").unwrap();
+        let Source::Nbd(config) = disk.source else {
+            panic!("an NBD server")
+        };
+        assert_eq!((config.uri.export.as_str(), config.connections), ("vm1", Some(2)));
+        assert_eq!(config.reconnect.as_secs(), 30);
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_what_is_allowed() {
         for (text, parts) in [
             ("file=a", &["name= is missing"][..]),
@@ -358,6 +381,12 @@ mod tests {
             ),
             ("name=a,ram", &["not KEY=VALUE"]),
             ("name=a,ram=1M,group=x", &["group", "start with /"]),
+            ("name=a,nbd=x", &["disk a", "nbd=x rejected", "nbd://"]),
+            (
+                "name=a,nbd=nbd://x/,connections=0",
+                &["disk a", "connections=0", "1 to 64"],
+            ),
+            ("name=a,nbd=nbd://x/,size=1M", &["disk a", "size", "nbd driver"]),
             ("name=a,null=1M,latency=soon", &["disk a", "latency=soon"]),
             (
                 "name=a,null=2T,memory=on",

@@ -1,0 +1,117 @@
+//! Decides how an export becomes a drive: how many hardware contexts there are, and which connections each has.
+//! The export comes from `disk`; what a request becomes is up to `hctx`.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use blkmq_core::driver::Driver;
+use blkmq_core::ids::{DiskId, HctxId};
+use blkmq_core::limits::Limits;
+
+use super::disk::NbdDisk;
+use super::hctx::NbdHctx;
+use super::mend::Mender;
+use crate::drive::{Drive, Polling};
+use crate::driver::{Allocation, Extent};
+use crate::ring::RingHandle;
+
+/// A disk on an NBD server, as a drive of its own.
+#[derive(Debug)]
+pub struct NbdDrive {
+    shared: Arc<Shared>,
+    depth: u32,
+    /// Hardware contexts among which the connections are divided.
+    hctxs: AtomicU16,
+}
+
+/// What the hardware contexts of a drive share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) disk: NbdDisk,
+    pub(super) mender: Arc<Mender>,
+}
+
+impl NbdDrive {
+    /// Makes a drive of a disk, for tags below `depth` and one more, for a probe.
+    pub fn new(disk: NbdDisk, depth: u32) -> Self {
+        let mender = Mender::new(disk.config.clone(), disk.shape.clone());
+        Self {
+            shared: Arc::new(Shared { disk, mender }),
+            depth,
+            hctxs: AtomicU16::new(u16::MAX),
+        }
+    }
+
+    /// Returns the disk.
+    pub fn disk(&self) -> &NbdDisk {
+        &self.shared.disk
+    }
+
+    /// Makes a hardware context.
+    pub(super) fn hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<NbdHctx> {
+        // Relaxed: set once, before the threads that ask are started.
+        let hctxs = self.hctxs.load(Ordering::Relaxed);
+        let wanted = self.shared.disk.config.connections;
+        let lines = wanted.map_or(1, |count| {
+            let (count, hctxs) = (u32::from(count), u32::from(hctxs));
+            (count + hctxs - 1 - u32::from(hctx.0)) / hctxs
+        });
+        if lines == 0 || wanted == Some(1) && hctx.0 > 0 {
+            return Err(io::Error::other(format!(
+                "nbd {}: hardware context {hctx} would be without a connection: there are {}; raise connections=, \
+                 or use fewer hardware contexts (hctxs)",
+                self.shared.disk.config.text,
+                wanted.unwrap_or(1)
+            )));
+        }
+        NbdHctx::new(
+            Arc::clone(&self.shared),
+            ring,
+            self.depth as usize + 1,
+            lines as u16,
+        )
+    }
+}
+
+impl Drive for NbdDrive {
+    fn polling(&self) -> Polling {
+        Polling::Possible
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.disk.limits()
+    }
+
+    /// As many as there are connections. The connections beyond them are divided among them.
+    fn hctxs(&self, wanted: u16, reactors: u16) -> u16 {
+        let hctxs = match self.shared.disk.config.connections {
+            Some(count) if count < wanted => count.min(reactors),
+            _ => wanted,
+        };
+        self.hctxs.store(hctxs, Ordering::Relaxed);
+        hctxs
+    }
+
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+        Ok(Box::new(self.hctx(ring, hctx)?))
+    }
+}
+
+impl Allocation for NbdDrive {
+    fn extents(
+        &self,
+        _disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let size = self.shared.disk.size();
+        if offset >= size || len == 0 || max == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        out.push(Extent::data(len.min(size - offset)));
+        Ok(())
+    }
+}

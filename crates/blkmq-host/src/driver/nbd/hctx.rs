@@ -1,0 +1,587 @@
+//! Decides which connection a request goes through, and what becomes of it when that connection is lost.
+//!
+//! A batch goes through one connection, the least busy, so that it is sent with one call. When a connection is lost, what
+//! was under way on it is ended with `Transport`, or, within `reconnect` seconds, sent again: every operation here can be
+//! repeated. What cannot be repeated is what had been *completed* before and was only in the server's cache: unless the
+//! server says that its cache outlives a connection (CAN_MULTI_CONN), the next flush fails.
+//!
+//! One hardware context belongs to one reactor. `line` sends and receives, `mend` connects.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use blkmq_core::bio::{Flags, Op, Status};
+use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::ids::{Cookie, DiskId};
+use blkmq_core::request::Request;
+use blkmq_core::time::{Instant, Nanos};
+
+use super::dial::Dialed;
+use super::drive::Shared;
+use super::line::{Line, Lost};
+use super::mend::{Mailbox, News};
+use super::slots::{Slots, State};
+use crate::nbd::codec::TransmissionFlags;
+use crate::ring::{Completion, Port, RingHandle};
+
+/// The driver's side of one hardware context.
+pub(super) struct NbdHctx {
+    port: Port,
+    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    lanes: Box<[Lane]>,
+    /// The lane that the batch goes through which is being issued.
+    batch: Option<u16>,
+    slots: Slots,
+    /// Requests without a connection, in the order in which they came.
+    held: VecDeque<u32>,
+    /// What has ended outside of `reap`.
+    done: Vec<Done>,
+    /// When the last connection went, or none was there yet; none while there is one.
+    down_since: Option<Instant>,
+    /// Until the first attempt to connect has ended, nothing is refused.
+    is_young: bool,
+    /// The ring will have requests looked for that had their time.
+    is_beating: bool,
+    /// Changes that only a flush makes durable: how many have ended, and how many of them a flush has covered.
+    written: u64,
+    flushed: u64,
+    /// Some of them may be lost: the next flush tells.
+    is_in_doubt: bool,
+    /// The time of the last call that said it.
+    now: Instant,
+    completions: Vec<Completion>,
+}
+
+/// A place for a connection.
+struct Lane {
+    line: Option<Line>,
+    /// How many connections have been here: completions for former ones are stale.
+    epoch: u32,
+}
+
+impl NbdHctx {
+    /// Makes a context of `count` slots and `lines` connections on the reactor of `ring`. Does not wait for them.
+    pub(super) fn new(shared: Arc<Shared>, ring: &RingHandle, count: usize, lines: u16) -> io::Result<Self> {
+        let mut hctx = Self {
+            port: ring.open_port(),
+            mailbox: Mailbox::new()?,
+            lanes: (0..lines).map(|_| Lane { line: None, epoch: 0 }).collect(),
+            batch: None,
+            slots: Slots::new(count),
+            held: VecDeque::with_capacity(count),
+            done: Vec::with_capacity(count),
+            down_since: Some(Instant(0)),
+            is_young: true,
+            is_beating: false,
+            written: 0,
+            flushed: 0,
+            is_in_doubt: false,
+            now: Instant(0),
+            completions: Vec::with_capacity(count),
+            shared,
+        };
+        hctx.watch_news();
+        let first = hctx
+            .shared
+            .disk
+            .first
+            .lock()
+            .ok()
+            .and_then(|mut first| first.take());
+        if let Some(dialed) = first {
+            hctx.connected(0, dialed);
+        }
+        for (number, lane) in (0..).zip(&hctx.lanes) {
+            if lane.line.is_none() {
+                hctx.shared.mender.wish(number, &hctx.mailbox);
+            }
+        }
+        Ok(hctx)
+    }
+
+    /// Answers what needs no server. None if the request is to be sent.
+    fn answer(&mut self, rq: &Request) -> Option<Status> {
+        let shape = &self.shared.disk.shape;
+        match rq.op() {
+            _ if rq.disk() != DiskId(0) => Some(Status::Invalid),
+            Op::Flush if !shape.can(TransmissionFlags::SEND_FLUSH) => Some(Status::Ok),
+            Op::Flush if std::mem::take(&mut self.is_in_doubt) => Some(Status::Io),
+            Op::WriteZeroes
+                if rq.flags().has(Flags::FAST_ONLY) && !shape.can(TransmissionFlags::SEND_FAST_ZERO) =>
+            {
+                Some(Status::NotSupported)
+            }
+            _ => None,
+        }
+    }
+
+    /// Chooses the lane for a batch: the one with the fewest requests. None if no connection is there.
+    #[inline]
+    fn lane_for_batch(&mut self) -> Option<u16> {
+        if let Some(lane) = self.batch {
+            return Some(lane);
+        }
+        let up = (0..).zip(&self.lanes).filter_map(|(number, lane)| {
+            let line = lane.line.as_ref()?;
+            Some((line.in_flight, number))
+        });
+        self.batch = up.min().map(|(_, number)| number);
+        self.batch
+    }
+
+    /// Says whether requests wait for a connection, rather than fail.
+    fn holds(&self) -> bool {
+        let Some(since) = self.down_since else {
+            return true;
+        };
+        let reconnect = nanos(self.shared.disk.config.reconnect);
+        self.is_young || reconnect > Nanos::ZERO && self.now < since + reconnect
+    }
+
+    /// Gives a request to a lane, to be sent with the others of the batch.
+    #[inline]
+    fn push(&mut self, lane: u16, number: u32) {
+        let timeout = nanos(self.shared.disk.config.timeout);
+        let slot = self.slots.get_mut(number);
+        slot.state = State::Sent(lane);
+        if slot.op == Op::Flush {
+            slot.mark = self.written;
+        }
+        if timeout > Nanos::ZERO {
+            slot.expires = self.now + timeout;
+            self.beat();
+        }
+        let line = self.lanes[usize::from(lane)].line.as_mut();
+        line.expect("a lane with a connection").push(&self.slots, number);
+    }
+
+    /// Sends what is pushed.
+    fn send_batch(&mut self) {
+        if let Some(lane) = self.batch.take() {
+            self.send(lane);
+        }
+    }
+
+    fn send(&mut self, number: u16) {
+        let lane = &mut self.lanes[usize::from(number)];
+        let Some(line) = &mut lane.line else {
+            return;
+        };
+        if line.is_blocked {
+            return;
+        }
+        match line.send(&self.slots) {
+            Ok(()) if line.is_blocked => {
+                let user = user(WRITABLE, number, lane.epoch);
+                self.port.push_poll(line.fd(), libc::POLLOUT, false, user);
+            }
+            Ok(()) => {}
+            Err(lost) => self.lose(number, &lost),
+        }
+    }
+
+    /// Takes replies in. What has ended is appended to `done`.
+    fn receive(&mut self, number: u16, done: &mut Vec<Done>) {
+        let lane = &mut self.lanes[usize::from(number)];
+        let Some(line) = &mut lane.line else {
+            return;
+        };
+        let received = line.receive(&mut self.slots, number);
+        self.take_ended(done);
+        match received {
+            Ok(true) => self
+                .port
+                .push_nop(user(READABLE, number, self.lanes[usize::from(number)].epoch)),
+            Ok(false) => {}
+            Err(lost) => self.lose(number, &lost),
+        }
+    }
+
+    #[inline]
+    fn take_ended(&mut self, done: &mut Vec<Done>) {
+        let mut ended = std::mem::take(&mut self.slots.ended);
+        for number in ended.drain(..) {
+            let slot = self.slots.get(number);
+            if slot.status.is_ok() {
+                if slot.leaves_dirt() {
+                    self.written += 1;
+                } else if slot.op == Op::Flush {
+                    self.flushed = self.flushed.max(slot.mark);
+                }
+            }
+            done.push(Done {
+                cookie: slot.cookie,
+                status: slot.status,
+            });
+        }
+        self.slots.ended = ended;
+    }
+
+    /// Gives a connection up, and decides what becomes of its requests.
+    #[cold]
+    fn lose(&mut self, number: u16, why: &Lost) {
+        let lane = &mut self.lanes[usize::from(number)];
+        let Some(line) = lane.line.take() else {
+            return;
+        };
+        line.shut();
+        for kind in [READABLE, WRITABLE] {
+            self.port
+                .push_cancel(user(kind, number, lane.epoch), user(CANCEL, number, 0));
+        }
+        lane.epoch = lane.epoch.wrapping_add(1) & EPOCH_MAX;
+        if self.batch == Some(number) {
+            self.batch = None;
+        }
+        let is_last = self.lanes.iter().all(|lane| lane.line.is_none());
+        if is_last {
+            self.down_since = Some(self.now);
+        }
+        let shape = &self.shared.disk.shape;
+        let is_dirty = shape.can(TransmissionFlags::SEND_FLUSH) && self.written > self.flushed;
+        self.is_in_doubt |= is_dirty && !shape.can(TransmissionFlags::CAN_MULTI_CONN);
+        let (again, failed) = self.settle_lost(number);
+        tracing::warn!(
+            "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed{}",
+            self.shared.disk.config.text,
+            if self.is_in_doubt {
+                ", and so will the next flush"
+            } else {
+                ""
+            }
+        );
+        self.shared.mender.wish(number, &self.mailbox);
+        self.send_held();
+    }
+
+    /// Holds the requests of a lost connection, or ends them. Says how many were held, and how many ended.
+    fn settle_lost(&mut self, lane: u16) -> (u32, u32) {
+        let may_repeat = !self.shared.disk.config.reconnect.is_zero() && self.holds();
+        let lost = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.state == State::Sent(lane));
+        let lost: Vec<u32> = lost.map(|(number, _)| number).collect();
+        let (mut again, mut failed) = (0, 0);
+        for number in lost {
+            let in_doubt = self.is_in_doubt;
+            let slot = self.slots.get_mut(number);
+            slot.losses = slot.losses.saturating_add(1);
+            if slot.op == Op::Flush && in_doubt {
+                self.is_in_doubt = false;
+                self.end(number, Status::Io);
+                failed += 1;
+            } else if may_repeat && slot.losses <= LOSSES_MAX {
+                slot.rewind();
+                self.held.push_back(number);
+                again += 1;
+            } else {
+                self.end(number, Status::Transport);
+                failed += 1;
+            }
+        }
+        (again, failed)
+    }
+
+    /// Ends a request outside of the way of replies; the next `reap` tells.
+    fn end(&mut self, number: u32, status: Status) {
+        let slot = self.slots.get_mut(number);
+        slot.state = State::Idle;
+        if self.done.is_empty() {
+            self.port.push_nop(user(CANCEL, 0, 0));
+        }
+        self.done.push(Done {
+            cookie: slot.cookie,
+            status,
+        });
+    }
+
+    /// Sends what is held, if there is a connection; ends it, if it is to wait no longer.
+    fn send_held(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let Some(lane) = self.lane_for_batch() else {
+            if !self.holds() {
+                while let Some(number) = self.held.pop_front() {
+                    self.end(number, Status::Transport);
+                }
+            }
+            return;
+        };
+        while let Some(number) = self.held.pop_front() {
+            self.push(lane, number);
+        }
+        self.send_batch();
+    }
+
+    /// Begins to use a connection.
+    fn connected(&mut self, number: u16, dialed: Dialed) {
+        let shape = &self.shared.disk.shape;
+        let can_fua = shape.can(TransmissionFlags::SEND_FUA);
+        let requests = self.held.capacity();
+        let lane = &mut self.lanes[usize::from(number)];
+        let line = Line::new(dialed.socket, dialed.agreed.style, can_fua, requests);
+        self.port
+            .push_poll(line.fd(), libc::POLLIN, true, user(READABLE, number, lane.epoch));
+        let was_lost = lane.epoch > 0;
+        lane.line = Some(line);
+        self.down_since = None;
+        self.is_young = false;
+        if was_lost {
+            tracing::info!("nbd {}: connected again", self.shared.disk.config.text);
+        }
+        self.send_held();
+    }
+
+    fn watch_news(&self) {
+        self.port
+            .push_poll(self.mailbox.fd(), libc::POLLIN, true, user(NEWS, 0, 0));
+    }
+
+    fn take_news(&mut self) {
+        for news in self.mailbox.take() {
+            match news {
+                News::Connected(number, dialed) => self.connected(number, dialed),
+                News::Failed => {
+                    if std::mem::take(&mut self.is_young) {
+                        self.down_since = Some(self.now);
+                    }
+                    self.send_held();
+                }
+            }
+        }
+    }
+
+    /// Takes what the ring tells.
+    #[inline]
+    fn take_completion(&mut self, completion: &Completion, done: &mut Vec<Done>) {
+        let (kind, number, epoch) = parts(completion.user);
+        match kind {
+            NEWS => {
+                self.take_news();
+                if !completion.has_more() {
+                    self.watch_news();
+                }
+            }
+            READABLE | WRITABLE | MORE => {
+                let lane = self.lanes.get_mut(usize::from(number));
+                let Some(line) = lane
+                    .filter(|lane| lane.epoch == epoch)
+                    .and_then(|lane| lane.line.as_mut())
+                else {
+                    return;
+                };
+                if kind == WRITABLE {
+                    line.is_blocked = false;
+                    return self.send(number);
+                }
+                if kind == READABLE && !completion.has_more() {
+                    self.port
+                        .push_poll(line.fd(), libc::POLLIN, true, completion.user);
+                }
+                self.receive(number, done);
+            }
+            BEAT => {
+                self.is_beating = false;
+                self.look_for_late();
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives connections up on which a request had its time. Looks again while one has not.
+    #[cold]
+    fn look_for_late(&mut self) {
+        for lane in 0..self.lanes.len() as u16 {
+            let sent = self
+                .slots
+                .iter()
+                .filter(|(_, slot)| slot.state == State::Sent(lane));
+            let late = sent.filter(|(_, slot)| slot.expires <= self.now);
+            let late: Vec<u32> = late.map(|(number, _)| number).collect();
+            if late.is_empty() {
+                continue;
+            }
+            for number in late {
+                if std::mem::replace(&mut self.slots.get_mut(number).was_late, true) {
+                    self.end(number, Status::Timeout);
+                }
+            }
+            self.lose(lane, &Lost::Late);
+        }
+        if self
+            .slots
+            .iter()
+            .any(|(_, slot)| matches!(slot.state, State::Sent(_)))
+        {
+            self.beat();
+        }
+    }
+
+    /// Has the ring tell within about a second: a timer for each request would cost as much as the request.
+    #[inline]
+    fn beat(&mut self) {
+        if !std::mem::replace(&mut self.is_beating, true) {
+            self.port.push_beat(user(BEAT, 0, 0));
+        }
+    }
+
+    /// When requests that are held are to fail.
+    fn end_of_hold(&self) -> Option<Instant> {
+        if self.held.is_empty() || self.is_young {
+            return None;
+        }
+        let since = self.down_since?;
+        Some(since + nanos(self.shared.disk.config.reconnect))
+    }
+
+    /// Asserts that all parts agree on what is where.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        for (number, lane) in (0..).zip(&self.lanes) {
+            lane.line.iter().for_each(|line| line.check(&self.slots, number));
+        }
+        let held = self.slots.iter().filter(|(_, slot)| slot.state == State::Held);
+        assert_eq!(held.count(), self.held.len(), "requests that are held");
+    }
+
+    /// How many connections there are.
+    #[cfg(test)]
+    pub(super) fn connections(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.line.is_some()).count()
+    }
+}
+
+impl Driver for NbdHctx {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        self.now = now;
+        let answer = match self.answer(rq) {
+            Some(status) => Err(status),
+            None if self.down_since.is_some() && !self.holds() => Err(Status::Transport),
+            None => self.slots.fill(rq, cookie),
+        };
+        let issued = match answer {
+            Ok(number) => {
+                match self.lane_for_batch() {
+                    Some(lane) => self.push(lane, number),
+                    None => {
+                        self.slots.get_mut(number).state = State::Held;
+                        self.held.push_back(number);
+                    }
+                }
+                Issued::Queued
+            }
+            Err(status) => Issued::Done(status),
+        };
+        if last {
+            self.send_batch();
+        }
+        issued
+    }
+
+    fn commit(&mut self) {
+        self.send_batch();
+    }
+
+    fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
+        self.now = now;
+        if self.port.has_completed() {
+            let mut completions = std::mem::take(&mut self.completions);
+            self.port.take(&mut completions);
+            for completion in completions.drain(..) {
+                self.take_completion(&completion, done);
+            }
+            self.completions = completions;
+        }
+        if self.end_of_hold().is_some_and(|at| at <= now) {
+            self.send_held();
+        }
+        done.append(&mut self.done);
+    }
+
+    /// Connections are lost and made while nothing is in flight, too.
+    fn is_restless(&self) -> bool {
+        true
+    }
+
+    fn next_event(&self) -> Option<Instant> {
+        self.end_of_hold()
+    }
+
+    /// Ends come through the ring in any case, where looking costs no system call.
+    fn set_polled(&mut self, on: bool) -> bool {
+        on
+    }
+
+    /// Gives the connection up: nothing else makes a server let go. With `reconnect` the request is sent once more; if it is
+    /// late again, it ends.
+    fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
+        let number = cookie.tag().0;
+        let may_wait = !self.shared.disk.config.reconnect.is_zero();
+        let slot = self.slots.get_mut(number);
+        match slot.state {
+            _ if slot.cookie != cookie => TimedOut::Ended,
+            State::Idle | State::Held => TimedOut::Wait,
+            State::Sent(lane) => {
+                let is_over = !may_wait || std::mem::replace(&mut slot.was_late, true);
+                if is_over {
+                    slot.state = State::Idle;
+                }
+                self.lose(lane, &Lost::Late);
+                if is_over { TimedOut::Ended } else { TimedOut::Wait }
+            }
+        }
+    }
+}
+
+impl Drop for NbdHctx {
+    fn drop(&mut self) {
+        self.shared.mender.forget(&self.mailbox);
+        self.port.push_cancel(user(NEWS, 0, 0), user(CANCEL, 0, 0));
+        for (number, lane) in (0..).zip(&mut self.lanes) {
+            let Some(line) = &mut lane.line else { continue };
+            line.say_goodbye(&self.slots);
+            line.shut();
+            for kind in [READABLE, WRITABLE] {
+                self.port
+                    .push_cancel(user(kind, number, lane.epoch), user(CANCEL, 0, 0));
+            }
+        }
+        self.port.ring().submit();
+    }
+}
+
+fn nanos(duration: std::time::Duration) -> Nanos {
+    Nanos(duration.as_nanos() as u64)
+}
+
+/// User data of an entry of the ring: what it is about, the lane and its epoch.
+fn user(kind: u8, lane: u16, epoch: u32) -> u64 {
+    u64::from(kind) << 40 | u64::from(lane) << 24 | u64::from(epoch)
+}
+
+fn parts(user: u64) -> (u8, u16, u32) {
+    ((user >> 40) as u8, (user >> 24) as u16, user as u32 & EPOCH_MAX)
+}
+
+/// There is something to receive, or the end.
+const READABLE: u8 = 0;
+/// The socket takes bytes again.
+const WRITABLE: u8 = 1;
+/// Something in the mailbox.
+const NEWS: u8 = 2;
+/// There may be more to receive.
+const MORE: u8 = 3;
+/// It is time to look for requests that had theirs.
+const BEAT: u8 = 4;
+/// Of no interest, or only to have `reap` called.
+const CANCEL: u8 = 5;
+const EPOCH_MAX: u32 = (1 << 24) - 1;
+/// How many connections a request may be lost with.
+const LOSSES_MAX: u8 = 100;
+
+#[cfg(test)]
+mod tests;

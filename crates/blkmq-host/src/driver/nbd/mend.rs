@@ -1,0 +1,184 @@
+//! Decides when connections are made again: at once, then after pauses that grow, on one thread for the whole drive that is
+//! there only while a connection is missing. `hctx` wishes for connections and is rung when one is there.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::config::NbdConfig;
+use super::dial::{Dialed, dial};
+use super::disk::Shape;
+
+/// What makes the connections of one drive.
+#[derive(Debug)]
+pub(super) struct Mender {
+    config: NbdConfig,
+    shape: Shape,
+    state: Mutex<State>,
+    /// A wish was taken back, or there is a new one.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    wishes: VecDeque<Wish>,
+    is_working: bool,
+}
+
+/// A connection that is missing.
+#[derive(Debug)]
+struct Wish {
+    line: u16,
+    of: Arc<Mailbox>,
+}
+
+/// Where a hardware context finds what became of its wishes.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    event: OwnedFd,
+    news: Mutex<Vec<News>>,
+    is_closed: AtomicBool,
+}
+
+/// What became of a wish.
+#[derive(Debug)]
+pub(super) enum News {
+    /// The line of this number has a connection.
+    Connected(u16, Dialed),
+    /// An attempt has failed; the next follows.
+    Failed,
+}
+
+impl Mailbox {
+    pub(super) fn new() -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            news: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// Becomes readable when there is news.
+    pub(super) fn fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+
+    /// Takes the news out.
+    pub(super) fn take(&self) -> Vec<News> {
+        // Empty already, if this is read once more than written.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        std::mem::take(&mut *lock(&self.news))
+    }
+
+    fn put(&self, news: News) {
+        lock(&self.news).push(news);
+        // Fails only when the counter is full, and then it is readable anyway.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    fn is_closed(&self) -> bool {
+        // Relaxed: nothing else is to be seen with it; a wish granted a moment later is dropped with the mailbox.
+        self.is_closed.load(Ordering::Relaxed)
+    }
+}
+
+impl Mender {
+    pub(super) fn new(config: NbdConfig, shape: Shape) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            shape,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Has a connection made for a line.
+    pub(super) fn wish(self: &Arc<Self>, line: u16, of: &Arc<Mailbox>) {
+        let mut state = lock(&self.state);
+        state.wishes.push_back(Wish {
+            line,
+            of: Arc::clone(of),
+        });
+        if std::mem::replace(&mut state.is_working, true) {
+            return;
+        }
+        let mender = Arc::clone(self);
+        let thread = thread::Builder::new().name("blkmq-nbd".to_owned());
+        if let Err(error) = thread.spawn(move || mender.work()) {
+            state.is_working = false;
+            tracing::error!(
+                "nbd {}: no thread to connect with, so this connection stays down: {error}",
+                self.config.text
+            );
+        }
+    }
+
+    /// Takes back all wishes of a mailbox.
+    pub(super) fn forget(&self, of: &Mailbox) {
+        of.is_closed.store(true, Ordering::Relaxed);
+        let mut state = lock(&self.state);
+        state.wishes.retain(|wish| !wish.of.is_closed());
+        self.changed.notify_all();
+    }
+
+    /// Grants wishes until there are none.
+    fn work(&self) {
+        let mut pause = PAUSE_MIN;
+        let mut complaint = None;
+        let mut state = lock(&self.state);
+        while let Some(wish) = state.wishes.pop_front() {
+            drop(state);
+            match self.connect() {
+                Ok(dialed) => {
+                    pause = PAUSE_MIN;
+                    complaint = None;
+                    wish.of.put(News::Connected(wish.line, dialed));
+                    state = lock(&self.state);
+                }
+                Err(problem) => {
+                    if complaint.as_ref() != Some(&problem) {
+                        tracing::warn!("nbd {}: {problem}; trying again", self.config.text);
+                        complaint = Some(problem);
+                    }
+                    wish.of.put(News::Failed);
+                    state = lock(&self.state);
+                    if !wish.of.is_closed() {
+                        state.wishes.push_back(wish);
+                    }
+                    state = self.pause(state, pause);
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+        state.is_working = false;
+    }
+
+    fn connect(&self) -> Result<Dialed, String> {
+        let dialed =
+            dial(&self.config.uri, false, self.config.connect_timeout).map_err(|error| error.to_string())?;
+        self.shape.check_still(&dialed.agreed)?;
+        Ok(dialed)
+    }
+
+    /// Waits, unless all wishes are taken back meanwhile.
+    fn pause<'a>(&self, state: MutexGuard<'a, State>, pause: Duration) -> MutexGuard<'a, State> {
+        let waited = self
+            .changed
+            .wait_timeout_while(state, pause, |state| !state.wishes.is_empty());
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Between attempts: at first, and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
