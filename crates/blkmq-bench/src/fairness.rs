@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
 
 use self::kernel::Loop;
 use self::scene::{Scene, Turn};
@@ -38,9 +39,12 @@ pub struct FairnessArgs {
     /// Beside the kernel's own schedulers: both on a file (in memory, or --file), the kernel's through a loop device; needs root
     #[arg(long)]
     pub kernel: bool,
-    /// Sides to measure: none, caps, mq-deadline, kyber, bfq [default: all]
+    /// Sides to measure: none, caps, mq-deadline, kyber, bfq, bfq-target [default: all but bfq-target]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
     pub side: Vec<Side>,
+    /// What the light tenant's I/O should take at most with bfq-target, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value = "250", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub target: u64,
     /// Threads of the engine [default: 2; on a file in memory 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
@@ -56,6 +60,8 @@ pub enum Side {
     Elevator(Kind),
     /// No elevator, and every tenant capped at its due part of what the drive did without.
     Caps,
+    /// bfq, and a latency target for the light tenant's group.
+    Target,
 }
 
 /// What a visit is compared with, from the same round.
@@ -84,6 +90,7 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
             .reactors
             .unwrap_or(if args.kernel && args.file.is_none() { 1 } else { 2 })
             .into(),
+        target: Nanos::from_micros(args.target),
     };
     let scenes = if args.kernel {
         scene::beside_kernel()
@@ -127,7 +134,12 @@ fn sides(asked: &[Side], without_caps: bool) -> Vec<Side> {
     if !without_caps {
         all.insert(1, Side::Caps);
     }
-    all.retain(|side| asked.is_empty() || asked.contains(side) || *side == Side::Elevator(Kind::None));
+    all.push(Side::Target);
+    all.retain(|side| {
+        asked.is_empty() && *side != Side::Target
+            || asked.contains(side)
+            || *side == Side::Elevator(Kind::None)
+    });
     all
 }
 
@@ -140,7 +152,8 @@ fn points<'a>(
 ) -> Vec<Point<'a>> {
     let mut points = Vec::new();
     for scene in scenes {
-        for &side in sides {
+        let has_meaning = |side: &&Side| **side != Side::Target || scene.victim.is_some();
+        for &side in sides.iter().filter(has_meaning) {
             points.push(Point {
                 case: scene.case.clone(),
                 side: side.name().into(),
@@ -166,6 +179,7 @@ fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, pl
     let visit = match side {
         Side::Elevator(kind) => play(scene, ground, kind, None, plan)?,
         Side::Caps => play(scene, ground, Kind::None, none.map(|none| none.bytes), plan)?,
+        Side::Target => play(&scene.with_target(ground.target), ground, Kind::Bfq, None, plan)?,
     };
     let is_none = side == Side::Elevator(Kind::None);
     let mut figures = reference.against_none(&scene.case, is_none, visit.steady);
@@ -297,12 +311,13 @@ impl Side {
         match self {
             Self::Elevator(kind) => kind.name(),
             Self::Caps => "caps",
+            Self::Target => "bfq-target",
         }
     }
 }
 
 fn side(name: &str) -> Result<Side, String> {
-    let all = sides(&[], false);
+    let all = [sides(&[], false), vec![Side::Target]].concat();
     let found = all.iter().find(|side| side.name() == name);
     found.copied().ok_or_else(|| {
         format!(
@@ -319,6 +334,7 @@ fn about(ground: &Ground) -> About {
             ground.medium.description(),
             format!("{} reactor(s), tenants spread over them; a tenant submits again as soon as an I/O has ended; shares are shares of bytes", ground.reactors),
             "caps: no elevator, every tenant capped at its due part of what the drive did with none".into(),
+            format!("bfq-target: bfq, and the light tenant's group has a latency target of {} µs", ground.target.0 / 1000),
             "percentiles are the light tenant's where there is one, else the first tenant's; alone: the same tenant by itself, none, in the same round".into(),
         ],
     }

@@ -150,7 +150,7 @@ impl Sched {
                 match report {
                     Report::Ended(note, disk) => {
                         self.shares.ended(disk);
-                        tell_targets(&mut self.targets, &note);
+                        tell_targets(&mut self.targets, &note, elevator.knows_groups());
                         count_end(stats, &note);
                         elevator.completed(&note);
                     }
@@ -177,15 +177,19 @@ impl Sched {
             return Some(rq);
         };
         let knows_groups = elevator.knows_groups();
-        if self.in_flight >= self.targets.depth(depth, knows_groups) {
+        if self.in_flight >= depth {
             return None;
         }
+        let for_urgent = knows_groups && self.targets.is_reached();
         let mut next = self.targets.next_held();
         while next.is_none() {
             let shared = match self.shares.next_held(depth) {
                 Some(rq) => Some(rq),
                 None => {
-                    let mut rq = elevator.dispatch(now)?;
+                    let mut rq = match for_urgent {
+                        false => elevator.dispatch(now)?,
+                        true => elevator.dispatch_urgent(now)?,
+                    };
                     debug_assert_eq!(
                         rq.state,
                         State::Inserted,
@@ -196,7 +200,7 @@ impl Sched {
                     self.shares.admit(rq, depth)
                 }
             };
-            next = shared.and_then(|rq| self.targets.admit(rq, knows_groups));
+            next = shared.and_then(|rq| self.targets.admit(rq));
         }
         self.in_flight += 1;
         next.map(|mut rq| {
@@ -220,8 +224,8 @@ impl Sched {
         count_end(stats, note);
         self.in_flight -= 1;
         self.shares.ended(disk);
-        tell_targets(&mut self.targets, note);
         if let Some(elevator) = &mut self.elevator {
+            tell_targets(&mut self.targets, note, elevator.knows_groups());
             elevator.completed(note);
         }
     }
@@ -298,10 +302,16 @@ fn insert(
     elevator.insert(rq, at, now);
 }
 
+/// Where the elevator shares by weight, what a request waits for it is for the weight to say, and no bound on others mends it: only
+/// the drive's time counts.
 #[inline]
-fn tell_targets(targets: &mut Targets, note: &Note) {
+fn tell_targets(targets: &mut Targets, note: &Note, knows_groups: bool) {
     if note.is_targeted {
-        targets.ended(note.group, Some(note.latency()), note.completed_at);
+        let latency = match knows_groups {
+            true => note.completed_at.since(note.issued_at),
+            false => note.latency(),
+        };
+        targets.ended(note.group, Some(latency), note.completed_at);
     }
 }
 

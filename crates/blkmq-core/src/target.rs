@@ -3,8 +3,8 @@
 //!
 //! A group with a target *answers* for it, and so do the groups below it that have none of their own. If more than one of
 //! ten of their requests in a window were late, the others' bound is cut by a quarter, down to one; if fewer than one of twenty, it grows by an
-//! eighth, until it is gone. An elevator that knows groups (`bfq`) keeps the order itself; there the bound is one on all that
-//! is in flight.
+//! eighth, until it is gone. An elevator that knows groups (`bfq`) keeps the order itself: at the bound it is asked only for
+//! those who are not to wait for others.
 //!
 //! The idea is that of Linux's io.latency controller: groups with room to spare give way to those that miss their target. Here
 //! nobody has to say how much: the bound is found by what is missed.
@@ -80,29 +80,25 @@ impl Targets {
             .sum();
     }
 
-    /// The depth that is left of `depth`, for an elevator that knows groups; with any other, all of it.
+    /// Says whether groups without a target have in flight what they may.
     #[inline]
-    pub(crate) fn depth(&self, depth: u32, knows_groups: bool) -> u32 {
-        match self.bound {
-            Some(bound) if knows_groups => depth.min(bound),
-            _ => depth,
-        }
+    pub(crate) fn is_reached(&self) -> bool {
+        self.bound.is_some_and(|bound| self.others >= bound)
     }
 
     /// Takes in what is to go on to the driver: gives it back if it may go now, else holds it.
     #[inline]
-    pub(crate) fn admit(&mut self, mut rq: Box<Request>, knows_groups: bool) -> Option<Box<Request>> {
+    pub(crate) fn admit(&mut self, mut rq: Box<Request>) -> Option<Box<Request>> {
         rq.is_targeted = self.is_active;
         if !self.is_active {
             return Some(rq);
         }
-        self.admit_counted(rq, knows_groups)
+        self.admit_counted(rq)
     }
 
-    fn admit_counted(&mut self, rq: Box<Request>, knows_groups: bool) -> Option<Box<Request>> {
+    fn admit_counted(&mut self, rq: Box<Request>) -> Option<Box<Request>> {
         let has_target = self.target_of[rq.group().index()].is_some();
-        let is_full = self.bound.is_some_and(|bound| self.others >= bound);
-        if is_full && !has_target && !knows_groups {
+        if !has_target && self.is_reached() {
             self.held.push_back(rq);
             return None;
         }
@@ -113,7 +109,7 @@ impl Targets {
     /// Takes the first request that is held, if it may go now.
     #[inline]
     pub(crate) fn next_held(&mut self) -> Option<Box<Request>> {
-        if self.held.is_empty() || self.bound.is_some_and(|bound| self.others >= bound) {
+        if self.held.is_empty() || self.is_reached() {
             return None;
         }
         let rq = self.held.pop_front()?;
@@ -239,10 +235,7 @@ mod tests {
     /// A window of requests with a target that take so long, each in its own millisecond.
     fn window(targets: &mut Targets, from_ms: u64, latency: Nanos) {
         for n in 0..u64::from(ENDED_MIN) {
-            assert!(
-                targets.admit(rq(2), false).is_some(),
-                "who has a target always goes"
-            );
+            assert!(targets.admit(rq(2)).is_some(), "who has a target always goes");
             targets.ended(
                 GroupId(2),
                 Some(latency),
@@ -256,11 +249,11 @@ mod tests {
     fn others_are_held_while_a_target_is_missed_and_let_go_when_it_is_met() {
         let mut targets = Targets::new(&tree(), 64);
         for _ in 0..16 {
-            assert!(targets.admit(rq(3), false).is_some());
+            assert!(targets.admit(rq(3)).is_some());
         }
         window(&mut targets, 0, TARGET + TARGET);
         assert_eq!(targets.bound, Some(12), "three quarters of what was in flight");
-        assert!(targets.admit(rq(3), false).is_none());
+        assert!(targets.admit(rq(3)).is_none());
         for _ in 0..4 {
             targets.ended(GroupId(3), Some(Nanos(1)), Instant(0));
             assert!(targets.next_held().is_none(), "12 are in flight still");
@@ -280,27 +273,26 @@ mod tests {
             window(&mut targets, 100 * round, TARGET + TARGET);
         }
         assert_eq!(targets.bound, Some(1));
-        assert!(targets.admit(rq(3), false).is_some());
-        assert!(targets.admit(rq(3), false).is_none());
+        assert!(targets.admit(rq(3)).is_some());
+        assert!(targets.admit(rq(3)).is_none());
         targets.look_for_silence(Instant(0) + Nanos::from_secs(60));
         assert!(targets.next_held().is_some());
     }
 
     #[test]
-    fn an_elevator_that_knows_groups_is_bounded_in_all_and_keeps_its_order() {
+    fn who_has_a_target_goes_when_the_others_have_what_they_may() {
         let mut targets = Targets::new(&tree(), 64);
-        (0..8).for_each(|_| assert!(targets.admit(rq(3), true).is_some()));
+        (0..8).for_each(|_| assert!(targets.admit(rq(3)).is_some()));
         window(&mut targets, 0, TARGET + TARGET);
-        assert_eq!(targets.depth(128, true), 6);
-        assert_eq!(targets.depth(128, false), 128);
-        assert!(targets.admit(rq(3), true).is_some(), "what it has given out goes");
+        assert_eq!((targets.bound, targets.is_reached()), (Some(6), true));
+        assert!(targets.admit(rq(2)).is_some() && targets.admit(rq(3)).is_none());
     }
 
     #[test]
     fn a_group_with_caps_answers_for_nothing_and_a_target_taken_off_lifts_the_bound() {
         let mut tree = tree();
         let mut targets = Targets::new(&tree, 64);
-        (0..8).for_each(|_| assert!(targets.admit(rq(3), false).is_some()));
+        (0..8).for_each(|_| assert!(targets.admit(rq(3)).is_some()));
         window(&mut targets, 0, TARGET + TARGET);
         assert!(targets.bound.is_some());
         tree.set_latency_target(GroupId(1), None).unwrap();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use blkmq_core::bio::Op;
 use blkmq_core::group::{GroupTree, ROOT};
 use blkmq_core::ids::GroupId;
+use blkmq_core::time::Nanos;
 
 /// A case of the bench.
 #[derive(Clone, Debug)]
@@ -78,6 +79,16 @@ impl Scene {
             crowd: Vec::new(),
             ..self.clone()
         }
+    }
+
+    /// The same with a latency target for the victim's group.
+    pub(super) fn with_target(&self, target: Nanos) -> Self {
+        let mut scene = self.clone();
+        if let Some(victim) = scene.victim {
+            let set = scene.tree.set_latency_target(victim.group, Some(target));
+            set.expect("tenants have groups");
+        }
+        scene
     }
 
     /// The share of the drive that each of `present` is due by the weights in `tree`, the victim taking nothing to speak of.

@@ -49,6 +49,8 @@ pub(super) struct Ground {
     pub(super) medium: Medium,
     /// Threads of the engine, over which tenants are spread.
     pub(super) reactors: usize,
+    /// The light tenant's latency target, for the side that has one.
+    pub(super) target: Nanos,
 }
 
 /// What was read off one visit.

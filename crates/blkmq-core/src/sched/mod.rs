@@ -108,6 +108,12 @@ pub trait Elevator: Send {
     /// Gives out the next request, if there is one that may go now.
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>>;
 
+    /// Gives out the next request if it is of a light client that is not to wait for others' to end: they have all that they
+    /// may have in flight.
+    fn dispatch_urgent(&mut self, _now: Instant) -> Option<Box<Request>> {
+        None
+    }
+
     /// Learns that a request that was given out has ended.
     fn completed(&mut self, _note: &Note) {}
 

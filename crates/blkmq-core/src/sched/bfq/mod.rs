@@ -340,7 +340,7 @@ impl Elevator for Bfq {
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>> {
         self.notice(now);
         if self.in_flight >= self.depth.limit() {
-            return None;
+            return self.dispatch_urgent(now);
         }
         if self.has_turns() {
             self.dispatch_in_turn()
@@ -349,6 +349,18 @@ impl Elevator for Bfq {
         } else {
             self.dispatch_one()
         }
+    }
+
+    /// Beside a full drive there is room for a few who come back within their due: on a drive that holds two large writes,
+    /// waiting for the end of one would be most of a small read's time.
+    fn dispatch_urgent(&mut self, now: Instant) -> Option<Box<Request>> {
+        self.notice(now);
+        let limit = self.depth.limit();
+        let room = limit.saturating_add((limit / URGENT_PART).max(1));
+        if self.has_turns() || self.in_flight >= room || !self.wf2q.is_next_urgent() {
+            return None;
+        }
+        self.dispatch_one()
     }
 
     fn completed(&mut self, note: &Note) {
@@ -466,6 +478,8 @@ impl Elevator for Bfq {
     }
 }
 
+/// Beside each so many that the drive may hold there is room for one urgent request.
+const URGENT_PART: u32 = 4;
 /// So long a group's clients of the idle class wait behind the others, then one turn is theirs.
 const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
 /// A client with so many requests in flight, and none queued, has taken its order out of our hands. One that asks for less

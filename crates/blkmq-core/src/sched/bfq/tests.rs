@@ -102,6 +102,33 @@ fn what_comes_back_goes_first_and_is_not_paid_for_again() {
 }
 
 #[test]
+fn who_comes_back_within_its_due_goes_beside_a_full_drive_and_others_do_not() {
+    let mut bfq = bfq(1024);
+    for n in 0..200 {
+        insert(&mut bfq, 1, 0, 2 * n);
+        insert(&mut bfq, 2, 0, 1000 + 2 * n);
+    }
+    let mut out: Vec<_> = std::iter::from_fn(|| bfq.dispatch(Instant(0))).collect();
+    assert_eq!(
+        out.len(),
+        bfq.depth.limit() as usize,
+        "a flood has the depth, no more"
+    );
+    insert(&mut bfq, 0, 9, 5000);
+    let rq = dispatch(&mut bfq);
+    assert_eq!((rq.group(), rq.position()), (GroupId(0), 5000 * 4096));
+    bfq.check_invariants();
+    assert!(bfq.dispatch(Instant(0)).is_none());
+    // However many come: a quarter of the depth beside it.
+    for client in 10..200 {
+        insert(&mut bfq, 0, client, 10_000 + 2 * u64::from(client));
+        out.extend(bfq.dispatch(Instant(0)));
+    }
+    assert!(bfq.in_flight <= bfq.depth.limit() * 5 / 4, "{}", bfq.in_flight);
+    bfq.check_invariants();
+}
+
+#[test]
 fn a_group_that_is_gone_leaves_nothing_to_its_successor() {
     let mut bfq = bfq(8);
     insert(&mut bfq, 2, 5, 0);

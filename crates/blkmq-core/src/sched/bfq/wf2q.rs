@@ -231,6 +231,15 @@ impl Wf2q {
         }
     }
 
+    /// Says whether the one that is next has come back within its due: see [`Wf2q::activate`].
+    pub(super) fn is_next_urgent(&mut self) -> bool {
+        let next = self.first_class(ROOT).and_then(|class| {
+            let tree = &mut self.trees[ROOT as usize][class];
+            tree.settle(&mut self.entities)
+        });
+        next.is_some_and(|id| self.entities[id as usize].is_urgent)
+    }
+
     /// Makes a leaf that waits for its turn, and its groups, the served ones, whatever the order says. Nobody is being
     /// served.
     pub(super) fn seize(&mut self, id: EntityId) {
