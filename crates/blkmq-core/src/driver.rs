@@ -64,6 +64,12 @@ pub trait Driver {
         false
     }
 
+    /// Names, after [`Driver::reap`], a request that the driver has taken and wants to be issued to it once more. Asked of restless
+    /// drivers only, until there is none.
+    fn take_again(&mut self) -> Option<Cookie> {
+        None
+    }
+
     /// Says when [`Driver::reap`] should be called next, if by time; a driver whose completions wake the reactor by
     /// themselves (a ring) says none.
     fn next_event(&self) -> Option<Instant> {

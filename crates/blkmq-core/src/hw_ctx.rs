@@ -187,6 +187,36 @@ impl HwCtx {
         }
     }
 
+    /// Appends what has ended at the driver to `done`.
+    #[inline]
+    pub(crate) fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
+        self.driver.reap(now, done);
+        if self.is_restless {
+            self.issue_again(now, done);
+        }
+    }
+
+    /// Issues those once more that the driver has and asks for.
+    fn issue_again(&mut self, now: Instant, done: &mut Vec<Done>) {
+        let mut any = false;
+        while let Some(cookie) = self.driver.take_again() {
+            let slot = self.slots.get(cookie.tag().index());
+            let slot = slot.filter(|slot| slot.generation == cookie.generation());
+            let Some(rq) = slot.and_then(|slot| slot.rq.as_ref()) else {
+                continue;
+            };
+            any = true;
+            match self.driver.issue(rq, cookie, false, now) {
+                Issued::Queued => {}
+                Issued::Done(status) => done.push(Done { cookie, status }),
+                refused => panic!("hctx {}: {refused:?} of a request that the driver has", self.id),
+            }
+        }
+        if any {
+            self.driver.commit();
+        }
+    }
+
     /// Takes the request that a driver's completion names; none if the cookie is stale.
     #[inline]
     pub(crate) fn take_done(&mut self, done: &Done, now: Instant) -> Option<Box<Request>> {

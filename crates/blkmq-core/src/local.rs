@@ -165,9 +165,12 @@ impl LocalQueue {
         self.sw.keep_swept(&self.queue);
         if let Some(hw) = &mut self.hw {
             hw.poll_if(self.queue.is_polled());
+            // Whoever asks for a run of a restless driver may have left something for its `reap`: asked before this, it is found.
+            let run = &self.queue.port(self.me).run;
+            let was_wanted = hw.is_restless && run.take(now.0);
             must_run |= self.reap(now, fx);
             must_run |= self.sched_timer.take_if(|at| *at <= now).is_some();
-            self.run_work(must_run, now, fx);
+            self.run_work(was_wanted, must_run, now, fx);
         }
         if !self.sw.is_idle() {
             self.settle(now, fx);
@@ -532,7 +535,7 @@ impl LocalQueue {
             return false;
         }
         let mut done = std::mem::take(&mut self.done);
-        hw.driver.reap(now, &mut done);
+        hw.reap(now, &mut done);
         let mut any = false;
         for done in done.drain(..) {
             let hw = self.hw.as_mut().expect("looked at above");
@@ -565,8 +568,8 @@ impl LocalQueue {
     }
 
     /// Runs the hardware context if it has to be, or if somebody asked for it.
-    fn run_work(&mut self, must_run: bool, now: Instant, fx: &mut Effects) {
-        let taken = self.queue.port(self.me).run.take(now.0);
+    fn run_work(&mut self, was_wanted: bool, must_run: bool, now: Instant, fx: &mut Effects) {
+        let taken = was_wanted || self.queue.port(self.me).run.take(now.0);
         if taken || must_run {
             self.run_hctx(now, fx);
         }

@@ -123,6 +123,14 @@ impl Request {
         rq
     }
 
+    /// Makes a request outside any queue: a driver's own, to the drivers that it stands on.
+    pub(crate) fn outside(bio: Bio) -> Box<Self> {
+        let mut rq = Self::free(ReactorId(0));
+        rq.start(bio, 0);
+        rq.seal();
+        rq
+    }
+
     /// The operation.
     pub fn op(&self) -> Op {
         self.bio.op

@@ -64,6 +64,12 @@ impl Queue {
         }
     }
 
+    /// Queues a run of a hardware context for somebody who is no reactor. Returns its owner if that has to be kicked.
+    pub fn ask_to_run(&self, hctx: HctxId) -> Option<ReactorId> {
+        let owner = ReactorId(hctx.0);
+        (self.port(owner).run.run() == Kick::Wake).then_some(owner)
+    }
+
     /// Queues a run of every context. Kicks for everybody have to follow.
     pub(crate) fn run_all(&self) {
         for owner in (0..self.hctxs()).map(ReactorId) {

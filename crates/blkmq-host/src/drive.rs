@@ -9,7 +9,9 @@ use blkmq_core::ids::HctxId;
 use blkmq_core::limits::Limits;
 
 use crate::driver::Allocation;
+use crate::driver::multipath::MultipathDrive;
 use crate::ring::RingHandle;
+use crate::runner::Runner;
 
 /// Whether the ends of a drive's requests can be found by looking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,17 @@ pub trait Drive: Allocation {
     /// once, before any is opened.
     fn hctxs(&self, wanted: u16, _reactors: u16) -> u16 {
         wanted
+    }
+
+    /// Is told, before its contexts are opened, how to have one of them run from outside.
+    fn meet(&self, _runner: Runner) {}
+
+    /// The engine shuts down: what the drive holds back is to end, with an error if it must.
+    fn hold_nothing(&self) {}
+
+    /// The drive, if it is one of several paths.
+    fn as_multipath(&self) -> Option<&MultipathDrive> {
+        None
     }
 
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`

@@ -29,6 +29,7 @@ use crate::mapped::{self, MappedSpec};
 use crate::place::Place;
 use crate::reactor::Reactor;
 use crate::ring::RingConfig;
+use crate::runner::Runner;
 use crate::service::ServiceFactory;
 use crate::shared::{Chair, Inbox, Order, QueueEntry, Shared};
 use crate::wait;
@@ -276,6 +277,7 @@ impl Engine {
         let shared = &self.shared;
         for entry in &shared.queues {
             entry.queue.end_caps();
+            entry.drive.hold_nothing();
             shared.kick(entry.queue.everybody());
         }
         let services = || shared.services.load(Ordering::Acquire);
@@ -389,7 +391,11 @@ fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
         services: AtomicU32::new(0),
         is_hurried: AtomicBool::new(false),
     };
-    Ok((Arc::new(shared), chairs))
+    let shared = Arc::new(shared);
+    for (index, entry) in shared.queues.iter().enumerate() {
+        entry.drive.meet(Runner::new(&shared, QueueId(index as u16)));
+    }
+    Ok((shared, chairs))
 }
 
 fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Queue>, Vec<Seat>), Error> {

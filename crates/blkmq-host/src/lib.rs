@@ -22,6 +22,7 @@ mod place;
 pub mod plan;
 mod reactor;
 pub mod ring;
+pub mod runner;
 pub mod service;
 mod shared;
 pub mod sleep;

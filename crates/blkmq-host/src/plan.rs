@@ -5,6 +5,8 @@
 //! of their tenants; a block device is a drive of its own; ram and null disks have nothing in common with
 //! each other. `queue=` overrides all of this, within one kind of drive.
 
+mod multipath;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -17,12 +19,16 @@ use blkmq_core::time::Nanos;
 
 use crate::drive::Drive;
 use crate::driver::file::{Device, FileConfig, FileDisk, FileDrive};
+use crate::driver::multipath::MultipathConfig;
 use crate::driver::nbd::{NbdConfig, NbdDisk, NbdDrive};
 use crate::driver::null::{NullConfig, NullDrive};
 use crate::driver::ram::{RamConfig, RamDrive};
 use crate::engine::{DiskEntry, QueueSpec};
 use crate::error::Error;
 use crate::groups::{self, GroupSpec};
+
+pub use self::multipath::{MultipathSource, PathRef};
+use self::multipath::{OpenPath, Paths};
 
 /// A disk as it is configured.
 #[derive(Clone, Debug)]
@@ -56,6 +62,8 @@ pub enum Source {
     File(FileConfig),
     /// On an NBD server.
     Nbd(NbdConfig),
+    /// On the other side of several paths, which are disks themselves.
+    Multipath(MultipathSource),
 }
 
 /// How a queue is to be; for those that are not configured by name, the default.
@@ -111,17 +119,18 @@ pub struct Plan {
 /// The first thing that cannot be: a name given twice, a size that is missing, a file that cannot be served,
 /// drives of different kinds on one queue.
 pub fn plan(
-    disks: Vec<DiskSpec>,
+    mut disks: Vec<DiskSpec>,
     settings: &BTreeMap<String, QueueSettings>,
     default: &QueueSettings,
 ) -> Result<Plan, Error> {
     let mut paths = vec!["/".to_owned()];
+    let mut ways = Paths::take_from(&mut disks);
     let mut members: Vec<(String, Vec<Member>)> = Vec::new();
     for spec in disks {
         let path = spec.group.as_deref().unwrap_or("/");
         groups::check_path(path)?;
         let group = groups::number_of(&mut paths, path);
-        let (queue, member) = open(spec, group)?;
+        let (queue, member) = open(spec, group, &mut ways)?;
         match members.iter_mut().find(|(name, _)| *name == queue) {
             Some((_, list)) => list.push(member),
             None => members.push((queue, vec![member])),
@@ -185,6 +194,7 @@ enum Opened {
     Ram(RamConfig),
     File(FileDisk),
     Nbd(Box<NbdDisk>),
+    Multipath(Vec<OpenPath>, MultipathConfig),
 }
 
 impl Opened {
@@ -194,12 +204,13 @@ impl Opened {
             Self::Ram(_) => "ram",
             Self::File(_) => "file",
             Self::Nbd(_) => "nbd",
+            Self::Multipath(..) => "multipath",
         }
     }
 }
 
-/// Opens a disk. Returns the name of its queue, too.
-fn open(spec: DiskSpec, group: GroupId) -> Result<(String, Member), Error> {
+/// Opens a disk, and its paths if it has some. Returns the name of its queue, too.
+fn open(spec: DiskSpec, group: GroupId, ways: &mut Paths) -> Result<(String, Member), Error> {
     let mut entry = DiskEntry {
         name: spec.name,
         description: spec.description,
@@ -229,6 +240,10 @@ fn open(spec: DiskSpec, group: GroupId) -> Result<(String, Member), Error> {
             entry.read_only = disk.is_read_only();
             (entry.name.clone(), Opened::Nbd(Box::new(disk)))
         }
+        Source::Multipath(source) => {
+            let (paths, config) = multipath::open(&mut entry, source, ways)?;
+            (entry.name.clone(), Opened::Multipath(paths, config))
+        }
     };
     if entry.size == 0 {
         return Err(disk_error(&entry.name, "has no size; set size="));
@@ -244,51 +259,26 @@ fn join(
     queues: usize,
 ) -> Result<QueueSpec, Error> {
     check_kinds(&name, &list)?;
-    let (entries, mut opened): (Vec<DiskEntry>, Vec<Opened>) = list
+    let (entries, opened): (Vec<DiskEntry>, Vec<Opened>) = list
         .into_iter()
         .map(|member| (member.entry, member.opened))
         .unzip();
     let sizes: Vec<u64> = entries.iter().map(|entry| entry.size).collect();
-    let (drive, tags, requests) = match opened.remove(0) {
-        Opened::Null(config) => {
-            let drive = NullDrive::new(config.clone(), &sizes).map_err(|error| queue_error(&name, error))?;
-            let depth = settings.depth.unwrap_or(config.depth);
-            let tags = match config.shared_tags {
-                true => TagMode::Shared(depth),
-                false => TagMode::PerHctx(depth),
-            };
-            (Arc::new(drive) as Arc<dyn Drive>, tags, requests_default(queues))
-        }
-        Opened::Ram(config) => {
-            let depth = settings.depth.unwrap_or(DEPTH_RAM);
-            let drive = RamDrive::new(&config, &sizes);
-            (
-                Arc::new(drive) as Arc<dyn Drive>,
-                TagMode::PerHctx(depth),
-                requests_default(queues),
-            )
-        }
-        Opened::File(first) => {
-            let depth = settings.depth.unwrap_or(DEPTH_FILE);
-            let others = opened.into_iter().filter_map(file_of);
-            let disks = std::iter::once(first).chain(others).collect();
-            let drive = FileDrive::new(disks, depth).map_err(|error| queue_error(&name, error))?;
-            (
-                Arc::new(drive) as Arc<dyn Drive>,
-                TagMode::Shared(depth),
-                requests_default(queues),
-            )
-        }
-        Opened::Nbd(disk) => {
-            let depth = settings.depth.unwrap_or(DEPTH_NBD);
-            let drive = NbdDrive::new(*disk, depth);
-            (
-                Arc::new(drive) as Arc<dyn Drive>,
-                TagMode::PerHctx(depth),
-                requests_default(queues),
-            )
-        }
+    let (depth, is_shared) = match &opened[0] {
+        Opened::Null(config) => (config.depth, config.shared_tags),
+        Opened::Ram(_) => (DEPTH_RAM, false),
+        Opened::File(_) => (DEPTH_FILE, true),
+        Opened::Nbd(_) => (DEPTH_NBD, false),
+        Opened::Multipath(..) => (DEPTH_MULTIPATH, false),
     };
+    let depth = settings.depth.unwrap_or(depth);
+    let tags = if is_shared {
+        TagMode::Shared(depth)
+    } else {
+        TagMode::PerHctx(depth)
+    };
+    let requests = requests_default(queues);
+    let drive = build_drive(&name, opened, &sizes, depth)?;
     let mut spec = QueueSpec::new(name, drive);
     spec.disks = entries;
     spec.tags = tags;
@@ -301,6 +291,29 @@ fn join(
     spec.poll_policy = settings.poll_policy;
     spec.is_polled()?;
     Ok(spec)
+}
+
+/// Makes a drive of disks that are open, for tags below `depth`.
+fn build_drive(
+    name: &str,
+    mut opened: Vec<Opened>,
+    sizes: &[u64],
+    depth: u32,
+) -> Result<Arc<dyn Drive>, Error> {
+    let drive: Arc<dyn Drive> = match opened.remove(0) {
+        Opened::Null(config) => {
+            Arc::new(NullDrive::new(config, sizes).map_err(|error| queue_error(name, error))?)
+        }
+        Opened::Ram(config) => Arc::new(RamDrive::new(&config, sizes)),
+        Opened::File(first) => {
+            let rest = opened.into_iter().filter_map(file_of);
+            let disks = std::iter::once(first).chain(rest).collect();
+            Arc::new(FileDrive::new(disks, depth).map_err(|error| queue_error(name, error))?)
+        }
+        Opened::Nbd(disk) => Arc::new(NbdDrive::new(*disk, depth)),
+        Opened::Multipath(paths, config) => Arc::new(multipath::drive(name, paths, &config, depth)?),
+    };
+    Ok(drive)
 }
 
 /// One queue has one kind of drive, with one configuration.
@@ -323,6 +336,11 @@ fn check_kinds(queue: &str, list: &[Member]) -> Result<(), Error> {
             );
             return Err(queue_error(queue, problem));
         }
+        if matches!(first.opened, Opened::Multipath(..)) {
+            let problem =
+                format!("multipath disks {one} and {two} cannot share it: each is a drive; take queue= away");
+            return Err(queue_error(queue, problem));
+        }
         if let (Opened::Null(a), Opened::Null(b)) = (&first.opened, &other.opened)
             && a != b
         {
@@ -337,7 +355,7 @@ fn check_kinds(queue: &str, list: &[Member]) -> Result<(), Error> {
 fn file_of(opened: Opened) -> Option<FileDisk> {
     match opened {
         Opened::File(disk) => Some(disk),
-        Opened::Null(_) | Opened::Ram(_) | Opened::Nbd(_) => None,
+        _ => None,
     }
 }
 
@@ -375,6 +393,7 @@ const BLOCK_MIN: u32 = 512;
 const DEPTH_RAM: u32 = 128;
 const DEPTH_NBD: u32 = 128;
 const DEPTH_FILE: u32 = 256;
+const DEPTH_MULTIPATH: u32 = 128;
 /// Requests of all reactors at all queues together, and the bounds for one at one: room for 16 connections with all that they may have in flight, as
 /// long as memory for the lists between many reactors allows it.
 const REQUESTS_ALL: usize = 65_536;

@@ -5,6 +5,7 @@ mod disk;
 mod export;
 mod file;
 pub mod group;
+mod paths;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

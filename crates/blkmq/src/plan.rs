@@ -70,6 +70,7 @@ fn disk(disk: &DiskSpec) -> host::DiskSpec {
         Source::Nbd(config) => (host::Source::Nbd((**config).clone()), None),
         Source::Ram { size, config } => (host::Source::Ram(config.clone()), Some(*size)),
         Source::Null { size, config } => (host::Source::Null((**config).clone()), Some(*size)),
+        Source::Multipath(source) => (host::Source::Multipath(source.clone()), None),
     };
     host::DiskSpec {
         name: disk.name.clone(),

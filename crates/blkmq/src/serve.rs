@@ -123,7 +123,12 @@ impl Daemon {
         let mut addresses = Vec::new();
         for (socket, export) in doors {
             let disks = export.disks.as_deref();
-            let names = config.disks.iter().map(|disk| &disk.name);
+            let is_path = |name: &&String| engine.disk(name).is_none();
+            let names = config
+                .disks
+                .iter()
+                .map(|disk| &disk.name)
+                .filter(|name| !is_path(name));
             let served = names.filter(|name| disks.is_none_or(|only| only.contains(name)));
             addresses.extend(served.map(|name| sockets::uri(&socket, name)));
             door::serve(&engine, socket, disks, Limits::default(), &memory)

@@ -8,6 +8,7 @@ use blkmq_core::ids::DiskId;
 
 mod chance;
 pub mod file;
+pub mod multipath;
 pub mod nbd;
 pub mod null;
 pub mod ram;

@@ -4,12 +4,14 @@
 use anyhow::{Context, Result, bail};
 use blkmq_core::sched::Kind;
 use blkmq_host::driver::file::FileConfig;
+use blkmq_host::driver::multipath::MultipathConfig;
 use blkmq_host::driver::nbd::NbdConfig;
 use blkmq_host::driver::null::NullConfig;
 use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::driver::value;
+use blkmq_host::plan::MultipathSource;
 
-use super::{Polling, check_name, elevator, poll_delay};
+use super::{Polling, check_name, elevator, paths, poll_delay};
 
 /// One disk as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +57,8 @@ pub enum Source {
         /// The drive's own keys.
         config: Box<NullConfig>,
     },
+    /// Other disks, each of which leads to the same.
+    Multipath(MultipathSource),
 }
 
 impl Source {
@@ -65,6 +69,7 @@ impl Source {
             Self::Nbd(_) => "disk on an NBD server",
             Self::Ram { .. } => "disk in memory",
             Self::Null { .. } => "null disk, stores nothing",
+            Self::Multipath(_) => "disk over several paths",
         }
     }
 }
@@ -162,7 +167,7 @@ fn parts(text: &str) -> Vec<String> {
 
 /// Takes the keys that say what the disk stands on, and the driver's own.
 fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option<&str>) -> Result<Source> {
-    let drivers = ["file", "ram", "null", "nbd"];
+    let drivers = ["file", "ram", "null", "nbd", "multipath"];
     let given: Vec<&str> = drivers
         .into_iter()
         .filter(|key| pairs.iter().any(|pair| pair.0 == *key))
@@ -220,12 +225,22 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
                 config: Box::new(config),
             })
         }
+        ["multipath"] => {
+            let groups = paths::parse(&take(pairs, "multipath")?.expect("it is given"))?;
+            let mut config = MultipathConfig::default();
+            for (key, value) in pairs.drain(..) {
+                config.set(&key, &value)?;
+            }
+            Ok(Source::Multipath(MultipathSource { groups, config }))
+        }
         [] => {
             let unknown = pairs
                 .first()
                 .map(|(key, _)| format!(" (key {key} is not known)"))
                 .unwrap_or_default();
-            bail!("nothing to stand on{unknown}: give one of file=PATH, ram=SIZE, null=SIZE, nbd=URI");
+            bail!(
+                "nothing to stand on{unknown}: give one of file=PATH, ram=SIZE, null=SIZE, nbd=URI, multipath=DISK+DISK"
+            );
         }
         _ => bail!(
             "{} exclude each other: give one of them",
@@ -292,8 +307,8 @@ fn check_group(path: &str) -> Result<()> {
 const DESCRIPTION_MAX: usize = 4096;
 /// The largest disk in memory, in bytes.
 const MEMORY_MAX: u64 = 1 << 40;
-const COMMON_KEYS: &str =
-    "name, file | ram | null | nbd, ro, queue, sched, io_poll, io_poll_delay, block_size, group, description";
+const COMMON_KEYS: &str = "name, file | ram | null | nbd | multipath, ro, queue, sched, io_poll, io_poll_delay, block_size, \
+     group, description";
 
 #[cfg(test)]
 mod tests {

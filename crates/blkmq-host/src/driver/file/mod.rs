@@ -14,6 +14,8 @@ mod polled;
 mod slot;
 mod sys;
 
+pub(super) use sys::Mapping;
+
 pub use config::{Direct, FileConfig};
 pub use disk::{Device, FileDisk};
 pub use drive::FileDrive;

@@ -14,14 +14,14 @@ use crate::ring::Port;
 
 /// Anonymous memory with the alignment of a page, for I/O past the page cache. Reads as zeroes until it is written.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(in crate::driver) struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
 impl Mapping {
     /// Maps `len` bytes. The system backs them with memory when they are used for the first time.
-    pub(super) fn new(len: usize) -> io::Result<Self> {
+    pub(in crate::driver) fn new(len: usize) -> io::Result<Self> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory of ours.
@@ -44,7 +44,7 @@ impl Mapping {
     ///
     /// # Panics
     /// If the range is not inside.
-    pub(super) fn lend(&self, range: Range<usize>) -> Lent {
+    pub(in crate::driver) fn lend(&self, range: Range<usize>) -> Lent {
         assert!(
             range.end <= self.len && range.len() <= u32::MAX as usize,
             "{range:?} of {} bytes",

@@ -1,0 +1,426 @@
+//! Decides the way of a request through one hardware context: which path's driver it is given to, and what its end means.
+//! `hw_ctx` calls it as it calls any driver; what it calls are others. `look` keeps it up to date, `check` probes for it.
+
+mod check;
+mod ends;
+mod look;
+
+use std::sync::Arc;
+
+use crate::bio::{Bio, Status};
+use crate::driver::{Done, Driver, Issued, TimedOut};
+use crate::ids::{Cookie, HctxId};
+use crate::request::Request;
+use crate::time::{Instant, Nanos};
+
+use self::check::Checker;
+use super::detour::{Detour, Job};
+use super::selector::{self, Dice, History, Way};
+use super::shard::Shard;
+use super::shared::{List, Multipath, View};
+use super::{PATHS_MAX, PathId, paths_in};
+
+/// Opens, on the reactor of a hardware context, what that needs of the world.
+pub trait Opener {
+    /// Opens the path's driver, for one tag more than the queue has; none if that fails.
+    fn open(&mut self, path: PathId) -> Option<Box<dyn Driver>>;
+
+    /// Makes a read that shows whether the path works. Its memory is there until the path's driver has let go of it.
+    fn probe(&mut self, path: PathId) -> Bio;
+
+    /// The context ends while a probe is with a driver: the memory of probes has to stay for ever.
+    fn keep_memory(&mut self);
+
+    /// Opens the context's side of a worker; none if there is none.
+    fn detour(&mut self) -> Option<Box<dyn Detour>> {
+        None
+    }
+}
+
+/// One hardware context of a multipath queue.
+pub struct MultipathHctx {
+    shared: Arc<Multipath>,
+    /// What is known of the table.
+    view: View,
+    /// How the next request's path is found; how after a detour.
+    way: Way,
+    straight: Way,
+    turn: usize,
+    /// Paths of the current group that are usable and have a driver here.
+    usable: List,
+    /// What the end of a request has to look at: a bit for each path that was not committed, [`LEARNS`], [`DETOURS`].
+    attention: u64,
+    lowers: [Lower; PATHS_MAX],
+    shard: Arc<Shard>,
+    histories: [History; PATHS_MAX],
+    /// By tag: what is with a path. The upper tag is the lower one.
+    frames: Box<[Frame]>,
+    opener: Box<dyn Opener>,
+    hctx: HctxId,
+    dice: Dice,
+    /// The shards of all contexts, this one's included.
+    shards: Vec<Arc<Shard>>,
+    /// Paths with a driver, a bit each, and those of them that were removed.
+    opened: u32,
+    leaving: u32,
+    /// What was pushed back may be issued now.
+    has_room: bool,
+    polled: bool,
+    /// To be reported at the next reap.
+    late: Vec<Done>,
+    /// The time of the latest reap.
+    now: Instant,
+    /// The first context's alone.
+    checker: Option<Checker>,
+    detour: Option<Box<dyn Detour>>,
+    /// Requests that the worker wants issued, and those of them that found no room.
+    inserted: Vec<Cookie>,
+    waiting: Vec<Cookie>,
+    retry_at: Option<Instant>,
+}
+
+/// What a context has of one path.
+#[derive(Default)]
+struct Lower {
+    driver: Option<Box<dyn Driver>>,
+    is_restless: bool,
+}
+
+/// What is remembered of a request.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    cookie: u64,
+    start: Instant,
+    bytes: u64,
+    stage: Stage,
+    path: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nobody's.
+    Free,
+    /// On its way over the worker, to be issued.
+    Inserting,
+    /// With the path.
+    Issued,
+}
+
+impl MultipathHctx {
+    /// Chooses a path; none if there is no usable one, or the way begins elsewhere.
+    #[inline(always)]
+    fn choose(&mut self, way: Way, rq: &Request, now: Instant) -> Option<usize> {
+        match way {
+            Way::RoundRobin => {
+                let path = self.usable.get(self.turn);
+                let next = self.turn + 1;
+                self.turn = if next >= self.usable.len() { 0 } else { next };
+                Some(path)
+            }
+            Way::Pinned(path) => Some(usize::from(path) % PATHS_MAX),
+            _ => self.choose_by_load(way, rq.len(), now),
+        }
+    }
+
+    #[inline(never)]
+    fn choose_by_load(&mut self, way: Way, bytes: u64, now: Instant) -> Option<usize> {
+        let Self {
+            usable,
+            turn,
+            dice,
+            shards,
+            ..
+        } = self;
+        match way {
+            Way::QueueLength => {
+                let load = |shard: &Shard, path: usize| shard.paths[path].in_flight().into();
+                let is_less = |one: (usize, u64), other: (usize, u64)| one.1 < other.1;
+                Some(selector::least_loaded(usable, turn, dice, shards, load, is_less))
+            }
+            Way::ServiceTime => {
+                let load = |shard: &Shard, path: usize| shard.paths[path].in_flight_bytes();
+                let speed = |path: usize| u128::from(self.view.throughputs[path]);
+                // a / x < b / y, without a division: a throughput of 0 is for ever.
+                let is_less = |(one, load): (usize, u64), (other, others_load): (usize, u64)| {
+                    u128::from(load + bytes) * speed(other) < u128::from(others_load + bytes) * speed(one)
+                };
+                Some(selector::least_loaded(usable, turn, dice, shards, load, is_less))
+            }
+            Way::History => Some(selector::by_history(
+                usable,
+                turn,
+                &mut self.histories,
+                &self.shard,
+                now,
+            )),
+            _ => None,
+        }
+    }
+
+    /// A path's driver, which the caller knows to be there.
+    #[inline(always)]
+    fn driver(&mut self, path: usize) -> &mut dyn Driver {
+        let driver = self.lowers[path].driver.as_mut();
+        &mut **driver.expect("a path that is chosen has a driver")
+    }
+
+    /// Deals with every answer but the plain one.
+    #[inline(never)]
+    fn answered(
+        &mut self,
+        path: usize,
+        rq: &Request,
+        cookie: Cookie,
+        answer: Issued,
+        last: bool,
+        now: Instant,
+    ) -> Issued {
+        let (path, answer) = match answer {
+            Issued::Resource | Issued::DeviceResource => self.try_others(path, answer, rq, cookie, last, now),
+            taken => (path, taken),
+        };
+        match answer {
+            Issued::Queued => {
+                self.start(path, rq, cookie, now);
+                self.attention |= 1 << path;
+                if last {
+                    // Its own driver knows.
+                    self.attention &= !(1 << path);
+                    self.commit();
+                }
+                Issued::Queued
+            }
+            Issued::Done(status) => {
+                self.shard.paths[path].count(rq.len());
+                if self.attention & LEARNS != 0 {
+                    self.histories[path].ended(now, 1, now);
+                }
+                if last {
+                    self.commit();
+                }
+                let status = self.judge(path, status, now);
+                self.end_inline(cookie, status)
+            }
+            busy => busy,
+        }
+    }
+
+    /// Offers the request to the other usable paths, since this one is busy. Returns who took it, or the answer of the first.
+    fn try_others(
+        &mut self,
+        busy: usize,
+        refusal: Issued,
+        rq: &Request,
+        cookie: Cookie,
+        last: bool,
+        now: Instant,
+    ) -> (usize, Issued) {
+        let usable = self.usable;
+        for path in usable.iter().filter(|path| *path != busy) {
+            match self.driver(path).issue(rq, cookie, last, now) {
+                Issued::Resource | Issued::DeviceResource => {}
+                taken => return (path, taken),
+            }
+        }
+        (busy, refusal)
+    }
+
+    /// Issues what cannot be given to a path at once: over the worker, or there is no path.
+    #[inline(never)]
+    fn issue_elsewhere(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        if self.way == Way::Detour {
+            return self.issue_by_detour(rq, cookie, last, now);
+        }
+        if self.has_paths_elsewhere() || self.view.holds {
+            return Issued::Resource;
+        }
+        self.end_inline(cookie, Status::Transport)
+    }
+
+    /// The first time, a request goes to the worker; when that has sent it back, to a path.
+    fn issue_by_detour(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        let frame = &mut self.frames[cookie.tag().index()];
+        if frame.stage != Stage::Inserting || frame.cookie != cookie.raw() {
+            *frame = Frame {
+                cookie: cookie.raw(),
+                stage: Stage::Inserting,
+                ..Frame::FREE
+            };
+            self.send(Job::Insert(cookie));
+            return Issued::Queued;
+        }
+        self.issue_straight(rq, cookie, last, now)
+    }
+
+    /// Issues a request that comes back from the worker. What finds no room waits here.
+    fn issue_straight(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        let answer = match self.choose(self.straight, rq, now) {
+            Some(path) => {
+                let answer = self.driver(path).issue(rq, cookie, last, now);
+                self.answered(path, rq, cookie, answer, last, now)
+            }
+            None if self.has_paths_elsewhere() || self.view.holds => Issued::Resource,
+            None => self.end_inline(cookie, Status::Transport),
+        };
+        match answer {
+            Issued::Resource | Issued::DeviceResource => {
+                self.waiting.push(cookie);
+                self.retry_at = Some(now + RETRY);
+                Issued::Queued
+            }
+            Issued::Done(status) => {
+                self.frames[cookie.tag().index()] = Frame::FREE;
+                Issued::Done(status)
+            }
+            Issued::Queued => Issued::Queued,
+        }
+    }
+
+    /// The table has usable paths that this context could not open.
+    fn has_paths_elsewhere(&self) -> bool {
+        self.view.usable.len() > self.usable.len()
+    }
+
+    fn send(&mut self, job: Job) {
+        let detour = self.detour.as_mut();
+        detour
+            .expect("a detour is taken only where there is one")
+            .send(job);
+    }
+}
+
+impl Driver for MultipathHctx {
+    #[inline]
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        if self.view.epoch != self.shared.epoch() {
+            self.look(now);
+        }
+        let Some(path) = self.choose(self.way, rq, now) else {
+            return self.issue_elsewhere(rq, cookie, last, now);
+        };
+        let answer = self.driver(path).issue(rq, cookie, last, now);
+        if answer == Issued::Done(Status::Ok) && self.attention == 0 {
+            self.shard.paths[path].count(rq.len());
+            return answer;
+        }
+        self.answered(path, rq, cookie, answer, last, now)
+    }
+
+    fn commit(&mut self) {
+        let paths = (self.attention & UNCOMMITTED) as u32;
+        self.attention &= !UNCOMMITTED;
+        for path in paths_in(paths) {
+            if let Some(driver) = &mut self.lowers[path].driver {
+                driver.commit();
+            }
+        }
+    }
+
+    fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
+        self.now = now;
+        if self.view.epoch != self.shared.epoch() {
+            self.look(now);
+        }
+        done.append(&mut self.late);
+        self.reap_paths(now, done);
+        self.take_from_worker(now, done);
+        if self.checker.as_ref().is_some_and(|checker| checker.is_due(now)) {
+            self.tend(now);
+        }
+        if self.leaving != 0 {
+            self.close_leaving();
+        }
+    }
+
+    fn is_restless(&self) -> bool {
+        true
+    }
+
+    fn has_made_room(&mut self) -> bool {
+        std::mem::take(&mut self.has_room)
+    }
+
+    fn take_again(&mut self) -> Option<Cookie> {
+        self.inserted.pop()
+    }
+
+    fn next_event(&self) -> Option<Instant> {
+        if !self.late.is_empty() || !self.inserted.is_empty() {
+            return Some(Instant(0));
+        }
+        let lowers = self.active_paths().filter_map(|path| {
+            let driver = self.lowers[path].driver.as_ref();
+            driver.and_then(|driver| driver.next_event())
+        });
+        let checks = self.checker.as_ref().and_then(Checker::next_event);
+        lowers.chain(checks).chain(self.retry_at).min()
+    }
+
+    fn set_polled(&mut self, on: bool) -> bool {
+        self.polled = on;
+        let mut drivers: Vec<&mut Box<dyn Driver>> = self
+            .lowers
+            .iter_mut()
+            .filter_map(|lower| lower.driver.as_mut())
+            .collect();
+        let all = drivers
+            .iter_mut()
+            .map(|driver| driver.set_polled(on))
+            .filter(|polled| !polled)
+            .count()
+            == 0;
+        if on && !all {
+            // One that has to be waited for is enough to wait for all.
+            drivers.iter_mut().for_each(|driver| {
+                driver.set_polled(false);
+            });
+            self.polled = false;
+        }
+        self.polled
+    }
+
+    /// A path that has let go of a request is judged failed, and the request goes over another.
+    fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
+        let Some(frame) = self.frame(cookie).filter(|frame| frame.stage == Stage::Issued) else {
+            return TimedOut::Wait;
+        };
+        let path = usize::from(frame.path);
+        if self.driver(path).timed_out(cookie) == TimedOut::Wait {
+            return TimedOut::Wait;
+        }
+        self.take_frame(cookie);
+        let status = self.judge(path, Status::Timeout, self.now);
+        self.late.push(Done { cookie, status });
+        // Its end is reported, and not counted as the queue's own verdict.
+        TimedOut::Wait
+    }
+}
+
+impl Drop for MultipathHctx {
+    fn drop(&mut self) {
+        if self.is_probing() {
+            self.opener.keep_memory();
+        }
+        for path in paths_in(self.opened) {
+            self.shared.release(PathId(path as u8));
+        }
+        self.shared.close(self.hctx);
+    }
+}
+
+impl Frame {
+    const FREE: Self = Self {
+        cookie: 0,
+        start: Instant(0),
+        bytes: 0,
+        stage: Stage::Free,
+        path: 0,
+    };
+}
+
+/// In [`MultipathHctx::attention`]: the paths that were not committed; histories want to know of ends; ends go over the worker.
+const UNCOMMITTED: u64 = u32::MAX as u64;
+const LEARNS: u64 = 1 << 32;
+const DETOURS: u64 = 1 << 33;
+/// When a request that was inserted by the worker and found no room is tried again, if nothing ends before.
+const RETRY: Nanos = Nanos::from_millis(3);

@@ -1,0 +1,186 @@
+//! Decides what the end of a request at its path means: it goes up as it is, or the path has failed and another carries the
+//! request.
+
+use crate::bio::Status;
+use crate::driver::{Done, Issued};
+use crate::ids::{Cookie, Tag};
+use crate::request::Request;
+use crate::time::Instant;
+
+use super::super::detour::Job;
+use super::super::{PathId, paths_in};
+use super::{DETOURS, Frame, LEARNS, MultipathHctx, Stage};
+
+impl MultipathHctx {
+    /// A path's driver has taken a request.
+    pub(super) fn start(&mut self, path: usize, rq: &Request, cookie: Cookie, now: Instant) {
+        let bytes = rq.len();
+        let frame = &mut self.frames[cookie.tag().index()];
+        debug_assert_ne!(frame.stage, Stage::Issued, "{cookie:?}: a tag used twice");
+        *frame = Frame {
+            cookie: cookie.raw(),
+            start: now,
+            bytes,
+            stage: Stage::Issued,
+            path: path as u8,
+        };
+        let line = &self.shard.paths[path];
+        line.count(bytes);
+        line.start(bytes);
+    }
+
+    /// What is remembered of a request, unless its tag is used by a later one.
+    pub(super) fn frame(&self, cookie: Cookie) -> Option<Frame> {
+        let frame = self.frames.get(cookie.tag().index())?;
+        (frame.stage != Stage::Free && frame.cookie == cookie.raw()).then_some(*frame)
+    }
+
+    /// The request is no longer with its path.
+    pub(super) fn take_frame(&mut self, cookie: Cookie) -> Option<Frame> {
+        let frame = self.frame(cookie).filter(|frame| frame.stage == Stage::Issued)?;
+        self.frames[cookie.tag().index()] = Frame::FREE;
+        self.shard.paths[usize::from(frame.path)].end(frame.bytes);
+        Some(frame)
+    }
+
+    /// Takes what has ended at the paths.
+    pub(super) fn reap_paths(&mut self, now: Instant, done: &mut Vec<Done>) {
+        for path in self.active_paths() {
+            let first = done.len();
+            let lower = &mut self.lowers[path];
+            let Some(driver) = &mut lower.driver else { continue };
+            driver.reap(now, done);
+            self.has_room |= lower.is_restless && driver.has_made_room();
+            if done.len() > first {
+                self.ended(path, first, now, done);
+            }
+        }
+    }
+
+    /// Goes through what one path has reported, from `first` on.
+    fn ended(&mut self, path: usize, first: usize, now: Instant, done: &mut Vec<Done>) {
+        let (mut start, mut count) = (now, 0);
+        let mut at = first;
+        while let Some(&Done { cookie, status }) = done.get(at) {
+            if self.is_probe(cookie.tag()) {
+                done.remove(at);
+                self.probe_ended(path, cookie, status, now);
+                continue;
+            }
+            // What is stale stays in: the queue knows it as such, too.
+            if let Some(frame) = self.take_frame(cookie) {
+                (start, count) = (start.min(frame.start), count + 1);
+                done[at].status = self.judge(path, status, now);
+            }
+            at += 1;
+        }
+        if count > 0 {
+            let average = self.histories[path].ended(start, count, now);
+            self.shard.paths[path].service_ns.set(average.0);
+            self.retry_at = self.retry_at.map(|_| now);
+        }
+        if self.attention & DETOURS != 0 {
+            self.send_ends(first, done);
+        }
+    }
+
+    /// Decides what a status of a path's driver means.
+    ///
+    /// Errors of the medium or the target are final: another path leads to the same. So is a lack of memory, which is this
+    /// host's own. Everything else is laid at the path's door: it has failed, and the request is to go over another.
+    pub(super) fn judge(&mut self, path: usize, status: Status, now: Instant) -> Status {
+        match status {
+            Status::Ok | Status::Requeue => status,
+            Status::Medium
+            | Status::NoSpace
+            | Status::NotSupported
+            | Status::Invalid
+            | Status::ReadOnly
+            | Status::NoMemory => {
+                self.shard.paths[path].errors.add(1);
+                status
+            }
+            Status::Io | Status::Transport | Status::Timeout | Status::Shutdown => {
+                self.shard.paths[path].errors.add(1);
+                self.shared.failed(PathId(path as u8), status, now);
+                Status::Requeue
+            }
+        }
+    }
+
+    /// Ends a request that is being issued: here, or through the worker.
+    pub(super) fn end_inline(&mut self, cookie: Cookie, status: Status) -> Issued {
+        if self.attention & DETOURS == 0 {
+            return Issued::Done(status);
+        }
+        let detours = self.view.detours;
+        if detours.run {
+            self.send(Job::Run);
+        }
+        if !detours.complete {
+            return Issued::Done(status);
+        }
+        // It is with nobody but the worker: whoever looks at the tag finds nothing.
+        self.frames[cookie.tag().index()] = Frame::FREE;
+        self.send(Job::Complete(Done { cookie, status }));
+        Issued::Queued
+    }
+
+    /// Sends ends over the worker, from `first` on, and has it run the upper queue for each.
+    fn send_ends(&mut self, first: usize, done: &mut Vec<Done>) {
+        let detours = self.view.detours;
+        for end in done.iter().skip(first) {
+            if detours.complete {
+                self.send(Job::Complete(*end));
+            }
+            if detours.run {
+                self.send(Job::Run);
+            }
+        }
+        if detours.complete {
+            done.truncate(first);
+        }
+    }
+
+    /// Takes what the worker has sent back.
+    pub(super) fn take_from_worker(&mut self, now: Instant, done: &mut Vec<Done>) {
+        let Some(detour) = &mut self.detour else { return };
+        while let Some(job) = detour.take() {
+            match job {
+                Job::Insert(cookie) => self.inserted.push(cookie),
+                Job::Complete(end) => done.push(end),
+                Job::Run => {}
+            }
+        }
+        if self.has_room || self.retry_at.is_some_and(|at| at <= now) {
+            self.retry_at = None;
+            self.inserted.append(&mut self.waiting);
+        }
+        // They are taken from the end, and are to go in order.
+        self.inserted.reverse();
+    }
+
+    /// Paths whose drivers have something to say, a bit each.
+    pub(super) fn active_mask(&self) -> u32 {
+        let mut active = 0;
+        for path in paths_in(self.opened) {
+            let is_active = self.shard.paths[path].in_flight() > 0
+                || self.lowers[path].is_restless
+                || self
+                    .checker
+                    .as_ref()
+                    .is_some_and(|checker| checker.is_probing(path));
+            active |= u32::from(is_active) << path;
+        }
+        active
+    }
+
+    fn is_probe(&self, tag: Tag) -> bool {
+        self.checker.as_ref().is_some_and(|checker| checker.tag() == tag)
+    }
+
+    /// Histories are kept for whoever may be asked for them.
+    pub(super) const fn attention_of(learns: bool, detours: bool) -> u64 {
+        (if learns { LEARNS } else { 0 }) | (if detours { DETOURS } else { 0 })
+    }
+}

@@ -1,0 +1,91 @@
+//! Decides what one hardware context counts of its paths, and how others see it: a line for each path, written by its owner
+//! alone. Selectors that weigh a path's whole load add the lines of all contexts up.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use blkmq_sync::Counter;
+
+use super::PATHS_MAX;
+
+/// What one hardware context knows of each path.
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub(super) paths: [PathShard; PATHS_MAX],
+}
+
+/// What one hardware context knows of one path: a cache line.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct PathShard {
+    /// Which path of this number is meant.
+    pub(super) serial: Counter,
+    /// Requests that the path's driver has taken.
+    pub(super) ios: Counter,
+    /// Bytes of them.
+    pub(super) bytes: Counter,
+    /// Requests that did not end with success, final errors included.
+    pub(super) errors: Counter,
+    in_flight: AtomicU32,
+    in_flight_bytes: AtomicU64,
+    /// Moving average of the serialised service time, in nanoseconds.
+    pub(super) service_ns: Counter,
+}
+
+impl Shard {
+    pub(super) fn new() -> Self {
+        Self {
+            paths: std::array::from_fn(|_| PathShard::default()),
+        }
+    }
+}
+
+impl PathShard {
+    /// Begins anew if another path has this number now; for the owner.
+    pub(super) fn adopt(&self, serial: u64) {
+        if self.serial.get() != serial {
+            debug_assert_eq!(self.in_flight(), 0, "a path's number was given away while in use");
+            for counter in [&self.ios, &self.bytes, &self.errors, &self.service_ns] {
+                counter.set(0);
+            }
+            self.serial.set(serial);
+        }
+    }
+
+    /// Counts a request that was taken; for the owner.
+    #[inline]
+    pub(super) fn count(&self, bytes: u64) {
+        self.ios.add(1);
+        self.bytes.add(bytes);
+    }
+
+    /// A request is in flight from here on; for the owner.
+    #[inline]
+    pub(super) fn start(&self, bytes: u64) {
+        self.set(self.in_flight() + 1, self.in_flight_bytes() + bytes);
+    }
+
+    /// It is no more; for the owner.
+    #[inline]
+    pub(super) fn end(&self, bytes: u64) {
+        let (requests, in_flight) = (self.in_flight(), self.in_flight_bytes());
+        debug_assert!(requests > 0 && in_flight >= bytes, "an end without a start");
+        self.set(requests - 1, in_flight - bytes);
+    }
+
+    /// Requests in flight. Relaxed, as are all accesses here: a hint for others, and exact for the owner.
+    #[inline]
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Their bytes.
+    #[inline]
+    pub(super) fn in_flight_bytes(&self) -> u64 {
+        self.in_flight_bytes.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, requests: u32, bytes: u64) {
+        self.in_flight.store(requests, Ordering::Relaxed);
+        self.in_flight_bytes.store(bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,353 @@
+//! Decides what the hardware contexts of one multipath drive share: the table, the number that says when to look at it, and the
+//! shards. `message` changes it from outside, `hctx` and `check` from inside.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use blkmq_sync::CachePadded;
+
+use crate::bio::Status;
+use crate::ids::{HctxId, REACTORS_MAX};
+use crate::time::{Instant, Nanos};
+
+use super::detour::Detours;
+use super::message::{Failback, MessageError, NoPath};
+use super::shard::Shard;
+use super::table::{Path, PathState, Table};
+use super::{GroupStats, PATHS_MAX, PathId, PathSpec, PathStats, Selector};
+
+/// What a multipath drive is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Its name, for messages.
+    pub name: String,
+    /// Its paths, 1 to 32.
+    pub paths: Vec<PathSpec>,
+    /// How one of the current group's usable paths is chosen. Default `service-time`.
+    pub selector: Selector,
+    /// When a higher group is returned to. Default at once.
+    pub failback: Failback,
+    /// What becomes of requests without a usable path. Default: they fail.
+    pub no_path: NoPath,
+    /// How far apart probes of a failed path are; the first ones come sooner. Default 1 s.
+    pub check_interval: Nanos,
+    /// When a probe that has not ended counts as failed. Default 5 s.
+    pub check_timeout: Nanos,
+    /// What goes over a worker. Default nothing.
+    pub detours: Detours,
+}
+
+impl Config {
+    /// A drive with these paths, everything else by default.
+    pub fn new(name: impl Into<String>, paths: Vec<PathSpec>) -> Self {
+        Self {
+            name: name.into(),
+            paths,
+            selector: Selector::default(),
+            failback: Failback::default(),
+            no_path: NoPath::default(),
+            check_interval: Nanos::from_secs(1),
+            check_timeout: Nanos::from_secs(5),
+            detours: Detours::default(),
+        }
+    }
+}
+
+/// Has a hardware context's reactor run it, from any thread: the table has changed, or a worker has something for it.
+pub trait Kick: Send + Sync {
+    /// Has the reactor run the context soon.
+    fn kick(&self, hctx: HctxId);
+}
+
+/// What the hardware contexts of one multipath drive share, and where it is watched and changed.
+pub struct Multipath {
+    name: String,
+    /// Grows with every change of the table. Alone on its line: every request reads it.
+    epoch: CachePadded<AtomicU64>,
+    table: Mutex<Table>,
+    shards: [OnceLock<Arc<Shard>>; REACTORS_MAX],
+    kick: OnceLock<Arc<dyn Kick>>,
+}
+
+/// What one context knows of the table.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    pub(super) epoch: u64,
+    /// The current group's paths: those that are there, and those of them that are usable, by their numbers.
+    pub(super) members: List,
+    pub(super) usable: List,
+    /// All paths that are there, a bit each; by number, which path it is and its throughput.
+    pub(super) present: u32,
+    pub(super) serials: [u64; PATHS_MAX],
+    pub(super) throughputs: [u32; PATHS_MAX],
+    pub(super) selector: Selector,
+    pub(super) holds: bool,
+    pub(super) detours: Detours,
+    pub(super) check_timeout: Nanos,
+}
+
+/// A short list of paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct List {
+    paths: [u8; PATHS_MAX],
+    len: usize,
+}
+
+impl List {
+    pub(super) fn push(&mut self, path: usize) {
+        self.paths[self.len] = path as u8;
+        self.len += 1;
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(super) fn get(&self, at: usize) -> usize {
+        self.paths[at % PATHS_MAX].into()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.paths[..self.len].iter().map(|path| usize::from(*path))
+    }
+}
+
+impl View {
+    pub(super) fn new() -> Self {
+        Self {
+            epoch: 0,
+            members: List::default(),
+            usable: List::default(),
+            present: 0,
+            serials: [0; PATHS_MAX],
+            throughputs: [0; PATHS_MAX],
+            selector: Selector::default(),
+            holds: false,
+            detours: Detours::default(),
+            check_timeout: Nanos::ZERO,
+        }
+    }
+}
+
+impl Multipath {
+    /// Makes the shared side of a drive.
+    ///
+    /// # Errors
+    /// If there are no paths or too many, two have one name, or a number is out of range.
+    pub fn new(config: Config) -> Result<Arc<Self>, MessageError> {
+        let this = Self {
+            name: config.name.clone(),
+            epoch: CachePadded::new(AtomicU64::new(1)),
+            table: Mutex::new(Table::new(&config)),
+            shards: [const { OnceLock::new() }; REACTORS_MAX],
+            kick: OnceLock::new(),
+        };
+        if config.paths.is_empty() {
+            let name = &config.name;
+            return Err(MessageError(format!(
+                "multipath {name}: there must be at least one path"
+            )));
+        }
+        for spec in config.paths {
+            this.add_path(spec, Instant(0))?;
+        }
+        this.lock().start();
+        Ok(Arc::new(this))
+    }
+
+    /// The drive's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Says how the reactors are to be woken; the first call counts.
+    pub fn set_kick(&self, kick: Arc<dyn Kick>) {
+        let _ = self.kick.set(kick);
+    }
+
+    /// Has a context run, see [`Kick`].
+    pub fn kick(&self, hctx: HctxId) {
+        if let Some(kick) = self.kick.get() {
+            kick.kick(hctx);
+        }
+    }
+
+    /// The paths, in the order of their numbers.
+    pub fn path_stats(&self) -> Vec<PathStats> {
+        let table = self.lock();
+        table.all().map(|(id, path)| self.stats_of(id, path)).collect()
+    }
+
+    /// The choice of a group, and what holds for all paths.
+    pub fn group_stats(&self) -> GroupStats {
+        let table = self.lock();
+        GroupStats {
+            current: table.current,
+            switches: table.switches,
+            selector: table.selector,
+            no_path: table.no_path,
+            has_no_path: table.no_path_since.is_some(),
+            gave_up: table.gave_up,
+            failback: table.failback,
+            detours: table.detours,
+        }
+    }
+
+    /// Says which change of the table was the latest.
+    #[inline]
+    pub(super) fn epoch(&self) -> u64 {
+        // Acquire: pairs with the Release in `bump`; who sees the number and then takes the lock sees that change.
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Changes the table, and has every open context look at it.
+    pub(super) fn change<T>(&self, now: Instant, change: impl FnOnce(&mut Table) -> T) -> T {
+        let mut table = self.lock();
+        let result = change(&mut table);
+        self.publish(table, now);
+        result
+    }
+
+    /// A request or a probe has failed on a path.
+    pub(super) fn failed(&self, path: PathId, error: Status, now: Instant) {
+        let mut table = self.lock();
+        if table.failed(path, error, now) {
+            self.publish(table, now);
+        }
+    }
+
+    /// A probe has succeeded.
+    pub(super) fn probed(&self, path: PathId, now: Instant) {
+        let mut table = self.lock();
+        let is_failed = |path: &mut Path| path.state == PathState::Failed;
+        if table.path(path).is_some_and(is_failed) && table.came_back(path, now) {
+            self.publish(table, now);
+        }
+    }
+
+    /// Does what is due. Returns the paths to probe, a bit each, and when to come again.
+    pub(super) fn tend(&self, now: Instant) -> (u32, Option<Instant>) {
+        let mut table = self.lock();
+        let has_changed = table.tick(now);
+        let checks = table.take_due_checks(now);
+        let next = table.next_due();
+        if has_changed {
+            self.publish(table, now);
+        }
+        (checks, next)
+    }
+
+    /// A context opens. Returns its shard.
+    pub(super) fn open(&self, hctx: HctxId) -> Arc<Shard> {
+        let shard = self.shards[hctx.index()].get_or_init(|| Arc::new(Shard::new()));
+        // The others are to count what this one has in flight.
+        self.change(Instant(0), |table| table.open |= 1 << hctx.0);
+        Arc::clone(shard)
+    }
+
+    /// A context closes.
+    pub(super) fn close(&self, hctx: HctxId) {
+        self.lock().open &= !(1 << hctx.0);
+    }
+
+    /// Shows a context, which has drivers of the paths in `mine`, the table. It may open all others that are present.
+    pub(super) fn look(&self, mine: u32, view: &mut View) {
+        let mut table = self.lock();
+        view.epoch = self.epoch.load(Ordering::Relaxed);
+        (view.members, view.usable, view.present) = (List::default(), List::default(), 0);
+        for place in 0..PATHS_MAX {
+            let Some(path) = &table.paths[place] else { continue };
+            if path.state == PathState::Leaving {
+                continue;
+            }
+            view.present |= 1 << place;
+            view.serials[place] = path.serial;
+            view.throughputs[place] = path.spec.throughput;
+            if path.spec.group == table.current {
+                view.members.push(place);
+                if path.state == PathState::Active {
+                    view.usable.push(place);
+                }
+            }
+            if mine & 1 << place == 0 {
+                table.hold(PathId(place as u8));
+            }
+        }
+        view.selector = table.selector;
+        view.holds = table.holds();
+        view.detours = table.detours;
+        view.check_timeout = table.check_timeout;
+    }
+
+    /// A context has no driver of a path, or no longer.
+    pub(super) fn release(&self, path: PathId) {
+        self.lock().release(path);
+    }
+
+    /// The shards of all contexts that ever opened.
+    pub(super) fn shards(&self) -> impl Iterator<Item = &Arc<Shard>> {
+        self.shards.iter().filter_map(OnceLock::get)
+    }
+
+    /// Counts the change, lets go of the table and wakes those who should look.
+    fn publish(&self, mut table: MutexGuard<'_, Table>, now: Instant) {
+        table.settle(now);
+        let open = table.open;
+        // Release: pairs with the Acquire in `epoch`. Only changed under the lock.
+        let next = self.epoch.load(Ordering::Relaxed) + 1;
+        self.epoch.store(next, Ordering::Release);
+        drop(table);
+        let contexts = (0..REACTORS_MAX as u16).filter(|hctx| open >> hctx & 1 == 1);
+        contexts.for_each(|hctx| self.kick(HctxId(hctx)));
+    }
+
+    fn stats_of(&self, id: PathId, path: &Path) -> PathStats {
+        let mut stats = PathStats {
+            id,
+            name: path.spec.name.clone(),
+            group: path.spec.group,
+            throughput: path.spec.throughput,
+            state: path.state,
+            fails: path.fails,
+            last_error: path.last_error,
+            in_flight: 0,
+            in_flight_bytes: 0,
+            ios: 0,
+            bytes: 0,
+            errors: 0,
+            service: Nanos::ZERO,
+        };
+        let (mut sum, mut users) = (0, 0);
+        for shard in self.shards() {
+            let line = &shard.paths[id.index()];
+            if line.serial.get() != path.serial {
+                continue;
+            }
+            stats.in_flight += u64::from(line.in_flight());
+            stats.in_flight_bytes += line.in_flight_bytes();
+            stats.ios += line.ios.get();
+            stats.bytes += line.bytes.get();
+            stats.errors += line.errors.get();
+            let service = line.service_ns.get();
+            sum += service;
+            users += u64::from(service > 0);
+        }
+        stats.service = Nanos(sum / users.max(1));
+        stats
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Multipath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Multipath")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

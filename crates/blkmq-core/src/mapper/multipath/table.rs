@@ -1,0 +1,335 @@
+//! Decides which paths are usable, which group of them is the current one, and what becomes of requests while there is none.
+//! `shared` keeps it behind a lock; here is the state and its transitions, with time as an argument.
+//!
+//! ```text
+//!            a request or a probe fails             fail (message)
+//!   Active ─────────────────────────────► Failed ─────────────────► Disabled
+//!     ▲  └──────────────── fail (message) ────────────────────────────▲ │
+//!     └──── a probe succeeds, or reinstate (message) ◄──── Failed       │
+//!     └──── reinstate (message) ◄───────────────────────────────────────┘      remove (message): any ─► Leaving ─► gone
+//! ```
+
+use crate::bio::Status;
+use crate::time::{Instant, Nanos};
+
+use super::detour::Detours;
+use super::message::{Failback, NoPath};
+use super::{Config, PATHS_MAX, PathId, Selector};
+
+/// A path as it is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathSpec {
+    /// Its name, unique in the drive.
+    pub name: String,
+    /// Its priority group, 0 first.
+    pub group: u8,
+    /// How much it carries in comparison with the others, 0 to 100, for `service-time`. With 0 it carries nothing while there
+    /// is another in the group. Default 1.
+    pub throughput: u32,
+}
+
+/// What is known of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// It is used if its group is.
+    Active,
+    /// A request or a probe failed. It is probed, and used again when a probe succeeds.
+    Failed,
+    /// An operator does not want it used. Only a message changes that.
+    Disabled,
+    /// It was removed, and has requests in flight or contexts that have not looked yet.
+    Leaving,
+}
+
+/// A path as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathStats {
+    /// Its number.
+    pub id: PathId,
+    /// Its name.
+    pub name: String,
+    /// Its priority group, 0 first.
+    pub group: u8,
+    /// Its relative throughput.
+    pub throughput: u32,
+    /// Its state.
+    pub state: PathState,
+    /// How often it went from active to failed.
+    pub fails: u64,
+    /// With which error it last did.
+    pub last_error: Status,
+    /// Requests in flight there, of all hardware contexts.
+    pub in_flight: u64,
+    /// Bytes of them.
+    pub in_flight_bytes: u64,
+    /// Requests that its driver has taken.
+    pub ios: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Requests that ended with an error there, those that went on over another path included.
+    pub errors: u64,
+    /// Moving average of what a request adds to the time that the path is busy, as the hardware contexts that use it see it.
+    pub service: Nanos,
+}
+
+/// The drive's choice of a group, as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupStats {
+    /// The current group.
+    pub current: u8,
+    /// How often another group has become the current one.
+    pub switches: u64,
+    /// The selector.
+    pub selector: Selector,
+    /// What happens without a usable path.
+    pub no_path: NoPath,
+    /// There is none.
+    pub has_no_path: bool,
+    /// Requests are failed although they were to be held, since that has lasted too long.
+    pub gave_up: bool,
+    /// When a higher group is returned to.
+    pub failback: Failback,
+    /// What goes over the worker.
+    pub detours: Detours,
+}
+
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) spec: PathSpec,
+    pub(super) state: PathState,
+    /// Tells it from an earlier path of the same number.
+    pub(super) serial: u64,
+    pub(super) fails: u64,
+    pub(super) last_error: Status,
+    /// While failed: when it is probed next, and how long after that once more.
+    next_check: Instant,
+    pause: Nanos,
+    /// Hardware contexts that have a driver of it, or are about to.
+    holders: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) paths: [Option<Path>; PATHS_MAX],
+    pub(super) current: u8,
+    pub(super) switches: u64,
+    pub(super) selector: Selector,
+    pub(super) failback: Failback,
+    pub(super) no_path: NoPath,
+    pub(super) detours: Detours,
+    pub(super) check_interval: Nanos,
+    pub(super) check_timeout: Nanos,
+    /// There is no usable path since then.
+    pub(super) no_path_since: Option<Instant>,
+    /// That has lasted longer than requests are to be held.
+    pub(super) gave_up: bool,
+    failback_due: Option<Instant>,
+    /// Hardware contexts that are open, a bit each.
+    pub(super) open: u128,
+    serials: u64,
+}
+
+impl Table {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            paths: [const { None }; PATHS_MAX],
+            current: 0,
+            switches: 0,
+            selector: config.selector,
+            failback: config.failback,
+            no_path: config.no_path,
+            detours: config.detours,
+            check_interval: config.check_interval,
+            check_timeout: config.check_timeout,
+            no_path_since: None,
+            gave_up: false,
+            failback_due: None,
+            open: 0,
+            serials: 0,
+        }
+    }
+
+    pub(super) fn path(&mut self, id: PathId) -> Option<&mut Path> {
+        self.paths.get_mut(id.index())?.as_mut()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = (PathId, &Path)> {
+        let numbered = self.paths.iter().enumerate();
+        numbered.filter_map(|(id, path)| Some((PathId(id as u8), path.as_ref()?)))
+    }
+
+    /// Adds a path in a free place; none if there is none.
+    pub(super) fn add(&mut self, spec: PathSpec) -> Option<PathId> {
+        let place = self.paths.iter().position(Option::is_none)?;
+        self.serials += 1;
+        self.paths[place] = Some(Path {
+            spec,
+            state: PathState::Active,
+            serial: self.serials,
+            fails: 0,
+            last_error: Status::Ok,
+            next_check: Instant(0),
+            pause: FIRST_CHECK,
+            holders: 0,
+        });
+        Some(PathId(place as u8))
+    }
+
+    /// Removes a path; its place is free when all contexts have let go of it.
+    pub(super) fn remove(&mut self, id: PathId) {
+        if let Some(path) = self.path(id) {
+            path.state = PathState::Leaving;
+            self.free_if_unheld(id);
+        }
+    }
+
+    /// A request or a probe has failed there. Says whether that is news.
+    pub(super) fn failed(&mut self, id: PathId, error: Status, now: Instant) -> bool {
+        let pause = FIRST_CHECK.min(self.check_interval);
+        let Some(path) = self.path(id).filter(|path| path.state == PathState::Active) else {
+            return false;
+        };
+        path.state = PathState::Failed;
+        path.fails += 1;
+        path.last_error = error;
+        path.pause = pause;
+        path.next_check = now + pause;
+        true
+    }
+
+    /// A path is usable again. Says whether that is news.
+    pub(super) fn came_back(&mut self, id: PathId, now: Instant) -> bool {
+        let Some(path) = self.path(id).filter(|path| path.state != PathState::Active) else {
+            return false;
+        };
+        path.state = PathState::Active;
+        let group = path.spec.group;
+        self.fall_back(group, now);
+        true
+    }
+
+    /// A path of `group` is usable from now on: that group may be returned to.
+    pub(super) fn fall_back(&mut self, group: u8, now: Instant) {
+        if group < self.current && self.is_usable(self.current) {
+            match self.failback {
+                Failback::Immediate => self.go_to(group),
+                Failback::After(delay) => {
+                    self.failback_due.get_or_insert(now + delay);
+                }
+                Failback::Manual => {}
+            }
+        }
+    }
+
+    /// Begins with the first group that there is.
+    pub(super) fn start(&mut self) {
+        self.current = self.best_group().unwrap_or(0);
+    }
+
+    /// Makes a group the current one.
+    pub(super) fn go_to(&mut self, group: u8) {
+        if self.current != group {
+            self.current = group;
+            self.switches += 1;
+        }
+    }
+
+    /// Brings what depends on the paths' states up to date: the current group, and since when there is no path.
+    pub(super) fn settle(&mut self, now: Instant) {
+        let best = self.best_group();
+        match best {
+            Some(best) if !self.is_usable(self.current) => self.go_to(best),
+            _ => {}
+        }
+        if best.is_some() {
+            (self.no_path_since, self.gave_up) = (None, false);
+        } else {
+            self.no_path_since.get_or_insert(now);
+            self.gave_up &= matches!(self.no_path, NoPath::QueueFor(_));
+        }
+        if best.is_none_or(|best| best >= self.current) {
+            self.failback_due = None;
+        }
+    }
+
+    /// Does what has become due. Says whether something has changed.
+    pub(super) fn tick(&mut self, now: Instant) -> bool {
+        let gives_up = self.gives_up_at().is_some_and(|at| at <= now);
+        self.gave_up |= gives_up;
+        let fails_back = self.failback_due.take_if(|at| *at <= now).is_some();
+        if let Some(best) = self.best_group().filter(|_| fails_back) {
+            self.go_to(best);
+        }
+        gives_up || fails_back
+    }
+
+    /// Takes the failed paths that are to be probed now, a bit each.
+    pub(super) fn take_due_checks(&mut self, now: Instant) -> u32 {
+        let mut due = 0;
+        let most = self.check_interval;
+        for (place, path) in self.paths.iter_mut().enumerate() {
+            let Some(path) = path else { continue };
+            if path.state == PathState::Failed && path.next_check <= now {
+                due |= 1 << place;
+                path.pause = Nanos(path.pause.0 * 2).min(most);
+                path.next_check = now + path.pause;
+            }
+        }
+        due
+    }
+
+    /// Says when there is something to do.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let failed = |(_, path): (_, &Path)| (path.state == PathState::Failed).then_some(path.next_check);
+        let checks = self.all().filter_map(failed);
+        checks.chain(self.failback_due).chain(self.gives_up_at()).min()
+    }
+
+    /// Says whether requests are held while there is no path.
+    pub(super) fn holds(&self) -> bool {
+        match self.no_path {
+            NoPath::Fail => false,
+            NoPath::Queue => true,
+            NoPath::QueueFor(_) => !self.gave_up,
+        }
+    }
+
+    /// A context that has looked wants a driver of a path.
+    pub(super) fn hold(&mut self, id: PathId) {
+        if let Some(path) = self.path(id) {
+            path.holders += 1;
+        }
+    }
+
+    /// It has none, or no longer.
+    pub(super) fn release(&mut self, id: PathId) {
+        let path = self.path(id).expect("a path that is held is there");
+        path.holders -= 1;
+        self.free_if_unheld(id);
+    }
+
+    pub(super) fn is_usable(&self, group: u8) -> bool {
+        let mut paths = self.all();
+        paths.any(|(_, path)| path.spec.group == group && path.state == PathState::Active)
+    }
+
+    fn best_group(&self) -> Option<u8> {
+        let active = self.all().filter(|(_, path)| path.state == PathState::Active);
+        active.map(|(_, path)| path.spec.group).min()
+    }
+
+    fn gives_up_at(&self) -> Option<Instant> {
+        match self.no_path {
+            NoPath::QueueFor(limit) if !self.gave_up => self.no_path_since.map(|since| since + limit),
+            _ => None,
+        }
+    }
+
+    fn free_if_unheld(&mut self, id: PathId) {
+        let place = &mut self.paths[id.index()];
+        place.take_if(|path| path.state == PathState::Leaving && path.holders == 0);
+    }
+}
+
+/// How soon after its failure a path is probed; later probes are twice as far apart each, up to the interval.
+const FIRST_CHECK: Nanos = Nanos::from_millis(10);

@@ -1,0 +1,13 @@
+//! Decides how a drive is reached over several others: each path is a drive of any kind, opened on every reactor beside the
+//! others. The choice of a path and what its errors mean are `blkmq_core::mapper::multipath`'s; here are the drives, the memory
+//! of probes and the clock that it needs.
+
+mod config;
+mod drive;
+mod opener;
+
+pub use blkmq_core::mapper::multipath::{
+    Detours, Failback, GroupStats, NoPath, PathId, PathState, PathStats, Selector,
+};
+pub use config::MultipathConfig;
+pub use drive::{MultipathDrive, MultipathError, PathDrive};

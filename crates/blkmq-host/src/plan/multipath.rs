@@ -1,0 +1,126 @@
+//! Decides which disks are paths of another, and makes the drive of that one. A path has no queue of its own and is exported by
+//! nobody; else it is configured as any disk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{DiskSpec, Opened, Source, build_drive, disk_error};
+use crate::driver::multipath::{MultipathConfig, MultipathDrive, PathDrive};
+use crate::engine::DiskEntry;
+use crate::error::Error;
+
+/// A disk that is reached over others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MultipathSource {
+    /// The priority groups, the first one first.
+    pub groups: Vec<Vec<PathRef>>,
+    /// How paths are used.
+    pub config: MultipathConfig,
+}
+
+/// A disk that is a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathRef {
+    /// The disk's name.
+    pub name: String,
+    /// How much it carries in comparison with the others, 0 to 100.
+    pub throughput: u32,
+}
+
+/// The disks that are paths, by their names.
+pub(super) struct Paths(BTreeMap<String, DiskSpec>);
+
+/// A path that has been opened.
+pub(super) struct OpenPath {
+    entry: DiskEntry,
+    opened: Opened,
+    group: u8,
+    throughput: u32,
+}
+
+impl Paths {
+    /// Takes the paths out of the list of disks.
+    pub(super) fn take_from(disks: &mut Vec<DiskSpec>) -> Self {
+        let named: Vec<String> = disks
+            .iter()
+            .filter_map(|disk| match &disk.source {
+                Source::Multipath(source) => Some(source.groups.iter().flatten()),
+                _ => None,
+            })
+            .flatten()
+            .map(|path| path.name.clone())
+            .collect();
+        let is_path = |disk: &mut DiskSpec| named.contains(&disk.name);
+        let paths = disks
+            .extract_if(.., is_path)
+            .map(|disk| (disk.name.clone(), disk));
+        Self(paths.collect())
+    }
+
+    fn take(&mut self, name: &str, of: &str) -> Result<DiskSpec, Error> {
+        let refuse = |problem: &str| Err(disk_error(of, format!("path {name} rejected: {problem}")));
+        match self.0.remove(name) {
+            None => refuse("there is no disk of that name, or it is a path already"),
+            Some(disk) if matches!(disk.source, Source::Multipath(_)) => {
+                refuse("it is a multipath disk itself; name its paths")
+            }
+            Some(disk) if disk.queue.is_some() => {
+                refuse("a path has no queue of its own; take its queue= away")
+            }
+            Some(disk) => Ok(disk),
+        }
+    }
+}
+
+/// Opens the paths of a disk, and makes the disk as they have it.
+pub(super) fn open(
+    entry: &mut DiskEntry,
+    source: MultipathSource,
+    paths: &mut Paths,
+) -> Result<(Vec<OpenPath>, MultipathConfig), Error> {
+    let mut open = Vec::new();
+    for (group, refs) in source.groups.into_iter().enumerate() {
+        for PathRef { name, throughput } in refs {
+            let spec = paths.take(&name, &entry.name)?;
+            let (_, member) = super::open(spec, entry.group, paths)?;
+            open.push(OpenPath {
+                entry: member.entry,
+                opened: member.opened,
+                group: u8::try_from(group).unwrap_or(u8::MAX),
+                throughput,
+            });
+        }
+    }
+    let Some(first) = open.first() else {
+        return Err(disk_error(
+            &entry.name,
+            "has no path; name some, as in multipath=a+b",
+        ));
+    };
+    entry.size = first.entry.size;
+    entry.read_only |= open.iter().any(|path| path.entry.read_only);
+    let block = open.iter().map(|path| path.entry.block_size).max();
+    entry.block_size = entry.block_size.max(block.unwrap_or(0));
+    Ok((open, source.config))
+}
+
+/// Makes the drive, whose tags number at most `depth`.
+pub(super) fn drive(
+    name: &str,
+    paths: Vec<OpenPath>,
+    config: &MultipathConfig,
+    depth: u32,
+) -> Result<MultipathDrive, Error> {
+    let path = |path: OpenPath| {
+        let (name, size) = (path.entry.name.clone(), path.entry.size);
+        // One tag more than the queue has: the probes'.
+        let drive = build_drive(&name, vec![path.opened], &[size], depth + 1)?;
+        Ok(PathDrive {
+            group: path.group,
+            throughput: path.throughput,
+            ..PathDrive::new(name, Arc::clone(&drive), size)
+        })
+    };
+    let paths = paths.into_iter().map(path).collect::<Result<_, Error>>()?;
+    MultipathDrive::new(name, config, paths, depth).map_err(|error| disk_error(name, error))
+}

@@ -1,0 +1,81 @@
+//! Decides how the paths of a multipath disk are written: `a+b/c:3`, with a slash between priority groups, the first one
+//! preferred, and after a colon how much a path carries in comparison with the others.
+
+use anyhow::{Result, bail};
+use blkmq_host::driver::value;
+use blkmq_host::plan::PathRef;
+
+use super::check_name;
+
+/// Reads the paths, by priority group.
+///
+/// # Errors
+/// If a name cannot be one or is there twice, or a number is out of range.
+pub(super) fn parse(text: &str) -> Result<Vec<Vec<PathRef>>> {
+    let mut groups: Vec<Vec<PathRef>> = Vec::new();
+    for group in text.split('/') {
+        let mut paths = Vec::new();
+        for word in group.split('+') {
+            let path = path(word)?;
+            if groups
+                .iter()
+                .flatten()
+                .chain(&paths)
+                .any(|other| other.name == path.name)
+            {
+                bail!("multipath={text} rejected: path {} is named twice", path.name);
+            }
+            paths.push(path);
+        }
+        groups.push(paths);
+    }
+    Ok(groups)
+}
+
+fn path(word: &str) -> Result<PathRef> {
+    let (name, throughput) = word.split_once(':').unwrap_or((word, "1"));
+    check_name("path", name)?;
+    Ok(PathRef {
+        name: name.to_owned(),
+        throughput: value::whole(
+            "multipath",
+            throughput,
+            0..=100,
+            "NAME or NAME:THROUGHPUT, from 0 to 100",
+        )?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_in_order_and_paths_have_a_throughput() {
+        let groups = parse("a+b:3/c").unwrap();
+        let told: Vec<Vec<_>> = groups
+            .iter()
+            .map(|group| {
+                group
+                    .iter()
+                    .map(|path| (path.name.as_str(), path.throughput))
+                    .collect()
+            })
+            .collect();
+        assert_eq!(told, [vec![("a", 1), ("b", 3)], vec![("c", 1)]]);
+    }
+
+    #[test]
+    fn what_cannot_be_a_path_is_named() {
+        for (text, part) in [
+            ("a+a", "path a is named twice"),
+            ("a/b+a", "path a is named twice"),
+            ("a+", "path"),
+            ("a:101", "0 to 100"),
+            ("a:x", "0 to 100"),
+        ] {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}
