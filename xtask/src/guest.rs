@@ -105,7 +105,7 @@ impl Place {
             std::env::consts::ARCH == "x86_64",
             "the guest is one for x86_64 machines"
         );
-        for tool in ["apt-get", "apt-cache", "apt-config", "dpkg", "timeout", "xz"] {
+        for tool in ["apt-get", "apt-cache", "dpkg", "timeout", "xz", "mkfs.ext4"] {
             ensure!(find_tool(tool).is_some(), "there is no {tool} here");
         }
         for directory in ["lists/partial", "debs/partial", "cache", "root"] {
@@ -183,7 +183,7 @@ impl Place {
     /// Makes the guest's file system: a shell, the modules, the program, and what to do with them.
     fn pack(&self, program: &Path, args: &[String]) -> Result<PathBuf> {
         let tree = self.0.join("initrd");
-        for directory in ["bin", "dev", "proc", "sys", "tmp"] {
+        for directory in ["bin", "dev", "mnt", "proc", "sys", "tmp"] {
             fs::create_dir_all(tree.join(directory))?;
         }
         fs::copy(self.root().join("bin/busybox"), tree.join("bin/busybox"))?;
@@ -197,6 +197,10 @@ impl Place {
             let name = packed.file_stem().context("a module has a name")?;
             fs::write(tree.join(name), unpacked.stdout)?;
         }
+        let filesystem = fs::File::create(tree.join("ext4.img"))?;
+        filesystem.set_len(FILESYSTEM_BYTES)?;
+        let maker = find_tool("mkfs.ext4").context("mkfs.ext4 is not installed; run: cargo xtask setup")?;
+        run_shown(Command::new(maker).arg("-q").arg(tree.join("ext4.img")))?;
         let script = INIT.replace("ARGS", &args.join(" ")).replace("SUCCESS", SUCCESS);
         fs::write(tree.join("init"), script)?;
         fs::set_permissions(tree.join("init"), fs::Permissions::from_mode(0o755))?;
@@ -256,7 +260,10 @@ const MACHINE: &str = "-accel tcg,thread=multi -cpu max -smp 2 -m 512 -machine q
 const BOOT_SECONDS: &str = "180";
 /// What the guest's last line is if the program succeeded.
 const SUCCESS: &str = "the tests in the guest have passed";
-/// A null disk that takes 100 µs and keeps what is written, with two queues that interrupt and two that are polled.
+/// What the second null disk begins with.
+const FILESYSTEM_BYTES: u64 = 16 << 20;
+/// Null disks that take 100 µs and keep what is written, with two queues that interrupt and two that are polled. The tests write to the
+/// first one itself, and to a file on the second.
 const INIT: &str = "\
 #!/bin/busybox sh
 export PATH=/bin
@@ -265,8 +272,11 @@ busybox mount -t sysfs sysfs /sys
 busybox mount -t devtmpfs devtmpfs /dev
 busybox mount -t tmpfs tmpfs /tmp
 busybox insmod /configfs.ko
-busybox insmod /null_blk.ko queue_mode=2 submit_queues=2 poll_queues=2 memory_backed=1 irqmode=2 completion_nsec=100000 gb=1 bs=512
+busybox insmod /null_blk.ko nr_devices=2 queue_mode=2 submit_queues=2 poll_queues=2 memory_backed=1 irqmode=2 completion_nsec=100000 gb=1 bs=512
 busybox echo \"Linux $(busybox uname -r), nullb0: io_poll=$(busybox cat /sys/block/nullb0/queue/io_poll)\"
-BLKMQ_POLLED_DEVICE=/dev/nullb0 tests ARGS && busybox echo SUCCESS
+busybox dd if=/ext4.img of=/dev/nullb1 bs=1M 2>/dev/null
+busybox mount -t ext4 /dev/nullb1 /mnt
+busybox echo 'on the device' && BLKMQ_POLLED_DEVICE=/dev/nullb0 tests ARGS &&
+busybox echo 'in a file on ext4' && TMPDIR=/mnt tests ARGS && busybox echo SUCCESS
 busybox poweroff -f
 ";
