@@ -91,10 +91,15 @@ impl Hall {
         );
         // The drives are opened to know the size, and again when the engine starts: only then are all jobs known.
         let (config, names) = configuration(std::iter::once(&wish))?;
-        let queues = plan(&config)?.queues;
-        let mut entries = queues.iter().flat_map(|queue| &queue.disks);
-        let size = entries
-            .find(|entry| entry.name == names[0])
+        let Plan { queues, mapped, .. } = plan(&config)?;
+        let disks = Engine::check(EngineConfig {
+            queues,
+            mapped,
+            ..EngineConfig::default()
+        })?;
+        let size = disks
+            .iter()
+            .find(|disk| disk.name == names[0])
             .expect("a planned disk")
             .size;
         hall.jobs.insert(job, Registered { wish, size });
@@ -159,7 +164,11 @@ impl Hall {
 
 fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     let (config, names) = configuration(jobs.values().map(|job| &job.wish))?;
-    let Plan { mut queues, groups } = plan(&config)?;
+    let Plan {
+        mut queues,
+        mapped,
+        groups,
+    } = plan(&config)?;
     for queue in &mut queues {
         queue.requests_per_reactor = queue.requests_per_reactor.max(REQUESTS_MIN);
     }
@@ -169,6 +178,7 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
         attached_max: jobs.len(),
         wait: config.wait,
         queues,
+        mapped,
         ..EngineConfig::default()
     })?;
     Ok(Open {

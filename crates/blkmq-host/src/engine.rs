@@ -194,12 +194,12 @@ impl Engine {
     }
 
     /// Says whether there can be such an engine, as far as that can be known without starting its threads: makes the queues, as
-    /// [`Engine::start`] does, and drops them.
+    /// [`Engine::start`] does, and drops them. Returns the disks as they would be.
     ///
     /// # Errors
     /// What cannot be as configured.
-    pub fn check(config: EngineConfig) -> Result<(), Error> {
-        build(config).map(|_| ())
+    pub fn check(config: EngineConfig) -> Result<Vec<Disk>, Error> {
+        build(config).map(|(shared, _)| shared.disks.to_vec())
     }
 
     /// Has a service made on a reactor.

@@ -4,6 +4,8 @@
 //! Mapped disks are numbered like the disks of one more queue, behind the real ones: whoever submits a bio with a disk's queue
 //! and number reaches them the same way.
 
+mod config;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;

@@ -26,6 +26,7 @@ use crate::driver::ram::{RamConfig, RamDrive};
 use crate::engine::{DiskEntry, QueueSpec};
 use crate::error::Error;
 use crate::groups::{self, GroupSpec};
+use crate::mapped::{MapConfig, MappedSpec};
 
 pub use self::multipath::{MultipathSource, PathRef};
 use self::multipath::{OpenPath, Paths};
@@ -64,6 +65,8 @@ pub enum Source {
     Nbd(NbdConfig),
     /// On the other side of several paths, which are disks themselves.
     Multipath(MultipathSource),
+    /// On other disks.
+    Mapped(MapConfig),
 }
 
 /// How a queue is to be; for those that are not configured by name, the default.
@@ -108,6 +111,8 @@ impl Default for QueueSettings {
 pub struct Plan {
     /// The queues with their drives, open.
     pub queues: Vec<QueueSpec>,
+    /// The disks that lie on other disks.
+    pub mapped: Vec<MappedSpec>,
     /// The paths of all groups; the index is the [`GroupId`]. The first is the root.
     pub groups: Vec<String>,
 }
@@ -126,11 +131,18 @@ pub fn plan(
     let mut paths = vec!["/".to_owned()];
     let mut ways = Paths::take_from(&mut disks);
     let mut members: Vec<(String, Vec<Member>)> = Vec::new();
+    let mut mapped = Vec::new();
     for spec in disks {
         let path = spec.group.as_deref().unwrap_or("/");
         groups::check_path(path)?;
         let group = groups::number_of(&mut paths, path);
-        let (queue, member) = open(spec, group, &mut ways)?;
+        let (queue, member) = match spec.source {
+            Source::Mapped(_) => {
+                mapped.push(mapped_disk(spec, group)?);
+                continue;
+            }
+            _ => open(spec, group, &mut ways)?,
+        };
         match members.iter_mut().find(|(name, _)| *name == queue) {
             Some((_, list)) => list.push(member),
             None => members.push((queue, vec![member])),
@@ -154,6 +166,7 @@ pub fn plan(
     let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;
     let mut plan = Plan {
         queues,
+        mapped,
         groups: paths,
     };
     plan.set_groups(&[])?;
@@ -209,6 +222,32 @@ impl Opened {
     }
 }
 
+/// Takes a disk that lies on others. Which those are is looked up when the engine starts.
+fn mapped_disk(spec: DiskSpec, group: GroupId) -> Result<MappedSpec, Error> {
+    if let Some(queue) = &spec.queue {
+        let problem =
+            format!("queue={queue} rejected: it has no queue of its own; set queue= in its members");
+        return Err(disk_error(&spec.name, problem));
+    }
+    if let Some(size) = spec.size {
+        let problem = format!(
+            "size {size} rejected: it is as large as its members; give them ranges, as in a:0:{size}"
+        );
+        return Err(disk_error(&spec.name, problem));
+    }
+    let Source::Mapped(map) = spec.source else {
+        unreachable!("the caller has looked")
+    };
+    Ok(MappedSpec {
+        name: spec.name,
+        description: spec.description,
+        map,
+        read_only: spec.read_only,
+        block_size: spec.block_size,
+        group,
+    })
+}
+
 /// Opens a disk, and its paths if it has some. Returns the name of its queue, too.
 fn open(spec: DiskSpec, group: GroupId, ways: &mut Paths) -> Result<(String, Member), Error> {
     let mut entry = DiskEntry {
@@ -243,6 +282,12 @@ fn open(spec: DiskSpec, group: GroupId, ways: &mut Paths) -> Result<(String, Mem
         Source::Multipath(source) => {
             let (paths, config) = multipath::open(&mut entry, source, ways)?;
             (entry.name.clone(), Opened::Multipath(paths, config))
+        }
+        Source::Mapped(_) => {
+            return Err(disk_error(
+                &entry.name,
+                "cannot be a path, since it lies on other disks: name a drive's disk",
+            ));
         }
     };
     if entry.size == 0 {

@@ -113,11 +113,14 @@ Examples:
 const SERVE_HELP: &str = "\
 Keys of a disk:
   name=NAME          what clients ask for (needed)
-  file=PATH          an image file or a block device            one of these
-  ram=SIZE           sparse memory; a discard frees it          four is
-  null=SIZE          stores nothing; see docs/drivers/null.md   needed
+  file=PATH          an image file or a block device            one of
+  ram=SIZE           sparse memory; a discard frees it          these six
+  null=SIZE          stores nothing; see docs/drivers/null.md   is needed
   nbd=URI            another server's disk: nbd://HOST/EXPORT or
                      nbd+unix:///EXPORT?socket=PATH
+  linear=DISKS       other disks, one behind the other
+  striped=DISKS      other disks, dealt chunks in turn
+  chunk=SIZE         of a striped disk, a power of two [default: 64K]
   size=SIZE          make the file with this size if it is not there
   ro=on              nobody can write
   block_size=BYTES   512 to 65536, a power of two [default: the drive's]
@@ -137,6 +140,8 @@ Keys of a disk:
                      [default: 0, they fail]
   timeout=SECONDS    of an nbd disk: for one answer [default: the queue's]
   description=TEXT   what it is, for people who list the exports
+DISKS are names with + between, as in linear=a+b:1G:512M (of b, 512M from 1G on);
+see docs/mappers. What another disk lies on is not served, unless by name.
 A comma in a value is written \\, as in file=a\\,b.raw.
 Keys of a group, after its path:
   weight=N           its share against its siblings, 1 to 1000 [default: 100]

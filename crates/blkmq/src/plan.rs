@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use blkmq_host::engine::QueueSpec;
+use blkmq_host::mapped::MappedSpec;
 use blkmq_host::plan as host;
 
 use crate::config::{Config, DiskSpec, QueueSettings, Source};
@@ -15,6 +16,8 @@ use crate::config::{Config, DiskSpec, QueueSettings, Source};
 pub struct Plan {
     /// The queues with their disks, open.
     pub queues: Vec<QueueSpec>,
+    /// The disks that lie on other disks.
+    pub mapped: Vec<MappedSpec>,
     /// The paths of the groups, by their ids.
     pub groups: Vec<String>,
 }
@@ -33,7 +36,11 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let mut plan = host::plan(disks, &settings, &host::QueueSettings::default())?;
     plan.set_groups(&config.groups)?;
     warn_of_empty_groups(config);
-    let host::Plan { mut queues, groups } = plan;
+    let host::Plan {
+        mut queues,
+        mapped,
+        groups,
+    } = plan;
     for queue in &mut queues {
         let settings = config.queues.get(&queue.name);
         queue.tunables = settings
@@ -45,7 +52,11 @@ pub fn plan(config: &Config) -> Result<Plan> {
         }
         poll_as_disks_say(queue, &config.disks)?;
     }
-    Ok(Plan { queues, groups })
+    Ok(Plan {
+        queues,
+        mapped,
+        groups,
+    })
 }
 
 /// Says which groups have settings and no disk: most often a path that was misspelt.
@@ -69,6 +80,7 @@ fn disk(disk: &DiskSpec) -> host::DiskSpec {
         Source::File(config) => (host::Source::File(config.clone()), None),
         Source::Nbd(config) => (host::Source::Nbd((**config).clone()), None),
         Source::Ram { size, config } => (host::Source::Ram(config.clone()), Some(*size)),
+        Source::Mapped(map) => (host::Source::Mapped(map.clone()), None),
         Source::Null { size, config } => (host::Source::Null((**config).clone()), Some(*size)),
         Source::Multipath(source) => (host::Source::Multipath(source.clone()), None),
     };

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use blkmq_core::time::Nanos;
 use blkmq_export::nbd::door::{self, Memory};
 use blkmq_export::nbd::limits::Limits;
+use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -97,6 +98,7 @@ fn engine(config: &Config, plan: Plan) -> EngineConfig {
         reactors: config.reactors.map_or_else(default_reactors, usize::from),
         wait: config.wait,
         queues: plan.queues,
+        mapped: plan.mapped,
         ..EngineConfig::default()
     }
 }
@@ -123,14 +125,8 @@ impl Daemon {
         let mut addresses = Vec::new();
         for (socket, export) in doors {
             let disks = export.disks.as_deref();
-            let is_path = |name: &&String| engine.disk(name).is_none();
-            let names = config
-                .disks
-                .iter()
-                .map(|disk| &disk.name)
-                .filter(|name| !is_path(name));
-            let served = names.filter(|name| disks.is_none_or(|only| only.contains(name)));
-            addresses.extend(served.map(|name| sockets::uri(&socket, name)));
+            let served = served(config, &engine, disks);
+            addresses.extend(served.map(|disk| sockets::uri(&socket, &disk.name)));
             door::serve(&engine, socket, disks, Limits::default(), &memory)
                 .with_context(|| format!("export {}", export.address))?;
         }
@@ -176,6 +172,28 @@ impl Daemon {
         self.engine.shutdown(limit)?;
         Ok(())
     }
+}
+
+/// The disks that an address serves, in the order of the configuration: those that are named, or all on which no other lies.
+fn served<'a>(
+    config: &'a Config,
+    engine: &'a Engine,
+    only: Option<&'a [String]>,
+) -> impl Iterator<Item = &'a Disk> {
+    let disks = config.disks.iter().filter_map(|disk| engine.disk(&disk.name));
+    disks.filter(move |disk| match (only, &disk.used_by) {
+        (None, user) => user.is_none(),
+        (Some(names), user) => {
+            let is_named = names.contains(&disk.name);
+            if let (true, Some(user)) = (is_named, user) {
+                tracing::warn!(
+                    "disk {}: it is served although disk {user} lies on it: whoever writes to it damages that one",
+                    disk.name
+                );
+            }
+            is_named
+        }
+    })
 }
 
 /// The files of the disks that clients can write to.

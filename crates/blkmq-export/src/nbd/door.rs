@@ -42,7 +42,7 @@ pub(crate) struct Door {
 /// How many clients one address serves at a time, by default. More cost memory only as they are used.
 pub const CONNECTIONS_MAX: u32 = 4096;
 
-/// Serves disks at a socket that listens: the ones named, or all. `memory` is what the connections of this socket, and of
+/// Serves disks at a socket that listens: the ones named, or all that no mapped disk lies on. `memory` is what the connections of this socket, and of
 /// all others that are given the same one, hold payload in.
 ///
 /// # Errors
@@ -101,7 +101,10 @@ pub enum ServeError {
 }
 
 fn exports(disks: &[Disk], only: Option<&[String]>) -> Result<ExportTable, ServeError> {
-    let is_wanted = |disk: &Disk| only.is_none_or(|names| names.contains(&disk.name));
+    let is_wanted = |disk: &Disk| match only {
+        Some(names) => names.contains(&disk.name),
+        None => disk.used_by.is_none(),
+    };
     let wanted = disks.iter().enumerate().filter(|(_, disk)| is_wanted(disk));
     let exports: Vec<Export> = wanted
         .map(|(id, disk)| export(ExportId(id as u32), disk))

@@ -9,6 +9,7 @@ use blkmq_host::driver::nbd::NbdConfig;
 use blkmq_host::driver::null::NullConfig;
 use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::driver::value;
+use blkmq_host::mapped::MapConfig;
 use blkmq_host::plan::MultipathSource;
 
 use super::{Polling, check_name, elevator, paths, poll_delay};
@@ -59,6 +60,8 @@ pub enum Source {
     },
     /// Other disks, each of which leads to the same.
     Multipath(MultipathSource),
+    /// Other disks.
+    Mapped(MapConfig),
 }
 
 impl Source {
@@ -70,6 +73,7 @@ impl Source {
             Self::Ram { .. } => "disk in memory",
             Self::Null { .. } => "null disk, stores nothing",
             Self::Multipath(_) => "disk over several paths",
+            Self::Mapped(_) => "disk on other disks",
         }
     }
 }
@@ -133,6 +137,9 @@ impl DiskSpec {
         let block_size = take(pairs, "block_size")?;
         let source = source(pairs, read_only, block_size.as_deref())?;
         let block_size = block_size.as_deref().map(block).transpose()?;
+        if matches!(source, Source::Mapped(_)) {
+            refuse_queue_keys(&queue, sched, polling)?;
+        }
         if let Some((key, _)) = pairs.first() {
             bail!("key {key} rejected: known for every disk are {COMMON_KEYS}");
         }
@@ -167,7 +174,7 @@ fn parts(text: &str) -> Vec<String> {
 
 /// Takes the keys that say what the disk stands on, and the driver's own.
 fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option<&str>) -> Result<Source> {
-    let drivers = ["file", "ram", "null", "nbd", "multipath"];
+    let drivers = ["file", "ram", "null", "nbd", "linear", "striped", "multipath"];
     let given: Vec<&str> = drivers
         .into_iter()
         .filter(|key| pairs.iter().any(|pair| pair.0 == *key))
@@ -233,14 +240,23 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
             }
             Ok(Source::Multipath(MultipathSource { groups, config }))
         }
+        [key @ ("linear" | "striped")] => {
+            let members = take(pairs, key)?.expect("it is given");
+            let mut map = match key {
+                "linear" => MapConfig::linear(&members)?,
+                _ => MapConfig::striped(&members)?,
+            };
+            for (key, value) in pairs.drain(..) {
+                map.set(&key, &value)?;
+            }
+            Ok(Source::Mapped(map))
+        }
         [] => {
             let unknown = pairs
                 .first()
                 .map(|(key, _)| format!(" (key {key} is not known)"))
                 .unwrap_or_default();
-            bail!(
-                "nothing to stand on{unknown}: give one of file=PATH, ram=SIZE, null=SIZE, nbd=URI, multipath=DISK+DISK"
-            );
+            bail!("nothing to stand on{unknown}: give one of {SOURCES}");
         }
         _ => bail!(
             "{} exclude each other: give one of them",
@@ -255,6 +271,20 @@ fn fits_memory(key: &str, size: u64) -> Result<()> {
         bail!(
             "{key}={size} rejected: must be at most 1T, since the table of its pieces takes memory at once"
         );
+    }
+    Ok(())
+}
+
+/// A disk on other disks has no queue that keys could be for.
+fn refuse_queue_keys(queue: &Option<String>, sched: Option<Kind>, polling: Polling) -> Result<()> {
+    let given = [
+        ("queue", queue.is_some()),
+        ("sched", sched.is_some()),
+        ("io_poll", polling.io_poll.is_some()),
+        ("io_poll_delay", polling.delay.is_some()),
+    ];
+    if let Some((key, _)) = given.iter().find(|(_, is_given)| *is_given) {
+        bail!("{key}= rejected: a disk on other disks has no queue of its own; set it in its members");
     }
     Ok(())
 }
@@ -307,8 +337,10 @@ fn check_group(path: &str) -> Result<()> {
 const DESCRIPTION_MAX: usize = 4096;
 /// The largest disk in memory, in bytes.
 const MEMORY_MAX: u64 = 1 << 40;
-const COMMON_KEYS: &str = "name, file | ram | null | nbd | multipath, ro, queue, sched, io_poll, io_poll_delay, block_size, \
-     group, description";
+const SOURCES: &str =
+    "file=PATH, ram=SIZE, null=SIZE, nbd=URI, linear=DISKS, striped=DISKS, multipath=DISK+DISK";
+const COMMON_KEYS: &str = "name, file | ram | null | nbd | linear | striped | multipath, ro, queue, sched, io_poll, \
+                           io_poll_delay, block_size, group, description";
 
 #[cfg(test)]
 mod tests {
@@ -368,6 +400,17 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_may_lie_on_others() {
+        let disk = DiskSpec::parse("name=big,striped=a+b:1G:2G,chunk=128K,ro=on").unwrap();
+        let Source::Mapped(map) = disk.source else {
+            panic!("on others")
+        };
+        let mut wanted = MapConfig::striped("a+b:1G:2G").unwrap();
+        wanted.set("chunk", "128K").unwrap();
+        assert_eq!((map, disk.read_only), (wanted, true));
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_what_is_allowed() {
         for (text, parts) in [
             ("file=a", &["name= is missing"][..]),
@@ -424,6 +467,17 @@ mod tests {
                 "name=a,file=x,size=9000000T",
                 &["disk a", "size=9000000T", "less than 8388608T"],
             ),
+            (
+                "name=a,linear=b+,ro=on",
+                &["disk a", "linear= rejected", "NAME:START:LENGTH"],
+            ),
+            ("name=a,striped=b,chunk=much", &["disk a", "chunk=much"]),
+            ("name=a,linear=b,chunk=4K", &["disk a", "chunk", "linear"]),
+            (
+                "name=a,linear=b,sched=bfq",
+                &["disk a: sched= rejected", "set it in its members"],
+            ),
+            ("name=a,linear=b,queue=q", &["disk a: queue= rejected"]),
         ] {
             let error = error(text);
             assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");

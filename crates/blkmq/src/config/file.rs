@@ -180,8 +180,14 @@ fn pairs(head: &str, table: toml::Table) -> Result<Vec<(String, String)>> {
             Value::Float(number) => number.to_string(),
             Value::Boolean(true) => "on".to_owned(),
             Value::Boolean(false) => "off".to_owned(),
+            Value::Array(list) if list.iter().all(Value::is_str) => {
+                let names: Vec<&str> = list.iter().filter_map(Value::as_str).collect();
+                names.join("+")
+            }
             other => {
-                bail!("{head} {key} rejected: must be a text, a number or a boolean, not {other}")
+                bail!(
+                    "{head} {key} rejected: must be a text, a list of texts, a number or a boolean, not {other}"
+                )
             }
         };
         Ok((key, value))
@@ -229,6 +235,9 @@ mod tests {
         queue = "fast"
         [disk.scratch]
         ram = "64M"
+        [disk.pair]
+        striped = ["scratch:0:16M", "scratch:16M"]
+        chunk = 4096
         [group."/customers/a"]
         weight = 200
         read_bps = "100M"
@@ -246,13 +255,17 @@ mod tests {
     fn a_file_says_the_same_as_flags() {
         let config = parse(EXAMPLE).unwrap();
         config.check().unwrap();
-        assert_eq!(config.disks[0], DiskSpec::parse("name=scratch,ram=64M").unwrap());
         assert_eq!(
-            config.disks[1],
+            config.disks[0],
+            DiskSpec::parse("name=pair,striped=scratch:0:16M+scratch:16M,chunk=4096").unwrap()
+        );
+        assert_eq!(config.disks[1], DiskSpec::parse("name=scratch,ram=64M").unwrap());
+        assert_eq!(
+            config.disks[2],
             DiskSpec::parse("name=vm1,file=vm1.raw,ro=on,queue=fast").unwrap()
         );
         assert!(matches!(
-            config.disks[0].source,
+            config.disks[1].source,
             Source::Ram { size: 0x400_0000, .. }
         ));
         assert_eq!(

@@ -410,6 +410,82 @@ fn cases(scratch: &Scratch) -> Vec<Case> {
         says: vec!["xxx".to_owned(), "107".to_owned()],
         is_of_listening: true,
     });
+    cases.extend(mapped(scratch));
+    cases
+}
+
+/// Disks on other disks.
+fn mapped(scratch: &Scratch) -> Vec<Case> {
+    let of = |what, disk: &str, says: &[&str]| {
+        let words = ["name=a,ram=1M", "name=b,ram=2M", "name=p,null=1M", disk];
+        case(what, scratch, &words, says)
+    };
+    let mut cases = vec![
+        of("an unknown member", "name=m,linear=a+z", &["disk m", "no disk z"]),
+        of(
+            "a range behind the end",
+            "name=m,linear=a:512K:1M",
+            &["disk m", "member a", "1048576 bytes"],
+        ),
+        of(
+            "a range that starts in a block",
+            "name=m,linear=a:100",
+            &["disk m", "start 100", "block size 512"],
+        ),
+        of(
+            "bytes used twice",
+            "name=m,linear=a:0:8K+a:4K",
+            &["disk m", "4096 to 8192", "disk a", "a:START:LENGTH"],
+        ),
+        of(
+            "a chunk of 3K",
+            "name=m,striped=a+b,chunk=3K",
+            &["disk m", "chunk 3072", "power of two", "4096"],
+        ),
+        of(
+            "a chunk of more than a member",
+            "name=m,striped=a+b,chunk=2M",
+            &["disk m", "chunk 2097152", "1048576"],
+        ),
+        of(
+            "no members",
+            "name=m,linear=",
+            &["disk m", "linear= rejected", "NAME:START:LENGTH"],
+        ),
+        of(
+            "smaller blocks than the members",
+            "name=m,linear=a,block_size=256",
+            &["disk m", "256"],
+        ),
+    ];
+    let chain: Vec<String> = (1..10)
+        .map(|at| match at {
+            1 => "name=m1,linear=a".to_owned(),
+            _ => format!("name=m{at},linear=m{}", at - 1),
+        })
+        .chain(["name=a,ram=1M".to_owned()])
+        .collect();
+    let chain: Vec<&str> = chain.iter().map(String::as_str).collect();
+    cases.push(case(
+        "nine on each other",
+        scratch,
+        &chain,
+        &["disk m9", "9 mapped disks", "at most 8"],
+    ));
+    let circle = ["name=m,linear=n", "name=n,striped=m"];
+    cases.push(case(
+        "a circle",
+        scratch,
+        &circle,
+        &["lies on itself", "m on n on m"],
+    ));
+    let on_others = ["name=a,ram=1M", "name=x,linear=a", "name=m,multipath=x"];
+    cases.push(case(
+        "a path on other disks",
+        scratch,
+        &on_others,
+        &["disk x", "cannot be a path"],
+    ));
     cases
 }
 

@@ -198,7 +198,7 @@ fn verified_after_kill() -> Option<u64> {
 }
 
 /// One fio run over the disk; the test fails unless fio is content.
-fn fio(uri: &str, words: &str, verify: &str) -> Said {
+pub(crate) fn fio(uri: &str, words: &str, verify: &str) -> Said {
     let said = try_fio(uri, words, verify);
     assert!(
         said.success,
@@ -236,7 +236,7 @@ fn with_fio(before: &[&str], uri: &str, words: &str, verify: &str) -> Vec<String
         .collect()
 }
 
-fn jobs(said: &Said) -> Vec<Value> {
+pub(crate) fn jobs(said: &Said) -> Vec<Value> {
     // Notes may stand before the report.
     let start = said
         .stdout
@@ -250,13 +250,13 @@ fn jobs(said: &Said) -> Vec<Value> {
     jobs
 }
 
-fn bytes(job: &Value, kind: &str) -> u64 {
+pub(crate) fn bytes(job: &Value, kind: &str) -> u64 {
     job[kind]["io_bytes"]
         .as_u64()
         .unwrap_or_else(|| panic!("no {kind} in the report"))
 }
 
-const VERIFY: &str = "--verify=crc32c --do_verify=1 --verify_fatal=1 --verify_dump=0";
+pub(crate) const VERIFY: &str = "--verify=crc32c --do_verify=1 --verify_fatal=1 --verify_dump=0";
 const MIB: u64 = 1 << 20;
 
 #[test]

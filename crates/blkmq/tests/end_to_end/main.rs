@@ -15,6 +15,7 @@ mod idle;
 mod isolation;
 mod libnbd;
 mod manual;
+mod mapped;
 mod qemu;
 mod shutdown;
 mod sockets;

@@ -151,7 +151,7 @@ fn qemu_io_notices_a_wrong_pattern() {
 }
 
 /// Runs the commands in order and demands that every one succeeds.
-fn qemu_io(uri: &str, commands: &[&str]) {
+pub(crate) fn qemu_io(uri: &str, commands: &[&str]) {
     let mut words = vec!["-f", "raw"];
     for command in commands {
         words.extend(["-c", command]);
