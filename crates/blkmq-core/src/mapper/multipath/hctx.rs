@@ -357,26 +357,22 @@ impl Driver for MultipathHctx {
     }
 
     fn set_polled(&mut self, on: bool) -> bool {
-        self.polled = on;
-        let mut drivers: Vec<&mut Box<dyn Driver>> = self
-            .lowers
-            .iter_mut()
-            .filter_map(|lower| lower.driver.as_mut())
-            .collect();
-        let all = drivers
-            .iter_mut()
-            .map(|driver| driver.set_polled(on))
-            .filter(|polled| !polled)
-            .count()
-            == 0;
+        let (mut all, mut any) = (true, false);
+        for driver in self.lowers.iter_mut().filter_map(|lower| lower.driver.as_mut()) {
+            let polled = driver.set_polled(on);
+            all &= polled;
+            any |= polled;
+        }
+        self.polled = on && all;
         if on && !all {
             // One that has to be waited for is enough to wait for all.
-            drivers.iter_mut().for_each(|driver| {
+            let drivers = self.lowers.iter_mut().filter_map(|lower| lower.driver.as_mut());
+            drivers.for_each(|driver| {
                 driver.set_polled(false);
             });
-            self.polled = false;
         }
-        self.polled
+        // Switched off, a path is looked at until what it could not announce any more has ended.
+        self.polled || (!on && any)
     }
 
     /// A path that has let go of a request is judged failed, and the request goes over another.
