@@ -17,6 +17,7 @@ use blkmq_core::time::Nanos;
 
 use crate::disk::{Disk, QueueId};
 use crate::drive::Polling;
+use crate::driver::multipath::MultipathDrive;
 use crate::engine::log_polling;
 use crate::error::Error;
 use crate::shared::{QueueEntry, Shared};
@@ -233,6 +234,20 @@ impl Control {
         set.map_err(|cause| Error::Tunable {
             queue: core.name().to_owned(),
             cause,
+        })
+    }
+
+    /// The drive of a queue that is reached over several paths: what its paths do, and messages to change them.
+    ///
+    /// # Errors
+    /// If the queue's drive is of another kind.
+    pub fn multipath(&self, queue: QueueId) -> Result<&MultipathDrive, Error> {
+        let entry = &self.shared.queues[queue.index()];
+        entry.drive.as_multipath().ok_or_else(|| {
+            let name = entry.queue.name();
+            Error::Disk(format!(
+                "queue {name}: its drive has no paths; only a multipath disk has"
+            ))
         })
     }
 

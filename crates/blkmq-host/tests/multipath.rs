@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use blkmq_core::bio::{Bio, Op, Status};
 use blkmq_host::driver::multipath::{
-    MultipathConfig, MultipathDrive, NoPath, PathDrive, PathState, PathStats, Selector,
+    Detours, MultipathConfig, MultipathDrive, NoPath, PathDrive, PathState, PathStats, Selector,
 };
 use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::{Attached, Disk, DiskEntry, Engine, EngineConfig, QueueSpec};
@@ -157,6 +157,58 @@ fn without_a_path_requests_wait_until_one_is_back_or_fail_when_told_to() {
     );
     let paths = at_rest(&drive);
     assert_eq!([paths[0].state, paths[1].state], [PathState::Disabled; 2]);
+}
+
+#[test]
+fn each_detour_brings_every_request_back_once() {
+    let timer = NullConfig {
+        latency: blkmq_core::time::Nanos::from_micros(20),
+        ..NullConfig::default()
+    };
+    for config in [NullConfig::default(), timer] {
+        let (engine, drive) = start(&MultipathConfig::default(), paths(2, &config), 1);
+        let control = engine.control();
+        let queue = control.queue("m").unwrap();
+        let mut attached = engine.attach().unwrap();
+        let disk = attached.disk("m").unwrap().clone();
+        let mut ios = 0;
+        for bits in (0..8).rev() {
+            let detours = Detours {
+                insert: bits & 1 != 0,
+                complete: bits & 2 != 0,
+                run: bits & 4 != 0,
+            };
+            control.multipath(queue).unwrap().set_detours(detours);
+            for round in 0..20 {
+                submit(&mut attached, &disk, 12);
+                if round == 10 {
+                    // Changed while requests are on their way.
+                    drive.set_detours(Detours {
+                        run: detours.run,
+                        ..Detours::ALL
+                    });
+                }
+                assert!(
+                    ended(&mut attached, 12).iter().all(|status| status.is_ok()),
+                    "{detours:?}"
+                );
+                ios += 12;
+            }
+            let paths = at_rest(&drive);
+            assert_eq!(paths.iter().map(|path| path.ios).sum::<u64>(), ios, "{detours:?}");
+        }
+        // Without a path a detoured request waits, too, and fails when told to.
+        drive.set_detours(Detours::ALL);
+        drive.set_no_path(NoPath::Queue);
+        ["a", "b"].iter().for_each(|path| drive.fail_path(path).unwrap());
+        submit(&mut attached, &disk, 4);
+        let mut out = Vec::new();
+        attached.wait(&mut out, Some(blkmq_core::time::Nanos::from_millis(20)));
+        assert!(out.is_empty(), "held: {out:?}");
+        drive.set_no_path(NoPath::Fail);
+        assert_eq!(ended(&mut attached, 4), [Status::Transport; 4]);
+        drop(attached);
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ pub mod events;
 pub mod history;
 pub mod images;
 pub mod oracle;
+pub mod paths;
 mod reactor;
 pub mod rng;
 pub mod run;

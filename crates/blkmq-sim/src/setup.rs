@@ -10,6 +10,7 @@ use crate::cpu::Costs;
 use crate::drive::fault::Faults;
 use crate::drive::model::Model;
 use crate::drive::{Place, Spec};
+use crate::paths;
 use crate::rng::{Ppm, Rng};
 use crate::workload::Workload;
 
@@ -42,6 +43,8 @@ pub struct Setup {
     pub read_only: Vec<bool>,
     /// The drive.
     pub drive: Spec,
+    /// The paths to it, if requests go over several.
+    pub paths: Option<paths::Spec>,
     /// The clients: reactor `i` has `clients[i % clients.len()]`.
     pub clients: Vec<Workload>,
     /// The control thread.
@@ -117,6 +120,7 @@ impl Setup {
             disk_blocks: vec![251, 128, 16],
             read_only: vec![false, false, true],
             drive: flash(rng),
+            paths: None,
             clients: vec![Workload::mixed(rng)],
             control: Control::none(),
             costs: Costs::lab(),

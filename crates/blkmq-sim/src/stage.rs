@@ -2,7 +2,7 @@
 //! `world` moves the time; `drive::port` is how the core meets the drive.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Weak;
+use std::rc::{Rc, Weak};
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::Instant;
@@ -10,6 +10,7 @@ use blkmq_core::time::Instant;
 use crate::drive::Drive;
 use crate::history::{Fact, History};
 use crate::oracle::Oracle;
+use crate::paths::Paths;
 
 /// What all parts of one history share. It outlives a power cut; the queue and its reactors do not.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub struct Stage {
     pub work: Cell<Work>,
     /// Groups that bios may be submitted to: those that live, and those that were removed and are not quite gone.
     pub groups: RefCell<Vec<GroupId>>,
+    /// The paths to the drive, if there are several.
+    pub paths: Option<Rc<Paths>>,
     /// Who lets another reactor run in the middle of a driver's call.
     pub others: RefCell<Option<Weak<dyn Others>>>,
 }

@@ -127,6 +127,8 @@ enum Event {
     Drive,
     Control,
     Destage,
+    /// The paths change.
+    Weather,
 }
 
 /// One life of a queue: from its making to the end of the work or to a power cut.
@@ -155,7 +157,7 @@ impl World {
         let (queue, seats) = Queue::new(boot::queue_config(setup)).expect("a scenario's queue is possible");
         let reactors = seats.into_iter().zip(clients).enumerate();
         let reactors = reactors
-            .map(|(id, (seat, client))| RefCell::new(boot::take_seat(id, seat, client, stage)))
+            .map(|(id, (seat, client))| RefCell::new(boot::take_seat(id, seat, client, setup.depth, stage)))
             .collect();
         stage
             .oracle
@@ -198,6 +200,9 @@ impl World {
         }
         if let Some(at) = self.control.borrow_mut().next_action(now) {
             self.push(at, Event::Control);
+        }
+        if let Some(paths) = &self.stage.paths {
+            self.push(paths.next_change(now), Event::Weather);
         }
         if let Some(every) = self.setup.destage_every {
             self.push(now + every, Event::Destage);
@@ -268,6 +273,7 @@ impl World {
             }
             Event::Control => self.control_step(),
             Event::Destage => self.destage(),
+            Event::Weather => self.change_weather(),
         }
     }
 
@@ -384,6 +390,7 @@ impl World {
     fn after_event(&self, event: Event, count: u64) {
         self.arm_drive();
         self.interrupt();
+        self.run_for_paths();
         {
             let mut drive = self.stage.drive.borrow_mut();
             self.stage.oracle.borrow_mut().check_durable(drive.images());
@@ -421,12 +428,40 @@ impl World {
         if !self.stage.drive.borrow().has_interrupts() {
             return;
         }
-        for hctx in hctxs {
+        for way in hctxs {
+            let hctx = way % self.setup.hctx_count();
             if self.loses(Sabotage::LosesInterrupt) {
                 continue;
             }
             self.reactors[usize::from(hctx)].borrow_mut().ring = true;
             self.wake(ReactorId(hctx), |_| {});
+        }
+    }
+
+    fn change_weather(&self) {
+        let Some(paths) = &self.stage.paths else { return };
+        let now = self.stage.now.get();
+        paths.change(now);
+        // A path that is cut or works again interrupts.
+        for reactor in &self.reactors {
+            let id = {
+                let mut reactor = reactor.borrow_mut();
+                reactor.ring = true;
+                reactor.id
+            };
+            self.wake(id, |_| {});
+        }
+        self.push(paths.next_change(now), Event::Weather);
+    }
+
+    /// Has the contexts run that the paths ask for.
+    fn run_for_paths(&self) {
+        let Some(paths) = &self.stage.paths else { return };
+        for hctx in paths.take_kicks() {
+            if let Some(to) = self.queue.ask_to_run(hctx) {
+                self.kicks.set(self.kicks.get() + 1);
+                self.push(self.stage.now.get() + Nanos(100), Event::Kick(to));
+            }
         }
     }
 

@@ -1,7 +1,9 @@
-//! Decides how the core meets a modelled drive: one [`Port`] per hardware context, each call shown to the oracle.
+//! Decides how the core meets a modelled drive: one [`Port`] per hardware context, which shows each call to the oracle, and below
+//! it a [`Way`] into the drive, or several paths with one each.
 
 use std::rc::Rc;
 
+use blkmq_core::bio::Status;
 use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::request::Request;
@@ -10,17 +12,62 @@ use blkmq_core::time::Instant;
 use crate::history::{Answer, Fact};
 use crate::stage::Stage;
 
-/// One hardware context's driver.
+/// A way into the drive, which the oracle does not look at.
 #[derive(Debug)]
+pub struct Way {
+    way: u16,
+    stage: Rc<Stage>,
+}
+
+impl Way {
+    /// Makes the driver of a way.
+    pub fn new(way: u16, stage: Rc<Stage>) -> Self {
+        Self { way, stage }
+    }
+}
+
+impl Driver for Way {
+    /// Does not commit, whatever `last` says: that is left to who calls.
+    fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
+        let mut oracle = self.stage.oracle.borrow_mut();
+        let mut drive = self.stage.drive.borrow_mut();
+        drive.issue(self.way, rq, cookie, &mut *oracle)
+    }
+
+    fn commit(&mut self) {
+        let mut oracle = self.stage.oracle.borrow_mut();
+        let mut drive = self.stage.drive.borrow_mut();
+        drive.commit(self.way, self.stage.now.get(), &mut *oracle);
+    }
+
+    fn reap(&mut self, _now: Instant, done: &mut Vec<Done>) {
+        self.stage.drive.borrow_mut().reap(self.way, done);
+    }
+
+    fn next_event(&self) -> Option<Instant> {
+        let drive = self.stage.drive.borrow();
+        if drive.has_interrupts() {
+            return None;
+        }
+        drive.next_event(self.way, self.stage.now.get())
+    }
+
+    fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
+        self.stage.drive.borrow_mut().timed_out(self.way, cookie)
+    }
+}
+
+/// One hardware context's driver, as the core sees it.
 pub struct Port {
     hctx: HctxId,
+    lower: Box<dyn Driver>,
     stage: Rc<Stage>,
 }
 
 impl Port {
-    /// Makes the driver of `hctx`.
-    pub fn new(hctx: HctxId, stage: Rc<Stage>) -> Self {
-        Self { hctx, stage }
+    /// Makes the driver of `hctx` of what is below it.
+    pub fn new(hctx: HctxId, lower: Box<dyn Driver>, stage: Rc<Stage>) -> Self {
+        Self { hctx, lower, stage }
     }
 
     fn count(&self, issued: u64, reaped: u64) {
@@ -29,21 +76,27 @@ impl Port {
         work.reaped += reaped;
         self.stage.work.set(work);
     }
+
+    /// Above several paths there are ends that must not be.
+    fn judge(&self, status: Status) {
+        let fault = self.stage.paths.as_ref().and_then(|paths| paths.fault_of(status));
+        if let Some(fault) = fault {
+            self.stage.oracle.borrow_mut().fail(fault);
+        }
+    }
 }
 
 impl Driver for Port {
-    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, _now: Instant) -> Issued {
-        let stage = &self.stage;
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        let stage = Rc::clone(&self.stage);
         stage.run_meanwhile();
         stage.advance_drive();
-        let mut oracle = stage.oracle.borrow_mut();
-        oracle.issue(self.hctx, rq, cookie);
-        let answer = stage
-            .drive
-            .borrow_mut()
-            .issue(self.hctx.0, rq, cookie, &mut *oracle);
-        oracle.answered(self.hctx, rq, cookie, answer);
-        drop(oracle);
+        stage.oracle.borrow_mut().issue(self.hctx, rq, cookie);
+        let answer = self.lower.issue(rq, cookie, last, now);
+        stage.oracle.borrow_mut().answered(self.hctx, rq, cookie, answer);
+        if let Issued::Done(status) = answer {
+            self.judge(status);
+        }
         stage.note(Fact::Issue {
             hctx: self.hctx,
             tag: cookie.tag(),
@@ -62,18 +115,16 @@ impl Driver for Port {
     }
 
     fn commit(&mut self) {
-        let stage = &self.stage;
-        let mut oracle = stage.oracle.borrow_mut();
-        let mut drive = stage.drive.borrow_mut();
-        drive.commit(self.hctx.0, stage.now.get(), &mut *oracle);
+        self.lower.commit();
     }
 
-    fn reap(&mut self, _now: Instant, done: &mut Vec<Done>) {
-        let stage = &self.stage;
+    fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
+        let stage = Rc::clone(&self.stage);
         stage.advance_drive();
         let first = done.len();
-        stage.drive.borrow_mut().reap(self.hctx.0, done);
+        self.lower.reap(now, done);
         for &end in &done[first..] {
+            self.judge(end.status);
             stage.oracle.borrow_mut().done(self.hctx, end);
             stage.note(Fact::Done {
                 hctx: self.hctx,
@@ -86,17 +137,21 @@ impl Driver for Port {
         stage.run_meanwhile();
     }
 
+    fn is_restless(&self) -> bool {
+        self.lower.is_restless()
+    }
+
+    fn has_made_room(&mut self) -> bool {
+        self.lower.has_made_room()
+    }
+
     fn next_event(&self) -> Option<Instant> {
-        let drive = self.stage.drive.borrow();
-        if drive.has_interrupts() {
-            return None;
-        }
-        drive.next_event(self.hctx.0, self.stage.now.get())
+        self.lower.next_event()
     }
 
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
+        let answer = self.lower.timed_out(cookie);
         let stage = &self.stage;
-        let answer = stage.drive.borrow_mut().timed_out(self.hctx.0, cookie);
         stage.oracle.borrow_mut().timed_out(self.hctx, cookie, answer);
         stage.note(Fact::TimedOut {
             hctx: self.hctx,

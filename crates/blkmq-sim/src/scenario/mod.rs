@@ -12,6 +12,7 @@ pub mod fair;
 mod few_hctx;
 mod flush_storm;
 mod groups;
+mod multipath;
 mod one_tag;
 pub mod poll;
 mod power_cut;
@@ -57,6 +58,7 @@ pub const ALL: &[Scenario] = &[
     groups::SCENARIO,
     quiesce::SCENARIO,
     every_context::SCENARIO,
+    multipath::SCENARIO,
     everything::SCENARIO,
 ];
 

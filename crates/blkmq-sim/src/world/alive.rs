@@ -65,7 +65,8 @@ impl World {
         self.check_work_conserving(&away);
         let drive = self.stage.drive.borrow();
         // The bios of who is away wait for it, and may hold the depth that the others' need.
-        let excused = drive.is_busy() || drive.lost() > 0 || !away.is_empty();
+        let hangs = self.stage.paths.as_ref().is_some_and(|paths| paths.hangs());
+        let excused = drive.is_busy() || drive.lost() > 0 || !away.is_empty() || hangs;
         let uncommitted = drive.uncommitted();
         drop(drive);
         if !excused {
@@ -82,7 +83,7 @@ impl World {
     fn check_work_conserving(&self, away: &[ReactorId]) {
         let faults = &self.setup.drive.faults;
         let refuses = faults.resource > Ppm::NEVER || faults.device_resource > Ppm::NEVER;
-        if refuses || self.setup.drive.slots < self.setup.depth {
+        if refuses || self.stage.paths.is_some() || self.setup.drive.slots < self.setup.depth {
             return;
         }
         // Beyond that they are short, and a group waits for its share of them.
@@ -114,6 +115,9 @@ impl World {
                     reactor.local.outstanding()
                 ));
             }
+        }
+        if let Some(fault) = self.stage.paths.as_ref().and_then(|paths| paths.fault_at_rest()) {
+            oracle.fail(fault);
         }
         self.check_statistics(&mut oracle);
         let started = self.queue.outstanding();

@@ -11,9 +11,10 @@ use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Instant;
 
 use crate::drive::Drive;
-use crate::drive::port::Port;
+use crate::drive::port::{Port, Way};
 use crate::history::History;
 use crate::oracle::{Oracle, Rules};
+use crate::paths::{PATHS_MAX, Paths};
 use crate::reactor::Reactor;
 use crate::rng::Rng;
 use crate::setup::Setup;
@@ -33,20 +34,23 @@ pub(super) fn make_stage(setup: &Setup, seed: u64, trace: bool) -> Stage {
         groups_change: setup.control.groups > 0,
     };
     let rng = Rng::new(seed, STREAM_DRIVE);
+    let hctxs = setup.hctx_count();
+    let paths = setup.paths.clone();
+    let paths = paths.map(|spec| Paths::new(spec, hctxs, block, Rng::new(seed, STREAM_PATHS)));
+    let ways = if paths.is_some() {
+        hctxs * PATHS_MAX as u16
+    } else {
+        hctxs
+    };
     Stage {
         now: Cell::new(Instant(1)),
-        drive: RefCell::new(Drive::new(
-            setup.drive.clone(),
-            block,
-            places,
-            setup.hctx_count(),
-            rng,
-        )),
+        drive: RefCell::new(Drive::new(setup.drive.clone(), block, places, ways, rng)),
         oracle: RefCell::new(Oracle::new(rules)),
         history: RefCell::new(History::new(trace)),
         tokens: Cell::new(0),
         work: Cell::default(),
         groups: RefCell::new((0..GROUPS).map(GroupId).collect()),
+        paths: paths.map(Rc::new),
         others: RefCell::new(None),
     }
 }
@@ -99,8 +103,13 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
     }
 }
 
-pub(super) fn take_seat(id: usize, seat: Seat, client: Client, stage: &Rc<Stage>) -> Reactor {
-    let port = || Box::new(Port::new(HctxId(id as u16), Rc::clone(stage))) as Box<dyn Driver>;
+pub(super) fn take_seat(id: usize, seat: Seat, client: Client, depth: u32, stage: &Rc<Stage>) -> Reactor {
+    let hctx = HctxId(id as u16);
+    let lower = || match &stage.paths {
+        Some(paths) => paths.open(hctx, depth, stage),
+        None => Box::new(Way::new(hctx.0, Rc::clone(stage))),
+    };
+    let port = || Box::new(Port::new(hctx, lower(), Rc::clone(stage))) as Box<dyn Driver>;
     let driver = seat.owns_hctx().then(port);
     Reactor::new(ReactorId(id as u16), seat.sit(driver), client)
 }
@@ -108,4 +117,5 @@ pub(super) fn take_seat(id: usize, seat: Seat, client: Client, stage: &Rc<Stage>
 /// How many groups there are at first, and at most.
 pub(super) const GROUPS: u32 = 8;
 const STREAM_DRIVE: u64 = 1;
+const STREAM_PATHS: u64 = 5;
 const STREAM_CLIENTS: u64 = 1000;

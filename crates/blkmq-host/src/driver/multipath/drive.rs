@@ -15,6 +15,7 @@ use blkmq_core::mapper::multipath::{
 
 use super::MultipathConfig;
 use super::opener::{Links, PathOpener};
+use super::worker::Workshop;
 use crate::clock::Clock;
 use crate::drive::{Drive, Polling};
 use crate::driver::file::Mapping;
@@ -82,6 +83,7 @@ pub enum MultipathError {
 pub struct MultipathDrive {
     shared: Arc<Multipath>,
     links: Arc<Links>,
+    workshop: Arc<Workshop>,
     limits: Limits,
     size: u64,
     depth: u32,
@@ -124,6 +126,7 @@ impl MultipathDrive {
         Ok(Self {
             shared,
             links,
+            workshop: Arc::default(),
             limits,
             size,
             depth,
@@ -307,6 +310,7 @@ impl Drive for MultipathDrive {
         for drive in self.links.lock().iter().flatten() {
             drive.meet(runner.clone());
         }
+        let _ = self.workshop.runner.set(runner.clone());
         self.shared.set_kick(Arc::new(runner));
     }
 
@@ -329,6 +333,9 @@ impl Drive for MultipathDrive {
             links: Arc::clone(&self.links),
             ring: ring.clone(),
             hctx,
+            workshop: Arc::clone(&self.workshop),
+            hctxs: self.hctxs.load(Ordering::Relaxed),
+            depth: self.depth,
             memory: Some(Mapping::new(PATHS_MAX * self.limits.logical_block as usize)?),
             block: self.limits.logical_block,
             problem: Arc::clone(&problem),

@@ -5,6 +5,7 @@
 mod config;
 mod drive;
 mod opener;
+mod worker;
 
 pub use blkmq_core::mapper::multipath::{
     Detours, Failback, GroupStats, NoPath, PathId, PathState, PathStats, Selector,

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blkmq_core::bio::{Bio, Data, Op};
 use blkmq_core::driver::Driver;
 use blkmq_core::ids::HctxId;
-use blkmq_core::mapper::multipath::{Opener, PATHS_MAX, PathId};
+use blkmq_core::mapper::multipath::{Detour, Opener, PATHS_MAX, PathId};
 
+use super::worker::Workshop;
 use crate::drive::Drive;
 use crate::driver::file::Mapping;
 use crate::ring::RingHandle;
@@ -26,6 +27,10 @@ pub(super) struct PathOpener {
     pub(super) links: Arc<Links>,
     pub(super) ring: RingHandle,
     pub(super) hctx: HctxId,
+    pub(super) workshop: Arc<Workshop>,
+    /// Hardware contexts, and tags of each.
+    pub(super) hctxs: u16,
+    pub(super) depth: u32,
     /// One block for each path; always there, but in a context that ended with a probe under way.
     pub(super) memory: Option<Mapping>,
     /// Bytes of a probe.
@@ -61,6 +66,10 @@ impl Opener for PathOpener {
             data: Data::Flat(memory.lend(start..start + block)),
             ..Bio::default()
         }
+    }
+
+    fn detour(&mut self) -> Option<Box<dyn Detour>> {
+        self.workshop.open(self.hctx, self.hctxs, self.depth)
     }
 
     fn keep_memory(&mut self) {

@@ -67,11 +67,13 @@ impl MultipathHctx {
                 self.probe_ended(path, cookie, status, now);
                 continue;
             }
-            // What is stale stays in: the queue knows it as such, too.
-            if let Some(frame) = self.take_frame(cookie) {
-                (start, count) = (start.min(frame.start), count + 1);
-                done[at].status = self.judge(path, status, now);
-            }
+            let Some(frame) = self.take_frame(cookie) else {
+                // Stale: nobody waits for it.
+                done.remove(at);
+                continue;
+            };
+            (start, count) = (start.min(frame.start), count + 1);
+            done[at].status = self.judge(path, status, now);
             at += 1;
         }
         if count > 0 {
