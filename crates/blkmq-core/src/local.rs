@@ -694,14 +694,17 @@ impl LocalQueue {
         } else {
             status
         };
-        if (rq.bios > 1 || rq.stamp.is_set()) && self.queue.counts_outside(&rq) {
-            self.shard().count_request(&rq);
-        }
         if rq.bios == 1 && rq.owner == self.me {
             self.sw.bring_home(&self.queue, rq, fx);
             return;
         }
-        let (issued_at, status, stamp) = (rq.issued_at, rq.status, rq.stamp);
+        let (issued_at, status, mut stamp) = (rq.issued_at, rq.status, rq.stamp);
+        if rq.bios > 1 {
+            if self.queue.counts_outside(&rq) {
+                self.shard().count_merged(&rq);
+            }
+            stamp = stamp.of_a_part();
+        }
         rq.take_apart(|mut rq| {
             rq.completed_at = now;
             rq.issued_at = issued_at;

@@ -60,6 +60,12 @@ impl Stamp {
         self.0 >> 16
     }
 
+    /// The same without what is counted once for a request: for the bios of one that has several.
+    #[inline]
+    pub(crate) fn of_a_part(self) -> Self {
+        Self(self.0 & 0xffff)
+    }
+
     fn column(self) -> u8 {
         (self.0 >> 8) as u8
     }
@@ -270,7 +276,7 @@ impl Shard {
         kinds[kind_of(rq)].inserted.add(rq.bios.into());
     }
 
-    /// Counts the end of a single bio's request. Called by the owner alone.
+    /// Counts the end of a single bio's request, or of one bio of several. Called by the owner alone.
     #[inline]
     pub(crate) fn count_end(&self, rq: &Request) {
         let group = &self.groups[rq.bio.group.index()];
@@ -280,7 +286,9 @@ impl Shard {
         counters.bytes.add(rq.bio.len);
         counters.service_ns.add(device.0);
         group.device.record(device);
-        if !rq.stamp.is_set() {
+        if rq.stamp.is_set() {
+            count_queue(group, rq.stamp);
+        } else {
             // Past all elevators: nobody has counted it on its way in.
             counters.inserted.add(1);
         }
@@ -295,14 +303,11 @@ impl Shard {
         }
     }
 
-    /// Counts what is known of a whole request at its end.
-    #[inline]
-    pub(crate) fn count_request(&self, rq: &Request) {
+    /// Counts what is known of a whole request of several bios at its end; their own ends are counted as those of parts.
+    pub(crate) fn count_merged(&self, rq: &Request) {
         let group = &self.groups[rq.bio.group.index()];
-        if rq.bios > 1 {
-            group.kinds[kind_of(rq)].merged.add(u64::from(rq.bios) - 1);
-        }
-        self.count_stamp(group, rq.stamp);
+        group.kinds[kind_of(rq)].merged.add(u64::from(rq.bios) - 1);
+        count_queue(group, rq.stamp);
     }
 
     /// Counts the end of a whole request, from what the gate's holder is told of it.
@@ -326,21 +331,13 @@ impl Shard {
             }
         }
         self.count_delay(note.stamp, Nanos(wait.0 * u64::from(note.bios)));
-        self.count_stamp(group, note.stamp);
+        count_queue(group, note.stamp);
     }
 
     #[inline]
     fn count_delay(&self, stamp: Stamp, wait: Nanos) {
         let row = usize::from(stamp.column()) * COLUMNS;
         self.delays[row + usize::from(stamp.ahead())].add(wait.0);
-    }
-
-    #[inline]
-    fn count_stamp(&self, group: &GroupShard, stamp: Stamp) {
-        if stamp.is_set() {
-            group.queue.queued_sum.add(stamp.queued());
-            group.queue.samples.add(1);
-        }
     }
 }
 
@@ -465,6 +462,15 @@ fn sum(kinds: &[DirectionStats]) -> DirectionStats {
     let mut sum = DirectionStats::default();
     kinds.iter().for_each(|one| sum.add(one));
     sum
+}
+
+/// Counts the length of a group's queue at a dispatch, once for each request.
+#[inline]
+fn count_queue(group: &GroupShard, stamp: Stamp) {
+    if stamp.queued() > 0 {
+        group.queue.queued_sum.add(stamp.queued());
+        group.queue.samples.add(1);
+    }
 }
 
 /// Writes and discards that nobody waits for are counted apart.
