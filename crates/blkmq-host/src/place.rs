@@ -26,6 +26,8 @@ use crate::wait::{Expected, WaitPolicy};
 /// One thread's side of the engine.
 pub(crate) struct Place {
     queues: Vec<LocalQueue>,
+    /// The seats of queues behind these, while it closes.
+    given_up: Vec<Seat>,
     /// The bios of mapped disks.
     stack: Stack,
     fx: Effects,
@@ -78,6 +80,7 @@ impl Place {
         let clock = shared.clock;
         Ok(Self {
             queues,
+            given_up: Vec::new(),
             stack,
             fx: Effects::with_capacity(ENDED_AT_ONCE),
             now: clock.now(),
@@ -105,21 +108,17 @@ impl Place {
     /// # Errors
     /// The place, if something is still under way.
     pub(crate) fn close(mut self) -> Result<Chair, Box<Self>> {
-        let mut seats = Vec::with_capacity(self.queues.len());
         while let Some(queue) = self.queues.pop() {
             match queue.stand_up() {
-                Ok(seat) => seats.push(seat),
+                Ok(seat) => self.given_up.push(seat),
                 Err(queue) => {
                     self.queues.push(*queue);
-                    break;
+                    return Err(Box::new(self));
                 }
             }
         }
-        seats.reverse();
-        if self.queues.is_empty() {
-            return Ok(Chair { id: self.id, seats });
-        }
-        Err(Box::new(self))
+        let seats = self.given_up.drain(..).rev().collect();
+        Ok(Chair { id: self.id, seats })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
