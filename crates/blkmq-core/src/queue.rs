@@ -13,7 +13,7 @@ use blkmq_sync::mpsc;
 use blkmq_sync::run_work::RunWork;
 use blkmq_sync::spsc;
 
-use crate::bio::{Bio, Data, Flags, Op, Status};
+use crate::bio::{Bio, Data, Flags, Op, Parent, Status};
 pub use crate::gate::Dispatch;
 use crate::gate::{Report, Sched};
 use crate::group::{GROUPS_MAX, GroupTree, Standings};
@@ -209,8 +209,10 @@ pub struct Busy;
 pub struct Effects {
     /// Bios of this reactor's submitters that have ended.
     pub ended: Vec<Bio>,
-    /// Bios that a mapped disk's stack sent and that have ended: [`crate::mapper::stack::Stack::settle`] takes them.
-    pub(crate) mapped: Vec<Bio>,
+    /// Parts of mapped disks' bios that have ended: [`crate::mapper::stack::Stack::settle`] takes them.
+    pub(crate) parts: Vec<Bio>,
+    /// How many of those in `ended` went to a member of a mapped disk as they are and have to be made what they were.
+    pub(crate) passed: u32,
     /// Reactors to wake, once each, after the batch; the reactor itself may be among them: it should run again.
     pub kicks: ReactorSet,
 }
@@ -220,7 +222,8 @@ impl Effects {
     pub fn with_capacity(ended: usize) -> Self {
         Self {
             ended: Vec::with_capacity(ended),
-            mapped: Vec::new(),
+            parts: Vec::new(),
+            passed: 0,
             kicks: ReactorSet::default(),
         }
     }
@@ -232,12 +235,12 @@ impl Effects {
 
     /// Gives a bio to who waits for its end: its submitter, or the stack of mapped disks.
     pub(crate) fn give_back(&mut self, bio: Bio) {
-        let list = if bio.is_mapped() {
-            &mut self.mapped
-        } else {
-            &mut self.ended
-        };
-        list.push(bio);
+        match bio.origin.0 {
+            Parent::Part(_) => return self.parts.push(bio),
+            Parent::Passed(_) => self.passed += 1,
+            _ => {}
+        }
+        self.ended.push(bio);
     }
 }
 

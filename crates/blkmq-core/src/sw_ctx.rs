@@ -133,13 +133,15 @@ impl SwCtx {
             return;
         }
         let status = rq.status;
-        let is_part = rq.bio.origin.0 != Parent::Submitter;
+        let origin = rq.bio.origin.0;
         let bio = std::mem::take(&mut rq.bio);
         rq.state = State::Free;
         self.pool.push(rq);
-        if is_part {
-            self.end_part(Bio { status, ..bio }, fx);
-            return;
+        if origin != Parent::Submitter {
+            let Parent::Passed(_) = origin else {
+                return self.end_part(Bio { status, ..bio }, fx);
+            };
+            fx.passed += 1;
         }
         self.outstanding -= 1;
         // The status is set where the bio has come to rest: set before, it would hold up the copy (store forwarding).

@@ -188,6 +188,10 @@ impl Place {
     /// The bios that have ended and not been taken.
     #[inline]
     pub(crate) fn ended(&mut self) -> &mut Vec<Bio> {
+        if self.stack.is_due(&self.fx) {
+            // A submission that filled a plug may have ended some since the queues were run.
+            self.stack.restore_passed(&mut self.fx);
+        }
         &mut self.fx.ended
     }
 

@@ -5,7 +5,7 @@
 //!                   ┌─ on one member ──► pass: the bio itself goes there, a frame remembers where it was ─┐
 //!  bio ─► submit ───┤                                                                                     ├─► queues
 //!                   └─ else ─► divide:   FLUSH, PREFLUSH: a flush of each leaf ─► then, for data, parts ──┘
-//!  Effects::ended ◄── settle ◄── ends of all parts awaited, the first error kept ◄── Effects::mapped ◄──────┘
+//!  Effects::ended ◄── settle ◄── ends of all parts awaited, the first error kept ◄── Effects::parts ◄───────┘
 //! ```
 //! A bio is cut as its members accept parts, and has a bounded number of them under way, so that a huge one is neither held in
 //! memory nor in everybody's way. A read or write is cut where its bytes stop being neighbours; a discard or zeroing has one
@@ -37,8 +37,8 @@ pub struct Stack {
     free_divided: Vec<u32>,
     /// Those of them that have parts to be sent, each once.
     sending: VecDeque<u32>,
-    /// Bios being settled: kept for the memory.
-    mapped: Vec<Bio>,
+    /// Parts being settled: kept for the memory.
+    parts: Vec<Bio>,
 }
 
 /// Where a bio was submitted.
@@ -97,7 +97,7 @@ impl Stack {
             divided: (0..divided_max).map(|_| None).collect(),
             free_divided: (0..divided_max).rev().collect(),
             sending: VecDeque::with_capacity(divided_max as usize),
-            mapped: Vec::new(),
+            parts: Vec::new(),
         }
     }
 
@@ -134,7 +134,20 @@ impl Stack {
     /// Says whether [`Stack::settle`] has something to do.
     #[inline]
     pub fn is_due(&self, fx: &Effects) -> bool {
-        !fx.mapped.is_empty() || !self.sending.is_empty()
+        fx.passed > 0 || !fx.parts.is_empty() || !self.sending.is_empty()
+    }
+
+    /// Makes bios that were passed on whole, and have ended, what they were. Nobody may take from [`Effects::ended`] before;
+    /// [`Stack::settle`] does it, too.
+    pub fn restore_passed(&mut self, fx: &mut Effects) {
+        // Where they are: a copy would cost more than all else that is done for them here.
+        fx.passed = 0;
+        for bio in &mut fx.ended {
+            if let Parent::Passed(index) = bio.origin.0 {
+                self.frames[index as usize].restore(bio);
+                self.free_frames.push(index);
+            }
+        }
     }
 
     /// Takes what has ended of the members' bios, sends parts that found no room before, and issues them. Call it when it
@@ -201,9 +214,10 @@ impl Stack {
         bio.disk = leaf.disk;
         bio.offset = to.offset;
         let sent = queues[usize::from(leaf.queue)].submit(bio, now, fx);
-        sent.map_err(|bio| {
+        sent.map_err(|mut bio| {
             self.free_frames.push(index);
-            frame.restore(bio)
+            frame.restore(&mut bio);
+            bio
         })
     }
 
@@ -257,25 +271,21 @@ impl Stack {
 
     /// Takes what has ended, and ends or continues whom it belongs to.
     fn take_ends(&mut self, fx: &mut Effects) {
-        std::mem::swap(&mut self.mapped, &mut fx.mapped);
-        let mut ended = std::mem::take(&mut self.mapped);
-        for bio in ended.drain(..) {
-            match bio.origin.0 {
-                Parent::Passed(index) => {
-                    let frame = self.frames[index as usize];
-                    self.free_frames.push(index);
-                    fx.ended.push(frame.restore(bio));
-                }
-                Parent::Part(index) => {
-                    let one = self.one(index);
-                    one.under_way -= 1;
-                    one.status = one.status.and(bio.status);
-                    self.step_over(index, fx);
-                }
-                other => unreachable!("{other:?} is no origin of a mapped disk's bio"),
-            }
+        if fx.passed > 0 {
+            self.restore_passed(fx);
         }
-        self.mapped = ended;
+        std::mem::swap(&mut self.parts, &mut fx.parts);
+        let mut parts = std::mem::take(&mut self.parts);
+        for part in parts.drain(..) {
+            let Parent::Part(index) = part.origin.0 else {
+                unreachable!("{:?} is no origin of a part", part.origin)
+            };
+            let one = self.one(index);
+            one.under_way -= 1;
+            one.status = one.status.and(part.status);
+            self.step_over(index, fx);
+        }
+        self.parts = parts;
     }
 
     /// If all parts of a bio have ended, begins its next step, or ends it. Says whether it has more to send now.
@@ -351,11 +361,10 @@ impl Stack {
 impl Frame {
     /// Makes a bio that was passed on what it was.
     #[inline]
-    fn restore(self, mut bio: Bio) -> Bio {
+    fn restore(self, bio: &mut Bio) {
         bio.disk = self.disk;
         bio.offset = self.offset;
         bio.origin = Origin::default();
-        bio
     }
 }
 
