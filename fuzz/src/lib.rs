@@ -5,7 +5,9 @@
 
 pub mod configuration;
 pub mod nbd_client_bytes;
+pub mod nbd_reply_bytes;
 pub mod nbd_server_bytes;
+pub mod nbd_uri;
 pub mod operations;
 
 /// A target's body. It panics where an invariant is broken.
@@ -15,6 +17,8 @@ pub type Body = fn(&[u8]);
 pub const TARGETS: &[(&str, Body)] = &[
     ("configuration", configuration::run),
     ("nbd_client_bytes", nbd_client_bytes::run),
+    ("nbd_reply_bytes", nbd_reply_bytes::run),
     ("nbd_server_bytes", nbd_server_bytes::run),
+    ("nbd_uri", nbd_uri::run),
     ("operations", operations::run),
 ];

@@ -6,6 +6,7 @@ pub mod direct;
 mod before;
 mod device;
 mod load;
+mod nbdcopy;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,16 +32,17 @@ pub struct EngineArgs {
     /// What all benches have.
     #[command(flatten)]
     pub common: BenchArgs,
-    /// What to run on: null, ram or file:PATH; a file is also measured with fio, where that is installed
+    /// What to run on: null, ram, file:PATH or an NBD URI; a file is also measured with fio, where that is installed, and
+    /// an NBD server with nbdcopy, if --rw is read
     #[arg(long, value_name = "DEVICE", default_value = "null")]
     pub device: Device,
-    /// Elevators to measure [default: all; on a file: none]
+    /// Elevators to measure [default: all; on a file or an NBD server: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = elevator)]
     pub elevator: Vec<Kind>,
-    /// Submitters, a thread each [default: 1,2,8; on a file: 1]
+    /// Submitters, a thread each [default: 1,2,8; on a file: 1; on an NBD server, a connection each: 1,4]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub jobs: Vec<u32>,
-    /// I/Os under way per submitter [default: 1,16,64,256,1024; on a file: 1,32]
+    /// I/Os under way per submitter [default: 1,16,64,256,1024; on a file: 1,32; on an NBD server: 64]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub depth: Vec<u32>,
     /// What to do
@@ -49,7 +51,7 @@ pub struct EngineArgs {
     /// Bytes of each I/O
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = block_size)]
     pub bs: u32,
-    /// Allow writing to the file: what is in it is lost
+    /// Allow writing to the file or server: what is there is lost
     #[arg(long)]
     pub overwrite: bool,
     /// Another build of blkmq to compare with: it becomes the side `before`, this one `after`
@@ -111,20 +113,14 @@ pub fn main(args: &EngineArgs) -> Result<()> {
 /// Fills in the defaults that depend on the device, and checks everything.
 fn settle(args: &EngineArgs) -> Result<EngineArgs> {
     let mut args = args.clone();
-    let on_file = matches!(args.device, Device::File(_));
-    fill_in(
-        &mut args.elevator,
-        if on_file { &[Kind::None] } else { &Kind::ALL },
-    );
-    fill_in(&mut args.jobs, if on_file { &[1] } else { &[1, 2, 8] });
-    fill_in(
-        &mut args.depth,
-        if on_file {
-            &[1, 32]
-        } else {
-            &[1, 16, 64, 256, 1024]
-        },
-    );
+    let (elevators, jobs, depths): (&[Kind], &[u32], &[u32]) = match args.device {
+        Device::Null | Device::Ram => (&Kind::ALL, &[1, 2, 8], &[1, 16, 64, 256, 1024]),
+        Device::File(_) => (&[Kind::None], &[1], &[1, 32]),
+        Device::Nbd(_) => (&[Kind::None], &[1, 4], &[64]),
+    };
+    fill_in(&mut args.elevator, elevators);
+    fill_in(&mut args.jobs, jobs);
+    fill_in(&mut args.depth, depths);
     for depth in &args.depth {
         ensure!(
             (1..=DEPTH_MAX).contains(depth),
@@ -139,11 +135,17 @@ fn settle(args: &EngineArgs) -> Result<EngineArgs> {
     }
     if let Device::File(path) = &args.device {
         device::check_file(path, args.bs)?;
+    }
+    let content = match &args.device {
+        Device::Null | Device::Ram => None,
+        Device::File(path) => Some(path.display().to_string()),
+        Device::Nbd(uri) => Some(uri.clone()),
+    };
+    if let Some(content) = content {
         ensure!(
             !args.rw.op().is_write() || args.overwrite,
-            "--rw {} writes to {}: say --overwrite if its content may be lost",
-            args.rw.name(),
-            path.display()
+            "--rw {} writes to {content}: say --overwrite if its content may be lost",
+            args.rw.name()
         );
     }
     Ok(args)
@@ -175,6 +177,18 @@ fn points(args: &EngineArgs) -> Vec<Point<'_>> {
                     side: if args.before.is_some() { "after" } else { "ours" }.into(),
                     measure: Box::new(move |plan| measure(args, elevator, jobs, depth, plan)),
                 });
+                if let Device::Nbd(uri) = &args.device
+                    && args.rw == Pattern::Read
+                    && nbdcopy::is_installed()
+                {
+                    points.push(Point {
+                        case: case.clone(),
+                        side: "nbdcopy".into(),
+                        measure: Box::new(move |plan| {
+                            nbdcopy::measure(uri, args.device.size()?, jobs, depth, args.bs, plan)
+                        }),
+                    });
+                }
                 if matches!(args.device, Device::File(_)) && fio::is_installed() {
                     points.push(Point {
                         case,
@@ -277,6 +291,10 @@ fn about(args: &EngineArgs) -> About {
     ];
     if let Device::File(_) = args.device {
         setting.push("fio: io_uring, direct, registered file, same depth, jobs and block size".into());
+    } else if let Device::Nbd(_) = args.device {
+        setting.push(
+            "nbdcopy: the whole export to null:, same connections, threads, requests and block size".into(),
+        );
     } else {
         setting.push("latency is sampled: one batch of I/Os in 64 / depth, at least every 64th I/O".into());
     }
@@ -311,7 +329,7 @@ fn summary(rows: &[Row]) -> String {
                 100.0 * row.iops / one.iops
             );
         }
-        let peers = ["before", "fio"].into_iter();
+        let peers = ["before", "fio", "nbdcopy"].into_iter();
         for peer in peers.filter_map(|side| find(&row.case, side)) {
             lines += &format!(
                 "{}: {:.1} % of the IOPS of {}, {:.2} of its CPU per I/O\n",

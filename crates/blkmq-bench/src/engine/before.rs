@@ -29,6 +29,7 @@ pub(crate) fn measure(
 ) -> Result<Sample> {
     let device = match &args.device {
         Device::File(path) => format!("file:{}", path.display()),
+        Device::Nbd(uri) => uri.clone(),
         device => device.to_string(),
     };
     let mut command = Command::new(program);

@@ -1,4 +1,4 @@
-//! Decides what the engine bench runs on: a null drive that completes inline, memory, or a file; one queue with one disk.
+//! Decides what the engine bench runs on: a null drive that completes inline, memory, a file, or an NBD server; one queue with one disk.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
 use blkmq_host::drive::Drive;
 use blkmq_host::driver::file::{Direct, FileConfig, FileDisk, FileDrive};
+use blkmq_host::driver::nbd::{NbdConfig, NbdDisk, NbdDrive};
 use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::driver::ram::{RamConfig, RamDrive};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
@@ -27,6 +28,8 @@ pub enum Device {
     Ram,
     /// A file or block device, past the page cache.
     File(PathBuf),
+    /// An export of an NBD server, by its URI.
+    Nbd(String),
 }
 
 impl FromStr for Device {
@@ -37,7 +40,11 @@ impl FromStr for Device {
             None if word == "null" => Ok(Self::Null),
             None if word == "ram" => Ok(Self::Ram),
             Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            _ => Err("must be null, ram or file:PATH".into()),
+            Some(("nbd" | "nbd+unix", _)) => {
+                NbdConfig::new(word).map_err(|error| error.to_string())?;
+                Ok(Self::Nbd(word.to_owned()))
+            }
+            _ => Err("must be null, ram, file:PATH or an NBD URI".into()),
         }
     }
 }
@@ -48,6 +55,7 @@ impl fmt::Display for Device {
             Self::Null => "null",
             Self::Ram => "ram",
             Self::File(_) => "file",
+            Self::Nbd(_) => "nbd",
         })
     }
 }
@@ -64,6 +72,7 @@ impl Device {
             Self::Null => format!("null drive of {} GiB, completing inline", NULL_BYTES >> 30),
             Self::Ram => format!("ram drive of {} MiB, filled", RAM_BYTES >> 20),
             Self::File(path) => format!("{}, past the page cache", path.display()),
+            Self::Nbd(uri) => uri.clone(),
         }
     }
 
@@ -74,6 +83,14 @@ impl Device {
     pub(crate) fn start(&self, elevator: Kind, jobs: u32, depth: u32, writable: bool) -> Result<Engine> {
         let opened = self.open(depth.max(TAGS_MIN), writable)?;
         start(opened, elevator, jobs, depth).with_context(|| format!("starting the engine on {self}"))
+    }
+
+    /// Its size in bytes.
+    ///
+    /// # Errors
+    /// If the device cannot be opened.
+    pub(crate) fn size(&self) -> Result<u64> {
+        Ok(self.open(1, false)?.size)
     }
 
     fn open(&self, depth: u32, writable: bool) -> Result<Opened> {
@@ -96,6 +113,11 @@ impl Device {
                 let disk = FileDisk::open(&config)?;
                 let (size, block_size) = (disk.size(), disk.block_size());
                 (Arc::new(FileDrive::new(vec![disk], depth)?), size, block_size)
+            }
+            Self::Nbd(uri) => {
+                let disk = NbdDisk::open(&NbdConfig::new(uri)?)?;
+                let (size, block_size) = (disk.size(), disk.block_size());
+                (Arc::new(NbdDrive::new(disk, depth)), size, block_size)
             }
         };
         Ok(Opened {
@@ -192,7 +214,9 @@ mod tests {
         assert_eq!("null".parse(), Ok(Device::Null));
         assert_eq!("ram".parse(), Ok(Device::Ram));
         assert_eq!("file:a:b".parse(), Ok(Device::File("a:b".into())));
-        for wrong in ["", "nul", "file", "file:", "null:1"] {
+        let uri = "nbd+unix:///x?socket=s";
+        assert_eq!(uri.parse(), Ok(Device::Nbd(uri.into())));
+        for wrong in ["", "nul", "file", "file:", "null:1", "nbd", "nbd:x"] {
             assert!(wrong.parse::<Device>().is_err(), "{wrong}");
         }
     }

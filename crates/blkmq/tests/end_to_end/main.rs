@@ -16,6 +16,7 @@ mod isolation;
 mod libnbd;
 mod manual;
 mod mapped;
+mod nbd_disk;
 mod qemu;
 mod shutdown;
 mod sockets;

@@ -108,7 +108,12 @@ impl Line {
             self.reads += 1;
             self.read_bytes += slot.read_bytes();
         }
-        self.push_header(&slot.header(self.can_fua));
+        let mut header = slot.header(self.can_fua);
+        let has_length_of_payload = self.style == HeaderStyle::Extended && slot.write_bytes() > 0;
+        header.flags = header
+            .flags
+            .with_if(has_length_of_payload, CommandFlags::PAYLOAD_LEN);
+        self.push_header(&header);
         if slot.write_bytes() > 0 {
             self.outgoing.push_back(Outgoing::Data {
                 slot: number,

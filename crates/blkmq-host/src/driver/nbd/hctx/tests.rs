@@ -258,7 +258,9 @@ fn data_goes_both_ways_whatever_the_memory_looks_like() {
             let server = std::thread::spawn(move || {
                 let (header, data) = client.request();
                 assert_eq!((header.command, header.offset), (Command::WRITE, 4096));
-                assert_eq!(header.flags, CommandFlags::FUA);
+                let is_extended = style == HeaderStyle::Extended;
+                let flags = CommandFlags::FUA.with_if(is_extended, CommandFlags::PAYLOAD_LEN);
+                assert_eq!(header.flags, flags);
                 client.reply(&header, &[]);
                 let (header, _) = client.request();
                 client.reply(&header, &data);
