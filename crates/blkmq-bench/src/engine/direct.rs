@@ -1,5 +1,6 @@
 //! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on an inline null drive, through an
-//! attached thread. `examples/direct_path.rs` (no elevator) and `scheduled_path.rs` (mq-deadline) run it under callgrind.
+//! attached thread. `examples/direct_path.rs` (no elevator), `multipath_path.rs` (four of them as paths) and `scheduled_path.rs`
+//! (mq-deadline) run it under callgrind.
 
 use std::io;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use blkmq_core::request::Request;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Instant;
 use blkmq_host::drive::Drive;
+use blkmq_host::driver::multipath::{MultipathConfig, MultipathDrive, PathDrive, Selector};
 use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::driver::{Allocation, Extent};
 use blkmq_host::ring::RingHandle;
@@ -25,8 +27,34 @@ use super::load::{Job, Load};
 /// # Errors
 /// If the engine does not start or an I/O ends with an error.
 pub fn run(elevator: Kind, count: u64) -> Result<u64> {
+    run_on(null()?, elevator, count)
+}
+
+/// As [`run`] without an elevator, on a multipath drive over so many inline null drives.
+///
+/// # Errors
+/// As for [`run`], or if there cannot be so many paths.
+pub fn run_multipath(paths: usize, selector: Selector, count: u64) -> Result<u64> {
+    let path = |number: usize| Ok(PathDrive::new(format!("p{number}"), null()?, NULL_BYTES));
+    let paths = (0..paths).map(path).collect::<Result<_>>()?;
+    let config = MultipathConfig {
+        selector,
+        ..MultipathConfig::default()
+    };
+    run_on(
+        Arc::new(MultipathDrive::new("bench", &config, paths, DEPTH_MAX)?),
+        Kind::None,
+        count,
+    )
+}
+
+fn null() -> Result<Arc<dyn Drive>> {
+    Ok(Arc::new(NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?))
+}
+
+fn run_on(drive: Arc<dyn Drive>, elevator: Kind, count: u64) -> Result<u64> {
     let opened = Opened {
-        drive: Arc::new(ParkedReactor(NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?)),
+        drive: Arc::new(ParkedReactor(drive)),
         size: NULL_BYTES,
         block_size: 512,
         read_only: true,
@@ -46,11 +74,11 @@ pub fn run(elevator: Kind, count: u64) -> Result<u64> {
     Ok(done)
 }
 
-/// A null drive whose first hardware context parks its thread for ever.
+/// A drive whose first hardware context parks its thread for ever.
 ///
 /// The engine's own reactor has nothing to do here, and would block in its ring. Callgrind runs one thread at a time and
 /// does not know that waiting in a ring blocks: the reactor would keep everybody else from running. It knows parking.
-struct ParkedReactor(NullDrive);
+struct ParkedReactor(Arc<dyn Drive>);
 
 impl Drive for ParkedReactor {
     fn limits(&self) -> Limits {
@@ -96,3 +124,5 @@ impl Driver for Parked {
 }
 
 const DEPTH: u32 = 64;
+/// As many tags as the engine gives a queue at most for that.
+const DEPTH_MAX: u32 = 4096;

@@ -48,6 +48,8 @@ pub struct MultipathHctx {
     turn: usize,
     /// Paths of the current group that are usable and have a driver here.
     usable: List,
+    /// Their throughputs are the same.
+    are_even: bool,
     /// What the end of a request has to look at: a bit for each path that was not committed, [`LEARNS`], [`DETOURS`].
     attention: u64,
     lowers: [Lower; PATHS_MAX],
@@ -135,16 +137,21 @@ impl MultipathHctx {
             Way::QueueLength => {
                 let load = |shard: &Shard, path: usize| shard.paths[path].in_flight().into();
                 let is_less = |one: (usize, u64), other: (usize, u64)| one.1 < other.1;
-                Some(selector::least_loaded(usable, turn, dice, shards, load, is_less))
+                Some(selector::least_loaded(
+                    usable, turn, dice, shards, load, is_less, true,
+                ))
             }
             Way::ServiceTime => {
                 let load = |shard: &Shard, path: usize| shard.paths[path].in_flight_bytes();
-                let speed = |path: usize| u128::from(self.view.throughputs[path]);
+                let speed = |path: usize| u64::from(self.view.throughputs[path]);
                 // a / x < b / y, without a division: a throughput of 0 is for ever.
                 let is_less = |(one, load): (usize, u64), (other, others_load): (usize, u64)| {
-                    u128::from(load + bytes) * speed(other) < u128::from(others_load + bytes) * speed(one)
+                    (load + bytes) * speed(other) < (others_load + bytes) * speed(one)
                 };
-                Some(selector::least_loaded(usable, turn, dice, shards, load, is_less))
+                let are_even = self.are_even;
+                Some(selector::least_loaded(
+                    usable, turn, dice, shards, load, is_less, are_even,
+                ))
             }
             Way::History => Some(selector::by_history(
                 usable,
@@ -160,7 +167,7 @@ impl MultipathHctx {
     /// A path's driver, which the caller knows to be there.
     #[inline(always)]
     fn driver(&mut self, path: usize) -> &mut dyn Driver {
-        let driver = self.lowers[path].driver.as_mut();
+        let driver = self.lowers[path % PATHS_MAX].driver.as_mut();
         &mut **driver.expect("a path that is chosen has a driver")
     }
 
@@ -300,7 +307,7 @@ impl Driver for MultipathHctx {
         };
         let answer = self.driver(path).issue(rq, cookie, last, now);
         if answer == Issued::Done(Status::Ok) && self.attention == 0 {
-            self.shard.paths[path].count(rq.len());
+            self.shard.paths[path % PATHS_MAX].count(rq.len());
             return answer;
         }
         self.answered(path, rq, cookie, answer, last, now)

@@ -33,6 +33,7 @@ impl MultipathHctx {
             straight: Way::None,
             turn: hctx.index(),
             usable: List::default(),
+            are_even: true,
             attention: 0,
             lowers: std::array::from_fn(|_| Lower::default()),
             histories: Default::default(),
@@ -93,6 +94,9 @@ impl MultipathHctx {
             self.usable.push(path);
         }
         self.turn %= self.usable.len().max(1);
+        let mut speeds = self.usable.iter().map(|path| self.view.throughputs[path]);
+        let first = speeds.next();
+        self.are_even = first > Some(0) && speeds.all(|speed| Some(speed) == first);
         self.straight = self.view.way(&self.usable, self.hctx);
         let detours = self.view.detours;
         if detours.has_any() && self.detour.is_none() {
