@@ -114,12 +114,20 @@ const SERVE_HELP: &str = "\
 Keys of a disk:
   name=NAME          what clients ask for (needed)
   file=PATH          an image file or a block device            one of
-  ram=SIZE           sparse memory; a discard frees it          these six
+  ram=SIZE           sparse memory; a discard frees it          these seven
   null=SIZE          stores nothing; see docs/drivers/null.md   is needed
   nbd=URI            another server's disk: nbd://HOST/EXPORT or
                      nbd+unix:///EXPORT?socket=PATH
   linear=DISKS       other disks, one behind the other
   striped=DISKS      other disks, dealt chunks in turn
+  multipath=PATHS    other disks that lead to the same, as in a+b:2/c: b carries
+                     twice as much, c if neither works; docs/mappers/multipath.md
+  selector=NAME      of a multipath disk: round-robin, queue-length, service-time,
+                     historical-service-time, io-affinity [default: service-time]
+  failback=WHEN      of it: immediate, manual or a time [default: immediate]
+  queue_if_no_path=on  of it: hold requests without a path, on or for a time
+                     [default: off, they fail]
+  check_interval=T   of it: between probes of a failed path [default: 1s]
   chunk=SIZE         of a striped disk, a power of two [default: 64K]
   size=SIZE          make the file with this size if it is not there
   ro=on              nobody can write

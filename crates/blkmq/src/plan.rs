@@ -218,6 +218,57 @@ mod tests {
     }
 
     #[test]
+    fn a_multipath_disk_takes_its_paths_off_the_list() {
+        let disks = [
+            "name=m,multipath=a+b/c:3,queue_if_no_path=on,sched=mq-deadline",
+            "name=a,null=1M",
+            "name=b,null=1M",
+            "name=c,ram=1M",
+            "name=other,null=1M",
+        ];
+        let plan = plan(&config(&disks)).unwrap();
+        let names: Vec<&str> = plan.queues.iter().map(|queue| queue.name.as_str()).collect();
+        assert_eq!(names, ["m", "other"]);
+        let queue = &plan.queues[0];
+        assert_eq!((queue.elevator, queue.disks[0].size), (Kind::MqDeadline, 1 << 20));
+        let paths = queue.drive.as_multipath().expect("it has paths").paths();
+        let told: Vec<_> = paths
+            .iter()
+            .map(|path| (path.name.as_str(), path.group, path.throughput))
+            .collect();
+        assert_eq!(told, [("a", 0, 1), ("b", 0, 1), ("c", 1, 3)]);
+    }
+
+    #[test]
+    fn paths_that_cannot_be_are_refused_by_name() {
+        for (disks, parts) in [
+            (
+                &["name=m,multipath=a", "name=x,null=1M"][..],
+                ["disk m: path a rejected", "no disk of that name"],
+            ),
+            (
+                &["name=m,multipath=a", "name=n,multipath=a", "name=a,null=1M"],
+                ["disk n: path a rejected", "a path already"],
+            ),
+            (
+                &["name=m,multipath=n", "name=n,multipath=a", "name=a,null=1M"],
+                ["disk m: path n rejected", "multipath disk itself"],
+            ),
+            (
+                &["name=m,multipath=a+b", "name=a,null=1M", "name=b,null=2M"],
+                ["path b has 2097152 bytes", "the others have 1048576"],
+            ),
+            (
+                &["name=m,multipath=a", "name=a,null=1M,queue=q"],
+                ["disk m: path a rejected", "no queue of its own"],
+            ),
+        ] {
+            let error = format!("{:#}", plan(&config(disks)).err().expect("refused"));
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+
+    #[test]
     fn disks_of_one_queue_that_name_two_elevators_are_refused() {
         let disks = [
             "name=a,ram=1M,queue=q,sched=none",
