@@ -293,7 +293,7 @@ fn about(args: &EngineArgs) -> About {
         setting.push("fio: io_uring, direct, registered file, same depth, jobs and block size".into());
     } else if let Device::Nbd(_) = args.device {
         setting.push(
-            "nbdcopy: the whole export to null:, same connections, threads, requests and block size".into(),
+            "nbdcopy: the whole export to null:, same connections, threads, requests and block size; ours does not merge".into(),
         );
     } else {
         setting.push("latency is sampled: one batch of I/Os in 64 / depth, at least every 64th I/O".into());

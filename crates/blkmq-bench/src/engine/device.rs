@@ -125,6 +125,7 @@ impl Device {
             size,
             block_size,
             read_only: !writable,
+            merges: !matches!(self, Self::Nbd(_)),
         })
     }
 }
@@ -135,6 +136,8 @@ pub(crate) struct Opened {
     pub(crate) size: u64,
     pub(crate) block_size: u32,
     pub(crate) read_only: bool,
+    /// Whether neighbours are merged. Not on a server: nbdcopy, which is measured beside us, does not do it.
+    pub(crate) merges: bool,
 }
 
 /// Starts an engine with one queue and its disk, for `jobs` attached threads with `depth` I/Os under way each.
@@ -152,6 +155,7 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
         block_size: opened.block_size,
     });
     queue.elevator = elevator;
+    queue.merges = opened.merges;
     queue.tags = TagMode::PerHctx(depth.max(TAGS_MIN));
     queue.requests_per_reactor = depth.max(REQUESTS_MIN);
     let config = EngineConfig {

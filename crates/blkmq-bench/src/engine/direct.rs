@@ -58,6 +58,7 @@ fn run_on(drive: Arc<dyn Drive>, elevator: Kind, count: u64) -> Result<u64> {
         size: NULL_BYTES,
         block_size: 512,
         read_only: true,
+        merges: true,
     };
     let engine = device::start(opened, elevator, 1, DEPTH)?;
     let job = Job {

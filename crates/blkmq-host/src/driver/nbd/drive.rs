@@ -98,6 +98,7 @@ impl Drive for NbdDrive {
     }
 }
 
+/// All is data: doors ask on a reactor, which must not wait for a server's answer.
 impl Allocation for NbdDrive {
     fn extents(
         &self,

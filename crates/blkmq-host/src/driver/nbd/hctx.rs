@@ -59,6 +59,18 @@ struct Lane {
     line: Option<Line>,
     /// How many connections have been here: completions for former ones are stale.
     epoch: u32,
+    /// When the last one was made, and how many in a row did not live long.
+    since: Instant,
+    short_lived: u32,
+}
+
+impl Lane {
+    const EMPTY: Self = Self {
+        line: None,
+        epoch: 0,
+        since: Instant(0),
+        short_lived: 0,
+    };
 }
 
 impl NbdHctx {
@@ -67,7 +79,7 @@ impl NbdHctx {
         let mut hctx = Self {
             port: ring.open_port(),
             mailbox: Mailbox::new()?,
-            lanes: (0..lines).map(|_| Lane { line: None, epoch: 0 }).collect(),
+            lanes: (0..lines).map(|_| Lane::EMPTY).collect(),
             batch: None,
             slots: Slots::new(count),
             held: VecDeque::with_capacity(count),
@@ -95,7 +107,7 @@ impl NbdHctx {
         }
         for (number, lane) in (0..).zip(&hctx.lanes) {
             if lane.line.is_none() {
-                hctx.shared.mender.wish(number, &hctx.mailbox);
+                hctx.shared.mender.wish(number, 0, &hctx.mailbox);
             }
         }
         Ok(hctx)
@@ -232,6 +244,9 @@ impl NbdHctx {
                 .push_cancel(user(kind, number, lane.epoch), user(CANCEL, number, 0));
         }
         lane.epoch = lane.epoch.wrapping_add(1) & EPOCH_MAX;
+        let is_short = self.now < lane.since + SHORT_LIFE;
+        lane.short_lived = if is_short { lane.short_lived + 1 } else { 0 };
+        let short_lived = lane.short_lived;
         if self.batch == Some(number) {
             self.batch = None;
         }
@@ -252,7 +267,7 @@ impl NbdHctx {
                 ""
             }
         );
-        self.shared.mender.wish(number, &self.mailbox);
+        self.shared.mender.wish(number, short_lived, &self.mailbox);
         self.send_held();
     }
 
@@ -327,6 +342,7 @@ impl NbdHctx {
         self.port
             .push_poll(line.fd(), libc::POLLIN, true, user(READABLE, number, lane.epoch));
         let was_lost = lane.epoch > 0;
+        lane.since = self.now;
         lane.line = Some(line);
         self.down_since = None;
         self.is_young = false;
@@ -580,6 +596,8 @@ const BEAT: u8 = 4;
 /// Of no interest, or only to have `reap` called.
 const CANCEL: u8 = 5;
 const EPOCH_MAX: u32 = (1 << 24) - 1;
+/// A connection that is lost sooner was short-lived.
+const SHORT_LIFE: Nanos = Nanos::from_secs(1);
 /// How many connections a request may be lost with.
 const LOSSES_MAX: u8 = 100;
 

@@ -35,6 +35,8 @@ struct State {
 #[derive(Debug)]
 struct Wish {
     line: u16,
+    /// How many connections in a row did not live long.
+    short_lived: u32,
     of: Arc<Mailbox>,
 }
 
@@ -98,11 +100,13 @@ impl Mender {
         })
     }
 
-    /// Has a connection made for a line.
-    pub(super) fn wish(self: &Arc<Self>, line: u16, of: &Arc<Mailbox>) {
+    /// Has a connection made for a line: at once, or, if the last `short_lived` ones did not live long, after a pause. A server
+    /// that takes everybody and throws everybody out would keep both sides busy else.
+    pub(super) fn wish(self: &Arc<Self>, line: u16, short_lived: u32, of: &Arc<Mailbox>) {
         let mut state = lock(&self.state);
         state.wishes.push_back(Wish {
             line,
+            short_lived,
             of: Arc::clone(of),
         });
         if std::mem::replace(&mut state.is_working, true) {
@@ -116,6 +120,8 @@ impl Mender {
                 "nbd {}: no thread to connect with, so this connection stays down: {error}",
                 self.config.text
             );
+            drop(state);
+            of.put(News::Failed);
         }
     }
 
@@ -133,6 +139,13 @@ impl Mender {
         let mut complaint = None;
         let mut state = lock(&self.state);
         while let Some(wish) = state.wishes.pop_front() {
+            if wish.short_lived > 0 {
+                let doublings = (wish.short_lived - 1).min(16);
+                state = self.pause(state, (PAUSE_MIN * (1 << doublings)).min(PAUSE_MAX), &wish);
+            }
+            if wish.of.is_closed() {
+                continue;
+            }
             drop(state);
             match self.connect() {
                 Ok(dialed) => {
@@ -147,11 +160,11 @@ impl Mender {
                         complaint = Some(problem);
                     }
                     wish.of.put(News::Failed);
-                    state = lock(&self.state);
-                    if !wish.of.is_closed() {
-                        state.wishes.push_back(wish);
-                    }
-                    state = self.pause(state, pause);
+                    state = self.pause(lock(&self.state), pause, &wish);
+                    state.wishes.push_back(Wish {
+                        short_lived: 0,
+                        ..wish
+                    });
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
             }
@@ -166,11 +179,10 @@ impl Mender {
         Ok(dialed)
     }
 
-    /// Waits, unless all wishes are taken back meanwhile.
-    fn pause<'a>(&self, state: MutexGuard<'a, State>, pause: Duration) -> MutexGuard<'a, State> {
-        let waited = self
-            .changed
-            .wait_timeout_while(state, pause, |state| !state.wishes.is_empty());
+    /// Waits, unless the wish and all others are taken back meanwhile.
+    fn pause<'a>(&self, state: MutexGuard<'a, State>, pause: Duration, wish: &Wish) -> MutexGuard<'a, State> {
+        let is_wanted = |state: &mut State| !wish.of.is_closed() || !state.wishes.is_empty();
+        let waited = self.changed.wait_timeout_while(state, pause, is_wanted);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }

@@ -635,6 +635,26 @@ fn what_one_connection_loses_goes_through_another() {
 }
 
 #[test]
+fn a_server_that_throws_everybody_out_is_not_run_at() {
+    let server = Server::new(HeaderStyle::Simple, SHARED);
+    let (mut rig, client) = rig(&server, &[]);
+    drop(client);
+    let begin = std::time::Instant::now();
+    for _ in 0..3 {
+        rig.wait_for_connections(0);
+        let client = server.accept();
+        rig.wait_for_connections(1);
+        drop(client);
+    }
+    // 50, 100 and 200 ms.
+    assert!(
+        begin.elapsed() >= Duration::from_millis(350),
+        "{:?}",
+        begin.elapsed()
+    );
+}
+
+#[test]
 fn a_context_that_ends_says_goodbye() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (rig, mut client) = rig(&server, &[]);
