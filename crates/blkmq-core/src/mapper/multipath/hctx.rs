@@ -109,17 +109,20 @@ enum Stage {
 }
 
 impl MultipathHctx {
-    /// Chooses a path; none if there is no usable one, or the way begins elsewhere.
+    /// The next path in turn.
     #[inline(always)]
+    fn take_turn(&mut self) -> usize {
+        let path = self.usable.get(self.turn);
+        let next = self.turn + 1;
+        self.turn = if next >= self.usable.len() { 0 } else { next };
+        path
+    }
+
+    /// Chooses a path; none if there is no usable one, or the way begins elsewhere.
     fn choose(&mut self, way: Way, rq: &Request, now: Instant) -> Option<usize> {
         match way {
-            Way::RoundRobin => {
-                let path = self.usable.get(self.turn);
-                let next = self.turn + 1;
-                self.turn = if next >= self.usable.len() { 0 } else { next };
-                Some(path)
-            }
-            Way::Pinned(path) => Some(usize::from(path) % PATHS_MAX),
+            Way::RoundRobin => Some(self.take_turn()),
+            Way::Pinned(path) => Some(path.into()),
             _ => self.choose_by_load(way, rq.len(), now),
         }
     }
@@ -302,8 +305,13 @@ impl Driver for MultipathHctx {
         if self.view.epoch != self.shared.epoch() {
             self.look(now);
         }
-        let Some(path) = self.choose(self.way, rq, now) else {
-            return self.issue_elsewhere(rq, cookie, last, now);
+        let path = match self.way {
+            Way::RoundRobin => self.take_turn(),
+            Way::Pinned(path) => path.into(),
+            way => match self.choose_by_load(way, rq.len(), now) {
+                Some(path) => path,
+                None => return self.issue_elsewhere(rq, cookie, last, now),
+            },
         };
         let answer = self.driver(path).issue(rq, cookie, last, now);
         if answer == Issued::Done(Status::Ok) && self.attention == 0 {
