@@ -268,7 +268,12 @@ fn a_server_that_dies_under_load_is_waited_for_and_nothing_is_lost() {
             "--verify=crc32c",
             "--fsync=64",
         ]);
-        command.args(["--verify_fatal=1", "--rate=48M", "--randseed=7"]);
+        command.args([
+            "--verify_fatal=1",
+            "--verify_state_save=0",
+            "--rate=48M",
+            "--randseed=7",
+        ]);
         output_within(&mut command, Duration::from_secs(90))
     });
     let mut kills = 0;
