@@ -54,6 +54,3 @@ fn paths_in(mut set: u32) -> impl Iterator<Item = usize> {
         (path < PATHS_MAX).then_some(path)
     })
 }
-
-#[cfg(test)]
-mod tests;
