@@ -15,9 +15,12 @@ use anyhow::{Context, Result, ensure};
 use blkmq_core::bio::Op;
 use blkmq_core::sched::Kind;
 use blkmq_host::driver::value;
+use blkmq_host::engine::Engine;
 
 pub use self::device::Device;
-use self::load::{Job, Load};
+pub(crate) use self::device::{NULL_BYTES, Opened, start};
+pub(crate) use self::load::Job;
+use self::load::Load;
 use crate::args::{BenchArgs, Plan};
 use crate::histogram::Histogram;
 use crate::report::{About, Report, Row};
@@ -233,6 +236,14 @@ fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan
             1
         },
     };
+    load_attached(engine, job, jobs, plan)
+}
+
+/// Loads an engine's disk from `jobs` attached threads for the plan's window, and ends the engine.
+///
+/// # Errors
+/// If a thread cannot attach, or an I/O fails.
+pub(crate) fn load_attached(engine: Engine, job: Job, jobs: u32, plan: &Plan) -> Result<Sample> {
     let window = Window::new(jobs as usize);
     let (measured, latency) = std::thread::scope(|scope| {
         let generators: Vec<_> = (0..jobs as usize)

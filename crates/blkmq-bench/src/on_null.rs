@@ -48,6 +48,25 @@ pub(crate) fn check_load(all_jobs: &[u32], depth: u32) -> Result<()> {
     Ok(())
 }
 
+/// The null drive of `--drive KEY=VALUE,…`; without keys the default.
+///
+/// # Errors
+/// Names the key or the value that cannot be.
+pub(crate) fn drive(keys: Option<&str>, default: NullConfig) -> Result<NullConfig> {
+    let Some(keys) = keys else {
+        return Ok(default);
+    };
+    let mut drive = NullConfig::bare();
+    for pair in keys.split(',') {
+        let (key, value) = pair
+            .split_once('=')
+            .with_context(|| format!("--drive {pair} rejected: must be KEY=VALUE"))?;
+        drive.set(key, value).with_context(|| format!("--drive {pair}"))?;
+    }
+    drive.check().with_context(|| format!("--drive {keys}"))?;
+    Ok(drive)
+}
+
 /// Loads a queue with a null drive, to which `set` gives the rest, for the plan's window. Returns how many runs of hardware
 /// contexts were queued meanwhile, too.
 ///

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use blkmq_core::queue::{Rerun, TagMode};
 use blkmq_host::driver::null::{Completion, NullConfig};
 use blkmq_sync::{Published, RunWork};
@@ -57,7 +57,14 @@ pub fn main(args: &RunQueueArgs) -> Result<()> {
         "--tags {} rejected: must be from 1 to {TAGS_MAX}",
         args.tags
     );
-    let drive = drive(args.drive.as_deref())?;
+    let default = NullConfig {
+        completion: Some(Completion::Deferred),
+        ..NullConfig::bare()
+    };
+    let drive = NullConfig {
+        depth: TAGS_MAX,
+        ..on_null::drive(args.drive.as_deref(), default)?
+    };
     let plan = args.common.plan(args.depth.len() * SIDES.len(), SET_UP)?;
     let mut points = points(&args, &drive);
     let mut report = Report::start("run-queue", about(&args), &plan);
@@ -67,25 +74,6 @@ pub fn main(args: &RunQueueArgs) -> Result<()> {
     print!("{}", summary(&report.rows, &args));
     print!("{}", cost_of_redundant_runs());
     Ok(())
-}
-
-fn drive(keys: Option<&str>) -> Result<NullConfig> {
-    let mut drive = NullConfig {
-        depth: TAGS_MAX,
-        ..NullConfig::bare()
-    };
-    let Some(keys) = keys else {
-        drive.completion = Some(Completion::Deferred);
-        return Ok(drive);
-    };
-    for pair in keys.split(',') {
-        let (key, value) = pair
-            .split_once('=')
-            .with_context(|| format!("--drive {pair} rejected: must be KEY=VALUE"))?;
-        drive.set(key, value).with_context(|| format!("--drive {pair}"))?;
-    }
-    drive.check().with_context(|| format!("--drive {keys}"))?;
-    Ok(drive)
 }
 
 fn points<'a>(args: &'a RunQueueArgs, drive: &'a NullConfig) -> Vec<Point<'a>> {

@@ -10,6 +10,7 @@ use blkmq_bench::nbd::{self, NbdArgs};
 use blkmq_bench::poll::{self, PollArgs};
 use blkmq_bench::run_queue::{self, RunQueueArgs};
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
+use blkmq_bench::stack::{self, StackArgs};
 use blkmq_bench::stats::{self, StatsArgs};
 use clap::Parser;
 use serde_json::Value;
@@ -24,6 +25,12 @@ struct Nbd {
 struct Stats {
     #[command(flatten)]
     args: StatsArgs,
+}
+
+#[derive(Parser)]
+struct Stack {
+    #[command(flatten)]
+    args: StackArgs,
 }
 
 #[derive(Parser)]
@@ -76,6 +83,49 @@ fn the_fairness_bench_has_every_side_of_shares_isolation_and_reaction() {
             assert!(is_positive(&row["iops"]) && is_positive(&row[figure]), "{row}");
         }
     }
+    let _ = std::fs::remove_file(json);
+}
+
+#[test]
+fn the_stack_bench_has_every_mend_by_itself_and_every_selector() {
+    let json = scratch("stack", "json");
+    let line = format!("bench --paths 1,4 --drive completion=deferred {TINY}");
+    let words = line.split_whitespace().map(PathBuf::from);
+    let files = ["--json".into(), json.clone()];
+    stack::main(&Stack::parse_from(words.chain(files)).args).expect("the bench runs");
+    let report = read(&json);
+    let rows = report["rows"].as_array().expect("rows");
+    let of = |case: &str| -> Vec<(String, f64)> {
+        let of_case = rows.iter().filter(|row| row["case"] == case);
+        let side = |row: &serde_json::Value| row["side"].as_str().unwrap().to_owned();
+        of_case
+            .map(|row| (side(row), row["ctx_per_io"].as_f64().unwrap()))
+            .collect()
+    };
+    let shown = of("paths=4/selector=round-robin");
+    let names: Vec<&str> = shown.iter().map(|(side, _)| side.as_str()).collect();
+    assert_eq!(
+        names,
+        ["raw", "before", "fix-insert", "fix-run", "fix-complete", "after"]
+    );
+    assert!(
+        shown[1].1 > 10.0 * shown[5].1,
+        "the worker is woken before, and not after: {shown:?}"
+    );
+    for selector in [
+        "queue-length",
+        "service-time",
+        "historical-service-time",
+        "io-affinity",
+    ] {
+        assert_eq!(of(&format!("paths=4/selector={selector}")).len(), 2);
+    }
+    let wrong = Stack::parse_from(["bench", "--paths", "33"]);
+    let error = stack::main(&wrong.args).expect_err("refused").to_string();
+    assert!(
+        error.contains("--paths 33 rejected: must be from 1 to 32"),
+        "{error}"
+    );
     let _ = std::fs::remove_file(json);
 }
 

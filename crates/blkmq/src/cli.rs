@@ -48,6 +48,8 @@ pub enum Bench {
     Nbd(blkmq_bench::nbd::NbdArgs),
     /// Runs of hardware contexts: once and only where they wait, beside all of them at each completion
     RunQueue(blkmq_bench::run_queue::RunQueueArgs),
+    /// Request-based multipath: carried inline, beside insertion, completion and queue runs over a worker thread
+    Stack(blkmq_bench::stack::StackArgs),
     /// One dispatcher for a scheduler, beside every hardware context for itself and a single hardware queue
     SingleDispatch(blkmq_bench::single_dispatch::SingleDispatchArgs),
     /// How tenants share a drive: weights, isolation, throughput, reaction; beside the kernel's schedulers too

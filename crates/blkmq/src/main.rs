@@ -33,6 +33,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(Bench::Engine(args)) => blkmq_bench::engine::main(&args),
         Command::Bench(Bench::Nbd(args)) => blkmq_bench::nbd::main(&args),
         Command::Bench(Bench::RunQueue(args)) => blkmq_bench::run_queue::main(&args),
+        Command::Bench(Bench::Stack(args)) => blkmq_bench::stack::main(&args),
         Command::Bench(Bench::SingleDispatch(args)) => blkmq_bench::single_dispatch::main(&args),
         Command::Bench(Bench::Fairness(args)) => blkmq_bench::fairness::main(&args),
         Command::Bench(Bench::Poll(args)) => blkmq_bench::poll::main(&args),
