@@ -141,6 +141,7 @@ fn measure(
         size: NULL_BYTES,
         block_size: 512,
         read_only: true,
+        merges: true,
     };
     let engine = engine::start(opened, Kind::None, args.jobs, args.depth).context("starting the engine")?;
     let job = Job {
