@@ -238,7 +238,7 @@ impl NbdHctx {
         let Some(line) = lane.line.take() else {
             return;
         };
-        line.shut();
+        line.abandon();
         for kind in [READABLE, WRITABLE] {
             self.port
                 .push_cancel(user(kind, number, lane.epoch), user(CANCEL, number, 0));

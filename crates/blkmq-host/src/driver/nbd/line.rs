@@ -300,6 +300,15 @@ impl Line {
         let _ = self.send(slots);
     }
 
+    /// Ends a connection that is given up. What the system has not sent by now must never arrive: its requests are repeated
+    /// elsewhere, and their blocks may be written again before the network lets it through.
+    pub(super) fn abandon(&self) {
+        // TCP forgets what is unsent, and resets the connection; closed, it would go on sending for minutes. A unix socket
+        // refuses this, and has nothing unsent.
+        let _ = rustix::net::connect_unspec(&self.socket);
+        self.shut();
+    }
+
     /// Ends the connection on both sides: the ring's watch on the socket keeps it open until it is cancelled.
     pub(super) fn shut(&self) {
         // It may be down already.
@@ -324,3 +333,40 @@ const STRAIGHT_FROM: u64 = 8 << 10;
 const CALLS_MAX: u32 = 16;
 
 const _: () = assert!(BUFFER_BYTES >= 2 * RECEIVE_BYTES_MIN);
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_sent_when_a_connection_is_given_up_never_arrives() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut given = 0;
+        let full = loop {
+            match stream.write(&[7; 1 << 16]) {
+                Ok(count) => given += count,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        let line = Line::new(stream.into(), HeaderStyle::Extended, true, 1);
+        line.abandon();
+        // Still open, as it is while the ring watches it.
+        let (mut arrived, mut bytes) = (0, vec![0; 1 << 16]);
+        let end = loop {
+            match server.read(&mut bytes) {
+                Ok(0) => panic!("all {given} bytes were sent, and the end"),
+                Ok(count) => arrived += count,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+        assert!(arrived < given, "{arrived} of {given} bytes have arrived");
+    }
+}
