@@ -5,9 +5,11 @@ use std::fmt::Write;
 
 use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
+use blkmq_core::mapper::multipath::NoPath;
 use blkmq_core::stat::{DirectionStats, GroupStats};
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
+use blkmq_host::driver::multipath::MultipathDrive;
 
 /// Writes what all groups of all queues did since the start.
 pub(super) fn statistics(control: &Control) -> String {
@@ -39,6 +41,9 @@ pub(super) fn statistics(control: &Control) -> String {
         if let Some(how) = control.describe_polling(QueueId(number)) {
             let _ = writeln!(out, "  polled: {how}");
         }
+        if let Ok(drive) = control.multipath(QueueId(number)) {
+            out += &path_lines(drive);
+        }
         for (bucket, seen) in control.poll_stats(QueueId(number)) {
             let _ = writeln!(
                 out,
@@ -52,6 +57,42 @@ pub(super) fn statistics(control: &Control) -> String {
             .map(|(name, count)| format!("{name}={count}"))
             .collect();
         let _ = writeln!(out, "  events: {}", events.join(" "));
+    }
+    out
+}
+
+/// The paths of a multipath disk, with what happens while there is none.
+fn path_lines(drive: &MultipathDrive) -> String {
+    let all = drive.groups();
+    let mut out = format!(
+        "  paths: group {} is used, {} switches, selector {}{}\n",
+        all.current,
+        all.switches,
+        all.selector,
+        match (all.has_no_path, all.gave_up, all.no_path) {
+            (false, ..) => "",
+            (true, false, NoPath::Queue | NoPath::QueueFor(_)) => "; no path is left, requests are held",
+            (true, ..) => "; no path is left, requests fail",
+        }
+    );
+    for path in drive.paths() {
+        let state = format!("{:?}", path.state).to_lowercase();
+        let last = match path.fails {
+            0 => String::new(),
+            _ => format!(" ({:?})", path.last_error),
+        };
+        let _ = writeln!(
+            out,
+            "  path {}: {state}, group {}, in flight {}, requests {}, bytes {}, errors {}, failures {}{last}, service time {} µs",
+            path.name,
+            path.group,
+            path.in_flight,
+            path.ios,
+            path.bytes,
+            path.errors,
+            path.fails,
+            path.service.0 / 1000
+        );
     }
     out
 }
