@@ -91,8 +91,12 @@ impl Workshop {
                 is_over: AtomicBool::new(false),
             });
             let thread = spawn(Arc::clone(&lane), runner.clone(), receiver);
-            if let Err(error) = &thread {
-                tracing::warn!("multipath: no worker thread, so nothing takes a detour: {error}");
+            match &thread {
+                // Before anybody can send: no task is without somebody to wake.
+                Ok(thread) => _ = lane.thread.set(thread.thread().clone()),
+                Err(error) => {
+                    tracing::warn!("multipath: no worker thread, so nothing takes a detour: {error}");
+                }
             }
             Worker {
                 lane,
@@ -121,7 +125,6 @@ fn spawn(lane: Arc<Lane>, runner: Runner, mut tasks: Receiver<Task>) -> io::Resu
     thread::Builder::new()
         .name("blkmq-mpath".to_owned())
         .spawn(move || {
-            let _ = lane.thread.set(thread::current());
             while !lane.is_over.load(Ordering::Acquire) {
                 let mut woken = 0u128;
                 while let Some(Task { hctx, job }) = tasks.pop() {
