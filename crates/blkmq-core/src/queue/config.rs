@@ -1,0 +1,182 @@
+//! Decides what a queue can be made of, and says of a configuration that is impossible what is wrong with it.
+
+use std::fmt;
+
+use crate::gate::Dispatch;
+use crate::group::{GROUPS_MAX, GroupTree};
+use crate::ids::REACTORS_MAX;
+use crate::limits::{LimitError, Limits};
+use crate::poll::Policy;
+use crate::rerun::Rerun;
+use crate::sched;
+use crate::stat::StatsMode;
+use crate::tag::{DEPTH_MAX, TagMode};
+use crate::time::Nanos;
+
+/// What a queue is to be.
+#[derive(Clone, Debug)]
+pub struct QueueConfig {
+    /// Its name, for messages.
+    pub name: String,
+    /// Its reactors, 1 to 128.
+    pub reactors: Vec<ReactorConfig>,
+    /// Hardware contexts: 1 to the number of reactors. Reactor `i` owns context `i`; a reactor without one uses context
+    /// `i % hctxs` through its owner, which then must be one that promises to run.
+    pub hctxs: u16,
+    /// Tags, 1 to 65536: how many requests may be in flight.
+    pub tags: TagMode,
+    /// Requests per reactor, 1 to 65536: how many parts of its bios may be under way. As many bios may wait
+    /// beside them. While few are left, each group has a share of them.
+    pub requests_per_reactor: u32,
+    /// What the drive takes.
+    pub limits: Limits,
+    /// The elevator to begin with.
+    pub elevator: sched::Kind,
+    /// Who takes requests out of it. Default: one dispatcher for all; the other way is slower, and there to be compared.
+    pub dispatch: Dispatch,
+    /// Whom the end of a request runs, where the tags are shared. Default: who waits; the others are there to be compared.
+    pub rerun: Rerun,
+    /// How long a request may be with the driver. Default 30 s.
+    pub timeout: Nanos,
+    /// Whether neighbouring bios are merged. Default true.
+    pub merges: bool,
+    /// The groups to begin with; its capacity is how many there can be. Default: the root alone, and no room for others.
+    pub groups: GroupTree,
+    /// Who keeps the statistics of groups. Default: each reactor, outside the gate; the others are for measurement.
+    pub stats: StatsMode,
+    /// Whether ends of requests are looked for instead of waited for (`io_poll`), where the driver can be. Default false.
+    pub io_poll: bool,
+    /// How such requests are slept for (`io_poll_delay`).
+    pub poll_policy: Policy,
+    /// The disks on this queue.
+    pub disks: Vec<DiskConfig>,
+}
+
+/// A reactor, as a queue sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct ReactorConfig {
+    /// It always comes back to its place of waiting, so others may leave work with it.
+    pub promises: bool,
+}
+
+/// A disk: what a client sees of a drive.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// Its name.
+    pub name: String,
+    /// Where it starts on the queue, in bytes: what elevators sort by. Disks must not overlap.
+    pub base: u64,
+    /// Its size in bytes, a multiple of its block size.
+    pub size: u64,
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Its block size: a power of two, at least the drive's.
+    pub logical_block: u32,
+}
+
+impl QueueConfig {
+    /// A queue of `reactors` promising reactors with a hardware context each and 128 tags for each, without disks.
+    pub fn new(name: impl Into<String>, reactors: u16) -> Self {
+        Self {
+            name: name.into(),
+            reactors: vec![ReactorConfig { promises: true }; reactors.into()],
+            hctxs: reactors,
+            tags: TagMode::PerHctx(128),
+            requests_per_reactor: 256,
+            limits: Limits::default(),
+            elevator: sched::Kind::None,
+            dispatch: Dispatch::Single,
+            rerun: Rerun::default(),
+            timeout: Nanos::from_secs(30),
+            merges: true,
+            groups: GroupTree::flat(1),
+            stats: StatsMode::default(),
+            io_poll: false,
+            poll_policy: Policy::default(),
+            disks: Vec::new(),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let range = |name, value: u64, min: u64, max: u64| {
+            if (min..=max).contains(&value) {
+                return Ok(());
+            }
+            Err(self.error(format!("{name} {value} rejected: must be from {min} to {max}")))
+        };
+        self.limits
+            .check()
+            .map_err(|error: LimitError| self.error(error.to_string()))?;
+        range(
+            "number of reactors",
+            self.reactors.len() as u64,
+            1,
+            REACTORS_MAX as u64,
+        )?;
+        range(
+            "number of hardware contexts",
+            self.hctxs.into(),
+            1,
+            self.reactors.len() as u64,
+        )?;
+        range("depth", self.tags.depth().into(), 1, DEPTH_MAX.into())?;
+        range(
+            "requests per reactor",
+            self.requests_per_reactor.into(),
+            1,
+            DEPTH_MAX.into(),
+        )?;
+        range(
+            "number of groups",
+            self.groups.capacity() as u64,
+            1,
+            GROUPS_MAX.into(),
+        )?;
+        for (id, node) in self.groups.iter() {
+            let caps = node.caps.check(&self.limits);
+            caps.map_err(|error| self.error(format!("group {id}: {error}")))?;
+        }
+        range("timeout in ns", self.timeout.0, 1, u64::MAX / 4)?;
+        let owners = usize::from(self.hctxs);
+        if owners < self.reactors.len() && !self.reactors[..owners].iter().all(|reactor| reactor.promises) {
+            return Err(self.error("hardware contexts for others need owners that promise to run".into()));
+        }
+        self.disks.iter().try_for_each(|disk| self.check_disk(disk))
+    }
+
+    fn check_disk(&self, disk: &DiskConfig) -> Result<(), ConfigError> {
+        let block = disk.logical_block;
+        let problem = if !block.is_power_of_two() || !(self.limits.logical_block..=65536).contains(&block) {
+            format!(
+                "block size {block} rejected: must be a power of two from {} to 65536",
+                self.limits.logical_block
+            )
+        } else if disk.size == 0 || !disk.size.is_multiple_of(block.into()) {
+            format!(
+                "size {} rejected: must be a multiple of the block size {block}",
+                disk.size
+            )
+        } else if disk.base.checked_add(disk.size).is_none() {
+            format!("size {} rejected: it ends beyond 2^64 bytes", disk.size)
+        } else {
+            return Ok(());
+        };
+        Err(self.error(format!("disk {}: {problem}", disk.name)))
+    }
+
+    fn error(&self, problem: String) -> ConfigError {
+        ConfigError(format!("queue {}: {problem}", self.name))
+    }
+}
+
+/// A configuration that no queue can have; the text names the object, the value and the limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
