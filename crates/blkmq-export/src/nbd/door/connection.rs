@@ -303,6 +303,15 @@ impl Connection {
         }
     }
 
+    /// The client has given the connection up: what it had on its way, it may have done over another one meanwhile, and
+    /// written over. None of it is begun any more.
+    #[cold]
+    fn reset(&mut self, now: Instant) {
+        if self.closing == Closing::No {
+            self.heed(Err(io::ErrorKind::ConnectionReset.into()), now);
+        }
+    }
+
     fn close(&mut self, _cx: &mut Cx<'_>, how: Closing) {
         self.closing = self.closing.max(how);
     }
@@ -457,6 +466,9 @@ impl Service for Connection {
                     self.is_polling = completion.has_more();
                     self.is_readable = true;
                     self.has_left |= completion.result & LEFT != 0;
+                    if completion.result >= 0 && completion.result & RESET != 0 {
+                        self.reset(cx.now());
+                    }
                 }
                 POLL_OUT => self.is_blocked = false,
                 _ => {}
@@ -676,6 +688,8 @@ fn after(since: Instant, limit: Duration) -> Instant {
 
 /// What a poll says of a peer that sends no more; an errno, which has the sign bit, counts too.
 const LEFT: i32 = (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) as i32 | i32::MIN;
+/// What it says of a connection that was reset.
+const RESET: i32 = libc::POLLERR as i32;
 const POLL_IN: u64 = 0;
 const POLL_OUT: u64 = 1;
 const CANCEL: u64 = 2;
