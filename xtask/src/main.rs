@@ -6,6 +6,7 @@ mod fuzz;
 mod guest;
 mod instructions;
 mod loom;
+mod path_loss;
 mod place;
 mod sanitize;
 mod setup;
@@ -84,6 +85,12 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             let program = words.next().unwrap_or_default();
             guest::boot(program.as_ref(), &words.collect::<Vec<_>>())
         }
+        "path-loss" => {
+            let seconds = args.number("--seconds")?;
+            let seed = args.number("--seed")?;
+            args.finish()?;
+            path_loss::run(&mut steps, seconds.unwrap_or(path_loss::SECONDS_DEFAULT), seed)
+        }
         "tsan" => {
             args.finish()?;
             sanitize::run(&mut steps, sanitize::Sanitizer::Thread)
@@ -115,6 +122,7 @@ cargo xtask sim [--seeds N]                 every simulator scenario with N seed
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
 cargo xtask fio [--seconds N] [--rounds N]  the fio engine beside fio's own null engine (default 2 seconds, 5 rounds)
 cargo xtask guest                           tests on devices with poll queues, in an emulated guest; downloads 55 MB once
+cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer
 cargo xtask asan                            the same under AddressSanitizer
 cargo xtask soak [--minutes N]              simulator, properties and real clients again and again (default 30 minutes)

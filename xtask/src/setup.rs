@@ -65,7 +65,7 @@ fn apt(words: &str) -> Command {
     command
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::place::{cargo, has_cargo_command, target_dir};
 use crate::steps::{Steps, run_shown};
-use crate::{fuzz, instructions, loom, setup, sim};
+use crate::{fuzz, instructions, loom, path_loss, setup, sim};
 
 /// # Errors
 /// The first step that fails.
@@ -26,6 +26,7 @@ pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     sim::run(steps, sim::SEEDS_SHORT)?;
     instructions::run(steps, false)?;
     fuzz::replay(steps)?;
+    path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
     run_suite(steps)
 }
 
