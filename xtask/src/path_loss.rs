@@ -78,7 +78,7 @@ fn missing() -> Option<String> {
     if !is_root() {
         return Some("network namespaces need root".to_owned());
     }
-    let tools = ["ip", "setpriv", "kill", "fio"];
+    let tools = ["ip", "sysctl", "setpriv", "kill", "fio"];
     let missing: Vec<&str> = tools
         .into_iter()
         .filter(|tool| find_tool(tool).is_none())
