@@ -165,12 +165,16 @@ impl LocalQueue {
         self.sw.keep_swept(&self.queue);
         if let Some(hw) = &mut self.hw {
             hw.poll_if(self.queue.is_polled());
-            // Whoever asks for a run of a restless driver may have left something for its `reap`: asked before this, it is found.
+            // Whoever asks for a run of a restless driver may have left something for its `reap`: what is taken before that is
+            // answered by it, and what comes later has a round of its own.
+            let is_restless = hw.is_restless;
             let run = &self.queue.port(self.me).run;
-            let was_wanted = hw.is_restless && run.take(now.0);
+            let was_taken = is_restless && run.take(now.0);
             must_run |= self.reap(now, fx);
             must_run |= self.sched_timer.take_if(|at| *at <= now).is_some();
-            self.run_work(was_wanted, must_run, now, fx);
+            let run = &self.queue.port(self.me).run;
+            let taken = if is_restless { was_taken } else { run.take(now.0) };
+            self.run_work(taken, must_run, now, fx);
         }
         if !self.sw.is_idle() {
             self.settle(now, fx);
@@ -567,9 +571,8 @@ impl LocalQueue {
         any
     }
 
-    /// Runs the hardware context if it has to be, or if somebody asked for it.
-    fn run_work(&mut self, was_wanted: bool, must_run: bool, now: Instant, fx: &mut Effects) {
-        let taken = was_wanted || self.queue.port(self.me).run.take(now.0);
+    /// Runs the hardware context if it has to be, or if somebody asked for it: then its run work is `taken`.
+    fn run_work(&mut self, taken: bool, must_run: bool, now: Instant, fx: &mut Effects) {
         if taken || must_run {
             self.run_hctx(now, fx);
         }
