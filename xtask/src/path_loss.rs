@@ -159,10 +159,10 @@ impl<'a> Scene<'a> {
         while Instant::now() < end {
             self.look()?;
             self.restore(|until| until <= Instant::now())?;
-            if Instant::now() >= next {
+            let whole = |link: &usize| *link != survivor && self.cuts[*link].is_none();
+            let whole: Vec<usize> = (0..LINKS).filter(whole).collect();
+            if Instant::now() >= next && !whole.is_empty() {
                 next += Duration::from_secs(1);
-                let whole = |link: &usize| *link != survivor && self.cuts[*link].is_none();
-                let whole: Vec<usize> = (0..LINKS).filter(whole).collect();
                 let link = whole[self.dice.below(whole.len() as u64) as usize];
                 let time = Duration::from_millis(200 + self.dice.below(1700));
                 self.cut(link, time)?;
