@@ -219,8 +219,10 @@ impl<'a> Scene<'a> {
             self.slowest_failure = self.slowest_failure.max(took);
             ensure!(
                 took <= FAILURE_MAX,
-                "a request on `fail` got its error ({}) {took:?} after the last path was given up, {FAILURE_MAX:?} are allowed",
-                failure.error
+                "a request on `fail`, begun {}, got its error ({}) at {}, {took:?} after the last path was given up; {FAILURE_MAX:?} are allowed",
+                clock(begun),
+                failure.error,
+                clock(ended)
             );
         }
         Ok(())
@@ -248,12 +250,8 @@ impl<'a> Scene<'a> {
 
     /// Writes down what was done, among what the near daemon says.
     fn note(&self, what: &str) {
-        let micros = micros_of_day(SystemTime::now());
-        let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
-        let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-        self.near.note(format!(
-            "           {hours:02}:{minutes:02}:{seconds:02}.{micros:06}   CUT {what}"
-        ));
+        let now = clock(micros_of_day(SystemTime::now()));
+        self.near.note(format!("           {now}   CUT {what}"));
     }
 
     /// Looks for what must never be.
@@ -385,6 +383,13 @@ fn time_of_day(line: &str) -> Option<u64> {
     let mut next = || parts.next()?.parse::<u64>().ok();
     let (hours, minutes, seconds, micros) = (next()?, next()?, next()?, next()?);
     Some(((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + micros)
+}
+
+/// As the log writes it.
+fn clock(micros: u64) -> String {
+    let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06}")
 }
 
 fn micros_of_day(time: SystemTime) -> u64 {

@@ -70,7 +70,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 13] = [
+const TOOLS: [(&str, &str); 15] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdinfo", "libnbd-bin"),
@@ -84,4 +84,6 @@ const TOOLS: [(&str, &str); 13] = [
     ("mkfs.xfs", "xfsprogs"),
     ("xfs_repair", "xfsprogs"),
     ("valgrind", "valgrind"),
+    ("ip", "iproute2"),
+    ("sysctl", "procps"),
 ];
