@@ -89,6 +89,9 @@ fn missing() -> Option<String> {
 fn test(program: &Path, net: &Net, time: Duration, seed: u64) -> Result<()> {
     let scratch = Scratch::new()?;
     let mut scene = Scene::start(program, net, &scratch.0, seed)?;
+    if time <= Duration::from_secs(SECONDS_SHORT) {
+        scene.failure_max = FAILURE_MAX_SHORT;
+    }
     let end = Instant::now() + time;
     let storm = (time / 4).clamp(STORM_MIN, STORM_MAX);
     let mut survivor = 0;
@@ -116,6 +119,7 @@ struct Scene<'a> {
     /// Requests that may have failed on `fail`: those of outages.
     allowed: usize,
     slowest_failure: Duration,
+    failure_max: Duration,
     longest_hold: Duration,
     longest_in_storm: Duration,
 }
@@ -146,6 +150,7 @@ impl<'a> Scene<'a> {
             outages: 0,
             allowed: 0,
             slowest_failure: Duration::ZERO,
+            failure_max: FAILURE_MAX,
             longest_hold: Duration::ZERO,
             longest_in_storm: Duration::ZERO,
         })
@@ -218,11 +223,12 @@ impl<'a> Scene<'a> {
             let took = Duration::from_micros(took);
             self.slowest_failure = self.slowest_failure.max(took);
             ensure!(
-                took <= FAILURE_MAX,
-                "a request on `fail`, begun {}, got its error ({}) at {}, {took:?} after the last path was given up; {FAILURE_MAX:?} are allowed",
+                took <= self.failure_max,
+                "a request on `fail`, begun {}, got its error ({}) at {}, {took:?} after the last path was given up; {:?} are allowed",
                 clock(begun),
                 failure.error,
-                clock(ended)
+                clock(ended),
+                self.failure_max
             );
         }
         Ok(())
@@ -411,6 +417,8 @@ const DISKS: [&str; 4] = ["hold", "fail", "left", "right"];
 const PATH_KEYS: &str = "timeout=500ms,connect_timeout=500ms";
 /// From the loss of the last path to the error.
 const FAILURE_MAX: Duration = Duration::from_millis(100);
+/// The same among other tests, where a thread may wait long for a processor: that it comes at all, and not by a time limit.
+const FAILURE_MAX_SHORT: Duration = Duration::from_millis(400);
 const STORM_MIN: Duration = Duration::from_secs(4);
 const STORM_MAX: Duration = Duration::from_secs(15);
 const STANDSTILL: Duration = Duration::from_millis(500);
