@@ -116,8 +116,8 @@ impl Drop for Workshop {
         };
         worker.lane.is_over.store(true, Ordering::Release);
         thread.thread().unpark();
-        // The worker holds nothing of the drive but the lane, and never blocks but in `park`.
-        let _ = thread.join();
+        // Not joined: it may be the worker that drops the drive, with the last hold on the engine. It has nothing of it but the
+        // lane, never blocks but in `park`, and ends by itself.
     }
 }
 
