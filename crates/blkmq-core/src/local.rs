@@ -25,7 +25,7 @@ use crate::ids::{HctxId, ReactorId, ReactorSet};
 use crate::plug;
 use crate::poll::{Oversleep, Verdict, Wait, Waited};
 use crate::queue::{Dispatch, Effects, Mail, NOBODY_SITS, Queue, Seat, Stay};
-use crate::request::{Request, State};
+use crate::request::{NOT_INSERTED, Request, State};
 use crate::sched::Note;
 use crate::stat::StatsMode;
 use crate::sw_ctx::SwCtx;
@@ -701,7 +701,8 @@ impl LocalQueue {
             self.sw.bring_home(&self.queue, rq, fx);
             return;
         }
-        let (issued_at, status, mut stamp) = (rq.issued_at, rq.status, rq.stamp);
+        let (inserted_at, issued_at) = (rq.inserted_at, rq.issued_at);
+        let (status, mut stamp) = (rq.status, rq.stamp);
         if rq.bios > 1 {
             if self.queue.counts_outside(&rq) {
                 self.shard().count_merged(&rq);
@@ -709,6 +710,10 @@ impl LocalQueue {
             stamp = stamp.of_a_part();
         }
         rq.take_apart(|mut rq| {
+            if rq.inserted_at == NOT_INSERTED {
+                // Merged in the plug: it was inserted with the others.
+                rq.inserted_at = inserted_at;
+            }
             rq.completed_at = now;
             rq.issued_at = issued_at;
             rq.stamp = stamp;

@@ -113,6 +113,7 @@ impl Request {
         self.retries = 0;
         self.stamp = Stamp::default();
         self.status = Status::Ok;
+        self.inserted_at = NOT_INSERTED;
         self.bio = bio;
     }
 
@@ -363,6 +364,9 @@ impl Request {
 
     const NEVER_MERGED: Flags = Flags(Flags::NO_MERGE.0 | Flags::PREFLUSH.0 | Flags::FUA.0);
 }
+
+/// Of a request that is in no elevator and no plug was flushed for: later than any other, so that a merge takes the other's.
+pub(crate) const NOT_INSERTED: Instant = Instant(u64::MAX);
 
 #[cfg(test)]
 mod tests {

@@ -58,6 +58,22 @@ fn neighbours_in_a_plug_become_one_request_and_end_each() {
 }
 
 #[test]
+fn what_is_merged_in_a_plug_waits_from_when_the_plug_was_flushed() {
+    let mut bench = Bench::new(config(1));
+    for _ in 0..3 {
+        bench.now = bench.now + Nanos::from_secs(1);
+        for block in [2, 3, 1] {
+            bench.submit(0, bio(Op::Read, block, 1, block));
+        }
+        bench.unplug(0);
+        bench.run_dry();
+    }
+    let stats = bench.queue.group_stats(GroupId(0));
+    let reads = stats.of(blkmq_core::bio::Direction::Read);
+    assert_eq!((reads.ios, reads.merged, reads.wait_ns), (9, 6, 0));
+}
+
+#[test]
 fn a_bio_larger_than_the_drive_takes_is_cut_and_ends_once_with_its_first_error() {
     let mut config = config(1);
     config.limits = Limits {

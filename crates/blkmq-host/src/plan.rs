@@ -148,6 +148,7 @@ pub fn plan(
             None => members.push((queue, vec![member])),
         }
     }
+    ways.check_all_taken()?;
     if let Some(unused) = settings
         .keys()
         .find(|name| !members.iter().any(|(queue, _)| queue == *name))

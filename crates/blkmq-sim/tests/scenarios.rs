@@ -45,6 +45,7 @@ scenarios! {
     groups_passes: "groups",
     quiesce_passes: "quiesce",
     every_context_passes: "every-context",
+    multipath_passes: "multipath",
     everything_passes: "everything",
 }
 

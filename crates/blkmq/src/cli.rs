@@ -130,6 +130,7 @@ Keys of a disk:
   queue_if_no_path=on  of it: hold requests without a path, on or for a time
                      [default: off, they fail]
   check_interval=T   of it: between probes of a failed path [default: 1s]
+  check_timeout=T    of it: when a probe without answer is given up [default: 5s]
   chunk=SIZE         of a striped disk, a power of two [default: 64K]
   size=SIZE          make the file with this size if it is not there
   ro=on              nobody can write

@@ -57,12 +57,32 @@ impl Paths {
         Self(paths.collect())
     }
 
+    /// Checks that every path belongs to a disk that was opened.
+    ///
+    /// # Errors
+    /// If one does not: multipath disks that name each other, or themselves, are nobody's.
+    pub(super) fn check_all_taken(&self) -> Result<(), Error> {
+        match self.0.keys().next() {
+            None => Ok(()),
+            Some(name) => Err(disk_error(
+                name,
+                "it is a path of a disk that is a path itself, perhaps its own; a path is a null, ram, file or nbd disk",
+            )),
+        }
+    }
+
     fn take(&mut self, name: &str, of: &str) -> Result<DiskSpec, Error> {
         let refuse = |problem: &str| Err(disk_error(of, format!("path {name} rejected: {problem}")));
         match self.0.remove(name) {
             None => refuse("there is no disk of that name, or it is a path already"),
             Some(disk) if matches!(disk.source, Source::Multipath(_)) => {
                 refuse("it is a multipath disk itself; name its paths")
+            }
+            Some(DiskSpec {
+                source: Source::Nbd(config),
+                ..
+            }) if !config.reconnect.is_zero() => {
+                refuse("reconnect= would have its requests wait while other paths work; take it away")
             }
             Some(disk) if disk.queue.is_some() => {
                 refuse("a path has no queue of its own; take its queue= away")
@@ -78,11 +98,20 @@ pub(super) fn open(
     source: MultipathSource,
     paths: &mut Paths,
 ) -> Result<(Vec<OpenPath>, MultipathConfig), Error> {
-    let mut open = Vec::new();
+    let (mut open, mut left_out) = (Vec::new(), None);
     for (group, refs) in source.groups.into_iter().enumerate() {
         for PathRef { name, throughput } in refs {
             let spec = paths.take(&name, &entry.name)?;
-            let (_, member) = super::open(spec, entry.group, paths)?;
+            let is_remote = matches!(spec.source, Source::Nbd(_));
+            let member = match super::open(spec, entry.group, paths) {
+                Ok((_, member)) => member,
+                // A host must be able to start while a path is down.
+                Err(error) if is_remote => {
+                    left_out.get_or_insert((name, error));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             open.push(OpenPath {
                 entry: member.entry,
                 opened: member.opened,
@@ -92,11 +121,17 @@ pub(super) fn open(
         }
     }
     let Some(first) = open.first() else {
-        return Err(disk_error(
-            &entry.name,
-            "has no path; name some, as in multipath=a+b",
-        ));
+        return Err(match left_out {
+            Some((_, error)) => error,
+            None => disk_error(&entry.name, "has no path; name some, as in multipath=a+b"),
+        });
     };
+    if let Some((name, error)) = left_out {
+        tracing::warn!(
+            "disk {}: path {name} is left out until the next start, and others may be: {error}",
+            entry.name
+        );
+    }
     entry.size = first.entry.size;
     entry.read_only |= open.iter().any(|path| path.entry.read_only);
     let block = open.iter().map(|path| path.entry.block_size).max();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::driver::nbd::NbdConfig;
 
 /// A directory that is gone after the test.
 struct Scratch(PathBuf);
@@ -157,4 +158,62 @@ fn groups_are_numbered_over_all_queues_and_the_root_is_the_first() {
     let ids: Vec<u32> = plan.queues.iter().map(|queue| queue.disks[0].group.0).collect();
     assert_eq!(ids, [0, 1, 2, 1]);
     assert!(plan.queues.iter().all(|queue| queue.groups.iter().count() == 3));
+}
+
+fn multipath(name: &str, paths: &[&str]) -> DiskSpec {
+    let path = |name: &&str| PathRef {
+        name: (*name).to_owned(),
+        throughput: 1,
+    };
+    let source = MultipathSource {
+        groups: vec![paths.iter().map(path).collect()],
+        config: MultipathConfig::default(),
+    };
+    spec(name, Source::Multipath(source))
+}
+
+#[test]
+fn a_path_is_a_drive_and_no_multipath_disk_vanishes() {
+    let refused = |disks: Vec<DiskSpec>| {
+        let planned = plan(disks, &BTreeMap::new(), &QueueSettings::default());
+        planned.err().expect("refused").to_string()
+    };
+    let of_itself = vec![null("a"), multipath("m", &["a", "m"])];
+    let of_each_other = vec![null("a"), multipath("m", &["n"]), multipath("n", &["a", "m"])];
+    for error in [refused(of_itself), refused(of_each_other)] {
+        assert!(
+            error.contains("a path of a disk that is a path itself"),
+            "{error}"
+        );
+    }
+    let stacked = vec![null("a"), multipath("m", &["a"]), multipath("n", &["m"])];
+    let error = refused(stacked);
+    assert!(error.contains("m rejected"), "{error}");
+    let uri = "nbd+unix:///?socket=/nowhere";
+    let mut config = NbdConfig::new(uri).unwrap();
+    config.set("reconnect", "60").unwrap();
+    let waits = vec![
+        null("a"),
+        spec("l", Source::Nbd(config)),
+        multipath("m", &["a", "l"]),
+    ];
+    let error = refused(waits);
+    assert!(error.contains("path l rejected: reconnect="), "{error}");
+}
+
+#[test]
+fn a_server_that_is_down_at_the_start_is_left_out_unless_it_is_the_only_path() {
+    let gone = || {
+        let config = NbdConfig::new("nbd+unix:///?socket=/nowhere").unwrap();
+        spec("l", Source::Nbd(config))
+    };
+    let planned = |disks| plan(disks, &BTreeMap::new(), &QueueSettings::default());
+    let some = planned(vec![null("a"), gone(), multipath("m", &["l", "a"])]).unwrap();
+    assert_eq!(some.queues.len(), 1);
+    let drive = some.queues[0].drive.as_multipath().expect("a multipath drive");
+    assert_eq!(drive.paths().len(), 1);
+    let error = planned(vec![gone(), multipath("m", &["l"])])
+        .err()
+        .expect("refused");
+    assert!(error.to_string().contains("/nowhere"), "{error}");
 }

@@ -228,6 +228,11 @@ impl Multipath {
         }
     }
 
+    /// Has those of these paths, a bit each, that have failed probed at once.
+    pub(super) fn check_now(&self, paths: u32, now: Instant) {
+        self.lock().check_now(paths, now);
+    }
+
     /// Does what is due. Returns the paths to probe, a bit each, and when to come again.
     pub(super) fn tend(&self, now: Instant) -> (u32, Option<Instant>) {
         let mut table = self.lock();

@@ -14,7 +14,7 @@ use crate::time::{Instant, Nanos};
 
 use super::detour::Detours;
 use super::message::{Failback, NoPath};
-use super::{Config, PATHS_MAX, PathId, Selector};
+use super::{Config, PATHS_MAX, PathId, Selector, paths_in};
 
 /// A path as it is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -276,6 +276,15 @@ impl Table {
             }
         }
         due
+    }
+
+    /// Makes the probes of those of these paths, a bit each, due that have failed.
+    pub(super) fn check_now(&mut self, paths: u32, now: Instant) {
+        for place in paths_in(paths) {
+            if let Some(path) = &mut self.paths[place] {
+                path.next_check = path.next_check.min(now);
+            }
+        }
     }
 
     /// Says when there is something to do.

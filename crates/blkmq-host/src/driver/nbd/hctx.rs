@@ -49,6 +49,8 @@ pub(super) struct NbdHctx {
     flushed: u64,
     /// Some of them may be lost: the next flush tells.
     is_in_doubt: bool,
+    /// A connection was made since it was last asked.
+    has_made_room: bool,
     /// The time of the last call that said it.
     now: Instant,
     completions: Vec<Completion>,
@@ -90,6 +92,7 @@ impl NbdHctx {
             written: 0,
             flushed: 0,
             is_in_doubt: false,
+            has_made_room: false,
             now: Instant(0),
             completions: Vec::with_capacity(count),
             shared,
@@ -119,7 +122,8 @@ impl NbdHctx {
         match rq.op() {
             _ if rq.disk() != DiskId(0) => Some(Status::Invalid),
             Op::Flush if !shape.can(TransmissionFlags::SEND_FLUSH) => Some(Status::Ok),
-            Op::Flush if std::mem::take(&mut self.is_in_doubt) => Some(Status::Io),
+            // Of the medium: no other path has what was lost.
+            Op::Flush if std::mem::take(&mut self.is_in_doubt) => Some(Status::Medium),
             Op::WriteZeroes
                 if rq.flags().has(Flags::FAST_ONLY) && !shape.can(TransmissionFlags::SEND_FAST_ZERO) =>
             {
@@ -286,7 +290,7 @@ impl NbdHctx {
             slot.losses = slot.losses.saturating_add(1);
             if slot.op == Op::Flush && in_doubt {
                 self.is_in_doubt = false;
-                self.end(number, Status::Io);
+                self.end(number, Status::Medium);
                 failed += 1;
             } else if may_repeat && slot.losses <= LOSSES_MAX {
                 slot.rewind();
@@ -360,7 +364,10 @@ impl NbdHctx {
     fn take_news(&mut self) {
         for news in self.mailbox.take() {
             match news {
-                News::Connected(number, dialed) => self.connected(number, dialed),
+                News::Connected(number, dialed) => {
+                    self.connected(number, dialed);
+                    self.has_made_room = true;
+                }
                 News::Failed => {
                     if std::mem::take(&mut self.is_young) {
                         self.down_since = Some(self.now);
@@ -521,6 +528,10 @@ impl Driver for NbdHctx {
     /// Connections are lost and made while nothing is in flight, too.
     fn is_restless(&self) -> bool {
         true
+    }
+
+    fn has_made_room(&mut self) -> bool {
+        std::mem::take(&mut self.has_made_room)
     }
 
     fn next_event(&self) -> Option<Instant> {

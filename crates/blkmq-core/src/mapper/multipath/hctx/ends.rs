@@ -45,15 +45,23 @@ impl MultipathHctx {
 
     /// Takes what has ended at the paths.
     pub(super) fn reap_paths(&mut self, now: Instant, done: &mut Vec<Done>) {
+        let mut back = 0;
         for path in self.active_paths() {
             let first = done.len();
             let lower = &mut self.lowers[path];
             let Some(driver) = &mut lower.driver else { continue };
             driver.reap(now, done);
-            self.has_room |= lower.is_restless && driver.has_made_room();
+            let has_room = lower.is_restless && driver.has_made_room();
+            self.has_room |= has_room;
+            back |= u32::from(has_room) << path;
             if done.len() > first {
                 self.ended(path, first, now, done);
             }
+        }
+        if let Some(checker) = self.checker.as_mut().filter(|_| back != 0) {
+            // A connection that is back, say: no reason to wait for the next probe's time.
+            self.shared.check_now(back, now);
+            checker.look_now();
         }
     }
 
