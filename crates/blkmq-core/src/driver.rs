@@ -70,6 +70,12 @@ pub trait Driver {
         None
     }
 
+    /// Says how many bytes, from its beginning, of a request that was just reported with an error or to be issued again, are known
+    /// to be done. Bios that lie within them end well; the rest has the error, or is what is issued again.
+    fn done_before(&mut self, _cookie: Cookie) -> u64 {
+        0
+    }
+
     /// Says when [`Driver::reap`] should be called next, if by time; a driver whose completions wake the reactor by
     /// themselves (a ring) says none.
     fn next_event(&self) -> Option<Instant> {

@@ -176,6 +176,9 @@ impl HwCtx {
             Issued::Done(status) => {
                 self.issued += 1;
                 self.tags.give_back(tag, rq.disk());
+                if !status.is_ok() {
+                    rq.done = self.driver.done_before(Cookie::new(tag, slot.generation));
+                }
                 Outcome::Ended { rq, status }
             }
             Issued::Queued => {
@@ -225,7 +228,10 @@ impl HwCtx {
         if slot.generation != done.cookie.generation() {
             return None;
         }
-        let rq = slot.rq.take()?;
+        let mut rq = slot.rq.take()?;
+        if !done.status.is_ok() {
+            rq.done = self.driver.done_before(done.cookie);
+        }
         self.predictor.completed(tag, now);
         self.release(tag, rq.disk());
         Some(rq)

@@ -663,6 +663,7 @@ impl LocalQueue {
             );
         }
         if again {
+            rq = self.end_what_is_done(rq, now, fx);
             self.count_requeue(&mut rq);
             self.requeue(rq, fx);
         } else {
@@ -690,6 +691,9 @@ impl LocalQueue {
     /// Sends every bio of an ended request home.
     #[inline]
     fn end_request(&mut self, mut rq: Box<Request>, status: Status, now: Instant, fx: &mut Effects) {
+        if !status.is_ok() {
+            rq = self.end_what_is_done(rq, now, fx);
+        }
         self.queue.count_finished(self.me, rq.bios.into());
         rq.completed_at = now;
         rq.status = if status == Status::Requeue {
@@ -718,12 +722,38 @@ impl LocalQueue {
             rq.issued_at = issued_at;
             rq.stamp = stamp;
             rq.status = status;
-            if rq.owner == self.me {
-                self.sw.bring_home(&self.queue, rq, fx);
-            } else {
-                self.send(rq.owner, Mail::Home(rq), fx);
-            }
+            self.send_home(rq, fx);
         });
+    }
+
+    /// Ends the bios well that lie within what is known to be done of a request, and gives back the rest of it.
+    fn end_what_is_done(&mut self, rq: Box<Request>, now: Instant, fx: &mut Effects) -> Box<Request> {
+        if rq.done == 0 {
+            return rq;
+        }
+        let (inserted_at, issued_at, stamp) = (rq.inserted_at, rq.issued_at, rq.stamp.of_a_part());
+        rq.take_done(|mut part| {
+            self.queue.count_finished(self.me, 1);
+            if part.inserted_at == NOT_INSERTED {
+                part.inserted_at = inserted_at;
+            }
+            (part.issued_at, part.completed_at) = (issued_at, now);
+            (part.status, part.stamp) = (Status::Ok, stamp);
+            if self.queue.counts_outside(&part) {
+                self.shard().count_part(&part);
+            }
+            self.send_home(part, fx);
+        })
+    }
+
+    /// Brings a request of one bio home, here or by mail.
+    #[inline]
+    fn send_home(&mut self, rq: Box<Request>, fx: &mut Effects) {
+        if rq.owner == self.me {
+            self.sw.bring_home(&self.queue, rq, fx);
+        } else {
+            self.send(rq.owner, Mail::Home(rq), fx);
+        }
     }
 
     /// Runs the hardware contexts that may wait for what was freed in this batch.

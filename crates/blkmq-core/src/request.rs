@@ -74,6 +74,8 @@ pub struct Request {
     /// The group that its owner has counted it for, if requests were short when it was taken (`sw_ctx`).
     pub(crate) held_by: Option<GroupId>,
     pub(crate) bio: Bio,
+    /// Of one that the driver has ended otherwise than well: bytes from its beginning that are done.
+    pub(crate) done: u64,
     /// Merged in front of `bio`, in order.
     before: Option<Box<Request>>,
     /// Merged behind `bio`: the latest first until [`Request::seal`] puts it in order.
@@ -114,6 +116,7 @@ impl Request {
         self.stamp = Stamp::default();
         self.status = Status::Ok;
         self.inserted_at = NOT_INSERTED;
+        self.done = 0;
         self.bio = bio;
     }
 
@@ -314,6 +317,59 @@ impl Request {
     /// Says whether the request may still be merged, as far as its own way is concerned.
     pub(crate) fn is_mergeable(&self) -> bool {
         !self.sealed && !self.bio.flags.has_any(Self::NEVER_MERGED) && self.bio.op != Op::Flush
+    }
+
+    /// Takes the bios out that lie within the first [`Request::done`] bytes, all but the last bio at most, and hands their
+    /// boxes to `take`, in order: the request begins behind them.
+    pub(crate) fn take_done(mut self: Box<Self>, mut take: impl FnMut(Box<Request>)) -> Box<Self> {
+        let mut left = std::mem::take(&mut self.done);
+        while self.bios > 1 {
+            let first = match &self.before {
+                Some(first) => &first.bio,
+                None => &self.bio,
+            };
+            let (bytes, segments) = (first.len, first.segments());
+            if bytes > left {
+                break;
+            }
+            left -= bytes;
+            let rest = (self.position + bytes, self.len - bytes);
+            let counts = (self.bios - 1, self.segments.saturating_sub(segments).max(1));
+            let mut first = match self.before.take() {
+                Some(mut first) => {
+                    self.before = first.next.take();
+                    first
+                }
+                None => {
+                    let mut head = self.after.take().expect("more bios than one");
+                    head.after = head.next.take();
+                    head.take_place_of(&self);
+                    std::mem::replace(&mut self, head)
+                }
+            };
+            (self.position, self.len) = rest;
+            (self.bios, self.segments) = counts;
+            first.bios = 1;
+            take(first);
+        }
+        self
+    }
+
+    /// Becomes what stands for all bios, as `other` did: where it is on its way, and what is known of that.
+    fn take_place_of(&mut self, other: &Self) {
+        self.inserted_at = other.inserted_at;
+        self.issued_at = other.issued_at;
+        self.completed_at = other.completed_at;
+        self.stamp = other.stamp;
+        self.sched_data = other.sched_data;
+        self.tag = other.tag;
+        self.status = other.status;
+        self.state = other.state;
+        self.sealed = other.sealed;
+        self.is_flush = other.is_flush;
+        self.from_elevator = other.from_elevator;
+        self.is_targeted = other.is_targeted;
+        self.retries = other.retries;
     }
 
     /// Takes a finished request apart: hands every box, in order, with its bio still inside, to `take`.

@@ -73,6 +73,66 @@ fn what_is_merged_in_a_plug_waits_from_when_the_plug_was_flushed() {
     assert_eq!((reads.ios, reads.merged, reads.wait_ns), (9, 6, 0));
 }
 
+/// Five neighbours, of which the driver has done two and a half when it reports: `status` for the request.
+fn done_in_part(kind: Kind, front: bool, status: Status) -> Bench {
+    let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+        elevator: kind,
+        ..config(1)
+    });
+    let blocks = if front { [5, 4, 3, 2, 1] } else { [1, 2, 3, 4, 5] };
+    for block in blocks {
+        bench.submit(0, bio(Op::Write, block, 1, block));
+    }
+    bench.unplug(0);
+    assert_eq!(bench.issued(0).len(), 1, "one request of all");
+    bench.sides[0].hand.borrow_mut().done_before = 2 * 4096 + 512;
+    bench.end_all(0, status);
+    bench.settle();
+    bench.sides[0].hand.borrow_mut().done_before = 0;
+    bench
+}
+
+#[test]
+fn what_is_done_before_an_error_ends_well() {
+    for kind in KINDS {
+        for front in [false, true] {
+            let mut bench = done_in_part(kind, front, Status::Medium);
+            let mut ended = bench.ended(0);
+            ended.sort_by_key(|(block, _)| *block);
+            let expected = [1, 2, 3, 4, 5].map(|block| {
+                let is_done = block <= 2;
+                (block, if is_done { Status::Ok } else { Status::Medium })
+            });
+            assert_eq!(ended, expected, "{kind}");
+            assert_eq!(bench.queue.outstanding(), 0);
+            let writes = bench.queue.group_stats(GroupId(0));
+            let writes = writes.of(blkmq_core::bio::Direction::Write);
+            assert_eq!((writes.ios, writes.merged, writes.errors), (5, 4, 3), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn what_is_done_is_not_done_again_when_a_request_comes_back() {
+    for kind in KINDS {
+        for front in [false, true] {
+            let mut bench = done_in_part(kind, front, Status::Requeue);
+            let mut early = bench.ended(0);
+            early.sort_by_key(|(block, _)| *block);
+            assert_eq!(early, [(1, Status::Ok), (2, Status::Ok)], "{kind}");
+            let again = bench.issued(0);
+            assert_eq!(
+                (again.len(), again[0].offset, again[0].len, again[0].bios),
+                (1, 3 * 4096, 3 * 4096, 3),
+                "{kind}"
+            );
+            bench.run_dry();
+            assert_eq!(bench.ended(0).len(), 3, "{kind}");
+            assert_eq!(bench.queue.outstanding(), 0);
+        }
+    }
+}
+
 #[test]
 fn a_bio_larger_than_the_drive_takes_is_cut_and_ends_once_with_its_first_error() {
     let mut config = config(1);

@@ -131,6 +131,7 @@ impl LocalQueue {
                 mut rq,
                 status: Status::Requeue,
             } if rq.retries < REQUEUES_MAX => {
+                rq = self.end_what_is_done(rq, now, fx);
                 self.count_requeue(&mut rq);
                 sched.put_back(rq, &self.queue.stats, now);
             }

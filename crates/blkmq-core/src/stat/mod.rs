@@ -310,6 +310,11 @@ impl Shard {
         count_queue(group, rq.stamp);
     }
 
+    /// Counts that a bio whose request goes on without it was merged into that.
+    pub(crate) fn count_part(&self, rq: &Request) {
+        self.groups[rq.bio.group.index()].kinds[kind_of(rq)].merged.add(1);
+    }
+
     /// Counts the end of a whole request, from what the gate's holder is told of it.
     #[inline]
     pub(crate) fn count_note(&self, note: &Note) {

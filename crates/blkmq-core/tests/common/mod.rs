@@ -42,6 +42,8 @@ pub struct Hand {
     pub inline: bool,
     /// What it was told of polling.
     pub polled: Vec<bool>,
+    /// Bytes done of each request that does not end well.
+    pub done_before: u64,
     /// Ends of what is in flight are found by looking, though polling was switched off.
     pub must_be_polled: bool,
 }
@@ -70,6 +72,10 @@ impl Driver for HandDriver {
             hand.issued.push(seen);
         }
         answer
+    }
+
+    fn done_before(&mut self, _cookie: Cookie) -> u64 {
+        self.0.borrow().done_before
     }
 
     fn commit(&mut self) {

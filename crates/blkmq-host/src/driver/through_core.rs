@@ -165,6 +165,31 @@ fn compare_with_plain(drive: &dyn Drive, size: usize, elevator: Kind) -> u64 {
 }
 
 #[test]
+fn of_a_merged_read_beyond_a_files_end_what_lies_before_it_ends_well() {
+    let path = scratch_file("cut_short", 1 << 20);
+    let config = FileConfig {
+        path: path.to_path_buf(),
+        direct: Direct::Off,
+        ..FileConfig::default()
+    };
+    let drive = FileDrive::new(vec![FileDisk::open(&config).unwrap()], 128).unwrap();
+    let mut rig = rig(&drive, 1 << 20, Kind::MqDeadline);
+    // Somebody else has made it shorter meanwhile: two blocks and a part of the third are left.
+    std::fs::write(&*path, vec![7u8; 8192 + 512]).unwrap();
+    let mut memory = vec![0u8; 5 * 4096];
+    let pieces = memory.chunks_mut(4096).zip(0..);
+    let reads = pieces.map(|(piece, at)| bio(Op::Read, at * 4096, 4096, at, Data::Flat(lend(piece))));
+    let ended = rig.run_all(reads.collect());
+    let statuses: Vec<Status> = ended.iter().map(|bio| bio.status).collect();
+    assert_eq!(
+        statuses,
+        [Status::Ok, Status::Ok, Status::Io, Status::Io, Status::Io]
+    );
+    assert_eq!(rig.queue.queue().group_stats(GroupId(0)).total().merged, 4);
+    assert!(memory[..8192].iter().all(|byte| *byte == 7));
+}
+
+#[test]
 fn merged_requests_keep_their_data_on_a_file() {
     for direct in [Direct::Auto, Direct::Off] {
         for elevator in Kind::ALL {

@@ -70,6 +70,8 @@ pub struct MultipathHctx {
     polled: bool,
     /// To be reported at the next reap.
     late: Vec<Done>,
+    /// Of what has ended otherwise than well: how much of it is done. Asked for at once, so there are few.
+    partial: Vec<(Cookie, u64)>,
     /// The time of the latest reap.
     now: Instant,
     /// The first context's alone.
@@ -202,6 +204,7 @@ impl MultipathHctx {
             }
             Issued::Done(status) => {
                 self.shard.paths[path].count(rq.len());
+                self.note_partial(path, cookie, status);
                 if self.attention & LEARNS != 0 {
                     self.histories[path].ended(now, 1, now);
                 }
@@ -337,6 +340,7 @@ impl Driver for MultipathHctx {
             self.look(now);
         }
         done.append(&mut self.late);
+        self.partial.clear();
         self.reap_paths(now, done);
         self.take_from_worker(now, done);
         if self.checker.as_ref().is_some_and(|checker| checker.is_due(now)) {
@@ -353,6 +357,11 @@ impl Driver for MultipathHctx {
 
     fn has_made_room(&mut self) -> bool {
         std::mem::take(&mut self.has_room)
+    }
+
+    fn done_before(&mut self, cookie: Cookie) -> u64 {
+        let known = self.partial.iter().position(|(partial, _)| *partial == cookie);
+        known.map_or(0, |place| self.partial.swap_remove(place).1)
     }
 
     fn take_again(&mut self) -> Option<Cookie> {

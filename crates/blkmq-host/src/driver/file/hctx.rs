@@ -34,6 +34,8 @@ pub(super) struct FileHctx {
     /// Taken by [`Drop`] when the kernel may still use it; else always there.
     held: Option<Held>,
     in_flight: u32,
+    /// Requests that the latest look has found to have failed, and how much of them was transferred before.
+    partial: Vec<(Cookie, u64)>,
     /// Entries pushed in this turn that this context has not submitted.
     pushed: u32,
     completions: Vec<Completion>,
@@ -68,6 +70,7 @@ impl FileHctx {
             polled: None,
             slots: vec![Slot::IDLE; depth as usize].into(),
             held: Some(held),
+            partial: Vec::with_capacity(depth as usize),
             in_flight: 0,
             pushed: 0,
             completions: Vec::with_capacity(depth as usize),
@@ -230,6 +233,9 @@ impl FileHctx {
                     disk.note_success();
                 }
                 self.in_flight -= 1;
+                if !status.is_ok() && slot.keeps_what_moved() {
+                    self.partial.push((slot.cookie, slot.moved));
+                }
                 self.end_bounce(&slot, status);
                 Some(Done {
                     cookie: slot.cookie,
@@ -282,6 +288,7 @@ impl Driver for FileHctx {
     fn reap(&mut self, _now: Instant, done: &mut Vec<Done>) {
         // A new turn: what was pushed in the last one has been submitted.
         self.pushed = 0;
+        self.partial.clear();
         let mut completions = std::mem::take(&mut self.completions);
         self.port.take(&mut completions);
         if let Some(polled) = &self.polled {
@@ -322,6 +329,11 @@ impl Driver for FileHctx {
             polled.let_go();
         }
         on || self.polled.is_some()
+    }
+
+    fn done_before(&mut self, cookie: Cookie) -> u64 {
+        let known = self.partial.iter().find(|(partial, _)| *partial == cookie);
+        known.map_or(0, |(_, moved)| *moved)
     }
 
     /// Asks the kernel to stop; until it has, the buffers are in its hands.

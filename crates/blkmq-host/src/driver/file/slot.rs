@@ -102,6 +102,14 @@ impl Slot {
         memory: Memory::None,
     };
 
+    /// Says whether bytes that were moved before an error are as good as those of a request that ends well: where they belong, and
+    /// no more was promised of them.
+    pub(super) fn keeps_what_moved(&self) -> bool {
+        self.step == Step::Transfer
+            && !self.flags.has(Flags::FUA)
+            && !matches!(self.memory, Memory::Bounced(..))
+    }
+
     /// Makes the slot of a request that has not been started.
     pub(super) fn new(rq: &Request, cookie: Cookie) -> Self {
         Self {

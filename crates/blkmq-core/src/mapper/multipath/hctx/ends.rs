@@ -81,6 +81,7 @@ impl MultipathHctx {
                 continue;
             };
             (start, count) = (start.min(frame.start), count + 1);
+            self.note_partial(path, cookie, status);
             done[at].status = self.judge(path, status, now);
             at += 1;
         }
@@ -91,6 +92,16 @@ impl MultipathHctx {
         }
         if self.attention & DETOURS != 0 {
             self.send_ends(first, done);
+        }
+    }
+
+    /// Keeps how much of a request is done that a path has not ended well: another carries the rest.
+    pub(super) fn note_partial(&mut self, path: usize, cookie: Cookie, status: Status) {
+        if !status.is_ok()
+            && let bytes = self.driver(path).done_before(cookie)
+            && bytes > 0
+        {
+            self.partial.push((cookie, bytes));
         }
     }
 

@@ -47,6 +47,7 @@ impl MultipathHctx {
             has_room: false,
             polled: false,
             late: Vec::with_capacity(depth_of),
+            partial: Vec::with_capacity(depth_of),
             now: Instant(0),
             checker: (hctx == HctxId(0)).then(|| Checker::new(Tag(depth))),
             detour: None,
