@@ -1,5 +1,5 @@
 //! Decides what a driver is to the engine: one object per hardware context, used by the reactor that owns the context,
-//! so that it needs no lock. `hw_ctx` calls it; null, ram, file and the simulator's drives implement it.
+//! so that it needs no lock. `hw_ctx` calls it; null, ram, file, nbd and the simulator's drives implement it, and `mapper::multipath`, which is a driver over others.
 
 use crate::bio::Status;
 use crate::ids::Cookie;
