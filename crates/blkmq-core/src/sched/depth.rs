@@ -79,6 +79,8 @@ struct Window {
     moments: u32,
     completions: u32,
     bytes: u64,
+    /// How often what waited was held for another reason than the limit.
+    held: u32,
     /// Completions for deep clients that had nothing queued.
     unordered: u32,
 }
@@ -174,7 +176,9 @@ impl DepthLaw {
         }
         if now > self.window.last {
             // Completions of one moment belong to one window: a drive that works in step would fool the measure else.
-            if self.window.is_full() {
+            if self.window.is_full() && self.window.held > self.window.completions / HELD_PART {
+                self.interrupt();
+            } else if self.window.is_full() {
                 self.close(in_flight, self.window.last);
             } else if self.window.is_interrupted(now) {
                 self.interrupt();
@@ -191,6 +195,11 @@ impl DepthLaw {
             window.unordered += u32::from(unordered);
             window.completions += 1;
         }
+    }
+
+    /// All that waits is held for another reason than the limit.
+    pub(super) fn held(&mut self) {
+        self.window.held += 1;
     }
 
     /// What is measured now says nothing of the drive: the measurement starts anew.
@@ -398,6 +407,8 @@ const WORTH_RAISE: i64 = 80_000;
 const WORTH_LOWER: i64 = 50_000;
 /// A window is beyond order if at least one completion in so many was for a deep client that had nothing queued.
 const BEYOND_PART: u32 = 8;
+/// A window in which what waited was held more often than at one in so many completions says nothing of the limit.
+const HELD_PART: u32 = 8;
 /// A window lasts at least so long, and so many completions.
 const WINDOW_MIN: Nanos = Nanos::from_millis(1);
 const COMPLETIONS_MIN: u32 = 64;

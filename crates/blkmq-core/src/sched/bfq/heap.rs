@@ -5,7 +5,7 @@
 //! Joining two heaps walks down their right spines and swaps the children of each node on the way: no spine stays long, and
 //! every operation, all of which are joins, takes logarithmic time on average over any sequence.
 
-/// The links of a node; a node is in one heap at most.
+/// The links of a node in a heap; a node has as many of them as there are heaps that it can be in at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Links {
     left: u32,
@@ -15,8 +15,8 @@ pub(super) struct Links {
 
 /// What can be in a heap: it has links, and a tag for each `BY` to be ordered by.
 pub(super) trait Node {
-    fn links(&self) -> &Links;
-    fn links_mut(&mut self) -> &mut Links;
+    fn links<const BY: usize>(&self) -> &Links;
+    fn links_mut<const BY: usize>(&mut self) -> &mut Links;
     /// The tag; tags wrap around, and those of one heap are less than half the range apart.
     fn tag<const BY: usize>(&self) -> u64;
 }
@@ -51,18 +51,18 @@ impl<const BY: usize> Heap<BY> {
     /// Removes a node of this heap, wherever it stands.
     #[inline]
     pub(super) fn remove<N: Node>(&mut self, nodes: &mut [N], id: u32) {
-        let links = nodes[id as usize].links_mut();
+        let links = nodes[id as usize].links_mut::<BY>();
         let Links { left, right, up } = std::mem::replace(links, Links::UNLINKED);
         let joined = join::<BY, N>(nodes, left, right);
         if let Some(node) = nodes.get_mut(joined as usize) {
-            node.links_mut().up = up;
+            node.links_mut::<BY>().up = up;
         }
         if up == NONE {
             debug_assert_eq!(self.0, id, "removal from a heap that the node is not in");
             self.0 = joined;
             return;
         }
-        let above = nodes[up as usize].links_mut();
+        let above = nodes[up as usize].links_mut::<BY>();
         if above.left == id {
             above.left = joined;
         } else {
@@ -76,7 +76,7 @@ impl<const BY: usize> Heap<BY> {
         let mut todo: Vec<(u32, u32)> = self.first().map(|id| (id, NONE)).into_iter().collect();
         while let Some((id, up)) = todo.pop() {
             let node = &nodes[id as usize];
-            let links = node.links();
+            let links = node.links::<BY>();
             assert_eq!(links.up, up, "link up from entity {id}");
             let children = [links.left, links.right].into_iter();
             for child in children.filter(|&child| child != NONE) {
@@ -111,11 +111,11 @@ fn join<const BY: usize, N: Node>(nodes: &mut [N], a: u32, b: u32) -> u32 {
     };
     let mut at = top;
     loop {
-        let links = nodes[at as usize].links_mut();
+        let links = nodes[at as usize].links_mut::<BY>();
         let right = std::mem::replace(&mut links.right, links.left);
         if right == NONE {
             links.left = other;
-            nodes[other as usize].links_mut().up = at;
+            nodes[other as usize].links_mut::<BY>().up = at;
             return top;
         }
         let tag_right = nodes[right as usize].tag::<BY>();
@@ -124,8 +124,8 @@ fn join<const BY: usize, N: Node>(nodes: &mut [N], a: u32, b: u32) -> u32 {
             std::mem::swap(&mut next, &mut other);
             tag_other = tag_right;
         }
-        nodes[at as usize].links_mut().left = next;
-        nodes[next as usize].links_mut().up = at;
+        nodes[at as usize].links_mut::<BY>().left = next;
+        nodes[next as usize].links_mut::<BY>().up = at;
         at = next;
     }
 }

@@ -13,8 +13,10 @@ mod clients;
 mod heap;
 mod life;
 mod order;
+mod rate;
 mod requests;
 mod rivals;
+mod slowdown;
 #[cfg(test)]
 mod tests;
 mod tunables;
@@ -24,8 +26,10 @@ mod wf2q;
 use self::absence::Absence;
 use self::clients::{Clients, Key};
 use self::life::TurnEnd;
+use self::rate::Rate;
 use self::requests::Held;
 use self::rivals::Rivals;
+use self::slowdown::Slowdown;
 use self::tunables::Tunables;
 use self::turn::{Neighbours, Pace, Turn};
 use self::wf2q::Wf2q;
@@ -50,6 +54,10 @@ pub struct Bfq {
     rivals: Rivals,
     depth: DepthLaw,
     absence: Absence,
+    rate: Rate,
+    slowdown: Slowdown,
+    /// All that waits was held the last time, for a slower one.
+    is_held: bool,
     tunables: Tunables,
     /// Whether the drive seeks.
     rotational: bool,
@@ -59,6 +67,7 @@ pub struct Bfq {
     neighbours: Neighbours,
     /// Requests given out that have not ended.
     in_flight: u32,
+
     /// Of each group, when the class of its clients that is served last had its turn.
     last_class_at: Vec<Instant>,
     /// For whom the drive idled, and how long, since somebody asked. Room for each group.
@@ -82,7 +91,10 @@ impl Bfq {
             wf2q: Wf2q::new(capacity, queues),
             rivals: Rivals::new(capacity),
             depth: DepthLaw::new(requests_max.max(1) as u32),
-            absence: Absence::new(),
+            absence: Absence::new(capacity + queues),
+            rate: Rate::default(),
+            slowdown: Slowdown::new(),
+            is_held: false,
             tunables: Tunables::new(rotational),
             rotational,
             turn: None,
@@ -110,6 +122,12 @@ impl Bfq {
     /// Gives out the next request where a turn is one request.
     fn dispatch_one(&mut self) -> Option<Box<Request>> {
         let id = self.pick()?;
+        if self.absence.holds() {
+            self.end_hold();
+        }
+        if self.wf2q.reach() == 0 {
+            self.wf2q.set_reach(self.reach());
+        }
         let slot = self
             .next_request(id)
             .expect("the queue whose turn it is has requests");
@@ -122,25 +140,64 @@ impl Bfq {
         Some(rq)
     }
 
-    /// Whether, while a reactor is late, the others may be served now.
-    #[inline(never)]
-    fn may_go_on(&mut self) -> bool {
-        self.idled.extend(self.absence.look(self.now));
-        self.absence.admits(self.now)
+    fn end_hold(&mut self) {
+        let ended = self.absence.end_hold(self.now);
+        self.idled.extend(ended);
     }
 
     /// Chooses the queue whose turn it is.
     fn pick(&mut self) -> Option<usize> {
-        let (served_at, now) = (&self.last_class_at, self.now);
-        let leaf = self
-            .wf2q
-            .pick(|group| now.since(served_at[group]) >= LAST_CLASS_WAIT)?;
-        let id = self.wf2q.leaf_of(leaf);
-        let key = self.clients[id].key();
-        if key.is_idle_class() {
-            self.last_class_at[key.group().index()] = now;
+        loop {
+            let (served_at, now) = (&self.last_class_at, self.now);
+            let leaf = self
+                .wf2q
+                .pick(|group| now.since(served_at[group]) >= LAST_CLASS_WAIT);
+            let Some(leaf) = leaf else {
+                self.is_held = self.queued() > 0;
+                if !self.is_held || !self.is_hold_over() {
+                    return None;
+                }
+                continue;
+            };
+            self.is_held = false;
+            let id = self.wf2q.leaf_of(leaf);
+            let key = self.clients[id].key();
+            if key.is_idle_class() {
+                self.last_class_at[key.group().index()] = now;
+            }
+            return Some(id);
         }
-        Some(id)
+    }
+
+    /// All that waits is held. Says whether it is so no longer: those for whom it was are gone, or would not be faster.
+    #[cold]
+    fn is_hold_over(&mut self) -> bool {
+        if self.dismiss_absent() {
+            return true;
+        }
+        self.depth.held();
+        let holder = self.wf2q.holder();
+        let lifts = self.wf2q.reach() > 0
+            && holder.is_some_and(|id| self.slowdown.held(id, self.in_flight, self.now));
+        if lifts {
+            // For the next one; see `dispatch_one`.
+            self.wf2q.set_reach(0);
+        }
+        lifts
+    }
+
+    fn dismiss_absent(&mut self) -> bool {
+        let (now, patience) = (self.now, self.tunables.slice_idle.min(PATIENCE));
+        let (absence, clients) = (&mut self.absence, &self.clients);
+        let groups = self.last_class_at.len();
+        absence.look_again();
+        self.wf2q.dismiss(|id| {
+            let group = match wf2q::leaf_number(id, groups) {
+                Some(leaf) => clients[leaf].key().group(),
+                None => GroupId(id.index() as u32),
+            };
+            absence.is_gone(id, group, patience, now)
+        })
     }
 
     /// Takes a request out of the queue that is being served.
@@ -150,17 +207,12 @@ impl Bfq {
         let mut rq = queue.requests.take(&mut self.held, slot);
         queue.in_flight += 1;
         self.in_flight += 1;
-        let reactor = queue.key().reactor();
-        if queue.requests.is_empty() {
-            self.absence.emptied(reactor);
-        }
         rq.seal();
         rq.sched_data = id as u32;
         // What came back was paid for when it went out first.
         if !came_back {
             let cost = self.cost(&rq);
             self.clients[id].life.served(cost);
-            self.absence.served(reactor, cost, self.now);
             self.wf2q.serve(self.wf2q.leaf(id), cost);
         }
         rq
@@ -211,8 +263,10 @@ impl Bfq {
     #[inline]
     fn wake(&mut self, id: usize) {
         let was_idle = self.clients.begin(id);
-        self.absence.filled(self.clients[id].key().reactor());
         if was_idle {
+            let (absence, now) = (&mut self.absence, self.now);
+            self.wf2q
+                .begin(self.wf2q.leaf(id), |member| absence.came(member, now));
             let key = self.clients[id].key();
             self.rivals.begin(key.group(), key.client());
             self.tell_depth();
@@ -274,6 +328,10 @@ impl Bfq {
             let key = queue.key();
             self.clients.end(id);
             self.rivals.end(key.group(), key.client(), self.now);
+            let (absence, now) = (&mut self.absence, self.now);
+            let leaf = self.wf2q.leaf(id);
+            self.wf2q
+                .end(leaf, |member| absence.left(member, key.reactor(), now));
             if self.learns() {
                 self.clients[id].life.dried(self.now);
                 self.dried_in_turn(id);
@@ -282,10 +340,35 @@ impl Bfq {
         self.tell_depth();
     }
 
+    fn tell_slowdown(&mut self, id: usize, note: &Note) {
+        let above = self.wf2q.with_groups(self.wf2q.leaf(id));
+        let time = note.completed_at.since(note.issued_at);
+        let kind = (note.direction, note.bytes);
+        self.slowdown.ended(above, kind, time, self.in_flight, self.now);
+        if self.slowdown.limit().is_some() {
+            self.depth.interrupt();
+        }
+    }
+
+    /// How many requests may be in flight now.
+    #[inline]
+    fn limit(&self) -> u32 {
+        self.slowdown.limit().unwrap_or(self.depth.limit())
+    }
+
     #[inline]
     fn tell_depth(&mut self) {
         self.depth
             .set_contended(self.rivals.compete_at(self.now), self.now);
+    }
+
+    /// How much one group may have in advance of another, in bytes of the drive's time: what it does in LEAD_TIME. None is
+    /// waited for, and the order is all there is, with turns, or if nobody is to be waited for.
+    fn reach(&self) -> u64 {
+        if self.has_turns() || self.tunables.slice_idle == Nanos::ZERO {
+            return 0;
+        }
+        self.rate.bytes_in(LEAD_TIME).max(REACH_MIN)
     }
 
     #[inline]
@@ -317,6 +400,7 @@ impl Elevator for Bfq {
             let leaf = self.wf2q.leaf(id);
             self.wf2q
                 .place_leaf(leaf, key.group().index(), key.class(), key.weight());
+            self.absence.forget(leaf);
         }
         let id = if self.has_turns() {
             self.partner(id, rq.position())
@@ -339,13 +423,12 @@ impl Elevator for Bfq {
 
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>> {
         self.notice(now);
-        if self.in_flight >= self.depth.limit() {
+        self.slowdown.look(self.now);
+        if self.in_flight >= self.limit() {
             return self.dispatch_urgent(now);
         }
         if self.has_turns() {
             self.dispatch_in_turn()
-        } else if self.absence.holds() && !self.may_go_on() {
-            None
         } else {
             self.dispatch_one()
         }
@@ -357,7 +440,11 @@ impl Elevator for Bfq {
         self.notice(now);
         let limit = self.depth.limit();
         let room = limit.saturating_add((limit / URGENT_PART).max(1));
-        if self.has_turns() || self.in_flight >= room || !self.wf2q.is_next_urgent() {
+        if self.has_turns()
+            || self.slowdown.limit().is_some()
+            || self.in_flight >= room
+            || !self.wf2q.is_next_urgent()
+        {
             return None;
         }
         self.dispatch_one()
@@ -369,13 +456,13 @@ impl Elevator for Bfq {
         self.landed(id);
         let queue = &self.clients[id];
         let is_unordered = queue.requests.is_empty() && queue.in_flight >= DEEP;
-        let key = queue.key();
-        self.absence.ended(key.reactor(), key.group(), note.completed_at);
-        if self.absence.holds() {
-            self.depth.interrupt();
-        } else {
-            self.depth
-                .completed(note.bytes, self.in_flight, is_unordered, self.now);
+        if self.slowdown.is_watching(self.now) {
+            self.tell_slowdown(id, note);
+        }
+        self.depth
+            .completed(note.bytes, self.in_flight, is_unordered, self.now);
+        if self.rate.completed(note.bytes, self.now) {
+            self.wf2q.set_reach(self.reach());
         }
         self.ended_in_turn(id);
         self.rest(id);
@@ -390,8 +477,7 @@ impl Elevator for Bfq {
 
     fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant) {
         self.notice(now);
-        let held = self.absence.answered(reactor, until, self.now);
-        self.idled.extend(held);
+        self.absence.answered(reactor, until, self.now);
     }
 
     fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos)) {
@@ -407,10 +493,10 @@ impl Elevator for Bfq {
     }
 
     fn keeps_back(&self) -> bool {
-        let is_full = self.in_flight >= self.depth.limit();
+        let is_full = self.in_flight >= self.limit();
         let is_strict = self.tunables.strict_guarantees && self.in_flight > 0;
         let waits = self.turn.is_some_and(|turn| turn.is_waiting);
-        self.queued() > 0 && (is_full || is_strict || waits || self.absence.holds())
+        self.queued() > 0 && (is_full || is_strict || waits || self.is_held)
     }
 
     fn next_wakeup(&self) -> Option<Instant> {
@@ -420,7 +506,11 @@ impl Elevator for Bfq {
             return None;
         }
         let turn = self.turn.and_then(|turn| turn.waits_until);
-        turn.or_else(|| self.absence.next_wakeup())
+        // At the limit an end comes first.
+        let is_full = self.in_flight >= self.limit();
+        let absence = self.absence.next_wakeup().filter(|_| !is_full);
+        let wakeups = [turn, absence, self.slowdown.next_wakeup()];
+        wakeups.into_iter().flatten().min()
     }
 
     fn tunables(&self) -> Vec<(&'static str, u64)> {
@@ -430,6 +520,7 @@ impl Elevator for Bfq {
     fn set_tunable(&mut self, name: &str, value: u64) -> Result<(), TunableError> {
         self.tunables.set(self.name(), name, value)?;
         self.end_turn(TurnEnd::Asked);
+        self.wf2q.set_reach(self.reach());
         let in_use: Vec<usize> = self.clients.iter().map(|(id, ..)| id).collect();
         in_use.into_iter().for_each(|id| self.weigh(id));
         Ok(())
@@ -446,7 +537,9 @@ impl Elevator for Bfq {
         self.end_turn(TurnEnd::Asked);
         let wf2q = &mut self.wf2q;
         self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
-        wf2q.forget(wf2q.group(id.index()));
+        let group = wf2q.group(id.index());
+        wf2q.forget(group);
+        self.absence.forget(group);
     }
 
     fn check_invariants(&self) {
@@ -478,6 +571,12 @@ impl Elevator for Bfq {
     }
 }
 
+/// How far one group may be ahead of another: long enough for a batch of ends to be answered, and short beside what anybody
+/// notices.
+const LEAD_TIME: Nanos = Nanos::from_millis(1);
+const REACH_MIN: u64 = 64 << 10;
+/// So long a group that has nothing is waited for at most.
+const PATIENCE: Nanos = Nanos::from_millis(2);
 /// Beside each so many that the drive may hold there is room for one urgent request.
 const URGENT_PART: u32 = 4;
 /// So long a group's clients of the idle class wait behind the others, then one turn is theirs.

@@ -22,6 +22,11 @@
 //! with more than its due lingers, its weight counted, until time has caught up: that keeps the weighted sum of all starts
 //! where time is. Without it time would run ahead of those that stay, and a newcomer, who starts at that time, would
 //! wait for all of them to catch up.
+//!
+//! Order alone gives shares only to those that always have something waiting. `lead` bounds how far the members of a group
+//! may run ahead of each other, so that those keep their shares too that have all they ask for in flight.
+
+mod lead;
 
 use super::heap::{Heap, Links, Node, before};
 
@@ -31,6 +36,10 @@ pub(super) struct Wf2q {
     entities: Vec<Entity>,
     /// A tree for each class of each group.
     trees: Vec<[Tree; CLASSES]>,
+    /// How much one member may have in advance of the slowest, if all shared it by weight, in bytes; 0 for no bound.
+    reach: u64,
+    /// Groups below the root whose members are all held by the bound: their parents do not count them as waiting.
+    held: Vec<u32>,
 }
 
 /// The number of an entity: that of its group, or of its queue behind all the groups.
@@ -41,6 +50,7 @@ pub(super) struct EntityId(u32);
 struct Entity {
     links: Links,
     state: State,
+    presence: lead::Presence,
     /// Until it is served next, its finish is its start.
     is_urgent: bool,
     class: u8,
@@ -73,6 +83,7 @@ struct Tree {
     waiting: Heap<BY_START>,
     eligible: Heap<BY_FINISH>,
     lingering: Heap<BY_START>,
+    lead: lead::Lead,
 }
 
 impl Wf2q {
@@ -81,6 +92,7 @@ impl Wf2q {
         let entity = Entity {
             links: Links::UNLINKED,
             state: State::Out,
+            presence: lead::Presence::ABSENT,
             is_urgent: false,
             class: CLASS_OF_GROUPS,
             parent: ROOT,
@@ -93,6 +105,8 @@ impl Wf2q {
         Self {
             entities: vec![entity; groups + leaves],
             trees: vec![[const { Tree::EMPTY }; CLASSES]; groups],
+            reach: 0,
+            held: Vec::with_capacity(groups),
         }
     }
 
@@ -140,6 +154,7 @@ impl Wf2q {
             id.0
         );
         self.take_out(id);
+        self.discount(id);
     }
 
     /// Makes a group a member of `parent`; what it has, and what it was served in advance, goes with it. Nobody is being
@@ -154,6 +169,8 @@ impl Wf2q {
         assert_ne!(state, State::Serving, "group {} moves while it is served", id.0);
         let lead = self.lead(id);
         self.take_out(id);
+        self.discount(id);
+        self.move_busy(id, parent as u32);
         let time = self.trees[parent][usize::from(CLASS_OF_GROUPS)].time;
         let entity = &mut self.entities[id.index()];
         entity.parent = parent as u32;
@@ -173,6 +190,7 @@ impl Wf2q {
             return;
         }
         let lead = i128::from(self.lead(id)) * i128::from(old) / i128::from(weight);
+        let was_counted = self.discount(id);
         let state = self.entities[id.index()].state;
         if state != State::Serving {
             self.take_out(id);
@@ -184,6 +202,9 @@ impl Wf2q {
         let entity = &mut self.entities[id.index()];
         entity.set_weight(weight);
         entity.start = time.wrapping_add(lead as u64);
+        if was_counted {
+            self.count(id);
+        }
         match state {
             State::Waiting | State::Eligible => {
                 self.put_in(id);
@@ -210,6 +231,7 @@ impl Wf2q {
     ///
     /// `last_class_due` says of a group whether its last class is to go before the others this time.
     pub(super) fn pick(&mut self, mut last_class_due: impl FnMut(usize) -> bool) -> Option<EntityId> {
+        self.look_at_held();
         let mut group = ROOT;
         let mut class = self.first_class(group)?;
         loop {
@@ -218,7 +240,7 @@ impl Wf2q {
                 class = CLASSES - 1;
             }
             let tree = &mut self.trees[group as usize][class];
-            let id = tree.settle(&mut self.entities).expect("a class with members");
+            let id = tree.settle(&mut self.entities, self.reach)?;
             tree.eligible.remove(&mut self.entities, id);
             let entity = &mut self.entities[id as usize];
             entity.state = State::Serving;
@@ -235,7 +257,7 @@ impl Wf2q {
     pub(super) fn is_next_urgent(&mut self) -> bool {
         let next = self.first_class(ROOT).and_then(|class| {
             let tree = &mut self.trees[ROOT as usize][class];
-            tree.settle(&mut self.entities)
+            tree.settle(&mut self.entities, self.reach)
         });
         next.is_some_and(|id| self.entities[id as usize].is_urgent)
     }
@@ -264,9 +286,9 @@ impl Wf2q {
             debug_assert_eq!(entity.state, State::Serving);
             entity.start = entity.start.wrapping_add(entity.span(amount));
             let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
-            tree.time = tree
-                .time
-                .wrapping_add((u64::from(amount) << UNIT_BITS) / tree.weight);
+            // Who is present and has everything in flight has its part of the drive as well.
+            let weight = tree.weight.max(tree.lead.weight());
+            tree.time = tree.time.wrapping_add((u64::from(amount) << UNIT_BITS) / weight);
             at = entity.parent;
         }
     }
@@ -328,7 +350,11 @@ impl Wf2q {
     #[inline]
     fn next_budget(&mut self, group: u32) -> Option<u32> {
         let class = self.first_class(group)?;
-        let next = self.trees[group as usize][class].settle(&mut self.entities)?;
+        let tree = &mut self.trees[group as usize][class];
+        let Some(next) = tree.settle(&mut self.entities, self.reach) else {
+            self.note_held(group);
+            return None;
+        };
         Some(self.entities[next as usize].budget)
     }
 
@@ -338,19 +364,23 @@ impl Wf2q {
         self.trees[group as usize].iter().position(Tree::has_members)
     }
 
-    /// An entity that has something comes in, at its tree's time or where what it had in advance puts it.
+    /// An entity that has something comes in, at its tree's time, or where what it had in advance or is still due puts it.
     fn enter(&mut self, id: EntityId, is_urgent: bool) {
         let lead = self.lead(id);
         if self.entities[id.index()].state == State::Lingering {
             self.take_out(id);
         }
-        let time = self.tree_of(id).time;
+        let earliest = self.earliest_start(id);
         let entity = &mut self.entities[id.index()];
         // A tag from before time wrapped around may seem to lie far ahead: nobody can have had so much in advance.
-        if lead <= 0 || lead as u64 > entity.span(u32::MAX) {
-            entity.start = time;
+        let is_wrapped = lead > 0 && lead as u64 > entity.span(u32::MAX);
+        if lead <= 0 || is_wrapped {
+            if is_wrapped || before(entity.start, earliest) {
+                entity.start = earliest;
+            }
             entity.is_urgent = is_urgent;
         }
+        self.count(id);
         self.put_in(id);
     }
 
@@ -376,8 +406,11 @@ impl Wf2q {
             entity.span(entity.budget)
         };
         entity.finish = entity.start.wrapping_add(due_in);
+        let start = entity.start;
         let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
-        if before(tree.time, entity.start) {
+        let waits = before(tree.time, start) || !tree.allows(&mut self.entities, self.reach, start);
+        let entity = &mut self.entities[id.index()];
+        if waits {
             entity.state = State::Waiting;
             tree.waiting.push(&mut self.entities, id.0);
         } else {
@@ -437,6 +470,7 @@ impl Wf2q {
     /// Asserts that every entity is where its state says, its weight counted, its tags in order, and that a group is
     /// active exactly if a member of it is. `served` is the leaf being served.
     pub(super) fn check(&self, served: Option<EntityId>) {
+        self.check_lead();
         let mut found = vec![State::Out; self.entities.len()];
         let mut weights = vec![[0; CLASSES]; self.trees.len()];
         let mut at = served.map_or(ROOT, |id| id.0);
@@ -474,11 +508,10 @@ impl Wf2q {
             assert_eq!(entity.state, found[id], "state of entity {id}");
             if self.is_group(id as u32) && entity.state != State::Serving {
                 let active = matches!(entity.state, State::Waiting | State::Eligible);
-                assert_eq!(
-                    active,
-                    self.first_class(id as u32).is_some(),
-                    "group {id} and its members"
-                );
+                let is_held = self.held.contains(&(id as u32));
+                let has_members = self.first_class(id as u32).is_some();
+                // A group that was held is looked at again by the next pick.
+                assert!(is_held || active == has_members, "group {id} and its members");
             }
         }
         for (group, classes) in self.trees.iter().enumerate() {
@@ -499,6 +532,7 @@ impl Tree {
         waiting: Heap::EMPTY,
         eligible: Heap::EMPTY,
         lingering: Heap::EMPTY,
+        lead: lead::Lead::EMPTY,
     };
 
     #[inline]
@@ -507,11 +541,14 @@ impl Tree {
     }
 
     /// Makes eligible who is by now, and lets go who lingers no longer. If nobody is eligible, time jumps to the first
-    /// start. Returns who is next. Nobody of this tree is being served.
+    /// start, unless that is too far ahead of the slowest one. Returns who is next. Nobody of this tree is being served.
     #[inline]
-    fn settle(&mut self, entities: &mut [Entity]) -> Option<u32> {
+    fn settle(&mut self, entities: &mut [Entity], reach: u64) -> Option<u32> {
         if self.eligible.first().is_none() {
             let start = entities[self.waiting.first()? as usize].start;
+            if !self.allows(entities, reach, start) {
+                return None;
+            }
             if before(self.time, start) {
                 self.time = start;
             }
@@ -526,10 +563,11 @@ impl Tree {
             self.lingering.remove(entities, id);
         }
         while let Some(id) = self.waiting.first() {
-            let entity = &mut entities[id as usize];
-            if before(self.time, entity.start) {
+            let start = entities[id as usize].start;
+            if before(self.time, start) || !self.allows(entities, reach, start) {
                 break;
             }
+            let entity = &mut entities[id as usize];
             entity.state = State::Eligible;
             self.waiting.remove(entities, id);
             self.eligible.push(entities, id);
@@ -554,26 +592,43 @@ impl Entity {
 
 impl Node for Entity {
     #[inline]
-    fn links(&self) -> &Links {
-        &self.links
+    fn links<const BY: usize>(&self) -> &Links {
+        if BY == BY_KNOWN_START {
+            self.presence.links()
+        } else {
+            &self.links
+        }
     }
 
     #[inline]
-    fn links_mut(&mut self) -> &mut Links {
-        &mut self.links
+    fn links_mut<const BY: usize>(&mut self) -> &mut Links {
+        if BY == BY_KNOWN_START {
+            self.presence.links_mut()
+        } else {
+            &mut self.links
+        }
     }
 
     #[inline]
     fn tag<const BY: usize>(&self) -> u64 {
-        if BY == BY_START { self.start } else { self.finish }
+        match BY {
+            BY_START => self.start,
+            BY_FINISH => self.finish,
+            _ => self.presence.known_start(),
+        }
     }
 }
 
 impl EntityId {
     #[inline]
-    fn index(self) -> usize {
+    pub(super) fn index(self) -> usize {
         self.0 as usize
     }
+}
+
+/// The number of the leaf whose entity this is where there are so many groups; `None` for a group's.
+pub(super) fn leaf_number(id: EntityId, groups: usize) -> Option<usize> {
+    id.index().checked_sub(groups)
 }
 
 fn inverse(weight: u32) -> u64 {
@@ -590,6 +645,7 @@ const ROOT: u32 = 0;
 const UNIT_BITS: u32 = 20;
 const BY_START: usize = 0;
 const BY_FINISH: usize = 1;
+const BY_KNOWN_START: usize = 2;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,337 @@
+//! Decides how far the members of a group may run ahead of each other. A member is served only while its start is at most the
+//! *bound* ahead of the *floor*, the start of the slowest member that is *present*: it has something waiting or in flight, or
+//! may come back at once. `wf2q` asks before it makes a member eligible; `absence` decides who is present no longer.
+//!
+//! Order alone shares a drive only among members that always have something waiting. One that has all it asks for in flight
+//! is behind its due and cannot be served more; the bound keeps the others from running away from it, so they have fewer
+//! requests in flight, it finds the drive less full, and its share comes out.
+//!
+//! After MQFQ (Hedayati and others, USENIX ATC 2019: the throttling bound T and its lazily kept minimum) and SFQ(D) (Jin,
+//! Chase and Kaur, SIGMETRICS 2004). There flows are flat and the slowest backlogged one counts; here each group bounds its
+//! own members, and who has everything in flight counts as well.
+//!
+//! Only groups are kept together, and what competes with groups: the clients of one group are one tenant's connections, and a
+//! deep one need not wait for a shallow one.
+
+use super::super::heap::{Heap, Links, before};
+use super::{BY_KNOWN_START, CLASS_OF_GROUPS, Entity, EntityId, ROOT, Tree, UNIT_BITS, Wf2q};
+
+/// Of an entity: whether and how it counts for the floor of its tree.
+#[derive(Clone, Debug)]
+pub(super) struct Presence {
+    links: Links,
+    /// Its start when the floor was looked at last: starts grow, so this is never too high.
+    known_start: u64,
+    is_counted: bool,
+    /// Of a leaf 1 while it has a request, waiting or in flight; of a group its members that have.
+    busy: u32,
+}
+
+/// Of a tree: its present members.
+#[derive(Clone, Debug)]
+pub(super) struct Lead {
+    present: Heap<BY_KNOWN_START>,
+    /// The sum of their weights, and how many of them are groups.
+    weight: u64,
+    groups: u32,
+    /// No present member's start is lower; looked at again only when that matters.
+    floor: u64,
+}
+
+impl Wf2q {
+    /// Sets how much a member may have in advance of the slowest one, if all shared it by weight, in bytes; 0 for no bound.
+    pub(in super::super) fn set_reach(&mut self, bytes: u64) {
+        self.reach = bytes;
+    }
+
+    /// What [`Wf2q::set_reach`] has set.
+    pub(in super::super) fn reach(&self) -> u64 {
+        self.reach
+    }
+
+    /// A leaf has its first request. `came` hears of it and of the groups that had nothing until now.
+    #[inline]
+    pub(in super::super) fn begin(&mut self, id: EntityId, mut came: impl FnMut(EntityId)) {
+        let mut at = id.0;
+        loop {
+            let entity = &mut self.entities[at as usize];
+            entity.presence.busy += 1;
+            if entity.presence.busy > 1 || at == ROOT {
+                return;
+            }
+            came(EntityId(at));
+            at = entity.parent;
+        }
+    }
+
+    /// The last request of a leaf has ended. `left` hears of it and of the groups that have nothing now.
+    #[inline]
+    pub(in super::super) fn end(&mut self, id: EntityId, mut left: impl FnMut(EntityId)) {
+        let mut at = id.0;
+        loop {
+            let entity = &mut self.entities[at as usize];
+            entity.presence.busy -= 1;
+            if entity.presence.busy > 0 || at == ROOT {
+                return;
+            }
+            left(EntityId(at));
+            at = entity.parent;
+        }
+    }
+
+    /// Looks at the members that have nothing and for which others are held. Those of which `is_gone` says so are waited for
+    /// no longer. Says whether anybody may be served now who was held.
+    pub(in super::super) fn dismiss(&mut self, mut is_gone: impl FnMut(EntityId) -> bool) -> bool {
+        let mut any = false;
+        for n in (0..=self.held.len()).rev() {
+            let group = n.checked_sub(1).map_or(ROOT, |n| self.held[n]);
+            while self.is_held(group) {
+                let Some(id) = self.floor_of(group).filter(|id| !self.is_busy(*id)) else {
+                    break;
+                };
+                if !is_gone(id) {
+                    break;
+                }
+                self.discount(id);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// The member for which others are held, if there is one.
+    pub(in super::super) fn holder(&mut self) -> Option<EntityId> {
+        if self.is_held(ROOT) {
+            return self.floor_of(ROOT);
+        }
+        let group = self.held.first().copied()?;
+        self.floor_of(group)
+    }
+
+    /// A leaf and the groups that it is in, from the inside out, without the root.
+    pub(in super::super) fn with_groups(&self, id: EntityId) -> impl Iterator<Item = EntityId> {
+        let above = |id: &EntityId| Some(EntityId(self.entities[id.index()].parent));
+        std::iter::successors(Some(id), above).take_while(|id| id.0 != ROOT)
+    }
+
+    /// Says whether a group has members that wait and none that may be served.
+    fn is_held(&mut self, group: u32) -> bool {
+        let tree = &mut self.trees[group as usize][usize::from(CLASS_OF_GROUPS)];
+        tree.has_members() && tree.settle(&mut self.entities, self.reach).is_none()
+    }
+
+    /// The slowest present member of a group.
+    fn floor_of(&mut self, group: u32) -> Option<EntityId> {
+        let tree = &mut self.trees[group as usize][usize::from(CLASS_OF_GROUPS)];
+        tree.look_at_floor(&mut self.entities).map(EntityId)
+    }
+
+    fn is_busy(&self, id: EntityId) -> bool {
+        self.entities[id.index()].presence.busy > 0
+    }
+
+    /// Makes those groups wait for their turn again whose members are held no longer.
+    #[inline]
+    pub(super) fn look_at_held(&mut self) {
+        if !self.held.is_empty() {
+            self.look_at_each_held();
+        }
+    }
+
+    #[cold]
+    fn look_at_each_held(&mut self) {
+        for n in (0..self.held.len()).rev() {
+            let group = self.held.swap_remove(n);
+            self.refresh(group, false);
+        }
+    }
+
+    /// All members of a group that wait are held.
+    #[cold]
+    pub(super) fn note_held(&mut self, group: u32) {
+        if !self.held.contains(&group) {
+            self.held.push(group);
+        }
+    }
+
+    /// Where an entity that is not ahead starts at the earliest. What it could not be served while it was present is still
+    /// due to it, up to twice the bound: so far can those be ahead that were held for it. Who was not present begins at
+    /// the tree's time, and not beyond the bound.
+    pub(super) fn earliest_start(&mut self, id: EntityId) -> u64 {
+        let reach = self.reach;
+        let is_counted = self.entities[id.index()].presence.is_counted;
+        let tree = self.tree_of(id);
+        if !tree.is_bounded(reach) {
+            return tree.time;
+        }
+        let bound = tree.bound(reach);
+        if is_counted {
+            return tree.time.wrapping_sub(2 * bound);
+        }
+        let parent = self.entities[id.index()].parent;
+        self.floor_of(parent);
+        let tree = self.tree_of(id);
+        let highest = tree.lead.floor.wrapping_add(bound);
+        if before(highest, tree.time) {
+            highest
+        } else {
+            tree.time
+        }
+    }
+
+    /// An entity that has something counts for the floor from now on.
+    #[inline]
+    pub(super) fn count(&mut self, id: EntityId) {
+        let entity = &mut self.entities[id.index()];
+        if entity.presence.is_counted || entity.class != CLASS_OF_GROUPS {
+            return;
+        }
+        let is_group = self.is_group(id.0);
+        let entity = &mut self.entities[id.index()];
+        let tree = &mut self.trees[entity.parent as usize][usize::from(CLASS_OF_GROUPS)];
+        if !is_group && tree.lead.groups == 0 {
+            return;
+        }
+        entity.presence.is_counted = true;
+        entity.presence.known_start = entity.start;
+        if tree.lead.present.first().is_none() || before(entity.start, tree.lead.floor) {
+            tree.lead.floor = entity.start;
+        }
+        tree.lead.weight += u64::from(entity.weight);
+        tree.lead.groups += u32::from(is_group);
+        tree.lead.present.push(&mut self.entities, id.0);
+    }
+
+    /// An entity does not count for the floor any more; says whether it did.
+    pub(super) fn discount(&mut self, id: EntityId) -> bool {
+        let is_group = self.is_group(id.0);
+        let entity = &mut self.entities[id.index()];
+        if !std::mem::replace(&mut entity.presence.is_counted, false) {
+            return false;
+        }
+        let tree = &mut self.trees[entity.parent as usize][usize::from(CLASS_OF_GROUPS)];
+        tree.lead.weight -= u64::from(entity.weight);
+        tree.lead.groups -= u32::from(is_group);
+        tree.lead.present.remove(&mut self.entities, id.0);
+        true
+    }
+
+    /// A group moves below another one with what it has under way.
+    pub(super) fn move_busy(&mut self, id: EntityId, parent: u32) {
+        if self.entities[id.index()].presence.busy == 0 {
+            return;
+        }
+        let old = self.entities[id.index()].parent;
+        self.end(EntityId(old), |_| {});
+        self.begin(EntityId(parent), |_| {});
+    }
+
+    /// Asserts that who counts is present, and that the floor is below all of them.
+    pub(super) fn check_lead(&self) {
+        for (group, classes) in self.trees.iter().enumerate() {
+            let tree = &classes[usize::from(CLASS_OF_GROUPS)];
+            let members = tree.lead.present.check(&self.entities);
+            let entities = || members.iter().map(|&id| &self.entities[id as usize]);
+            assert_eq!(tree.lead.weight, entities().map(|e| u64::from(e.weight)).sum());
+            let groups = members.iter().filter(|&&id| self.is_group(id)).count();
+            assert_eq!(
+                tree.lead.groups as usize, groups,
+                "present groups of group {group}"
+            );
+            for entity in entities() {
+                let Presence { known_start, .. } = entity.presence;
+                assert!(entity.presence.is_counted && entity.parent as usize == group);
+                assert!(!before(entity.start, known_start), "a start that ran back");
+                assert!(!before(known_start, tree.lead.floor), "a member below the floor");
+            }
+        }
+        let counted = self.entities.iter().filter(|entity| entity.presence.is_counted);
+        let present = self.trees.iter().map(|classes| {
+            let tree = &classes[usize::from(CLASS_OF_GROUPS)];
+            tree.lead.present.check(&self.entities).len()
+        });
+        assert_eq!(counted.count(), present.sum(), "entities that count for a floor");
+    }
+}
+
+impl Tree {
+    /// Says whether a member with this start is not too far ahead to be served.
+    #[inline]
+    pub(super) fn allows(&mut self, entities: &mut [Entity], reach: u64, start: u64) -> bool {
+        if !self.is_bounded(reach) {
+            return true;
+        }
+        let bound = self.bound(reach);
+        if !before(self.lead.floor.wrapping_add(bound), start) {
+            return true;
+        }
+        self.look_at_floor(entities);
+        !before(self.lead.floor.wrapping_add(bound), start)
+    }
+
+    #[inline]
+    fn is_bounded(&self, reach: u64) -> bool {
+        reach > 0 && self.lead.groups > 0
+    }
+
+    /// How far ahead of the floor a start may be.
+    #[inline]
+    fn bound(&self, reach: u64) -> u64 {
+        (reach << UNIT_BITS) / self.lead.weight.max(1)
+    }
+
+    /// Moves the floor up to the lowest start of a present member, and returns that one.
+    fn look_at_floor(&mut self, entities: &mut [Entity]) -> Option<u32> {
+        loop {
+            let id = self.lead.present.first()?;
+            let entity = &mut entities[id as usize];
+            let start = entity.start;
+            if entity.presence.known_start == start {
+                self.lead.floor = start;
+                return Some(id);
+            }
+            self.lead.present.remove(entities, id);
+            entities[id as usize].presence.known_start = start;
+            self.lead.present.push(entities, id);
+        }
+    }
+}
+
+impl Presence {
+    pub(super) const ABSENT: Self = Self {
+        links: Links::UNLINKED,
+        known_start: 0,
+        is_counted: false,
+        busy: 0,
+    };
+
+    #[inline]
+    pub(super) fn links(&self) -> &Links {
+        &self.links
+    }
+
+    #[inline]
+    pub(super) fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
+    }
+
+    #[inline]
+    pub(super) fn known_start(&self) -> u64 {
+        self.known_start
+    }
+}
+
+impl Lead {
+    pub(super) const EMPTY: Self = Self {
+        present: Heap::EMPTY,
+        weight: 0,
+        groups: 0,
+        floor: 0,
+    };
+
+    /// The sum of the weights of those that are present.
+    #[inline]
+    pub(super) fn weight(&self) -> u64 {
+        self.weight
+    }
+}
