@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::SHARE_WINDOW;
 use super::super::processes::Visit;
 use super::super::scene::Scene;
 use crate::report::Row;
@@ -14,7 +15,7 @@ pub(super) struct Outcome {
     pub(super) tenants: Vec<Got>,
     /// The largest difference of a share from its due, as a part of the due, over all of the visit.
     share_error: f64,
-    /// The same over any second of it.
+    /// The same over any second of it, or all if that is shorter.
     worst_share_error: f64,
     /// Bytes per second of all.
     pub(super) total: f64,
@@ -56,6 +57,7 @@ impl Outcome {
         let due_of_all = scene.due(&scene.tree, &scene.tenants());
         let rates = visit.series.rates();
         let total: f64 = rates.iter().sum();
+        let length = crowd.moments.last().map_or(SHARE_WINDOW, |(end, _)| *end);
         let crowd_total: f64 = rates[..due.len()].iter().sum();
         let got = |place: usize| {
             let (bytes, sample) = (rates[place], &visit.samples[place]);
@@ -74,7 +76,7 @@ impl Outcome {
         Self {
             tenants: (0..rates.len()).map(got).collect(),
             share_error: crowd.share_error(&due),
-            worst_share_error: crowd.worst_share_error(&due, super::super::SHARE_WINDOW),
+            worst_share_error: crowd.worst_share_error(&due, length.min(SHARE_WINDOW)),
             total,
             bytes_vs_none: total / none.unwrap_or(total).max(1.0),
         }
@@ -277,6 +279,21 @@ mod tests {
         assert!(is_close(outcome.tenants[0].of_due.unwrap(), 2.0));
         assert!(is_close(outcome.tenants[1].of_due.unwrap(), 2.0 / 3.0));
         assert!(is_close(outcome.largest_p99(), 7e6));
+    }
+
+    #[test]
+    fn a_visit_shorter_than_a_second_is_scored_over_all_of_it() {
+        let scene = spec::parse("1:16:64k,3:16:64k").unwrap();
+        let mut visit = visit(&[50, 50], &[4, 7]);
+        for (at, _) in &mut visit.series.moments {
+            *at /= 10;
+        }
+        let outcome = Outcome::new(&scene, &visit, None, &[None, None]);
+        assert!(
+            is_close(outcome.worst_share_error, 1.0),
+            "{}",
+            outcome.worst_share_error
+        );
     }
 
     #[test]
