@@ -13,7 +13,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N")]
     pub seconds: Option<f64>,
     /// Visit all points N times, sides alternating; medians and spread are reported [default: 5]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", visible_alias = "visits")]
     pub rounds: Option<u32>,
     /// Also write the results to FILE as JSON (the form is documented in docs/benchmarks)
     #[arg(long, value_name = "FILE")]

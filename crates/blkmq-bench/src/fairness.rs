@@ -1,21 +1,28 @@
 //! Decides what sharing a drive costs and brings: tenants with weights on one drive, under each elevator and under caps, with
 //! shares, latency of a light tenant, total throughput and time to react as figures.
 
+mod cases;
+mod clients;
+mod images;
 mod kernel;
+mod processes;
 mod scene;
 mod score;
+mod spec;
 mod stage;
 mod tenant;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
+use blkmq_host::driver::value;
 
+use self::images::Images;
 use self::kernel::Loop;
 use self::scene::{Scene, Turn};
 use self::score::Series;
@@ -30,22 +37,37 @@ pub struct FairnessArgs {
     /// What all benches have.
     #[command(flatten)]
     pub common: BenchArgs,
-    /// Run on this file instead of the drive model; what is in it is lost
+    /// Run on this file instead of the drive models; what is in it is lost
     #[arg(long, value_name = "FILE", requires = "overwrite")]
     pub file: Option<PathBuf>,
     /// Allow writing to the file
     #[arg(long)]
     pub overwrite: bool,
-    /// Beside the kernel's own schedulers: both on a file (in memory, or --file), the kernel's through a loop device; needs root
+    /// As clients see it: `blkmq serve` and an fio for each tenant, processes of their own, over NBD
+    #[arg(long, conflicts_with = "file")]
+    pub clients: bool,
+    /// Directory for the images of --clients; may be given again [default: the current one, and /dev/shm]
+    #[arg(long, value_name = "DIR", requires = "clients")]
+    pub dir: Vec<PathBuf>,
+    /// Size of each image of --clients and --kernel, filled before
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = image_bytes)]
+    pub size: u64,
+    /// Serve the clients with this build of blkmq [default: this program]
+    #[arg(long, value_name = "PROGRAM", requires = "clients")]
+    pub server: Option<PathBuf>,
+    /// Beside the kernel's own schedulers, on a loop device over the same file; needs root
     #[arg(long)]
     pub kernel: bool,
-    /// Sides to measure: none, caps, mq-deadline, kyber, bfq, bfq-target [default: all but bfq-target]
+    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP],… as in 1:64:64k,2:4:64k:randwrite; may be given again
+    #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
+    case: Vec<Scene>,
+    /// Sides to measure: none, caps, mq-deadline, kyber, bfq, bfq-target [default: all but bfq-target; of clients none, bfq]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
     pub side: Vec<Side>,
     /// What the light tenant's I/O should take at most with bfq-target, in microseconds
     #[arg(long, value_name = "MICROSECONDS", default_value = "250", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub target: u64,
-    /// Threads of the engine [default: 2; on a file in memory 1]
+    /// Threads of the engine, or of the daemon [default: 2; in process on a file in memory 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
     /// Only cases whose name contains this
@@ -78,34 +100,27 @@ struct Reference {
 /// # Errors
 /// If an option is out of range, the file cannot be opened or fails, or a result cannot be written.
 pub fn main(args: &FairnessArgs) -> Result<()> {
-    let kernel = args
-        .kernel
-        .then(|| Loop::set_up(args.file.as_deref()))
-        .transpose()?;
-    let file = kernel.as_ref().map(Loop::image).or_else(|| args.file.clone());
+    if args.clients {
+        return clients::main(args);
+    }
+    let images = in_memory(args)?;
+    let image = images.as_ref().map(|images| images.path(0));
+    let file = args.file.clone().or(image);
+    let kernel = kernel(args, file.as_deref());
     let ground = Ground {
-        medium: file.map_or(Medium::Flash, Medium::File),
         // A file in memory is copied by whoever dispatches: a second thread has nothing to do but to be woken.
         reactors: args
             .reactors
-            .unwrap_or(if args.kernel && args.file.is_none() { 1 } else { 2 })
+            .unwrap_or(if images.is_some() { 1 } else { 2 })
             .into(),
+        medium: file.map_or(Medium::Model, Medium::File),
         target: Nanos::from_micros(args.target),
     };
-    let scenes = if args.kernel {
-        scene::beside_kernel()
-    } else {
-        scene::all()
+    let scenes = match ground.medium {
+        Medium::Model => cases::all(),
+        Medium::File(_) => cases::on_file(),
     };
-    let scenes: Vec<Scene> = scenes
-        .into_iter()
-        .filter(|scene| scene.case.contains(&args.only))
-        .collect();
-    ensure!(
-        !scenes.is_empty(),
-        "--only {}: no case has that in its name",
-        args.only
-    );
+    let scenes = chosen(args, scenes)?;
     let sides = sides(&args.side, args.kernel);
     let reference = Reference::default();
     let mut points = points(&scenes, &sides, &ground, kernel.as_ref(), &reference);
@@ -125,6 +140,42 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &common)
+}
+
+/// A file in memory, where the kernel's schedulers are measured and no file is named.
+fn in_memory(args: &FairnessArgs) -> Result<Option<Images>> {
+    if !args.kernel || args.file.is_some() {
+        return Ok(None);
+    }
+    let mut images = Images::in_dir(Path::new(MEMORY), args.size)?;
+    images.fill(1)?;
+    Ok(Some(images))
+}
+
+/// The loop device on the file, if it was asked for and can be had.
+fn kernel(args: &FairnessArgs, file: Option<&Path>) -> Option<Loop> {
+    let file = file.filter(|_| args.kernel)?;
+    let made = Loop::set_up(file);
+    if let Err(error) = &made {
+        eprintln!("SKIPPED the kernel's sides: {error:#}");
+    }
+    made.ok()
+}
+
+/// The cases that the user named, or those of the table that have the text of `--only` in their names.
+fn chosen(args: &FairnessArgs, table: Vec<Scene>) -> Result<Vec<Scene>> {
+    let mut scenes = if args.case.is_empty() {
+        table
+    } else {
+        args.case.clone()
+    };
+    scenes.retain(|scene| scene.case.contains(&args.only));
+    ensure!(
+        !scenes.is_empty(),
+        "--only {}: no case has that in its name",
+        args.only
+    );
+    Ok(scenes)
 }
 
 /// The sides asked for, in the order in which they need each other: caps are set by what none did.
@@ -209,24 +260,22 @@ fn measure_kernel(
 ) -> Result<Sample> {
     let case = format!("kernel/{}", scene.case);
     if kind == Kind::None && scene.victim.is_some() {
-        let alone = kernel.play(&scene.victim_alone(), kind.name(), plan)?;
-        reference
-            .alone
-            .borrow_mut()
-            .insert(case.clone(), alone.total.latency);
+        let scene = scene.victim_alone();
+        let alone = kernel.play(&scene, kind.name(), plan)?.total(&scene);
+        let mut known = reference.alone.borrow_mut();
+        known.insert(case.clone(), alone.latency);
     }
     let visit = kernel.play(scene, kind.name(), plan)?;
+    let total = visit.total(scene);
+    let crowd = visit.series.of_first(scene.crowd.len());
     let totals = Totals {
-        ios: visit.total.iops(),
-        bytes: visit.series.rate_since(Duration::ZERO),
+        ios: total.iops(),
+        bytes: crowd.rate_since(Duration::ZERO),
     };
     let mut figures = reference.against_none(&case, kind == Kind::None, totals);
-    figures.extend(reference.against_alone(&case, visit.total.latency));
-    figures.extend(shares(scene, &visit.series, Duration::ZERO, plan));
-    Ok(Sample {
-        figures,
-        ..visit.total
-    })
+    figures.extend(reference.against_alone(&case, total.latency));
+    figures.extend(shares(scene, &crowd, Duration::ZERO, plan));
+    Ok(Sample { figures, ..total })
 }
 
 /// How the shares compare with what was due: over the whole, or after the scene's turn.
@@ -340,6 +389,17 @@ fn about(ground: &Ground) -> About {
     }
 }
 
+fn image_bytes(word: &str) -> Result<u64, String> {
+    let bytes = value::size("size", word).map_err(|error| error.to_string())?;
+    Some(bytes)
+        .filter(|bytes| bytes.is_multiple_of(IMAGE_BYTES_MIN) && *bytes >= IMAGE_BYTES_MIN)
+        .ok_or_else(|| "must be a multiple of 16M, as in 1G".into())
+}
+
+/// Where files are in memory.
+const MEMORY: &str = "/dev/shm";
+/// Room for some blocks of each of the most tenants that there can be.
+const IMAGE_BYTES_MIN: u64 = 16 << 20;
 const SECONDS_DEFAULT: f64 = 3.0;
 const ROUNDS_DEFAULT: u32 = 3;
 const SET_UP: Duration = Duration::from_millis(50);

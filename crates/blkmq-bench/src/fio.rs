@@ -20,6 +20,16 @@ pub(crate) fn is_installed() -> bool {
     answer.is_ok_and(|status| status.success())
 }
 
+/// Says whether fio was built with an engine, or can load it.
+pub(crate) fn has_engine(name: &str) -> bool {
+    let answer = Command::new("fio").arg(format!("--enghelp={name}")).output();
+    // It ends well in any case.
+    answer.is_ok_and(|output| {
+        let said = [output.stdout, output.stderr].concat();
+        !String::from_utf8_lossy(&said).contains("not ")
+    })
+}
+
 /// Runs one job for `window` after `warm_up` and returns what it says of itself, its CPU and switches included.
 ///
 /// `options` are fio's own, in an order of the caller's (its nbd engine must be named before its `--uri`).

@@ -22,6 +22,7 @@ mod fio;
 mod offsets;
 mod on_null;
 mod progress;
+mod server;
 mod svg;
 mod sys;
 mod table;

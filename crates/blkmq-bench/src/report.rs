@@ -97,9 +97,18 @@ impl Report {
     /// # Errors
     /// If a file cannot be written.
     pub fn finish(&mut self, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
+        let table = table::draw(&rows);
+        self.finish_with(&table, rows, args)
+    }
+
+    /// The same with a table of the bench's own.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn finish_with(&mut self, table: &str, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
         self.host.after_run();
         self.rows = rows;
-        print!("{}", table::draw(&self.rows));
+        print!("{table}");
         println!(
             "load average before {:.2}, after {:.2}",
             self.host.load_before, self.host.load_after

@@ -138,7 +138,7 @@ fn figures(samples: &[Sample]) -> BTreeMap<String, f64> {
 }
 
 /// The middle one; of an even number the mean of the middle two; 0 of none.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {

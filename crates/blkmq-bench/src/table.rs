@@ -17,16 +17,20 @@ pub(crate) fn draw(rows: &[Row]) -> String {
         let figure = |name: &&String| row.figures.get(*name).map_or("-".into(), |value| digits(*value));
         lines.push(cells(row).into_iter().chain(figures.iter().map(figure)).collect());
     }
+    align(&lines, 2)
+}
+
+/// Aligns the cells of lines that all have the same number: the first columns, names, to the left, numbers to the right.
+pub(crate) fn align(lines: &[Vec<String>], names: usize) -> String {
     let widths: Vec<usize> = (0..lines[0].len())
         .map(|column| lines.iter().map(|line| line[column].chars().count()).max())
         .map(Option::unwrap_or_default)
         .collect();
     let mut text = String::new();
-    for line in &lines {
+    for line in lines {
         let padded = line.iter().enumerate().map(|(column, cell)| {
             let pad = " ".repeat(widths[column] - cell.chars().count());
-            // Names to the left, numbers to the right.
-            if column < 2 {
+            if column < names {
                 cell.clone() + &pad
             } else {
                 pad + cell
@@ -95,7 +99,7 @@ fn share(ratio: f64) -> String {
     }
 }
 
-fn digits(number: f64) -> String {
+pub(crate) fn digits(number: f64) -> String {
     match number {
         n if n >= 100.0 => format!("{n:.0}"),
         n if n >= 10.0 => format!("{n:.1}"),

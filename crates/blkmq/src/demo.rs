@@ -1,9 +1,10 @@
 //! Decides what `blkmq demo` shows: a light tenant beside a flooding one on one drive, shared by one rule after the other; then
-//! three tenants with weights.
-//! `scene` makes the drive and serves it as `serve` does, `client` is a tenant's load, `stage` lets both run together,
+//! four tenants with weights, of which the heaviest has little in flight.
+//! `drive` makes the drive, `scene` serves it as `serve` does, `client` is a tenant's load, `stage` lets both run together,
 //! `report` writes the table and what is to be seen in it.
 
 mod client;
+mod drive;
 mod report;
 mod scene;
 mod stage;
@@ -20,8 +21,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use client::Job;
+use drive::Medium;
 use report::{Run, Tenant};
-use scene::{Rule, Scene};
+use scene::{FLOOD_DEPTH, Rule, Scene};
 use stage::Stage;
 
 /// What `demo` takes.
@@ -31,9 +33,12 @@ pub struct DemoArgs {
     /// Measure for N seconds under each rule
     #[arg(long, value_name = "N", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
-    /// Use five files of 128 MiB in DIR, removed at the end, instead of a modelled drive
+    /// Use six files of 128 MiB in DIR, removed at the end, instead of a modelled drive
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// Use this file as the drive: made for it, 769 MiB, and removed at the end. One that is there already is refused
+    #[arg(long, value_name = "PATH", conflicts_with = "dir")]
+    pub file: Option<PathBuf>,
     /// What the flooding tenant does
     #[arg(long, value_enum, default_value_t = Flood::Writes)]
     pub flood: Flood,
@@ -80,19 +85,17 @@ pub fn main(args: &DemoArgs) -> Result<()> {
 
 /// Runs everything; returns the text that main prints. Nothing is left behind, whatever comes out.
 fn show(args: &DemoArgs, stop: &AtomicBool) -> Result<String> {
-    let scene = Scene::set(args.dir.as_deref(), args.depth)?;
+    let medium = medium(args);
+    let scene = Scene::set(&medium, args.depth)?;
     let outcome = run(args, &scene, stop);
     let ended = scene.end().context("ending the server");
     let (runs, weighted) = outcome?;
     ended?;
     Ok(format!(
-        "{}\n\n{}\n{}\n\nThree flooding tenants with weights:\n{}",
-        set_up(args),
+        "{}\n\n{}\n{}\n\nTenants with weights, of which the heaviest has little in flight:\n{}",
+        set_up(args, &medium),
         report::table(&runs),
-        report::findings(
-            &runs,
-            args.dir.is_none().then(|| scene::capacity(args.flood.job()))
-        ),
+        report::findings(&runs, medium.capacity(args.flood.job())),
         report::shares(&weighted),
     ))
 }
@@ -131,7 +134,7 @@ fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, V
     }
     let mut clients = scene::WEIGHTED
         .iter()
-        .map(|(name, _)| scene.connect(name, args.flood.job()))
+        .map(|tenant| scene.connect(tenant.name, args.flood.job().with_depth(tenant.depth)))
         .collect::<Result<Vec<_>>>()?;
     let mut weighted = Vec::new();
     for rule in WEIGHTED_UNDER.map(Rule::Scheduler) {
@@ -140,7 +143,7 @@ fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, V
             .map(|(place, client)| (Tenant::Weighted(place), client))
             .collect();
         let played = stage.play(
-            &format!("{}, three with weights", rule.name()),
+            &format!("{}, those with weights", rule.name()),
             || scene.switch(rule),
             tenants,
         )?;
@@ -149,16 +152,24 @@ fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, V
     Ok((runs, weighted))
 }
 
+fn medium(args: &DemoArgs) -> Medium {
+    match (&args.dir, &args.file) {
+        (Some(dir), _) => Medium::Dir(dir.clone()),
+        (None, Some(file)) => Medium::File(file.clone()),
+        (None, None) => Medium::Model,
+    }
+}
+
 fn light() -> Job {
     Job::reads(4 << 10, 1)
 }
 
 /// What was run, for who reads the table.
-fn set_up(args: &DemoArgs) -> String {
+fn set_up(args: &DemoArgs, medium: &Medium) -> String {
     format!(
         "Drive:     {}\nQueue:     one for all disks; at most {} requests with the drive, whatever the rule\n\
          Light:     {}\nFlooding:  {}\nCaps:      the flooding tenant gets at most half of what it got with none\nAll over NBD on a unix socket, one connection each; measured for {} s each time.",
-        scene::describe(args.dir.as_deref()),
+        medium.describe(scene::disks().count()),
         args.depth,
         light(),
         args.flood.job(),
@@ -173,7 +184,6 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-const FLOOD_DEPTH: usize = 64;
 /// The schedulers that tell the story.
 const FEW: [Kind; 2] = [Kind::None, Kind::Bfq];
 /// The schedulers under which tenants with weights are shown.
@@ -183,24 +193,32 @@ const HELP: &str = "\
 Serves disks on one scratch drive, as `blkmq serve` does, and connects an NBD
 client to each. A light tenant reads alone, then beside a flooding one: without
 a scheduler, with a cap on the flood, and with bfq. Then three flooding tenants
-have weights 1:2:4. The rule is changed under load.
+have weights 1:2:4, and one with 4 requests in flight has 8. The rule is changed
+under load.
 
 The drive is a model, so that the story is the same on every host and no disk is
-worn; with --dir it is the one under DIR. Nothing is left behind.
+worn; with --dir or --file it is the one under that. Nothing is left behind.
 
 Examples:
   blkmq demo
   blkmq demo --all
-  blkmq demo --dir /var/tmp --seconds 10";
+  blkmq demo --dir /var/tmp --seconds 10
+  blkmq demo --file /var/tmp/drive.raw";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn args(dir: Option<PathBuf>) -> DemoArgs {
+    fn args(medium: Medium) -> DemoArgs {
+        let (dir, file) = match medium {
+            Medium::Model => (None, None),
+            Medium::Dir(dir) => (Some(dir), None),
+            Medium::File(file) => (None, Some(file)),
+        };
         DemoArgs {
             seconds: 0.1,
             dir,
+            file,
             flood: Flood::Writes,
             all: true,
             depth: 128,
@@ -209,29 +227,44 @@ mod tests {
 
     #[test]
     fn the_whole_demo_runs_in_a_moment_and_has_a_row_for_each_tenant_and_rule() {
-        let text = show(&args(None), &AtomicBool::new(false)).unwrap();
+        let text = show(&args(Medium::Model), &AtomicBool::new(false)).unwrap();
         let rules = Kind::ALL.map(Kind::name);
         for rule in rules.into_iter().chain(["caps"]) {
             let rows = text.lines().filter(|line| line.split(' ').next() == Some(rule));
             let expected = if rule == "none" { 3 } else { 2 };
             assert_eq!(rows.count(), expected, "{rule} in:\n{text}");
         }
-        for (tenant, _) in scene::WEIGHTED {
+        for tenant in scene::WEIGHTED {
             assert!(
-                text.lines().any(|line| line.starts_with(tenant)),
-                "{tenant} in:\n{text}"
+                text.lines().any(|line| line.starts_with(tenant.name)),
+                "{tenant:?} in:\n{text}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_is_the_drive_of_all_tenants_and_is_gone_afterwards() {
+        let dir = std::env::temp_dir().join(format!("blkmq-demo-file-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("drive.raw");
+        let shown = show(&args(Medium::File(path.clone())), &AtomicBool::new(false));
+        // Fails if anything is left in it.
+        std::fs::remove_dir(&dir).unwrap();
+        let text = shown.unwrap();
+        assert!(text.contains(&path.display().to_string()), "{text}");
+        assert!(text.lines().any(|line| line.starts_with("platinum")), "{text}");
     }
 
     #[test]
     fn a_signal_ends_the_demo_and_takes_the_scratch_files_away() {
         let dir = std::env::temp_dir().join(format!("blkmq-demo-test-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        let error = show(&args(Some(dir.clone())), &AtomicBool::new(true)).unwrap_err();
+        for medium in [Medium::Dir(dir.clone()), Medium::File(dir.join("drive.raw"))] {
+            let error = show(&args(medium), &AtomicBool::new(true)).unwrap_err();
+            assert!(error.to_string().contains("interrupted"), "{error:#}");
+        }
         // Fails if anything is left in it.
         std::fs::remove_dir(&dir).unwrap();
-        assert!(error.to_string().contains("interrupted"), "{error:#}");
     }
 
     #[test]

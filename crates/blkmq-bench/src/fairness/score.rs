@@ -80,6 +80,23 @@ impl Series {
         None
     }
 
+    /// The same of the first tenants alone.
+    pub(super) fn of_first(&self, tenants: usize) -> Self {
+        let first = |(at, bytes): &(Duration, Vec<u64>)| (*at, bytes[..tenants].to_vec());
+        Self {
+            moments: self.moments.iter().map(first).collect(),
+        }
+    }
+
+    /// Bytes per second of each, over all of it.
+    pub(super) fn rates(&self) -> Vec<f64> {
+        let (Some(first), Some(last)) = (self.moments.first(), self.moments.last()) else {
+            return Vec::new();
+        };
+        let seconds = (last.0 - first.0).as_secs_f64().max(1e-9);
+        moved(&first.1, &last.1).map(|moved| moved / seconds).collect()
+    }
+
     /// Bytes per second of all, over the part from `from` on.
     pub(super) fn rate_since(&self, from: Duration) -> f64 {
         let Some((start, first)) = self.moments.iter().find(|(at, _)| *at >= from) else {
@@ -156,6 +173,14 @@ mod tests {
         });
         assert!(pause.worst_share_error(&[0.5, 0.5], ms(100)) > 0.9);
         assert!(pause.share_error(&[0.5, 0.5]) < 0.02);
+    }
+
+    #[test]
+    fn rates_are_of_each_and_a_part_leaves_the_others_out() {
+        let series = series(|_| 300);
+        assert_eq!(series.rates(), [100_000.0, 300_000.0]);
+        assert_eq!(series.of_first(1).rates(), [100_000.0]);
+        assert!(series.of_first(1).share_error(&[1.0]) < 1e-9);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_host::service::Service;
 
-use super::scene::{Scene, Tenant, Turn};
+use super::scene::{Model, Scene, Tenant, Turn};
 use super::score::Series;
 use super::tenant::{MEASURE, Meter, STOP, Source, Stage, WARM_UP};
 use crate::args::Plan;
@@ -30,8 +30,8 @@ use crate::usage::Usage;
 /// What the tenants share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Medium {
-    /// A drive of 16 units that take 80 µs for whatever they are given, more or less.
-    Flash,
+    /// The modelled drive of the scene.
+    Model,
     /// A file past the page cache.
     File(PathBuf),
 }
@@ -72,28 +72,22 @@ pub(super) struct Visit {
 impl Medium {
     pub(super) fn description(&self) -> String {
         match self {
-            Self::Flash => format!(
-                "null drive of {FLASH_UNITS} units of {} µs ± {} µs, polled",
+            Self::Model => format!(
+                "null drive of {FLASH_UNITS} units of {} µs ± {} µs, polled; 128-units: of {WIDE_UNITS}; bandwidth=1G: {} µs, \
+                 and 1 GiB/s for all together",
                 FLASH_NS / 1000,
-                FLASH_SPREAD_NS / 1000
+                FLASH_SPREAD_NS / 1000,
+                FLASH_NS / 1000
             ),
             Self::File(path) => format!("{}, past the page cache", path.display()),
         }
     }
 
-    fn open(&self) -> Result<(Arc<dyn Drive>, u64)> {
+    fn open(&self, model: Model) -> Result<(Arc<dyn Drive>, u64)> {
         match self {
-            Self::Flash => {
-                let config = NullConfig {
-                    latency: Nanos(FLASH_NS),
-                    spread: Nanos(FLASH_SPREAD_NS),
-                    parallel: FLASH_UNITS,
-                    depth: TAGS,
-                    // A sleep that ends 20 µs late would be a quarter of the drive's time.
-                    poll_queues: u16::MAX,
-                    ..NullConfig::bare()
-                };
-                Ok((Arc::new(NullDrive::new(config, &[FLASH_BYTES])?), FLASH_BYTES))
+            Self::Model => {
+                let drive = NullDrive::new(null_config(model), &[MODEL_BYTES])?;
+                Ok((Arc::new(drive), MODEL_BYTES))
             }
             Self::File(path) => {
                 let config = FileConfig {
@@ -110,6 +104,30 @@ impl Medium {
     }
 }
 
+fn null_config(model: Model) -> NullConfig {
+    let flash = NullConfig {
+        latency: Nanos(FLASH_NS),
+        spread: Nanos(FLASH_SPREAD_NS),
+        parallel: FLASH_UNITS,
+        depth: TAGS,
+        // A sleep that ends 20 µs late would be a quarter of the drive's time.
+        poll_queues: u16::MAX,
+        ..NullConfig::bare()
+    };
+    match model {
+        Model::Flash => flash,
+        Model::Wide => NullConfig {
+            parallel: WIDE_UNITS,
+            ..flash
+        },
+        Model::Bandwidth => NullConfig {
+            parallel: 0,
+            bandwidth: BANDWIDTH,
+            ..flash
+        },
+    }
+}
+
 /// Plays a scene under an elevator. `capacity`, in bytes per second, has every tenant capped at its due part of it.
 ///
 /// # Errors
@@ -122,7 +140,7 @@ pub(super) fn play(
     plan: &Plan,
 ) -> Result<Visit> {
     let crowd = scene.crowd.len();
-    let tenants: Vec<Tenant> = scene.crowd.iter().chain(&scene.victim).copied().collect();
+    let tenants = scene.tenants();
     let engine = start(scene, ground, elevator, capacity)?;
     let stage = Arc::new(Stage {
         meters: tenants.iter().map(|_| Meter::default()).collect(),
@@ -134,7 +152,7 @@ pub(super) fn play(
     for (place, tenant) in tenants.iter().enumerate() {
         let (stage, tenant) = (Arc::clone(&stage), *tenant);
         let disk = engine.disk(DISK).context("the engine has no disk")?.clone();
-        let with_buffers = ground.medium != Medium::Flash;
+        let with_buffers = ground.medium != Medium::Model;
         let factory =
             move || Box::new(Source::new(stage, place, &tenant, &disk, with_buffers)) as Box<dyn Service>;
         engine.add_service(ReactorId((place % ground.reactors) as u16), Box::new(factory));
@@ -153,7 +171,7 @@ pub(super) fn play(
 }
 
 fn start(scene: &Scene, ground: &Ground, elevator: Kind, capacity: Option<f64>) -> Result<Engine> {
-    let (drive, size) = ground.medium.open()?;
+    let (drive, size) = ground.medium.open(scene.model)?;
     let mut queue = QueueSpec::new("fairness", drive);
     queue.disks.push(DiskEntry {
         name: DISK.into(),
@@ -201,9 +219,14 @@ fn cap(tree: &mut GroupTree, scene: &Scene, capacity: f64) {
     }
 }
 
+/// How long tenants run before they are measured: schedulers that learn have learnt by then.
+pub(super) fn settle(plan: &Plan) -> Duration {
+    plan.warm_up.max(plan.window.min(SETTLE))
+}
+
 /// Lets the tenants run, reads the counters every few milliseconds, and has the scene's turn come half-way.
 fn watch(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize, plan: &Plan) -> Result<Visit> {
-    std::thread::sleep(plan.warm_up.max(plan.window.min(SETTLE)));
+    std::thread::sleep(settle(plan));
     let bytes = || {
         stage.meters[..crowd]
             .iter()
@@ -295,10 +318,11 @@ const REQUESTS: u32 = 2048;
 const FLASH_UNITS: u32 = 16;
 const FLASH_NS: u64 = 80_000;
 const FLASH_SPREAD_NS: u64 = 8_000;
-const FLASH_BYTES: u64 = 1 << 40;
+const WIDE_UNITS: u32 = 128;
+const BANDWIDTH: u64 = 1 << 30;
+const MODEL_BYTES: u64 = 1 << 40;
 /// One largest request per second, which no cap may be below.
 const CAP_MIN: f64 = (1 << 20) as f64;
-/// How long tenants run before they are measured: schedulers that learn have learnt by then.
 const SETTLE: Duration = Duration::from_millis(1500);
 /// After a scene's turn its total counts from here on: so long the others may take to notice.
 const AFTER_TURN: Duration = Duration::from_millis(10);

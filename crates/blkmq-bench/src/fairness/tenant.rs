@@ -66,21 +66,27 @@ impl Source {
         disk: &blkmq_host::disk::Disk,
         with_buffers: bool,
     ) -> Self {
-        let mut buffers = with_buffers.then(|| Buffers::new(tenant.depth, tenant.block_bytes));
+        let load = tenant.load;
+        let mut buffers = with_buffers.then(|| Buffers::new(load.depth, load.block_bytes));
         let bio = |_| Bio {
-            op: tenant.op,
+            op: load.op,
             disk: disk.id,
             group: tenant.group,
-            len: u64::from(tenant.block_bytes),
+            len: u64::from(load.block_bytes),
             data: buffers.as_mut().map_or(Data::None, Buffers::lend),
             ..Bio::default()
         };
-        let idle = (0..tenant.depth).map(bio).collect();
+        let idle = (0..load.depth).map(bio).collect();
         Self {
             stage,
             place,
             queue: disk.queue,
-            offsets: Offsets::new(disk.size, u64::from(tenant.block_bytes), true, place as u64 + 1),
+            offsets: Offsets::new(
+                disk.size,
+                u64::from(load.block_bytes),
+                load.is_random,
+                place as u64 + 1,
+            ),
             buffers,
             idle,
             ios: 0,

@@ -1,17 +1,13 @@
 //! Decides how each server is started, so that the comparison is fair: a null disk that touches no data, one unix socket,
-//! its own defaults else; and that it is ended whatever happens.
+//! its own defaults else. `server` runs it.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context, Result};
+
+use crate::server::{Running, Scratch};
 
 /// Who can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -116,26 +112,9 @@ impl Server {
     /// # Errors
     /// If it ends, or does not listen within five seconds; the error holds what it said.
     pub(crate) fn start(&self) -> Result<Running> {
-        let dir = scratch_dir()?;
+        let dir = Scratch::make()?;
         let socket = dir.join("s");
-        let errors = File::create(dir.join("stderr")).context("making a file for the server's messages")?;
-        let child = self
-            .command(&socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(errors)
-            .spawn()
-            .with_context(|| format!("starting {}", self.program.display()));
-        let child = match child {
-            Ok(child) => child,
-            Err(error) => {
-                let _ = fs::remove_dir_all(&dir);
-                return Err(error);
-            }
-        };
-        let mut running = Running { child, dir, socket };
-        running.wait_until_it_listens()?;
-        Ok(running)
+        Running::start(self.command(&socket), dir, socket)
     }
 
     fn command(&self, socket: &Path) -> Command {
@@ -165,83 +144,8 @@ impl Server {
     }
 }
 
-/// A server that runs; dropping it ends it.
-pub(crate) struct Running {
-    child: Child,
-    dir: PathBuf,
-    socket: PathBuf,
-}
-
-impl Running {
-    /// Where it listens.
-    pub(crate) fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    /// Its process.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// What it has said on stderr, for an error about it.
-    pub(crate) fn last_words(&self) -> String {
-        let said = fs::read_to_string(self.dir.join("stderr")).unwrap_or_default();
-        match said.trim() {
-            "" => "the server said nothing".into(),
-            said => format!("the server said: {said}"),
-        }
-    }
-
-    fn wait_until_it_listens(&mut self) -> Result<()> {
-        let start = Instant::now();
-        while UnixStream::connect(&self.socket).is_err() {
-            if let Some(status) = self.child.try_wait().context("waiting for the server")? {
-                bail!("the server ended ({status}); {}", self.last_words());
-            }
-            if start.elapsed() > LISTEN_WITHIN {
-                bail!(
-                    "the server does not listen after {LISTEN_WITHIN:?}; {}",
-                    self.last_words()
-                );
-            }
-            sleep(Duration::from_millis(3));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Asked first, so that it drains and takes its socket away; forced if it does not hear.
-        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        let start = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) {
-            if start.elapsed() > END_WITHIN {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                break;
-            }
-            sleep(Duration::from_millis(2));
-        }
-        let _ = fs::remove_dir_all(&self.dir);
-    }
-}
-
-fn scratch_dir() -> Result<PathBuf> {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    // Only the numbers must differ; nothing is published with them.
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let dir = std::env::temp_dir().join(format!("blkmq-bench-{}-{number}", std::process::id()));
-    fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
-    Ok(dir)
-}
-
 /// The name under which the disk is exported; nbdkit takes any.
 pub(crate) const EXPORT: &str = "bench";
-const LISTEN_WITHIN: Duration = Duration::from_secs(5);
-const END_WITHIN: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {

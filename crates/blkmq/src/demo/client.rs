@@ -41,6 +41,10 @@ impl Job {
         }
     }
 
+    pub(super) fn with_depth(self, depth: usize) -> Self {
+        Self { depth, ..self }
+    }
+
     pub(super) fn block_bytes(self) -> u32 {
         self.block_bytes
     }

@@ -24,7 +24,7 @@ impl fmt::Display for Tenant {
             Self::Alone => "light, alone",
             Self::Light => "light",
             Self::Flooding => "flooding",
-            Self::Weighted(place) => WEIGHTED[*place].0,
+            Self::Weighted(place) => WEIGHTED[*place].name,
         })
     }
 }
@@ -81,14 +81,17 @@ fn line([scheduler, tenant, iops, rate, p50, p99, p999]: [&str; 7]) -> String {
 
 /// Draws the table of those with weights: a line for each tenant, a column for each run.
 pub(super) fn shares(runs: &[Run]) -> String {
-    let total_weight: u32 = WEIGHTED.iter().map(|(_, weight)| u32::from(*weight)).sum();
-    let mut text = format!("{:<13} {:>6} {:>7}", "tenant", "weight", "due");
+    let total_weight: u32 = WEIGHTED.iter().map(|tenant| u32::from(tenant.weight)).sum();
+    let mut text = format!("{:<13} {:>9} {:>6} {:>7}", "tenant", "in flight", "weight", "due");
     for run in runs {
         text += &format!("  {:>18}", run.rule.name());
     }
-    for (place, (name, weight)) in WEIGHTED.into_iter().enumerate() {
-        let due = 100.0 * f64::from(weight) / f64::from(total_weight);
-        text += &format!("\n{name:<13} {weight:>6} {due:>5.1} %");
+    for (place, tenant) in WEIGHTED.into_iter().enumerate() {
+        let due = 100.0 * f64::from(tenant.weight) / f64::from(total_weight);
+        text += &format!(
+            "\n{:<13} {:>9} {:>6} {due:>5.1} %",
+            tenant.name, tenant.depth, tenant.weight
+        );
         for run in runs {
             let rate = |tenant| find(run, tenant).map_or(0.0, Sample::mb_per_s);
             let total: f64 = (0..WEIGHTED.len())
@@ -283,16 +286,19 @@ mod tests {
     }
     #[test]
     fn shares_stand_beside_what_is_due() {
-        let tenants = [300, 200, 500].into_iter().enumerate();
+        let tenants = [300, 200, 250, 250].into_iter().enumerate();
         let tenants = tenants.map(|(place, count)| (Tenant::Weighted(place), sample(count, 100, 4096)));
         let run = Run {
             rule: Rule::Scheduler(Kind::None),
             tenants: tenants.collect(),
         };
         let text = shares(&[run]);
-        let gold = text.lines().last().unwrap();
+        let last = text.lines().last().unwrap();
         assert!(
-            gold.contains("gold") && gold.contains("57.1 %") && gold.ends_with("50.0 %"),
+            last.starts_with("platinum")
+                && last.contains(" 4 ")
+                && last.contains("53.3 %")
+                && last.ends_with("25.0 %"),
             "{text}"
         );
     }

@@ -8,6 +8,7 @@ mod common;
 
 mod bad_configuration;
 mod crash;
+mod fairness;
 mod file_systems;
 mod fio;
 mod hostile;

@@ -1,0 +1,231 @@
+//! Decides who meets whom: the cases of the bench, one line each where they differ in numbers alone. On the modelled drives
+//! all of them, on a file and beside the kernel those that a file can tell apart, as clients see them those in `of_clients`.
+
+use std::time::Duration;
+
+use blkmq_core::bio::Op;
+use blkmq_core::group::{ROOT, WEIGHT_MAX};
+
+use super::scene::{Load, Model, Scene, Turn};
+
+/// All cases of the modelled drives.
+pub(super) fn all() -> Vec<Scene> {
+    let mut scenes = on_flash();
+    for (prefix, model) in [("128-units", Model::Wide), ("bandwidth=1G", Model::Bandwidth)] {
+        scenes.extend(on_other_models().into_iter().map(|scene| Scene {
+            model,
+            case: format!("{prefix}/{}", scene.case),
+            ..scene
+        }));
+    }
+    scenes
+}
+
+/// The cases of a file, which the kernel's schedulers can be given as well: flat groups.
+pub(super) fn on_file() -> Vec<Scene> {
+    let weights: [&[u16]; 3] = [&[1, 2], &[1, 10], &[1, 2, 4]];
+    let mut scenes = Vec::new();
+    for weights in weights {
+        for depth in [4, 16, 64] {
+            for sizes in [&[4][..], &[64], &MIXED_KIB[..weights.len()]] {
+                scenes.push(mix(weights, sizes, &[depth]));
+            }
+        }
+    }
+    scenes.extend(of_unequal_depths());
+    scenes.extend(victims());
+    scenes
+}
+
+/// The cases of clients in processes of their own.
+pub(super) fn of_clients() -> Vec<Scene> {
+    let mut scenes = Vec::new();
+    scenes.extend([16, 4, 64].map(|depth| mix(&[1, 2, 4], &[64], &[depth])));
+    scenes.extend([4, 16, 256].map(|size| mix(&[1, 2, 4], &[size], &[16])));
+    scenes.push(mix(&[1, 2], &[64], &[16]));
+    scenes.extend([16, 4, 64].map(|depth| mix(&[1, 10], &[64], &[depth])));
+    scenes.push(mix(&[1, 2, 4], &MIXED_KIB, &[16]));
+    scenes.extend(of_unequal_depths());
+    scenes.extend(victims());
+    scenes
+}
+
+/// The case whose drive is a disk of another server.
+pub(super) fn over_nbd() -> Scene {
+    let scene = mix(&[1, 2, 4], &[64], &[16]);
+    let case = format!("nbd/{}", scene.case);
+    scene.named(case)
+}
+
+/// Two customers of weights 1 and 2; the first has two machines of weights 1 and 3.
+pub(super) fn nested() -> Scene {
+    let mut scene = Scene::new("nested=1(1:3):2/reads=4k");
+    let customer = scene.group(ROOT, 100);
+    let load = Load::reads(4096, CROWD_DEPTH);
+    scene
+        .tenant(customer, 100, load)
+        .tenant(customer, 300, load)
+        .tenant(ROOT, 200, load)
+}
+
+/// What weights are multiplied by to be those of groups: a hundred, or less where one would be too large then.
+pub(super) fn scale(weights: impl IntoIterator<Item = u16>) -> u16 {
+    let largest = weights.into_iter().max().unwrap_or(1).max(1);
+    (WEIGHT_MAX / largest).clamp(1, 100)
+}
+
+/// A tenant for each weight, the sizes and depths in turn: `1:2:4/16k,256k,64k/16`.
+fn mix(weights: &[u16], sizes_kib: &[u32], depths: &[u32]) -> Scene {
+    let scale = scale(weights.iter().copied());
+    let sizes: Vec<String> = sizes_kib.iter().map(|size| format!("{size}k")).collect();
+    let case = format!("{}/{}/{}", join(weights, ":"), sizes.join(","), join(depths, ","));
+    let loads = sizes_kib.iter().cycle().zip(depths.iter().cycle());
+    let mut scene = Scene::new(case);
+    for (weight, (size, depth)) in weights.iter().zip(loads) {
+        scene = scene.tenant(ROOT, weight * scale, Load::reads(size << 10, *depth));
+    }
+    scene
+}
+
+fn join<T: ToString>(numbers: &[T], between: &str) -> String {
+    let words: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    words.join(between)
+}
+
+/// Tenants that have not as much under way as their neighbours.
+fn of_unequal_depths() -> [Scene; 3] {
+    [
+        mix(&[1, 2], &[64], &[64, 4]).named("1x64:2x4/64k"),
+        mix(&[1, 2, 4], &[64], &[1, 16, 64]),
+        mix(&[1, 2, 4], &[64], &[64, 16, 4]),
+    ]
+}
+
+fn victims() -> [Scene; 2] {
+    [
+        isolation(8, 4096).named("victim/4k reads"),
+        isolation(8, 256 << 10).named("victim/256k writes"),
+    ]
+}
+
+fn on_flash() -> Vec<Scene> {
+    let mut scenes = vec![
+        weights("weights=1:2:4/reads=4k", [Op::Read; 3], [4096; 3]),
+        weights(
+            "weights=1:2:4/writes=256k,4k,64k",
+            [Op::Write; 3],
+            [256 << 10, 4096, 64 << 10],
+        ),
+        weights(
+            "weights=1:2:4/mixed=r4k,w256k,r64k",
+            [Op::Read, Op::Write, Op::Read],
+            [4096, 256 << 10, 64 << 10],
+        ),
+        nested(),
+        Scene {
+            away: AWAY,
+            ..weights(
+                "weights=1:2:4/writes=256k,4k,64k/away=4x3ms",
+                [Op::Write; 3],
+                [256 << 10, 4096, 64 << 10],
+            )
+        },
+    ];
+    scenes.extend([16, 64].map(many));
+    for (flooders, block_bytes) in [(8, 4096), (63, 4096), (8, 256 << 10), (63, 256 << 10)] {
+        scenes.push(isolation(flooders, block_bytes));
+    }
+    let load = Load::reads(4096, CROWD_DEPTH);
+    scenes.push(Scene::new("alone/reads=4k").tenant(ROOT, 100, load));
+    let equals = |case| Scene::new(case).tenant(ROOT, 100, load).tenant(ROOT, 100, load);
+    scenes.push(Scene {
+        turn: Turn::Weight(300),
+        ..equals("reaction/weight=100to300")
+    });
+    scenes.push(Scene {
+        turn: Turn::Silence,
+        ..equals("reaction/silence")
+    });
+    scenes
+}
+
+fn on_other_models() -> [Scene; 4] {
+    [
+        weights("weights=1:2:4/reads=4k", [Op::Read; 3], [4096; 3]),
+        weights(
+            "weights=1:2:4/mixed=r4k,w256k,r64k",
+            [Op::Read, Op::Write, Op::Read],
+            [4096, 256 << 10, 64 << 10],
+        ),
+        isolation(8, 4096),
+        isolation(8, 256 << 10),
+    ]
+}
+
+fn weights(case: &str, ops: [Op; 3], block_bytes: [u32; 3]) -> Scene {
+    let mut scene = Scene::new(case);
+    for ((weight, op), block_bytes) in [100, 200, 400].into_iter().zip(ops).zip(block_bytes) {
+        scene = scene.tenant(ROOT, weight, Load::random(op, block_bytes, CROWD_DEPTH));
+    }
+    scene
+}
+
+fn many(tenants: u32) -> Scene {
+    let weights = [100, 200, 400].into_iter().cycle().take(tenants as usize);
+    weights.fold(
+        Scene::new(format!("groups={tenants}/weights=1:2:4…/reads=4k")),
+        |scene, weight| scene.tenant(ROOT, weight, Load::reads(4096, FLOOD_DEPTH)),
+    )
+}
+
+/// A reader of one 4 KiB block at a time beside many who flood the drive, all of the same weight.
+fn isolation(flooders: u32, block_bytes: u32) -> Scene {
+    let op = if block_bytes == 4096 { Op::Read } else { Op::Write };
+    let what = if op == Op::Read { "r4k" } else { "w256k" };
+    let mut scene = Scene::new(format!("victim=r4k/flooders={flooders}x{FLOOD_DEPTH}{what}"));
+    for _ in 0..flooders {
+        scene = scene.tenant(ROOT, 100, Load::random(op, block_bytes, FLOOD_DEPTH));
+    }
+    scene.victim(100, Load::reads(4096, 1))
+}
+
+/// About what another program takes of a processor at once.
+const AWAY: Duration = Duration::from_millis(3);
+const CROWD_DEPTH: u32 = 64;
+const FLOOD_DEPTH: u32 = 32;
+const MIXED_KIB: [u32; 3] = [16, 256, 64];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_case_is_named_by_its_weights_sizes_and_depths() {
+        let scene = mix(&[1, 10], &[16, 256], &[4]);
+        assert_eq!(scene.case, "1:10/16k,256k/4");
+        let shown: Vec<(u16, String)> = scene
+            .crowd
+            .iter()
+            .map(|tenant| (scene.weight(tenant), tenant.load.to_string()))
+            .collect();
+        assert_eq!(shown, [(100, "4x16k".into()), (1000, "4x256k".into())]);
+    }
+
+    #[test]
+    fn no_two_cases_of_a_table_have_the_same_name() {
+        for table in [all(), on_file(), of_clients()] {
+            let names: BTreeSet<&str> = table.iter().map(|scene| scene.case.as_str()).collect();
+            assert_eq!(names.len(), table.len());
+        }
+    }
+
+    #[test]
+    fn weights_are_scaled_as_far_as_groups_allow() {
+        assert_eq!(scale([1, 2, 4]), 100);
+        assert_eq!(scale([1, 10]), 100);
+        assert_eq!(scale([1, 64]), 15);
+        assert_eq!(scale([1000]), 1);
+    }
+}

@@ -1,0 +1,368 @@
+//! Decides how shares are measured as clients see them: a daemon and an fio for each tenant, all processes of their own, for each
+//! visit; and the kernel's schedulers on a loop device over the same files beside it, in the same round.
+
+mod figures;
+mod server;
+mod table;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use blkmq_core::group::ROOT;
+use blkmq_core::sched::Kind;
+
+use self::figures::{Alone, Outcome, may_lack_depth};
+use self::server::{Drive, Server};
+use super::images::Images;
+use super::kernel::Loop;
+use super::processes::Visit;
+use super::scene::{Load, Scene};
+use super::stage::settle;
+use super::{FairnessArgs, MEMORY, Side, cases, chosen};
+use crate::args::{BenchArgs, Plan};
+use crate::fio;
+use crate::report::{About, Report, Row};
+use crate::rounds::{self, Point, Sample};
+
+/// One directory with images, and what lies on them.
+struct Ground {
+    /// Names it in cases: its filesystem, with a number if it is not the first of that type.
+    label: String,
+    images: Images,
+    kernel: Option<Loop>,
+}
+
+/// A scene, and whether the drive is another server's disk.
+struct Case {
+    scene: Scene,
+    is_over_nbd: bool,
+}
+
+/// Who serves, and so who schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Family {
+    Daemon,
+    Kernel,
+}
+
+/// What visits have in common.
+struct Bench {
+    server: Server,
+    /// Totals without a scheduler, by case and family, of this round.
+    none: RefCell<BTreeMap<(String, Family), f64>>,
+    /// What loads have by themselves, and in which round that was found.
+    alone: RefCell<BTreeMap<(String, Family), (u32, Alone)>>,
+}
+
+/// What is visited: a side at a case.
+struct Visited<'a> {
+    ground: &'a Ground,
+    case: &'a Case,
+    family: Family,
+    kind: Kind,
+    /// One for each visit.
+    outcomes: RefCell<Vec<Outcome>>,
+}
+
+/// Runs the bench and prints its report; progress goes to stderr.
+///
+/// # Errors
+/// If an option is out of range, a directory cannot take the images, the daemon or a client fails, or a result cannot be written.
+pub(super) fn main(args: &FairnessArgs) -> Result<()> {
+    ensure!(
+        fio::is_installed() && fio::has_engine("nbd"),
+        "--clients needs fio with its nbd engine: install it"
+    );
+    let kinds = kinds(&args.side)?;
+    let cases = cases_of(args)?;
+    let grounds = grounds(args, &cases)?;
+    let bench = Bench {
+        server: Server {
+            program: program(args)?,
+            reactors: args.reactors.unwrap_or(REACTORS_DEFAULT),
+        },
+        none: RefCell::default(),
+        alone: RefCell::default(),
+    };
+    let visited = visited(&grounds, &cases, &kinds);
+    let plan = plan(&args.common, visited.len())?;
+    let about = about(&bench.server, &grounds, &plan);
+    let mut report = Report::start("fairness", about, &plan);
+    let mut points: Vec<Point<'_>> = visited.iter().map(|visited| visited.point(&bench)).collect();
+    let rows = rounds::run(&plan, &mut points)?;
+    drop(points);
+    let (mut of_cases, mut of_tenants) = (Vec::new(), Vec::new());
+    for (mut row, visited) in rows.into_iter().zip(&visited) {
+        let outcomes = visited.outcomes.borrow();
+        row.figures = figures::of_case(&outcomes);
+        of_tenants.extend(figures::of_tenants(&visited.case.scene, &row, &outcomes));
+        of_cases.push(row);
+    }
+    let table = table::draw(&of_cases, &of_tenants);
+    let rows: Vec<Row> = of_cases.into_iter().chain(of_tenants).collect();
+    report.finish_with(&table, rows, &args.common)
+}
+
+/// The schedulers asked for; `none` always, since others are compared with it.
+fn kinds(asked: &[Side]) -> Result<Vec<Kind>> {
+    let mut kinds = vec![Kind::None];
+    for side in asked {
+        match side {
+            Side::Elevator(kind) if kinds.contains(kind) => {}
+            Side::Elevator(kind) => kinds.push(*kind),
+            _ => ensure!(
+                false,
+                "--side {} rejected with --clients: must be one of {}",
+                side.name(),
+                Kind::ALL.map(Kind::name).join(", ")
+            ),
+        }
+    }
+    if asked.is_empty() {
+        kinds.push(Kind::Bfq);
+    }
+    Ok(kinds)
+}
+
+fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
+    let over_nbd = cases::over_nbd();
+    let mut scenes = cases::of_clients();
+    scenes.push(over_nbd.clone());
+    if args.common.quick && args.only.is_empty() {
+        scenes.truncate(1);
+    }
+    let case = |scene: Scene| Case {
+        is_over_nbd: scene.case == over_nbd.case,
+        scene,
+    };
+    Ok(chosen(args, scenes)?.into_iter().map(case).collect())
+}
+
+/// The directories, with images for the largest case and, if asked for and possible, a loop device on the first.
+fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
+    let needed = |case: &Case| {
+        if case.is_over_nbd {
+            1
+        } else {
+            case.scene.tenants().len()
+        }
+    };
+    let count = cases.iter().map(needed).max().unwrap_or(1);
+    let mut grounds: Vec<Ground> = Vec::new();
+    for dir in dirs(&args.dir) {
+        let mut images = Images::in_dir(&dir, args.size)?;
+        images.fill(count)?;
+        let same = grounds
+            .iter()
+            .filter(|other| other.images.filesystem() == images.filesystem());
+        let label = match same.count() {
+            0 => images.filesystem().to_owned(),
+            others => format!("{}-{}", images.filesystem(), others + 1),
+        };
+        let kernel = args.kernel.then(|| Loop::set_up(&images.path(0)));
+        let kernel = kernel.and_then(|kernel| match kernel {
+            Ok(kernel) => Some(kernel),
+            Err(error) => {
+                eprintln!("SKIPPED the kernel's sides on {label}: {error:#}");
+                None
+            }
+        });
+        grounds.push(Ground {
+            label,
+            images,
+            kernel,
+        });
+    }
+    Ok(grounds)
+}
+
+/// Those asked for, or the current one, and memory if that is another filesystem.
+fn dirs(asked: &[PathBuf]) -> Vec<PathBuf> {
+    if !asked.is_empty() {
+        return asked.to_vec();
+    }
+    let device = |dir: &Path| std::fs::metadata(dir).ok().map(|meta| meta.dev());
+    let (here, memory) = (PathBuf::from("."), PathBuf::from(MEMORY));
+    match device(&memory) {
+        None => {
+            eprintln!("SKIPPED the cases in memory: there is no {MEMORY}");
+            vec![here]
+        }
+        there if there == device(&here) => vec![here],
+        _ => vec![here, memory],
+    }
+}
+
+fn program(args: &FairnessArgs) -> Result<PathBuf> {
+    match &args.server {
+        Some(program) => Ok(program.clone()),
+        None => std::env::current_exe().context("finding this program"),
+    }
+}
+
+fn plan(common: &BenchArgs, visits: usize) -> Result<Plan> {
+    let mut common = common.clone();
+    if !common.quick {
+        common.seconds.get_or_insert(super::SECONDS_DEFAULT);
+        common.rounds.get_or_insert(super::ROUNDS_DEFAULT);
+    }
+    // Tenants run in for as long as they are measured, at most; and there are visits of some of them alone.
+    common.plan(3 * visits, SET_UP)
+}
+
+/// All visits of a round, the sides of a case one after the other.
+fn visited<'a>(grounds: &'a [Ground], cases: &'a [Case], kinds: &[Kind]) -> Vec<Visited<'a>> {
+    let mut visited = Vec::new();
+    for ground in grounds {
+        for case in cases {
+            for &kind in kinds {
+                let families = [
+                    Some(Family::Daemon),
+                    (ground.kernel.is_some() && !case.is_over_nbd).then_some(Family::Kernel),
+                ];
+                visited.extend(families.into_iter().flatten().map(|family| Visited {
+                    ground,
+                    case,
+                    family,
+                    kind,
+                    outcomes: RefCell::default(),
+                }));
+            }
+        }
+    }
+    visited
+}
+
+impl Visited<'_> {
+    fn point<'a>(&'a self, bench: &'a Bench) -> Point<'a> {
+        let mut round = 0;
+        Point {
+            case: self.name(),
+            side: match self.family {
+                Family::Daemon => self.kind.name().into(),
+                Family::Kernel => format!("kernel-{}", self.kind),
+            },
+            measure: Box::new(move |plan| {
+                round += 1;
+                self.measure(bench, round, plan)
+            }),
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("{}/{}", self.ground.label, self.case.scene.case)
+    }
+
+    fn measure(&self, bench: &Bench, round: u32, plan: &Plan) -> Result<Sample> {
+        let scene = &self.case.scene;
+        let alone = scene.tenants().into_iter().zip(may_lack_depth(scene));
+        let alone = alone.map(|(tenant, is_asked)| {
+            is_asked
+                .then(|| self.alone(bench, tenant.load, round, plan))
+                .transpose()
+        });
+        let alone = alone.collect::<Result<Vec<_>>>()?;
+        let visit = self.play(bench, scene, self.kind, plan)?;
+        let key = (self.name(), self.family);
+        let none = match self.kind {
+            Kind::None => None,
+            _ => bench.none.borrow().get(&key).copied(),
+        };
+        let outcome = Outcome::new(scene, &visit, none, &alone);
+        if self.kind == Kind::None {
+            bench.none.borrow_mut().insert(key, outcome.total);
+        }
+        self.outcomes.borrow_mut().push(outcome);
+        Ok(visit.total(scene))
+    }
+
+    /// What a load has by itself without a scheduler; it is visited once in a round, whatever cases it is in.
+    fn alone(&self, bench: &Bench, load: Load, round: u32, plan: &Plan) -> Result<Alone> {
+        let drive = if self.case.is_over_nbd { "nbd/" } else { "" };
+        let key = (format!("{}/{drive}{load}", self.ground.label), self.family);
+        let known = bench.alone.borrow().get(&key).copied();
+        if let Some((_, alone)) = known.filter(|(found, _)| *found == round) {
+            return Ok(alone);
+        }
+        let scene = Scene::new(format!("{load} alone")).tenant(ROOT, 100, load);
+        let visit = self
+            .play(bench, &scene, Kind::None, plan)
+            .with_context(|| scene.case.clone())?;
+        let alone = Alone {
+            bytes: visit.series.rates().iter().sum(),
+            latency: visit.samples[0].latency,
+        };
+        bench.alone.borrow_mut().insert(key, (round, alone));
+        Ok(alone)
+    }
+
+    fn play(&self, bench: &Bench, scene: &Scene, kind: Kind, plan: &Plan) -> Result<Visit> {
+        let images = &self.ground.images;
+        match (self.family, &self.ground.kernel) {
+            (Family::Kernel, Some(kernel)) => kernel.play(scene, kind.name(), plan),
+            _ if self.case.is_over_nbd => bench.server.play(scene, kind, &Drive::Nbd(images), plan),
+            _ => bench.server.play(scene, kind, &Drive::Images(images), plan),
+        }
+    }
+}
+
+fn about(server: &Server, grounds: &[Ground], plan: &Plan) -> About {
+    let mut setting: Vec<String> = grounds
+        .iter()
+        .map(|ground| {
+            let direct = if ground.images.is_direct() {
+                "past"
+            } else {
+                "through"
+            };
+            format!(
+                "{}: {}, {direct} the page cache",
+                ground.label,
+                ground.images.description()
+            )
+        })
+        .collect();
+    setting.extend([
+        format!(
+            "blkmq serve, {} reactor(s), afresh for each visit: one queue, one unix socket, a disk and a group for each tenant; an fio each, nbd engine",
+            server.reactors
+        ),
+        "kernel-…: the kernel's scheduler on a loop device over the first file, direct I/O, a control group and an fio with io_uring each".into(),
+        format!(
+            "tenants run for {} ms before; shares are of bytes, over the time in which all are measured; worst: of all visits",
+            settle(plan).as_millis()
+        ),
+        "of alone: of what the same tenant has by itself with none in this round, where it may have too little under way for its due; \
+         alone of due: below 1 it cannot have its due".into(),
+        "of none: of the same family without a scheduler in this round; CPU/IO: of the daemon, or of the kernel's clients".into(),
+    ]);
+    About {
+        question: "how do tenants share a drive, as clients see it?".into(),
+        setting,
+    }
+}
+
+const REACTORS_DEFAULT: u16 = 2;
+/// Starting and ending a daemon and its clients.
+const SET_UP: Duration = Duration::from_millis(800);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn none_is_always_measured_and_bfq_unless_others_are_asked_for() {
+        assert_eq!(kinds(&[]).unwrap(), [Kind::None, Kind::Bfq]);
+        let asked = [Side::Elevator(Kind::Kyber), Side::Elevator(Kind::None)];
+        assert_eq!(kinds(&asked).unwrap(), [Kind::None, Kind::Kyber]);
+        let error = kinds(&[Side::Caps]).unwrap_err().to_string();
+        assert!(
+            error.contains("--side caps rejected with --clients: must be one of none, mq-deadline"),
+            "{error}"
+        );
+    }
+}

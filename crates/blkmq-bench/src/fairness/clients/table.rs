@@ -1,0 +1,88 @@
+//! Decides how the rows of clients look on a terminal: a table of the cases, and one of their tenants; beside each median what
+//! it was in the worst visit.
+
+use crate::report::Row;
+use crate::table::{align, digits, nanos};
+
+/// A column: its heading, and its cell in a row.
+type Column = (&'static str, fn(&Row) -> String);
+
+/// Draws both tables, from the rows of cases and those of tenants.
+pub(super) fn draw(cases: &[Row], tenants: &[Row]) -> String {
+    format!("{}\n{}", table(&CASES, cases), table(&TENANTS, tenants))
+}
+
+fn table(columns: &[Column], rows: &[Row]) -> String {
+    let heading = columns.iter().map(|(heading, _)| (*heading).to_owned()).collect();
+    let line = |row: &Row| columns.iter().map(|(_, cell)| cell(row)).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(heading).chain(rows.iter().map(line)).collect();
+    align(&lines, 2)
+}
+
+fn cell(row: &Row, name: &str, show: fn(f64) -> String) -> String {
+    row.figures
+        .get(name)
+        .map_or_else(|| "-".into(), |value| show(*value))
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}
+
+fn part(part: f64) -> String {
+    format!("{part:.2}")
+}
+
+const CASES: [Column; 12] = [
+    ("case", |row| row.case.clone()),
+    ("side", |row| row.side.clone()),
+    ("MB/s", |row| cell(row, "mb_per_s", digits)),
+    ("of none", |row| cell(row, "bytes_vs_none", part)),
+    ("worst", |row| cell(row, "bytes_vs_none_worst", part)),
+    ("share error", |row| cell(row, "share_error", percent)),
+    ("worst", |row| cell(row, "share_error_worst", percent)),
+    ("any second", |row| cell(row, "worst_share_error", percent)),
+    ("worst", |row| cell(row, "worst_share_error_worst", percent)),
+    ("largest p99", |row| cell(row, "largest_p99_ns", nanos)),
+    ("worst", |row| cell(row, "largest_p99_ns_worst", nanos)),
+    ("CPU/IO", |row| nanos(row.cpu_ns_per_io)),
+];
+
+const TENANTS: [Column; 12] = [
+    ("case", |row| row.case.clone()),
+    ("side", |row| row.side.clone()),
+    ("MB/s", |row| cell(row, "mb_per_s", digits)),
+    ("of due", |row| cell(row, "of_due", part)),
+    ("worst", |row| cell(row, "of_due_worst", part)),
+    ("of alone", |row| cell(row, "of_alone", part)),
+    ("worst", |row| cell(row, "of_alone_worst", part)),
+    ("alone of due", |row| cell(row, "alone_of_due", part)),
+    ("p50", |row| nanos(row.p50_ns as f64)),
+    ("p99", |row| nanos(row.p99_ns as f64)),
+    ("worst", |row| cell(row, "p99_ns_worst", nanos)),
+    ("p99 vs alone", |row| cell(row, "p99_vs_alone", part)),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_stands_beside_its_worst_and_a_dash_where_there_is_none() {
+        let mut row = Row {
+            case: "tmpfs/1:2/64k/16".into(),
+            side: "bfq".into(),
+            ..Row::default()
+        };
+        row.figures.insert("share_error".into(), 0.012);
+        row.figures.insert("share_error_worst".into(), 0.57);
+        let text = draw(&[row.clone()], &[row]);
+        assert!(text.contains("1.2 %  57.0 %"), "{text}");
+        let tenant = text.lines().last().unwrap();
+        assert_eq!(
+            tenant.split_whitespace().filter(|word| *word == "-").count(),
+            8,
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! Decides what tenants' images are: files next to each other in one directory, full of data that no drive can compress, and
+//! unlinked from the start, so that nothing is left behind however the bench ends. Others open them through procfs.
+
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use blkmq_host::driver::file::{Direct, FileConfig, FileDisk};
+
+/// The images of a run in one directory.
+pub(super) struct Images {
+    dir: PathBuf,
+    filesystem: String,
+    each_bytes: u64,
+    files: Vec<File>,
+}
+
+impl Images {
+    /// Finds out what `dir` lies on; makes no file yet.
+    ///
+    /// # Errors
+    /// If there is no such directory.
+    pub(super) fn in_dir(dir: &Path, each_bytes: u64) -> Result<Self> {
+        let dir = dir
+            .canonicalize()
+            .with_context(|| format!("--dir {} rejected: must be a directory", dir.display()))?;
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        Ok(Self {
+            filesystem: filesystem(&mounts, &dir).unwrap_or_else(|| "unknown".into()),
+            dir,
+            each_bytes,
+            files: Vec::new(),
+        })
+    }
+
+    /// Makes and fills files until there are `count`.
+    ///
+    /// # Errors
+    /// If one cannot be made or filled.
+    pub(super) fn fill(&mut self, count: usize) -> Result<()> {
+        let block = noise();
+        while self.files.len() < count {
+            let name = format!(".blkmq-bench-{}-{}", std::process::id(), self.files.len());
+            let path = self.dir.join(name);
+            eprintln!(
+                "filling image {} of {count}, {} MiB, in {}",
+                self.files.len() + 1,
+                self.each_bytes >> 20,
+                self.dir.display()
+            );
+            let file = make(&path, &block, self.each_bytes).with_context(|| {
+                format!(
+                    "{}: cannot be filled with {} MiB; choose another --dir or a smaller --size",
+                    self.dir.display(),
+                    self.each_bytes >> 20
+                )
+            })?;
+            self.files.push(file);
+        }
+        Ok(())
+    }
+
+    /// Where the image at a place can be opened by any process of this user, as long as this one lives.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub(super) fn path(&self, place: usize) -> PathBuf {
+        let fd = self.files[place].as_raw_fd();
+        format!("/proc/{}/fd/{fd}", std::process::id()).into()
+    }
+
+    /// The type of the filesystem: `ext4`.
+    pub(super) fn filesystem(&self) -> &str {
+        &self.filesystem
+    }
+
+    /// What they are, for the report.
+    pub(super) fn description(&self) -> String {
+        format!("files of {} MiB in {}", self.each_bytes >> 20, self.dir.display())
+    }
+
+    /// The size of each.
+    pub(super) fn each_bytes(&self) -> u64 {
+        self.each_bytes
+    }
+
+    /// Whether the first of them can be read and written past the page cache, as the daemon finds out.
+    pub(super) fn is_direct(&self) -> bool {
+        let config = FileConfig {
+            path: self.path(0),
+            read_only: true,
+            direct: Direct::On,
+            ..FileConfig::default()
+        };
+        FileDisk::open(&config).is_ok()
+    }
+}
+
+/// Makes a file, takes its name away and fills it. What is not written yet when it is measured would be measured along.
+fn make(path: &Path, block: &[u8], bytes: u64) -> std::io::Result<File> {
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)?;
+    fs::remove_file(path)?;
+    for _ in 0..bytes / block.len() as u64 {
+        file.write_all(block)?;
+    }
+    file.sync_all()?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+/// 1 MiB by Marsaglia's xorshift ("Xorshift RNGs", 2003) with shifts 13, 7, 17.
+fn noise() -> Vec<u8> {
+    let mut state: u64 = 0x9e37_79b9_7f4a_7c15;
+    let words = (0..BLOCK_BYTES / 8).flat_map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.collect()
+}
+
+/// The type of what is mounted deepest above `dir`, by a table with lines of `device, mount point, type, ...`.
+fn filesystem(mounts: &str, dir: &Path) -> Option<String> {
+    let mount = |line: &str| -> Option<(usize, String)> {
+        let mut words = line.split(' ');
+        let point = words.nth(1)?;
+        dir.starts_with(point)
+            .then(|| Some((point.len(), words.next()?.to_owned())))?
+    };
+    // Of two on the same point the later one is seen.
+    let deepest = mounts.lines().filter_map(mount).max_by_key(|(depth, _)| *depth);
+    deepest.map(|(_, name)| name)
+}
+
+const BLOCK_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_filesystem_is_that_of_the_deepest_mount() {
+        let mounts = "/dev/a / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nx /dev/shm/x overlay rw 0 0\n";
+        let of = |dir: &str| filesystem(mounts, Path::new(dir)).unwrap();
+        assert_eq!(
+            ["/var/a", "/dev/shm", "/dev/shmother", "/dev/shm/x/y"].map(of),
+            ["ext4", "tmpfs", "ext4", "overlay"]
+        );
+    }
+
+    #[test]
+    fn images_are_full_of_data_can_be_opened_and_leave_no_name() {
+        let dir = std::env::temp_dir().join(format!("blkmq-images-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let mut images = Images::in_dir(&dir, 2 << 20).unwrap();
+        images.fill(2).unwrap();
+        // Fails if anything is left in it.
+        fs::remove_dir(&dir).unwrap();
+        let mut read = Vec::new();
+        File::open(images.path(1))
+            .unwrap()
+            .read_to_end(&mut read)
+            .unwrap();
+        assert_eq!(read.len(), 2 << 20);
+        let zeroes = read.iter().filter(|byte| **byte == 0).count();
+        assert!(zeroes < read.len() / 100, "{zeroes} zeroes");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_refused_by_its_name() {
+        let error = Images::in_dir(Path::new("/no/such/dir"), 1)
+            .err()
+            .expect("refused");
+        assert!(format!("{error:#}").contains("--dir /no/such/dir rejected"));
+    }
+}

@@ -1,0 +1,125 @@
+//! Decides how a server is run as a process of its own: started on a unix socket, waited for until it listens, and ended
+//! whatever happens. `nbd` compares servers, `fairness` has tenants meet on ours.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A server that runs; dropping it ends it.
+pub(crate) struct Running {
+    child: Child,
+    dir: Scratch,
+    socket: PathBuf,
+}
+
+impl Running {
+    /// Starts a command that becomes a server on `socket`, and waits until it listens. `dir` is its own, and goes with it.
+    ///
+    /// # Errors
+    /// If it ends, or does not listen within five seconds; the error holds what it said.
+    pub(crate) fn start(mut command: Command, dir: Scratch, socket: PathBuf) -> Result<Self> {
+        let errors = File::create(dir.join("stderr")).context("making a file for the server's messages")?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors)
+            .spawn()
+            .with_context(|| format!("starting {}", command.get_program().display()))?;
+        let mut running = Self { child, dir, socket };
+        running.wait_until_it_listens()?;
+        Ok(running)
+    }
+
+    /// Where it listens.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has said on stderr, for an error about it.
+    pub(crate) fn last_words(&self) -> String {
+        let said = fs::read_to_string(self.dir.join("stderr")).unwrap_or_default();
+        match said.trim() {
+            "" => "the server said nothing".into(),
+            said => format!("the server said: {said}"),
+        }
+    }
+
+    fn wait_until_it_listens(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while UnixStream::connect(&self.socket).is_err() {
+            if let Some(status) = self.child.try_wait().context("waiting for the server")? {
+                bail!("the server ended ({status}); {}", self.last_words());
+            }
+            if start.elapsed() > LISTEN_WITHIN {
+                bail!(
+                    "the server does not listen after {LISTEN_WITHIN:?}; {}",
+                    self.last_words()
+                );
+            }
+            sleep(Duration::from_millis(3));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Asked first, so that it drains and takes its socket away; forced if it does not hear.
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if start.elapsed() > END_WITHIN {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                break;
+            }
+            sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// A directory for sockets, configurations and logs, removed with all that is in it.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes it, below the directory for temporary files.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(crate) fn make() -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        // Only the numbers must differ; nothing is published with them.
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("blkmq-bench-{}-{number}", std::process::id()));
+        fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
+        Ok(Self(dir))
+    }
+
+    /// The path of a file in it.
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const LISTEN_WITHIN: Duration = Duration::from_secs(5);
+const END_WITHIN: Duration = Duration::from_secs(2);

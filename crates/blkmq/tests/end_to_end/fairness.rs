@@ -1,0 +1,144 @@
+//! Decides that `blkmq bench fairness --clients` measures shares over the daemon itself: it starts this very command as its server,
+//! and fio as its clients. How large the shares are is not asserted.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::common::Scratch;
+use crate::common::daemon::program;
+use crate::common::tools::{Said, installed, output_within};
+
+#[test]
+fn clients_of_each_side_are_measured_and_those_with_little_under_way_against_alone() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let json = scratch.path("report.json");
+    let said = bench(
+        &scratch,
+        "--case 1:16:64k,2:4:4k:randwrite --side mq-deadline,bfq --visits 2",
+        &json,
+    );
+    assert!(said.success, "{}", said.stderr);
+    let rows = rows(&json);
+    let of = |side: &str| -> Vec<&Value> { rows.iter().filter(|row| row["side"] == side).collect() };
+    for side in ["none", "mq-deadline", "bfq"] {
+        let [case, heavy, light] = of(side)[..] else {
+            panic!("{side}: not a row of the case and one of each tenant: {rows:?}");
+        };
+        for figure in ["mb_per_s", "share_error_worst", "bytes_vs_none", "largest_p99_ns"] {
+            assert!(number(case, figure) > 0.0, "{side}: {figure} in {case}");
+        }
+        assert!(
+            case["case"]
+                .as_str()
+                .is_some_and(|name| name.ends_with("/1:16:64k,2:4:4k:randwrite"))
+        );
+        // Its due is two thirds, and of what is under way it has a sixty-fourth.
+        assert!(
+            number(light, "of_alone") > 0.0 && number(light, "alone_of_due") > 0.0,
+            "{light}"
+        );
+        assert!(heavy.get("of_alone").is_none(), "{heavy}");
+        let sum = number(heavy, "mb_per_s") + number(light, "mb_per_s");
+        assert!(sum > 0.0 && number(heavy, "p99_ns") > 0.0);
+        assert_eq!(case["rounds"].as_array().map(Vec::len), Some(2));
+    }
+}
+
+#[test]
+fn a_disk_of_another_server_is_the_drive_of_its_case() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let json = scratch.path("report.json");
+    let said = bench(&scratch, "--only nbd/ --visits 1", &json);
+    assert!(said.success, "{}", said.stderr);
+    let rows = rows(&json);
+    assert_eq!(rows.len(), 2 * 4, "{rows:?}");
+    for row in &rows {
+        assert!(number(row, "mb_per_s") > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn the_kernels_sides_are_measured_or_skipped_aloud() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let json = scratch.path("report.json");
+    let said = bench(&scratch, "--kernel --case 1:16:4k,1:16:4k --visits 1", &json);
+    assert!(said.success, "{}", said.stderr);
+    let has_kernel = rows(&json).iter().any(|row| row["side"] == "kernel-bfq");
+    assert_ne!(
+        has_kernel,
+        said.stderr.contains("SKIPPED the kernel's sides"),
+        "{}",
+        said.stderr
+    );
+}
+
+#[test]
+fn a_case_that_cannot_be_read_is_refused_with_what_is_allowed() {
+    for (case, expected) in [
+        (
+            "1:2",
+            "tenant 1 (1:2): must be WEIGHT:DEPTH:SIZE[:OP], as in 2:4:64k:randread",
+        ),
+        (
+            "1:1:4k,2000:1:4k",
+            "tenant 2 (2000:1:4k): weight 2000 rejected: must be a whole number from 1 to 1000",
+        ),
+    ] {
+        let mut command = Command::new(program());
+        command.args(["bench", "fairness", "--case", case]);
+        let said = said(&mut command);
+        assert!(!said.success && said.stderr.contains(expected), "{}", said.stderr);
+    }
+}
+
+fn bench(scratch: &Scratch, words: &str, json: &Path) -> Said {
+    let mut command = Command::new(program());
+    command
+        .args([
+            "bench",
+            "fairness",
+            "--clients",
+            "--size",
+            "16M",
+            "--seconds",
+            "0.2",
+        ])
+        .args(words.split(' '))
+        .args(["--dir", &scratch.word("")])
+        .arg("--json")
+        .arg(json);
+    said(&mut command)
+}
+
+fn said(command: &mut Command) -> Said {
+    let output = output_within(command, TIME);
+    Said {
+        success: output.status.success(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+fn rows(json: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(json).expect("the report was written");
+    let report: Value = serde_json::from_str(&text).expect("the report is JSON");
+    report["rows"].as_array().expect("rows").clone()
+}
+
+fn number(row: &Value, figure: &str) -> f64 {
+    row[figure].as_f64().unwrap_or(0.0)
+}
+
+const TIME: Duration = Duration::from_secs(100);
