@@ -11,7 +11,7 @@ use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 use blkmq_core::sched::{Elevator, InsertAt, Inserted, Kind, Note};
-use blkmq_core::time::Instant;
+use blkmq_core::time::{Instant, Nanos};
 
 /// Positions of the load, 70 % of it reads.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ fn run(
     clock: fn() -> u64,
 ) -> f64 {
     let mut seed = 1u64;
-    let mut inserted = 0;
+    let (mut inserted, mut now) = (0, Instant(0));
     let begin = clock();
     while inserted < count {
         while elevator.queued() < depth {
@@ -77,10 +77,13 @@ fn run(
             };
             let rq = Request::for_test(ReactorId(0), bio, 0);
             inserted += 1;
-            elevator.insert(rq, InsertAt::Ordered, Instant(inserted * 100));
+            now = now + Nanos(100);
+            elevator.insert(rq, InsertAt::Ordered, now);
         }
         for _ in 0..(depth / 4).max(1) {
-            give_out(elevator, Instant(inserted * 100));
+            // It may wait on purpose for who has just been served: time passes all the same.
+            now = now + Nanos(100);
+            give_out(elevator, now);
         }
     }
     (clock() - begin) as f64 / inserted as f64

@@ -111,7 +111,8 @@ impl Absence {
     /// for no longer than `patience`, if its reactor has answered.
     pub(super) fn is_gone(&mut self, id: EntityId, group: GroupId, patience: Nanos, now: Instant) -> bool {
         let member = self.members[id.index()];
-        let wait = if member.think > patience {
+        // Who was never seen to come back is not waited for.
+        let wait = if member.thinks < THINKS_KNOWN || member.think > patience {
             Nanos::ZERO
         } else {
             Nanos((member.think.0 * 4).max(WAIT_MIN.0)).min(patience)
@@ -198,6 +199,8 @@ impl Absence {
     }
 }
 
+/// The first request ends no pause; the second does.
+const THINKS_KNOWN: u32 = 2;
 /// A single long pause says no more than this of how long somebody thinks.
 const THINK_MAX: Nanos = Nanos::from_millis(8);
 /// Who comes back at once is waited for at least so long: a sleeper needs that to wake up.
