@@ -184,8 +184,8 @@ impl FileHctx {
     }
 
     fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
-        let is_durable = slot.op == Op::Write && slot.flags.has(Flags::FUA);
-        let rw_flags = if is_durable { libc::RWF_DSYNC } else { 0 };
+        let is_forced = slot.is_forced(&self.drive.disks[slot.disk as usize]);
+        let rw_flags = if is_forced { libc::RWF_DSYNC } else { 0 };
         let held = self.held.as_ref().expect("held until the context is dropped");
         match &slot.memory {
             Memory::Flat(piece) => {
@@ -426,6 +426,8 @@ const CANCEL: u64 = USER_MAX;
 /// a batch of 31 reached it about 30 µs late.
 const SUBMIT_AT: u32 = 8;
 
+#[cfg(test)]
+mod full_tests;
 #[cfg(test)]
 mod polled_tests;
 #[cfg(test)]

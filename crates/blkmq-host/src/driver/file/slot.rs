@@ -2,7 +2,7 @@
 //! a short transfer, a retry, or the end. `hctx` turns each step into an entry of the ring.
 //!
 //! ```text
-//!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again)
+//!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again; FUA through the page cache: Sync behind)
 //!  flush ───────► Sync ─────┤
 //!  discard ─────► Punch ────┼─► end               (not supported: nothing to do)
 //!  zeroes ──────► Punch ────┤
@@ -110,6 +110,16 @@ impl Slot {
             && !matches!(self.memory, Memory::Bounced(..))
     }
 
+    /// Says whether the write itself is to be durable when it ends (RWF_DSYNC).
+    ///
+    /// Past the page cache only. Through it, the kernel would write first and sync then, and say ENOSPC or EDQUOT in either
+    /// case: that this write had no room, or that an earlier one, which had ended well, found none when it was written out.
+    /// The second is told once, so the two are asked for apart: what the write says is about this request, and what the
+    /// sync behind it says is about the disk.
+    pub(super) fn is_forced(&self, disk: &FileDisk) -> bool {
+        self.op == Op::Write && self.flags.has(Flags::FUA) && disk.direct.is_some()
+    }
+
     /// Makes the slot of a request that has not been started.
     pub(super) fn new(rq: &Request, cookie: Cookie) -> Self {
         Self {
@@ -200,7 +210,7 @@ impl Slot {
     fn take_moved(&mut self, result: i32, disk: &FileDisk) -> Next {
         let Ok(moved) = u64::try_from(result) else {
             if self.op == Op::Write && self.flags.has(Flags::FUA) && !is_no_room(-result) {
-                // The kernel has synced the file for this write, and told us alone of an earlier write that it lost.
+                // The kernel may have synced the file for this write, and told us alone of an earlier write that it lost.
                 disk.flush_failed.store(true, Ordering::Relaxed);
             }
             return self.fail(-result, disk);
@@ -208,7 +218,7 @@ impl Slot {
         let left = self.len - self.moved;
         if moved >= left {
             self.moved = self.len;
-            return self.end_of_zeroing();
+            return self.end_of_change(disk);
         }
         // A short transfer that direct I/O could not go on from is repeated from the last whole block.
         let block = disk.direct.map_or(1, |needs| u64::from(needs.range));
@@ -225,7 +235,7 @@ impl Slot {
 
     fn take_zeroed(&mut self, result: i32, disk: &FileDisk) -> Next {
         match -result {
-            0 => self.end_of_zeroing(),
+            0 => self.end_of_change(disk),
             libc::EOPNOTSUPP | libc::ENOSYS => {
                 let lack = if self.step == Step::Punch {
                     &disk.lacks.punching
@@ -245,9 +255,10 @@ impl Slot {
         }
     }
 
-    /// Ends a transfer, or makes zeroes durable that have to be.
-    fn end_of_zeroing(&mut self) -> Next {
-        if self.step != Step::Transfer && self.flags.has(Flags::FUA) {
+    /// Ends a request, or makes durable what has to be and is not.
+    fn end_of_change(&mut self, disk: &FileDisk) -> Next {
+        let is_durable = self.step == Step::Transfer && self.is_forced(disk);
+        if self.op.is_write() && self.flags.has(Flags::FUA) && !is_durable {
             self.step = Step::Sync;
             return Next::Submit(0);
         }
@@ -282,7 +293,7 @@ impl Slot {
 /// How often one request is repeated after EINTR or EAGAIN.
 const RETRIES_MAX: u8 = 32;
 
-/// Says whether an error means that the write itself had no room, and nothing written before is in doubt.
+/// Says whether an error of a write means that the write itself had no room, and nothing written before is in doubt.
 fn is_no_room(errno: i32) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL)
 }
@@ -435,11 +446,41 @@ mod tests {
     #[test]
     fn after_a_failed_fua_write_no_flush_succeeds_unless_there_was_just_no_room() {
         for (errno, flush) in [(libc::EIO, Some(Status::Io)), (libc::ENOSPC, None)] {
-            let disk = disk(&format!("fua-{errno}"), false);
+            let mut disk = disk(&format!("fua-{errno}"), false);
+            disk.direct = Some(Alignment {
+                memory: 512,
+                range: 512,
+            });
             let mut write = slot(Op::Write, Flags::FUA);
             write.start(&disk);
             assert!(matches!(write.take_result(-errno, &disk), Next::End(status) if !status.is_ok()));
             assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), flush, "errno {errno}");
+        }
+    }
+
+    #[test]
+    fn after_a_fua_write_whose_sync_failed_for_want_of_room_no_flush_succeeds() {
+        for errno in [libc::ENOSPC, libc::EDQUOT, libc::EIO] {
+            let disk = disk(&format!("fua-sync-{errno}"), false);
+            let mut write = slot(Op::Write, Flags::FUA);
+            write.start(&disk);
+            assert!(!write.is_forced(&disk), "through the page cache");
+            assert_eq!(write.take_result(65536, &disk), Next::Submit(0));
+            assert_eq!(write.step, Step::Sync);
+            assert!(matches!(write.take_result(-errno, &disk), Next::End(status) if !status.is_ok()));
+            let flush = slot(Op::Flush, Flags::NONE).start(&disk);
+            assert_eq!(flush, Some(Status::Io), "errno {errno}: the kernel tells it once");
+        }
+    }
+
+    #[test]
+    fn a_fua_write_through_the_page_cache_that_had_no_room_puts_nothing_else_in_doubt() {
+        for errno in [libc::ENOSPC, libc::EDQUOT] {
+            let disk = disk(&format!("fua-write-{errno}"), false);
+            let mut write = slot(Op::Write, Flags::FUA);
+            write.start(&disk);
+            assert!(matches!(write.take_result(-errno, &disk), Next::End(status) if !status.is_ok()));
+            assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), None, "errno {errno}");
         }
     }
 }
