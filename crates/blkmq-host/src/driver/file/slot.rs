@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering;
 use blkmq_core::bio::{Flags, Lent, Op, Status};
 use blkmq_core::ids::Cookie;
 use blkmq_core::request::Request;
+use blkmq_core::time::Instant;
 
 use super::bounce::Area;
 use super::disk::FileDisk;
@@ -152,7 +153,7 @@ impl Slot {
     }
 
     /// Decides what the result of the slot's step leads to: a count of bytes, or a negative errno.
-    pub(super) fn take_result(&mut self, result: i32, disk: &FileDisk) -> Next {
+    pub(super) fn take_result(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         match -result {
             libc::EOPNOTSUPP if self.is_polled => {
                 disk.lacks.polling.store(true, Ordering::Relaxed);
@@ -166,12 +167,12 @@ impl Slot {
             _ => {}
         }
         match self.step {
-            Step::Transfer | Step::WriteOut => self.take_moved(result, disk),
-            Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk),
+            Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
+            Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
             Step::Sync if result == 0 => Next::End(Status::Ok),
             Step::Sync => {
                 disk.flush_failed.store(true, Ordering::Relaxed);
-                self.fail(-result, disk)
+                self.fail(-result, disk, now)
             }
             Step::Idle => unreachable!("a completion for an idle slot"),
         }
@@ -207,13 +208,13 @@ impl Slot {
         Ok(Step::WriteOut)
     }
 
-    fn take_moved(&mut self, result: i32, disk: &FileDisk) -> Next {
+    fn take_moved(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         let Ok(moved) = u64::try_from(result) else {
             if self.op == Op::Write && self.flags.has(Flags::FUA) && !is_no_room(-result) {
                 // The kernel may have synced the file for this write, and told us alone of an earlier write that it lost.
                 disk.flush_failed.store(true, Ordering::Relaxed);
             }
-            return self.fail(-result, disk);
+            return self.fail(-result, disk, now);
         };
         let left = self.len - self.moved;
         if moved >= left {
@@ -224,7 +225,7 @@ impl Slot {
         let block = disk.direct.map_or(1, |needs| u64::from(needs.range));
         let moved = moved - moved % block;
         if moved == 0 {
-            return self.fail(0, disk);
+            return self.fail(0, disk, now);
         }
         self.moved += moved;
         if self.is_cancelled {
@@ -233,7 +234,7 @@ impl Slot {
         Next::Submit(moved)
     }
 
-    fn take_zeroed(&mut self, result: i32, disk: &FileDisk) -> Next {
+    fn take_zeroed(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         match -result {
             0 => self.end_of_change(disk),
             libc::EOPNOTSUPP | libc::ENOSYS => {
@@ -251,7 +252,7 @@ impl Slot {
                     Err(status) => Next::End(status),
                 }
             }
-            errno => self.fail(errno, disk),
+            errno => self.fail(errno, disk, now),
         }
     }
 
@@ -265,8 +266,9 @@ impl Slot {
         Next::End(Status::Ok)
     }
 
-    fn fail(&self, errno: i32, disk: &FileDisk) -> Next {
+    fn fail(&self, errno: i32, disk: &FileDisk, now: Instant) -> Next {
         disk.note_failure(
+            now,
             self.doing(),
             self.offset + self.moved,
             self.len - self.moved,
@@ -333,9 +335,9 @@ mod tests {
         });
         let mut slot = slot(Op::Read, Flags::NONE);
         assert_eq!(slot.start(&disk), None);
-        assert_eq!(slot.take_result(4096 + 100, &disk), Next::Submit(4096));
-        assert_eq!(slot.take_result(-libc::EINTR, &disk), Next::Submit(0));
-        assert_eq!(slot.take_result(65536 - 4096, &disk), Next::End(Status::Ok));
+        assert_eq!(slot.take_result(4096 + 100, &disk, NOW), Next::Submit(4096));
+        assert_eq!(slot.take_result(-libc::EINTR, &disk, NOW), Next::Submit(0));
+        assert_eq!(slot.take_result(65536 - 4096, &disk, NOW), Next::End(Status::Ok));
         assert_eq!(disk.errors(), 0);
     }
 
@@ -344,8 +346,8 @@ mod tests {
         let disk = disk("eof", false);
         let mut slot = slot(Op::Read, Flags::NONE);
         slot.start(&disk);
-        assert_eq!(slot.take_result(1000, &disk), Next::Submit(1000));
-        assert_eq!(slot.take_result(0, &disk), Next::End(Status::Io));
+        assert_eq!(slot.take_result(1000, &disk, NOW), Next::Submit(1000));
+        assert_eq!(slot.take_result(0, &disk, NOW), Next::End(Status::Io));
         assert_eq!(disk.errors(), 1);
     }
 
@@ -355,9 +357,9 @@ mod tests {
         let mut slot = slot(Op::Write, Flags::NONE);
         slot.start(&disk);
         for _ in 0..RETRIES_MAX {
-            assert_eq!(slot.take_result(-libc::EAGAIN, &disk), Next::Submit(0));
+            assert_eq!(slot.take_result(-libc::EAGAIN, &disk, NOW), Next::Submit(0));
         }
-        assert_eq!(slot.take_result(-libc::EAGAIN, &disk), Next::End(Status::Io));
+        assert_eq!(slot.take_result(-libc::EAGAIN, &disk, NOW), Next::End(Status::Io));
     }
 
     #[test]
@@ -367,12 +369,12 @@ mod tests {
             let mut slot = slot(Op::Read, Flags::NONE);
             slot.start(&disk);
             slot.is_polled = true;
-            assert_eq!(slot.take_result(4096, &disk), Next::Submit(4096));
+            assert_eq!(slot.take_result(4096, &disk, NOW), Next::Submit(4096));
             assert!(slot.is_polled, "the rest of a short transfer is polled, too");
-            assert_eq!(slot.take_result(-errno, &disk), Next::Submit(0));
+            assert_eq!(slot.take_result(-errno, &disk, NOW), Next::Submit(0));
             assert!(!slot.is_polled);
             assert_eq!(disk.lacks.polling.load(Ordering::Relaxed), is_lacking);
-            assert_eq!(slot.take_result(65536 - 4096, &disk), Next::End(Status::Ok));
+            assert_eq!(slot.take_result(65536 - 4096, &disk, NOW), Next::End(Status::Ok));
             assert_eq!(disk.errors(), 0);
         }
     }
@@ -384,7 +386,7 @@ mod tests {
         slot.start(&disk);
         (slot.is_polled, slot.is_cancelled) = (true, true);
         assert_eq!(
-            slot.take_result(-libc::EOPNOTSUPP, &disk),
+            slot.take_result(-libc::EOPNOTSUPP, &disk, NOW),
             Next::End(Status::Timeout)
         );
     }
@@ -402,6 +404,7 @@ mod tests {
                 _ => -libc::EOPNOTSUPP,
             },
             &disk,
+            NOW,
         ) {
             steps.push(first.step);
         }
@@ -430,7 +433,7 @@ mod tests {
         let mut slot = slot(Op::WriteZeroes, Flags::FAST_ONLY);
         slot.start(&disk);
         assert_eq!(slot.step, Step::Punch);
-        let refused = slot.take_result(-libc::EOPNOTSUPP, &disk);
+        let refused = slot.take_result(-libc::EOPNOTSUPP, &disk, NOW);
         assert_eq!(refused, Next::End(Status::NotSupported));
     }
 
@@ -439,7 +442,7 @@ mod tests {
         let disk = disk("flush", false);
         let mut first = slot(Op::Flush, Flags::NONE);
         first.start(&disk);
-        assert_eq!(first.take_result(-libc::EIO, &disk), Next::End(Status::Io));
+        assert_eq!(first.take_result(-libc::EIO, &disk, NOW), Next::End(Status::Io));
         assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), Some(Status::Io));
     }
 
@@ -453,7 +456,7 @@ mod tests {
             });
             let mut write = slot(Op::Write, Flags::FUA);
             write.start(&disk);
-            assert!(matches!(write.take_result(-errno, &disk), Next::End(status) if !status.is_ok()));
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
             assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), flush, "errno {errno}");
         }
     }
@@ -465,9 +468,9 @@ mod tests {
             let mut write = slot(Op::Write, Flags::FUA);
             write.start(&disk);
             assert!(!write.is_forced(&disk), "through the page cache");
-            assert_eq!(write.take_result(65536, &disk), Next::Submit(0));
+            assert_eq!(write.take_result(65536, &disk, NOW), Next::Submit(0));
             assert_eq!(write.step, Step::Sync);
-            assert!(matches!(write.take_result(-errno, &disk), Next::End(status) if !status.is_ok()));
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
             let flush = slot(Op::Flush, Flags::NONE).start(&disk);
             assert_eq!(flush, Some(Status::Io), "errno {errno}: the kernel tells it once");
         }
@@ -479,8 +482,10 @@ mod tests {
             let disk = disk(&format!("fua-write-{errno}"), false);
             let mut write = slot(Op::Write, Flags::FUA);
             write.start(&disk);
-            assert!(matches!(write.take_result(-errno, &disk), Next::End(status) if !status.is_ok()));
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
             assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), None, "errno {errno}");
         }
     }
+
+    const NOW: Instant = Instant(1);
 }
