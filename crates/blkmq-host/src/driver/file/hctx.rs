@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blkmq_core::bio::{Flags, Lent, Op, Status};
+use blkmq_core::bio::{Lent, Op, Status};
 use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
 use blkmq_core::ids::Cookie;
 use blkmq_core::request::Request;

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blkmq_core::bio::Flags;
+
 use super::tests::{Rig, pattern, rig};
 use super::*;
 use crate::driver::file::Direct;

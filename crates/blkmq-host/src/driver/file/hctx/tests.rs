@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use blkmq_core::bio::Flags;
 use blkmq_core::ids::DiskId;
 
 use super::full_tests::Mounted;
