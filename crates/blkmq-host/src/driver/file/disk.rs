@@ -118,6 +118,11 @@ impl FileDisk {
         self.errors.load(Ordering::Relaxed)
     }
 
+    /// Says whether zeroes have to be written, as far as is known: no holes can be made.
+    pub(super) fn writes_zeroes(&self) -> bool {
+        self.lacks.punching.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_block_device(&self) -> bool {
         matches!(self.device, Device::Block(_))
     }
@@ -210,6 +215,7 @@ mod tests {
     use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
+    use crate::drive::Drive;
     use crate::driver::testing::scratch_file;
 
     /// Counts the lines that would be written.
@@ -248,5 +254,29 @@ mod tests {
         let lines = lines.0.load(Ordering::Relaxed);
         assert_eq!(disk.errors(), 10_000);
         assert!((60..=80).contains(&lines), "{lines} lines in 10 seconds");
+    }
+
+    #[test]
+    fn where_no_holes_can_be_made_zeroing_is_charged_as_writing() {
+        let path = scratch_file("punching", 4096);
+        let config = crate::driver::file::FileConfig {
+            path: path.to_path_buf(),
+            ..Default::default()
+        };
+        let limits = |disk| {
+            crate::driver::file::FileDrive::new(vec![disk], 8)
+                .unwrap()
+                .limits()
+        };
+        let disk = FileDisk::open(&config).unwrap();
+        assert!(!disk.writes_zeroes(), "filesystems that tests run on can");
+        assert_eq!(
+            std::fs::metadata(&*path).unwrap().len(),
+            4096,
+            "trying has changed nothing"
+        );
+        disk.lacks.punching.store(true, Ordering::Relaxed);
+        assert!(limits(disk).zeroes_are_written);
+        assert!(!limits(FileDisk::open(&config).unwrap()).zeroes_are_written);
     }
 }
