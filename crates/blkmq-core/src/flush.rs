@@ -1,5 +1,6 @@
 //! Decides the order of flushes and of writes that depend on them: flush before, data, flush after.
-//! One flush a disk is under way per reactor; all that ask meanwhile share the next one. `sw_ctx` brings bios here that
+//! One flush a disk is under way per reactor; all that ask meanwhile share the next one. Groups with caps have one of their own,
+//! which waits for these: others do not wait with it. `sw_ctx` brings bios here that
 //! need it; `local` issues the flushes and stages the data writes that this module says are due.
 //!
 //! ```text
@@ -19,20 +20,28 @@ use crate::request::Request;
 /// One reactor's flushes and ordered writes on one queue.
 #[derive(Debug)]
 pub(crate) struct Flush {
+    /// Of each disk two: for groups without caps, and with.
     disks: Box<[DiskFlush]>,
     slots: Vec<Option<Sequence>>,
     free: Vec<u32>,
     /// Sequences of each group; when they are short, each has a share.
     held: Holdings,
-    /// Disks that may want a flush issued.
-    due: Vec<DiskId>,
+    /// Those of `disks` that may want a flush issued.
+    due: Vec<Place>,
     /// Sequences whose data write is to be staged.
     data_due: Vec<u32>,
     /// Bios that are through.
     ended: Vec<Bio>,
 }
 
-/// One disk's flush: the request while it is at home, and who waits for what.
+/// A place in the list of flushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place(u32);
+
+/// How many flushes a disk has on each reactor.
+pub(crate) const PER_DISK: usize = 2;
+
+/// A disk's flush: the request while it is at home, and who waits for what.
 #[derive(Debug)]
 struct DiskFlush {
     rq: Option<Box<Request>>,
@@ -52,6 +61,7 @@ struct Sequence {
     bio: Bio,
     steps: Steps,
     status: Status,
+    is_capped: bool,
     next: Option<u32>,
     /// The group that it is counted for, which may be gone.
     user: u32,
@@ -86,11 +96,11 @@ impl Flush {
             pending: List(None),
         };
         Self {
-            disks: (0..disks).map(|_| disk()).collect(),
+            disks: (0..disks * PER_DISK).map(|_| disk()).collect(),
             slots: (0..max).map(|_| None).collect(),
             free: (0..max).rev().collect(),
             held: Holdings::new(groups),
-            due: Vec::with_capacity(2 * (disks + max as usize)),
+            due: Vec::with_capacity(2 * (disks * PER_DISK + max as usize)),
             data_due: Vec::with_capacity(max as usize),
             ended: Vec::with_capacity(max as usize),
         }
@@ -102,8 +112,8 @@ impl Flush {
         bio.op == Op::Flush || bio.flags.has_any(Flags::FUA.with(Flags::PREFLUSH))
     }
 
-    /// Starts a bio on its steps.
-    pub(crate) fn begin(&mut self, mut bio: Bio, limits: &Limits) -> Begin {
+    /// Starts a bio on its steps; `is_capped` says that its group has caps, or is part of one that has.
+    pub(crate) fn begin(&mut self, mut bio: Bio, limits: &Limits, is_capped: bool) -> Begin {
         let drive_fua = limits.fua && bio.op == Op::Write;
         let steps = Steps {
             flush_before: limits.cache && (bio.op == Op::Flush || bio.flags.has(Flags::PREFLUSH)),
@@ -132,16 +142,17 @@ impl Flush {
             bio,
             steps,
             status: Status::Ok,
+            is_capped,
             next: None,
         });
         self.advance(index);
         Begin::Sequenced
     }
 
-    /// Returns the next flush to issue, if one is due; the request comes back through [`Flush::flush_ended`].
-    pub(crate) fn next_flush(&mut self) -> Option<Box<Request>> {
-        while let Some(id) = self.due.pop() {
-            let disk = &mut self.disks[id.index()];
+    /// Returns the next flush to issue, if one is due, and whether it is for groups with caps; the request comes back through [`Flush::flush_ended`].
+    pub(crate) fn next_flush(&mut self) -> Option<(Box<Request>, bool)> {
+        while let Some(place) = self.due.pop() {
+            let disk = &mut self.disks[place.0 as usize];
             if disk.pending.0.is_none() {
                 continue;
             }
@@ -157,14 +168,16 @@ impl Flush {
             rq.start(
                 Bio {
                     op: Op::Flush,
-                    disk: id,
+                    disk: place.disk(),
                     group,
+                    // So that it comes home to where it came from.
+                    cookie: place.0.into(),
                     ..Bio::default()
                 },
                 0,
             );
             rq.is_flush = true;
-            return Some(rq);
+            return Some((rq, place.is_capped()));
         }
         None
     }
@@ -189,13 +202,13 @@ impl Flush {
     /// Takes the engine's flush request home, and lets everybody go on who waited for it.
     pub(crate) fn flush_ended(&mut self, mut rq: Box<Request>) {
         let status = rq.status;
-        let id = rq.bio.disk;
+        let place = Place(rq.bio.cookie as u32);
         rq.state = crate::request::State::Free;
-        let disk = &mut self.disks[id.index()];
-        debug_assert!(disk.rq.is_none(), "two flush requests of disk {id}");
+        let disk = &mut self.disks[place.0 as usize];
+        debug_assert!(disk.rq.is_none(), "two flush requests of disk {}", place.disk());
         disk.rq = Some(rq);
         let mut at = std::mem::take(&mut disk.running).0;
-        self.due.push(id);
+        self.due.push(place);
         while let Some(index) = at {
             let sequence = self.sequence(index);
             at = sequence.next.take();
@@ -242,27 +255,27 @@ impl Flush {
     /// Takes a sequence to its next step, or to its end.
     fn advance(&mut self, index: u32) {
         let sequence = self.sequence(index);
-        let disk = sequence.bio.disk;
+        let place = Place::new(sequence.bio.disk, sequence.is_capped);
         let steps = &mut sequence.steps;
         if !sequence.status.is_ok() {
             *steps = Steps::default();
         }
         if std::mem::take(&mut steps.flush_before) {
-            self.wait_for_flush(index, disk);
+            self.wait_for_flush(index, place);
         } else if std::mem::take(&mut steps.data) {
             self.data_due.push(index);
         } else if std::mem::take(&mut steps.flush_after) {
-            self.wait_for_flush(index, disk);
+            self.wait_for_flush(index, place);
         } else {
             self.end(index);
         }
     }
 
-    fn wait_for_flush(&mut self, index: u32, disk: DiskId) {
-        let pending = &mut self.disks[disk.index()].pending;
+    fn wait_for_flush(&mut self, index: u32, place: Place) {
+        let pending = &mut self.disks[place.0 as usize].pending;
         let old = pending.0.replace(index);
         self.sequence(index).next = old;
-        self.due.push(disk);
+        self.due.push(place);
     }
 
     fn end(&mut self, index: u32) {
@@ -283,6 +296,20 @@ impl Flush {
         self.slots[index as usize]
             .as_mut()
             .expect("a sequence that is under way")
+    }
+}
+
+impl Place {
+    fn new(disk: DiskId, is_capped: bool) -> Self {
+        Self(disk.0 * PER_DISK as u32 + u32::from(is_capped))
+    }
+
+    fn disk(self) -> DiskId {
+        DiskId(self.0 / PER_DISK as u32)
+    }
+
+    fn is_capped(self) -> bool {
+        self.0 % PER_DISK as u32 == 1
     }
 }
 
@@ -328,15 +355,18 @@ mod tests {
     fn flushes_that_come_while_one_is_under_way_share_the_next() {
         let mut flushes = machine();
         let limits = CACHED();
-        assert!(matches!(flushes.begin(flush(1), &limits), Begin::Sequenced));
-        let first = flushes.next_flush().unwrap();
+        assert!(matches!(
+            flushes.begin(flush(1), &limits, false),
+            Begin::Sequenced
+        ));
+        let first = flushes.next_flush().unwrap().0;
         for cookie in 2..5 {
-            flushes.begin(flush(cookie), &limits);
+            flushes.begin(flush(cookie), &limits, false);
         }
         assert!(flushes.next_flush().is_none(), "only one is under way");
         flushes.flush_ended(first);
         assert_eq!(ended(&mut flushes), [1]);
-        let second = flushes.next_flush().unwrap();
+        let second = flushes.next_flush().unwrap().0;
         flushes.flush_ended(second);
         assert_eq!(ended(&mut flushes), [2, 3, 4]);
         assert!(flushes.next_flush().is_none());
@@ -346,12 +376,12 @@ mod tests {
     fn a_preflush_fua_write_flushes_around_its_data_when_the_drive_has_no_fua() {
         let mut flushes = machine();
         let limits = CACHED();
-        flushes.begin(write(Flags::FUA.with(Flags::PREFLUSH)), &limits);
+        flushes.begin(write(Flags::FUA.with(Flags::PREFLUSH)), &limits, false);
         assert!(
             flushes.next_data(&limits).is_none(),
             "data waits for the first flush"
         );
-        let rq = flushes.next_flush().unwrap();
+        let rq = flushes.next_flush().unwrap().0;
         flushes.flush_ended(rq);
         let data = flushes.next_data(&limits).unwrap();
         assert_eq!(data.flags, Flags::NONE);
@@ -360,7 +390,7 @@ mod tests {
         };
         flushes.data_ended(index, Status::Ok);
         assert!(flushes.next_ended().is_none());
-        let rq = flushes.next_flush().unwrap();
+        let rq = flushes.next_flush().unwrap().0;
         flushes.flush_ended(rq);
         assert_eq!(ended(&mut flushes).len(), 1);
         assert_eq!(flushes.len(), 0);
@@ -374,7 +404,7 @@ mod tests {
             ..CACHED()
         };
         assert!(
-            matches!(flushes.begin(write(Flags::FUA), &limits), Begin::Plain(bio) if bio.flags == Flags::FUA)
+            matches!(flushes.begin(write(Flags::FUA), &limits, false), Begin::Plain(bio) if bio.flags == Flags::FUA)
         );
     }
 
@@ -382,9 +412,9 @@ mod tests {
     fn without_a_cache_nothing_needs_a_flush() {
         let mut flushes = machine();
         let limits = Limits::default();
-        assert!(matches!(flushes.begin(flush(1), &limits), Begin::Ended(_)));
+        assert!(matches!(flushes.begin(flush(1), &limits, false), Begin::Ended(_)));
         assert!(
-            matches!(flushes.begin(write(Flags::FUA), &limits), Begin::Plain(bio) if bio.flags == Flags::NONE)
+            matches!(flushes.begin(write(Flags::FUA), &limits, false), Begin::Plain(bio) if bio.flags == Flags::NONE)
         );
     }
 
@@ -392,11 +422,35 @@ mod tests {
     fn a_failed_flush_ends_what_waits_for_it_and_writes_no_data() {
         let mut flushes = machine();
         let limits = CACHED();
-        flushes.begin(write(Flags::PREFLUSH), &limits);
-        let mut rq = flushes.next_flush().unwrap();
+        flushes.begin(write(Flags::PREFLUSH), &limits, false);
+        let mut rq = flushes.next_flush().unwrap().0;
         rq.status = Status::Io;
         flushes.flush_ended(rq);
         assert!(flushes.next_data(&limits).is_none());
         assert_eq!(flushes.next_ended().unwrap().status, Status::Io);
+    }
+
+    #[test]
+    fn a_flush_that_waits_for_caps_keeps_nobody_waiting_who_has_none() {
+        let mut flushes = machine();
+        let limits = CACHED();
+        flushes.begin(flush(1), &limits, true);
+        let (held, is_capped) = flushes.next_flush().unwrap();
+        assert!(is_capped);
+        flushes.begin(flush(2), &limits, false);
+        flushes.begin(flush(3), &limits, true);
+        let (free, is_capped) = flushes.next_flush().unwrap();
+        assert!(!is_capped);
+        assert!(
+            flushes.next_flush().is_none(),
+            "the third shares the next of its kind"
+        );
+        flushes.flush_ended(free);
+        assert_eq!(ended(&mut flushes), [2]);
+        flushes.flush_ended(held);
+        assert_eq!(ended(&mut flushes), [1]);
+        let (last, _) = flushes.next_flush().unwrap();
+        flushes.flush_ended(last);
+        assert_eq!(ended(&mut flushes), [3]);
     }
 }

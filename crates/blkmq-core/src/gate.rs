@@ -64,7 +64,7 @@ pub(crate) struct Sched {
     pub(crate) leaving: VecDeque<(GroupId, u64)>,
     /// What holds requests back for the caps of their groups.
     pub(crate) throttle: Throttle,
-    /// What the caps have let pass where there is no elevator; empty outside of a pass.
+    /// What the caps have let pass and goes past the elevator: flushes, and everything where there is none. Empty outside of a pass.
     pub(crate) passed: VecDeque<Box<Request>>,
 }
 
@@ -82,7 +82,7 @@ impl Sched {
             list.drain_announced(
                 |rq| rq.fetch(),
                 |rq| match &mut self.elevator {
-                    Some(elevator) => insert(
+                    Some(elevator) if !rq.is_flush => insert(
                         elevator.as_mut(),
                         &mut self.shares,
                         &mut self.watch,
@@ -90,7 +90,7 @@ impl Sched {
                         stats,
                         now,
                     ),
-                    None => self.passed.push_back(rq),
+                    _ => self.passed.push_back(rq),
                 },
             );
         }
@@ -108,9 +108,9 @@ impl Sched {
             watch,
             ..
         } = self;
-        let mut go_on = |rq| match elevator {
-            Some(elevator) => insert(elevator.as_mut(), shares, watch, rq, stats, now),
-            None => passed.push_back(rq),
+        let mut go_on = |rq: Box<Request>| match elevator {
+            Some(elevator) if !rq.is_flush => insert(elevator.as_mut(), shares, watch, rq, stats, now),
+            _ => passed.push_back(rq),
         };
         for list in inserts {
             list.drain_announced(
@@ -171,11 +171,11 @@ impl Sched {
         if let Some(rq) = self.leftovers.pop_front() {
             return Some(rq);
         }
-        let Some(elevator) = &mut self.elevator else {
-            let mut rq = self.passed.pop_front()?;
+        if let Some(mut rq) = self.passed.pop_front() {
             rq.state = State::Dispatched;
             return Some(rq);
-        };
+        }
+        let elevator = self.elevator.as_mut()?;
         let knows_groups = elevator.knows_groups();
         if self.in_flight >= depth {
             return None;

@@ -24,6 +24,9 @@ pub struct Limits {
     pub discard_granularity: u32,
     /// Largest write-zeroes request; 0 if the drive cannot. Default 0.
     pub zeroes_max: u64,
+    /// The drive zeroes a range by writing zeroes, so that zeroing is charged, and cut, like writing. Default false: it only notes that
+    /// the range is not stored, which costs a request.
+    pub zeroes_are_written: bool,
     /// The drive has a volatile write cache, so flushes mean something. Default false.
     pub cache: bool,
     /// The drive honours FUA itself; else it is emulated by a flush after the write. Default false.
@@ -43,6 +46,7 @@ impl Default for Limits {
             discard_max: 0,
             discard_granularity: 4096,
             zeroes_max: 0,
+            zeroes_are_written: false,
             cache: false,
             fua: false,
             rotational: false,
@@ -126,6 +130,7 @@ impl Limits {
             discard_max: whole(self.discard_max.min(other.discard_max)),
             discard_granularity: lcm(self.discard_granularity, other.discard_granularity),
             zeroes_max: whole(self.zeroes_max.min(other.zeroes_max)),
+            zeroes_are_written: self.zeroes_are_written || other.zeroes_are_written,
             cache: self.cache || other.cache,
             fua: (self.cache || other.cache) && honours_fua(self) && honours_fua(other),
             rotational: self.rotational || other.rotational,
@@ -154,6 +159,20 @@ impl Limits {
             Op::Read | Op::Write if self.boundary == 0 => u64::from(self.transfer_max),
             Op::Read | Op::Write => u64::from(self.transfer_max).min(self.boundary - offset % self.boundary),
         }
+    }
+
+    /// The same for a bio with these modifiers: zeroing that the drive does by writing is cut like a write.
+    pub fn length_max_with(&self, op: Op, flags: Flags, offset: u64) -> u64 {
+        match op {
+            Op::WriteZeroes if self.writes_zeroes(flags) => self.zeroes_max.min(self.transfer_max.into()),
+            _ => self.length_max(op, offset),
+        }
+    }
+
+    /// Says whether the drive zeroes a range with these modifiers by writing: it cannot do otherwise, or the range must stay
+    /// allocated. Not if zeroing must be fast: then the drive refuses rather than writes.
+    pub fn writes_zeroes(&self, flags: Flags) -> bool {
+        !flags.has(Flags::FAST_ONLY) && (self.zeroes_are_written || flags.has(Flags::NO_UNMAP))
     }
 
     /// Checks a submitter's bio against a disk of `size` bytes.

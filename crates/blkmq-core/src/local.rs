@@ -8,6 +8,7 @@
 //! ```
 
 mod every_context;
+mod flushes;
 mod through_gate;
 
 use std::rc::Rc;
@@ -405,10 +406,14 @@ impl LocalQueue {
             self.send_direct(&mut direct, now, fx);
         }
         self.direct = direct;
-        if !published {
-            return;
+        if published {
+            self.look_at_published(now, fx);
         }
-        if is_scheduled && self.queue.dispatch == Dispatch::EveryContext {
+    }
+
+    /// Goes through the gate after something was published, or has somebody do it who can.
+    fn look_at_published(&mut self, now: Instant, fx: &mut Effects) {
+        if self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
             self.insert_and_run_all(now, fx);
         } else if self.hw.is_some() {
             self.dispatch_through_gate(now, fx);
@@ -616,33 +621,6 @@ impl LocalQueue {
         }
         // A bio of a great many parts, say, at a driver that completes inline: others of this thread are due.
         self.is_unsettled = true;
-    }
-
-    /// Issues the flushes that are due, past the elevator.
-    fn issue_flushes(&mut self, now: Instant, fx: &mut Effects) -> bool {
-        if !self.sw.flush.has_due() {
-            return false;
-        }
-        let Some(stay) = self.queue.stay_to_start(self.me, 0) else {
-            return false;
-        };
-        let mut any = false;
-        while let Some(mut rq) = self.sw.flush.next_flush() {
-            any = true;
-            self.queue.count_started(self.me, 1);
-            self.shard().events.flushes.add(1);
-            rq.inserted_at = now;
-            match &mut self.hw {
-                Some(hw) => {
-                    rq.state = State::Dispatched;
-                    hw.dispatch.push_front(rq);
-                    self.issue_leftovers(now, fx);
-                }
-                None => self.hand_over(rq, now, fx),
-            }
-        }
-        self.leave(stay);
-        any
     }
 
     /// A request has ended at the driver: report it, and bring it home or insert it again.

@@ -66,7 +66,8 @@ fn within_limits(queued: &Request, new: &Request, limits: &Limits) -> bool {
     let joined = queued.len() + new.len();
     let segments = queued.segments + new.segments;
     let data = matches!(queued.op(), Op::Read | Op::Write);
-    joined <= limits.length_max(queued.op(), start) && (!data || segments <= u32::from(limits.segments_max))
+    joined <= limits.length_max_with(queued.op(), queued.flags(), start)
+        && (!data || segments <= u32::from(limits.segments_max))
 }
 
 #[cfg(test)]

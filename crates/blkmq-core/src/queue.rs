@@ -17,6 +17,7 @@ use blkmq_sync::spsc;
 
 pub use self::config::{ConfigError, DiskConfig, QueueConfig, ReactorConfig};
 use crate::bio::{Bio, Data, Flags, Op, Parent, Status};
+use crate::flush;
 pub use crate::gate::Dispatch;
 use crate::gate::{Report, Sched};
 use crate::group::Standings;
@@ -168,10 +169,14 @@ impl Queue {
         let requests_max = reactors * config.requests_per_reactor as usize;
         let depth = config.tags.depth() as usize;
         let reports_max = depth * usize::from(config.hctxs);
-        let (ins, inserts): (Vec<_>, Vec<_>) = (0..reactors).map(|_| spsc::ring(requests_max)).unzip();
+        // The flush requests of each reactor.
+        let flushes = config.disks.len() * flush::PER_DISK;
+        let flushes_max = reactors * flushes;
+        let inserts_max = requests_max + flushes;
+        let (ins, inserts): (Vec<_>, Vec<_>) = (0..reactors).map(|_| spsc::ring(inserts_max)).unzip();
         let (outs, reports): (Vec<_>, Vec<_>) = (0..reactors).map(|_| spsc::ring(reports_max)).unzip();
-        // Every request may be in one mailbox, and one flush for each disk and reactor.
-        let mail_max = requests_max + reactors * config.disks.len();
+        // Every request may be in one mailbox, and every flush.
+        let mail_max = requests_max + flushes_max;
         let (senders, mailboxes): (Vec<_>, Vec<_>) = (0..reactors).map(|_| mpsc::channel(mail_max)).unzip();
         let port = |(reactor, mail): (&ReactorConfig, _)| Port {
             promises: reactor.promises,
@@ -187,6 +192,7 @@ impl Queue {
         let is_capped = groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };
         let standings = Standings::new(&groups);
+        let throttle = Throttle::new(&groups, requests_max + flushes_max, &config.limits);
         let stats = Stats::new(groups.capacity(), config.stats);
         let watched = Arc::clone(&stats.watched);
         let shared_tags = match config.tags {
@@ -221,7 +227,7 @@ impl Queue {
                 shares,
                 leftovers: VecDeque::with_capacity(requests_max),
                 leaving: VecDeque::with_capacity(groups.capacity()),
-                throttle: Throttle::new(&groups, requests_max),
+                throttle,
                 targets: Targets::new(&groups, requests_max),
                 passed: VecDeque::with_capacity(requests_max),
                 watch: Watch::new(watched, &groups, config.stats != StatsMode::Off),
@@ -433,7 +439,7 @@ impl Queue {
 
     /// How many requests there are in all, flushes included.
     pub(crate) fn requests_max(&self) -> usize {
-        self.ports.len() * (self.requests_per_reactor as usize + self.disks.len())
+        self.ports.len() * (self.requests_per_reactor as usize + self.disks.len() * flush::PER_DISK)
     }
 
     pub(crate) fn hctxs(&self) -> u16 {

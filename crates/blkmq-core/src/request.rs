@@ -6,6 +6,7 @@ use blkmq_sync::prefetch;
 
 use crate::bio::{Bio, Flags, Lent, Op, Prio, Status};
 use crate::ids::{DiskId, GroupId, ReactorId, Tag};
+use crate::limits::Limits;
 use crate::stat::Stamp;
 use crate::time::Instant;
 
@@ -176,6 +177,17 @@ impl Request {
     /// Bytes in all.
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// How many bytes it counts as, for caps on bytes and for weights: those that the drive has to read or write. Discards, zeroing
+    /// that only notes what is not stored, and flushes count as requests alone (see [`Request::bio_count`]).
+    #[inline]
+    pub fn charged_bytes(&self, limits: &Limits) -> u64 {
+        match self.op() {
+            Op::Read | Op::Write => self.len,
+            Op::WriteZeroes if limits.writes_zeroes(self.flags()) => self.len,
+            Op::WriteZeroes | Op::Discard | Op::Flush => 0,
+        }
     }
 
     /// Says whether the request has no range (a flush).

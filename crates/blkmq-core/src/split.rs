@@ -90,7 +90,7 @@ impl Splits {
 /// Says whether one request can carry the whole bio. `base` is where its disk starts on the queue.
 #[inline]
 pub(crate) fn fits(bio: &Bio, base: u64, limits: &Limits) -> bool {
-    bio.len <= limits.length_max(bio.op, base + bio.offset)
+    bio.len <= limits.length_max_with(bio.op, bio.flags, base + bio.offset)
         && bio.segments() <= u32::from(limits.segments_max)
 }
 
@@ -113,7 +113,9 @@ pub(crate) fn cut(rest: &mut Bio, base: u64, limits: &Limits) -> Option<Bio> {
 }
 
 fn part_len(rest: &Bio, base: u64, limits: &Limits) -> u64 {
-    let len = rest.len.min(limits.length_max(rest.op, base + rest.offset));
+    let len = rest
+        .len
+        .min(limits.length_max_with(rest.op, rest.flags, base + rest.offset));
     match rest.op {
         Op::Read | Op::Write => len.min(segments_len(rest, limits)),
         Op::Discard => aligned_discard(rest, base, len, limits),

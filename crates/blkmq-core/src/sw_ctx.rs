@@ -293,7 +293,8 @@ impl SwCtx {
     }
 
     fn submit_flush(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
-        match self.flush.begin(bio, queue.limits()) {
+        let is_capped = queue.standings.is_capped(bio.group);
+        match self.flush.begin(bio, queue.limits(), is_capped) {
             Begin::Full(bio) => return Err(bio),
             Begin::Ended(bio) => fx.give_back(bio),
             Begin::Sequenced => self.outstanding += 1,

@@ -47,12 +47,14 @@ fn bios() -> impl Strategy<Value = Bio> {
 
 fn limits() -> impl Strategy<Value = Limits> {
     let boundary = prop::sample::select(vec![0, 4, 8]);
-    (1..9u32, 1..4u16, boundary, 1..9u64).prop_map(|(transfer, segments, boundary, discard)| Limits {
+    let all = (1..9u32, 1..4u16, boundary, 1..9u64, any::<bool>());
+    all.prop_map(|(transfer, segments, boundary, discard, written)| Limits {
         transfer_max: transfer * BLOCK as u32,
         segments_max: segments,
         boundary: boundary * BLOCK,
         discard_max: discard * BLOCK,
         zeroes_max: 4 * BLOCK,
+        zeroes_are_written: written,
         ..Limits::default()
     })
 }
@@ -76,8 +78,11 @@ fn joins(left: &Bio, right: &Bio, limits: &Limits) -> bool {
     }
     let start = base(left) + left.offset;
     let crosses = |boundary: u64| boundary != 0 && start / boundary != (start + len - 1) / boundary;
+    let must_write = limits.zeroes_are_written || left.flags.has(Flags::NO_UNMAP);
+    let is_written = must_write && !left.flags.has(Flags::FAST_ONLY);
     let within = match left.op {
         Op::Discard => len <= limits.discard_max,
+        Op::WriteZeroes if is_written => len <= limits.zeroes_max && len <= limits.transfer_max.into(),
         Op::WriteZeroes => len <= limits.zeroes_max,
         _ => len <= limits.transfer_max.into() && limits.segments_max >= 2 && !crosses(limits.boundary),
     };

@@ -200,6 +200,7 @@ pub fn limits(rng: &mut Rng) -> Limits {
         discard_max: 128 << 10,
         discard_granularity: 4096,
         zeroes_max: 64 << 10,
+        zeroes_are_written: false,
         cache: true,
         fua: rng.chance(Ppm::percent(50)),
         rotational: false,

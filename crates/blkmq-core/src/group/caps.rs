@@ -4,21 +4,22 @@
 use std::fmt;
 
 use super::GroupError;
+use crate::bio::Op;
 use crate::limits::Limits;
 
-/// What a cap bounds. Writes are everything that is not a read; flushes are not capped.
+/// What a cap bounds. Writes are everything that is not a read; a flush is one, of no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CapKind {
     /// Bytes read per second.
     ReadBps,
-    /// Bytes written per second. Discards and zeroing move none.
+    /// Bytes written per second, as zeroes too ([`Limits::writes_zeroes`]). Discards and other zeroing move none.
     WriteBps,
     /// Bytes read and written per second.
     Bps,
     /// Reads per second.
     ReadIops,
-    /// Writes, discards and zeroings per second.
+    /// Writes, discards, zeroings and flushes of the drive per second.
     WriteIops,
     /// All of them per second.
     Iops,
@@ -54,12 +55,14 @@ impl CapKind {
         matches!(self, Self::ReadBps | Self::WriteBps | Self::Bps)
     }
 
-    /// Says whether reads, or else writes, count.
-    pub const fn counts(self, reads: bool) -> bool {
-        match self {
-            Self::ReadBps | Self::ReadIops => reads,
-            Self::WriteBps | Self::WriteIops => !reads,
-            Self::Bps | Self::Iops => true,
+    /// Says whether an operation counts. What it counts as is another matter: a discard, say, is no bytes.
+    pub const fn counts(self, op: Op) -> bool {
+        match (self, op) {
+            (Self::ReadBps | Self::ReadIops, op) => matches!(op, Op::Read),
+            (Self::WriteBps, op) => !matches!(op, Op::Read | Op::Flush),
+            (Self::WriteIops, op) => !matches!(op, Op::Read),
+            (Self::Bps, op) => !matches!(op, Op::Flush),
+            (Self::Iops, _) => true,
         }
     }
 }

@@ -41,7 +41,7 @@ impl LocalQueue {
             let Some(rq) = rq else {
                 break;
             };
-            if !port.promises && rq.owner != self.me {
+            if !port.promises && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
                 self.hand_over(rq, now, fx);
                 continue;
             }

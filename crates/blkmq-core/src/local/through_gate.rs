@@ -66,7 +66,7 @@ impl LocalQueue {
             let Some(rq) = sched.dispatch(depth, now) else {
                 break;
             };
-            if !promises && rq.owner != self.me {
+            if !promises && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
                 self.hand_over(rq, now, fx);
             } else {
                 issued = true;
@@ -90,6 +90,12 @@ impl LocalQueue {
         blocked
     }
 
+    /// Says whether a request is a flush that another context is to issue: whoever asked for it is told by the one that it uses
+    /// what may be lost.
+    pub(super) fn is_flush_of_other_context(&self, rq: &Request) -> bool {
+        rq.is_flush && self.queue.port(rq.owner).promises && self.queue.hctx_owner(rq.owner) != self.me
+    }
+
     /// Tells the elevator of the reactors that it wonders about.
     fn tell_who_has_answered(&self, sched: &mut Sched, now: Instant) {
         let Some(elevator) = &mut sched.elevator else {
@@ -106,7 +112,7 @@ impl LocalQueue {
     fn issue_inside(&mut self, rq: Box<Request>, sched: &mut Sched, now: Instant, fx: &mut Effects) -> bool {
         let hw = self.hw.as_mut().expect("a dispatcher has a context");
         // The elevator's are counted against the depth already.
-        let depth = if rq.from_elevator {
+        let depth = if rq.from_elevator || rq.is_flush {
             u32::MAX
         } else {
             self.queue.depth()

@@ -7,7 +7,9 @@
 //! (The generic cell rate algorithm in its virtual scheduling form: ITU-T I.371, annex A. Ours charges after passing, so
 //! that the size of a request does not matter for whether it may, and keeps the fraction.)
 
+use crate::bio::Op;
 use crate::group::{Cap, CapKind, Caps};
+use crate::limits::Limits;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
@@ -39,9 +41,9 @@ impl Meter {
         }
     }
 
-    /// Says from when on a read, or else a write, may pass.
-    pub(super) fn ready_at(&self, reads: bool) -> Instant {
-        let counted = self.counted(reads);
+    /// Says from when on an operation may pass.
+    pub(super) fn ready_at(&self, op: Op) -> Instant {
+        let counted = self.counted(op);
         counted
             .map(|(_, bucket)| bucket.paid_at - bucket.ahead)
             .max()
@@ -50,15 +52,20 @@ impl Meter {
 
     /// Charges a request that passes now. Its line has had requests since `since`; `is_stop` says that these caps were what it
     /// waited for last.
-    pub(super) fn charge(&mut self, rq: &Request, since: Instant, is_stop: bool, now: Instant) {
-        let reads = is_read(rq);
+    pub(super) fn charge(
+        &mut self,
+        rq: &Request,
+        limits: &Limits,
+        since: Instant,
+        is_stop: bool,
+        now: Instant,
+    ) {
         for (kind, bucket) in CapKind::ALL.into_iter().zip(&mut self.buckets) {
             if let Some(bucket) = bucket
-                && kind.counts(reads)
+                && kind.counts(rq.op())
             {
                 let amount = match kind.is_bytes() {
-                    true if rq.op().has_data() => rq.len(),
-                    true => 0,
+                    true => rq.charged_bytes(limits),
                     false => rq.bio_count().into(),
                 };
                 bucket.charge(amount, since, is_stop, now);
@@ -66,9 +73,9 @@ impl Meter {
         }
     }
 
-    fn counted(&self, reads: bool) -> impl Iterator<Item = (CapKind, &Bucket)> {
+    fn counted(&self, op: Op) -> impl Iterator<Item = (CapKind, &Bucket)> {
         let pairs = CapKind::ALL.into_iter().zip(&self.buckets);
-        pairs.filter_map(move |(kind, bucket)| Some((kind, bucket.as_ref().filter(|_| kind.counts(reads))?)))
+        pairs.filter_map(move |(kind, bucket)| Some((kind, bucket.as_ref().filter(|_| kind.counts(op))?)))
     }
 }
 
@@ -112,11 +119,6 @@ impl Bucket {
         self.fraction = (cost % rate) as u64;
         self.latest = time;
     }
-}
-
-/// Says under which direction a request counts.
-pub(super) fn is_read(rq: &Request) -> bool {
-    rq.op() == crate::bio::Op::Read
 }
 
 /// How late a timer may be without making the cap smaller: 2 % of 10 ms, the shortest time over which caps are exact.

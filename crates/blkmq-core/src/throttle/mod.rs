@@ -3,7 +3,7 @@
 //! sums. Groups without caps, and without capped ancestors, never come here.
 //!
 //! ```text
-//!  add ─► line (a group's reads, or its writes; FIFO) ─► waits at a stop ─► ... ─► all caps of the chain let it pass ─► out
+//!  add ─► line (a group's reads, its writes, or its flushes; FIFO) ─► waits at a stop ─► ... ─► all caps of the chain let it pass ─► out
 //! ```
 //! A stop is where lines wait for one group's caps, in turn. A line waits at one stop at a time, that of the cap in its
 //! chain which is furthest from letting it pass; a thousand lines below one cap cost one timer.
@@ -13,19 +13,21 @@ mod meter;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::bio::Op;
 use crate::group::{Caps, GroupTree};
 use crate::ids::GroupId;
+use crate::limits::Limits;
 use crate::lines::Lines;
 use crate::request::Request;
 use crate::time::Instant;
-use meter::{Meter, is_read};
+use meter::Meter;
 
 /// What holds requests back for the caps of groups. Bounded: it holds at most the requests that it was made for.
 pub(crate) struct Throttle {
     meters: Box<[Option<Box<Meter>>]>,
     /// Whether the group, or one that it is part of, has caps.
     is_capped: Box<[bool]>,
-    /// Two lines for each group: writes, then reads.
+    /// For each group: one line for each of [`LINES`].
     lines: Lines<Box<Request>>,
     /// The line that follows a line at its stop.
     next: Box<[u32]>,
@@ -37,6 +39,8 @@ pub(crate) struct Throttle {
     is_active: bool,
     /// Numbers what has passed, so that stops which become due together take turns.
     passed: u64,
+    /// What the drive has to write, for the charge.
+    limits: Limits,
 }
 
 /// Lines that wait for the caps of one group and direction, in turn.
@@ -57,9 +61,10 @@ struct Due {
 }
 
 impl Throttle {
-    /// Makes everything for up to `requests_max` requests of the groups of a tree, with the caps that it has.
-    pub(crate) fn new(tree: &GroupTree, requests_max: usize) -> Self {
-        let lines = 2 * tree.capacity();
+    /// Makes everything for up to `requests_max` requests of the groups of a tree, with the caps that it has, on a drive with
+    /// these limits.
+    pub(crate) fn new(tree: &GroupTree, requests_max: usize, limits: &Limits) -> Self {
+        let lines = LINES.len() * tree.capacity();
         let mut throttle = Self {
             meters: (0..tree.capacity()).map(|_| None).collect(),
             is_capped: vec![false; tree.capacity()].into(),
@@ -70,6 +75,7 @@ impl Throttle {
             due: BinaryHeap::with_capacity(lines),
             is_active: false,
             passed: 0,
+            limits: limits.clone(),
         };
         for (id, node) in tree.iter() {
             throttle.set_caps(id, node.caps, Instant(0));
@@ -247,8 +253,9 @@ impl Throttle {
             if let Some(meter) = &mut self.meters[id.index()] {
                 meter.charge(
                     &rq,
+                    &self.limits,
                     self.since[line as usize],
-                    stop.is_none_or(|stop| stop / 2 == id.0),
+                    stop.is_none_or(|stop| group_of(stop) == id),
                     now,
                 );
             }
@@ -273,15 +280,15 @@ impl Throttle {
 
     /// The stops of the capped groups in a line's chain.
     fn stops_of(&self, line: u32, tree: &GroupTree) -> impl Iterator<Item = u32> {
-        let chain = tree.chain(GroupId(line / 2));
+        let chain = tree.chain(group_of(line));
         let capped = chain.filter(|(id, _)| self.meters[id.index()].is_some());
-        capped.map(move |(id, _)| id.0 * 2 + line % 2)
+        capped.map(move |(id, _)| number(id, op_of(line)))
     }
 
     /// When the caps of a stop let something pass.
     fn ready_at(&self, stop: u32) -> Instant {
-        let meter = self.meters[stop as usize / 2].as_ref();
-        meter.map_or(Instant(0), |meter| meter.ready_at(stop % 2 == 1))
+        let meter = self.meters[group_of(stop).index()].as_ref();
+        meter.map_or(Instant(0), |meter| meter.ready_at(op_of(stop)))
     }
 
     fn wait_at(&mut self, line: u32, stop: u32, at: Instant) {
@@ -328,7 +335,26 @@ impl Stop {
 }
 
 fn line_of(rq: &Request) -> u32 {
-    rq.group().0 * 2 + u32::from(is_read(rq))
+    number(rq.group(), rq.op())
+}
+
+/// The number of a group's line, or stop, for an operation.
+fn number(group: GroupId, op: Op) -> u32 {
+    let at = match op {
+        Op::Read => 0,
+        Op::Write | Op::Discard | Op::WriteZeroes => 1,
+        Op::Flush => 2,
+    };
+    group.0 * LINES.len() as u32 + at
+}
+
+fn group_of(number: u32) -> GroupId {
+    GroupId(number / LINES.len() as u32)
+}
+
+/// The operation that stands for those of a line.
+fn op_of(number: u32) -> Op {
+    LINES[number as usize % LINES.len()]
 }
 
 /// Follows links from `first`.
@@ -337,6 +363,9 @@ fn links(first: u32, next: impl Fn(usize) -> u32) -> impl Iterator<Item = usize>
     std::iter::successors(some(first), move |&at| some(next(at)))
 }
 
+/// A group's lines, each by an operation. Flushes have their own: they are no bytes, so they do not wait behind writes for a cap
+/// on those.
+const LINES: [Op; 3] = [Op::Read, Op::Write, Op::Flush];
 const NONE: u32 = u32::MAX;
 
 #[cfg(test)]

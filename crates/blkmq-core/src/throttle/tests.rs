@@ -23,7 +23,7 @@ const ROOM: usize = 512;
 impl Bench {
     fn new() -> Self {
         let tree = GroupTree::new(16);
-        let throttle = Throttle::new(&tree, ROOM);
+        let throttle = Throttle::new(&tree, ROOM, &Limits::default());
         Self {
             tree,
             throttle,
@@ -142,7 +142,7 @@ proptest! {
         let rate = if kind.is_bytes() { per_second * 4096 } else { per_second };
         let mut bench = Bench::new();
         let group = bench.group(ROOT, caps(kind, rate));
-        let op = if kind.counts(true) { Op::Read } else { Op::Write };
+        let op = if kind.counts(Op::Read) { Op::Read } else { Op::Write };
         // Enough that the client is never the limit, whatever passes at one late timer.
         for at in 0..64 {
             bench.add(group, op, blocks[at % blocks.len()] * 4096);

@@ -4,7 +4,7 @@
 mod world;
 
 use blkmq_core::bio::Status;
-use blkmq_core::mapper::multipath::{Config, Failback, NoPath, PathId, PathState, Selector};
+use blkmq_core::mapper::multipath::{Config, Detours, Failback, NoPath, PathId, PathState, Selector};
 use blkmq_core::time::{Instant, Nanos};
 use world::{World, paths};
 
@@ -199,6 +199,36 @@ fn requests_are_held_without_a_path_and_no_longer_than_they_may() {
     world.multipath.set_no_path(NoPath::Fail, world.now);
     world.pass(Nanos::from_millis(4));
     assert_eq!(world.ended[5..], [Status::Transport]);
+}
+
+/// A request that was with the worker when detours were switched off comes back to a drive that knows of no detours.
+#[test]
+fn detours_are_switched_off_while_requests_are_with_the_worker_and_the_paths_are_busy() {
+    let insert = Detours {
+        insert: true,
+        ..Detours::default()
+    };
+    for no_path in [false, true] {
+        let mut world = World::new(config(1, Selector::RoundRobin), &[100]);
+        world.multipath.set_no_path(NoPath::Queue, world.now);
+        world.models[0].borrow_mut().slots = 1;
+        world.multipath.set_detours(insert, world.now);
+        world.run();
+        world.submit(4);
+        assert_eq!(world.take_issued(), [0], "all are with the worker");
+        world.multipath.set_detours(Detours::default(), world.now);
+        if no_path {
+            world.multipath.fail_path(PathId(0), world.now).unwrap();
+        }
+        world.worker.borrow_mut().is_awake = true;
+        world.run();
+        if no_path {
+            world.multipath.reinstate_path(PathId(0), world.now).unwrap();
+        }
+        world.pass(Nanos::from_millis(50));
+        assert_eq!(world.ended, [Status::Ok; 4]);
+        assert_eq!(world.outstanding(), 0);
+    }
 }
 
 #[test]

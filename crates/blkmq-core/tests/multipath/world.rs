@@ -11,7 +11,9 @@ use blkmq_core::bio::{Bio, Op, Status};
 use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::local::LocalQueue;
-use blkmq_core::mapper::multipath::{Config, Multipath, MultipathHctx, Opener, PathId, PathSpec, PathState};
+use blkmq_core::mapper::multipath::{
+    Config, Detour, Job, Multipath, MultipathHctx, Opener, PathId, PathSpec, PathState,
+};
 use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig, TagMode};
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
@@ -72,7 +74,31 @@ impl Driver for Path {
     }
 }
 
-struct Paths(Vec<Rc<RefCell<Model>>>);
+/// Jobs that a worker has, in order; they come back when the test lets them.
+#[derive(Debug, Default)]
+pub struct Worker {
+    jobs: VecDeque<Job>,
+    pub is_awake: bool,
+}
+
+struct Side(Rc<RefCell<Worker>>);
+
+impl Detour for Side {
+    fn send(&mut self, job: Job) {
+        self.0.borrow_mut().jobs.push_back(job);
+    }
+
+    fn take(&mut self) -> Option<Job> {
+        let mut worker = self.0.borrow_mut();
+        if worker.is_awake {
+            worker.jobs.pop_front()
+        } else {
+            None
+        }
+    }
+}
+
+struct Paths(Vec<Rc<RefCell<Model>>>, Rc<RefCell<Worker>>);
 
 impl Opener for Paths {
     fn open(&mut self, path: PathId) -> Option<Box<dyn Driver>> {
@@ -87,12 +113,17 @@ impl Opener for Paths {
         }
     }
 
+    fn detour(&mut self) -> Option<Box<dyn Detour>> {
+        Some(Box::new(Side(Rc::clone(&self.1))))
+    }
+
     fn keep_memory(&mut self) {}
 }
 
 pub struct World {
     pub multipath: Arc<Multipath>,
     pub models: Vec<Rc<RefCell<Model>>>,
+    pub worker: Rc<RefCell<Worker>>,
     local: LocalQueue,
     fx: Effects,
     pub now: Instant,
@@ -141,13 +172,15 @@ impl World {
             logical_block: 512,
         });
         let (_, mut seats) = Queue::new(queue).unwrap();
-        let opener = Box::new(Paths(models.clone()));
+        let worker = Rc::default();
+        let opener = Box::new(Paths(models.clone(), Rc::clone(&worker)));
         let hctx = MultipathHctx::open(&multipath, HctxId(0), DEPTH, opener)
             .ok()
             .unwrap();
         Self {
             multipath,
             models,
+            worker,
             local: seats.remove(0).sit(Some(Box::new(hctx))),
             fx: Effects::default(),
             now: Instant(1),

@@ -112,6 +112,17 @@ pub(super) fn open(
                 }
                 Err(error) => return Err(error),
             };
+            if let Opened::File(disk) = &member.opened
+                && disk.direct().is_none()
+            {
+                return Err(disk_error(
+                    &entry.name,
+                    format!(
+                        "path {name} rejected: it goes through the page cache, where other paths' writes are not seen; \
+                         give it direct=on"
+                    ),
+                ));
+            }
             open.push(OpenPath {
                 entry: member.entry,
                 opened: member.opened,

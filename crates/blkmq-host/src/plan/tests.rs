@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::driver::file::Direct;
 use crate::driver::nbd::NbdConfig;
 
 /// A directory that is gone after the test.
@@ -170,6 +171,31 @@ fn multipath(name: &str, paths: &[&str]) -> DiskSpec {
         config: MultipathConfig::default(),
     };
     spec(name, Source::Multipath(source))
+}
+
+#[test]
+fn a_path_through_the_page_cache_is_refused() {
+    let scratch = Scratch::new("cached-path");
+    let path = |direct| {
+        let config = FileConfig {
+            path: scratch.0.join(format!("{direct:?}")),
+            direct,
+            ..FileConfig::default()
+        };
+        spec("f", Source::File(config))
+    };
+    let error = planned(vec![path(Direct::Off), null("a"), multipath("m", &["a", "f"])]).unwrap_err();
+    assert!(
+        error.contains("disk m: path f rejected: it goes through the page cache"),
+        "{error}"
+    );
+    match planned(vec![path(Direct::On), null("a"), multipath("m", &["a", "f"])]) {
+        Ok(_) => {}
+        Err(error) if error.contains("direct=on rejected") => {
+            eprintln!("SKIPPED: the filesystem of temporary files has no direct I/O");
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 #[test]

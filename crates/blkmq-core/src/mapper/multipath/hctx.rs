@@ -214,7 +214,7 @@ impl MultipathHctx {
                 let status = self.judge(path, status, now);
                 self.end_inline(cookie, status)
             }
-            busy => busy,
+            busy => self.refuse(cookie, busy, now),
         }
     }
 
@@ -245,9 +245,21 @@ impl MultipathHctx {
             return self.issue_by_detour(rq, cookie, last, now);
         }
         if self.has_paths_elsewhere() || self.view.holds {
-            return Issued::Resource;
+            return self.refuse(cookie, Issued::Resource, now);
         }
         self.end_inline(cookie, Status::Transport)
+    }
+
+    /// Does not take a request, unless the context has it already: one that has come back from the worker waits here. Detours may
+    /// have been switched off meanwhile.
+    fn refuse(&mut self, cookie: Cookie, refusal: Issued, now: Instant) -> Issued {
+        let frame = self.frame(cookie);
+        if frame.is_none_or(|frame| frame.stage != Stage::Inserting) {
+            return refusal;
+        }
+        self.waiting.push(cookie);
+        self.retry_at = Some(now + RETRY);
+        Issued::Queued
     }
 
     /// The first time, a request goes to the worker; when that has sent it back, to a path.
@@ -272,21 +284,15 @@ impl MultipathHctx {
                 let answer = self.driver(path).issue(rq, cookie, last, now);
                 self.answered(path, rq, cookie, answer, last, now)
             }
-            None if self.has_paths_elsewhere() || self.view.holds => Issued::Resource,
+            None if self.has_paths_elsewhere() || self.view.holds => {
+                self.refuse(cookie, Issued::Resource, now)
+            }
             None => self.end_inline(cookie, Status::Transport),
         };
-        match answer {
-            Issued::Resource | Issued::DeviceResource => {
-                self.waiting.push(cookie);
-                self.retry_at = Some(now + RETRY);
-                Issued::Queued
-            }
-            Issued::Done(status) => {
-                self.frames[cookie.tag().index()] = Frame::FREE;
-                Issued::Done(status)
-            }
-            Issued::Queued => Issued::Queued,
+        if let Issued::Done(_) = answer {
+            self.frames[cookie.tag().index()] = Frame::FREE;
         }
+        answer
     }
 
     /// The table has usable paths that this context could not open.

@@ -298,6 +298,7 @@ fn limits_are_what_all_members_take() {
         discard_max: 1 << 16,
         discard_granularity: 24576,
         zeroes_max: 0,
+        zeroes_are_written: false,
         cache: true,
         // The other has no cache to bypass.
         fua: true,

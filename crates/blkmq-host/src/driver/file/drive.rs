@@ -113,6 +113,7 @@ impl Drive for FileDrive {
             segments_max: SEGMENTS_MAX as u16,
             discard_max: DISCARD_MAX,
             zeroes_max: ZEROES_MAX,
+            zeroes_are_written: self.disks().iter().any(FileDisk::writes_zeroes),
             cache: true,
             fua: true,
             ..Limits::default()

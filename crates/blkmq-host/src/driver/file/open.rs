@@ -4,8 +4,10 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::sync::atomic::Ordering;
 
-use rustix::fs::{AtFlags, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
 
 use super::config::{Direct, FileConfig};
 use super::disk::{Alignment, Device, FileDisk};
@@ -43,6 +45,8 @@ impl FileDisk {
         disk.read_only = config.read_only;
         disk.block_size = choose_block_size(&disk, config, direct.as_ref().ok())?;
         disk.settle_direct(config, direct)?;
+        let can_punch = disk.read_only || can_punch(&disk);
+        disk.lacks.punching.store(!can_punch, Ordering::Relaxed);
         Ok(disk)
     }
 
@@ -265,6 +269,28 @@ fn announced_alignments(file: &File, device: Device) -> Vec<Alignment> {
     usual.into()
 }
 
+/// Says whether holes can be made, unless that cannot be found out. A filesystem is asked for one behind the end of the file,
+/// where there is nothing to lose.
+fn can_punch(disk: &FileDisk) -> bool {
+    match disk.device {
+        Device::Filesystem(_) => {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let behind = disk.size.next_multiple_of(PUNCHED);
+            let punched = rustix::fs::fallocate(&disk.file, mode, behind, PUNCHED);
+            !matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS))
+        }
+        Device::Block(number) => {
+            let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+            // A partition has its queue where its device has it.
+            let most = ["queue", "../queue"].iter().find_map(|queue| {
+                let path = format!("/sys/dev/block/{major}:{minor}/{queue}/write_zeroes_max_bytes");
+                std::fs::read_to_string(path).ok()
+            });
+            most.is_none_or(|most| most.trim() != "0")
+        }
+    }
+}
+
 fn can_read(file: &File, alignment: Alignment, size: u64) -> bool {
     let wanted = alignment.range as usize;
     let Ok(mut memory) = Mapping::new(wanted) else {
@@ -280,6 +306,8 @@ fn set_direct(file: &File, is_direct: bool) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(file, flags)?)
 }
 
+/// A hole to try with, in bytes: a page.
+const PUNCHED: u64 = 4096;
 /// The smallest logical block, in bytes.
 const LEAST_BLOCK: u32 = 512;
 

@@ -118,6 +118,8 @@ impl NbdDisk {
             segments_max: SEGMENTS_MAX as u16,
             discard_max: if_can(TransmissionFlags::SEND_TRIM, range_max),
             zeroes_max: if_can(TransmissionFlags::SEND_WRITE_ZEROES, range_max),
+            // Whoever can say that zeroing would be slow has a fast way, and writes where it has none.
+            zeroes_are_written: !shape.can(TransmissionFlags::SEND_FAST_ZERO),
             cache,
             fua: shape.can(TransmissionFlags::SEND_FUA),
             rotational: self.config.rotational.unwrap_or(rotates),
@@ -251,6 +253,7 @@ mod tests {
         assert_eq!((limits.logical_block, limits.physical_block), (512, 4096));
         assert_eq!((limits.discard_max, limits.zeroes_max), (2 << 30, 0));
         assert!(limits.cache && !limits.fua && !limits.rotational);
+        assert!(limits.zeroes_are_written, "as far as is known");
         let rich = Agreed {
             style: HeaderStyle::Extended,
             flags: TransmissionFlags(0xffff),
@@ -268,6 +271,7 @@ mod tests {
         assert_eq!((limits.logical_block, limits.physical_block), (4096, 65536));
         assert_eq!((limits.transfer_max, limits.discard_max), (73 * 4096, 1 << 40));
         assert!(limits.fua && limits.rotational && disk.is_read_only());
+        assert!(!limits.zeroes_are_written);
         assert_eq!(disk.size(), 1 << 20);
     }
 

@@ -1,0 +1,44 @@
+//! Decides which way the engine's own flushes take to the driver: past the elevator, and for groups with caps through the gate, where
+//! they wait for these. `crate::flush` says which are due.
+
+use super::LocalQueue;
+use crate::queue::Effects;
+use crate::request::State;
+use crate::time::Instant;
+
+impl LocalQueue {
+    /// Issues the flushes that are due, past the elevator; those of groups with caps once these let them pass.
+    pub(super) fn issue_flushes(&mut self, now: Instant, fx: &mut Effects) -> bool {
+        if !self.sw.flush.has_due() {
+            return false;
+        }
+        let Some(stay) = self.queue.stay_to_start(self.me, 0) else {
+            return false;
+        };
+        let (mut any, mut published) = (false, false);
+        while let Some((mut rq, is_capped)) = self.sw.flush.next_flush() {
+            any = true;
+            self.queue.count_started(self.me, 1);
+            self.shard().events.flushes.add(1);
+            rq.inserted_at = now;
+            if is_capped {
+                published = true;
+                self.publish(rq);
+                continue;
+            }
+            match &mut self.hw {
+                Some(hw) => {
+                    rq.state = State::Dispatched;
+                    hw.dispatch.push_front(rq);
+                    self.issue_leftovers(now, fx);
+                }
+                None => self.hand_over(rq, now, fx),
+            }
+        }
+        if published {
+            self.look_at_published(now, fx);
+        }
+        self.leave(stay);
+        any
+    }
+}
