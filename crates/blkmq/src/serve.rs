@@ -1,11 +1,13 @@
 //! Decides the life of the daemon: from the configuration to open doors, until a signal, and down again.
 //! Comes after `config` and `plan`; the reactors of `blkmq_host` do the work meanwhile.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod report;
 mod sockets;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -22,13 +24,14 @@ use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
 use crate::config::{Config, DiskSpec, ExportSpec, Source, group};
+use crate::log::Log;
 use crate::plan::{self, Plan};
 
 /// Serves until a signal.
 ///
 /// # Errors
 /// What cannot be served, or was not finished when time ran out.
-pub fn main(args: &ServeArgs) -> Result<()> {
+pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     let config = configuration(args)?;
     // Before anything is opened, so that no signal finds the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("signals cannot be handled")?;
@@ -37,7 +40,7 @@ pub fn main(args: &ServeArgs) -> Result<()> {
     }
     let plan = plan::plan(&config)?;
     let daemon = Daemon::start(&config, plan)?;
-    daemon.run(signals, config.shutdown_limit)
+    daemon.run(signals, config.shutdown_limit, log)
 }
 
 /// Opens the disks, makes the queues and says whether they can be served; does not listen. Files that had to be made for that are taken away again.
@@ -55,11 +58,11 @@ fn check(config: &Config) -> Result<()> {
         // Not there if the check came no further than another disk.
         let _ = std::fs::remove_file(path);
     }
-    println!(
-        "{} disks on {} queues: all can be served",
-        config.disks.len(),
-        queues?
-    );
+    let (disks, queues) = (config.disks.len(), queues?);
+    writeln!(
+        io::stdout(),
+        "{disks} disks on {queues} queues: all can be served"
+    )?;
     Ok(())
 }
 
@@ -143,7 +146,7 @@ impl Daemon {
     }
 
     /// Says that it is ready, and serves until a signal.
-    fn run(self, mut signals: Signals, limit: Duration) -> Result<()> {
+    fn run(self, mut signals: Signals, limit: Duration, log: &Log) -> Result<()> {
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
@@ -154,7 +157,7 @@ impl Daemon {
             if signal != SIGUSR1 {
                 break;
             }
-            eprint!("{}", report::statistics(&self.engine.control()));
+            log.print_long(&report::statistics(&self.engine.control()), REPORT_WAIT_MAX);
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");
         end_at_once_on_the_next(signals);
@@ -230,6 +233,8 @@ fn default_reactors() -> usize {
 }
 
 const REACTORS_MAX: usize = 4;
+/// How long statistics wait for somebody to take them, before the rest is left out.
+const REPORT_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl std::fmt::Debug for Daemon {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -14,6 +14,7 @@ mod hostile;
 mod idle;
 mod isolation;
 mod libnbd;
+mod log;
 mod manual;
 mod mapped;
 mod nbd_disk;

@@ -34,11 +34,16 @@ impl Daemon {
     }
 
     /// Runs a command that becomes the daemon and waits until it is ready.
-    pub(crate) fn spawn(mut command: Command) -> Daemon {
+    pub(crate) fn spawn(command: Command) -> Daemon {
+        Daemon::spawn_with_log(command, Stdio::piped())
+    }
+
+    /// The same with its standard error elsewhere: of that, nothing is heard here.
+    pub(crate) fn spawn_with_log(mut command: Command, log: Stdio) -> Daemon {
         let shown = format!("{command:?}");
         let child = command
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap_or_else(|error| panic!("{shown}: {error}"));
         let mut daemon = Daemon {
@@ -46,9 +51,10 @@ impl Daemon {
             said: Arc::default(),
         };
         let stdout = daemon.child.stdout.take().expect("stdout is piped");
-        let stderr = daemon.child.stderr.take().expect("stderr is piped");
         daemon.listen(stdout);
-        daemon.listen(stderr);
+        if let Some(stderr) = daemon.child.stderr.take() {
+            daemon.listen(stderr);
+        }
         let ready = daemon.wait_for(READY_TIME, |line| line == "ready");
         assert!(
             ready,
