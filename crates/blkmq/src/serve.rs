@@ -3,6 +3,7 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod descriptors;
 mod report;
 mod sockets;
 
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use blkmq_core::time::Nanos;
-use blkmq_export::nbd::door::{self, Memory};
+use blkmq_export::nbd::door::{self, AddressLimits, Common};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -51,6 +52,7 @@ fn check(config: &Config) -> Result<()> {
         .collect();
     let queues = plan::plan(config).and_then(|plan| {
         let queues = plan.queues.len();
+        descriptors::connections(config, reactors(config))?;
         Engine::check(engine(config, plan))?;
         Ok(queues)
     });
@@ -84,7 +86,7 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
     }
     for address in &args.nbd {
         let address = address.parse().with_context(|| format!("--nbd {address}"))?;
-        config.exports.push(ExportSpec { address, disks: None });
+        config.exports.push(ExportSpec::new(address));
     }
     config.reactors = args.reactors.or(config.reactors);
     config.wait = args.wait.unwrap_or(config.wait);
@@ -98,7 +100,7 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
 /// What the engine is to be.
 fn engine(config: &Config, plan: Plan) -> EngineConfig {
     EngineConfig {
-        reactors: config.reactors.map_or_else(default_reactors, usize::from),
+        reactors: reactors(config),
         wait: config.wait,
         queues: plan.queues,
         mapped: plan.mapped,
@@ -109,6 +111,7 @@ fn engine(config: &Config, plan: Plan) -> EngineConfig {
 /// A running daemon.
 pub struct Daemon {
     engine: Engine,
+    common: Arc<Common>,
     /// The files that clients could write to.
     files: Vec<PathBuf>,
     /// What to give to clients: one line for each disk and address.
@@ -121,20 +124,30 @@ impl Daemon {
     /// # Errors
     /// The address, the tunable or the thread that cannot be had.
     pub fn start(config: &Config, plan: Plan) -> Result<Self> {
+        let connections_max = descriptors::connections(config, reactors(config))?;
         // Listen first: an address that is taken should not cost a start of the engine.
         let doors = sockets::open(&config.exports)?;
         let engine = Engine::start(engine(config, plan))?;
-        let memory = Arc::new(Memory::new(config.nbd_memory));
+        let common = Arc::new(Common::new(config.nbd_memory, connections_max));
         let mut addresses = Vec::new();
         for (socket, export) in doors {
             let disks = export.disks.as_deref();
             let served = served(config, &engine, disks);
             addresses.extend(served.map(|disk| sockets::uri(&socket, &disk.name)));
-            door::serve(&engine, socket, disks, Limits::default(), &memory)
-                .with_context(|| format!("export {}", export.address))?;
+            let address = door::Address {
+                socket,
+                disks,
+                limits: Limits {
+                    handshake_deadline: config.nbd_handshake_deadline,
+                    ..Limits::default()
+                },
+                admitted: admitted(&export),
+            };
+            door::serve(&engine, address, &common).with_context(|| format!("export {}", export.address))?;
         }
         Ok(Self {
             engine,
+            common,
             files: written_files(config),
             addresses,
         })
@@ -157,7 +170,9 @@ impl Daemon {
             if signal != SIGUSR1 {
                 break;
             }
-            log.print_long(&report::statistics(&self.engine.control()), REPORT_WAIT_MAX);
+            let mut report = report::statistics(&self.engine.control());
+            report += &report::connections(&self.common.connections.stats());
+            log.print_long(&report, REPORT_WAIT_MAX);
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");
         end_at_once_on_the_next(signals);
@@ -174,6 +189,16 @@ impl Daemon {
         let limit = Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX));
         self.engine.shutdown(limit)?;
         Ok(())
+    }
+}
+
+/// How many connections an address may have.
+fn admitted(export: &ExportSpec) -> AddressLimits {
+    let default = AddressLimits::default();
+    AddressLimits {
+        name: export.address.to_string(),
+        connections_max: export.connections.unwrap_or(default.connections_max),
+        group_connections_max: export.group_connections.unwrap_or(default.group_connections_max),
     }
 }
 
@@ -223,6 +248,11 @@ fn end_at_once_on_the_next(mut signals: Signals) {
             }
         }
     });
+}
+
+/// How many threads serve.
+fn reactors(config: &Config) -> usize {
+    config.reactors.map_or_else(default_reactors, usize::from)
 }
 
 /// As many reactors as processors, but no more than most hosts want to give to storage.

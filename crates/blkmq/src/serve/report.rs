@@ -7,6 +7,7 @@ use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::multipath::NoPath;
 use blkmq_core::stat::{DirectionStats, GroupStats};
+use blkmq_export::nbd::door::AddressStats;
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
 use blkmq_host::driver::multipath::MultipathDrive;
@@ -57,6 +58,19 @@ pub(super) fn statistics(control: &Control) -> String {
             .map(|(name, count)| format!("{name}={count}"))
             .collect();
         let _ = writeln!(out, "  events: {}", events.join(" "));
+    }
+    out
+}
+
+/// How many connections each address has.
+pub(super) fn connections(addresses: &[AddressStats]) -> String {
+    let mut out = String::new();
+    for address in addresses {
+        let _ = writeln!(
+            out,
+            "export {}: connections open {} of {}, negotiating {}, refused {}, displaced {}",
+            address.name, address.open, address.max, address.negotiating, address.refused, address.displaced
+        );
     }
     out
 }

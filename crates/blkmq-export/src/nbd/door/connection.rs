@@ -16,7 +16,7 @@ use blkmq_host::service::{Cx, Service};
 use rustix::net::{getpeername, sockopt};
 
 use super::Door;
-use super::listener::Ticket;
+use super::admission::Ticket;
 use super::log::Log;
 use super::memory::Account;
 use super::receive::{self, Receive, Received};
@@ -64,7 +64,7 @@ pub(super) struct Connection {
     started_at: Instant,
     extents: Vec<blkmq_host::driver::Extent>,
     door: Arc<Door>,
-    _ticket: Ticket,
+    ticket: Ticket,
 }
 
 /// How far the end of a connection is.
@@ -83,6 +83,7 @@ impl Connection {
         if is_tcp {
             // Replies are sent in whole batches; waiting for more would only delay them.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
+            watch_for_a_silent_end(&socket);
         }
         // A batch of replies should fit; how much is granted is the system's to say.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
@@ -117,7 +118,7 @@ impl Connection {
             started_at: Instant::default(),
             extents: Vec::new(),
             door,
-            _ticket: ticket,
+            ticket,
         }
     }
 
@@ -186,7 +187,13 @@ impl Connection {
 
     fn select(&mut self, cx: &Cx<'_>, index: usize) {
         let disk = cx.disks()[index].clone();
-        let memory = Arc::clone(&self.door.memory);
+        if let Err(refusal) = self.ticket.select(disk.group) {
+            let what = format_args!("{} to {} refused: {refusal}", self.name(), disk.name);
+            self.log().warn(cx.now(), what);
+            self.closing = Closing::Dead;
+            return;
+        }
+        let memory = Arc::clone(&self.door.common.memory);
         self.slots
             .set_account(Account::new(memory, disk.group, cx.waker()));
         self.disk = Some(disk);
@@ -454,6 +461,7 @@ impl Connection {
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.started_at = cx.now();
+        self.ticket.arrive(cx.waker());
         self.transmit.note_heads();
         self.poll(cx);
         self.take_in(cx);
@@ -516,6 +524,11 @@ impl Service for Connection {
     }
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        if self.ticket.is_displaced() && self.closing < Closing::Dead {
+            let what = format_args!("{} closed: others need its place", self.name());
+            self.log().info(cx.now(), what);
+            self.closing = Closing::Dead;
+        }
         self.take_in(cx);
     }
 
@@ -585,6 +598,15 @@ impl Connection {
     fn is_at_end(&self) -> bool {
         self.slots.len() == 0 && self.transmit.is_empty() && self.refused.is_empty()
     }
+}
+
+/// Has the kernel ask a peer that says nothing for long whether it is still there: of a host that lost its power or its way here,
+/// nothing else tells. Whatever cannot be set is left at the system's.
+fn watch_for_a_silent_end(socket: &OwnedFd) {
+    let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_AFTER);
+    let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES);
+    let _ = sockopt::set_socket_keepalive(socket, true);
 }
 
 /// Names who is at the other end: its address, or of a unix socket the process that connected.
@@ -699,6 +721,10 @@ const ROUNDS_MAX: usize = 4;
 /// Extents that are looked up for one reply: each costs two system calls, and others wait meanwhile. Clients ask on from
 /// where a reply ended.
 const EXTENTS_AT_ONCE: usize = 64;
+/// After how long without a word from a TCP peer the kernel asks for one, how often, and how often in vain before the connection is lost: two minutes in all.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 6;
 /// How long a shutdown waits for a client that does not read.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 /// What a connection asks for as its socket's send buffer, in bytes: a batch of 64 replies of 4 KiB, with the kernel's
