@@ -10,6 +10,7 @@ mod admission;
 mod connection;
 mod listener;
 mod log;
+mod lookup;
 mod memory;
 mod receive;
 mod slots;
@@ -37,6 +38,8 @@ pub struct Common {
     pub memory: Arc<Memory>,
     /// How many there are and may be.
     pub connections: Arc<Connections>,
+    /// Who asks what is allocated.
+    lookups: lookup::Lookups,
 }
 
 /// An address at which disks are served.
@@ -70,6 +73,7 @@ impl Common {
         Self {
             memory: Arc::new(Memory::new(memory_bytes)),
             connections: Arc::new(Connections::new(connections_max)),
+            lookups: lookup::Lookups::new(),
         }
     }
 }

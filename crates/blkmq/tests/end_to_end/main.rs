@@ -7,6 +7,7 @@
 mod common;
 
 mod bad_configuration;
+mod block_status;
 mod connections;
 mod crash;
 mod file_systems;

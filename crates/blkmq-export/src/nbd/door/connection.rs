@@ -18,6 +18,7 @@ use rustix::net::{getpeername, sockopt};
 use super::Door;
 use super::admission::Ticket;
 use super::log::Log;
+use super::lookup::{Answer, Asker, Question};
 use super::memory::Account;
 use super::receive::{self, Receive, Received};
 use super::slots::Slots;
@@ -62,7 +63,8 @@ pub(super) struct Connection {
     messages: u64,
     half_messages: u64,
     started_at: Instant,
-    extents: Vec<blkmq_host::driver::Extent>,
+    /// Where what was looked up for it comes; there is one from the selection on.
+    asker: Option<Arc<Asker>>,
     door: Arc<Door>,
     ticket: Ticket,
 }
@@ -116,7 +118,7 @@ impl Connection {
             messages: 0,
             half_messages: 0,
             started_at: Instant::default(),
-            extents: Vec::new(),
+            asker: None,
             door,
             ticket,
         }
@@ -196,6 +198,7 @@ impl Connection {
         let memory = Arc::clone(&self.door.common.memory);
         self.slots
             .set_account(Account::new(memory, disk.group, cx.waker()));
+        self.asker = Some(Arc::new(Asker::new(cx.waker())));
         self.disk = Some(disk);
     }
 
@@ -233,10 +236,10 @@ impl Connection {
     /// Begins a request. Says whether the next message can be looked at: not while memory or payload are waited for.
     fn begin(&mut self, cx: &mut Cx<'_>, request: Request) -> bool {
         match request.op {
-            Op::BlockStatus => self.block_status(request),
             Op::Cache => self.session.replies().ok(&request, &mut self.transmit.heads),
             _ => {
-                let Some(slot) = self.slots.begin(request) else {
+                let disk = self.disk.as_ref().expect(SELECTED);
+                let Some(slot) = self.slots.begin(request, buffer_bytes(&request, disk)) else {
                     self.starved = Some(request);
                     self.is_busy = true;
                     return false;
@@ -253,10 +256,7 @@ impl Connection {
     }
 
     fn submit(&mut self, cx: &mut Cx<'_>, index: u32) {
-        let disk = self
-            .disk
-            .as_ref()
-            .expect("requests follow the selection of an export");
+        let disk = self.disk.as_ref().expect(SELECTED);
         let queue = disk.queue;
         let slot = self.slots.get(index);
         let mut bio = bio(&slot.request, disk, index);
@@ -266,23 +266,33 @@ impl Connection {
         }
     }
 
-    fn block_status(&mut self, request: Request) {
-        let disk = self
-            .disk
-            .as_ref()
-            .expect("requests follow the selection of an export");
-        let replies = self.session.replies();
-        self.extents.clear();
-        let max = replies.extents_max(&request).min(EXTENTS_AT_ONCE);
-        match disk.extents(request.offset, request.length, max, &mut self.extents) {
-            Ok(()) => {
-                let extents: Vec<Extent> = self.extents.iter().map(extent).collect();
-                replies.block_status(&request, &extents, &mut self.transmit.heads);
+    /// A request for block status has paid: its group has read a block, in its turn and within its caps. Now it is looked up.
+    fn look_up(&mut self, slot: u32, request: &Request) {
+        let disk = self.disk.as_ref().expect(SELECTED);
+        let asker = self.asker.as_ref().expect(SELECTED);
+        let max = self.session.replies().extents_max(request).min(EXTENTS_MAX);
+        let range = (request.offset, request.length);
+        let question = Question::new(disk, slot, range, max, asker);
+        self.door.common.lookups.ask(question);
+    }
+
+    /// Replies with what was looked up meanwhile.
+    fn take_answers(&mut self) {
+        let answers = self.asker.as_ref().map(|asker| asker.take()).unwrap_or_default();
+        for Answer { slot, extents } in answers {
+            let request = self.slots.end(slot);
+            let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
+            match extents {
+                Ok(extents) => {
+                    let extents: Vec<Extent> = extents.iter().map(extent).collect();
+                    replies.block_status(&request, &extents, heads);
+                }
+                Err(error) => {
+                    let message = format!("the disk cannot say what is allocated: {error}");
+                    replies.error(&request, ErrorCode::Io, &message, heads);
+                }
             }
-            Err(error) => {
-                let message = format!("the disk cannot say what is allocated: {error}");
-                replies.error(&request, ErrorCode::Io, &message, &mut self.transmit.heads);
-            }
+            self.transmit.note_heads();
         }
     }
 
@@ -491,6 +501,10 @@ impl Service for Connection {
         let slot = self.slots.get(index);
         slot.take_back(&bio);
         let request = slot.request;
+        if request.op == Op::BlockStatus && bio.status != Status::Shutdown {
+            // Whether the block could be read says nothing about what is allocated.
+            return self.look_up(index, &request);
+        }
         let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
         if !bio.status.is_ok() {
             self.slots.end(index);
@@ -529,6 +543,7 @@ impl Service for Connection {
             self.log().info(cx.now(), what);
             self.closing = Closing::Dead;
         }
+        self.take_answers();
         self.take_in(cx);
     }
 
@@ -562,6 +577,9 @@ impl Service for Connection {
         }
         if self.closing == Closing::Dead {
             self.forget();
+            if let Some(asker) = &self.asker {
+                asker.give_up();
+            }
         }
         if self.closing > Closing::No {
             self.abandon_filling();
@@ -635,6 +653,14 @@ fn rest_of_payload(slots: &mut Slots, slot: u32, filled: usize) -> &mut [u8] {
     &mut buffer.bytes_mut()[filled..length]
 }
 
+/// Bytes of the buffer that a request needs. One for block status reads a block.
+fn buffer_bytes(request: &Request, disk: &Disk) -> usize {
+    match request.op {
+        Op::BlockStatus => disk.block_size as usize,
+        _ => request.payload_bytes() as usize,
+    }
+}
+
 /// What the disk is asked to do for a request.
 fn bio(request: &Request, disk: &Disk, slot: u32) -> Bio {
     let (op, mut flags) = match request.op {
@@ -642,15 +668,16 @@ fn bio(request: &Request, disk: &Disk, slot: u32) -> Bio {
         Op::Write => (BioOp::Write, Flags::NONE),
         Op::Trim => (BioOp::Discard, Flags::NONE),
         Op::WriteZeroes => (BioOp::WriteZeroes, zeroes_flags(request.flags)),
-        Op::Flush | Op::Cache | Op::BlockStatus => (BioOp::Flush, Flags::NONE),
+        Op::BlockStatus => (BioOp::Read, Flags::NO_MERGE),
+        Op::Flush | Op::Cache => (BioOp::Flush, Flags::NONE),
     };
     if op.is_write() && request.flags.contains(CommandFlags::FUA) {
         flags = flags.with(Flags::FUA);
     }
-    let (offset, len) = if op == BioOp::Flush {
-        (0, 0)
-    } else {
-        (request.offset, request.length)
+    let (offset, len) = match request.op {
+        Op::BlockStatus => (request.offset, disk.block_size.into()),
+        _ if op == BioOp::Flush => (0, 0),
+        _ => (request.offset, request.length),
     };
     Bio {
         op,
@@ -718,9 +745,9 @@ const CANCEL: u64 = 2;
 const AGAIN: u64 = 3;
 /// How often one batch sends and takes in more, before others have their turn.
 const ROUNDS_MAX: usize = 4;
-/// Extents that are looked up for one reply: each costs two system calls, and others wait meanwhile. Clients ask on from
-/// where a reply ended.
-const EXTENTS_AT_ONCE: usize = 64;
+/// Extents that are looked up for one reply, with about two system calls each. Clients ask on from where a reply ended.
+const EXTENTS_MAX: usize = 64;
+const SELECTED: &str = "requests follow the selection of an export";
 /// After how long without a word from a TCP peer the kernel asks for one, how often, and how often in vain before the connection is lost: two minutes in all.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);

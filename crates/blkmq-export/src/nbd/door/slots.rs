@@ -22,6 +22,8 @@ pub(super) struct Slots {
 pub(super) struct Slot {
     pub(super) request: Request,
     pub(super) buffer: Option<Buffer>,
+    /// What the buffer counts for.
+    bytes: u64,
 }
 
 impl Slots {
@@ -37,14 +39,17 @@ impl Slots {
         }
     }
 
-    /// Begins a request, with a buffer if it moves data. None if there is no memory for that now.
-    pub(super) fn begin(&mut self, request: Request) -> Option<u32> {
-        let bytes = request.payload_bytes() as usize;
+    /// Begins a request, with a buffer of so many bytes. None if there is no memory for that now.
+    pub(super) fn begin(&mut self, request: Request, bytes: usize) -> Option<u32> {
         if bytes > 0 && !self.account().take(bytes as u64) {
             return None;
         }
         let buffer = (bytes > 0).then(|| self.spare.take(bytes));
-        let slot = Some(Slot { request, buffer });
+        let slot = Some(Slot {
+            request,
+            buffer,
+            bytes: bytes as u64,
+        });
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
@@ -94,7 +99,7 @@ impl Slots {
         self.free.push(index);
         if let Some(buffer) = slot.buffer {
             self.spare.put(buffer);
-            self.account().give(slot.request.payload_bytes());
+            self.account().give(slot.bytes);
         }
         slot.request
     }
