@@ -171,7 +171,7 @@ impl Daemon {
                 break;
             }
             let mut report = report::statistics(&self.engine.control());
-            report += &report::connections(&self.common.connections.stats());
+            report += &report::connections(&self.common);
             log.print_long(&report, REPORT_WAIT_MAX);
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");

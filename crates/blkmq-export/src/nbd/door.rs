@@ -7,6 +7,7 @@
 //! ```
 
 mod admission;
+mod buffers;
 mod connection;
 mod listener;
 mod log;

@@ -7,7 +7,7 @@ use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::multipath::NoPath;
 use blkmq_core::stat::{DirectionStats, GroupStats};
-use blkmq_export::nbd::door::AddressStats;
+use blkmq_export::nbd::door::Common;
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
 use blkmq_host::driver::multipath::MultipathDrive;
@@ -62,10 +62,11 @@ pub(super) fn statistics(control: &Control) -> String {
     out
 }
 
-/// How many connections each address has.
-pub(super) fn connections(addresses: &[AddressStats]) -> String {
-    let mut out = String::new();
-    for address in addresses {
+/// How many connections each address has, and what all of them hold.
+pub(super) fn connections(common: &Common) -> String {
+    let memory = &common.memory;
+    let mut out = format!("nbd_memory: used {} of {}\n", memory.used(), memory.bytes_max());
+    for address in common.connections.stats() {
         let _ = writeln!(
             out,
             "export {}: connections open {} of {}, negotiating {}, refused {}, displaced {}",

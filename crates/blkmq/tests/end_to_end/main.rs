@@ -19,6 +19,7 @@ mod libnbd;
 mod log;
 mod manual;
 mod mapped;
+mod memory;
 mod nbd_disk;
 mod qemu;
 mod shutdown;

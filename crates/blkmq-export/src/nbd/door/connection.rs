@@ -17,6 +17,7 @@ use rustix::net::{getpeername, sockopt};
 
 use super::Door;
 use super::admission::Ticket;
+use super::buffers::Lack;
 use super::log::Log;
 use super::lookup::{Answer, Asker, Question};
 use super::memory::Account;
@@ -59,6 +60,8 @@ pub(super) struct Connection {
     unread_since: Option<Instant>,
     half_since: Option<Instant>,
     draining_since: Option<Instant>,
+    /// Since when memory is kept for requests, and there are none.
+    spare_since: Option<Instant>,
     /// Messages that were taken whole, and how many there were when `half_since` was set.
     messages: u64,
     half_messages: u64,
@@ -115,6 +118,7 @@ impl Connection {
             unread_since: None,
             half_since: None,
             draining_since: None,
+            spare_since: None,
             messages: 0,
             half_messages: 0,
             started_at: Instant::default(),
@@ -239,10 +243,12 @@ impl Connection {
             Op::Cache => self.session.replies().ok(&request, &mut self.transmit.heads),
             _ => {
                 let disk = self.disk.as_ref().expect(SELECTED);
-                let Some(slot) = self.slots.begin(request, buffer_bytes(&request, disk)) else {
-                    self.starved = Some(request);
-                    self.is_busy = true;
-                    return false;
+                let slot = match self.slots.begin(request, buffer_bytes(&request, disk)) {
+                    Ok(slot) => slot,
+                    Err(lack) => {
+                        self.starve(cx, request, lack);
+                        return false;
+                    }
                 };
                 if request.op == Op::Write {
                     return self.take_payload(cx, slot, 0);
@@ -253,6 +259,22 @@ impl Connection {
         }
         self.transmit.note_heads();
         true
+    }
+
+    /// There is no memory for a request now: others have it, and it waits for its turn; or the system has none.
+    #[cold]
+    fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: Lack) {
+        match lack {
+            Lack::OfMemory => {
+                self.starved = Some(request);
+                self.is_busy = true;
+            }
+            Lack::OfTheSystems(error) => {
+                let what = format_args!("{} closed: no memory for a request: {error}", self.name());
+                self.log().warn(cx.now(), what);
+                self.closing = Closing::Dead;
+            }
+        }
     }
 
     fn submit(&mut self, cx: &mut Cx<'_>, index: u32) {
@@ -392,10 +414,22 @@ impl Connection {
     /// Keeps the deadlines: the handshake's, the unread reply's, the half message's.
     fn watch_time(&mut self, cx: &mut Cx<'_>) {
         self.watch_half_message(cx.now());
-        let next = self.deadlines().into_iter().flatten().map(|(at, _)| at).min();
-        match next {
+        self.watch_spare(cx.now());
+        let deadlines = self.deadlines().into_iter().flatten().map(|(at, _)| at);
+        let spare = self.spare_since.map(|since| after(since, SPARE_KEPT));
+        match deadlines.chain(spare).min() {
             Some(at) if self.closing < Closing::Dead => cx.set_timer(at),
             _ => cx.clear_timer(),
+        }
+    }
+
+    /// Gives memory back that is kept for requests which do not come.
+    fn watch_spare(&mut self, now: Instant) {
+        if self.slots.len() > 0 || !self.slots.has_spare() {
+            self.spare_since = None;
+        } else if after(*self.spare_since.get_or_insert(now), SPARE_KEPT) <= now {
+            self.slots.release_spare();
+            self.spare_since = None;
         }
     }
 
@@ -752,6 +786,8 @@ const SELECTED: &str = "requests follow the selection of an export";
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 6;
+/// How long memory is kept for requests to come.
+const SPARE_KEPT: Duration = Duration::from_millis(500);
 /// How long a shutdown waits for a client that does not read.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 /// What a connection asks for as its socket's send buffer, in bytes: a batch of 64 replies of 4 KiB, with the kernel's

@@ -89,6 +89,37 @@ impl Daemon {
         self.child.id()
     }
 
+    /// The CPU time of all its threads so far, in nanoseconds.
+    pub(crate) fn cpu_ns(&self) -> u64 {
+        let threads =
+            std::fs::read_dir(format!("/proc/{}/task", self.id())).expect("our own child's threads");
+        threads
+            .map(|thread| {
+                let path = thread.expect("a thread").path().join("schedstat");
+                let text = std::fs::read_to_string(&path).expect("the kernel counts CPU time by thread");
+                let used = text
+                    .split_whitespace()
+                    .next()
+                    .and_then(|number| number.parse::<u64>().ok());
+                used.expect("a number of nanoseconds")
+            })
+            .sum()
+    }
+
+    /// Its resident memory.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.id());
+        let status = std::fs::read_to_string(path).expect("our own child's status");
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmRSS:"))
+            .expect("the kernel tells the resident size");
+        line.split_whitespace()
+            .nth(1)
+            .and_then(|number| number.parse().ok())
+            .expect("a number of KiB")
+    }
+
     pub(crate) fn is_running(&mut self) -> bool {
         self.child
             .try_wait()
