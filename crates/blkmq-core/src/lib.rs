@@ -12,6 +12,7 @@ pub mod driver;
 mod flush;
 mod gate;
 pub mod group;
+mod held;
 mod holding;
 mod hw_ctx;
 pub mod ids;
