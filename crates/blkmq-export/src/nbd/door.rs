@@ -13,7 +13,10 @@ mod listener;
 mod log;
 mod lookup;
 mod memory;
+mod peer;
+mod predecessors;
 mod receive;
+mod request;
 mod slots;
 mod sys;
 mod transmit;
@@ -41,6 +44,8 @@ pub struct Common {
     pub connections: Arc<Connections>,
     /// Who asks what is allocated.
     lookups: lookup::Lookups,
+    /// Who has selected which disk.
+    disks: Arc<predecessors::Disks>,
 }
 
 /// An address at which disks are served.
@@ -75,6 +80,7 @@ impl Common {
             memory: Arc::new(Memory::new(memory_bytes)),
             connections: Arc::new(Connections::new(connections_max)),
             lookups: lookup::Lookups::new(),
+            disks: Arc::default(),
         }
     }
 }

@@ -24,3 +24,4 @@ mod nbd_disk;
 mod qemu;
 mod shutdown;
 mod sockets;
+mod successor;

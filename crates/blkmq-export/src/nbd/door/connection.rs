@@ -3,17 +3,16 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blkmq_core::bio::{Bio, Flags, Op as BioOp, Status};
+use blkmq_core::bio::{Bio, Status};
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::disk::Disk;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
-use rustix::net::{getpeername, sockopt};
+use rustix::net::sockopt;
 
 use super::Door;
 use super::admission::Ticket;
@@ -21,16 +20,19 @@ use super::buffers::Lack;
 use super::log::Log;
 use super::lookup::{Answer, Asker, Question};
 use super::memory::Account;
+use super::peer::{peer, watch_for_a_silent_end};
+use super::predecessors::Place;
 use super::receive::{self, Receive, Received};
+use super::request::{bio, buffer_bytes, error_of, extent};
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
+use crate::nbd::codec::ErrorCode;
 use crate::nbd::codec::reply::Extent;
-use crate::nbd::codec::{CommandFlags, ErrorCode, ExtentState};
 use crate::nbd::session::{Event, Op, Request, Session};
 
 /// One client.
 pub(super) struct Connection {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     /// Who is at the other end, for messages.
     peer: String,
     session: Session,
@@ -39,6 +41,10 @@ pub(super) struct Connection {
     slots: Slots,
     /// The disk that the client selected, by its place in the engine's table, with what every bio needs of it.
     disk: Option<Disk>,
+    /// Its place among the connections of the disk; from the selection on.
+    place: Option<Place>,
+    /// Predecessors have to end before the selection is answered: nothing is received or sent meanwhile.
+    is_waiting: bool,
     /// A request for whose payload there is no memory yet.
     starved: Option<Request>,
     /// The write whose payload is being received, and how much of it is there.
@@ -100,12 +106,14 @@ impl Connection {
         );
         Self {
             peer: peer(&socket, is_tcp),
-            socket,
+            socket: Arc::new(socket),
             session,
             receive: Receive::new(door.limits.receive_bytes_min()),
             transmit,
             slots: Slots::default(),
             disk: None,
+            place: None,
+            is_waiting: false,
             starved: None,
             filling: None,
             refused: VecDeque::new(),
@@ -130,7 +138,7 @@ impl Connection {
 
     /// Receives and judges until the socket is drained or a limit holds the client back.
     fn take_in(&mut self, cx: &mut Cx<'_>) {
-        while self.closing == Closing::No && self.refused.is_empty() {
+        while self.closing == Closing::No && self.refused.is_empty() && !self.is_waiting {
             let held_back = if self.filling.is_some() {
                 false
             } else {
@@ -139,7 +147,7 @@ impl Connection {
             if held_back || self.closing != Closing::No || !self.refused.is_empty() {
                 return;
             }
-            if !self.is_readable {
+            if !self.is_readable || self.is_waiting {
                 return;
             }
             let received = match self.filling {
@@ -185,7 +193,7 @@ impl Connection {
                     self.close(cx, Closing::Finishing);
                 }
             }
-            if self.closing != Closing::No || !self.refused.is_empty() {
+            if self.closing != Closing::No || !self.refused.is_empty() || self.is_waiting {
                 return false;
             }
         }
@@ -203,6 +211,11 @@ impl Connection {
         self.slots
             .set_account(Account::new(memory, disk.group, cx.waker()));
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
+        let disks = &self.door.common.disks;
+        let mut place = disks.enter(index as u32, &self.socket, &cx.waker());
+        // Who could write nothing leaves nothing to wait for.
+        self.is_waiting = !disk.read_only && place.must_wait();
+        self.place = Some(place);
         self.disk = Some(disk);
     }
 
@@ -405,6 +418,20 @@ impl Connection {
         }
     }
 
+    /// Takes back what was begun for a client that is gone and has not been submitted. What has been is the queue's, and is waited for.
+    fn cancel(&mut self) {
+        for bio in self.refused.drain(..) {
+            let index = bio.cookie as u32;
+            self.slots.get(index).take_back(&bio);
+            let request = self.slots.end(index);
+            self.session.replies().cancel(&request);
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        self.closing < Closing::Dead && !self.is_blocked && !self.is_waiting
+    }
+
     fn abandon_filling(&mut self) {
         if let Some((slot, _)) = self.filling.take() {
             self.slots.end(slot);
@@ -436,7 +463,7 @@ impl Connection {
     /// Notes since when half a message waits for its rest. Not while we hold the client back ourselves.
     fn watch_half_message(&mut self, now: Instant) {
         let is_half = self.filling.is_some() || !self.receive.waiting().is_empty();
-        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked;
+        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked || self.is_waiting;
         if !is_half || held_back {
             self.half_since = None;
         } else if self.half_since.is_none() || self.half_messages != self.messages {
@@ -520,6 +547,9 @@ impl Service for Connection {
                     self.has_left |= completion.result & LEFT != 0;
                     if completion.result >= 0 && completion.result & RESET != 0 {
                         self.reset(cx.now());
+                    } else if self.is_waiting && self.has_left {
+                        // It has not waited until it was let in.
+                        self.closing = Closing::Dead;
                     }
                 }
                 POLL_OUT => self.is_blocked = false,
@@ -577,6 +607,9 @@ impl Service for Connection {
             self.log().info(cx.now(), what);
             self.closing = Closing::Dead;
         }
+        if self.is_waiting {
+            self.is_waiting = self.place.as_mut().is_some_and(Place::must_wait);
+        }
         self.take_answers();
         self.take_in(cx);
     }
@@ -593,7 +626,7 @@ impl Service for Connection {
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
         let mut rounds = 0;
-        while self.closing < Closing::Dead && !self.is_blocked && !self.transmit.is_empty() {
+        while self.may_send() && !self.transmit.is_empty() {
             rounds += 1;
             if rounds > ROUNDS_MAX {
                 // Others are due, too; this one goes on in the next turn.
@@ -611,11 +644,15 @@ impl Service for Connection {
         }
         if self.closing == Closing::Dead {
             self.forget();
+            self.cancel();
             if let Some(asker) = &self.asker {
                 asker.give_up();
             }
         }
         if self.closing > Closing::No {
+            if let Some(place) = &self.place {
+                place.leave();
+            }
             self.abandon_filling();
             self.starved = None;
             self.slots.give_up();
@@ -637,7 +674,12 @@ impl Service for Connection {
     fn drain(&mut self, cx: &mut Cx<'_>) {
         self.session.shut_down();
         self.draining_since = Some(cx.now());
-        self.close(cx, Closing::Finishing);
+        let how = if self.is_waiting {
+            Closing::Dead
+        } else {
+            Closing::Finishing
+        };
+        self.close(cx, how);
     }
 
     fn is_finished(&self) -> bool {
@@ -652,117 +694,12 @@ impl Connection {
     }
 }
 
-/// Has the kernel ask a peer that says nothing for long whether it is still there: of a host that lost its power or its way here,
-/// nothing else tells. Whatever cannot be set is left at the system's.
-fn watch_for_a_silent_end(socket: &OwnedFd) {
-    let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_AFTER);
-    let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_EVERY);
-    let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES);
-    let _ = sockopt::set_socket_keepalive(socket, true);
-}
-
-/// Names who is at the other end: its address, or of a unix socket the process that connected.
-fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
-    if !is_tcp {
-        return match sockopt::socket_peercred(socket) {
-            Ok(peer) => format!(
-                "process {} of user {}",
-                peer.pid.as_raw_nonzero(),
-                peer.uid.as_raw()
-            ),
-            Err(_) => "an unknown process".to_owned(),
-        };
-    }
-    let address = getpeername(socket).ok().flatten();
-    address
-        .and_then(|address| SocketAddr::try_from(address).ok())
-        .map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
-}
-
 /// The part of a write's buffer that is still to be received.
 fn rest_of_payload(slots: &mut Slots, slot: u32, filled: usize) -> &mut [u8] {
     let slot = slots.get(slot);
     let length = slot.request.length as usize;
     let buffer = slot.buffer.as_mut().expect("a write has a buffer");
     &mut buffer.bytes_mut()[filled..length]
-}
-
-/// Bytes of the buffer that a request needs. One for block status reads a block.
-fn buffer_bytes(request: &Request, disk: &Disk) -> usize {
-    match request.op {
-        Op::BlockStatus => disk.block_size as usize,
-        _ => request.payload_bytes() as usize,
-    }
-}
-
-/// What the disk is asked to do for a request.
-fn bio(request: &Request, disk: &Disk, slot: u32) -> Bio {
-    let (op, mut flags) = match request.op {
-        Op::Read => (BioOp::Read, Flags::NONE),
-        Op::Write => (BioOp::Write, Flags::NONE),
-        Op::Trim => (BioOp::Discard, Flags::NONE),
-        Op::WriteZeroes => (BioOp::WriteZeroes, zeroes_flags(request.flags)),
-        Op::BlockStatus => (BioOp::Read, Flags::NO_MERGE),
-        Op::Flush | Op::Cache => (BioOp::Flush, Flags::NONE),
-    };
-    if op.is_write() && request.flags.contains(CommandFlags::FUA) {
-        flags = flags.with(Flags::FUA);
-    }
-    let (offset, len) = match request.op {
-        Op::BlockStatus => (request.offset, disk.block_size.into()),
-        _ if op == BioOp::Flush => (0, 0),
-        _ => (request.offset, request.length),
-    };
-    Bio {
-        op,
-        flags,
-        disk: disk.id,
-        group: disk.group,
-        offset,
-        len,
-        cookie: slot.into(),
-        ..Bio::default()
-    }
-}
-
-fn zeroes_flags(flags: CommandFlags) -> Flags {
-    let mut found = Flags::NONE;
-    if flags.contains(CommandFlags::NO_HOLE) {
-        found = found.with(Flags::NO_UNMAP);
-    }
-    if flags.contains(CommandFlags::FAST_ZERO) {
-        found = found.with(Flags::FAST_ONLY);
-    }
-    found
-}
-
-fn extent(extent: &blkmq_host::driver::Extent) -> Extent {
-    let state = ExtentState::default()
-        .with_if(extent.hole, ExtentState::HOLE)
-        .with_if(extent.zero, ExtentState::ZERO);
-    Extent {
-        bytes: extent.len,
-        state,
-    }
-}
-
-/// What the client is told of a failure.
-fn error_of(status: Status, request: &Request) -> (ErrorCode, &'static str) {
-    match status {
-        Status::NoSpace => (ErrorCode::NoSpace, "no space left for it"),
-        Status::ReadOnly => (ErrorCode::Perm, "the disk is read-only"),
-        Status::Invalid => (ErrorCode::Invalid, "the disk cannot take this range"),
-        Status::NoMemory => (ErrorCode::NoMemory, "the host is out of memory"),
-        Status::Shutdown => (ErrorCode::Shutdown, "the server is shutting down"),
-        Status::NotSupported if request.op == Op::WriteZeroes => {
-            (ErrorCode::NotSupported, "the drive cannot zero fast")
-        }
-        Status::NotSupported => (ErrorCode::Invalid, "the drive cannot do this"),
-        Status::Medium => (ErrorCode::Io, "the medium failed"),
-        Status::Transport => (ErrorCode::Io, "the way to the drive failed"),
-        Status::Timeout => (ErrorCode::Io, "the drive did not answer in time"),
-        _ => (ErrorCode::Io, "the drive failed"),
-    }
 }
 
 fn after(since: Instant, limit: Duration) -> Instant {
@@ -782,10 +719,6 @@ const ROUNDS_MAX: usize = 4;
 /// Extents that are looked up for one reply, with about two system calls each. Clients ask on from where a reply ended.
 const EXTENTS_MAX: usize = 64;
 const SELECTED: &str = "requests follow the selection of an export";
-/// After how long without a word from a TCP peer the kernel asks for one, how often, and how often in vain before the connection is lost: two minutes in all.
-const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
-const KEEPALIVE_PROBES: u32 = 6;
 /// How long memory is kept for requests to come.
 const SPARE_KEPT: Duration = Duration::from_millis(500);
 /// How long a shutdown waits for a client that does not read.
