@@ -4,12 +4,12 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod descriptors;
+mod last_sync;
+mod placeholder;
 mod report;
 mod sockets;
 
-use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -24,9 +24,11 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, DiskSpec, ExportSpec, Source, group};
+use crate::config::{Config, DiskSpec, ExportSpec, group};
 use crate::log::Log;
 use crate::plan::{self, Plan};
+use last_sync::Files;
+use placeholder::Placeholders;
 
 /// Serves until a signal.
 ///
@@ -46,20 +48,15 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
 
 /// Opens the disks, makes the queues and says whether they can be served; does not listen. Files that had to be made for that are taken away again.
 fn check(config: &Config) -> Result<()> {
-    let missing: Vec<PathBuf> = written_files(config)
-        .into_iter()
-        .filter(|path| matches!(path.try_exists(), Ok(false)))
-        .collect();
+    let made = Placeholders::make(config);
     let queues = plan::plan(config).and_then(|plan| {
         let queues = plan.queues.len();
+        let _files = Files::open(config)?;
         descriptors::connections(config, reactors(config))?;
         Engine::check(engine(config, plan))?;
         Ok(queues)
     });
-    for path in &missing {
-        // Not there if the check came no further than another disk.
-        let _ = std::fs::remove_file(path);
-    }
+    drop(made);
     let (disks, queues) = (config.disks.len(), queues?);
     writeln!(
         io::stdout(),
@@ -112,8 +109,8 @@ fn engine(config: &Config, plan: Plan) -> EngineConfig {
 pub struct Daemon {
     engine: Engine,
     common: Arc<Common>,
-    /// The files that clients could write to.
-    files: Vec<PathBuf>,
+    /// What is to be durable at the end.
+    files: Files,
     /// What to give to clients: one line for each disk and address.
     pub addresses: Vec<String>,
 }
@@ -124,6 +121,7 @@ impl Daemon {
     /// # Errors
     /// The address, the tunable or the thread that cannot be had.
     pub fn start(config: &Config, plan: Plan) -> Result<Self> {
+        let files = Files::open(config)?;
         let connections_max = descriptors::connections(config, reactors(config))?;
         // Listen first: an address that is taken should not cost a start of the engine.
         let doors = sockets::open(&config.exports)?;
@@ -148,7 +146,7 @@ impl Daemon {
         Ok(Self {
             engine,
             common,
-            files: written_files(config),
+            files,
             addresses,
         })
     }
@@ -176,19 +174,21 @@ impl Daemon {
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");
         end_at_once_on_the_next(signals);
-        let files = self.files.clone();
-        self.shutdown(limit)?;
-        files.iter().try_for_each(|path| sync(path))
+        self.shutdown(limit)
     }
 
-    /// Finishes what is under way, for at most about `limit`.
+    /// Finishes what is under way, for at most about `limit`, and makes durable what was written, whatever else failed.
     ///
     /// # Errors
-    /// What was not finished in time.
+    /// What was not finished in time, or may be lost.
     pub fn shutdown(self, limit: Duration) -> Result<()> {
         let limit = Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX));
-        self.engine.shutdown(limit)?;
-        Ok(())
+        let finished = self.engine.shutdown(limit);
+        match (finished, self.files.sync()) {
+            (Ok(()), synced) => synced,
+            (Err(error), Ok(())) => Err(error.into()),
+            (Err(error), Err(unsynced)) => bail!("{error}; {unsynced:#}"),
+        }
     }
 }
 
@@ -222,21 +222,6 @@ fn served<'a>(
             is_named
         }
     })
-}
-
-/// The files of the disks that clients can write to.
-fn written_files(config: &Config) -> Vec<PathBuf> {
-    let file = |disk: &DiskSpec| match &disk.source {
-        Source::File(file) if !disk.read_only => Some(file.path.clone()),
-        _ => None,
-    };
-    config.disks.iter().filter_map(file).collect()
-}
-
-/// Makes what clients wrote without a flush durable, at the end of an orderly shutdown.
-fn sync(path: &Path) -> Result<()> {
-    let synced = File::open(path).and_then(|file| file.sync_data());
-    synced.with_context(|| format!("file {}: what was not flushed may be lost", path.display()))
 }
 
 /// Ends the process at the next signal, whatever is under way.

@@ -164,6 +164,9 @@ fn memory(value: &Value) -> Result<u64> {
             "nbd_memory={text} rejected: must be at least 32M, since a client may send as much in one request"
         );
     }
+    if bytes > NBD_MEMORY_MAX {
+        bail!("nbd_memory={text} rejected: must be at most 16T");
+    }
     Ok(bytes)
 }
 
@@ -241,6 +244,8 @@ fn duration(key: &str, text: &str) -> Result<Duration> {
 
 /// The longest payload of a request, in bytes.
 const NBD_MEMORY_MIN: u64 = 32 << 20;
+/// More than a host has, and far from where sums of it overflow.
+const NBD_MEMORY_MAX: u64 = 16 << 40;
 /// The least time to negotiate in.
 const HANDSHAKE_MIN: Duration = Duration::from_millis(100);
 
@@ -363,6 +368,10 @@ mod tests {
                 "nbd_memory=1024 rejected: must be at least 32M",
             ),
             ("[daemon]\nnbd_memory = \"much\"", "nbd_memory=much"),
+            (
+                "[daemon]\nnbd_memory = 9223372036854775807",
+                "rejected: must be at most 16T",
+            ),
             ("[daemon]\nnbd_connections = 0", "nbd_connections=0 rejected"),
             (
                 "[daemon]\nnbd_handshake_deadline = \"1ms\"",

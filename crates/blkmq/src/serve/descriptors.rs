@@ -55,7 +55,7 @@ fn in_use() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(UNKNOWN_IN_USE, |all| all.count() as u64)
 }
 
-/// Descriptors that the daemon will need, clients' not counted.
+/// Descriptors that the daemon may need, clients' not counted.
 fn needed(config: &Config, reactors: usize) -> u64 {
     let to_servers = |source: &Source| match source {
         Source::Nbd(nbd) => nbd.connections.map_or(reactors, usize::from),
