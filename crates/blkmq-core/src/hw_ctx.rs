@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use crate::bio::Status;
 use crate::driver::{Done, Driver, Issued, TimedOut};
+use crate::held::Held;
 use crate::ids::{Cookie, DiskId, HctxId, Tag};
 use crate::poll::{Oversleep, Policy, Predictor, Setting, Verdict, Wait, Waited, verdict_at};
 use crate::request::{Request, State};
@@ -24,7 +25,7 @@ pub(crate) struct HwCtx {
     /// Requests past the elevator that the driver, or a missing tag, pushed back; they go before all others.
     pub(crate) dispatch: VecDeque<Box<Request>>,
     /// Requests of disks that had their share of shared tags.
-    held: VecDeque<Box<Request>>,
+    held: Held<Box<Request>>,
     time_limit: Nanos,
     /// When to look for requests that have passed the time limit.
     next_timeout: Option<Instant>,
@@ -81,17 +82,16 @@ impl HwCtx {
         requests: usize,
         limit: Nanos,
     ) -> Self {
-        let tags_are_divided = tags.are_divided();
         Self {
             id,
             is_restless: driver.is_restless(),
             driver,
+            held: Held::new(tags.disks(), requests),
             tags,
             slots: (0..depth).map(|_| Slot::default()).collect(),
             in_flight: 0,
             issued: 0,
             dispatch: VecDeque::with_capacity(requests),
-            held: VecDeque::with_capacity(if tags_are_divided { requests } else { 0 }),
             time_limit: limit,
             next_timeout: None,
             looked: (0, None),
@@ -281,15 +281,13 @@ impl HwCtx {
         self.dispatch.is_empty() && self.held.is_empty()
     }
 
-    /// Takes the next of those that were pushed back, or else the first that was held and whose disk may have more.
+    /// Takes the next of those that were pushed back, or else one that was held and whose disk may have more.
     #[inline]
     pub(crate) fn next_leftover(&mut self) -> Option<Box<Request>> {
         if let Some(rq) = self.dispatch.pop_front() {
             return Some(rq);
         }
-        let mut held = self.held.iter();
-        let place = held.position(|rq| self.tags.has_room(rq.disk()))?;
-        self.held.remove(place)
+        self.held.take(|disk| self.tags.has_room(disk))
     }
 
     /// How many tags that other contexts may wait for were given back since the last call.
@@ -334,7 +332,7 @@ impl HwCtx {
                 self.id
             );
         }
-        for rq in self.dispatch.iter().chain(&self.held) {
+        for rq in self.dispatch.iter().chain(self.held.iter()) {
             assert_eq!(
                 rq.state,
                 State::Dispatched,
@@ -373,7 +371,7 @@ impl HwCtx {
                 Outcome::PushedBack(Hold::Tag)
             }
             Lack::OfDisk => {
-                self.held.push_back(rq);
+                self.held.push(rq.disk(), rq);
                 Outcome::Held
             }
         }

@@ -4,6 +4,7 @@
 //! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
 //! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, `tag_share`, [`driver`], [`poll`]; beside the way:
 //! [`group`], `flush`, [`stat`], `rerun`, `holding`, `lines`; above it: [`mapper`].
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![forbid(unsafe_code)]
 
 pub mod bio;
@@ -11,6 +12,7 @@ pub mod driver;
 mod flush;
 mod gate;
 pub mod group;
+mod held;
 mod holding;
 mod hw_ctx;
 pub mod ids;

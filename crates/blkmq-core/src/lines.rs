@@ -124,6 +124,11 @@ impl<T> Lines<T> {
         used.for_each(visit);
     }
 
+    /// All that waits, by no particular order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.thing.as_ref())
+    }
+
     /// Asserts that every thing is in one line, and that the lines are as long as they say.
     pub(crate) fn check_invariants(&self) {
         let mut count = 0;

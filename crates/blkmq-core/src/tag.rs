@@ -137,9 +137,12 @@ impl Tags {
         }
     }
 
-    /// Says whether disks have shares.
-    pub(crate) fn are_divided(&self) -> bool {
-        matches!(self, Self::Shared { own, .. } if own.is_divided())
+    /// How many disks have shares of them; none where there is only one.
+    pub(crate) fn disks(&self) -> usize {
+        match self {
+            Self::Own { .. } => 0,
+            Self::Shared { own, .. } => own.disks(),
+        }
     }
 
     /// Something of `disk` waits behind others.

@@ -141,9 +141,9 @@ impl Use {
         is_full.then_some(Lack::Tag)
     }
 
-    /// Says whether disks have shares.
-    pub(crate) fn is_divided(&self) -> bool {
-        !self.disks.is_empty()
+    /// How many disks have shares; none where there is only one.
+    pub(crate) fn disks(&self) -> usize {
+        self.disks.len()
     }
 
     /// Says whether `disk` has less than its share.

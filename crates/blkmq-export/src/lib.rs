@@ -3,6 +3,7 @@
 //! | feature | door |
 //! |---|---|
 //! | `nbd` (default) | [`nbd`]: the network block device protocol, over unix sockets and TCP |
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[cfg(feature = "nbd")]
 pub mod nbd;

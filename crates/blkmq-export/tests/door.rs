@@ -14,7 +14,9 @@ use blkmq_export::nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_export::nbd::codec::reply::ReplyHead;
 use blkmq_export::nbd::codec::request::{Command, RequestHeader};
 use blkmq_export::nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
-use blkmq_export::nbd::door::{self, ALLOWANCE, Memory, Socket};
+use blkmq_export::nbd::door::{
+    self, ALLOWANCE, Address, AddressLimits, CONNECTIONS_MAX, Common, Memory, Socket,
+};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -40,10 +42,14 @@ fn pipelined_block_status_and_refused_requests_are_all_answered() {
     // Nothing is read at first, so that replies back up to the limit of what may wait.
     std::thread::sleep(Duration::from_millis(300));
     let mut replies = Replies::new(client);
-    for cookie in 0..PIPELINED {
-        let (answered, is_error) = replies.next();
-        assert_eq!((answered, is_error), (cookie, cookie % 3 != 0));
-    }
+    // What has to be looked up is answered when it is known.
+    let mut answered: Vec<(u64, bool)> = (0..PIPELINED).map(|_| replies.next()).collect();
+    answered.sort_unstable();
+    let expected = (0..PIPELINED).map(|cookie| (cookie, cookie % 3 != 0));
+    assert!(
+        answered.into_iter().eq(expected),
+        "each once, and as it has to be"
+    );
     sender.join().unwrap();
     server.end(replies.client);
 }
@@ -260,13 +266,8 @@ fn who_holds_its_share_of_the_memory_and_reads_nothing_delays_small_requests_not
 fn memory_that_cannot_hold_one_request_is_refused() {
     let engine = engine();
     let (socket, path) = socket();
-    let refused = door::serve(
-        &engine,
-        socket,
-        None,
-        Limits::default(),
-        &Arc::new(Memory::new(MIB)),
-    );
+    let common = Arc::new(Common::new(MIB, CONNECTIONS_MAX));
+    let refused = door::serve(&engine, address(socket, Limits::default()), &common);
     let message = refused.unwrap_err().to_string();
     assert!(
         message.contains("1048576") && message.contains("33554432"),
@@ -274,6 +275,15 @@ fn memory_that_cannot_hold_one_request_is_refused() {
     );
     assert!(!path.exists());
     engine.shutdown(Nanos::from_secs(5)).unwrap();
+}
+
+fn address(socket: Socket, limits: Limits) -> Address<'static> {
+    Address {
+        socket,
+        disks: None,
+        limits,
+        admitted: AddressLimits::default(),
+    }
 }
 
 /// A disk in memory behind a door in this process.
@@ -302,9 +312,13 @@ impl Server {
     fn start(limits: Limits, memory_bytes: u64) -> Self {
         let engine = engine();
         let (socket, path) = socket();
-        let memory = Arc::new(Memory::new(memory_bytes));
-        door::serve(&engine, socket, None, limits, &memory).unwrap();
-        Self { engine, memory, path }
+        let common = Arc::new(Common::new(memory_bytes, CONNECTIONS_MAX));
+        door::serve(&engine, address(socket, limits), &common).unwrap();
+        Self {
+            engine,
+            memory: Arc::clone(&common.memory),
+            path,
+        }
     }
 
     fn connect(&self, style: HeaderStyle) -> Client {

@@ -13,7 +13,7 @@ use blkmq_export::nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_export::nbd::codec::reply::ReplyHead;
 use blkmq_export::nbd::codec::request::{Command, RequestHeader};
 use blkmq_export::nbd::codec::{CommandFlags, HeaderStyle};
-use blkmq_export::nbd::door::{self, Memory, Socket};
+use blkmq_export::nbd::door::{self, Address, AddressLimits, CONNECTIONS_MAX, Common, Socket};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::driver::nbd::NbdConfig;
 use blkmq_host::driver::ram::RamConfig;
@@ -119,9 +119,14 @@ fn start(name: &str, source: Source, size: Option<u64>) -> Engine {
     // The one of an engine that has ended may be left.
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
-    let memory = Arc::new(Memory::new(64 << 20));
-    let socket = Socket::Unix(listener, Some(path));
-    door::serve(&engine, socket, None, Limits::default(), &memory).unwrap();
+    let address = Address {
+        socket: Socket::Unix(listener, Some(path)),
+        disks: None,
+        limits: Limits::default(),
+        admitted: AddressLimits::default(),
+    };
+    let common = Arc::new(Common::new(64 << 20, CONNECTIONS_MAX));
+    door::serve(&engine, address, &common).unwrap();
     engine
 }
 

@@ -2,6 +2,7 @@
 //! shutdown. `plan` says which disks share a queue; `reactor` is what the threads run; `control` changes a
 //! running engine.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
@@ -529,14 +530,27 @@ impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if thread::panicking() {
             let name = thread::current().name().unwrap_or("a reactor").to_owned();
-            eprintln!(
+            say_last_words(format!(
                 "blkmq: {name} has panicked (see above): its I/O can never end, so the process is aborted"
-            );
+            ));
             std::process::abort();
         }
     }
 }
 
+/// Says why the process is about to end; but ends it, too, where standard error fails or nobody reads it.
+fn say_last_words(words: String) {
+    let (done, is_done) = mpsc::channel();
+    let spoken = thread::Builder::new().spawn(move || {
+        let _ = writeln!(std::io::stderr(), "{words}");
+        let _ = done.send(());
+    });
+    if spoken.is_ok() {
+        let _ = is_done.recv_timeout(LAST_WORDS_MAX);
+    }
+}
+
 const PAUSE: Duration = Duration::from_millis(1);
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 const DROP_LIMIT: Nanos = Nanos::from_secs(30);
 const DISK_SPACING: u64 = 1 << 20;

@@ -5,6 +5,7 @@
 //! ([`service`]) on reactors, and is changed and watched through [`control`]; [`mod@plan`] turns configured
 //! disks into its queues, [`mapped`] puts disks on disks. A reactor is one thread with one place to wait (`place`, [`ring`], [`mod@wait`],
 //! [`sleep`], `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod attach;
 mod bell;

@@ -8,14 +8,15 @@
 //! ```
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::Bio;
-use blkmq_core::ids::ReactorId;
+use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::time::Instant;
 
+use crate::disk::QueueId;
 use crate::place::Place;
 use crate::ring::Completion;
 use crate::service::{Cx, Desk, Service, ServiceFactory};
@@ -34,8 +35,10 @@ pub(crate) struct Reactor {
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
     /// Slots called in this turn.
     touched: Vec<u32>,
-    /// Slots to which `on_room` is owed.
-    refused: VecDeque<u32>,
+    /// Slots to which `on_room` is owed, by what they want room for.
+    refused: BTreeMap<(QueueId, GroupId), VecDeque<u32>>,
+    /// Kept for its memory.
+    offers: Vec<(QueueId, GroupId)>,
     /// Services that expect something soon.
     busy: u32,
     is_draining: bool,
@@ -62,7 +65,8 @@ impl Reactor {
             slot_of_port: Vec::new(),
             timers: BinaryHeap::with_capacity(64),
             touched: Vec::with_capacity(64),
-            refused: VecDeque::with_capacity(64),
+            refused: BTreeMap::new(),
+            offers: Vec::new(),
             busy: 0,
             is_draining: false,
             is_stopped: false,
@@ -249,19 +253,43 @@ impl Reactor {
         }
     }
 
+    /// Offers room to those who were refused: for each group of a queue to one after the other, until one is refused again. So what a
+    /// turn costs does not grow with the services of a group for which there is no room.
     fn offer_room(&mut self) {
-        for _ in 0..self.refused.len() {
-            let Some(index) = self.refused.pop_front() else {
-                return;
-            };
-            // If it is refused once more, the call puts it on the list again.
-            self.call(index, |service, cx| {
-                cx.desk.awaits_room = false;
-                if std::mem::take(&mut cx.desk.was_refused) {
-                    service.on_room(cx);
-                }
-            });
+        if self.refused.is_empty() {
+            return;
         }
+        let mut offers = std::mem::take(&mut self.offers);
+        offers.extend(self.refused.keys());
+        for of in offers.drain(..) {
+            // Who is refused once more stands behind those who have waited as long.
+            let waiting = self.refused.get(&of).map_or(0, VecDeque::len);
+            for _ in 0..waiting {
+                if !self.offer_room_to_next(of) {
+                    break;
+                }
+            }
+            if self.refused.get(&of).is_some_and(VecDeque::is_empty) {
+                self.refused.remove(&of);
+            }
+        }
+        self.offers = offers;
+    }
+
+    /// Offers room to the next one in a line. Says whether there may be more for others.
+    fn offer_room_to_next(&mut self, of: (QueueId, GroupId)) -> bool {
+        let Some(index) = self.refused.get_mut(&of).and_then(VecDeque::pop_front) else {
+            return false;
+        };
+        // If it is refused once more, the call puts it in line again.
+        self.call(index, |service, cx| {
+            cx.desk.awaits_room = None;
+            if cx.desk.refused.take().is_some() {
+                service.on_room(cx);
+            }
+        });
+        let slot = self.slots[index as usize].as_ref();
+        slot.is_none_or(|slot| slot.desk.awaits_room != Some(of))
     }
 
     fn deliver(&mut self) {
@@ -299,9 +327,11 @@ impl Reactor {
             desk: &mut slot.desk,
         };
         with(&mut *slot.service, &mut cx);
-        if slot.desk.was_refused && !slot.desk.awaits_room {
-            slot.desk.awaits_room = true;
-            self.refused.push_back(index);
+        if slot.desk.awaits_room.is_none()
+            && let Some(of) = slot.desk.refused
+        {
+            slot.desk.awaits_room = Some(of);
+            self.refused.entry(of).or_default().push_back(index);
         }
         if !slot.desk.is_touched {
             slot.desk.is_touched = true;
@@ -322,9 +352,12 @@ impl Reactor {
         self.busy = self.busy + u32::from(is_busy) - u32::from(desk.is_busy);
         desk.is_busy = is_busy;
         if is_over {
+            let awaited = desk.awaits_room;
             self.slot_of_port[usize::from(desk.port.id())] = u32::MAX;
             self.slots[index as usize] = None;
-            self.refused.retain(|&refused| refused != index);
+            if let Some(line) = awaited.and_then(|of| self.refused.get_mut(&of)) {
+                line.retain(|&refused| refused != index);
+            }
             self.free_slots.push(index);
             // Release: pairs with the Acquire of who waits for the last service to go.
             self.shared.services.fetch_sub(1, Ordering::Release);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
-use blkmq_core::ids::ReactorId;
+use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::time::Instant;
 
 use crate::disk::{Disk, QueueId};
@@ -34,7 +34,7 @@ pub trait Service {
     fn on_wake(&mut self, _cx: &mut Cx<'_>) {}
 
     /// A bio was refused before, and there may be room now. Called again and again until a submission
-    /// succeeds.
+    /// succeeds; of several services that wait for room for one group on one queue, one after the other.
     fn on_room(&mut self, _cx: &mut Cx<'_>) {}
 
     /// Is called once after each batch of the calls above, before the reactor waits: the moment to send what
@@ -93,10 +93,10 @@ pub(crate) struct Desk {
     pub(crate) timer_entered: Option<Instant>,
     /// Bios submitted and not ended.
     pub(crate) outstanding: u32,
-    /// The latest submission was refused; `on_room` is owed.
-    pub(crate) was_refused: bool,
-    /// On the list for `on_room`.
-    pub(crate) awaits_room: bool,
+    /// The latest submission was refused, of a bio for this queue and group; `on_room` is owed.
+    pub(crate) refused: Option<(QueueId, GroupId)>,
+    /// Where it stands in line for `on_room`.
+    pub(crate) awaits_room: Option<(QueueId, GroupId)>,
     /// On the list for `end_of_batch`.
     pub(crate) is_touched: bool,
     /// Counted as busy.
@@ -111,8 +111,8 @@ impl Desk {
             timer: None,
             timer_entered: None,
             outstanding: 0,
-            was_refused: false,
-            awaits_room: false,
+            refused: None,
+            awaits_room: None,
             is_touched: false,
             is_busy: false,
         }
@@ -131,13 +131,14 @@ impl Cx<'_> {
     /// The bio, if too many are waiting: [`Service::on_room`] says when to try again.
     pub fn submit(&mut self, queue: QueueId, mut bio: Bio) -> Result<(), Bio> {
         bio.client = self.desk.index;
+        let of = (queue, bio.group);
         let submitted = self.place.submit(queue, bio);
         match submitted {
             Ok(()) => {
                 self.desk.outstanding += 1;
-                self.desk.was_refused = false;
+                self.desk.refused = None;
             }
-            Err(_) => self.desk.was_refused = true,
+            Err(_) => self.desk.refused = Some(of),
         }
         submitted
     }

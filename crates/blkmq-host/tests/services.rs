@@ -196,19 +196,29 @@ fn a_refused_service_is_offered_room_until_all_its_bios_have_passed() {
         ..EngineConfig::default()
     })
     .unwrap();
-    let (tell, news) = channel();
-    for _ in 0..2 {
-        engine.add_service(ReactorId(0), factory(Probe::reading(tell.clone(), 50)));
-    }
-    let (mut ended, mut offers) = (0, 0);
-    while ended < 100 {
-        match next(&news) {
-            News::Ended(_) => ended += 1,
-            News::Room => offers += 1,
-            _ => {}
+    // However many stand in line: when two have ended, two are offered room, and one that there is no more.
+    for (services, bios) in [(2, 50), (64, 4)] {
+        let (tell, news) = channel();
+        for _ in 0..services {
+            engine.add_service(ReactorId(0), factory(Probe::reading(tell.clone(), bios)));
         }
+        let (mut ended, mut offers) = (0, 0);
+        while ended < services * bios {
+            match next(&news) {
+                News::Ended(_) => ended += 1,
+                News::Room => offers += 1,
+                _ => {}
+            }
+        }
+        assert!(
+            offers > 0,
+            "{services} times {bios} bios cannot have fitted at once"
+        );
+        assert!(
+            offers < 4 * ended,
+            "{offers} offers for {ended} bios of {services} services"
+        );
     }
-    assert!(offers > 0, "two times 50 bios cannot have fitted at once");
 }
 
 #[test]

@@ -21,6 +21,7 @@
 //! on a fence or on a mark stands a faulty version of it in which the model must find the fault, so that a
 //! model that cannot fail is noticed. `cargo run --release -p blkmq-sync --example cost` prints what each
 //! operation costs.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod atomic;
 mod barrier;

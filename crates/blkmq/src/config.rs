@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use blkmq_core::poll::{DELAY_MAX_US, Policy, Wait};
 use blkmq_core::sched::Kind;
+use blkmq_export::nbd::limits::Limits;
 
 pub use blkmq_host::groups::GroupSpec;
 pub use disk::{DiskSpec, Source};
@@ -27,6 +28,10 @@ pub struct Config {
     pub shutdown_limit: Duration,
     /// Bytes of payload that the connections of all NBD addresses may hold together. Default 1 GiB.
     pub nbd_memory: u64,
+    /// Connections of all NBD addresses at a time. Default: as many as there may be descriptors for.
+    pub nbd_connections: Option<u32>,
+    /// From a client's connecting to its selection of a disk. Default 10 s.
+    pub nbd_handshake_deadline: Duration,
     /// The disks, in order.
     pub disks: Vec<DiskSpec>,
     /// Queues that have settings of their own, by name.
@@ -71,6 +76,8 @@ impl Default for Config {
             reactors: None,
             shutdown_limit: Duration::from_secs(10),
             nbd_memory: blkmq_export::nbd::door::BYTES_MAX,
+            nbd_connections: None,
+            nbd_handshake_deadline: Limits::default().handshake_deadline,
             disks: Vec::new(),
             queues: BTreeMap::new(),
             groups: Vec::new(),

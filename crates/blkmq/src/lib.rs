@@ -7,5 +7,6 @@
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod log;
 pub mod plan;
 pub mod serve;

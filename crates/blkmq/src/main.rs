@@ -3,8 +3,10 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use blkmq::cli::{Bench, Cli, Command};
+use blkmq::log::Log;
 use blkmq::{demo, serve};
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
@@ -12,24 +14,34 @@ use tracing_subscriber::EnvFilter;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("BLKMQ_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = match Log::start(io::stderr()) {
+        Ok(log) => log,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "blkmq: no thread for the log: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(log.clone())
         .with_target(false)
         .init();
-    match run(cli.command) {
+    log.take_panics();
+    let code = match run(cli.command, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("blkmq: {error:#}");
+            log.print(format_args!("blkmq: {error:#}\n"));
             ExitCode::FAILURE
         }
-    }
+    };
+    log.finish(LAST_WORDS_MAX);
+    code
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
+fn run(command: Command, log: &Log) -> anyhow::Result<()> {
     match command {
         Command::Demo(args) => demo::main(&args),
-        Command::Serve(args) => serve::main(&args),
+        Command::Serve(args) => serve::main(&args, log),
         Command::Bench(Bench::Engine(args)) => blkmq_bench::engine::main(&args),
         Command::Bench(Bench::Nbd(args)) => blkmq_bench::nbd::main(&args),
         Command::Bench(Bench::RunQueue(args)) => blkmq_bench::run_queue::main(&args),
@@ -58,3 +70,6 @@ fn print(text: &[u8]) -> io::Result<()> {
         written => written,
     }
 }
+
+/// How long the end of the process waits for its last messages to be written.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);

@@ -1,19 +1,22 @@
 //! Decides the life of the daemon: from the configuration to open doors, until a signal, and down again.
 //! Comes after `config` and `plan`; the reactors of `blkmq_host` do the work meanwhile.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod descriptors;
+mod last_sync;
+mod placeholder;
 mod report;
 mod sockets;
 
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use blkmq_core::time::Nanos;
-use blkmq_export::nbd::door::{self, Memory};
+use blkmq_export::nbd::door::{self, AddressLimits, Common};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -21,14 +24,17 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, DiskSpec, ExportSpec, Source, group};
+use crate::config::{Config, DiskSpec, ExportSpec, group};
+use crate::log::Log;
 use crate::plan::{self, Plan};
+use last_sync::Files;
+use placeholder::Placeholders;
 
 /// Serves until a signal.
 ///
 /// # Errors
 /// What cannot be served, or was not finished when time ran out.
-pub fn main(args: &ServeArgs) -> Result<()> {
+pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     let config = configuration(args)?;
     // Before anything is opened, so that no signal finds the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("signals cannot be handled")?;
@@ -37,29 +43,25 @@ pub fn main(args: &ServeArgs) -> Result<()> {
     }
     let plan = plan::plan(&config)?;
     let daemon = Daemon::start(&config, plan)?;
-    daemon.run(signals, config.shutdown_limit)
+    daemon.run(signals, config.shutdown_limit, log)
 }
 
 /// Opens the disks, makes the queues and says whether they can be served; does not listen. Files that had to be made for that are taken away again.
 fn check(config: &Config) -> Result<()> {
-    let missing: Vec<PathBuf> = written_files(config)
-        .into_iter()
-        .filter(|path| matches!(path.try_exists(), Ok(false)))
-        .collect();
+    let made = Placeholders::make(config);
     let queues = plan::plan(config).and_then(|plan| {
         let queues = plan.queues.len();
+        let _files = Files::open(config)?;
+        descriptors::connections(config, reactors(config))?;
         Engine::check(engine(config, plan))?;
         Ok(queues)
     });
-    for path in &missing {
-        // Not there if the check came no further than another disk.
-        let _ = std::fs::remove_file(path);
-    }
-    println!(
-        "{} disks on {} queues: all can be served",
-        config.disks.len(),
-        queues?
-    );
+    drop(made);
+    let (disks, queues) = (config.disks.len(), queues?);
+    writeln!(
+        io::stdout(),
+        "{disks} disks on {queues} queues: all can be served"
+    )?;
     Ok(())
 }
 
@@ -81,7 +83,7 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
     }
     for address in &args.nbd {
         let address = address.parse().with_context(|| format!("--nbd {address}"))?;
-        config.exports.push(ExportSpec { address, disks: None });
+        config.exports.push(ExportSpec::new(address));
     }
     config.reactors = args.reactors.or(config.reactors);
     config.wait = args.wait.unwrap_or(config.wait);
@@ -95,7 +97,7 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
 /// What the engine is to be.
 fn engine(config: &Config, plan: Plan) -> EngineConfig {
     EngineConfig {
-        reactors: config.reactors.map_or_else(default_reactors, usize::from),
+        reactors: reactors(config),
         wait: config.wait,
         queues: plan.queues,
         mapped: plan.mapped,
@@ -106,8 +108,9 @@ fn engine(config: &Config, plan: Plan) -> EngineConfig {
 /// A running daemon.
 pub struct Daemon {
     engine: Engine,
-    /// The files that clients could write to.
-    files: Vec<PathBuf>,
+    common: Arc<Common>,
+    /// What is to be durable at the end.
+    files: Files,
     /// What to give to clients: one line for each disk and address.
     pub addresses: Vec<String>,
 }
@@ -118,21 +121,32 @@ impl Daemon {
     /// # Errors
     /// The address, the tunable or the thread that cannot be had.
     pub fn start(config: &Config, plan: Plan) -> Result<Self> {
+        let files = Files::open(config)?;
+        let connections_max = descriptors::connections(config, reactors(config))?;
         // Listen first: an address that is taken should not cost a start of the engine.
         let doors = sockets::open(&config.exports)?;
         let engine = Engine::start(engine(config, plan))?;
-        let memory = Arc::new(Memory::new(config.nbd_memory));
+        let common = Arc::new(Common::new(config.nbd_memory, connections_max));
         let mut addresses = Vec::new();
         for (socket, export) in doors {
             let disks = export.disks.as_deref();
             let served = served(config, &engine, disks);
             addresses.extend(served.map(|disk| sockets::uri(&socket, &disk.name)));
-            door::serve(&engine, socket, disks, Limits::default(), &memory)
-                .with_context(|| format!("export {}", export.address))?;
+            let address = door::Address {
+                socket,
+                disks,
+                limits: Limits {
+                    handshake_deadline: config.nbd_handshake_deadline,
+                    ..Limits::default()
+                },
+                admitted: admitted(&export),
+            };
+            door::serve(&engine, address, &common).with_context(|| format!("export {}", export.address))?;
         }
         Ok(Self {
             engine,
-            files: written_files(config),
+            common,
+            files,
             addresses,
         })
     }
@@ -143,7 +157,7 @@ impl Daemon {
     }
 
     /// Says that it is ready, and serves until a signal.
-    fn run(self, mut signals: Signals, limit: Duration) -> Result<()> {
+    fn run(self, mut signals: Signals, limit: Duration, log: &Log) -> Result<()> {
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
@@ -154,23 +168,37 @@ impl Daemon {
             if signal != SIGUSR1 {
                 break;
             }
-            eprint!("{}", report::statistics(&self.engine.control()));
+            let mut report = report::statistics(&self.engine.control());
+            report += &report::connections(&self.common);
+            log.print_long(&report, REPORT_WAIT_MAX);
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");
         end_at_once_on_the_next(signals);
-        let files = self.files.clone();
-        self.shutdown(limit)?;
-        files.iter().try_for_each(|path| sync(path))
+        self.shutdown(limit)
     }
 
-    /// Finishes what is under way, for at most about `limit`.
+    /// Finishes what is under way, for at most about `limit`, and makes durable what was written, whatever else failed.
     ///
     /// # Errors
-    /// What was not finished in time.
+    /// What was not finished in time, or may be lost.
     pub fn shutdown(self, limit: Duration) -> Result<()> {
         let limit = Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX));
-        self.engine.shutdown(limit)?;
-        Ok(())
+        let finished = self.engine.shutdown(limit);
+        match (finished, self.files.sync()) {
+            (Ok(()), synced) => synced,
+            (Err(error), Ok(())) => Err(error.into()),
+            (Err(error), Err(unsynced)) => bail!("{error}; {unsynced:#}"),
+        }
+    }
+}
+
+/// How many connections an address may have.
+fn admitted(export: &ExportSpec) -> AddressLimits {
+    let default = AddressLimits::default();
+    AddressLimits {
+        name: export.address.to_string(),
+        connections_max: export.connections.unwrap_or(default.connections_max),
+        group_connections_max: export.group_connections.unwrap_or(default.group_connections_max),
     }
 }
 
@@ -196,21 +224,6 @@ fn served<'a>(
     })
 }
 
-/// The files of the disks that clients can write to.
-fn written_files(config: &Config) -> Vec<PathBuf> {
-    let file = |disk: &DiskSpec| match &disk.source {
-        Source::File(file) if !disk.read_only => Some(file.path.clone()),
-        _ => None,
-    };
-    config.disks.iter().filter_map(file).collect()
-}
-
-/// Makes what clients wrote without a flush durable, at the end of an orderly shutdown.
-fn sync(path: &Path) -> Result<()> {
-    let synced = File::open(path).and_then(|file| file.sync_data());
-    synced.with_context(|| format!("file {}: what was not flushed may be lost", path.display()))
-}
-
 /// Ends the process at the next signal, whatever is under way.
 fn end_at_once_on_the_next(mut signals: Signals) {
     thread::spawn(move || {
@@ -222,6 +235,11 @@ fn end_at_once_on_the_next(mut signals: Signals) {
     });
 }
 
+/// How many threads serve.
+fn reactors(config: &Config) -> usize {
+    config.reactors.map_or_else(default_reactors, usize::from)
+}
+
 /// As many reactors as processors, but no more than most hosts want to give to storage.
 fn default_reactors() -> usize {
     thread::available_parallelism()
@@ -230,6 +248,8 @@ fn default_reactors() -> usize {
 }
 
 const REACTORS_MAX: usize = 4;
+/// How long statistics wait for somebody to take them, before the rest is left out.
+const REPORT_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl std::fmt::Debug for Daemon {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -6,27 +6,61 @@
 //!                                          socket ◄─ transmit ◄── reply ◄─ slots ◄─ end of bio
 //! ```
 
+mod admission;
+mod buffers;
 mod connection;
 mod listener;
 mod log;
+mod lookup;
 mod losses;
 mod memory;
+mod peer;
+mod predecessors;
 mod receive;
+mod request;
 mod slots;
 mod sys;
 mod transmit;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use blkmq_core::ids::ReactorId;
+use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 
 use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
 
+pub use admission::{AddressLimits, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
 pub use listener::Socket;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
+
+/// What the connections of all addresses have in common.
+#[derive(Debug)]
+pub struct Common {
+    /// What payload is held in.
+    pub memory: Arc<Memory>,
+    /// How many there are and may be.
+    pub connections: Arc<Connections>,
+    /// Who asks what is allocated.
+    lookups: lookup::Lookups,
+    /// Who has selected which disk.
+    disks: Arc<predecessors::Disks>,
+}
+
+/// An address at which disks are served.
+#[derive(Debug)]
+pub struct Address<'a> {
+    /// The socket that listens.
+    pub socket: Socket,
+    /// The disks, by name; none for all that no mapped disk lies on.
+    pub disks: Option<&'a [String]>,
+    /// What one connection may take.
+    pub limits: Limits,
+    /// How many there may be.
+    pub admitted: AddressLimits,
+}
 
 /// What all connections of one address have in common.
 #[derive(Debug)]
@@ -34,40 +68,50 @@ pub(crate) struct Door {
     /// What clients may select; an export's id is the disk's place in the engine's table.
     exports: Arc<ExportTable>,
     limits: Limits,
-    /// What payload is held in.
-    memory: Arc<Memory>,
-    connections_max: u32,
+    common: Arc<Common>,
+    /// Its number among the addresses.
+    address: u32,
     log: log::Log,
 }
 
-/// How many clients one address serves at a time, by default. More cost memory only as they are used.
-pub const CONNECTIONS_MAX: u32 = 4096;
+impl Common {
+    /// Memory of so many bytes, and so many connections at most.
+    pub fn new(memory_bytes: u64, connections_max: u32) -> Self {
+        Self {
+            memory: Arc::new(Memory::new(memory_bytes)),
+            connections: Arc::new(Connections::new(connections_max)),
+            lookups: lookup::Lookups::new(),
+            disks: Arc::default(),
+        }
+    }
+}
 
-/// Serves disks at a socket that listens: the ones named, or all that no mapped disk lies on. `memory` is what the connections of this socket, and of
-/// all others that are given the same one, hold payload in.
+/// Serves disks at a socket that listens.
 ///
 /// # Errors
 /// The limit that is out of its range, or the disk that cannot be offered, with the reason.
-pub fn serve(
-    engine: &Engine,
-    socket: Socket,
-    disks: Option<&[String]>,
-    limits: Limits,
-    memory: &Arc<Memory>,
-) -> Result<(), ServeError> {
+pub fn serve(engine: &Engine, address: Address<'_>, common: &Arc<Common>) -> Result<(), ServeError> {
+    let Address {
+        socket,
+        disks,
+        limits,
+        admitted,
+    } = address;
     limits.check()?;
-    if memory.bytes_max() < u64::from(limits.payload_bytes_max) {
+    if common.memory.bytes_max() < u64::from(limits.payload_bytes_max) {
         return Err(ServeError::Memory {
-            bytes: memory.bytes_max(),
+            bytes: common.memory.bytes_max(),
             payload: limits.payload_bytes_max,
         });
     }
     let exports = exports(engine.disks(), disks)?;
+    let group = |export: &Arc<Export>| engine.disks()[export.id.0 as usize].group;
+    let groups: BTreeSet<GroupId> = exports.iter().map(group).collect();
     let door = Arc::new(Door {
         exports: Arc::new(exports),
         limits,
-        memory: Arc::clone(memory),
-        connections_max: CONNECTIONS_MAX,
+        common: Arc::clone(common),
+        address: common.connections.add_address(admitted, groups.len() as u32),
         log: log::Log::default(),
     });
     engine.add_service(

@@ -14,6 +14,22 @@ pub struct ExportSpec {
     pub address: Address,
     /// Which disks, by name; none for all.
     pub disks: Option<Vec<String>>,
+    /// Connections at a time. Default 4096.
+    pub connections: Option<u32>,
+    /// Connections of one group at a time. Default: its share.
+    pub group_connections: Option<u32>,
+}
+
+impl ExportSpec {
+    /// All disks, and as many connections as usual.
+    pub fn new(address: Address) -> Self {
+        Self {
+            address,
+            disks: None,
+            connections: None,
+            group_connections: None,
+        }
+    }
 }
 
 /// Where clients connect.

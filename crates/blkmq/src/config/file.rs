@@ -37,6 +37,8 @@ struct Daemon {
     reactors: Option<u16>,
     shutdown_limit: Option<String>,
     nbd_memory: Option<Value>,
+    nbd_connections: Option<u32>,
+    nbd_handshake_deadline: Option<String>,
     wait: Option<String>,
 }
 
@@ -58,6 +60,8 @@ struct Queue {
 struct Export {
     nbd: String,
     disks: Option<Vec<String>>,
+    connections: Option<u32>,
+    group_connections: Option<u32>,
 }
 
 /// Reads a configuration file's text.
@@ -72,6 +76,11 @@ pub(super) fn parse(text: &str) -> Result<Config> {
         Some(value) => memory(value).context("[daemon]")?,
         None => default.nbd_memory,
     };
+    let nbd_handshake_deadline = match &file.daemon.nbd_handshake_deadline {
+        Some(text) => handshake_deadline(text).context("[daemon]")?,
+        None => default.nbd_handshake_deadline,
+    };
+    at_least_one("nbd_connections", file.daemon.nbd_connections).context("[daemon]")?;
     if let Some(0) = file.daemon.reactors {
         bail!(
             "[daemon]: reactors=0 rejected: must be from 1 to {REACTORS_MAX}, or left out for one for each processor"
@@ -89,6 +98,8 @@ pub(super) fn parse(text: &str) -> Result<Config> {
         wait,
         shutdown_limit,
         nbd_memory,
+        nbd_connections: file.daemon.nbd_connections,
+        nbd_handshake_deadline,
         disks: tables(file.disk)?.into_iter().map(disk).collect::<Result<_>>()?,
         groups: file.group.into_iter().map(one_group).collect::<Result<_>>()?,
         queues: file.queue.into_iter().map(queue).collect::<Result<_>>()?,
@@ -153,6 +164,9 @@ fn memory(value: &Value) -> Result<u64> {
             "nbd_memory={text} rejected: must be at least 32M, since a client may send as much in one request"
         );
     }
+    if bytes > NBD_MEMORY_MAX {
+        bail!("nbd_memory={text} rejected: must be at most 16T");
+    }
     Ok(bytes)
 }
 
@@ -196,10 +210,31 @@ fn pairs(head: &str, table: toml::Table) -> Result<Vec<(String, String)>> {
 }
 
 fn export(export: Export) -> Result<ExportSpec> {
+    let context = || format!("[[export]] {}", export.nbd);
+    at_least_one("connections", export.connections).with_context(context)?;
+    at_least_one("group_connections", export.group_connections).with_context(context)?;
     Ok(ExportSpec {
         address: export.nbd.parse().context("[[export]] nbd")?,
         disks: export.disks,
+        connections: export.connections,
+        group_connections: export.group_connections,
     })
+}
+
+/// Checks how many connections there may be somewhere.
+fn at_least_one(key: &str, connections: Option<u32>) -> Result<()> {
+    match connections {
+        Some(0) => bail!("{key}=0 rejected: must be at least 1, or left out"),
+        _ => Ok(()),
+    }
+}
+
+fn handshake_deadline(text: &str) -> Result<Duration> {
+    let deadline = duration("nbd_handshake_deadline", text)?;
+    if deadline < HANDSHAKE_MIN {
+        bail!("nbd_handshake_deadline={text} rejected: must be at least 100ms, for a client on a busy host");
+    }
+    Ok(deadline)
 }
 
 fn duration(key: &str, text: &str) -> Result<Duration> {
@@ -209,6 +244,10 @@ fn duration(key: &str, text: &str) -> Result<Duration> {
 
 /// The longest payload of a request, in bytes.
 const NBD_MEMORY_MIN: u64 = 32 << 20;
+/// More than a host has, and far from where sums of it overflow.
+const NBD_MEMORY_MAX: u64 = 16 << 40;
+/// The least time to negotiate in.
+const HANDSHAKE_MIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -222,6 +261,8 @@ mod tests {
         reactors = 2
         shutdown_limit = "5s"
         nbd_memory = "256M"
+        nbd_connections = 500
+        nbd_handshake_deadline = "3s"
         wait = "hybrid"
         [queue.fast]
         io_poll = true
@@ -247,6 +288,8 @@ mod tests {
         [[export]]
         nbd = "unix:vm1.sock"
         disks = ["vm1"]
+        connections = 100
+        group_connections = 8
         [[export]]
         nbd = "tcp:127.0.0.1:10809"
     "#;
@@ -273,6 +316,13 @@ mod tests {
             (Some(2), Duration::from_secs(5))
         );
         assert_eq!((config.nbd_memory, config.wait), (256 << 20, Wait::Hybrid));
+        assert_eq!(
+            (config.nbd_connections, config.nbd_handshake_deadline),
+            (Some(500), Duration::from_secs(3))
+        );
+        let of = |export: &ExportSpec| (export.connections, export.group_connections);
+        let limits: Vec<_> = config.exports.iter().map(of).collect();
+        assert_eq!(limits, [(Some(100), Some(8)), (None, None)]);
         let polling = Polling {
             io_poll: Some(true),
             delay: Some(Policy::Classic),
@@ -318,6 +368,19 @@ mod tests {
                 "nbd_memory=1024 rejected: must be at least 32M",
             ),
             ("[daemon]\nnbd_memory = \"much\"", "nbd_memory=much"),
+            (
+                "[daemon]\nnbd_memory = 9223372036854775807",
+                "rejected: must be at most 16T",
+            ),
+            ("[daemon]\nnbd_connections = 0", "nbd_connections=0 rejected"),
+            (
+                "[daemon]\nnbd_handshake_deadline = \"1ms\"",
+                "nbd_handshake_deadline=1ms rejected: must be at least 100ms",
+            ),
+            (
+                "[[export]]\nnbd = \"unix:x\"\nconnections = 0",
+                "[[export]] unix:x: connections=0 rejected",
+            ),
             (
                 "disk = 3",
                 "disk = 3 rejected: each disk is a table: write [disk.NAME]",

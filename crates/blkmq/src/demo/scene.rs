@@ -110,10 +110,7 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
         depth: Some(depth),
         ..QueueSettings::default()
     };
-    let export = ExportSpec {
-        address: Address::Unix(socket.to_owned()),
-        disks: None,
-    };
+    let export = ExportSpec::new(Address::Unix(socket.to_owned()));
     let config = Config {
         // One, so that both tenants meet in one place whatever the number of processors.
         reactors: Some(1),

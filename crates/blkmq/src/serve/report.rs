@@ -7,6 +7,7 @@ use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::multipath::NoPath;
 use blkmq_core::stat::{DirectionStats, GroupStats};
+use blkmq_export::nbd::door::Common;
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
 use blkmq_host::driver::multipath::MultipathDrive;
@@ -57,6 +58,20 @@ pub(super) fn statistics(control: &Control) -> String {
             .map(|(name, count)| format!("{name}={count}"))
             .collect();
         let _ = writeln!(out, "  events: {}", events.join(" "));
+    }
+    out
+}
+
+/// How many connections each address has, and what all of them hold.
+pub(super) fn connections(common: &Common) -> String {
+    let memory = &common.memory;
+    let mut out = format!("nbd_memory: used {} of {}\n", memory.used(), memory.bytes_max());
+    for address in common.connections.stats() {
+        let _ = writeln!(
+            out,
+            "export {}: connections open {} of {}, negotiating {}, refused {}, displaced {}",
+            address.name, address.open, address.max, address.negotiating, address.refused, address.displaced
+        );
     }
     out
 }

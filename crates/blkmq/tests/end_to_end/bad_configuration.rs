@@ -230,6 +230,21 @@ fn neither_a_check_nor_a_refusal_leaves_a_file_behind() {
 }
 
 #[test]
+fn a_check_removes_nothing_that_it_has_not_made() {
+    let scratch = Scratch::new();
+    // It leads nowhere as yet: the filesystem behind it is not mounted, say.
+    let link = scratch.path("vm1.raw");
+    std::os::unix::fs::symlink(scratch.path("not-mounted.raw"), &link).expect("a link can be made");
+    let wanted = format!("name=vm1,file={},size=1M", link.display());
+    let mut command = serve_command(&["--check", "--disk", &wanted]);
+    let checked = output_within(&mut command, Duration::from_secs(30));
+    assert!(
+        std::fs::symlink_metadata(&link).is_ok(),
+        "the check removed the operator's link: {checked:?}"
+    );
+}
+
+#[test]
 fn an_image_whose_path_has_a_comma_is_served() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1,old.raw", 1 << 20).replace(',', "\\,");

@@ -22,7 +22,7 @@ fn hostile_clients_do_not_disturb_a_good_one() {
     // One round to warm up: what stays allocated after it is not a leak.
     misbehave_in_every_way(&socket);
     wait_for_open_files(&daemon, open_files(&daemon));
-    let (files_before, memory_before) = (open_files(&daemon), memory_kib(&daemon));
+    let (files_before, memory_before) = (open_files(&daemon), daemon.memory_kib());
 
     let stop = AtomicBool::new(false);
     let rounds = std::thread::scope(|scope| {
@@ -42,7 +42,7 @@ fn hostile_clients_do_not_disturb_a_good_one() {
         daemon.said()
     );
     wait_for_open_files(&daemon, files_before);
-    let grown = memory_kib(&daemon).saturating_sub(memory_before);
+    let grown = daemon.memory_kib().saturating_sub(memory_before);
     assert!(grown < MEMORY_GROWTH_MAX_KIB, "the daemon grew by {grown} KiB");
     daemon.stop();
 }
@@ -308,19 +308,6 @@ fn open_files(daemon: &Daemon) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", daemon.id()))
         .expect("our own child's files can be listed")
         .count()
-}
-
-fn memory_kib(daemon: &Daemon) -> u64 {
-    let status =
-        std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's status");
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmRSS:"))
-        .expect("the kernel tells the resident size");
-    line.split_whitespace()
-        .nth(1)
-        .and_then(|number| number.parse().ok())
-        .expect("a number of KiB")
 }
 
 const GARBAGE: &[u8] = b"\xff\x00GET / HTTP/1.1\r\n\x00\x13\x37";

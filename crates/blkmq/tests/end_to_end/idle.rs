@@ -21,9 +21,9 @@ fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
     }
     // What a burst leaves behind (polling for a while) may pass first.
     std::thread::sleep(Duration::from_secs(1));
-    let (start, before) = (Instant::now(), cpu_ns(&daemon));
+    let (start, before) = (Instant::now(), daemon.cpu_ns());
     std::thread::sleep(IDLE_TIME);
-    let used = cpu_ns(&daemon) - before;
+    let used = daemon.cpu_ns() - before;
     let share = used as f64 / start.elapsed().as_nanos() as f64;
     assert!(
         share <= 0.001,
@@ -31,22 +31,6 @@ fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
         share * 100.0
     );
     daemon.stop();
-}
-
-/// The CPU time of all threads of the daemon so far, in nanoseconds.
-fn cpu_ns(daemon: &Daemon) -> u64 {
-    let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.id())).expect("our own child's threads");
-    threads
-        .map(|thread| {
-            let path = thread.expect("a thread").path().join("schedstat");
-            let text = std::fs::read_to_string(&path).expect("the kernel counts CPU time by thread");
-            let used = text
-                .split_whitespace()
-                .next()
-                .and_then(|number| number.parse::<u64>().ok());
-            used.expect("a number of nanoseconds")
-        })
-        .sum()
 }
 
 /// Long enough that a periodic wake-up shows.

@@ -7,6 +7,8 @@
 mod common;
 
 mod bad_configuration;
+mod block_status;
+mod connections;
 mod crash;
 mod fairness;
 mod file_systems;
@@ -15,9 +17,12 @@ mod hostile;
 mod idle;
 mod isolation;
 mod libnbd;
+mod log;
 mod manual;
 mod mapped;
+mod memory;
 mod nbd_disk;
 mod qemu;
 mod shutdown;
 mod sockets;
+mod successor;

@@ -178,7 +178,10 @@ impl Bfq {
         self.depth.held();
         let holder = self.wf2q.holder();
         let lifts = self.wf2q.reach() > 0
-            && holder.is_some_and(|id| self.slowdown.held(id, self.in_flight, self.now));
+            && holder.is_some_and(|id| {
+                let is_busy = self.wf2q.is_busy(id);
+                self.slowdown.held(id, is_busy, self.in_flight, self.now)
+            });
         if lifts {
             // For the next one; see `dispatch_one`.
             self.wf2q.set_reach(0);
@@ -253,10 +256,11 @@ impl Bfq {
         Some(self.cost(self.held.slots.rq(slot)))
     }
 
-    /// What a request counts as, in bytes: its length. What moves no data counts as a block or a transfer at most.
+    /// What a request counts as, in bytes: those that the drive moves, and at least a block; a transfer at most.
     #[inline]
     fn cost(&self, rq: &Request) -> u32 {
-        rq.len().clamp(u64::from(COST_MIN), u64::from(self.cost_max)) as u32
+        let bytes = rq.charged_bytes(self.held.limits());
+        bytes.clamp(u64::from(COST_MIN), u64::from(self.cost_max)) as u32
     }
 
     /// A queue has got its first request.

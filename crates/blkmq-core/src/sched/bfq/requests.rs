@@ -39,6 +39,12 @@ impl Held {
         }
     }
 
+    /// What the drive takes.
+    #[inline]
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
     /// Merges a request into the queued one `id`, which it touches at the given end, or gives it back.
     #[inline]
     fn try_merge(&mut self, id: SlotId, rq: Box<Request>, end: Fit) -> Result<(), Box<Request>> {

@@ -70,20 +70,18 @@ impl Slowdown {
         (self.probe != Probe::Resting).then_some(1)
     }
 
-    /// All that waits is held for a member that is busy, with so many in flight. Says whether one more may go all the same.
-    pub(super) fn held(&mut self, holder: EntityId, in_flight: u32, now: Instant) -> bool {
+    /// All that waits is held for a member, which has something in flight if it is busy, with so many in flight in all. Says
+    /// whether one more may go all the same.
+    pub(super) fn held(&mut self, holder: EntityId, is_busy: bool, in_flight: u32, now: Instant) -> bool {
         if self.watched_until < now {
             self.room = 0;
         }
         self.watched_until = now + WATCH;
         self.holder = Some(holder);
         self.held_at = in_flight;
-        if self.probe == Probe::Resting && now >= self.probe_at {
-            self.probe = match in_flight {
-                0 => Probe::Measuring { since: now, ends: 0 },
-                _ => Probe::Draining {
-                    until: now + DRAIN_MAX,
-                },
+        if self.probe == Probe::Resting && now >= self.probe_at && is_busy && in_flight > 0 {
+            self.probe = Probe::Draining {
+                until: now + DRAIN_MAX,
             };
             return false;
         }

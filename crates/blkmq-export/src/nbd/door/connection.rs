@@ -3,33 +3,37 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blkmq_core::bio::{Bio, Flags, Op as BioOp, Status};
+use blkmq_core::bio::{Bio, Status};
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::disk::Disk;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
-use rustix::net::{getpeername, sockopt};
+use rustix::net::sockopt;
 
 use super::Door;
-use super::listener::Ticket;
+use super::admission::Ticket;
+use super::buffers::Lack;
 use super::log::Log;
+use super::lookup::{Answer, Asker, Question};
 use super::losses::Heard;
 use super::memory::Account;
+use super::peer::{peer, watch_for_a_silent_end};
+use super::predecessors::Place;
 use super::receive::{self, Receive, Received};
+use super::request::{bio, buffer_bytes, error_of, extent};
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
+use crate::nbd::codec::ErrorCode;
 use crate::nbd::codec::reply::Extent;
-use crate::nbd::codec::{CommandFlags, ErrorCode, ExtentState};
 use crate::nbd::session::{Event, Op, Request, Session};
 
 /// One client.
 pub(super) struct Connection {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     /// Who is at the other end, for messages.
     peer: String,
     session: Session,
@@ -40,6 +44,10 @@ pub(super) struct Connection {
     disk: Option<Disk>,
     /// Writes that may be lost: what it has been told of.
     heard: Heard,
+    /// Its place among the connections of the disk; from the selection on.
+    place: Option<Place>,
+    /// Predecessors have to end before the selection is answered: nothing is received or sent meanwhile.
+    is_waiting: bool,
     /// A request for whose payload there is no memory yet.
     starved: Option<Request>,
     /// The write whose payload is being received, and how much of it is there.
@@ -61,13 +69,16 @@ pub(super) struct Connection {
     unread_since: Option<Instant>,
     half_since: Option<Instant>,
     draining_since: Option<Instant>,
+    /// Since when memory is kept for requests, and there are none.
+    spare_since: Option<Instant>,
     /// Messages that were taken whole, and how many there were when `half_since` was set.
     messages: u64,
     half_messages: u64,
     started_at: Instant,
-    extents: Vec<blkmq_host::driver::Extent>,
+    /// Where what was looked up for it comes; there is one from the selection on.
+    asker: Option<Arc<Asker>>,
     door: Arc<Door>,
-    _ticket: Ticket,
+    ticket: Ticket,
 }
 
 /// How far the end of a connection is.
@@ -86,6 +97,7 @@ impl Connection {
         if is_tcp {
             // Replies are sent in whole batches; waiting for more would only delay them.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
+            watch_for_a_silent_end(&socket);
         }
         // A batch of replies should fit; how much is granted is the system's to say.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
@@ -97,13 +109,15 @@ impl Connection {
         );
         Self {
             peer: peer(&socket, is_tcp),
-            socket,
+            socket: Arc::new(socket),
             session,
             receive: Receive::new(door.limits.receive_bytes_min()),
             transmit,
             slots: Slots::default(),
             disk: None,
             heard: Heard::default(),
+            place: None,
+            is_waiting: false,
             starved: None,
             filling: None,
             refused: VecDeque::new(),
@@ -116,18 +130,19 @@ impl Connection {
             unread_since: None,
             half_since: None,
             draining_since: None,
+            spare_since: None,
             messages: 0,
             half_messages: 0,
             started_at: Instant::default(),
-            extents: Vec::new(),
+            asker: None,
             door,
-            _ticket: ticket,
+            ticket,
         }
     }
 
     /// Receives and judges until the socket is drained or a limit holds the client back.
     fn take_in(&mut self, cx: &mut Cx<'_>) {
-        while self.closing == Closing::No && self.refused.is_empty() {
+        while self.closing == Closing::No && self.refused.is_empty() && !self.is_waiting {
             let held_back = if self.filling.is_some() {
                 false
             } else {
@@ -136,7 +151,7 @@ impl Connection {
             if held_back || self.closing != Closing::No || !self.refused.is_empty() {
                 return;
             }
-            if !self.is_readable {
+            if !self.is_readable || self.is_waiting {
                 return;
             }
             let received = match self.filling {
@@ -182,7 +197,7 @@ impl Connection {
                     self.close(cx, Closing::Finishing);
                 }
             }
-            if self.closing != Closing::No || !self.refused.is_empty() {
+            if self.closing != Closing::No || !self.refused.is_empty() || self.is_waiting {
                 return false;
             }
         }
@@ -190,10 +205,22 @@ impl Connection {
 
     fn select(&mut self, cx: &Cx<'_>, index: usize) {
         let disk = cx.disks()[index].clone();
-        let memory = Arc::clone(&self.door.memory);
+        if let Err(refusal) = self.ticket.select(disk.group) {
+            let what = format_args!("{} to {} refused: {refusal}", self.name(), disk.name);
+            self.log().warn(cx.now(), what);
+            self.closing = Closing::Dead;
+            return;
+        }
+        let memory = Arc::clone(&self.door.common.memory);
         self.slots
             .set_account(Account::new(memory, disk.group, cx.waker()));
         self.heard = Heard::new(&disk);
+        self.asker = Some(Arc::new(Asker::new(cx.waker())));
+        let disks = &self.door.common.disks;
+        let mut place = disks.enter(index as u32, &self.socket, &cx.waker());
+        // Who could write nothing leaves nothing to wait for.
+        self.is_waiting = !disk.read_only && place.must_wait();
+        self.place = Some(place);
         self.disk = Some(disk);
     }
 
@@ -231,13 +258,15 @@ impl Connection {
     /// Begins a request. Says whether the next message can be looked at: not while memory or payload are waited for.
     fn begin(&mut self, cx: &mut Cx<'_>, request: Request) -> bool {
         match request.op {
-            Op::BlockStatus => self.block_status(request),
             Op::Cache => self.session.replies().ok(&request, &mut self.transmit.heads),
             _ => {
-                let Some(slot) = self.slots.begin(request) else {
-                    self.starved = Some(request);
-                    self.is_busy = true;
-                    return false;
+                let disk = self.disk.as_ref().expect(SELECTED);
+                let slot = match self.slots.begin(request, buffer_bytes(&request, disk)) {
+                    Ok(slot) => slot,
+                    Err(lack) => {
+                        self.starve(cx, request, lack);
+                        return false;
+                    }
                 };
                 if request.op == Op::Write {
                     return self.take_payload(cx, slot, 0);
@@ -250,11 +279,24 @@ impl Connection {
         true
     }
 
+    /// There is no memory for a request now: others have it, and it waits for its turn; or the system has none.
+    #[cold]
+    fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: Lack) {
+        match lack {
+            Lack::OfMemory => {
+                self.starved = Some(request);
+                self.is_busy = true;
+            }
+            Lack::OfTheSystems(error) => {
+                let what = format_args!("{} closed: no memory for a request: {error}", self.name());
+                self.log().warn(cx.now(), what);
+                self.closing = Closing::Dead;
+            }
+        }
+    }
+
     fn submit(&mut self, cx: &mut Cx<'_>, index: u32) {
-        let disk = self
-            .disk
-            .as_ref()
-            .expect("requests follow the selection of an export");
+        let disk = self.disk.as_ref().expect(SELECTED);
         let queue = disk.queue;
         let slot = self.slots.get(index);
         let mut bio = bio(&slot.request, disk, index);
@@ -264,23 +306,33 @@ impl Connection {
         }
     }
 
-    fn block_status(&mut self, request: Request) {
-        let disk = self
-            .disk
-            .as_ref()
-            .expect("requests follow the selection of an export");
-        let replies = self.session.replies();
-        self.extents.clear();
-        let max = replies.extents_max(&request).min(EXTENTS_AT_ONCE);
-        match disk.extents(request.offset, request.length, max, &mut self.extents) {
-            Ok(()) => {
-                let extents: Vec<Extent> = self.extents.iter().map(extent).collect();
-                replies.block_status(&request, &extents, &mut self.transmit.heads);
+    /// A request for block status has paid: its group has read a block, in its turn and within its caps. Now it is looked up.
+    fn look_up(&mut self, slot: u32, request: &Request) {
+        let disk = self.disk.as_ref().expect(SELECTED);
+        let asker = self.asker.as_ref().expect(SELECTED);
+        let max = self.session.replies().extents_max(request).min(EXTENTS_MAX);
+        let range = (request.offset, request.length);
+        let question = Question::new(disk, slot, range, max, asker);
+        self.door.common.lookups.ask(question);
+    }
+
+    /// Replies with what was looked up meanwhile.
+    fn take_answers(&mut self) {
+        let answers = self.asker.as_ref().map(|asker| asker.take()).unwrap_or_default();
+        for Answer { slot, extents } in answers {
+            let request = self.slots.end(slot);
+            let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
+            match extents {
+                Ok(extents) => {
+                    let extents: Vec<Extent> = extents.iter().map(extent).collect();
+                    replies.block_status(&request, &extents, heads);
+                }
+                Err(error) => {
+                    let message = format!("the disk cannot say what is allocated: {error}");
+                    replies.error(&request, ErrorCode::Io, &message, heads);
+                }
             }
-            Err(error) => {
-                let message = format!("the disk cannot say what is allocated: {error}");
-                replies.error(&request, ErrorCode::Io, &message, &mut self.transmit.heads);
-            }
+            self.transmit.note_heads();
         }
     }
 
@@ -371,6 +423,20 @@ impl Connection {
         }
     }
 
+    /// Takes back what was begun for a client that is gone and has not been submitted. What has been is the queue's, and is waited for.
+    fn cancel(&mut self) {
+        for bio in self.refused.drain(..) {
+            let index = bio.cookie as u32;
+            self.slots.get(index).take_back(&bio);
+            let request = self.slots.end(index);
+            self.session.replies().cancel(&request);
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        self.closing < Closing::Dead && !self.is_blocked && !self.is_waiting
+    }
+
     fn abandon_filling(&mut self) {
         if let Some((slot, _)) = self.filling.take() {
             self.slots.end(slot);
@@ -380,17 +446,29 @@ impl Connection {
     /// Keeps the deadlines: the handshake's, the unread reply's, the half message's.
     fn watch_time(&mut self, cx: &mut Cx<'_>) {
         self.watch_half_message(cx.now());
-        let next = self.deadlines().into_iter().flatten().map(|(at, _)| at).min();
-        match next {
+        self.watch_spare(cx.now());
+        let deadlines = self.deadlines().into_iter().flatten().map(|(at, _)| at);
+        let spare = self.spare_since.map(|since| after(since, SPARE_KEPT));
+        match deadlines.chain(spare).min() {
             Some(at) if self.closing < Closing::Dead => cx.set_timer(at),
             _ => cx.clear_timer(),
+        }
+    }
+
+    /// Gives memory back that is kept for requests which do not come.
+    fn watch_spare(&mut self, now: Instant) {
+        if self.slots.len() > 0 || !self.slots.has_spare() {
+            self.spare_since = None;
+        } else if after(*self.spare_since.get_or_insert(now), SPARE_KEPT) <= now {
+            self.slots.release_spare();
+            self.spare_since = None;
         }
     }
 
     /// Notes since when half a message waits for its rest. Not while we hold the client back ourselves.
     fn watch_half_message(&mut self, now: Instant) {
         let is_half = self.filling.is_some() || !self.receive.waiting().is_empty();
-        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked;
+        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked || self.is_waiting;
         if !is_half || held_back {
             self.half_since = None;
         } else if self.half_since.is_none() || self.half_messages != self.messages {
@@ -459,6 +537,7 @@ impl Connection {
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.started_at = cx.now();
+        self.ticket.arrive(cx.waker());
         self.transmit.note_heads();
         self.poll(cx);
         self.take_in(cx);
@@ -473,6 +552,9 @@ impl Service for Connection {
                     self.has_left |= completion.result & LEFT != 0;
                     if completion.result >= 0 && completion.result & RESET != 0 {
                         self.reset(cx.now());
+                    } else if self.is_waiting && self.has_left {
+                        // It has not waited until it was let in.
+                        self.closing = Closing::Dead;
                     }
                 }
                 POLL_OUT => self.is_blocked = false,
@@ -490,6 +572,10 @@ impl Service for Connection {
         let request = slot.request;
         if let (Op::Flush, Some(disk)) = (request.op, &self.disk) {
             bio.status = self.heard.end_flush(disk, bio.status);
+        }
+        if request.op == Op::BlockStatus && bio.status != Status::Shutdown {
+            // Whether the block could be read says nothing about what is allocated.
+            return self.look_up(index, &request);
         }
         let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
         if !bio.status.is_ok() {
@@ -524,6 +610,15 @@ impl Service for Connection {
     }
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        if self.ticket.is_displaced() && self.closing < Closing::Dead {
+            let what = format_args!("{} closed: others need its place", self.name());
+            self.log().info(cx.now(), what);
+            self.closing = Closing::Dead;
+        }
+        if self.is_waiting {
+            self.is_waiting = self.place.as_mut().is_some_and(Place::must_wait);
+        }
+        self.take_answers();
         self.take_in(cx);
     }
 
@@ -539,7 +634,7 @@ impl Service for Connection {
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
         let mut rounds = 0;
-        while self.closing < Closing::Dead && !self.is_blocked && !self.transmit.is_empty() {
+        while self.may_send() && !self.transmit.is_empty() {
             rounds += 1;
             if rounds > ROUNDS_MAX {
                 // Others are due, too; this one goes on in the next turn.
@@ -557,8 +652,15 @@ impl Service for Connection {
         }
         if self.closing == Closing::Dead {
             self.forget();
+            self.cancel();
+            if let Some(asker) = &self.asker {
+                asker.give_up();
+            }
         }
         if self.closing > Closing::No {
+            if let Some(place) = &self.place {
+                place.leave();
+            }
             self.abandon_filling();
             self.starved = None;
             self.slots.give_up();
@@ -580,7 +682,12 @@ impl Service for Connection {
     fn drain(&mut self, cx: &mut Cx<'_>) {
         self.session.shut_down();
         self.draining_since = Some(cx.now());
-        self.close(cx, Closing::Finishing);
+        let how = if self.is_waiting {
+            Closing::Dead
+        } else {
+            Closing::Finishing
+        };
+        self.close(cx, how);
     }
 
     fn is_finished(&self) -> bool {
@@ -595,99 +702,12 @@ impl Connection {
     }
 }
 
-/// Names who is at the other end: its address, or of a unix socket the process that connected.
-fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
-    if !is_tcp {
-        return match sockopt::socket_peercred(socket) {
-            Ok(peer) => format!(
-                "process {} of user {}",
-                peer.pid.as_raw_nonzero(),
-                peer.uid.as_raw()
-            ),
-            Err(_) => "an unknown process".to_owned(),
-        };
-    }
-    let address = getpeername(socket).ok().flatten();
-    address
-        .and_then(|address| SocketAddr::try_from(address).ok())
-        .map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
-}
-
 /// The part of a write's buffer that is still to be received.
 fn rest_of_payload(slots: &mut Slots, slot: u32, filled: usize) -> &mut [u8] {
     let slot = slots.get(slot);
     let length = slot.request.length as usize;
     let buffer = slot.buffer.as_mut().expect("a write has a buffer");
     &mut buffer.bytes_mut()[filled..length]
-}
-
-/// What the disk is asked to do for a request.
-fn bio(request: &Request, disk: &Disk, slot: u32) -> Bio {
-    let (op, mut flags) = match request.op {
-        Op::Read => (BioOp::Read, Flags::NONE),
-        Op::Write => (BioOp::Write, Flags::NONE),
-        Op::Trim => (BioOp::Discard, Flags::NONE),
-        Op::WriteZeroes => (BioOp::WriteZeroes, zeroes_flags(request.flags)),
-        Op::Flush | Op::Cache | Op::BlockStatus => (BioOp::Flush, Flags::NONE),
-    };
-    if op.is_write() && request.flags.contains(CommandFlags::FUA) {
-        flags = flags.with(Flags::FUA);
-    }
-    let (offset, len) = if op == BioOp::Flush {
-        (0, 0)
-    } else {
-        (request.offset, request.length)
-    };
-    Bio {
-        op,
-        flags,
-        disk: disk.id,
-        group: disk.group,
-        offset,
-        len,
-        cookie: slot.into(),
-        ..Bio::default()
-    }
-}
-
-fn zeroes_flags(flags: CommandFlags) -> Flags {
-    let mut found = Flags::NONE;
-    if flags.contains(CommandFlags::NO_HOLE) {
-        found = found.with(Flags::NO_UNMAP);
-    }
-    if flags.contains(CommandFlags::FAST_ZERO) {
-        found = found.with(Flags::FAST_ONLY);
-    }
-    found
-}
-
-fn extent(extent: &blkmq_host::driver::Extent) -> Extent {
-    let state = ExtentState::default()
-        .with_if(extent.hole, ExtentState::HOLE)
-        .with_if(extent.zero, ExtentState::ZERO);
-    Extent {
-        bytes: extent.len,
-        state,
-    }
-}
-
-/// What the client is told of a failure.
-fn error_of(status: Status, request: &Request) -> (ErrorCode, &'static str) {
-    match status {
-        Status::NoSpace => (ErrorCode::NoSpace, "no space left for it"),
-        Status::ReadOnly => (ErrorCode::Perm, "the disk is read-only"),
-        Status::Invalid => (ErrorCode::Invalid, "the disk cannot take this range"),
-        Status::NoMemory => (ErrorCode::NoMemory, "the host is out of memory"),
-        Status::Shutdown => (ErrorCode::Shutdown, "the server is shutting down"),
-        Status::NotSupported if request.op == Op::WriteZeroes => {
-            (ErrorCode::NotSupported, "the drive cannot zero fast")
-        }
-        Status::NotSupported => (ErrorCode::Invalid, "the drive cannot do this"),
-        Status::Medium => (ErrorCode::Io, "the medium failed"),
-        Status::Transport => (ErrorCode::Io, "the way to the drive failed"),
-        Status::Timeout => (ErrorCode::Io, "the drive did not answer in time"),
-        _ => (ErrorCode::Io, "the drive failed"),
-    }
 }
 
 fn after(since: Instant, limit: Duration) -> Instant {
@@ -704,9 +724,11 @@ const CANCEL: u64 = 2;
 const AGAIN: u64 = 3;
 /// How often one batch sends and takes in more, before others have their turn.
 const ROUNDS_MAX: usize = 4;
-/// Extents that are looked up for one reply: each costs two system calls, and others wait meanwhile. Clients ask on from
-/// where a reply ended.
-const EXTENTS_AT_ONCE: usize = 64;
+/// Extents that are looked up for one reply, with about two system calls each. Clients ask on from where a reply ended.
+const EXTENTS_MAX: usize = 64;
+const SELECTED: &str = "requests follow the selection of an export";
+/// How long memory is kept for requests to come.
+const SPARE_KEPT: Duration = Duration::from_millis(500);
 /// How long a shutdown waits for a client that does not read.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 /// What a connection asks for as its socket's send buffer, in bytes: a batch of 64 replies of 4 KiB, with the kernel's

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
@@ -50,30 +49,17 @@ pub(super) struct Listener {
     socket: Option<Socket>,
     door: Arc<Door>,
     next: usize,
-    /// Connections of this address that live.
-    open: Arc<AtomicU32>,
     /// The last accept failed, and that was logged.
     is_failing: bool,
     is_accepting: bool,
 }
 
-/// One connection in the count of its address, for as long as it lives.
-pub(super) struct Ticket(Arc<AtomicU32>);
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Listener {
     pub(super) fn new(socket: Socket, door: Arc<Door>) -> Self {
-        let open = Arc::new(AtomicU32::new(0));
         Self {
             socket: Some(socket),
             door,
             next: 0,
-            open,
             is_failing: false,
             is_accepting: false,
         }
@@ -91,14 +77,14 @@ impl Listener {
     fn accepted(&mut self, cx: &mut Cx<'_>, fd: RawFd) {
         let fd = sys::accepted(fd);
         self.is_failing = false;
-        if self.open.fetch_add(1, Ordering::Relaxed) >= self.door.connections_max {
-            self.open.fetch_sub(1, Ordering::Relaxed);
-            let max = self.door.connections_max;
-            let what = format_args!("connection refused: {max} are open, which is the limit of one address");
-            self.door.log.warn(cx.now(), what);
-            return;
-        }
-        let ticket = Ticket(Arc::clone(&self.open));
+        let ticket = match self.door.common.connections.admit(self.door.address) {
+            Ok(ticket) => ticket,
+            Err(refusal) => {
+                let log = &self.door.log;
+                log.warn(cx.now(), format_args!("connection refused: {refusal}"));
+                return;
+            }
+        };
         let is_tcp = matches!(self.socket, Some(Socket::Tcp(_)));
         let door = Arc::clone(&self.door);
         let reactor = ReactorId((self.next % cx.reactors()) as u16);
@@ -110,6 +96,9 @@ impl Listener {
     }
 
     fn failed(&mut self, cx: &mut Cx<'_>, errno: i32) {
+        if matches!(errno, libc::EMFILE | libc::ENFILE) {
+            self.door.common.connections.displace_some();
+        }
         if !std::mem::replace(&mut self.is_failing, true) {
             let error = io::Error::from_raw_os_error(errno);
             let what = format_args!("no connection can be accepted: {error}; trying again every 100 ms");

@@ -2,17 +2,18 @@
 //! `slots` takes an allowance for each request from here; a connection that gets none is not read from until its turn.
 //!
 //! Each connection has [`ALLOWANCE`] of its own, which nobody else can take: small clients go on whatever large ones do,
-//! and touch nothing shared. What it holds beyond that comes out of the common memory. While no more than half of that is
+//! and touch nothing shared. What it holds beyond that (`buffers` says when) comes out of the common memory. While no more than half of that is
 //! free, a group, with all its connections, has a share of what is free: free / (groups that hold some + 4), or one request
 //! if it holds nothing. What waits for a cap keeps its memory, and so leaves something for others (as with the requests of
 //! a reactor, `blkmq_core`'s `holding`).
 //!
-//! Who gets none stands in line, each connection with one request, and goes to the end of the line with the next: so one
-//! that asks for much gets no more turns than one that asks for little, and nobody gets an error. Connections of groups
-//! beyond their share are passed over. One of a group that holds nothing, whose request does not fit, is passed by what is
-//! within its share alone, so that memory gathers; and by nobody if it needs more than half of all.
+//! Who gets none stands in its group's line, each connection with one request, and goes to the end of the line with the next: so
+//! one that asks for much gets no more turns than one that asks for little, and nobody gets an error. Of the first ones of all
+//! lines, the one that has waited longest goes first; groups beyond their share are passed over. One of a group that holds
+//! nothing, whose request does not fit, is passed by what is within its share alone, so that memory gathers; and by nobody if
+//! it needs more than half of all. What one step costs grows with the groups that wait, not with their connections.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,27 +37,33 @@ pub struct Memory {
 /// What the connections of one group hold of the common memory, in bytes.
 type Holding = AtomicU64;
 
+/// The lines of all groups.
 #[derive(Debug, Default)]
 struct Line {
     next: u64,
-    waiters: VecDeque<Waiter>,
+    /// Those of each group that has some, by ticket.
+    of_groups: BTreeMap<GroupId, BTreeMap<u64, Waiter>>,
+    /// The group of each ticket that is the first of its group.
+    first: BTreeMap<u64, GroupId>,
 }
 
 #[derive(Debug)]
 struct Waiter {
-    ticket: u64,
     bytes: u64,
     group: Arc<Holding>,
     waker: Waker,
+    /// It was told to try, and has not tried yet: telling it again would only be work.
+    is_woken: bool,
 }
 
 /// What one connection holds of it.
 #[derive(Debug)]
 pub(super) struct Account {
     memory: Arc<Memory>,
+    id: GroupId,
     group: Arc<Holding>,
     waker: Waker,
-    /// Bytes held, the allowance included.
+    /// Bytes held.
     held: u64,
     /// Its number in the line.
     ticket: Option<u64>,
@@ -139,17 +146,18 @@ impl Memory {
         }
         self.used.fetch_sub(bytes, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.wake_next(&self.lock());
+            self.wake_next(&mut self.lock());
         }
     }
 
-    /// The first in line that can have its memory now.
-    fn next<'a>(&self, line: &'a Line) -> Option<&'a Waiter> {
+    /// The ticket of the next one that can have its memory now, with its group.
+    fn next(&self, line: &Line) -> Option<(u64, GroupId)> {
         let mut is_gathering = false;
-        for waiter in &line.waiters {
+        for (&ticket, &id) in &line.first {
+            let waiter = &line.of_groups[&id][&ticket];
             match self.claim(&waiter.group, waiter.bytes) {
-                Claim::Share => return Some(waiter),
-                Claim::Spare if !is_gathering => return Some(waiter),
+                Claim::Share => return Some((ticket, id)),
+                Claim::Spare if !is_gathering => return Some((ticket, id)),
                 Claim::Short if waiter.bytes > self.bytes_max / 2 => return None,
                 Claim::Short => is_gathering = true,
                 Claim::Spare | Claim::Beyond => {}
@@ -158,14 +166,14 @@ impl Memory {
         None
     }
 
-    fn wake_next(&self, line: &Line) {
-        if let Some(next) = self.next(line) {
-            next.waker.wake();
+    fn wake_next(&self, line: &mut Line) {
+        if let Some((ticket, id)) = self.next(line) {
+            line.waiter(ticket, id).wake();
         }
     }
 
-    fn leave_line(&self, line: &mut Line, ticket: u64) {
-        line.waiters.retain(|waiter| waiter.ticket != ticket);
+    fn leave_line(&self, line: &mut Line, ticket: u64, id: GroupId) {
+        line.remove(ticket, id);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         // There may be enough for the next, too.
         self.wake_next(line);
@@ -181,9 +189,54 @@ impl Memory {
     }
 }
 
+impl Line {
+    /// Adds one behind all others of its group. Returns its ticket.
+    fn add(&mut self, id: GroupId, waiter: Waiter) -> u64 {
+        let ticket = self.next;
+        self.next += 1;
+        let of_group = self.of_groups.entry(id).or_default();
+        if of_group.is_empty() {
+            self.first.insert(ticket, id);
+        }
+        of_group.insert(ticket, waiter);
+        ticket
+    }
+
+    fn waiter(&mut self, ticket: u64, id: GroupId) -> &mut Waiter {
+        let of_group = self.of_groups.get_mut(&id);
+        of_group
+            .and_then(|waiters| waiters.get_mut(&ticket))
+            .expect("a ticket that stands in line")
+    }
+
+    fn remove(&mut self, ticket: u64, id: GroupId) {
+        let Some(of_group) = self.of_groups.get_mut(&id) else {
+            return;
+        };
+        of_group.remove(&ticket);
+        if self.first.remove(&ticket).is_some()
+            && let Some((&next, _)) = of_group.first_key_value()
+        {
+            self.first.insert(next, id);
+        }
+        if of_group.is_empty() {
+            self.of_groups.remove(&id);
+        }
+    }
+}
+
+impl Waiter {
+    fn wake(&mut self) {
+        if !std::mem::replace(&mut self.is_woken, true) {
+            self.waker.wake();
+        }
+    }
+}
+
 impl Account {
     pub(super) fn new(memory: Arc<Memory>, group: GroupId, waker: Waker) -> Self {
         Self {
+            id: group,
             group: memory.holding(group),
             memory,
             waker,
@@ -192,36 +245,35 @@ impl Account {
         }
     }
 
-    /// Takes bytes for a request. If there are none now, the connection stands in line: it is woken when it may try again.
+    /// Takes bytes. If there are none now, the connection stands in line: it is woken when it may try again.
     #[inline]
     pub(super) fn take(&mut self, bytes: u64) -> bool {
-        let common = common(self.held + bytes) - common(self.held);
-        if common == 0 {
-            // Its own by now, if it has stood in line for it.
-            self.give_up();
-        } else if !self.take_common(common) {
-            return false;
-        }
-        self.held += bytes;
-        true
+        let is_taken = self.take_common(bytes);
+        self.held += if is_taken { bytes } else { 0 };
+        is_taken
     }
 
-    /// Gives the bytes of a request back.
+    /// Gives bytes back.
     #[inline]
     pub(super) fn give(&mut self, bytes: u64) {
-        let before = common(self.held);
         self.held -= bytes;
-        let common = before - common(self.held);
-        if common > 0 {
-            self.memory.give(&self.group, common);
+        if bytes > 0 {
+            self.memory.give(&self.group, bytes);
         }
+    }
+
+    /// Says whether others may need what this connection does not use at the moment.
+    pub(super) fn is_short(&self) -> bool {
+        let memory = &self.memory;
+        // Relaxed: a late look keeps something a moment longer.
+        memory.waiting.load(Ordering::Relaxed) > 0 || memory.used() > memory.bytes_max / 2
     }
 
     /// Gives its place in the line up: the request that waited there is not wanted any more.
     pub(super) fn give_up(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let memory = &self.memory;
-            memory.leave_line(&mut memory.lock(), ticket);
+            memory.leave_line(&mut memory.lock(), ticket, self.id);
         }
     }
 
@@ -242,25 +294,23 @@ impl Account {
         let memory = &self.memory;
         let mut line = memory.lock();
         let ticket = *self.ticket.get_or_insert_with(|| {
-            let ticket = line.next;
-            line.next += 1;
-            line.waiters.push_back(Waiter {
-                ticket,
+            memory.waiting.fetch_add(1, Ordering::SeqCst);
+            let waiter = Waiter {
                 bytes,
                 group: Arc::clone(&self.group),
                 waker: self.waker.clone(),
-            });
-            memory.waiting.fetch_add(1, Ordering::SeqCst);
-            ticket
+                is_woken: false,
+            };
+            line.add(self.id, waiter)
         });
+        let waiter = line.waiter(ticket, self.id);
         // Less, maybe, than when it came: of what it needs, more is its own by now.
-        if let Some(waiter) = line.waiters.iter_mut().find(|waiter| waiter.ticket == ticket) {
-            waiter.bytes = bytes;
-        }
+        waiter.bytes = bytes;
+        waiter.is_woken = false;
         match memory.next(&line) {
-            Some(next) if next.ticket == ticket => {}
-            Some(other) => {
-                other.waker.wake();
+            Some((next, _)) if next == ticket => {}
+            Some((other, id)) => {
+                line.waiter(other, id).wake();
                 return false;
             }
             None => return false,
@@ -268,7 +318,7 @@ impl Account {
         if !memory.try_take(&self.group, bytes) {
             return false;
         }
-        memory.leave_line(&mut line, ticket);
+        memory.leave_line(&mut line, ticket, self.id);
         self.ticket = None;
         true
     }
@@ -281,14 +331,9 @@ impl Drop for Account {
     }
 }
 
-/// How much of what a connection holds is common memory.
-fn common(held: u64) -> u64 {
-    held.saturating_sub(ALLOWANCE)
-}
-
 /// For so many more groups there is always room.
 const ROOM_FOR: u64 = 4;
-/// What each connection may hold without asking, in bytes: 64 reads of 4 KiB.
+/// What each connection may hold without asking, in bytes: 64 buffers of 4 KiB.
 pub const ALLOWANCE: u64 = 256 << 10;
 /// What all connections may hold together by default, in bytes.
 pub const BYTES_MAX: u64 = 1 << 30;

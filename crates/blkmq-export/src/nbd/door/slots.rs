@@ -1,8 +1,9 @@
 //! Decides what a connection remembers of each request that was begun and not yet replied to in full: the request and its
-//! buffer, under a number that the bio carries as its cookie. Buffers are kept for the next request of their size.
+//! buffer, under a number that the bio carries as its cookie. Buffers come from `buffers`.
 
 use blkmq_core::bio::{Bio, Data};
 
+use super::buffers::{Buffers, Lack};
 use super::memory::Account;
 use super::sys::Buffer;
 use crate::nbd::session::Request;
@@ -12,9 +13,8 @@ use crate::nbd::session::Request;
 pub(super) struct Slots {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
-    spare: Spare,
-    /// Pays for the buffers; there is one from the selection of an export on.
-    account: Option<Account>,
+    /// There are some from the selection of an export on.
+    buffers: Option<Buffers>,
 }
 
 /// One request under way.
@@ -27,30 +27,44 @@ pub(super) struct Slot {
 impl Slots {
     /// Says who pays for the buffers.
     pub(super) fn set_account(&mut self, account: Account) {
-        self.account = Some(account);
+        self.buffers = Some(Buffers::new(account));
     }
 
     /// Forgets that a request could not begin for want of memory: it is not wanted any more.
     pub(super) fn give_up(&mut self) {
-        if let Some(account) = &mut self.account {
-            account.give_up();
+        if let Some(buffers) = &mut self.buffers {
+            buffers.give_up();
         }
     }
 
-    /// Begins a request, with a buffer if it moves data. None if there is no memory for that now.
-    pub(super) fn begin(&mut self, request: Request) -> Option<u32> {
-        let bytes = request.payload_bytes() as usize;
-        if bytes > 0 && !self.account().take(bytes as u64) {
-            return None;
+    /// Says whether memory is kept for requests to come.
+    pub(super) fn has_spare(&self) -> bool {
+        self.buffers.as_ref().is_some_and(Buffers::has_spare)
+    }
+
+    /// Gives the memory back that is kept for requests to come.
+    pub(super) fn release_spare(&mut self) {
+        if let Some(buffers) = &mut self.buffers {
+            buffers.release_spare();
         }
-        let buffer = (bytes > 0).then(|| self.spare.take(bytes));
+    }
+
+    /// Begins a request, with a buffer of so many bytes.
+    ///
+    /// # Errors
+    /// If there is no memory for that now.
+    pub(super) fn begin(&mut self, request: Request, bytes: usize) -> Result<u32, Lack> {
+        let buffer = match bytes {
+            0 => None,
+            _ => Some(self.buffers().take(bytes)?),
+        };
         let slot = Some(Slot { request, buffer });
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
         });
         self.slots[index as usize] = slot;
-        Some(index)
+        Ok(index)
     }
 
     /// Returns a request under way.
@@ -93,14 +107,15 @@ impl Slots {
             .expect("a request that is under way");
         self.free.push(index);
         if let Some(buffer) = slot.buffer {
-            self.spare.put(buffer);
-            self.account().give(slot.request.payload_bytes());
+            self.buffers().put(buffer);
         }
         slot.request
     }
 
-    fn account(&mut self) -> &mut Account {
-        self.account.as_mut().expect("an account of the export's group")
+    fn buffers(&mut self) -> &mut Buffers {
+        self.buffers
+            .as_mut()
+            .expect("buffers on the account of the export's group")
     }
 
     /// How many requests are under way.
@@ -125,46 +140,13 @@ impl Slot {
     }
 }
 
-/// Buffers that nobody uses now, by size: powers of two from 4 KiB on. A class keeps at most [`SPARE_BYTES_MAX`] bytes, and
-/// nothing larger is kept, so that an idle connection costs little.
-#[derive(Debug, Default)]
-struct Spare {
-    classes: [Vec<Buffer>; CLASSES],
-}
-
-impl Spare {
-    fn take(&mut self, bytes: usize) -> Buffer {
-        let size = bytes.max(CLASS_MIN).next_power_of_two();
-        let kept = self.classes.get_mut(class(size)).and_then(Vec::pop);
-        kept.unwrap_or_else(|| Buffer::new(size))
-    }
-
-    fn put(&mut self, buffer: Buffer) {
-        let size = buffer.capacity();
-        if let Some(kept) = self.classes.get_mut(class(size))
-            && (kept.len() + 1) * size <= SPARE_BYTES_MAX
-        {
-            kept.push(buffer);
-        }
-    }
-}
-
 fn is_zero(bytes: &[u8]) -> bool {
     let zero = |piece: &[u8]| piece.iter().fold(0, |all, byte| all | byte) == 0;
     bytes.chunks(LOOKED_AT_ONCE).all(zero)
 }
 
-/// Which class a size belongs to: 0 for 4 KiB.
-fn class(size: usize) -> usize {
-    (size.trailing_zeros() - CLASS_MIN.trailing_zeros()) as usize
-}
-
 /// Bytes that are looked at together: a loop without a branch, which the compiler makes wide.
 const LOOKED_AT_ONCE: usize = 256;
-const CLASS_MIN: usize = 4096;
-/// 4 KiB to 1 MiB.
-const CLASSES: usize = 9;
-const SPARE_BYTES_MAX: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -179,20 +161,5 @@ mod tests {
             assert!(!is_zero(&bytes), "byte {at}");
             bytes[at] = 0;
         }
-    }
-
-    #[test]
-    fn a_buffer_is_used_again_for_the_next_request_of_its_size() {
-        let mut spare = Spare::default();
-        let buffer = spare.take(5000);
-        assert_eq!(buffer.capacity(), 8192);
-        let address = buffer.bytes().as_ptr();
-        spare.put(buffer);
-        assert_eq!(spare.take(8192).bytes().as_ptr(), address);
-        spare.put(Buffer::new(32 << 20));
-        assert!(
-            spare.classes.iter().all(Vec::is_empty),
-            "huge ones are given back"
-        );
     }
 }

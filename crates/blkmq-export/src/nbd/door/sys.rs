@@ -1,44 +1,163 @@
-//! Decides who owns the memory of a request while a driver uses it: a buffer is lent with a bio and taken back with its
-//! end; in between nobody can reach its bytes. Used by `slots`.
+//! Decides who owns the memory of a request while a driver uses it: a buffer is a run of pages of a region, is lent with a bio
+//! and taken back with its end; in between nobody can reach its bytes. Used by `slots`.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::Cell;
+use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::slice;
 
 use blkmq_core::bio::Lent;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// A piece of memory aligned for direct I/O, zeroed when made.
+/// Memory from the system, page by page: what was never touched takes none, and a fresh one costs no clearing. Buffers are
+/// taken from it and go back when they are dropped. Clones are the same region; it goes back to the system with the last of them
+/// and of its buffers.
+#[derive(Clone, Debug)]
+pub(super) struct Region(Rc<Mapping>);
+
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// One bit for each page that is part of a buffer. A region of more than 64 pages is one buffer, and has one bit.
+    taken: Cell<u64>,
+    /// The pages that have ever been part of one, and so take memory, by the same bits.
+    touched: Cell<u64>,
+}
+
+/// A piece of memory aligned for direct I/O. It holds zeroes or what was in it before.
 #[derive(Debug)]
 pub(super) struct Buffer {
+    region: Region,
     start: NonNull<u8>,
-    layout: Layout,
+    bytes: usize,
+    /// Its bits in the region, and those of them that no buffer had before.
+    bits: u64,
+    fresh: u64,
     is_lent: bool,
 }
 
-impl Buffer {
-    /// Makes a buffer of `bytes` bytes.
+impl Region {
+    /// Gets a region of at least `bytes` bytes.
+    ///
+    /// # Errors
+    /// What the system says: it has no memory, or no more mappings.
     ///
     /// # Panics
-    /// If `bytes` is 0 or too large for an address space.
-    pub(super) fn new(bytes: usize) -> Self {
-        assert!(bytes > 0, "an empty buffer");
-        let layout = Layout::from_size_align(bytes, ALIGN).expect("a buffer that fits the address space");
-        // SAFETY: the layout's size is not 0.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else {
-            std::alloc::handle_alloc_error(layout)
-        };
-        Self {
+    /// If `bytes` is 0.
+    pub(super) fn new(bytes: usize) -> io::Result<Self> {
+        assert!(bytes > 0, "an empty region");
+        let bytes = bytes.next_multiple_of(PAGE);
+        // SAFETY: no address is asked for, so nothing that is mapped changes.
+        let start = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self(Rc::new(Mapping {
             start,
-            layout,
-            is_lent: false,
-        }
+            bytes,
+            taken: Cell::new(0),
+            touched: Cell::new(0),
+        })))
     }
 
+    /// Bytes of its pages, touched or not.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// Bytes of the pages that have ever been part of a buffer.
+    pub(super) fn touched_bytes(&self) -> usize {
+        self.bytes_of(self.0.touched.get())
+    }
+
+    fn bytes_of(&self, bits: u64) -> usize {
+        if self.0.bytes / PAGE > PAGES_MAX {
+            return if bits == 0 { 0 } else { self.0.bytes };
+        }
+        bits.count_ones() as usize * PAGE
+    }
+
+    /// Says whether no buffer is taken from it.
+    pub(super) fn is_unused(&self) -> bool {
+        self.0.taken.get() == 0
+    }
+
+    /// Says whether two are the same.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Takes a buffer of at least `bytes` bytes, if there is a run of free pages for it.
+    ///
+    /// # Panics
+    /// If `bytes` is 0.
+    pub(super) fn take(&self, bytes: usize) -> Option<Buffer> {
+        assert!(bytes > 0, "an empty buffer");
+        let (pages, of_all) = (bytes.div_ceil(PAGE), self.0.bytes / PAGE);
+        let taken = self.0.taken.get();
+        let (first, bits) = if of_all > PAGES_MAX {
+            (taken == 0 && pages <= of_all).then_some((0, 1))?
+        } else {
+            let bits = run_of_zeroes(taken, pages, of_all)?;
+            (bits.trailing_zeros() as usize, bits)
+        };
+        let touched = self.0.touched.get();
+        self.0.taken.set(taken | bits);
+        self.0.touched.set(touched | bits);
+        let bytes = if of_all > PAGES_MAX {
+            self.0.bytes
+        } else {
+            pages * PAGE
+        };
+        // SAFETY: `first` and the pages behind it are inside the mapping.
+        let start = unsafe { self.0.start.add(first * PAGE) };
+        Some(Buffer {
+            region: self.clone(),
+            start,
+            bytes,
+            bits,
+            fresh: bits & !touched,
+            is_lent: false,
+        })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and whoever could reach it had a part in the count that has come to nothing.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "giving back what was mapped: {unmapped:?}");
+    }
+}
+
+impl Buffer {
     /// Returns its size.
     pub(super) fn capacity(&self) -> usize {
-        self.layout.size()
+        self.bytes
+    }
+
+    /// Bytes of the pages that no buffer had before this one.
+    pub(super) fn fresh_bytes(&self) -> usize {
+        self.region.bytes_of(self.fresh)
+    }
+
+    /// Gives it back as if it had not been taken: nobody has touched it.
+    pub(super) fn untake(self) {
+        let touched = &self.region.0.touched;
+        touched.set(touched.get() & !self.fresh);
+    }
+
+    /// The region that it is taken from.
+    pub(super) fn region(&self) -> &Region {
+        &self.region
     }
 
     /// Lends the first `len` bytes to a bio, until [`Buffer::take_back`].
@@ -51,9 +170,9 @@ impl Buffer {
             "lending {len} bytes of {self:?}"
         );
         self.is_lent = true;
-        // SAFETY: the range is inside the allocation. While it is lent nobody reaches the bytes through this value, and it
-        // is not freed: `bytes` and `bytes_mut` refuse, and dropping it leaks. The bio's owner takes it back only when
-        // the bio has ended.
+        // SAFETY: the range is inside the mapping. While it is lent nobody reaches the bytes through this value, its pages are
+        // no other buffer's, and they are not unmapped: `bytes` and `bytes_mut` refuse, and dropping it leaks the region. The
+        // bio's owner takes it back only when the bio has ended.
         unsafe { Lent::new(self.start, len) }
     }
 
@@ -69,8 +188,8 @@ impl Buffer {
     /// If it is lent.
     pub(super) fn bytes(&self) -> &[u8] {
         assert!(!self.is_lent, "reading a lent buffer");
-        // SAFETY: the allocation is that long, was zeroed, and nobody else has access while it is not lent.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+        // SAFETY: the mapping is that long from here, readable, and these pages are nobody else's while it is not lent.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
     /// The bytes, for writing, while not lent.
@@ -80,19 +199,40 @@ impl Buffer {
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.is_lent, "writing a lent buffer");
         // SAFETY: as in `bytes`, and `self` is borrowed exclusively.
-        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.is_lent {
-            // A driver may still use it: better lost than reused.
+            // A driver may still use it: its pages are better lost than reused, and the region is to stay.
+            std::mem::forget(self.region.clone());
             return;
         }
-        // SAFETY: allocated with this layout, and nobody uses it any more.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        let taken = &self.region.0.taken;
+        taken.set(taken.get() & !self.bits);
     }
+}
+
+/// Finds `count` neighbouring zeroes among the low `of` bits. Returns them as ones.
+fn run_of_zeroes(taken: u64, count: usize, of: usize) -> Option<u64> {
+    if count > of || of > PAGES_MAX {
+        return None;
+    }
+    let free = !taken & ones(of);
+    // A bit stays for each place from which on so many as are looked at are free; that number doubles while it can.
+    let (mut starts, mut len) = (free, 1);
+    while len < count {
+        let more = len.min(count - len);
+        starts &= starts >> more;
+        len += more;
+    }
+    (starts != 0).then(|| ones(count) << starts.trailing_zeros())
+}
+
+fn ones(count: usize) -> u64 {
+    if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
 /// Owns the descriptor that an accept completed with.
@@ -101,8 +241,10 @@ pub(super) fn accepted(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// What direct I/O needs at most.
-const ALIGN: usize = 4096;
+/// The unit of buffers, and what direct I/O needs at most.
+const PAGE: usize = 4096;
+/// Pages of a region that many buffers share.
+const PAGES_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -110,15 +252,97 @@ mod tests {
 
     #[test]
     fn a_lent_buffer_is_out_of_reach_until_it_is_taken_back() {
-        let mut buffer = Buffer::new(8192);
+        let region = Region::new(8192).unwrap();
+        let mut buffer = region.take(8192).unwrap();
         buffer.bytes_mut()[0] = 7;
         let lent = buffer.lend(4096);
-        assert_eq!((lent.len(), lent.start().as_ptr() as usize % ALIGN), (4096, 0));
-        let buffer = std::panic::catch_unwind(move || buffer.bytes()[0]);
-        assert!(buffer.is_err());
-        let mut buffer = Buffer::new(4096);
+        assert_eq!((lent.len(), lent.start().as_ptr() as usize % PAGE), (4096, 0));
+        let reading = std::panic::AssertUnwindSafe(move || buffer.bytes()[0]);
+        assert!(std::panic::catch_unwind(reading).is_err());
+        assert!(
+            region.take(1).is_none(),
+            "what is dropped while it is lent stays taken"
+        );
+        let region = Region::new(4096).unwrap();
+        let mut buffer = region.take(4096).unwrap();
         buffer.lend(4096);
         buffer.take_back();
         assert_eq!(buffer.bytes()[4095], 0);
+    }
+
+    #[test]
+    fn buffers_of_a_region_never_overlap_and_come_back() {
+        let region = Region::new(PAGES_MAX * PAGE).unwrap();
+        let mut buffers: Vec<Buffer> = Vec::new();
+        let mut dice = 12345_u64;
+        for round in 0..20_000_u32 {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let bytes = 1 + (dice >> 40) as usize % (20 * PAGE);
+            if dice >> 63 == 0 && !buffers.is_empty() {
+                let buffer = buffers.swap_remove((dice >> 20) as usize % buffers.len());
+                let mark = buffer.bytes()[0];
+                assert!(buffer.bytes().iter().all(|byte| *byte == mark), "round {round}");
+            } else if let Some(mut buffer) = region.take(bytes) {
+                assert!(buffer.capacity() >= bytes && buffer.capacity() < bytes + PAGE);
+                buffer.bytes_mut().fill(round as u8);
+                buffers.push(buffer);
+            }
+        }
+        buffers.clear();
+        assert!(region.is_unused() && region.take(PAGES_MAX * PAGE).is_some());
+    }
+
+    #[test]
+    fn pages_count_from_the_first_buffer_that_has_them() {
+        let region = Region::new(PAGES_MAX * PAGE).unwrap();
+        let first = region.take(3 * PAGE).unwrap();
+        assert_eq!(
+            (first.fresh_bytes(), region.touched_bytes()),
+            (3 * PAGE, 3 * PAGE)
+        );
+        drop(first);
+        let larger = region.take(5 * PAGE).unwrap();
+        assert_eq!(
+            (larger.fresh_bytes(), region.touched_bytes()),
+            (2 * PAGE, 5 * PAGE)
+        );
+        region.take(PAGE).unwrap().untake();
+        drop(larger);
+        assert_eq!(region.touched_bytes(), 5 * PAGE);
+    }
+
+    #[test]
+    fn a_large_region_is_one_buffer() {
+        let region = Region::new(100 * PAGE + 1).unwrap();
+        let buffer = region.take(90 * PAGE).unwrap();
+        assert_eq!((buffer.capacity(), region.bytes()), (101 * PAGE, 101 * PAGE));
+        assert!(region.take(1).is_none());
+        assert_eq!(region.touched_bytes(), region.bytes());
+        drop(buffer);
+        assert!(region.take(101 * PAGE + 1).is_none() && region.take(101 * PAGE).is_some());
+    }
+
+    #[test]
+    fn runs_are_found_where_there_are_any() {
+        for taken in [
+            0,
+            u64::MAX,
+            1,
+            0xf0f0_f0f0_f0f0_f0f0,
+            0x8000_0000_0000_0001,
+            0x0000_ffff_0000_00ff,
+        ] {
+            for of in [1, 7, 63, 64] {
+                for count in 1..=64 {
+                    let fits = |from: usize| from + count <= of && taken & (ones(count) << from) == 0;
+                    let expected = (0..of).find(|&from| fits(from)).map(|from| ones(count) << from);
+                    assert_eq!(
+                        run_of_zeroes(taken, count, of),
+                        expected,
+                        "{taken:#x} {count} {of}"
+                    );
+                }
+            }
+        }
     }
 }

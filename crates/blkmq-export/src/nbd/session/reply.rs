@@ -12,7 +12,7 @@ use crate::nbd::codec::{ChunkFlags, CommandFlags, ErrorCode, ExtentState, Header
 use crate::nbd::limits::Limits;
 
 /// The replies of one connection. Each request begun is replied to by exactly one of [`Replies::ok`],
-/// [`Replies::read`], [`Replies::hole`], [`Replies::block_status`] and [`Replies::error`].
+/// [`Replies::read`], [`Replies::hole`], [`Replies::block_status`] and [`Replies::error`], or cancelled.
 #[derive(Debug)]
 pub struct Replies {
     style: HeaderStyle,
@@ -132,6 +132,14 @@ impl Replies {
     #[inline]
     pub fn read_sent(&mut self, request: &Request) {
         self.free(request.payload_bytes());
+    }
+
+    /// Forgets a request to which nobody waits for a reply any more.
+    ///
+    /// # Panics
+    /// No request was begun.
+    pub fn cancel(&mut self, request: &Request) {
+        self.finish(request.payload_bytes());
     }
 
     /// Replies that `request` failed. `message` is for people and reaches clients with structured replies.

@@ -34,11 +34,16 @@ impl Daemon {
     }
 
     /// Runs a command that becomes the daemon and waits until it is ready.
-    pub(crate) fn spawn(mut command: Command) -> Daemon {
+    pub(crate) fn spawn(command: Command) -> Daemon {
+        Daemon::spawn_with_log(command, Stdio::piped())
+    }
+
+    /// The same with its standard error elsewhere: of that, nothing is heard here.
+    pub(crate) fn spawn_with_log(mut command: Command, log: Stdio) -> Daemon {
         let shown = format!("{command:?}");
         let child = command
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap_or_else(|error| panic!("{shown}: {error}"));
         let mut daemon = Daemon {
@@ -46,9 +51,10 @@ impl Daemon {
             said: Arc::default(),
         };
         let stdout = daemon.child.stdout.take().expect("stdout is piped");
-        let stderr = daemon.child.stderr.take().expect("stderr is piped");
         daemon.listen(stdout);
-        daemon.listen(stderr);
+        if let Some(stderr) = daemon.child.stderr.take() {
+            daemon.listen(stderr);
+        }
         let ready = daemon.wait_for(READY_TIME, |line| line == "ready");
         assert!(
             ready,
@@ -81,6 +87,37 @@ impl Daemon {
 
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The CPU time of all its threads so far, in nanoseconds.
+    pub(crate) fn cpu_ns(&self) -> u64 {
+        let threads =
+            std::fs::read_dir(format!("/proc/{}/task", self.id())).expect("our own child's threads");
+        threads
+            .map(|thread| {
+                let path = thread.expect("a thread").path().join("schedstat");
+                let text = std::fs::read_to_string(&path).expect("the kernel counts CPU time by thread");
+                let used = text
+                    .split_whitespace()
+                    .next()
+                    .and_then(|number| number.parse::<u64>().ok());
+                used.expect("a number of nanoseconds")
+            })
+            .sum()
+    }
+
+    /// Its resident memory.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.id());
+        let status = std::fs::read_to_string(path).expect("our own child's status");
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmRSS:"))
+            .expect("the kernel tells the resident size");
+        line.split_whitespace()
+            .nth(1)
+            .and_then(|number| number.parse().ok())
+            .expect("a number of KiB")
     }
 
     pub(crate) fn is_running(&mut self) -> bool {

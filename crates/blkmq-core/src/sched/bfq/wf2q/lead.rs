@@ -126,7 +126,8 @@ impl Wf2q {
         tree.look_at_floor(&mut self.entities).map(EntityId)
     }
 
-    fn is_busy(&self, id: EntityId) -> bool {
+    /// Says whether a member has something, waiting or in flight.
+    pub(in super::super) fn is_busy(&self, id: EntityId) -> bool {
         self.entities[id.index()].presence.busy > 0
     }
 

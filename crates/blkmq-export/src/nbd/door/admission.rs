@@ -1,0 +1,415 @@
+//! Decides who may connect: how many connections an address may have of all that there are descriptors for, and a group of those
+//! of an address, so that whoever comes next, at another address or of another group, finds room. `listener` asks for each
+//! client that it has accepted, `connection` when the client has selected a disk.
+//!
+//! While no more than half of all are open, an address may have as many as its own limit allows. Then it has a share of what
+//! is free: free / (addresses that have some + 4), and at least 4. The groups at one address share what the address may have by
+//! the same rule (as with memory, see `memory`). With one address, or one group at it, there is nobody to leave anything for.
+//!
+//! A client that has not selected a disk yet has no claim: where an address is full, the one that has negotiated longest makes
+//! room for the one that comes. So clients that connect and say nothing keep nobody out, whatever their deadline.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blkmq_core::ids::GroupId;
+use blkmq_host::service::Waker;
+
+/// The connections of all addresses.
+#[derive(Debug)]
+pub struct Connections {
+    max: u32,
+    state: Mutex<State>,
+}
+
+/// How many connections one address has, and what became of others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AddressStats {
+    /// The address, as the operator knows it.
+    pub name: String,
+    /// Connections that are open.
+    pub open: u32,
+    /// Most that may be.
+    pub max: u32,
+    /// Those of them that have selected no disk yet.
+    pub negotiating: u32,
+    /// Connections that were closed at once, for want of room.
+    pub refused: u64,
+    /// Connections that had selected nothing yet and made room for others.
+    pub displaced: u64,
+}
+
+/// What an address may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressLimits {
+    /// The address, for reports.
+    pub name: String,
+    /// Connections at a time.
+    pub connections_max: u32,
+    /// Connections of one group at a time.
+    pub group_connections_max: u32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: u32,
+    /// Addresses that have connections.
+    users: u32,
+    addresses: Vec<Address>,
+    /// Those that may be displaced, by address and age.
+    negotiating: BTreeMap<(u32, u64), Negotiator>,
+    next: u64,
+    /// Displaced ones that are still open.
+    leaving: u32,
+}
+
+#[derive(Debug)]
+struct Address {
+    limits: AddressLimits,
+    /// How many groups have disks here.
+    groups: u32,
+    open: u32,
+    /// Connections that have selected a disk, by its group; none with 0.
+    selected: BTreeMap<GroupId, u32>,
+    refused: u64,
+    displaced: u64,
+}
+
+#[derive(Debug)]
+struct Negotiator {
+    is_displaced: Arc<AtomicBool>,
+    waker: Waker,
+}
+
+/// One connection in the counts, for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    connections: Arc<Connections>,
+    address: u32,
+    number: u64,
+    /// It has to make room: set before its waker is used.
+    is_displaced: Arc<AtomicBool>,
+    group: Option<GroupId>,
+}
+
+/// Why a connection is closed: what its address or its group has already, and whether that is its limit or its share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    whose: &'static str,
+    open: u32,
+    is_limit: bool,
+}
+
+impl Connections {
+    /// Makes the counts for at most `max` connections at a time.
+    pub fn new(max: u32) -> Self {
+        Self {
+            max,
+            state: Mutex::default(),
+        }
+    }
+
+    /// What each address has, in the order in which they were opened.
+    pub fn stats(&self) -> Vec<AddressStats> {
+        let state = self.lock();
+        let stats = |address: &Address| AddressStats {
+            name: address.limits.name.clone(),
+            open: address.open,
+            max: address.limits.connections_max.min(self.max),
+            negotiating: address.open - address.selected.values().sum::<u32>(),
+            refused: address.refused,
+            displaced: address.displaced,
+        };
+        state.addresses.iter().map(stats).collect()
+    }
+
+    /// Adds an address where disks of so many groups are served. Returns its number.
+    pub(super) fn add_address(&self, limits: AddressLimits, groups: u32) -> u32 {
+        let mut state = self.lock();
+        state.addresses.push(Address {
+            limits,
+            groups,
+            open: 0,
+            selected: BTreeMap::new(),
+            refused: 0,
+            displaced: 0,
+        });
+        state.addresses.len() as u32 - 1
+    }
+
+    /// Counts a connection that was accepted; another may have to make room for it.
+    ///
+    /// # Errors
+    /// If there is no room, and nobody to make any.
+    pub(super) fn admit(self: &Arc<Self>, address: u32) -> Result<Ticket, Refusal> {
+        let mut state = self.lock();
+        if let Err(refusal) = state.room_at(self.max, address)
+            && !state.displace(address)
+        {
+            state.addresses[address as usize].refused += 1;
+            return Err(refusal);
+        }
+        state.open += 1;
+        let of = &mut state.addresses[address as usize];
+        of.open += 1;
+        let is_first = of.open == 1;
+        state.users += u32::from(is_first);
+        state.next += 1;
+        Ok(Ticket {
+            connections: Arc::clone(self),
+            address,
+            number: state.next,
+            is_displaced: Arc::default(),
+            group: None,
+        })
+    }
+
+    /// Has some make room that have selected nothing yet: the system is out of descriptors.
+    pub(super) fn displace_some(&self) {
+        let mut state = self.lock();
+        let addresses = 0..state.addresses.len() as u32;
+        let most = addresses.max_by_key(|&address| state.of(address).count());
+        if let Some(address) = most {
+            while state.displace(address) {}
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Counts that a panic left behind are as good as any.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Says whether an address may have one more.
+    fn room_at(&self, max: u32, address: u32) -> Result<(), Refusal> {
+        let of = &self.addresses[address as usize];
+        let refusal = |is_limit| Refusal {
+            whose: "address",
+            open: of.open,
+            is_limit,
+        };
+        let free = max.saturating_sub(self.open);
+        if of.open >= of.limits.connections_max || (free == 0 && self.addresses.len() == 1) {
+            return Err(refusal(true));
+        }
+        let may = self.addresses.len() == 1 || self.open < max / 2 || of.open < share(free, self.users);
+        if free > 0 && may {
+            Ok(())
+        } else {
+            Err(refusal(false))
+        }
+    }
+
+    /// Says whether a connection of an address, which is counted there already, may be one of a group.
+    fn room_for(&self, max: u32, address: u32, group: GroupId) -> Result<(), Refusal> {
+        let of = &self.addresses[address as usize];
+        let held = of.selected.get(&group).copied().unwrap_or(0);
+        let refusal = |is_limit| Refusal {
+            whose: "group",
+            open: held,
+            is_limit,
+        };
+        if held >= of.limits.group_connections_max {
+            return Err(refusal(true));
+        }
+        let all = if self.addresses.len() == 1 { max } else { max / 2 };
+        let all = all.min(of.limits.connections_max);
+        let open: u32 = of.selected.values().sum();
+        let free = all.saturating_sub(open);
+        if of.groups == 1 || open < all / 2 || held < share(free, of.selected.len() as u32) {
+            Ok(())
+        } else {
+            Err(refusal(false))
+        }
+    }
+
+    fn of(&self, address: u32) -> impl Iterator<Item = (&(u32, u64), &Negotiator)> {
+        self.negotiating.range((address, 0)..=(address, u64::MAX))
+    }
+
+    /// Has the one of an address that negotiates longest make room. Not too many at a time: they are open until their reactors close them.
+    fn displace(&mut self, address: u32) -> bool {
+        if self.leaving >= LEAVING_MAX {
+            return false;
+        }
+        let Some((&key, _)) = self.of(address).next() else {
+            return false;
+        };
+        let oldest = self.negotiating.remove(&key).expect("it was found there");
+        // Release: pairs with the Acquire of the connection, which looks when it is woken.
+        oldest.is_displaced.store(true, Ordering::Release);
+        oldest.waker.wake();
+        self.leaving += 1;
+        self.addresses[address as usize].displaced += 1;
+        true
+    }
+}
+
+impl Ticket {
+    /// The connection lives on its reactor, and may be told to make room with `waker`.
+    pub(super) fn arrive(&self, waker: Waker) {
+        let is_displaced = Arc::clone(&self.is_displaced);
+        let negotiator = Negotiator { is_displaced, waker };
+        let mut state = self.connections.lock();
+        state.negotiating.insert((self.address, self.number), negotiator);
+    }
+
+    /// Says whether it has to make room for another.
+    pub(super) fn is_displaced(&self) -> bool {
+        // Acquire: pairs with the Release in `displace`.
+        self.is_displaced.load(Ordering::Acquire)
+    }
+
+    /// The client has selected a disk of a group.
+    ///
+    /// # Errors
+    /// If the group may have no more connections here.
+    pub(super) fn select(&mut self, group: GroupId) -> Result<(), Refusal> {
+        let mut state = self.connections.lock();
+        let room = state.room_for(self.connections.max, self.address, group);
+        let of = &mut state.addresses[self.address as usize];
+        if let Err(refusal) = room {
+            of.refused += 1;
+            return Err(refusal);
+        }
+        *of.selected.entry(group).or_default() += 1;
+        self.group = Some(group);
+        state.negotiating.remove(&(self.address, self.number));
+        Ok(())
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut state = self.connections.lock();
+        state.negotiating.remove(&(self.address, self.number));
+        state.leaving -= u32::from(self.is_displaced());
+        state.open -= 1;
+        let of = &mut state.addresses[self.address as usize];
+        of.open -= 1;
+        if let Some(group) = self.group
+            && let Some(held) = of.selected.get_mut(&group)
+        {
+            *held -= 1;
+            if *held == 0 {
+                of.selected.remove(&group);
+            }
+        }
+        let is_last = of.open == 0;
+        state.users -= u32::from(is_last);
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { whose, open, .. } = self;
+        match self.is_limit {
+            true => write!(f, "{open} are open, the limit of this {whose}"),
+            false => write!(
+                f,
+                "{open} are open, this {whose}'s share while connections are short"
+            ),
+        }
+    }
+}
+
+/// What one of `users` may have while so many are free.
+fn share(free: u32, users: u32) -> u32 {
+    (free / (users + ROOM_FOR)).max(SHARE_MIN)
+}
+
+/// For so many more there is always room.
+const ROOM_FOR: u32 = 4;
+const SHARE_MIN: u32 = 4;
+/// How many may be on their way out at a time: each still has its descriptor, beyond all limits.
+pub const LEAVING_MAX: u32 = 16;
+/// How many clients one address serves at a time, by default.
+pub const CONNECTIONS_MAX: u32 = 4096;
+
+impl Default for AddressLimits {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            connections_max: CONNECTIONS_MAX,
+            group_connections_max: u32::MAX,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connections(max: u32, addresses: u32, groups: u32) -> Arc<Connections> {
+        let connections = Arc::new(Connections::new(max));
+        for _ in 0..addresses {
+            connections.add_address(AddressLimits::default(), groups);
+        }
+        connections
+    }
+
+    /// Lets a group connect to an address until it is refused.
+    fn flood(connections: &Arc<Connections>, address: u32, group: u32) -> Vec<Ticket> {
+        let mut open = Vec::new();
+        while let Ok(mut ticket) = connections.admit(address) {
+            if ticket.select(GroupId(group)).is_err() {
+                break;
+            }
+            open.push(ticket);
+        }
+        open
+    }
+
+    #[test]
+    fn whoever_comes_next_finds_a_share_at_its_address() {
+        let connections = connections(1000, 20, 1);
+        let open: Vec<Vec<Ticket>> = (0..20).map(|address| flood(&connections, address, 1)).collect();
+        let counts: Vec<usize> = open.iter().map(Vec::len).collect();
+        assert_eq!(counts[0], 500);
+        assert!(counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
+        assert!(counts[1] >= 60 && counts[19] >= 4, "{counts:?}");
+        drop(open);
+        let all = connections.stats();
+        assert!(all.iter().all(|address| address.open == 0 && address.refused > 0));
+        assert_eq!(connections.lock().users, 0);
+    }
+
+    #[test]
+    fn whoever_comes_next_finds_a_share_of_its_address_for_its_group() {
+        let connections = connections(1000, 1, 3);
+        let first = flood(&connections, 0, 1);
+        let second = flood(&connections, 0, 2);
+        assert_eq!(first.len(), 500);
+        assert!((50..150).contains(&second.len()), "{}", second.len());
+        assert!(!flood(&connections, 0, 3).is_empty());
+    }
+
+    #[test]
+    fn one_group_at_one_address_may_have_all() {
+        let connections = connections(1000, 1, 1);
+        assert_eq!(flood(&connections, 0, 1).len(), 1000);
+    }
+
+    #[test]
+    fn limits_of_an_address_and_of_a_group_hold_and_are_told_apart() {
+        let connections = Arc::new(Connections::new(1000));
+        let limits = AddressLimits {
+            connections_max: 3,
+            group_connections_max: 2,
+            ..AddressLimits::default()
+        };
+        connections.add_address(limits, 2);
+        let held = flood(&connections, 0, 1);
+        assert_eq!(held.len(), 2);
+        let mut other = connections.admit(0).unwrap();
+        let refusal = other.select(GroupId(1)).unwrap_err();
+        assert_eq!(refusal.to_string(), "2 are open, the limit of this group");
+        other.select(GroupId(2)).unwrap();
+        let refusal = connections.admit(0).unwrap_err();
+        assert_eq!(refusal.to_string(), "3 are open, the limit of this address");
+        assert_eq!(connections.stats()[0].refused, 3);
+    }
+}

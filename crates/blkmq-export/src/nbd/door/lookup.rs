@@ -1,0 +1,281 @@
+//! Decides who asks the drives what they know about allocation, and in which order: a few threads of their own, since a
+//! filesystem may take long to look its extents up and io_uring has no call for it. Groups take turns, whatever each has
+//! waiting. `connection` hands requests in and is woken when there are answers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use blkmq_core::ids::{DiskId, GroupId};
+use blkmq_host::disk::Disk;
+use blkmq_host::driver::{Allocation, Extent};
+use blkmq_host::service::Waker;
+
+/// The threads that look up, and what waits for them. Bounded by the requests that connections may have under way.
+#[derive(Debug)]
+pub(super) struct Lookups(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is a question, or there will be none any more.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    questions: Turns<Question>,
+    threads: usize,
+    idle: usize,
+    is_over: bool,
+}
+
+/// Lines of groups that take turns.
+#[derive(Debug)]
+struct Turns<T> {
+    lines: BTreeMap<GroupId, VecDeque<T>>,
+    /// The group whose turn was last.
+    last: GroupId,
+}
+
+/// What a connection wants to know.
+pub(super) struct Question {
+    /// Its number for the request.
+    pub(super) slot: u32,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// Extents that the answer may have.
+    pub(super) max: usize,
+    disk: DiskId,
+    group: GroupId,
+    allocation: Arc<dyn Allocation>,
+    asker: Arc<Asker>,
+}
+
+/// Where a connection finds its answers.
+#[derive(Debug)]
+pub(super) struct Asker {
+    answers: Mutex<Vec<Answer>>,
+    /// Nobody wants the answers any more: they may be empty.
+    is_gone: AtomicBool,
+    waker: Waker,
+}
+
+/// What is stored where, for the request of a number.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) slot: u32,
+    pub(super) extents: io::Result<Vec<Extent>>,
+}
+
+impl Lookups {
+    pub(super) fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    /// Has a question answered: soon, and then the asker is woken.
+    pub(super) fn ask(&self, question: Question) {
+        let mut state = self.0.lock();
+        state.questions.push(question.group, question);
+        if state.idle > 0 {
+            self.0.changed.notify_one();
+        } else if state.threads < THREADS {
+            self.add_thread(&mut state);
+        }
+    }
+
+    fn add_thread(&self, state: &mut State) {
+        let shared = Arc::clone(&self.0);
+        let made = thread::Builder::new()
+            .name("lookup".to_owned())
+            .spawn(move || shared.serve());
+        match made {
+            Ok(_) => state.threads += 1,
+            // Those that there are will do; the next question tries again.
+            Err(_) if state.threads > 0 => {}
+            Err(error) => {
+                while let Some(question) = state.questions.next() {
+                    question.answer(Err(io::Error::new(error.kind(), "there can be no thread for it")));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Lookups {
+    fn drop(&mut self) {
+        self.0.lock().is_over = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that can panic is done under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers questions until there will be none.
+    fn serve(&self) {
+        give_way();
+        while let Some(question) = self.wait_for_question() {
+            let mut extents = Vec::new();
+            let found = if question.asker.is_gone.load(Ordering::Relaxed) {
+                Ok(())
+            } else {
+                let Question { offset, len, max, .. } = question;
+                question
+                    .allocation
+                    .extents(question.disk, offset, len, max, &mut extents)
+            };
+            question.answer(found.map(|()| extents));
+        }
+    }
+
+    fn wait_for_question(&self) -> Option<Question> {
+        let mut state = self.lock();
+        loop {
+            if let Some(question) = state.questions.next() {
+                return Some(question);
+            }
+            if state.is_over {
+                return None;
+            }
+            state.idle += 1;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+    }
+}
+
+impl<T> Turns<T> {
+    fn push(&mut self, group: GroupId, one: T) {
+        self.lines.entry(group).or_default().push_back(one);
+    }
+
+    /// The first in the line of the next group.
+    fn next(&mut self) -> Option<T> {
+        let behind = GroupId(self.last.0.wrapping_add(1));
+        let found = match self.lines.range_mut(behind..).next() {
+            None => self.lines.iter_mut().next(),
+            found => found,
+        };
+        let (&group, line) = found?;
+        let one = line.pop_front();
+        if line.is_empty() {
+            self.lines.remove(&group);
+        }
+        self.last = group;
+        one
+    }
+}
+
+impl<T> Default for Turns<T> {
+    fn default() -> Self {
+        Self {
+            lines: BTreeMap::new(),
+            last: GroupId(u32::MAX),
+        }
+    }
+}
+
+impl Question {
+    /// What is stored where on a disk.
+    pub(super) fn new(disk: &Disk, slot: u32, range: (u64, u64), max: usize, asker: &Arc<Asker>) -> Self {
+        Self {
+            slot,
+            offset: range.0,
+            len: range.1,
+            max,
+            disk: disk.id,
+            group: disk.group,
+            allocation: Arc::clone(&disk.allocation),
+            asker: Arc::clone(asker),
+        }
+    }
+
+    fn answer(self, extents: io::Result<Vec<Extent>>) {
+        let answer = Answer {
+            slot: self.slot,
+            extents,
+        };
+        let is_first = {
+            let mut answers = self.asker.lock();
+            answers.push(answer);
+            answers.len() == 1
+        };
+        if is_first {
+            self.asker.waker.wake();
+        }
+    }
+}
+
+impl Asker {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self {
+            answers: Mutex::default(),
+            is_gone: AtomicBool::new(false),
+            waker,
+        }
+    }
+
+    /// Takes the answers that have come. What was begun is answered, too, when they are not wanted any more.
+    pub(super) fn take(&self) -> Vec<Answer> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// The client is gone: what waits is not looked up.
+    pub(super) fn give_up(&self) {
+        // Relaxed: a late look costs one lookup.
+        self.is_gone.store(true, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Answer>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Question {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Question about {} bytes at {} of disk {}",
+            self.len, self.offset, self.disk
+        )
+    }
+}
+
+/// Lets the threads that serve go first where processors are short. If the system refuses, they share as usual.
+fn give_way() {
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
+}
+
+/// Threads at most: one whose filesystem takes its time does not hold up everybody.
+const THREADS: usize = 2;
+/// How far they stand behind the threads that serve.
+const NICENESS: i32 = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(groups: &[u32]) -> Vec<u32> {
+        let mut turns = Turns::default();
+        for &group in groups {
+            turns.push(GroupId(group), group);
+        }
+        std::iter::from_fn(|| turns.next()).collect()
+    }
+
+    #[test]
+    fn groups_take_turns_whatever_each_has_waiting() {
+        assert_eq!(order(&[7, 7, 7, 3, 9, 3]), [3, 7, 9, 3, 7, 7]);
+    }
+
+    #[test]
+    fn the_group_of_the_largest_number_is_followed_by_the_first() {
+        assert_eq!(order(&[u32::MAX, 0, u32::MAX]), [0, u32::MAX, u32::MAX]);
+    }
+}

@@ -1,0 +1,323 @@
+//! Decides how messages reach standard error: whoever has one puts it into a bounded queue and goes on, and a thread of its own
+//! writes. A full disk, a closed pipe or one that nobody reads costs messages, which are counted, and nothing else.
+//! `main` gives it to `tracing`; `serve` prints its statistics through it.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
+use std::panic;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::fmt::MakeWriter;
+
+/// The way to the log; clones lead to the same one.
+#[derive(Clone)]
+pub struct Log(Arc<Shared>);
+
+struct Shared {
+    queue: Mutex<Queue>,
+    /// The queue has changed: there is something to write, or less.
+    changed: Condvar,
+}
+
+/// Messages that are not written yet.
+#[derive(Default)]
+struct Queue {
+    messages: VecDeque<Message>,
+    /// Of all messages, without the one that is being written.
+    bytes: usize,
+    /// Messages that found no room since the last one that did.
+    lost: u64,
+    is_writing: bool,
+}
+
+/// One message, whole lines.
+#[derive(Default)]
+struct Message {
+    text: Vec<u8>,
+    /// Messages that belong in front of it and found no room.
+    lost_before: u64,
+}
+
+impl Log {
+    /// Starts the thread that writes to `sink`. It lives as long as the process.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub fn start(sink: impl Write + Send + 'static) -> io::Result<Self> {
+        let log = Self(Arc::new(Shared {
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+        }));
+        let shared = Arc::clone(&log.0);
+        thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || shared.write_to(sink))?;
+        Ok(log)
+    }
+
+    /// Has the panics of all threads reported through the log, so that a thread which panics does not wait for it either.
+    pub fn take_panics(&self) {
+        let log = self.clone();
+        panic::set_hook(Box::new(move |panicked| {
+            let thread = thread::current();
+            let name = thread.name().unwrap_or("without a name");
+            let trace = Backtrace::capture();
+            match trace.status() {
+                BacktraceStatus::Captured => log.print(format_args!("thread {name}: {panicked}\n{trace}\n")),
+                _ => log.print(format_args!("thread {name}: {panicked}\n")),
+            }
+            log.finish(PANIC_WAIT_MAX);
+        }));
+    }
+
+    /// Writes a message of whole lines, if there is room for it. Does not wait.
+    pub fn print(&self, message: fmt::Arguments<'_>) {
+        self.push(message.to_string().into_bytes());
+    }
+
+    /// Writes a text line by line, and waits for room for each until `limit` has passed. For threads that serve nobody.
+    pub fn print_long(&self, text: &str, limit: Duration) {
+        let end = Instant::now() + limit;
+        for line in text.split_inclusive('\n') {
+            self.wait(end, |queue| queue.has_room(line.len()));
+            self.push(line.as_bytes().to_vec());
+        }
+    }
+
+    /// Waits until everything is written, or `limit` has passed.
+    pub fn finish(&self, limit: Duration) {
+        self.wait(Instant::now() + limit, |queue| {
+            queue.messages.is_empty() && queue.lost == 0 && !queue.is_writing
+        });
+    }
+
+    fn push(&self, text: Vec<u8>) {
+        let mut queue = self.0.lock();
+        if !queue.has_room(text.len()) {
+            queue.lost += 1;
+            return;
+        }
+        queue.bytes += text.len();
+        let lost_before = std::mem::take(&mut queue.lost);
+        queue.messages.push_back(Message { text, lost_before });
+        drop(queue);
+        self.0.changed.notify_all();
+    }
+
+    fn wait(&self, end: Instant, is_over: impl Fn(&Queue) -> bool) {
+        let left = end.saturating_duration_since(Instant::now());
+        let waited = self
+            .0
+            .changed
+            .wait_timeout_while(self.0.lock(), left, |queue| !is_over(queue));
+        drop(waited);
+    }
+}
+
+impl Queue {
+    fn has_room(&self, bytes: usize) -> bool {
+        self.bytes + bytes <= QUEUE_BYTES_MAX && self.messages.len() < MESSAGES_MAX
+    }
+
+    /// The next message; one without text if all that there is to say is how many were lost.
+    fn next(&mut self) -> Option<Message> {
+        if let Some(message) = self.messages.pop_front() {
+            self.bytes -= message.text.len();
+            return Some(message);
+        }
+        let lost_before = std::mem::take(&mut self.lost);
+        (lost_before > 0).then(|| Message {
+            lost_before,
+            ..Message::default()
+        })
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Nothing panics while it holds the lock; if something did, the queue would be as good as any.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_next(&self) -> Message {
+        let mut queue = self.lock();
+        queue.is_writing = false;
+        self.changed.notify_all();
+        loop {
+            if let Some(message) = queue.next() {
+                queue.is_writing = true;
+                return message;
+            }
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn write_to(&self, mut sink: impl Write) {
+        // Messages that are lost and not told of, with why, if writing failed.
+        let (mut lost, mut why) = (0, None);
+        loop {
+            let message = self.take_next();
+            lost += message.lost_before;
+            if lost > 0 {
+                match put(&mut sink, lost_line(lost, why.as_ref()).as_bytes()) {
+                    Ok(()) => (lost, why) = (0, None),
+                    Err(error) => {
+                        lost += u64::from(!message.text.is_empty());
+                        why = Some(error);
+                        continue;
+                    }
+                }
+            }
+            if let Err(error) = put(&mut sink, &message.text) {
+                (lost, why) = (1, Some(error));
+            }
+        }
+    }
+}
+
+/// What is said in the place of messages that were lost.
+fn lost_line(lost: u64, why: Option<&io::Error>) -> String {
+    match why {
+        Some(error) => format!("log: {lost} messages are missing here: writing them failed: {error}\n"),
+        None => format!("log: {lost} messages are missing here: nobody took those before them\n"),
+    }
+}
+
+/// Writes all of it, and waits as long as that takes: the sink may be a socket or a terminal that somebody made non-blocking.
+fn put(sink: &mut impl Write, mut text: &[u8]) -> io::Result<()> {
+    while !text.is_empty() {
+        match sink.write(text) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(bytes) => text = &text[bytes..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(RETRY),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+impl Write for Log {
+    /// Takes one message, whole. Never fails.
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.push(text.to_vec());
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Log")
+    }
+}
+
+/// What waits to be written, in bytes and in messages: some minutes of the worst that the limits of single messages let through.
+const QUEUE_BYTES_MAX: usize = 256 << 10;
+const MESSAGES_MAX: usize = 4096;
+/// How long a thread that panicked waits for its last words to be written.
+const PANIC_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long to wait for a sink that would block.
+const RETRY: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// A sink that takes something only when it is told what to answer.
+    struct Told {
+        answers: mpsc::Receiver<io::Result<()>>,
+        seen: mpsc::Sender<String>,
+    }
+
+    impl Write for Told {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            // A test that is over answers no more.
+            self.answers.recv().unwrap_or(Ok(()))?;
+            let _ = self.seen.send(String::from_utf8_lossy(text).into_owned());
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn told() -> (Log, mpsc::Sender<io::Result<()>>, mpsc::Receiver<String>) {
+        let ((tell, answers), (seen, see)) = (mpsc::channel(), mpsc::channel());
+        (Log::start(Told { answers, seen }).unwrap(), tell, see)
+    }
+
+    #[test]
+    fn what_finds_no_room_is_counted_and_said_in_its_place() {
+        let (log, tell, see) = told();
+        // Nobody takes anything: this must end all the same.
+        for number in 0..2 * MESSAGES_MAX {
+            log.print(format_args!("message {number}\n"));
+        }
+        let mut took = 0;
+        // The first may be in the thread's hands already, and so the queue has room for one more.
+        while took < MESSAGES_MAX {
+            tell.send(Ok(())).unwrap();
+            assert_eq!(see.recv().unwrap(), format!("message {took}\n"));
+            took += 1;
+        }
+        drop(tell);
+        log.print(format_args!("later\n"));
+        let rest: Vec<String> = see.iter().take(2).collect();
+        let said = rest.iter().find(|line| line.contains("messages are missing"));
+        let said = said.unwrap_or_else(|| panic!("nothing tells of what is missing: {rest:?}"));
+        let lost: usize = said.split(' ').nth(1).unwrap().parse().unwrap();
+        assert!((MESSAGES_MAX - 1..=MESSAGES_MAX).contains(&lost), "{said}");
+    }
+
+    #[test]
+    fn a_failed_write_costs_the_message_and_is_told_when_writing_works_again() {
+        let (log, tell, see) = told();
+        for number in 0..5 {
+            log.print(format_args!("message {number}\n"));
+        }
+        let full = || Err(ErrorKind::StorageFull.into());
+        // The first is written; the next fails, then so does the line about it, twice.
+        for answer in [Ok(()), full(), full(), full()] {
+            tell.send(answer).unwrap();
+        }
+        drop(tell);
+        let lines: Vec<String> = see.iter().take(3).collect();
+        assert_eq!(
+            (lines[0].as_str(), lines[2].as_str()),
+            ("message 0\n", "message 4\n")
+        );
+        assert!(lines[1].contains("log: 3 messages are missing here"), "{lines:?}");
+        log.finish(Duration::from_secs(10));
+        assert!(log.0.lock().messages.is_empty());
+    }
+
+    #[test]
+    fn a_long_text_waits_for_room_but_not_for_ever() {
+        let (log, tell, see) = told();
+        let text = "statistics\n".repeat(MESSAGES_MAX + 100);
+        log.print_long(&text, Duration::from_millis(50));
+        assert!(log.0.lock().lost >= 99);
+        drop(tell);
+        log.print_long("last\n", Duration::from_secs(10));
+        assert!(see.iter().any(|line| line == "last\n"));
+    }
+}

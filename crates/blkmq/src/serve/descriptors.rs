@@ -1,0 +1,76 @@
+//! Decides how many connections the process has file descriptors for: it raises its limit as far as it may, and keeps back what
+//! disks, threads and addresses need. `serve` gives the number to the front door, `--check` says if it is too low.
+
+use anyhow::{Result, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use blkmq_export::nbd::door::LEAVING_MAX;
+
+use crate::config::{Config, Source};
+
+/// How many connections there may be at a time, with the disks open and nothing else.
+///
+/// # Errors
+/// If that is fewer than what is configured, or two for each address: with the limit, what there is and what to raise.
+pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
+    let limit = raised();
+    let kept = in_use() + needed(config, reactors);
+    let left = u32::try_from(limit.saturating_sub(kept)).unwrap_or(u32::MAX);
+    let each = |export: &crate::config::ExportSpec| export.connections.unwrap_or(CONNECTIONS_MIN);
+    let configured = config.exports.iter().map(each).fold(0, u32::saturating_add);
+    let wanted = config.nbd_connections.unwrap_or(0).max(configured);
+    if left < wanted {
+        bail!(
+            "{limit} file descriptors are too few: {kept} are for disks, threads and addresses, and {wanted} connections are \
+             configured; raise the hard limit (LimitNOFILE= of a service, ulimit -Hn of a shell) to {} at least, or configure fewer",
+            kept + u64::from(wanted)
+        );
+    }
+    Ok(config.nbd_connections.unwrap_or(left))
+}
+
+/// Raises the limit of descriptors as far as is allowed without privileges. Returns what it is then.
+fn raised() -> u64 {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    // None is for no limit.
+    let (now, most) = (current.unwrap_or(u64::MAX), maximum.unwrap_or(u64::MAX));
+    if now >= most {
+        return now;
+    }
+    match setrlimit(Resource::Nofile, wanted) {
+        Ok(()) => most,
+        Err(error) => {
+            tracing::warn!("the limit of {now} file descriptors cannot be raised to {most}: {error}");
+            now
+        }
+    }
+}
+
+/// Descriptors that are open now, the disks' among them.
+fn in_use() -> u64 {
+    std::fs::read_dir("/proc/self/fd").map_or(UNKNOWN_IN_USE, |all| all.count() as u64)
+}
+
+/// Descriptors that the daemon may need, clients' not counted.
+fn needed(config: &Config, reactors: usize) -> u64 {
+    let to_servers = |source: &Source| match source {
+        Source::Nbd(nbd) => nbd.connections.map_or(reactors, usize::from),
+        _ => 0,
+    };
+    let servers: usize = config.disks.iter().map(|disk| to_servers(&disk.source)).sum();
+    let own = config.exports.len() + servers + reactors * FOR_A_REACTOR;
+    own as u64 + SPARE + u64::from(LEAVING_MAX)
+}
+
+/// A reactor's ring and a ring for polled devices, its bell, and as much again.
+const FOR_A_REACTOR: usize = 6;
+/// For what comes and goes: signals, connections to servers and paths that are made again.
+const SPARE: u64 = 48;
+/// Every address is to serve so many clients at least.
+const CONNECTIONS_MIN: u32 = 2;
+/// Where /proc is not there to tell.
+const UNKNOWN_IN_USE: u64 = 64;

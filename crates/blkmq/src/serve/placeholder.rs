@@ -1,0 +1,102 @@
+//! Decides which files a check makes, since the disks on them cannot be opened otherwise, and that it removes those alone: not
+//! one that somebody else has put in their place, nor one that was there.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use crate::config::{Config, Source};
+
+/// The files that were made; dropping it removes them.
+#[derive(Debug, Default)]
+pub(super) struct Placeholders(Vec<Placeholder>);
+
+#[derive(Debug)]
+struct Placeholder {
+    path: PathBuf,
+    /// What tells a file from another one of its name: its device and its number there.
+    identity: (u64, u64),
+}
+
+impl Placeholders {
+    /// Makes the files that are missing and whose size is known. Where that fails, whoever opens the disk says why.
+    pub(super) fn make(config: &Config) -> Self {
+        let wanted = config.disks.iter().filter_map(|disk| match &disk.source {
+            Source::File(file) if !disk.read_only => Some((&file.path, file.size?)),
+            _ => None,
+        });
+        Self(
+            wanted
+                .filter_map(|(path, size)| make(path.clone(), size))
+                .collect(),
+        )
+    }
+}
+
+fn make(path: PathBuf, size: u64) -> Option<Placeholder> {
+    let mut options = OpenOptions::new();
+    let file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)
+        .ok()?;
+    let metadata = file.metadata().ok()?;
+    let made = Placeholder {
+        path,
+        identity: (metadata.dev(), metadata.ino()),
+    };
+    if file.set_len(size).is_err() {
+        made.remove();
+        return None;
+    }
+    Some(made)
+}
+
+impl Placeholder {
+    fn remove(&self) {
+        let found = fs::symlink_metadata(&self.path);
+        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+            // If it stays, it is empty and ours.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Placeholders {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Placeholder::remove);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DiskSpec;
+
+    #[test]
+    fn what_was_made_is_removed_but_not_what_took_its_place_or_was_there() {
+        let dir = std::env::temp_dir().join(format!("blkmq-placeholder-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = |name: &str| dir.join(name);
+        fs::write(path("old"), "precious").unwrap();
+        fs::write(path("other"), "precious").unwrap();
+        let disk = |name: &str| {
+            let file = path(name);
+            DiskSpec::parse(&format!("name={name},file={},size=1M", file.display())).unwrap()
+        };
+        let config = Config {
+            disks: ["old", "new", "replaced"].map(disk).into(),
+            ..Config::default()
+        };
+        let made = Placeholders::make(&config);
+        assert_eq!(fs::metadata(path("new")).unwrap().len(), 1 << 20);
+        fs::rename(path("other"), path("replaced")).unwrap();
+        drop(made);
+        assert!(!path("new").exists());
+        for kept in ["old", "replaced"] {
+            assert_eq!(fs::read(path(kept)).unwrap(), b"precious", "{kept}");
+        }
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,238 @@
+//! Decides that clients which connect and do nothing keep nobody out: at another address, of another group, or at their own.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+
+use crate::common::daemon::{program, serve_command};
+use crate::common::nbd::{Client, OPT_GO, go_payload, greeted, option};
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::output_within;
+use crate::common::{Daemon, Scratch};
+
+#[test]
+fn a_thousand_idle_clients_at_one_address_leave_room_at_another() {
+    allow_many_files();
+    for is_negotiating in [false, true] {
+        let scratch = Scratch::new();
+        let config = scratch.path("blkmq.toml");
+        std::fs::write(&config, two_addresses(&scratch, "")).expect("a configuration can be written");
+        let mut daemon = Daemon::spawn(limited(1024, 1024, &["-c", &scratch.word("blkmq.toml")]));
+        let (crowded, other) = (scratch.path("one.sock"), scratch.path("two.sock"));
+        let idle = crowd(&crowded, 1013, is_negotiating);
+        serves(&other, "two");
+        let refused = daemon.wait_for(ANSWER_MAX, |line| line.contains("connection refused: "));
+        assert!(
+            refused || is_negotiating,
+            "nothing tells of the refusals:\n{}",
+            daemon.said()
+        );
+        drop(idle);
+        until(
+            || Client::connect(&crowded, "one").is_ok(),
+            "nobody gets in afterwards",
+        );
+        daemon.signal(Signal::USR1);
+        let what = "one.sock: connections open ";
+        assert!(
+            daemon.wait_for(ANSWER_MAX, |line| line.contains(what)),
+            "the report has no connections:\n{}",
+            daemon.said()
+        );
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_group_that_takes_all_connections_it_can_get_leaves_room_for_another_at_the_same_address() {
+    allow_many_files();
+    let scratch = Scratch::new();
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let words = [
+        "--disk",
+        "name=one,ram=1M",
+        "--disk",
+        "name=two,ram=1M",
+        "--nbd",
+        &nbd,
+    ];
+    let daemon = Daemon::spawn(limited(1024, 1024, &words));
+    let socket = scratch.path("nbd.sock");
+    let mut open: Vec<Client> = (0..1013)
+        .map_while(|_| Client::connect(&socket, "one").ok())
+        .collect();
+    assert!(
+        (200..900).contains(&open.len()),
+        "{} connections of one group",
+        open.len()
+    );
+    serves(&socket, "two");
+    open[0].read(0, BLOCK).expect("those that are in are served");
+    daemon.stop();
+}
+
+#[test]
+fn a_client_that_says_nothing_makes_room_for_one_that_does() {
+    let scratch = Scratch::new();
+    let text = two_addresses(&scratch, "connections = 8\ngroup_connections = 6\n");
+    std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
+    let socket = scratch.path("one.sock");
+    let silent = crowd(&socket, 8, true);
+    let good: Vec<Client> = (0..6)
+        .map(|_| Client::connect(&socket, "one").expect("room is made for it"))
+        .collect();
+    let refused = Client::connect(&socket, "one").err();
+    assert!(refused.is_some(), "the group has more than it may");
+    drop((silent, good));
+    daemon.stop();
+}
+
+#[test]
+fn the_limit_of_descriptors_is_raised_as_far_as_is_allowed() {
+    allow_many_files();
+    let scratch = Scratch::new();
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let words = ["--disk", "name=vm1,ram=1M", "--nbd", &nbd];
+    let daemon = Daemon::spawn(limited(64, 1000, &words));
+    let clients: Vec<Client> = (0..200)
+        .map(|_| Client::connect(&scratch.path("nbd.sock"), "vm1").expect("there are descriptors for it"))
+        .collect();
+    drop(clients);
+    daemon.stop();
+}
+
+#[test]
+fn a_check_says_if_there_are_too_few_descriptors_for_what_is_configured() {
+    let scratch = Scratch::new();
+    let text = two_addresses(&scratch, "connections = 500\n");
+    std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
+    let config = scratch.word("blkmq.toml");
+    for (limit, is_enough) in [(300, false), (1000, true)] {
+        let mut command = limited(limit, limit, &["--check", "-c", &config]);
+        let output = output_within(&mut command, Duration::from_secs(30));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), is_enough, "limit {limit}: {said}");
+        let words = [
+            "300 file descriptors are too few",
+            "502 connections",
+            "LimitNOFILE",
+        ];
+        assert!(
+            is_enough || words.iter().all(|word| said.contains(word)),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_client_that_selects_nothing_in_time_is_cut_off() {
+    let scratch = Scratch::new();
+    let nbd = scratch.word("nbd.sock");
+    let text = format!(
+        "[daemon]\nnbd_handshake_deadline = \"300ms\"\n[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = \"unix:{nbd}\"\n"
+    );
+    std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
+    let mut slow = greeted(&scratch.path("nbd.sock")).expect("anyone is greeted");
+    let go = option(OPT_GO, &go_payload("vm1"));
+    let start = Instant::now();
+    // A byte now and then does not help.
+    for byte in &go[..go.len() - 1] {
+        if slow.write_all(&[*byte]).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let is_cut = !matches!(slow.read(&mut [0; 64]), Ok(1..));
+    assert!(is_cut, "still served after {:?}", start.elapsed());
+    daemon.stop();
+}
+
+#[test]
+fn the_kernel_watches_over_tcp_clients_that_say_nothing() {
+    let free = TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a free port");
+    let daemon = Daemon::start(&["--disk", "name=vm1,ram=1M", "--nbd", &format!("tcp:{free}")]);
+    let mut client = TcpStream::connect(free).expect("the daemon listens");
+    client.read_exact(&mut [0; 18]).expect("a greeting");
+    let port = format!(":{:04X}", client.local_addr().expect("an address").port());
+    // Of the daemon's end the remote port is the client's; 02 is the timer of keepalive, which waits for the greeting's
+    // acknowledgement.
+    let is_watched = || {
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("the kernel's table of connections");
+        table.lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.get(2).is_some_and(|remote| remote.ends_with(&port)) && words[5].starts_with("02:")
+        })
+    };
+    until(is_watched, "no keepalive timer runs");
+    daemon.stop();
+}
+
+/// Two disks, each in a group and at an address of its own: `one.sock` has more keys.
+fn two_addresses(scratch: &Scratch, keys_of_one: &str) -> String {
+    format!(
+        "[disk.one]\nram = \"1M\"\n[disk.two]\nram = \"1M\"\n\
+         [[export]]\nnbd = \"unix:{}\"\ndisks = [\"one\"]\n{keys_of_one}\
+         [[export]]\nnbd = \"unix:{}\"\ndisks = [\"two\"]\n",
+        scratch.word("one.sock"),
+        scratch.word("two.sock")
+    )
+}
+
+/// The daemon with limits of descriptors.
+fn limited(soft: u64, hard: u64, words: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    let script = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" \"$@\"");
+    command.arg("-c").arg(script).arg(program());
+    command.args(serve_command(words).get_args());
+    command
+}
+
+/// Clients that connect, maybe select a disk, and stay; some may be refused.
+fn crowd(socket: &Path, clients: usize, is_negotiating: bool) -> Vec<UnixStream> {
+    let one = |_| {
+        let mut stream = greeted(socket).ok()?;
+        if !is_negotiating {
+            stream.write_all(&option(OPT_GO, &go_payload("one"))).ok()?;
+        }
+        Some(stream)
+    };
+    (0..clients).filter_map(one).collect()
+}
+
+/// Demands that a client is let in and served soon.
+fn serves(socket: &Path, disk: &str) {
+    let start = Instant::now();
+    let mut client = Client::connect(socket, disk).expect("there is room for it");
+    client.write(0, &block(0, 1)).expect("a write");
+    assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
+    assert!(start.elapsed() < ANSWER_MAX, "it took {:?}", start.elapsed());
+}
+
+fn until(mut is_so: impl FnMut() -> bool, complaint: &str) {
+    let end = Instant::now() + ANSWER_MAX;
+    while !is_so() {
+        assert!(Instant::now() < end, "{complaint}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Raises this process's own limit: the tests hold both ends.
+fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("the soft limit may be raised to the hard one");
+}
+
+const ANSWER_MAX: Duration = Duration::from_secs(5);

@@ -1,0 +1,94 @@
+//! Decides that the daemon goes on serving when its log can not be written, or nobody reads it.
+
+use std::fs::File;
+use std::io::{PipeReader, Read, Write};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::pipe::fcntl_setpipe_size;
+use rustix::process::Signal;
+
+use crate::common::daemon::serve_command;
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::{Daemon, Scratch};
+
+#[test]
+fn a_log_on_a_full_disk_costs_nobody_a_connection() {
+    let scratch = Scratch::new();
+    let full = File::options().write(true).open("/dev/full");
+    let mut daemon = serve(&scratch, full.expect("every Linux has it").into());
+    make_it_talk(&daemon, &scratch.path("nbd.sock"));
+    assert!(daemon.is_running(), "the daemon died of its log");
+    daemon.stop();
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_neither_clients_nor_the_end() {
+    let scratch = Scratch::new();
+    let (reader, writer) = full_pipe();
+    let daemon = serve(&scratch, writer.into());
+    make_it_talk(&daemon, &scratch.path("nbd.sock"));
+    daemon.stop();
+    drop(reader);
+}
+
+#[test]
+fn a_log_that_is_read_late_has_everything_up_to_its_limit() {
+    let scratch = Scratch::new();
+    let (mut reader, writer) = full_pipe();
+    let daemon = serve(&scratch, writer.into());
+    make_it_talk(&daemon, &scratch.path("nbd.sock"));
+    let mut log = String::new();
+    let said = std::thread::spawn(move || reader.read_to_string(&mut log).map(|_| log));
+    daemon.stop();
+    let said = said.join().expect("the reader does not panic").expect("text");
+    let closed = said.lines().filter(|line| line.contains("rejected")).count();
+    assert_eq!(closed, TALKERS, "of each connection one line:\n{said}");
+    assert!(
+        said.contains("events:") && said.contains("shutting down"),
+        "the statistics, or the end:\n{said}"
+    );
+}
+
+fn serve(scratch: &Scratch, log: Stdio) -> Daemon {
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let words = ["--reactors", "1", "--disk", "name=vm1,ram=1M", "--nbd", &nbd];
+    Daemon::spawn_with_log(serve_command(&words), log)
+}
+
+/// A pipe that holds as much as it can.
+fn full_pipe() -> (PipeReader, std::io::PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe can be made");
+    let size = fcntl_setpipe_size(&writer, 4096).expect("a small pipe is granted");
+    writer
+        .write_all(&vec![b'\n'; size])
+        .expect("an empty pipe takes it");
+    (reader, writer)
+}
+
+/// Gives the daemon reasons to log, and checks that a good client on the same thread has its answers soon.
+fn make_it_talk(daemon: &Daemon, socket: &Path) {
+    let mut good = Client::connect(socket, "vm1").expect("the daemon serves it");
+    for round in 1..=TALKERS as u64 {
+        let mut hostile = Client::connect(socket, "vm1").expect("the daemon still serves");
+        hostile.stream().write_all(&[0xff; 64]).expect("garbage is sent");
+        let mut rest = Vec::new();
+        let _ = hostile.stream().read_to_end(&mut rest);
+        daemon.signal(Signal::USR1);
+        let start = Instant::now();
+        good.write(0, &block(0, round)).expect("a write");
+        assert!(good.read(0, BLOCK).expect("a read") == block(0, round));
+        assert!(
+            start.elapsed() < ANSWER_MAX,
+            "a write and a read took {:?}",
+            start.elapsed()
+        );
+    }
+}
+
+/// Clients that break the rules, one after the other: fewer than may be logged at once.
+const TALKERS: usize = 5;
+/// Far above what two requests take on a busy machine.
+const ANSWER_MAX: Duration = Duration::from_secs(5);

@@ -1,0 +1,91 @@
+//! Decides that the memory of connections is what the configuration says: `nbd_memory`, and 256 KiB for each connection.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use crate::common::nbd::{Client, Command};
+use crate::common::{Daemon, Scratch};
+
+#[test]
+fn connections_of_all_sizes_of_requests_take_the_memory_that_is_configured() {
+    let scratch = Scratch::new();
+    let mut text = format!("[daemon]\nnbd_memory = {NBD_MEMORY}\n");
+    for disk in 0..DISKS {
+        let _ = write!(text, "[disk.d{disk}]\nram = \"64M\"\n");
+    }
+    let _ = write!(text, "[[export]]\nnbd = \"unix:{}\"\n", scratch.word("nbd.sock"));
+    std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
+    let socket = scratch.path("nbd.sock");
+    let connect = |number: u64| {
+        let disk = format!("d{}", number * DISKS / CONNECTIONS);
+        Client::connect(&socket, &disk).expect("the daemon serves it")
+    };
+    let mut clients: Vec<Client> = (0..CONNECTIONS).map(connect).collect();
+    let idle = settled_kib(&daemon, LONG);
+    let mut dice = 1;
+    // One group after the other: of what is free then, each takes its share.
+    for of_disk in clients.chunks_mut((CONNECTIONS / DISKS) as usize) {
+        for client in of_disk {
+            ask_and_do_not_read(client, &mut dice);
+        }
+        settled_kib(&daemon, Duration::from_millis(50));
+    }
+    let full = settled_kib(&daemon, LONG) - idle;
+    // Nobody can go on; so nothing is to be done.
+    let (start, before) = (Instant::now(), daemon.cpu_ns());
+    std::thread::sleep(Duration::from_secs(1));
+    let busy = (daemon.cpu_ns() - before) as f64 / start.elapsed().as_nanos() as f64;
+    assert!(busy < 0.05, "{:.0} % of a core for those who wait", busy * 100.0);
+    let figure = (NBD_MEMORY + CONNECTIONS * ALLOWANCE) / 1024;
+    let permille = full * 1000 / figure;
+    assert!(
+        (900..=1100).contains(&permille),
+        "{full} KiB where {figure} KiB are configured: {permille} permille"
+    );
+    // What is not used any more is given back, but for what is each one's own.
+    drop(clients);
+    let left = settled_kib(&daemon, LONG).saturating_sub(idle);
+    assert!(left < figure / 10, "{left} KiB stay when all are gone");
+    daemon.stop();
+}
+
+/// Sends reads of all sizes, more than there is memory for, and takes no replies.
+fn ask_and_do_not_read(client: &mut Client, dice: &mut u64) {
+    let mut ask = |kib: u64| {
+        let sent = client.send(Command::Read, 0, 0, kib as u32 * 1024, &[]);
+        sent.expect("a request is taken");
+    };
+    // The first ones fill the socket, and then the connection's own memory.
+    for _ in 0..8 {
+        ask(ALLOWANCE / 1024);
+    }
+    for _ in 0..40 {
+        *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let size = SIZES_KIB[(*dice >> 33) as usize % SIZES_KIB.len()];
+        ask(size);
+    }
+}
+
+/// The daemon's memory as soon as it does not change in `pause`.
+fn settled_kib(daemon: &Daemon, pause: Duration) -> u64 {
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut last = daemon.memory_kib();
+    while Instant::now() < end {
+        std::thread::sleep(pause);
+        let now = daemon.memory_kib();
+        if now.abs_diff(last) < 256 {
+            return now;
+        }
+        last = now;
+    }
+    last
+}
+
+const SIZES_KIB: [u64; 10] = [4, 8, 12, 20, 36, 64, 100, 260, 520, 1028];
+const NBD_MEMORY: u64 = 64 << 20;
+/// Each with a group of its own: one alone leaves half of the memory to others.
+const DISKS: u64 = 40;
+const CONNECTIONS: u64 = 400;
+const ALLOWANCE: u64 = 256 << 10;
+const LONG: Duration = Duration::from_millis(1500);
