@@ -23,8 +23,9 @@ pub(super) struct Absence {
     members: Vec<Member>,
     /// Until when each reactor has answered, and when that was told.
     answered: Vec<(Instant, Instant)>,
-    /// Whose answers are of interest: reactors of those for whom others are held now.
+    /// Reactors that are to be asked, once each, and when one was named last.
     awaited: ReactorSet,
+    asked_at: Instant,
     /// For whom others are held now, since when, and when to look again.
     held: Option<Held>,
     credit: Nanos,
@@ -65,6 +66,7 @@ impl Absence {
             members: vec![member; members],
             answered: vec![(Instant(0), Instant(0)); REACTORS_MAX],
             awaited: ReactorSet::default(),
+            asked_at: Instant(0),
             held: None,
             credit: CREDIT_MAX,
             credit_at: Instant(0),
@@ -121,8 +123,12 @@ impl Absence {
         let mut is_late = false;
         if now >= until {
             match self.is_late(member, now) {
-                // It is asked before the next look.
-                None => until = now,
+                None => {
+                    // It is asked before the next look.
+                    until = now;
+                    self.awaited.insert(member.reactor);
+                    self.asked_at = now;
+                }
                 Some(false) => return true,
                 Some(true) => {
                     until = member.dry_since + LATE_MAX;
@@ -133,7 +139,6 @@ impl Absence {
                 }
             }
         }
-        self.awaited.insert(member.reactor);
         let held = self.held.get_or_insert(Held {
             group,
             since: now,
@@ -149,7 +154,6 @@ impl Absence {
     #[inline]
     pub(super) fn end_hold(&mut self, now: Instant) -> Option<(GroupId, Nanos)> {
         let held = self.held.take()?;
-        self.awaited = ReactorSet::default();
         let time = now.since(held.since);
         if held.is_late {
             self.credit = Nanos(self.credit.0.saturating_sub(time.0));
@@ -166,6 +170,7 @@ impl Absence {
     /// Learns at `now` that a reactor has answered all that had ended until then.
     pub(super) fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant) {
         self.answered[reactor.index()] = (until, now);
+        self.awaited.remove(reactor);
     }
 
     /// Says when to look again whether somebody is still waited for.
@@ -186,7 +191,8 @@ impl Absence {
             return Some(until < member.dry_since);
         }
         // Nobody tells of it although it was asked: it cannot be late.
-        self.awaited.contains(member.reactor).then_some(false)
+        let was_asked = self.awaited.contains(member.reactor) && self.asked_at < now;
+        was_asked.then_some(false)
     }
 
     fn has_credit(&mut self, now: Instant) -> bool {

@@ -159,7 +159,8 @@ impl Slowdown {
         (self.sum, self.ends) = (0, 0);
         let step = (self.room / STEP_PART).max(1);
         self.room = match has_enough {
-            true => self.room.max(self.held_at) + step,
+            // Room that nobody uses does not grow.
+            true => (self.room.max(self.held_at) + step).min(self.held_at.saturating_mul(2) + step),
             false => self.room.saturating_sub(step),
         };
     }
