@@ -8,7 +8,7 @@ use std::sync::Arc;
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::limits::Limits;
 
-use crate::driver::{Allocation, Extent};
+use crate::driver::{Allocation, Extent, Losses};
 
 /// Names a queue of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +56,16 @@ impl Disk {
     /// What the drive says.
     pub fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
         self.allocation.extents(self.id, offset, len, max, out)
+    }
+
+    /// Says how often completed writes may have been lost; see [`Losses`].
+    pub fn losses(&self) -> Losses {
+        self.allocation.losses(self.id)
+    }
+
+    /// Takes note that a user has been told of all losses that there are.
+    pub fn tell_losses(&self) {
+        self.allocation.tell_losses(self.id);
     }
 }
 

@@ -3,6 +3,7 @@
 //! opened on the reactors.
 
 use std::io;
+use std::sync::Arc;
 
 use blkmq_core::driver::Driver;
 use blkmq_core::ids::HctxId;
@@ -10,6 +11,7 @@ use blkmq_core::limits::Limits;
 
 use crate::driver::Allocation;
 use crate::driver::multipath::MultipathDrive;
+use crate::driver::nbd::Ledger;
 use crate::ring::RingHandle;
 use crate::runner::Runner;
 
@@ -51,6 +53,12 @@ pub trait Drive: Allocation {
 
     /// The engine shuts down: what the drive holds back is to end, with an error if it must.
     fn hold_nothing(&self) {}
+
+    /// Is told, before its contexts are opened, that it is one of several paths to the same storage, and which ledger these have
+    /// in common. Says whether it keeps that one; drives that lose nothing by themselves, or alone, do not.
+    fn keep_ledger(&self, _ledger: &Arc<Ledger>) -> bool {
+        false
+    }
 
     /// The drive, if it is one of several paths.
     fn as_multipath(&self) -> Option<&MultipathDrive> {

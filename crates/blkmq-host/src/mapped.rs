@@ -16,7 +16,7 @@ use blkmq_core::mapper::Below;
 use blkmq_core::mapper::table::{Leaf, MapKind, MapSpec, MemberSpec, Run, Table};
 
 use crate::disk::{Disk, QueueId};
-use crate::driver::{Allocation, Extent};
+use crate::driver::{Allocation, Extent, Losses};
 use crate::error::Error;
 
 /// A mapped disk.
@@ -284,6 +284,24 @@ impl Allocation for MappedAllocation {
             }
         }
         Ok(())
+    }
+
+    fn losses(&self, disk: DiskId) -> Losses {
+        let losses = self.flushed(disk).map(Disk::losses);
+        losses.fold(Losses::default(), Losses::and)
+    }
+
+    fn tell_losses(&self, disk: DiskId) {
+        self.flushed(disk).for_each(Disk::tell_losses);
+    }
+}
+
+impl MappedAllocation {
+    /// The leaves that a flush of a disk goes to.
+    fn flushed(&self, disk: DiskId) -> impl Iterator<Item = &Disk> {
+        let of_core = self.table.disks().get(disk.index());
+        let leaves = of_core.into_iter().flat_map(|disk| disk.flushed());
+        leaves.map(|leaf| &self.leaves[*leaf as usize])
     }
 }
 

@@ -127,6 +127,13 @@ impl fmt::Display for MapError {
 
 impl std::error::Error for MapError {}
 
+impl MappedDisk {
+    /// The leaves that a flush goes to, by their places in the table's list.
+    pub fn flushed(&self) -> &[u32] {
+        &self.flushed
+    }
+}
+
 impl Table {
     /// A table without mapped disks, over these disks of queues.
     pub fn new(leaves: Vec<Leaf>) -> Self {

@@ -9,6 +9,7 @@
 mod connection;
 mod listener;
 mod log;
+mod losses;
 mod memory;
 mod receive;
 mod slots;

@@ -54,7 +54,29 @@ impl Extent {
     }
 }
 
-/// What a drive knows about the allocation of its disks, for a door's block status.
+/// How often writes that had been completed may have been lost before a flush covered them. Each user's flush is to fail once
+/// for each of these times, so a user compares with what it was told of last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// How often.
+    pub count: u64,
+    /// How many of these times at least one user has been told of. A new user begins here: what nobody has been told of may be
+    /// what it, or who it stands for, has written over a former connection.
+    pub told: u64,
+}
+
+impl Losses {
+    /// Both disks' together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            count: self.count + other.count,
+            told: self.told + other.told,
+        }
+    }
+}
+
+/// What a drive knows about its disks beside their I/O: allocation, for a door's block status, and losses.
 pub trait Allocation: Send + Sync {
     /// Appends what is stored where, from `offset` on, in order and without gaps: at most `max` extents, which together
     /// cover at least 1 and at most `len` bytes. May be called from any thread; may block for as long as the
@@ -70,4 +92,12 @@ pub trait Allocation: Send + Sync {
         max: usize,
         out: &mut Vec<Extent>,
     ) -> io::Result<()>;
+
+    /// Says how often completed writes may have been lost.
+    fn losses(&self, _disk: DiskId) -> Losses {
+        Losses::default()
+    }
+
+    /// Takes note that a user has been told of all losses that there are.
+    fn tell_losses(&self, _disk: DiskId) {}
 }

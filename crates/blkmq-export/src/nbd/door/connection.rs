@@ -18,6 +18,7 @@ use rustix::net::{getpeername, sockopt};
 use super::Door;
 use super::listener::Ticket;
 use super::log::Log;
+use super::losses::Heard;
 use super::memory::Account;
 use super::receive::{self, Receive, Received};
 use super::slots::Slots;
@@ -37,6 +38,8 @@ pub(super) struct Connection {
     slots: Slots,
     /// The disk that the client selected, by its place in the engine's table, with what every bio needs of it.
     disk: Option<Disk>,
+    /// Writes that may be lost: what it has been told of.
+    heard: Heard,
     /// A request for whose payload there is no memory yet.
     starved: Option<Request>,
     /// The write whose payload is being received, and how much of it is there.
@@ -100,6 +103,7 @@ impl Connection {
             transmit,
             slots: Slots::default(),
             disk: None,
+            heard: Heard::default(),
             starved: None,
             filling: None,
             refused: VecDeque::new(),
@@ -189,6 +193,7 @@ impl Connection {
         let memory = Arc::clone(&self.door.memory);
         self.slots
             .set_account(Account::new(memory, disk.group, cx.waker()));
+        self.heard = Heard::new(&disk);
         self.disk = Some(disk);
     }
 
@@ -478,11 +483,14 @@ impl Service for Connection {
         self.poll(cx);
     }
 
-    fn on_end(&mut self, _cx: &mut Cx<'_>, bio: Bio) {
+    fn on_end(&mut self, _cx: &mut Cx<'_>, mut bio: Bio) {
         let index = bio.cookie as u32;
         let slot = self.slots.get(index);
         slot.take_back(&bio);
         let request = slot.request;
+        if let (Op::Flush, Some(disk)) = (request.op, &self.disk) {
+            bio.status = self.heard.end_flush(disk, bio.status);
+        }
         let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
         if !bio.status.is_ok() {
             self.slots.end(index);

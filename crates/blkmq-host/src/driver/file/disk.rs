@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use blkmq_core::time::Instant;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use crate::LogBudget;
 use crate::driver::Extent;
 
 /// One disk in a file or on a block device, open and locked.
@@ -29,8 +31,9 @@ pub struct FileDisk {
     pub(super) polling: OnceLock<Result<(), String>>,
     /// A flush has failed: the kernel may have dropped the data and would call the next flush good, so none succeeds.
     pub(super) flush_failed: AtomicBool,
-    /// Whether the last request failed, so that a failure is logged once.
+    /// Whether the last request failed, so that a failure is logged once, and how many lines may be about that.
     is_failing: AtomicBool,
+    log: LogBudget,
     errors: AtomicU64,
 }
 
@@ -75,6 +78,7 @@ impl FileDisk {
             polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
+            log: LogBudget::default(),
             errors: AtomicU64::new(0),
         }
     }
@@ -122,28 +126,39 @@ impl FileDisk {
         self.file.as_raw_fd()
     }
 
-    /// Counts a failed request, and logs it if the one before did not fail.
-    pub(super) fn note_failure(&self, doing: &'static str, offset: u64, len: u64, errno: i32) {
+    /// Counts a failed request, and logs it if the one before did not fail, and not too many lines were written lately.
+    pub(super) fn note_failure(&self, now: Instant, doing: &'static str, offset: u64, len: u64, errno: i32) {
         // Relaxed: a counter and a latch for the log, which order nothing.
         self.errors.fetch_add(1, Ordering::Relaxed);
-        if !self.is_failing.swap(true, Ordering::Relaxed) {
-            let error = match errno {
-                0 => io::Error::other("the file ends before the disk does: was it made smaller?"),
-                _ => io::Error::from_raw_os_error(errno),
-            };
-            tracing::error!(
-                "file {:?}: {doing} of {len} bytes at {offset} failed: {error}; further failures are counted only",
-                self.path
-            );
+        if self.is_failing.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let Some(withheld) = self.log.take(now) else {
+            return;
+        };
+        let error = match errno {
+            0 => io::Error::other("the file ends before the disk does: was it made smaller?"),
+            _ => io::Error::from_raw_os_error(errno),
+        };
+        tracing::error!(
+            "file {:?}: {doing} of {len} bytes at {offset} failed: {error}; further failures are counted only{withheld}",
+            self.path
+        );
     }
 
     /// Notes a request that went well.
     #[inline]
-    pub(super) fn note_success(&self) {
+    pub(super) fn note_success(&self, now: Instant) {
         if self.is_failing.load(Ordering::Relaxed) {
-            self.is_failing.store(false, Ordering::Relaxed);
-            tracing::info!("file {:?}: requests succeed again", self.path);
+            self.note_recovery(now);
+        }
+    }
+
+    #[cold]
+    fn note_recovery(&self, now: Instant) {
+        self.is_failing.store(false, Ordering::Relaxed);
+        if let Some(withheld) = self.log.take(now) {
+            tracing::info!("file {:?}: requests succeed again{withheld}", self.path);
         }
     }
 
@@ -182,5 +197,56 @@ impl FileDisk {
             Err(Errno::NXIO) => Ok(self.size),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use blkmq_core::time::Nanos;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+    use crate::driver::testing::scratch_file;
+
+    /// Counts the lines that would be written.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<AtomicU32>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_disk_that_fails_and_succeeds_in_turns_does_not_fill_the_log() {
+        let path = scratch_file("log", 4096);
+        let file = File::open(&*path).unwrap();
+        let disk = FileDisk::new(file, path.to_path_buf(), 4096, 512, Device::Filesystem(1));
+        let lines = Lines::default();
+        tracing::subscriber::with_default(lines.clone(), || {
+            for ms in 0..10_000 {
+                let now = Instant(1) + Nanos::from_millis(ms);
+                disk.note_failure(now, "read", 0, 512, libc::EIO);
+                disk.note_success(now);
+            }
+        });
+        let lines = lines.0.load(Ordering::Relaxed);
+        assert_eq!(disk.errors(), 10_000);
+        assert!((60..=80).contains(&lines), "{lines} lines in 10 seconds");
     }
 }

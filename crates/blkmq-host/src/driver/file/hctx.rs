@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blkmq_core::bio::{Flags, Lent, Op, Status};
+use blkmq_core::bio::{Lent, Op, Status};
 use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
 use blkmq_core::ids::Cookie;
 use blkmq_core::request::Request;
@@ -184,8 +184,8 @@ impl FileHctx {
     }
 
     fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
-        let is_durable = slot.op == Op::Write && slot.flags.has(Flags::FUA);
-        let rw_flags = if is_durable { libc::RWF_DSYNC } else { 0 };
+        let is_forced = slot.is_forced(&self.drive.disks[slot.disk as usize]);
+        let rw_flags = if is_forced { libc::RWF_DSYNC } else { 0 };
         let held = self.held.as_ref().expect("held until the context is dropped");
         match &slot.memory {
             Memory::Flat(piece) => {
@@ -211,11 +211,11 @@ impl FileHctx {
     }
 
     /// Takes the result of a slot's entry. Returns how the request ended, if it did.
-    fn take_result(&mut self, number: usize, result: i32) -> Option<Done> {
+    fn take_result(&mut self, number: usize, result: i32, now: Instant) -> Option<Done> {
         let slot = &mut self.slots[number];
         let disk = &self.drive.disks[slot.disk as usize];
         let was_polled = slot.is_polled;
-        let next = slot.take_result(result, disk);
+        let next = slot.take_result(result, disk, now);
         if was_polled && let Some(polled) = &mut self.polled {
             polled.completed(matches!(next, Next::End(_)));
         }
@@ -230,7 +230,7 @@ impl FileHctx {
             Next::End(status) => {
                 let slot = std::mem::replace(slot, Slot::IDLE);
                 if status.is_ok() {
-                    disk.note_success();
+                    disk.note_success(now);
                 }
                 self.in_flight -= 1;
                 if !status.is_ok() && slot.keeps_what_moved() {
@@ -285,7 +285,7 @@ impl Driver for FileHctx {
         }
     }
 
-    fn reap(&mut self, _now: Instant, done: &mut Vec<Done>) {
+    fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
         // A new turn: what was pushed in the last one has been submitted.
         self.pushed = 0;
         self.partial.clear();
@@ -296,7 +296,7 @@ impl Driver for FileHctx {
         }
         for completion in completions.drain(..) {
             if completion.user != CANCEL {
-                done.extend(self.take_result(completion.user as usize, completion.result));
+                done.extend(self.take_result(completion.user as usize, completion.result, now));
             }
         }
         self.completions = completions;
@@ -426,6 +426,8 @@ const CANCEL: u64 = USER_MAX;
 /// a batch of 31 reached it about 30 µs late.
 const SUBMIT_AT: u32 = 8;
 
+#[cfg(test)]
+mod full_tests;
 #[cfg(test)]
 mod polled_tests;
 #[cfg(test)]

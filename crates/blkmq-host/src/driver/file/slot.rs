@@ -2,7 +2,7 @@
 //! a short transfer, a retry, or the end. `hctx` turns each step into an entry of the ring.
 //!
 //! ```text
-//!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again)
+//!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again; FUA through the page cache: Sync behind)
 //!  flush ───────► Sync ─────┤
 //!  discard ─────► Punch ────┼─► end               (not supported: nothing to do)
 //!  zeroes ──────► Punch ────┤
@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering;
 use blkmq_core::bio::{Flags, Lent, Op, Status};
 use blkmq_core::ids::Cookie;
 use blkmq_core::request::Request;
+use blkmq_core::time::Instant;
 
 use super::bounce::Area;
 use super::disk::FileDisk;
@@ -110,6 +111,16 @@ impl Slot {
             && !matches!(self.memory, Memory::Bounced(..))
     }
 
+    /// Says whether the write itself is to be durable when it ends (RWF_DSYNC).
+    ///
+    /// Past the page cache only. Through it, the kernel would write first and sync then, and say ENOSPC or EDQUOT in either
+    /// case: that this write had no room, or that an earlier one, which had ended well, found none when it was written out.
+    /// The second is told once, so the two are asked for apart: what the write says is about this request, and what the
+    /// sync behind it says is about the disk.
+    pub(super) fn is_forced(&self, disk: &FileDisk) -> bool {
+        self.op == Op::Write && self.flags.has(Flags::FUA) && disk.direct.is_some()
+    }
+
     /// Makes the slot of a request that has not been started.
     pub(super) fn new(rq: &Request, cookie: Cookie) -> Self {
         Self {
@@ -142,7 +153,7 @@ impl Slot {
     }
 
     /// Decides what the result of the slot's step leads to: a count of bytes, or a negative errno.
-    pub(super) fn take_result(&mut self, result: i32, disk: &FileDisk) -> Next {
+    pub(super) fn take_result(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         match -result {
             libc::EOPNOTSUPP if self.is_polled => {
                 disk.lacks.polling.store(true, Ordering::Relaxed);
@@ -156,12 +167,12 @@ impl Slot {
             _ => {}
         }
         match self.step {
-            Step::Transfer | Step::WriteOut => self.take_moved(result, disk),
-            Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk),
+            Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
+            Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
             Step::Sync if result == 0 => Next::End(Status::Ok),
             Step::Sync => {
                 disk.flush_failed.store(true, Ordering::Relaxed);
-                self.fail(-result, disk)
+                self.fail(-result, disk, now)
             }
             Step::Idle => unreachable!("a completion for an idle slot"),
         }
@@ -197,24 +208,24 @@ impl Slot {
         Ok(Step::WriteOut)
     }
 
-    fn take_moved(&mut self, result: i32, disk: &FileDisk) -> Next {
+    fn take_moved(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         let Ok(moved) = u64::try_from(result) else {
             if self.op == Op::Write && self.flags.has(Flags::FUA) && !is_no_room(-result) {
-                // The kernel has synced the file for this write, and told us alone of an earlier write that it lost.
+                // The kernel may have synced the file for this write, and told us alone of an earlier write that it lost.
                 disk.flush_failed.store(true, Ordering::Relaxed);
             }
-            return self.fail(-result, disk);
+            return self.fail(-result, disk, now);
         };
         let left = self.len - self.moved;
         if moved >= left {
             self.moved = self.len;
-            return self.end_of_zeroing();
+            return self.end_of_change(disk);
         }
         // A short transfer that direct I/O could not go on from is repeated from the last whole block.
         let block = disk.direct.map_or(1, |needs| u64::from(needs.range));
         let moved = moved - moved % block;
         if moved == 0 {
-            return self.fail(0, disk);
+            return self.fail(0, disk, now);
         }
         self.moved += moved;
         if self.is_cancelled {
@@ -223,9 +234,9 @@ impl Slot {
         Next::Submit(moved)
     }
 
-    fn take_zeroed(&mut self, result: i32, disk: &FileDisk) -> Next {
+    fn take_zeroed(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         match -result {
-            0 => self.end_of_zeroing(),
+            0 => self.end_of_change(disk),
             libc::EOPNOTSUPP | libc::ENOSYS => {
                 let lack = if self.step == Step::Punch {
                     &disk.lacks.punching
@@ -241,21 +252,23 @@ impl Slot {
                     Err(status) => Next::End(status),
                 }
             }
-            errno => self.fail(errno, disk),
+            errno => self.fail(errno, disk, now),
         }
     }
 
-    /// Ends a transfer, or makes zeroes durable that have to be.
-    fn end_of_zeroing(&mut self) -> Next {
-        if self.step != Step::Transfer && self.flags.has(Flags::FUA) {
+    /// Ends a request, or makes durable what has to be and is not.
+    fn end_of_change(&mut self, disk: &FileDisk) -> Next {
+        let is_durable = self.step == Step::Transfer && self.is_forced(disk);
+        if self.op.is_write() && self.flags.has(Flags::FUA) && !is_durable {
             self.step = Step::Sync;
             return Next::Submit(0);
         }
         Next::End(Status::Ok)
     }
 
-    fn fail(&self, errno: i32, disk: &FileDisk) -> Next {
+    fn fail(&self, errno: i32, disk: &FileDisk, now: Instant) -> Next {
         disk.note_failure(
+            now,
             self.doing(),
             self.offset + self.moved,
             self.len - self.moved,
@@ -282,7 +295,7 @@ impl Slot {
 /// How often one request is repeated after EINTR or EAGAIN.
 const RETRIES_MAX: u8 = 32;
 
-/// Says whether an error means that the write itself had no room, and nothing written before is in doubt.
+/// Says whether an error of a write means that the write itself had no room, and nothing written before is in doubt.
 fn is_no_room(errno: i32) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL)
 }
@@ -322,9 +335,9 @@ mod tests {
         });
         let mut slot = slot(Op::Read, Flags::NONE);
         assert_eq!(slot.start(&disk), None);
-        assert_eq!(slot.take_result(4096 + 100, &disk), Next::Submit(4096));
-        assert_eq!(slot.take_result(-libc::EINTR, &disk), Next::Submit(0));
-        assert_eq!(slot.take_result(65536 - 4096, &disk), Next::End(Status::Ok));
+        assert_eq!(slot.take_result(4096 + 100, &disk, NOW), Next::Submit(4096));
+        assert_eq!(slot.take_result(-libc::EINTR, &disk, NOW), Next::Submit(0));
+        assert_eq!(slot.take_result(65536 - 4096, &disk, NOW), Next::End(Status::Ok));
         assert_eq!(disk.errors(), 0);
     }
 
@@ -333,8 +346,8 @@ mod tests {
         let disk = disk("eof", false);
         let mut slot = slot(Op::Read, Flags::NONE);
         slot.start(&disk);
-        assert_eq!(slot.take_result(1000, &disk), Next::Submit(1000));
-        assert_eq!(slot.take_result(0, &disk), Next::End(Status::Io));
+        assert_eq!(slot.take_result(1000, &disk, NOW), Next::Submit(1000));
+        assert_eq!(slot.take_result(0, &disk, NOW), Next::End(Status::Io));
         assert_eq!(disk.errors(), 1);
     }
 
@@ -344,9 +357,9 @@ mod tests {
         let mut slot = slot(Op::Write, Flags::NONE);
         slot.start(&disk);
         for _ in 0..RETRIES_MAX {
-            assert_eq!(slot.take_result(-libc::EAGAIN, &disk), Next::Submit(0));
+            assert_eq!(slot.take_result(-libc::EAGAIN, &disk, NOW), Next::Submit(0));
         }
-        assert_eq!(slot.take_result(-libc::EAGAIN, &disk), Next::End(Status::Io));
+        assert_eq!(slot.take_result(-libc::EAGAIN, &disk, NOW), Next::End(Status::Io));
     }
 
     #[test]
@@ -356,12 +369,12 @@ mod tests {
             let mut slot = slot(Op::Read, Flags::NONE);
             slot.start(&disk);
             slot.is_polled = true;
-            assert_eq!(slot.take_result(4096, &disk), Next::Submit(4096));
+            assert_eq!(slot.take_result(4096, &disk, NOW), Next::Submit(4096));
             assert!(slot.is_polled, "the rest of a short transfer is polled, too");
-            assert_eq!(slot.take_result(-errno, &disk), Next::Submit(0));
+            assert_eq!(slot.take_result(-errno, &disk, NOW), Next::Submit(0));
             assert!(!slot.is_polled);
             assert_eq!(disk.lacks.polling.load(Ordering::Relaxed), is_lacking);
-            assert_eq!(slot.take_result(65536 - 4096, &disk), Next::End(Status::Ok));
+            assert_eq!(slot.take_result(65536 - 4096, &disk, NOW), Next::End(Status::Ok));
             assert_eq!(disk.errors(), 0);
         }
     }
@@ -373,7 +386,7 @@ mod tests {
         slot.start(&disk);
         (slot.is_polled, slot.is_cancelled) = (true, true);
         assert_eq!(
-            slot.take_result(-libc::EOPNOTSUPP, &disk),
+            slot.take_result(-libc::EOPNOTSUPP, &disk, NOW),
             Next::End(Status::Timeout)
         );
     }
@@ -391,6 +404,7 @@ mod tests {
                 _ => -libc::EOPNOTSUPP,
             },
             &disk,
+            NOW,
         ) {
             steps.push(first.step);
         }
@@ -419,7 +433,7 @@ mod tests {
         let mut slot = slot(Op::WriteZeroes, Flags::FAST_ONLY);
         slot.start(&disk);
         assert_eq!(slot.step, Step::Punch);
-        let refused = slot.take_result(-libc::EOPNOTSUPP, &disk);
+        let refused = slot.take_result(-libc::EOPNOTSUPP, &disk, NOW);
         assert_eq!(refused, Next::End(Status::NotSupported));
     }
 
@@ -428,18 +442,50 @@ mod tests {
         let disk = disk("flush", false);
         let mut first = slot(Op::Flush, Flags::NONE);
         first.start(&disk);
-        assert_eq!(first.take_result(-libc::EIO, &disk), Next::End(Status::Io));
+        assert_eq!(first.take_result(-libc::EIO, &disk, NOW), Next::End(Status::Io));
         assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), Some(Status::Io));
     }
 
     #[test]
     fn after_a_failed_fua_write_no_flush_succeeds_unless_there_was_just_no_room() {
         for (errno, flush) in [(libc::EIO, Some(Status::Io)), (libc::ENOSPC, None)] {
-            let disk = disk(&format!("fua-{errno}"), false);
+            let mut disk = disk(&format!("fua-{errno}"), false);
+            disk.direct = Some(Alignment {
+                memory: 512,
+                range: 512,
+            });
             let mut write = slot(Op::Write, Flags::FUA);
             write.start(&disk);
-            assert!(matches!(write.take_result(-errno, &disk), Next::End(status) if !status.is_ok()));
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
             assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), flush, "errno {errno}");
         }
     }
+
+    #[test]
+    fn after_a_fua_write_whose_sync_failed_for_want_of_room_no_flush_succeeds() {
+        for errno in [libc::ENOSPC, libc::EDQUOT, libc::EIO] {
+            let disk = disk(&format!("fua-sync-{errno}"), false);
+            let mut write = slot(Op::Write, Flags::FUA);
+            write.start(&disk);
+            assert!(!write.is_forced(&disk), "through the page cache");
+            assert_eq!(write.take_result(65536, &disk, NOW), Next::Submit(0));
+            assert_eq!(write.step, Step::Sync);
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
+            let flush = slot(Op::Flush, Flags::NONE).start(&disk);
+            assert_eq!(flush, Some(Status::Io), "errno {errno}: the kernel tells it once");
+        }
+    }
+
+    #[test]
+    fn a_fua_write_through_the_page_cache_that_had_no_room_puts_nothing_else_in_doubt() {
+        for errno in [libc::ENOSPC, libc::EDQUOT] {
+            let disk = disk(&format!("fua-write-{errno}"), false);
+            let mut write = slot(Op::Write, Flags::FUA);
+            write.start(&disk);
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
+            assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), None, "errno {errno}");
+        }
+    }
+
+    const NOW: Instant = Instant(1);
 }

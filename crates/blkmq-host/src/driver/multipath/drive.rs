@@ -19,7 +19,8 @@ use super::worker::Workshop;
 use crate::clock::Clock;
 use crate::drive::{Drive, Polling};
 use crate::driver::file::Mapping;
-use crate::driver::{Allocation, Extent};
+use crate::driver::nbd::Ledger;
+use crate::driver::{Allocation, Extent, Losses};
 use crate::ring::RingHandle;
 use crate::runner::Runner;
 
@@ -83,6 +84,8 @@ pub enum MultipathError {
 pub struct MultipathDrive {
     shared: Arc<Multipath>,
     links: Arc<Links>,
+    /// What the paths have in common of their writes' durability.
+    ledger: Arc<Ledger>,
     workshop: Arc<Workshop>,
     limits: Limits,
     size: u64,
@@ -119,6 +122,10 @@ impl MultipathDrive {
         let limits = limits
             .reduce(|all, one| all.stack(&one))
             .expect("at least one path");
+        let ledger = Arc::default();
+        for path in &paths {
+            path.drive.keep_ledger(&ledger);
+        }
         let links = Arc::new(Links::default());
         for (slot, path) in links.lock().iter_mut().zip(paths) {
             *slot = Some(path.drive);
@@ -126,6 +133,7 @@ impl MultipathDrive {
         Ok(Self {
             shared,
             links,
+            ledger,
             workshop: Arc::default(),
             limits,
             size,
@@ -188,6 +196,7 @@ impl MultipathDrive {
         }
         let hctxs = self.hctxs.load(Ordering::Relaxed);
         path.drive.hctxs(hctxs, hctxs);
+        path.drive.keep_ledger(&self.ledger);
         // Held until the drive is in its place: who opens the path waits for that.
         let mut links = self.links.lock();
         let id = self.shared.add_path(path.spec(), self.clock.now())?;
@@ -367,5 +376,20 @@ impl Allocation for MultipathDrive {
     ) -> io::Result<()> {
         let drive = self.first_drive().ok_or(io::ErrorKind::NotConnected)?;
         drive.extents(disk, offset, len, max, out)
+    }
+
+    fn losses(&self, disk: DiskId) -> Losses {
+        let links = self.links.lock();
+        let alone = links
+            .iter()
+            .flatten()
+            .filter(|drive| !drive.keep_ledger(&self.ledger));
+        alone.fold(self.ledger.losses(), |all, drive| all.and(drive.losses(disk)))
+    }
+
+    fn tell_losses(&self, disk: DiskId) {
+        self.ledger.tell(self.ledger.losses().count);
+        let links = self.links.lock();
+        links.iter().flatten().for_each(|drive| drive.tell_losses(disk));
     }
 }

@@ -2,8 +2,8 @@
 //! The export comes from `disk`; what a request becomes is up to `hctx`.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use blkmq_core::driver::Driver;
 use blkmq_core::ids::{DiskId, HctxId};
@@ -11,9 +11,11 @@ use blkmq_core::limits::Limits;
 
 use super::disk::NbdDisk;
 use super::hctx::NbdHctx;
+use super::ledger::Ledger;
 use super::mend::Mender;
 use crate::drive::{Drive, Polling};
-use crate::driver::{Allocation, Extent};
+use crate::driver::{Allocation, Extent, Losses};
+use crate::nbd::codec::TransmissionFlags;
 use crate::ring::RingHandle;
 
 /// A disk on an NBD server, as a drive of its own.
@@ -30,6 +32,15 @@ pub struct NbdDrive {
 pub(super) struct Shared {
     pub(super) disk: NbdDisk,
     pub(super) mender: Arc<Mender>,
+    /// Set when the first context is opened, if not before by who joins paths.
+    ledger: OnceLock<Arc<Ledger>>,
+}
+
+impl Shared {
+    /// Which writes may be lost with the server.
+    pub(super) fn ledger(&self) -> &Arc<Ledger> {
+        self.ledger.get_or_init(Arc::default)
+    }
 }
 
 impl NbdDrive {
@@ -37,7 +48,11 @@ impl NbdDrive {
     pub fn new(disk: NbdDisk, depth: u32) -> Self {
         let mender = Mender::new(disk.config.clone(), disk.shape.clone());
         Self {
-            shared: Arc::new(Shared { disk, mender }),
+            shared: Arc::new(Shared {
+                disk,
+                mender,
+                ledger: OnceLock::new(),
+            }),
             depth,
             hctxs: AtomicU16::new(u16::MAX),
         }
@@ -68,6 +83,7 @@ impl NbdDrive {
         NbdHctx::new(
             Arc::clone(&self.shared),
             ring,
+            hctx,
             self.depth as usize + 1,
             lines as u16,
         )
@@ -93,6 +109,15 @@ impl Drive for NbdDrive {
         hctxs
     }
 
+    /// A flush to a server without CAN_MULTI_CONN covers what was written over the same connection alone.
+    fn keep_ledger(&self, ledger: &Arc<Ledger>) -> bool {
+        if !self.shared.disk.shape.can(TransmissionFlags::CAN_MULTI_CONN) {
+            return false;
+        }
+        let kept = self.shared.ledger.get_or_init(|| Arc::clone(ledger));
+        Arc::ptr_eq(kept, ledger)
+    }
+
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
         Ok(Box::new(self.hctx(ring, hctx)?))
     }
@@ -114,5 +139,14 @@ impl Allocation for NbdDrive {
         }
         out.push(Extent::data(len.min(size - offset)));
         Ok(())
+    }
+
+    fn losses(&self, _disk: DiskId) -> Losses {
+        self.shared.ledger().losses()
+    }
+
+    fn tell_losses(&self, _disk: DiskId) {
+        let ledger = self.shared.ledger();
+        ledger.tell(ledger.losses().count);
     }
 }

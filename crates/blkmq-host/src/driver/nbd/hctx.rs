@@ -2,8 +2,8 @@
 //!
 //! A batch goes through one connection, the least busy, so that it is sent with one call. When a connection is lost, what
 //! was under way on it is ended with `Transport`, or, within `reconnect` seconds, sent again: every operation here can be
-//! repeated. What cannot be repeated is what had been *completed* before and was only in the server's cache: unless the
-//! server says that its cache outlives a connection (CAN_MULTI_CONN), the next flush fails.
+//! repeated. What cannot be repeated is what had been *completed* before and was only in the server's cache: `ledger` knows
+//! when that may be gone, and then the next flush of each context fails.
 //!
 //! One hardware context belongs to one reactor. `line` sends and receives, `mend` connects.
 
@@ -13,12 +13,13 @@ use std::sync::Arc;
 
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
-use blkmq_core::ids::{Cookie, DiskId};
+use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
 
 use super::dial::Dialed;
 use super::drive::Shared;
+use super::ledger::Ledger;
 use super::line::{Line, Lost};
 use super::mend::{Mailbox, News};
 use super::slots::{Slots, State};
@@ -44,11 +45,14 @@ pub(super) struct NbdHctx {
     is_young: bool,
     /// The ring will have requests looked for that had their time.
     is_beating: bool,
-    /// Changes that only a flush makes durable: how many have ended, and how many of them a flush has covered.
-    written: u64,
-    flushed: u64,
-    /// Some of them may be lost: the next flush tells.
-    is_in_doubt: bool,
+    /// What is known of writes that may be lost; this context's number there, and what it noted last.
+    ledger: Arc<Ledger>,
+    number: HctxId,
+    noted: u64,
+    /// Losses that a flush here has told of.
+    heard: u64,
+    /// The server keeps things back until a flush.
+    has_cache: bool,
     /// A connection was made since it was last asked.
     has_made_room: bool,
     /// The time of the last call that said it.
@@ -77,7 +81,13 @@ impl Lane {
 
 impl NbdHctx {
     /// Makes a context of `count` slots and `lines` connections on the reactor of `ring`. Does not wait for them.
-    pub(super) fn new(shared: Arc<Shared>, ring: &RingHandle, count: usize, lines: u16) -> io::Result<Self> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        ring: &RingHandle,
+        number: HctxId,
+        count: usize,
+        lines: u16,
+    ) -> io::Result<Self> {
         let mut hctx = Self {
             port: ring.open_port(),
             mailbox: Mailbox::new()?,
@@ -89,9 +99,11 @@ impl NbdHctx {
             down_since: Some(Instant(0)),
             is_young: true,
             is_beating: false,
-            written: 0,
-            flushed: 0,
-            is_in_doubt: false,
+            number,
+            noted: 0,
+            heard: shared.ledger().losses().count,
+            ledger: Arc::clone(shared.ledger()),
+            has_cache: shared.disk.shape.can(TransmissionFlags::SEND_FLUSH),
             has_made_room: false,
             now: Instant(0),
             completions: Vec::with_capacity(count),
@@ -122,8 +134,6 @@ impl NbdHctx {
         match rq.op() {
             _ if rq.disk() != DiskId(0) => Some(Status::Invalid),
             Op::Flush if !shape.can(TransmissionFlags::SEND_FLUSH) => Some(Status::Ok),
-            // Of the medium: no other path has what was lost.
-            Op::Flush if std::mem::take(&mut self.is_in_doubt) => Some(Status::Medium),
             Op::WriteZeroes
                 if rq.flags().has(Flags::FAST_ONLY) && !shape.can(TransmissionFlags::SEND_FAST_ZERO) =>
             {
@@ -163,7 +173,7 @@ impl NbdHctx {
         let slot = self.slots.get_mut(number);
         slot.state = State::Sent(lane);
         if slot.op == Op::Flush {
-            slot.mark = self.written;
+            slot.epoch = self.ledger.flush_sent();
         }
         if timeout > Nanos::ZERO {
             slot.expires = self.now + timeout;
@@ -220,19 +230,36 @@ impl NbdHctx {
         let mut ended = std::mem::take(&mut self.slots.ended);
         for number in ended.drain(..) {
             let slot = self.slots.get(number);
-            if slot.status.is_ok() {
-                if slot.leaves_dirt() {
-                    self.written += 1;
-                } else if slot.op == Op::Flush {
-                    self.flushed = self.flushed.max(slot.mark);
-                }
+            let (cookie, mut status) = (slot.cookie, slot.status);
+            if slot.op == Op::Flush {
+                status = self.end_flush(status, slot.epoch);
+            } else if status.is_ok() && slot.leaves_dirt() && self.has_cache {
+                self.ledger.wrote(self.number, &mut self.noted);
+            } else if status == Status::Io && slot.is_forced() {
+                // The server may have flushed for this write, and have told of an earlier one that it lost.
+                self.ledger.lose();
             }
-            done.push(Done {
-                cookie: slot.cookie,
-                status: slot.status,
-            });
+            done.push(Done { cookie, status });
         }
         self.slots.ended = ended;
+    }
+
+    /// Decides how a flush ends that the server has answered: with an error if it, or an earlier loss that no flush here has told
+    /// of, may have cost writes.
+    fn end_flush(&mut self, status: Status, epoch: u64) -> Status {
+        if status.is_ok() {
+            self.ledger.flushed(epoch);
+        } else {
+            // A server forgets what it could not make durable, and would call the next flush good.
+            self.ledger.lose();
+        }
+        let losses = self.ledger.losses().count;
+        if std::mem::replace(&mut self.heard, losses) == losses {
+            return status;
+        }
+        self.ledger.tell(losses);
+        // Of the medium: no other path has what was lost.
+        Status::Medium
     }
 
     /// Gives a connection up, and decides what becomes of its requests.
@@ -258,18 +285,11 @@ impl NbdHctx {
         if is_last {
             self.down_since = Some(self.now);
         }
-        let shape = &self.shared.disk.shape;
-        let is_dirty = shape.can(TransmissionFlags::SEND_FLUSH) && self.written > self.flushed;
-        self.is_in_doubt |= is_dirty && !shape.can(TransmissionFlags::CAN_MULTI_CONN);
+        self.ledger.session_lost();
         let (again, failed) = self.settle_lost(number);
         tracing::warn!(
-            "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed{}",
-            self.shared.disk.config.text,
-            if self.is_in_doubt {
-                ", and so will the next flush"
-            } else {
-                ""
-            }
+            "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed",
+            self.shared.disk.config.text
         );
         self.shared.mender.wish(number, short_lived, &self.mailbox);
         self.send_held();
@@ -285,14 +305,9 @@ impl NbdHctx {
         let lost: Vec<u32> = lost.map(|(number, _)| number).collect();
         let (mut again, mut failed) = (0, 0);
         for number in lost {
-            let in_doubt = self.is_in_doubt;
             let slot = self.slots.get_mut(number);
             slot.losses = slot.losses.saturating_add(1);
-            if slot.op == Op::Flush && in_doubt {
-                self.is_in_doubt = false;
-                self.end(number, Status::Medium);
-                failed += 1;
-            } else if may_repeat && slot.losses <= LOSSES_MAX {
+            if may_repeat && slot.losses <= LOSSES_MAX {
                 slot.rewind();
                 self.held.push_back(number);
                 again += 1;
@@ -352,6 +367,12 @@ impl NbdHctx {
         self.is_young = false;
         if was_lost {
             tracing::info!("nbd {}: connected again", self.shared.disk.config.text);
+        }
+        if self.ledger.session_made(None) {
+            tracing::warn!(
+                "nbd {}: what was written and not flushed may be lost with the server: each user's next flush fails",
+                self.shared.disk.config.text
+            );
         }
         self.send_held();
     }
@@ -570,6 +591,7 @@ impl Drop for NbdHctx {
         self.port.push_cancel(user(NEWS, 0, 0), user(CANCEL, 0, 0));
         for (number, lane) in (0..).zip(&mut self.lanes) {
             let Some(line) = &mut lane.line else { continue };
+            self.ledger.session_lost();
             line.say_goodbye(&self.slots);
             line.shut();
             for kind in [READABLE, WRITABLE] {
@@ -612,5 +634,7 @@ const SHORT_LIFE: Nanos = Nanos::from_secs(1);
 /// How many connections a request may be lost with.
 const LOSSES_MAX: u8 = 100;
 
+#[cfg(test)]
+mod doubt_tests;
 #[cfg(test)]
 mod tests;

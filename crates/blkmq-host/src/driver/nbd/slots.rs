@@ -54,8 +54,8 @@ pub(super) struct Slot {
     pub(super) losses: u8,
     /// It has had its time once already.
     pub(super) was_late: bool,
-    /// Of a flush: what had been written when it was sent.
-    pub(super) mark: u64,
+    /// Of a flush: the epoch of the ledger that it covers.
+    pub(super) epoch: u64,
 }
 
 impl Slot {
@@ -72,7 +72,7 @@ impl Slot {
         expires: Instant(0),
         losses: 0,
         was_late: false,
-        mark: 0,
+        epoch: 0,
     };
 
     /// Bytes that come back.
@@ -88,6 +88,11 @@ impl Slot {
     /// Says whether it leaves something behind that only a flush makes durable.
     pub(super) fn leaves_dirt(&self) -> bool {
         self.op.is_write() && !self.flags.has(Flags::FUA)
+    }
+
+    /// Says whether the server was asked to make it durable before it answers.
+    pub(super) fn is_forced(&self) -> bool {
+        self.op.is_write() && self.flags.has(Flags::FUA)
     }
 
     /// Makes the request's header.

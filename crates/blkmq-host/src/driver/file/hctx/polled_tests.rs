@@ -1,5 +1,7 @@
 //! Decides what a hardware context must do with a device whose queues are polled: `BLKMQ_POLLED_DEVICE`, as in `cargo xtask guest`.
 
+use blkmq_core::bio::Flags;
+
 use super::tests::{Rig, cut, pattern, rig};
 use super::*;
 use crate::driver::file::Direct;

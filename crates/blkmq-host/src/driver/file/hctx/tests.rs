@@ -4,8 +4,10 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use blkmq_core::bio::Flags;
 use blkmq_core::ids::DiskId;
 
+use super::full_tests::Mounted;
 use super::*;
 use crate::driver::Allocation;
 use crate::driver::chance::Chance;
@@ -63,11 +65,11 @@ impl Rig {
         done
     }
 
-    fn write(&mut self, flags: Flags, offset: u64, buffer: &mut [u8]) -> Status {
+    pub(super) fn write(&mut self, flags: Flags, offset: u64, buffer: &mut [u8]) -> Status {
         self.run(&request_with(Op::Write, flags, 0, offset, &[lend(buffer)]))
     }
 
-    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Status {
+    pub(super) fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Status {
         self.run(&request_with(Op::Read, Flags::NONE, 0, offset, &[lend(buffer)]))
     }
 }
@@ -332,63 +334,9 @@ fn a_read_only_disk_is_read_beside_other_readers() {
     }
 }
 
-/// A tmpfs of the test's own, unmounted with this value.
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    /// Mounts one of `size`, or says aloud why not.
-    fn mount(name: &str, size: &str) -> Option<Self> {
-        let path = std::env::temp_dir().join(format!("blkmq-test-{}-{name}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        let options = format!("size={size}");
-        let mounted = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
-            .arg(&path)
-            .output();
-        let this = Self(path);
-        match mounted {
-            Ok(output) if output.status.success() => Some(this),
-            _ => {
-                eprintln!("SKIPPED: a tmpfs cannot be mounted (it needs root)");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        // If it was not mounted, there is nothing to unmount.
-        let _ = std::process::Command::new("umount")
-            .arg("-l")
-            .arg(&self.0)
-            .output();
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
-#[test]
-fn a_full_filesystem_is_no_space_for_the_write_that_needs_it_and_for_no_other() {
-    let Some(tmpfs) = Tmpfs::mount("full", "256k") else {
-        return;
-    };
-    let path = scratch_file_in(&tmpfs.0, "disk", 1 << 20);
-    let mut rig = rig(&path, Direct::Auto);
-    let mut data = pattern(2, 192 << 10);
-    assert_eq!(rig.write(Flags::NONE, 0, &mut data), Status::Ok);
-    assert_eq!(
-        rig.write(Flags::NONE, 512 << 10, &mut data),
-        Status::NoSpace,
-        "cut short, then refused"
-    );
-    assert_eq!(rig.write(Flags::NONE, 0, &mut data), Status::Ok);
-    assert_eq!(rig.run(&request(Op::Discard, 0, 1 << 20)), Status::Ok);
-    assert_eq!(rig.write(Flags::NONE, 512 << 10, &mut data), Status::Ok);
-}
-
 #[test]
 fn a_filesystem_that_cannot_zero_has_zeroes_written() {
-    let Some(tmpfs) = Tmpfs::mount("zeroes", "16m") else {
+    let Some(tmpfs) = Mounted::tmpfs("zeroes", "16m") else {
         return;
     };
     let path = scratch_file_in(&tmpfs.0, "disk", 8 << 20);

@@ -1,0 +1,27 @@
+//! Decides what a flush of one client says of writes that may be lost: each client hears of each loss once, whichever of them
+//! flushed first. `connection` asks when a flush has ended.
+
+use blkmq_core::bio::Status;
+use blkmq_host::disk::Disk;
+
+/// What one client has been told of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Heard(u64);
+
+impl Heard {
+    /// A client that begins with a disk: it may be one that has written before, over another connection, so it hears of what nobody
+    /// has been told of.
+    pub(super) fn new(disk: &Disk) -> Self {
+        Self(disk.losses().told)
+    }
+
+    /// Says how a flush ends for this client that has ended like this for whoever shared it.
+    pub(super) fn end_flush(&mut self, disk: &Disk, status: Status) -> Status {
+        let count = disk.losses().count;
+        if std::mem::replace(&mut self.0, count) == count {
+            return status;
+        }
+        disk.tell_losses();
+        status.and(Status::Medium)
+    }
+}

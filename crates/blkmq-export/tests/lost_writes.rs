@@ -1,0 +1,133 @@
+//! Decides that every client hears, once, of writes that the server behind us may have lost: two engines in this process, of
+//! which one has its disk on the other, and clients of the first.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blkmq_core::time::Nanos;
+use blkmq_export::nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_export::nbd::codec::reply::ReplyHead;
+use blkmq_export::nbd::codec::request::{Command, RequestHeader};
+use blkmq_export::nbd::codec::{CommandFlags, HeaderStyle};
+use blkmq_export::nbd::door::{self, Memory, Socket};
+use blkmq_export::nbd::limits::Limits;
+use blkmq_host::driver::nbd::NbdConfig;
+use blkmq_host::driver::ram::RamConfig;
+use blkmq_host::engine::{Engine, EngineConfig};
+use blkmq_host::plan::{DiskSpec, QueueSettings, Source, plan};
+
+#[test]
+fn each_client_hears_once_of_writes_that_a_server_took_along() {
+    let far = start("far", Source::Ram(RamConfig::default()), Some(DISK_BYTES));
+    let uri = format!("nbd+unix:///vm?socket={}", path("far").display());
+    let mut config = NbdConfig::new(&uri).unwrap();
+    config.set("reconnect", "30").unwrap();
+    let near = start("near", Source::Nbd(config), None);
+    let (mut writer, mut other) = (connect(&path("near")), connect(&path("near")));
+    assert_eq!(writer.run(Command::WRITE, 4096), 0);
+    assert_eq!(writer.run(Command::FLUSH, 0), 0);
+    assert_eq!(writer.run(Command::WRITE, 4096), 0);
+    far.shutdown(Nanos::from_secs(10)).unwrap();
+    let far = start("far", Source::Ram(RamConfig::default()), Some(DISK_BYTES));
+    for client in [&mut writer, &mut other] {
+        assert_eq!(client.run(Command::FLUSH, 0), EIO);
+        assert_eq!(client.run(Command::FLUSH, 0), 0, "told once");
+    }
+    let mut late = connect(&path("near"));
+    assert_eq!(
+        late.run(Command::FLUSH, 0),
+        0,
+        "it is no matter of a later client's"
+    );
+    drop((writer, other, late));
+    near.shutdown(Nanos::from_secs(10)).unwrap();
+    far.shutdown(Nanos::from_secs(10)).unwrap();
+}
+
+/// A client with simple replies.
+struct Client(UnixStream);
+
+impl Client {
+    /// Carries out one request at the disk's beginning. Returns its error.
+    fn run(&mut self, command: Command, length: u64) -> u32 {
+        let header = RequestHeader {
+            cookie: 7,
+            offset: 0,
+            length,
+            command,
+            flags: CommandFlags::NONE,
+        };
+        let mut out = Vec::new();
+        header.write(HeaderStyle::Simple, &mut out);
+        if command == Command::WRITE {
+            out.resize(out.len() + length as usize, 9);
+        }
+        self.0.write_all(&out).unwrap();
+        let mut head = [0; 16];
+        self.0.read_exact(&mut head).expect("a reply");
+        match ReplyHead::parse(HeaderStyle::Simple, &head).unwrap() {
+            Some((ReplyHead::Simple { cookie: 7, error }, 16)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn connect(path: &Path) -> Client {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut handshake = Handshake::new(Wanted::plain("vm"));
+    let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
+    loop {
+        filled += stream.read(&mut input[filled..]).unwrap();
+        let (taken, progress) = handshake.receive(&input[..filled], &mut out);
+        input.copy_within(taken..filled, 0);
+        filled -= taken;
+        stream.write_all(&out).unwrap();
+        out.clear();
+        match progress {
+            Progress::NeedMore => {}
+            Progress::Failed(failure) => panic!("{failure}"),
+            Progress::Agreed(_) => return Client(stream),
+        }
+    }
+}
+
+/// Starts an engine with one reactor, whose disk `vm` is served at the socket of `name`.
+fn start(name: &str, source: Source, size: Option<u64>) -> Engine {
+    let disk = DiskSpec {
+        name: "vm".into(),
+        description: String::new(),
+        source,
+        size,
+        read_only: false,
+        block_size: None,
+        queue: None,
+        group: None,
+    };
+    let plan = plan(vec![disk], &BTreeMap::new(), &QueueSettings::default()).unwrap();
+    let config = EngineConfig {
+        reactors: 1,
+        queues: plan.queues,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start(config).expect("io_uring is available");
+    let path = path(name);
+    // The one of an engine that has ended may be left.
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    let memory = Arc::new(Memory::new(64 << 20));
+    let socket = Socket::Unix(listener, Some(path));
+    door::serve(&engine, socket, None, Limits::default(), &memory).unwrap();
+    engine
+}
+
+fn path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("blkmq-lost-{}-{name}", std::process::id()))
+}
+
+const DISK_BYTES: u64 = 64 << 20;
+const EIO: u32 = 5;

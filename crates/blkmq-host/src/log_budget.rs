@@ -1,0 +1,108 @@
+//! Decides how many lines one source may write to the log: a disk that fails and succeeds in turns must not fill what the log
+//! is on. Drivers ask before they write about single requests; what is withheld is counted, and told with the next line.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use blkmq_core::time::{Instant, Nanos};
+
+/// The lines that one source may still write: [`LINES_MAX`] at once, and one more each [`LINE_EVERY`].
+#[derive(Debug)]
+pub struct LogBudget(Mutex<Bucket>);
+
+/// A token bucket.
+#[derive(Debug)]
+struct Bucket {
+    lines: u32,
+    /// When lines were added last.
+    filled_at: Instant,
+    withheld: u64,
+}
+
+/// How many lines were not written; shown behind the next one that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Withheld(pub u64);
+
+impl Default for LogBudget {
+    fn default() -> Self {
+        Self(Mutex::new(Bucket {
+            lines: LINES_MAX,
+            filled_at: Instant(0),
+            withheld: 0,
+        }))
+    }
+}
+
+impl LogBudget {
+    /// Takes one line. Returns how many were withheld since the last one, or nothing if this one has to be.
+    pub fn take(&self, now: Instant) -> Option<Withheld> {
+        // What a thread that panicked left behind is as good as any other count.
+        let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.take(now)
+    }
+}
+
+impl Bucket {
+    fn take(&mut self, now: Instant) -> Option<Withheld> {
+        // Time that has not earned a line yet is kept.
+        let earned = now.since(self.filled_at).0 / LINE_EVERY.0;
+        if earned > 0 {
+            self.lines = earned.saturating_add(self.lines.into()).min(LINES_MAX.into()) as u32;
+            self.filled_at = self.filled_at + Nanos(earned * LINE_EVERY.0);
+        }
+        if self.lines == 0 {
+            self.withheld += 1;
+            return None;
+        }
+        self.lines -= 1;
+        Some(Withheld(std::mem::take(&mut self.withheld)))
+    }
+}
+
+impl fmt::Display for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            lines => write!(f, " ({lines} lines about it were withheld)"),
+        }
+    }
+}
+
+/// Lines that are written at once.
+const LINES_MAX: u32 = 64;
+/// How often one more may be.
+const LINE_EVERY: Nanos = Nanos::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_cut_to_a_line_a_second_and_the_rest_is_counted() {
+        let budget = LogBudget::default();
+        let start = Instant(1) + Nanos::from_secs(100);
+        // Ten thousand a second, for ten seconds.
+        let written = (0..100_000u64).filter(|at| {
+            let now = start + Nanos::from_micros(at * 100);
+            budget.take(now).is_some()
+        });
+        let written = written.count() as u64;
+        let most = u64::from(LINES_MAX);
+        assert!((most + 9..=most + 10).contains(&written), "{written} lines");
+        let next = budget.take(start + Nanos::from_secs(12)).expect("a second later");
+        assert!(
+            (9_000..=10_000).contains(&next.0),
+            "{next:?}: those since the last line"
+        );
+        assert!(next.to_string().contains("lines about it were withheld"));
+    }
+
+    #[test]
+    fn now_and_then_a_line_is_always_written() {
+        let budget = LogBudget::default();
+        for second in 0..1000 {
+            let taken = budget.take(Instant(7) + Nanos::from_secs(second));
+            assert_eq!(taken, Some(Withheld(0)), "second {second}");
+        }
+    }
+}
