@@ -114,7 +114,8 @@ impl Drive for FileDrive {
             discard_max: DISCARD_MAX,
             zeroes_max: ZEROES_MAX,
             cache: true,
-            fua: true,
+            // Through the page cache each forced write would be a sync of its own; the queue has them share their flushes.
+            fua: self.shared.disks.iter().all(|disk| disk.direct.is_some()),
             ..Limits::default()
         }
     }
