@@ -10,6 +10,7 @@ mod bad_configuration;
 mod crash;
 mod file_systems;
 mod fio;
+mod forgets;
 mod hostile;
 mod idle;
 mod isolation;
