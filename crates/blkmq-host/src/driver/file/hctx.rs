@@ -188,7 +188,11 @@ impl FileHctx {
 
     fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
         let is_forced = slot.is_forced(&self.drive.disks[slot.disk as usize]);
-        let rw_flags = if is_forced { libc::RWF_DSYNC } else { 0 };
+        let rw_flags = if is_forced && !cfg!(blkmq_mutant = "dsync") {
+            libc::RWF_DSYNC
+        } else {
+            0
+        };
         let held = self.held.as_ref().expect("held until the context is dropped");
         match &slot.memory {
             Memory::Flat(piece) => {

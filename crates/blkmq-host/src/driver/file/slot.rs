@@ -148,6 +148,7 @@ impl Slot {
             Op::Read | Op::Write => Ok(Step::Transfer),
             Op::Flush if disk.flush_failed.load(Ordering::Relaxed) => Err(Status::Io),
             Op::Flush if disk.read_only => Err(Status::Ok),
+            Op::Flush if cfg!(blkmq_mutant = "fsync") => Err(Status::Ok),
             Op::Flush => Ok(Step::Sync),
             Op::Discard | Op::WriteZeroes => self.way_to_zero(disk),
         };
@@ -182,7 +183,7 @@ impl Slot {
             Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
             Step::Sync => {
                 disk.flush_failed
-                    .fetch_or(result != 0, Ordering::Relaxed);
+                    .fetch_or(result != 0 && !cfg!(blkmq_mutant = "latch"), Ordering::Relaxed);
                 self.end_sync(disk);
                 match result {
                     0 => self.await_syncs(disk),
@@ -210,7 +211,8 @@ impl Slot {
 
     /// Ends a sync that went well, if those that overlapped it have ended, too, and went well.
     fn await_syncs(&mut self, disk: &FileDisk) -> Next {
-        if !disk.syncs.is_past(self.fence) && !self.is_cancelled {
+        let is_past = disk.syncs.is_past(self.fence) || cfg!(blkmq_mutant = "overlap");
+        if !is_past && !self.is_cancelled {
             self.step = Step::AwaitSyncs;
             return Next::Submit(0);
         }
