@@ -1,6 +1,7 @@
 //! Decides which chore `cargo xtask NAME` runs; each chore has a file of its own.
 
 mod args;
+mod crashes;
 mod fio;
 mod fuzz;
 mod guest;
@@ -75,6 +76,19 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             args.finish()?;
             fio::run(&mut steps, seconds, rounds)
         }
+        "crashes" => {
+            let crashes = args.number("--crashes")?;
+            let seed = args.number("--seed")?.unwrap_or(crashes::SEED_DEFAULT);
+            let mutants = args.flag("--mutants");
+            let only = if mutants { args.positional() } else { None };
+            args.finish()?;
+            if mutants {
+                let crashes = crashes.unwrap_or(crashes::CRASHES_OF_A_MUTANT);
+                crashes::run_mutants(&mut steps, crashes, seed, only.as_deref())
+            } else {
+                crashes::run(&mut steps, crashes.unwrap_or(crashes::CRASHES_DEFAULT), seed)
+            }
+        }
         "guest" => {
             args.finish()?;
             guest::run(&mut steps)
@@ -121,6 +135,8 @@ cargo xtask loom [--deep]                   model-check blkmq-sync: two preempti
 cargo xtask sim [--seeds N]                 every simulator scenario with N seeds (default 1000)
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
 cargo xtask fio [--seconds N] [--rounds N]  the fio engine beside fio's own null engine (default 2 seconds, 5 rounds)
+cargo xtask crashes [--crashes N] [--seed N]  kill the daemon on a filesystem that forgets, and look for what is durable (default 200)
+cargo xtask crashes --mutants [NAME]        the same on builds that lose data, each of which must be caught
 cargo xtask guest                           tests on devices with poll queues, in an emulated guest; downloads 55 MB once
 cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer

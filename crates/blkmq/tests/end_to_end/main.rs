@@ -13,6 +13,7 @@ mod crash;
 mod fairness;
 mod file_systems;
 mod fio;
+mod forgets;
 mod hostile;
 mod idle;
 mod isolation;

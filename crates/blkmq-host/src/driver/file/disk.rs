@@ -12,6 +12,7 @@ use blkmq_core::time::Instant;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::syncs::Syncs;
 use crate::LogBudget;
 use crate::driver::Extent;
 
@@ -27,6 +28,7 @@ pub struct FileDisk {
     /// What direct I/O demands; `None` where the disk goes through the page cache.
     pub(super) direct: Option<Alignment>,
     pub(super) lacks: Lacks,
+    pub(super) syncs: Syncs,
     /// Whether the device can be polled, once that was tried; if not, why.
     pub(super) polling: OnceLock<Result<(), String>>,
     /// A flush has failed: the kernel may have dropped the data and would call the next flush good, so none succeeds.
@@ -75,6 +77,7 @@ impl FileDisk {
             device,
             direct: None,
             lacks: Lacks::default(),
+            syncs: Syncs::new(),
             polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),

@@ -115,7 +115,8 @@ impl Drive for FileDrive {
             zeroes_max: ZEROES_MAX,
             zeroes_are_written: self.disks().iter().any(FileDisk::writes_zeroes),
             cache: true,
-            fua: true,
+            // Through the page cache each forced write would be a sync of its own; the queue has them share their flushes.
+            fua: self.shared.disks.iter().all(|disk| disk.direct.is_some()),
             ..Limits::default()
         }
     }

@@ -10,7 +10,7 @@ use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
 use blkmq_core::ids::Cookie;
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
-use io_uring::types::{Fd, FsyncFlags};
+use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
 
 use super::bounce::Bounces;
@@ -109,6 +109,8 @@ impl FileHctx {
     /// Pushes the entry of a slot's step to the ring that the slot is for.
     #[inline]
     fn push(&mut self, number: usize) {
+        let slot = &mut self.slots[number];
+        slot.pushed(&self.drive.disks[slot.disk as usize]);
         let slot = &self.slots[number];
         if let Some(polled) = self.polled.as_ref().filter(|_| slot.is_polled) {
             let entry = self.entry(slot, polled.target(slot));
@@ -178,6 +180,7 @@ impl FileHctx {
                 flat(Op::Write, fd, piece, offset, 0)
             }
             Step::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Step::AwaitSyncs => return opcode::Timeout::new(&AWAIT_SYNCS).build(),
             Step::Idle => unreachable!("an entry for an idle slot"),
         };
         entry.flags(target.flags)
@@ -185,7 +188,11 @@ impl FileHctx {
 
     fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
         let is_forced = slot.is_forced(&self.drive.disks[slot.disk as usize]);
-        let rw_flags = if is_forced { libc::RWF_DSYNC } else { 0 };
+        let rw_flags = if is_forced && !cfg!(blkmq_mutant = "dsync") {
+            libc::RWF_DSYNC
+        } else {
+            0
+        };
         let held = self.held.as_ref().expect("held until the context is dropped");
         match &slot.memory {
             Memory::Flat(piece) => {
@@ -420,6 +427,8 @@ fn held(held: &mut Option<Held>) -> &mut Held {
     held.as_mut().expect("held until the context is dropped")
 }
 
+/// How long a sync waits before it looks again for those that overlapped it.
+static AWAIT_SYNCS: Timespec = Timespec::new().nsec(100_000);
 /// User data of a cancellation, apart from all tags.
 const CANCEL: u64 = USER_MAX;
 /// Entries that are submitted together, at most. More save system calls, but keep the device waiting: prepared all at once,

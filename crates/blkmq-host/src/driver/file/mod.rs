@@ -12,6 +12,7 @@ mod lock;
 mod open;
 mod polled;
 mod slot;
+mod syncs;
 mod sys;
 
 pub(super) use sys::Mapping;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again; FUA through the page cache: Sync behind)
-//!  flush ───────► Sync ─────┤
+//!  flush ───────► Sync ─────┤                     (others overlapped it: AwaitSyncs behind)
 //!  discard ─────► Punch ────┼─► end               (not supported: nothing to do)
 //!  zeroes ──────► Punch ────┤
 //!                   │ not supported, or the range must stay allocated
@@ -24,6 +24,7 @@ use blkmq_core::time::Instant;
 
 use super::bounce::Area;
 use super::disk::FileDisk;
+use super::syncs::{Begun, Fence};
 
 /// What a request is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub(super) enum Step {
     WriteOut,
     /// What was written is made durable.
     Sync,
+    /// It is, if no sync fails that overlapped this one: a while passes until they are heard of.
+    AwaitSyncs,
 }
 
 /// The memory of a transfer.
@@ -75,6 +78,9 @@ pub(super) struct Slot {
     /// Bytes that are done.
     pub(super) moved: u64,
     pub(super) memory: Memory,
+    /// The sync that the kernel has, and what it has to wait for after.
+    sync: Option<Begun>,
+    fence: Fence,
 }
 
 /// What follows a step.
@@ -101,6 +107,8 @@ impl Slot {
         len: 0,
         moved: 0,
         memory: Memory::None,
+        sync: None,
+        fence: Fence::NONE,
     };
 
     /// Says whether bytes that were moved before an error are as good as those of a request that ends well: where they belong, and
@@ -140,6 +148,7 @@ impl Slot {
             Op::Read | Op::Write => Ok(Step::Transfer),
             Op::Flush if disk.flush_failed.load(Ordering::Relaxed) => Err(Status::Io),
             Op::Flush if disk.read_only => Err(Status::Ok),
+            Op::Flush if cfg!(blkmq_mutant = "fsync") => Err(Status::Ok),
             Op::Flush => Ok(Step::Sync),
             Op::Discard | Op::WriteZeroes => self.way_to_zero(disk),
         };
@@ -163,19 +172,56 @@ impl Slot {
                 self.retries += 1;
                 return self.repeat();
             }
-            libc::ECANCELED => return Next::End(Status::Timeout),
+            libc::ECANCELED => {
+                self.end_sync(disk);
+                return Next::End(Status::Timeout);
+            }
             _ => {}
         }
         match self.step {
             Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
             Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
-            Step::Sync if result == 0 => Next::End(Status::Ok),
             Step::Sync => {
-                disk.flush_failed.store(true, Ordering::Relaxed);
-                self.fail(-result, disk, now)
+                disk.flush_failed
+                    .fetch_or(result != 0 && !cfg!(blkmq_mutant = "latch"), Ordering::Relaxed);
+                self.end_sync(disk);
+                match result {
+                    0 => self.await_syncs(disk),
+                    _ => self.fail(-result, disk, now),
+                }
             }
+            Step::AwaitSyncs => self.await_syncs(disk),
             Step::Idle => unreachable!("a completion for an idle slot"),
         }
+    }
+
+    /// To be called when the slot's entry is pushed.
+    pub(super) fn pushed(&mut self, disk: &FileDisk) {
+        if self.step == Step::Sync && self.sync.is_none() {
+            self.sync = Some(disk.syncs.begin());
+        }
+    }
+
+    /// Notes that the kernel has nothing of this sync any more.
+    fn end_sync(&mut self, disk: &FileDisk) {
+        if let Some(begun) = self.sync.take() {
+            self.fence = disk.syncs.end(begun);
+        }
+    }
+
+    /// Ends a sync that went well, if those that overlapped it have ended, too, and went well.
+    fn await_syncs(&mut self, disk: &FileDisk) -> Next {
+        let is_past = disk.syncs.is_past(self.fence) || cfg!(blkmq_mutant = "overlap");
+        if !is_past && !self.is_cancelled {
+            self.step = Step::AwaitSyncs;
+            return Next::Submit(0);
+        }
+        // Looked at behind `is_past`: who fails says so before it ends.
+        Next::End(match disk.flush_failed.load(Ordering::Relaxed) {
+            _ if self.is_cancelled => Status::Timeout,
+            true => Status::Io,
+            false => Status::Ok,
+        })
     }
 
     /// Does the step again, through the reactor's ring: a device that is too busy to be polled will announce the end.
@@ -285,7 +331,7 @@ impl Slot {
         match (self.step, self.op) {
             (Step::Transfer, Op::Read) => "read",
             (Step::Transfer | Step::WriteOut, _) => "write",
-            (Step::Sync, _) => "flush",
+            (Step::Sync | Step::AwaitSyncs, _) => "flush",
             (_, Op::Discard) => "discard",
             _ => "zeroing",
         }
@@ -444,6 +490,45 @@ mod tests {
         first.start(&disk);
         assert_eq!(first.take_result(-libc::EIO, &disk, NOW), Next::End(Status::Io));
         assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), Some(Status::Io));
+    }
+
+    #[test]
+    fn a_flush_that_overlaps_a_failed_one_does_not_succeed() {
+        for is_first_told in [true, false] {
+            let disk = disk(&format!("overlap-{is_first_told}"), false);
+            let [mut told, mut other] = [0; 2].map(|_| slot(Op::Flush, Flags::NONE));
+            for flush in [&mut told, &mut other] {
+                assert_eq!(flush.start(&disk), None);
+                flush.pushed(&disk);
+            }
+            if !is_first_told {
+                assert_eq!(
+                    other.take_result(0, &disk, NOW),
+                    Next::Submit(0),
+                    "not heard of the first"
+                );
+            }
+            assert_eq!(told.take_result(-libc::EIO, &disk, NOW), Next::End(Status::Io));
+            let later = if is_first_told { 0 } else { -libc::ETIME };
+            assert_eq!(other.take_result(later, &disk, NOW), Next::End(Status::Io));
+        }
+    }
+
+    #[test]
+    fn a_flush_that_overlaps_another_that_goes_well_ends_after_it() {
+        let disk = disk("overlap-well", false);
+        let [mut first, mut second] = [0; 2].map(|_| slot(Op::Flush, Flags::NONE));
+        for flush in [&mut first, &mut second] {
+            assert_eq!(flush.start(&disk), None);
+            flush.pushed(&disk);
+        }
+        assert_eq!(second.take_result(0, &disk, NOW), Next::Submit(0));
+        assert_eq!(second.take_result(-libc::ETIME, &disk, NOW), Next::Submit(0));
+        assert_eq!(first.take_result(0, &disk, NOW), Next::End(Status::Ok));
+        assert_eq!(
+            second.take_result(-libc::ETIME, &disk, NOW),
+            Next::End(Status::Ok)
+        );
     }
 
     #[test]

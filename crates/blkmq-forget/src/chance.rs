@@ -1,0 +1,28 @@
+//! Decides what is drawn: a seed gives the same numbers again (splitmix64, by Steele, Lea and Flood, OOPSLA 2014).
+
+/// A generator of numbers.
+#[derive(Clone, Debug)]
+pub struct Chance(u64);
+
+impl Chance {
+    /// Starts at `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Draws a number from 0 to below `bound`.
+    ///
+    /// # Panics
+    /// If `bound` is 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.draw() % bound
+    }
+
+    /// Draws 64 bits.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}

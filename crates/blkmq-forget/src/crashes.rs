@@ -1,0 +1,342 @@
+//! Decides what "durable" means for real: the daemon serves an image on a filesystem that forgets, under verified load; it is
+//! killed, the filesystem forgets, the daemon starts again, and everything that was acknowledged as durable has to be there.
+//!
+//! The crashes go round sixteen combinations: past the page cache and through it, one connection and four, and with nothing
+//! wrong, a slow drive, a sync that fails once, a full filesystem.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::chance::Chance;
+use crate::connection::Connection;
+use crate::daemon::{Daemon, EXPORT};
+use crate::history::{History, Wrong};
+use crate::load::{Allowed, Load, Trouble};
+use crate::medium::SECTOR_BYTES;
+use crate::mount::{Cache, Faults, Mount};
+use blkmq_export::nbd::codec::CommandFlags;
+use blkmq_export::nbd::codec::request::{Command, RequestHeader};
+
+/// What is to be tried.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The daemon's program.
+    pub program: PathBuf,
+    /// How many crashes.
+    pub crashes: u64,
+    /// What chance starts from. It decides the requests, when the daemon is killed and what is forgotten; which
+    /// requests are under way then is up to the machine.
+    pub seed: u64,
+    /// One of the [`COMBINATIONS`] if not all in turn, from 0.
+    pub only: Option<u64>,
+}
+
+/// What was seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Report {
+    /// Crashes, after each of which the disk was right.
+    pub crashes: u64,
+    /// Requests that ended well.
+    pub requests: u64,
+    /// Flushes among them.
+    pub flushes: u64,
+    /// Forced changes among them.
+    pub forced: u64,
+    /// Requests that failed where they may.
+    pub failed: u64,
+    /// Changes that were volatile when the filesystem forgot, and what became of them.
+    pub volatile: u64,
+    /// Of these, dropped.
+    pub dropped: u64,
+    /// Of these, kept in part.
+    pub torn: u64,
+    /// Sectors that could be one thing or another at the crashes.
+    pub uncertain: u64,
+}
+
+/// Why the proof failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// There is no such filesystem here; nothing was tried.
+    NoMount(std::io::Error),
+    /// The disk is not what it must be.
+    Wrong(Wrong, String),
+    /// Anything else.
+    Other(anyhow::Error),
+}
+
+/// Goes through the crashes.
+///
+/// # Errors
+/// The first failure, with the crash at which it was found.
+pub fn run(plan: &Plan) -> Result<Report, Failure> {
+    let scratch = Scratch::new().map_err(Failure::Other)?;
+    let mut worlds = [
+        World::new(plan, &scratch.0, false)?,
+        World::new(plan, &scratch.0, true)?,
+    ];
+    let mut report = Report::default();
+    for number in 0..plan.crashes {
+        let round = match plan.only {
+            Some(only) => Round::new(plan.seed, number * COMBINATIONS + only % COMBINATIONS),
+            None => Round::new(plan.seed, number),
+        };
+        let world = &mut worlds[usize::from(round.is_direct)];
+        let result = world.crash(plan, &round, &mut report);
+        result.map_err(|trouble| {
+            let place = format!(
+                "crash {} of {}, {round}\nagain: cargo xtask crashes --crashes {} --seed {}\nthe daemon said:\n{}",
+                number + 1,
+                plan.crashes,
+                number + 1,
+                plan.seed,
+                world.last_words()
+            );
+            match trouble {
+                Trouble::Read(wrong) => Failure::Wrong(wrong, format!("a read before {place}")),
+                Trouble::AfterCrash(wrong) => Failure::Wrong(wrong, format!("the end of {place}")),
+                Trouble::Other(error) => Failure::Other(error.context(place)),
+            }
+        })?;
+        report.crashes += 1;
+    }
+    Ok(report)
+}
+
+/// A disk on a filesystem that forgets, served in one way.
+struct World {
+    dir: PathBuf,
+    history: History,
+    is_direct: bool,
+    /// Dropped first: it holds the file.
+    daemon: Option<Daemon>,
+    mount: Mount,
+}
+
+impl World {
+    fn new(plan: &Plan, scratch: &Path, is_direct: bool) -> Result<Self, Failure> {
+        let dir = scratch.join(if is_direct { "direct" } else { "cached" });
+        let mountpoint = dir.join("mnt");
+        std::fs::create_dir_all(&mountpoint)
+            .context("making a directory")
+            .map_err(Failure::Other)?;
+        // Past the page cache, only the flag of a forced write tells that it is one, and it says nothing of others.
+        let cache = if is_direct { Cache::Bypassed } else { Cache::Back };
+        let mount = Mount::new(&mountpoint, DISK_BYTES, cache).map_err(Failure::NoMount)?;
+        let mut world = Self {
+            dir,
+            history: History::new(DISK_BYTES / SECTOR_BYTES),
+            is_direct,
+            daemon: None,
+            mount,
+        };
+        world.start(plan).map_err(Failure::Other)?;
+        Ok(world)
+    }
+
+    fn start(&mut self, plan: &Plan) -> Result<()> {
+        let image = self.mount.image();
+        self.daemon = Some(Daemon::start(&plan.program, &image, self.is_direct, &self.dir)?);
+        Ok(())
+    }
+
+    fn last_words(&self) -> String {
+        self.daemon.as_ref().map_or_else(String::new, Daemon::last_words)
+    }
+
+    /// Loads the daemon, kills it, forgets, starts it again and checks the disk.
+    fn crash(&mut self, plan: &Plan, round: &Round, report: &mut Report) -> Result<(), Trouble> {
+        let daemon = self.daemon.as_mut().expect("started");
+        let mut load = Load::connect(daemon.socket(), EXPORT, round.connections, round.seed)?;
+        self.mount.set_faults(round.faults(self.mount.allocated_bytes()));
+        let allowed = round.allowed();
+        load.run(&mut self.history, round.requests, allowed)?;
+        daemon.kill()?;
+        let counts = load.drain(&mut self.history, allowed)?;
+        let closed = self.mount.wait_closed(CLOSED_TIME_MAX);
+        closed.context("after the daemon was killed")?;
+        report.requests += counts.done;
+        report.flushes += counts.flushes;
+        report.forced += counts.forced;
+        report.failed += counts.failed;
+        report.uncertain += self.history.uncertain() as u64;
+        self.mount.set_faults(Faults::default());
+        let forgotten = self.mount.forget(round.seed);
+        report.volatile += forgotten.changes;
+        report.dropped += forgotten.dropped;
+        report.torn += forgotten.torn;
+        self.start(plan)?;
+        let found = self.read_all()?;
+        self.history.crashed(&found).map_err(Trouble::AfterCrash)
+    }
+
+    fn read_all(&self) -> Result<Vec<u8>> {
+        let daemon = self.daemon.as_ref().expect("started");
+        let mut connection = Connection::open(daemon.socket(), EXPORT)?;
+        let (mut found, mut ended) = (Vec::with_capacity(DISK_BYTES), Vec::new());
+        for offset in (0..DISK_BYTES).step_by(READ_BYTES) {
+            let header = RequestHeader {
+                cookie: 0,
+                offset: offset as u64,
+                length: READ_BYTES as u64,
+                command: Command::READ,
+                flags: CommandFlags::NONE,
+            };
+            connection.send(header, &[], READ_BYTES, ())?;
+            while ended.is_empty() {
+                if !connection.receive(&mut ended)? {
+                    return Err(anyhow!("the server has hung up"));
+                }
+            }
+            let read = ended.pop().expect("looked at above");
+            if read.error != 0 {
+                return Err(anyhow!("a read after the crash failed with error {}", read.error));
+            }
+            found.extend(read.data);
+        }
+        Ok(found)
+    }
+}
+
+/// One crash, as chance has it.
+struct Round {
+    is_direct: bool,
+    connections: usize,
+    trouble: What,
+    /// The sync that fails, if one does.
+    failing_sync: u64,
+    /// Requests that end before the daemon is killed.
+    requests: u64,
+    seed: u64,
+}
+
+/// What goes wrong before the crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Nothing,
+    SlowDrive,
+    FailingSync,
+    FullFilesystem,
+}
+
+impl Round {
+    fn new(seed: u64, number: u64) -> Self {
+        let mut chance = Chance::new(seed ^ number << 32);
+        let trouble = match (number + number / 4) % 4 {
+            0 => What::Nothing,
+            1 => What::SlowDrive,
+            2 => What::FailingSync,
+            _ => What::FullFilesystem,
+        };
+        Self {
+            is_direct: number % 2 == 1,
+            connections: if (number / 2).is_multiple_of(2) { 1 } else { 4 },
+            trouble,
+            failing_sync: 1 + chance.below(8),
+            requests: 60 + chance.below(700),
+            seed: chance.draw(),
+        }
+    }
+
+    fn allowed(&self) -> Allowed {
+        let is_full = self.trouble == What::FullFilesystem;
+        Allowed {
+            failures: is_full || self.trouble == What::FailingSync,
+            stale_reads: is_full && !self.is_direct,
+        }
+    }
+
+    fn faults(&self, allocated_bytes: usize) -> Faults {
+        let none = Faults::default();
+        match self.trouble {
+            What::Nothing => none,
+            What::SlowDrive => Faults {
+                delay: Duration::from_micros(500),
+                ..none
+            },
+            What::FailingSync => Faults {
+                failing_sync: Some(self.failing_sync),
+                ..none
+            },
+            What::FullFilesystem => Faults {
+                room: Some(allocated_bytes + ROOM_BYTES),
+                ..none
+            },
+        }
+    }
+}
+
+impl fmt::Display for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cache = if self.is_direct {
+            "direct I/O"
+        } else {
+            "page cache"
+        };
+        write!(
+            f,
+            "{cache}, {} connections, {} requests, {:?}",
+            self.connections, self.requests, self.trouble
+        )
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoMount(error) => write!(f, "no filesystem can be mounted through FUSE here: {error}"),
+            Self::Wrong(Wrong::Lost(what), place) => write!(f, "LOST: {what}\nat {place}"),
+            Self::Wrong(Wrong::Foreign(what), place) => write!(f, "FOREIGN: {what}\nat {place}"),
+            Self::Other(error) => write!(f, "{error:#}"),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} crashes: {} requests ended well ({} flushes, {} forced), {} failed; {} changes were volatile at a crash, {} of them \
+             dropped, {} torn; {} sectors could be one thing or another, and each was",
+            self.crashes,
+            self.requests,
+            self.flushes,
+            self.forced,
+            self.failed,
+            self.volatile,
+            self.dropped,
+            self.torn,
+            self.uncertain
+        )
+    }
+}
+
+/// A directory of its own, with a short name: a unix socket's may have 107 bytes.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        let dir = std::env::temp_dir().join(format!("blkmq-forget-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).context("making the scratch directory")?;
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("{} is left behind: {error}", self.0.display());
+        }
+    }
+}
+
+/// Ways of serving, loads and troubles that are tried in turn.
+pub const COMBINATIONS: u64 = 16;
+const DISK_BYTES: usize = 2 << 20;
+const READ_BYTES: usize = 256 << 10;
+/// Room that a full filesystem has left when the load begins.
+const ROOM_BYTES: usize = 64 << 10;
+const CLOSED_TIME_MAX: Duration = Duration::from_secs(10);

@@ -1,0 +1,11 @@
+//! Decides what must be there after a crash, and shows that it is: a filesystem that forgets what was not made durable
+//! ([`mount`]), verified load on a daemon that serves an image on it ([`load`]), and crashes of that daemon ([`crashes`]).
+
+pub mod chance;
+pub mod connection;
+pub mod crashes;
+pub mod daemon;
+pub mod history;
+pub mod load;
+pub mod medium;
+pub mod mount;

@@ -1,0 +1,53 @@
+//! Decides what the proof's command line means: which daemon, how many crashes, from which seed.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use blkmq_forget::crashes::{self, Failure, Plan};
+use clap::Parser;
+
+/// Kills a daemon again and again on a filesystem that forgets what was not made durable, and checks what is left.
+///
+/// Exit status: 0 if everything was there, 1 if the proof could not be made, 2 if the command line is wrong, 3 if
+/// data was lost or was never written, 4 if there is no FUSE here.
+#[derive(Parser)]
+struct Args {
+    /// The daemon's program
+    #[arg(long)]
+    program: PathBuf,
+    /// How many crashes
+    #[arg(long, default_value_t = 200)]
+    crashes: u64,
+    /// What chance starts from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// One of the sixteen combinations alone, from 0: bit 0 is direct I/O, bit 1 four connections
+    #[arg(long)]
+    only: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let start = Instant::now();
+    let plan = Plan {
+        program: args.program,
+        crashes: args.crashes,
+        seed: args.seed,
+        only: args.only,
+    };
+    match crashes::run(&plan) {
+        Ok(report) => {
+            println!("{report} ({:.1} s)", start.elapsed().as_secs_f64());
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            println!("{failure}");
+            ExitCode::from(match failure {
+                Failure::NoMount(_) => 4,
+                Failure::Wrong(..) => 3,
+                Failure::Other(_) => 1,
+            })
+        }
+    }
+}

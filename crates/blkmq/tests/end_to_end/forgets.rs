@@ -1,0 +1,37 @@
+//! Decides whether what was acknowledged as durable survives a crash of daemon and page cache: on a filesystem that forgets.
+//! `cargo xtask crashes` does more of them, and shows that builds which lose data are caught.
+
+use std::io::Write;
+
+use blkmq_forget::crashes::{self, Failure, Plan};
+
+use crate::common::daemon::program;
+
+#[test]
+fn what_was_acknowledged_as_durable_survives_crashes_that_forget_the_rest() {
+    let plan = Plan {
+        program: program(),
+        crashes: 10,
+        seed: 1,
+        only: None,
+    };
+    match crashes::run(&plan) {
+        Ok(report) => {
+            println!("{report}");
+            let is_no_test =
+                report.flushes == 0 || report.forced == 0 || report.dropped == 0 || report.torn == 0;
+            assert!(
+                !is_no_test && report.uncertain > 0,
+                "nothing was at stake: {report}"
+            );
+        }
+        Err(Failure::NoMount(error)) => {
+            // Around the test runner's capture: a skipped test must not look like one that ran.
+            let line = format!("SKIPPED crashes on a filesystem that forgets: no FUSE here: {error}\n");
+            std::io::stderr()
+                .write_all(line.as_bytes())
+                .expect("stderr is there");
+        }
+        Err(failure) => panic!("{failure}"),
+    }
+}

@@ -1,0 +1,146 @@
+//! Decides which daemons are killed on a filesystem that forgets (`blkmq-forget`): the one that is delivered, which must lose
+//! nothing, and mutants, each of which leaves out one thing that durability rests on and must be caught.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::place::{cargo, target_dir};
+use crate::steps::{Steps, run_shown};
+
+/// # Errors
+/// If data was lost, or the proof could not be made. A machine without FUSE is a reason to skip.
+pub(crate) fn run(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
+    let program = match std::env::var_os("BLKMQ_BIN") {
+        Some(program) => PathBuf::from(program),
+        None => {
+            steps.run(
+                "release build of the command",
+                &mut cargo("build --release -p blkmq"),
+            )?;
+            target_dir()?.join("release/blkmq")
+        }
+    };
+    let prover = build_prover(steps)?;
+    let name = format!("{crashes} crashes on a filesystem that forgets");
+    let again = format!("again: cargo xtask crashes --crashes {crashes} --seed {seed}");
+    let verdict = steps.time(&name, || {
+        println!("    {again}");
+        let verdict = prove(&prover, &program, crashes, seed)?;
+        match verdict {
+            Verdict::Lost => bail!("data was lost; {again}"),
+            Verdict::Broken => bail!("the proof could not be made; {again}"),
+            Verdict::Right | Verdict::NoFuse => Ok(verdict),
+        }
+    })?;
+    if verdict == Verdict::NoFuse {
+        steps.skip(&name, NO_FUSE);
+    }
+    Ok(())
+}
+
+/// Tries one mutant, or all of them.
+///
+/// # Errors
+/// If a mutant gets through, or cannot be built, or there is none of that name.
+pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Option<&str>) -> Result<()> {
+    let is_wanted = |(name, _): &&(&str, &str)| only.is_none_or(|only| only == *name);
+    let names = MUTANTS.map(|(name, _)| name).join(", ");
+    ensure!(
+        MUTANTS.iter().any(|mutant| is_wanted(&mutant)),
+        "there is no such mutant; there are {names}"
+    );
+    let prover = build_prover(steps)?;
+    let target = target_dir()?.join("mutants");
+    for (mutant, what) in MUTANTS.iter().filter(is_wanted) {
+        let program = steps.time(&format!("build of mutant {mutant}"), || build(mutant, &target))?;
+        let name = format!("mutant {mutant}: {what}");
+        let verdict = steps.time(&name, || prove(&prover, &program, crashes, seed))?;
+        match verdict {
+            Verdict::Lost => println!("    mutant {mutant}: caught"),
+            Verdict::Right => {
+                bail!("mutant {mutant} ({what}) got through {crashes} crashes from seed {seed}")
+            }
+            Verdict::Broken => bail!("mutant {mutant}: the proof could not be made"),
+            Verdict::NoFuse => {
+                steps.skip(&name, NO_FUSE);
+                return Ok(());
+            }
+        }
+    }
+    steps.print_summary();
+    Ok(())
+}
+
+/// What came of the crashes of one daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Right,
+    Lost,
+    Broken,
+    NoFuse,
+}
+
+fn build_prover(steps: &mut Steps) -> Result<PathBuf> {
+    steps.run(
+        "build of the filesystem that forgets",
+        &mut cargo("build --release -p blkmq-forget"),
+    )?;
+    Ok(target_dir()?.join("release/blkmq-forget"))
+}
+
+fn prove(prover: &Path, program: &Path, crashes: u64, seed: u64) -> Result<Verdict> {
+    let mut command = Command::new(prover);
+    command.arg("--program").arg(program);
+    command.args(["--crashes", &crashes.to_string(), "--seed", &seed.to_string()]);
+    let status = command.status().context("starting the proof")?;
+    // As `blkmq-forget --help` has them.
+    Ok(match status.code() {
+        Some(0) => Verdict::Right,
+        Some(3) => Verdict::Lost,
+        Some(4) => Verdict::NoFuse,
+        _ => Verdict::Broken,
+    })
+}
+
+/// Builds the command with a mutant in it, away from all other builds.
+fn build(mutant: &str, target: &Path) -> Result<PathBuf> {
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    let flags = format!("{flags} --cfg blkmq_mutant=\"{mutant}\"");
+    run_shown(
+        cargo("build --quiet -p blkmq")
+            .env("RUSTFLAGS", flags.trim())
+            // Quicker to build; nobody debugs it.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("CARGO_TARGET_DIR", target),
+    )?;
+    let built = target.join("debug/blkmq");
+    // The next mutant's build replaces it.
+    let program = target.join(format!("blkmq-{mutant}"));
+    std::fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
+    ensure!(program.is_file(), "{} was not built", program.display());
+    Ok(program)
+}
+
+/// What each mutant leaves out; the code has it as `cfg!(blkmq_mutant = "NAME")`.
+const MUTANTS: [(&str, &str); 7] = [
+    ("fsync", "a flush does nothing on the file"),
+    ("dsync", "a forced write is an ordinary one"),
+    ("preflush", "a flush is acknowledged without one"),
+    (
+        "postflush",
+        "forced zeroes, and forced writes through the page cache, are not followed by a flush",
+    ),
+    (
+        "joined_flush",
+        "a flush joins the one under way, which began before it",
+    ),
+    ("latch", "a failed flush is forgotten"),
+    ("overlap", "a flush does not wait for those that overlapped it"),
+];
+const NO_FUSE: &str =
+    "no filesystem can be mounted through FUSE: that needs /dev/fuse and root, or fusermount3";
+pub(crate) const CRASHES_DEFAULT: u64 = 200;
+pub(crate) const CRASHES_OF_A_MUTANT: u64 = 200;
+pub(crate) const SEED_DEFAULT: u64 = 1;
