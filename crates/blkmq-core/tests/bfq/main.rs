@@ -61,6 +61,48 @@ fn groups_share_by_weight_in_any_window() {
     assert_shares(&mut world, &[1, 2, 4], Nanos::from_millis(100), 10);
 }
 
+/// Groups of weights 1, 2 and 4 that keep so many requests under way, all of which fit into the drive.
+fn shallow(depth: u32) -> World {
+    let mut world = World::new(Drive::flash(), 4);
+    for (group, weight) in [(1, 100), (2, 200), (3, 400)] {
+        world.set_group(group, node(0, weight));
+        world.start(Load {
+            group: GroupId(group),
+            client: group,
+            depth,
+            ..Load::default()
+        });
+    }
+    world.run(SETTLED);
+    world
+}
+
+#[test]
+fn groups_share_by_weight_although_all_that_the_heaviest_asks_for_is_in_flight() {
+    assert_shares(&mut shallow(16), &[1, 2, 4], Nanos::from_millis(250), 4);
+}
+
+#[test]
+fn a_drive_that_pauses_or_slows_down_tenfold_changes_no_share() {
+    let mut world = shallow(16);
+    for factor in [10, 1, 10, 1] {
+        world.set_pace(factor);
+        world.run(Nanos::from_millis(500));
+        assert_shares(&mut world, &[1, 2, 4], Nanos::from_secs(1), 1);
+    }
+}
+
+#[test]
+fn who_could_not_be_faster_holds_nobody() {
+    // Four each: sixteen units serve all twelve at once.
+    let mut world = shallow(4);
+    let before: u64 = world.served.iter().sum();
+    world.run(Nanos::from_secs(1));
+    let got = world.served.iter().sum::<u64>() - before;
+    let all = Drive::flash().bytes_per(Nanos::from_secs(1), 4096) * 12 / 16;
+    assert!(got * 100 >= all * 97, "{got} of {all}");
+}
+
 #[test]
 fn nested_groups_share_what_their_parents_have() {
     let mut world = World::new(Drive::flash(), 7);

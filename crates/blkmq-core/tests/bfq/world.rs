@@ -49,6 +49,7 @@ pub(crate) struct World {
     pub(crate) bfq: Bfq,
     pub(crate) now: Instant,
     drive: Drive,
+    pace: u64,
     loads: Vec<(Load, bool, u64)>,
     /// Ends of requests, and clients that have thought: by time and number.
     events: BTreeMap<(Instant, u64), Event>,
@@ -59,6 +60,8 @@ pub(crate) struct World {
     head: u64,
     chance: u64,
     inserted: BTreeMap<u64, Instant>,
+    /// When each request was given to the drive, by its position.
+    issued: BTreeMap<u64, Instant>,
     /// Bytes of each load that have ended.
     pub(crate) served: Vec<u64>,
     /// Of each load, the time in the elevator of each request.
@@ -134,6 +137,7 @@ impl World {
             bfq: Bfq::new(limits, 8192, &GroupTree::flat(groups as u32)),
             now: Instant(0),
             drive,
+            pace: 1,
             loads: Vec::new(),
             events: BTreeMap::new(),
             events_made: 0,
@@ -143,6 +147,7 @@ impl World {
             head: 0,
             chance: 1,
             inserted: BTreeMap::new(),
+            issued: BTreeMap::new(),
             served: Vec::new(),
             waits: Vec::new(),
             order: Vec::new(),
@@ -152,6 +157,11 @@ impl World {
     pub(crate) fn set_group(&mut self, group: u32, node: Node) {
         self.bfq.group_set(GroupId(group), &node);
         self.bfq.check_invariants();
+    }
+
+    /// From now on the drive takes so many times as long as it is said to.
+    pub(crate) fn set_pace(&mut self, factor: u64) {
+        self.pace = factor;
     }
 
     /// Starts a load; it is known by the number returned.
@@ -246,6 +256,7 @@ impl World {
                 break;
             };
             self.inside += 1;
+            self.issued.insert(rq.position(), self.now);
             self.each(&rq, |world, id, cookie, _| {
                 let at = world.inserted.remove(&cookie).expect("it was inserted");
                 world.waits[id].push(world.now.since(at));
@@ -271,14 +282,19 @@ impl World {
             };
             self.head = rq.position_end();
             self.working += 1;
-            self.event(self.now + self.drive.time(rq.len()) + seek, Event::End(rq));
+            let time = Nanos(self.drive.time(rq.len()).0 * self.pace) + seek;
+            self.event(self.now + time, Event::End(rq));
         }
     }
 
     fn end(&mut self, rq: Box<Request>) {
         self.inside -= 1;
         self.working -= 1;
-        self.bfq.completed(&Note::of(&rq, self.now));
+        let note = Note {
+            issued_at: self.issued.remove(&rq.position()).unwrap_or(self.now),
+            ..Note::of(&rq, self.now)
+        };
+        self.bfq.completed(&note);
         self.each(&rq, |world, id, _, len| {
             world.served[id] += len;
             let think = world.loads[id].0.think;

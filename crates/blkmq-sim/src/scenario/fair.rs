@@ -190,6 +190,8 @@ struct World {
     /// When the light tenant submits next.
     light_due: Option<Instant>,
     rest: Nanos,
+    /// How far ahead of the slowest group one may be, in bytes served over weight; asserted after every end.
+    lead_max: Option<u64>,
 }
 
 impl World {
@@ -246,6 +248,7 @@ impl World {
             refused: VecDeque::new(),
             light_due: Some(Instant(0)),
             rest: case.rest,
+            lead_max: None,
         };
         for group in 0..case.groups {
             let (op, len) = if group % 2 == 0 {
@@ -342,11 +345,28 @@ impl World {
         let place = bio.group.index() - 1;
         if place < self.bytes.len() {
             self.bytes[place] += bio.len;
+            self.check_lead();
             self.submit(bio);
         } else {
             self.light.push(self.now.0 - bio.cookie);
             self.light_due = Some(self.now + Nanos(self.rng.from_to(0, 2 * self.rest.0)));
         }
+    }
+
+    fn check_lead(&self) {
+        let Some(lead_max) = self.lead_max else { return };
+        let served = || {
+            self.bytes
+                .iter()
+                .zip(&self.weights)
+                .map(|(bytes, weight)| bytes / weight)
+        };
+        let lead = served().max().unwrap_or_default() - served().min().unwrap_or_default();
+        assert!(
+            lead <= lead_max,
+            "a group is {lead} bytes a weight ahead at {} ns",
+            self.now.0
+        );
     }
 
     fn totals(&self) -> Vec<u64> {
@@ -489,6 +509,36 @@ mod tests {
                 "{kind}: {few:?} {enough:?}"
             );
         }
+    }
+
+    /// Groups of which the heaviest has all it asks for in flight: order alone gives it no more than the others.
+    fn shallow() -> World {
+        let mut world = World::new(shares(16, 3, 16, [4096; 2]), bfq(), 1);
+        world.light_due = None;
+        world.run_until(Instant(SECOND / 2));
+        // The bound is a millisecond of 200,000 requests over the weights of all, and what is in flight of one group is
+        // not counted yet.
+        world.bytes.fill(0);
+        world.lead_max = Some(200 * 4096 / 700 + 2 * 16 * 4096 / 100);
+        world
+    }
+
+    #[test]
+    fn nobody_runs_ahead_of_a_group_that_has_everything_in_flight() {
+        let mut world = shallow();
+        let before = world.totals();
+        world.run_until(Instant(2 * SECOND));
+        let error = world.share_error(&before, &world.totals());
+        assert!(error < 20_000, "{error} millionths off");
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes a weight ahead")]
+    fn without_the_bound_they_do() {
+        let mut world = shallow();
+        let set = world.queue.queue().set_tunable("slice_idle", 0);
+        set.expect("the gate is free").expect("bfq has it");
+        world.run_until(Instant(2 * SECOND));
     }
 
     #[test]

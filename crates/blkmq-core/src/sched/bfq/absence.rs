@@ -36,6 +36,8 @@ pub(super) struct Absence {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     dry_since: Instant,
+    /// When its latest end was seen by its reactor, which may be a while before it was told of here.
+    ended_at: Instant,
     /// From its last end to its next request: a moving mean, of so many.
     think: Nanos,
     thinks: u32,
@@ -58,6 +60,7 @@ impl Absence {
     pub(super) fn new(members: usize) -> Self {
         let member = Member {
             dry_since: Instant(0),
+            ended_at: Instant(0),
             think: Nanos::ZERO,
             thinks: 0,
             reactor: ReactorId(0),
@@ -87,11 +90,12 @@ impl Absence {
         member.thinks = member.thinks.saturating_add(1);
     }
 
-    /// Its last request has ended.
+    /// Its last request has ended; its reactor has seen that at `ended_at`.
     #[inline]
-    pub(super) fn left(&mut self, id: EntityId, reactor: ReactorId, now: Instant) {
+    pub(super) fn left(&mut self, id: EntityId, reactor: ReactorId, ended_at: Instant, now: Instant) {
         let member = &mut self.members[id.index()];
         member.dry_since = now;
+        member.ended_at = ended_at;
         member.reactor = reactor;
     }
 
@@ -131,11 +135,13 @@ impl Absence {
                 }
                 Some(false) => return true,
                 Some(true) => {
-                    until = member.dry_since + LATE_MAX;
-                    is_late = true;
-                    if now >= until || !self.has_credit(now) {
+                    if now >= member.dry_since + LATE_MAX || !self.has_credit(now) {
                         return true;
                     }
+                    until = now + LATE_LOOK;
+                    is_late = true;
+                    self.awaited.insert(member.reactor);
+                    self.asked_at = now;
                 }
             }
         }
@@ -188,7 +194,7 @@ impl Absence {
     fn is_late(&self, member: Member, now: Instant) -> Option<bool> {
         let (until, told_at) = self.answered[member.reactor.index()];
         if told_at == now {
-            return Some(until < member.dry_since);
+            return Some(until < member.ended_at);
         }
         // Nobody tells of it although it was asked: it cannot be late.
         let was_asked = self.awaited.contains(member.reactor) && self.asked_at < now;
@@ -213,6 +219,8 @@ const THINK_MAX: Nanos = Nanos::from_millis(8);
 const WAIT_MIN: Nanos = Nanos::from_micros(200);
 /// So long somebody is waited for whose reactor is late.
 const LATE_MAX: Nanos = Nanos::from_millis(10);
+/// And it is asked again so often.
+const LATE_LOOK: Nanos = Nanos::from_micros(500);
 /// Waiting for late reactors takes one in so many of all time at most, and so much at once.
 const CREDIT_PART: u64 = 32;
 const CREDIT_MAX: Nanos = Nanos::from_millis(30);

@@ -326,7 +326,7 @@ impl Bfq {
 
     /// If a queue has nothing any more, here or in flight, it is idle.
     #[inline]
-    fn rest(&mut self, id: usize) {
+    fn rest(&mut self, id: usize, ended_at: Instant) {
         let queue = &self.clients[id];
         if queue.in_flight == 0 && queue.requests.is_empty() {
             let key = queue.key();
@@ -335,7 +335,7 @@ impl Bfq {
             let (absence, now) = (&mut self.absence, self.now);
             let leaf = self.wf2q.leaf(id);
             self.wf2q
-                .end(leaf, |member| absence.left(member, key.reactor(), now));
+                .end(leaf, |member| absence.left(member, key.reactor(), ended_at, now));
             if self.learns() {
                 self.clients[id].life.dried(self.now);
                 self.dried_in_turn(id);
@@ -469,7 +469,7 @@ impl Elevator for Bfq {
             self.wf2q.set_reach(self.reach());
         }
         self.ended_in_turn(id);
-        self.rest(id);
+        self.rest(id, note.completed_at);
     }
 
     fn awaits(&self) -> ReactorSet {
