@@ -264,6 +264,14 @@ impl<'a> Scene<'a> {
     fn look(&mut self) -> Result<()> {
         let failures = self.hold.failures();
         ensure!(failures.is_empty(), "`hold` failed: {:?}", failures[0]);
+        // Only where every session was lost may writes be gone with a server: each user's next flush says so, once for each
+        // time. While links come back one after the other that may be so more than once.
+        let told = self.hold.flushes_failed();
+        let told_max = self.outages * (LINKS * THREADS) as u64;
+        ensure!(
+            told <= told_max,
+            "{told} flushes on `hold` failed, {told_max} are allowed"
+        );
         let failures = self.fail.failures();
         ensure!(
             failures.len() <= self.allowed,

@@ -36,6 +36,8 @@ struct Shared {
     /// The longest took so many nanoseconds.
     longest: AtomicU64,
     failures: Mutex<Vec<Failure>>,
+    /// Flushes that failed: they may tell of writes that went with a server, once all sessions with it were lost.
+    flushes_failed: AtomicU64,
 }
 
 impl Load {
@@ -56,6 +58,12 @@ impl Load {
         };
         let threads = (0..THREADS).map(start).collect();
         Self { shared, threads }
+    }
+
+    /// Flushes that failed so far.
+    pub(crate) fn flushes_failed(&self) -> u64 {
+        // Relaxed: a number to look at.
+        self.shared.flushes_failed.load(Ordering::Relaxed)
     }
 
     /// Requests that ended well so far.
@@ -122,9 +130,7 @@ impl Part {
             match self.dice.below(100) {
                 0..50 => self.write(&mut client, first, data)?,
                 50..98 => self.read(&mut client, first, data)?,
-                _ => {
-                    self.timed(|| client.flush())?;
-                }
+                _ => self.flush(&mut client)?,
             }
             thread::sleep(PAUSE);
         }
@@ -132,6 +138,17 @@ impl Part {
             self.read(&mut client, first, &mut data)?;
         }
         Ok(())
+    }
+
+    fn flush(&mut self, client: &mut Client) -> Result<()> {
+        match client.flush() {
+            Err(error) if error.raw_os_error() == Some(EIO) => {
+                self.shared.flushes_failed.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(PAUSE_AFTER_FAILURE);
+                Ok(())
+            }
+            result => result.context("a flush"),
+        }
     }
 
     fn write(&mut self, client: &mut Client, first: usize, data: &mut [u8]) -> Result<()> {
