@@ -8,17 +8,15 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 
 use crate::chance::Chance;
-use crate::connection::Connection;
 use crate::daemon::{Daemon, EXPORT};
 use crate::history::{History, Wrong};
-use crate::load::{Allowed, Load, Trouble};
+use crate::load::{Allowed, Load, Trouble, read_all};
 use crate::medium::SECTOR_BYTES;
 use crate::mount::{Cache, Faults, Mount};
-use blkmq_export::nbd::codec::CommandFlags;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
+use crate::scratch::Scratch;
 
 /// What is to be tried.
 #[derive(Clone, Debug)]
@@ -73,10 +71,10 @@ pub enum Failure {
 /// # Errors
 /// The first failure, with the crash at which it was found.
 pub fn run(plan: &Plan) -> Result<Report, Failure> {
-    let scratch = Scratch::new().map_err(Failure::Other)?;
+    let scratch = Scratch::new("blkmq-forget").map_err(Failure::Other)?;
     let mut worlds = [
-        World::new(plan, &scratch.0, false)?,
-        World::new(plan, &scratch.0, true)?,
+        World::new(plan, scratch.dir(), false)?,
+        World::new(plan, scratch.dir(), true)?,
     ];
     let mut report = Report::default();
     for number in 0..plan.crashes {
@@ -169,35 +167,9 @@ impl World {
         report.dropped += forgotten.dropped;
         report.torn += forgotten.torn;
         self.start(plan)?;
-        let found = self.read_all()?;
-        self.history.crashed(&found).map_err(Trouble::AfterCrash)
-    }
-
-    fn read_all(&self) -> Result<Vec<u8>> {
         let daemon = self.daemon.as_ref().expect("started");
-        let mut connection = Connection::open(daemon.socket(), EXPORT)?;
-        let (mut found, mut ended) = (Vec::with_capacity(DISK_BYTES), Vec::new());
-        for offset in (0..DISK_BYTES).step_by(READ_BYTES) {
-            let header = RequestHeader {
-                cookie: 0,
-                offset: offset as u64,
-                length: READ_BYTES as u64,
-                command: Command::READ,
-                flags: CommandFlags::NONE,
-            };
-            connection.send(header, &[], READ_BYTES, ())?;
-            while ended.is_empty() {
-                if !connection.receive(&mut ended)? {
-                    return Err(anyhow!("the server has hung up"));
-                }
-            }
-            let read = ended.pop().expect("looked at above");
-            if read.error != 0 {
-                return Err(anyhow!("a read after the crash failed with error {}", read.error));
-            }
-            found.extend(read.data);
-        }
-        Ok(found)
+        let found = read_all(daemon.socket(), EXPORT, DISK_BYTES)?;
+        self.history.crashed(&found).map_err(Trouble::AfterCrash)
     }
 }
 
@@ -314,29 +286,9 @@ impl fmt::Display for Report {
     }
 }
 
-/// A directory of its own, with a short name: a unix socket's may have 107 bytes.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("blkmq-forget-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).context("making the scratch directory")?;
-        Ok(Self(dir))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            eprintln!("{} is left behind: {error}", self.0.display());
-        }
-    }
-}
-
 /// Ways of serving, loads and troubles that are tried in turn.
 pub const COMBINATIONS: u64 = 16;
 const DISK_BYTES: usize = 2 << 20;
-const READ_BYTES: usize = 256 << 10;
 /// Room that a full filesystem has left when the load begins.
 const ROOM_BYTES: usize = 64 << 10;
 const CLOSED_TIME_MAX: Duration = Duration::from_secs(10);

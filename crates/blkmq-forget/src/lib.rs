@@ -9,3 +9,4 @@ pub mod history;
 pub mod load;
 pub mod medium;
 pub mod mount;
+pub mod scratch;
