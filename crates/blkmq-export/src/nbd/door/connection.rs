@@ -346,6 +346,9 @@ impl Connection {
             Ok(Received::End) => {
                 let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
                 if !is_between {
+                    if cfg!(blkmq_mutant = "descriptor_leak") {
+                        std::mem::forget(Arc::clone(&self.socket));
+                    }
                     let what = format_args!("{}: the client left in the middle of a message", self.name());
                     self.log().info(now, what);
                 }
@@ -537,6 +540,12 @@ impl Connection {
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.started_at = cx.now();
+        if self.receive.is_missing() {
+            let what = format_args!("{} closed: the system has no memory for it", self.name());
+            self.log().warn(cx.now(), what);
+            self.closing = Closing::Dead;
+            return;
+        }
         self.ticket.arrive(cx.waker());
         self.transmit.note_heads();
         self.poll(cx);
@@ -565,11 +574,14 @@ impl Service for Connection {
         self.poll(cx);
     }
 
-    fn on_end(&mut self, _cx: &mut Cx<'_>, mut bio: Bio) {
+    fn on_end(&mut self, cx: &mut Cx<'_>, mut bio: Bio) {
         let index = bio.cookie as u32;
         let slot = self.slots.get(index);
         slot.take_back(&bio);
         let request = slot.request;
+        if bio.status.is_ok() && slot.is_unfinished() && self.closing < Closing::Dead {
+            return self.submit(cx, index);
+        }
         if let (Op::Flush, Some(disk)) = (request.op, &self.disk) {
             bio.status = self.heard.end_flush(disk, bio.status);
         }
