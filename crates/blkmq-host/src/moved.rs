@@ -21,7 +21,7 @@ impl Moved {
             self.0.push((group, bytes));
             return true;
         };
-        if *moved + bytes > BYTES_MAX && !cfg!(blkmq_mutant = "turn") {
+        if *moved + bytes > BYTES_MAX {
             return false;
         }
         *moved += bytes;

@@ -162,11 +162,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 
 /// The next piece of what is left of a request.
 fn piece_bytes(left: u64) -> u64 {
-    if cfg!(blkmq_mutant = "turn") {
-        left
-    } else {
-        left.min(PIECE_BYTES_MAX)
-    }
+    left.min(PIECE_BYTES_MAX)
 }
 
 /// Longest bio for a part of a request. Larger requests go to the disk piece by piece: a drive that moves data while a bio is issued would
