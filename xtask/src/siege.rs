@@ -126,7 +126,7 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
     }
 }
 
-const MUTANTS: [Mutant; 6] = [
+const MUTANTS: [Mutant; 5] = [
     Mutant {
         name: "nbd_memory",
         what: "payload takes memory without a limit",
@@ -146,13 +146,6 @@ const MUTANTS: [Mutant; 6] = [
         what: "whoever has a message waits until the log has room for it",
         attack: "signals",
         setting: "log-unread",
-        is_slow: false,
-    },
-    Mutant {
-        name: "silent_clients",
-        what: "clients that have selected nothing make no room for others",
-        attack: "crowd",
-        setting: "ordinary",
         is_slow: false,
     },
     Mutant {
