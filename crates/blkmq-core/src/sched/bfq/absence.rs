@@ -76,18 +76,22 @@ impl Absence {
         }
     }
 
-    /// It has a request again, or for the first time.
+    /// It has a request again, or for the first time. Says whether it was away for a moment only, as a client is that has lost its
+    /// processor: others may have been served meanwhile, but not at its expense.
     #[inline]
-    pub(super) fn came(&mut self, id: EntityId, now: Instant) {
+    pub(super) fn came(&mut self, id: EntityId, now: Instant) -> bool {
         let member = &mut self.members[id.index()];
         if member.thinks == 0 {
             // The first time nobody was waited for.
             member.thinks = 1;
-            return;
+            return false;
         }
-        let think = now.since(member.dry_since).min(THINK_MAX);
+        let pause = now.since(member.dry_since);
+        let is_moment = member.thinks >= THINKS_KNOWN && member.think <= AT_ONCE && pause <= MOMENT;
+        let think = pause.min(THINK_MAX);
         member.think = Nanos((member.think.0 * 7 + think.0) / 8);
         member.thinks = member.thinks.saturating_add(1);
+        is_moment
     }
 
     /// Its last request has ended; its reactor has seen that at `ended_at`.
@@ -217,6 +221,9 @@ const THINKS_KNOWN: u32 = 2;
 const THINK_MAX: Nanos = Nanos::from_millis(8);
 /// Who comes back at once is waited for at least so long: a sleeper needs that to wake up.
 const WAIT_MIN: Nanos = Nanos::from_micros(200);
+/// Who comes back after this time, in the mean, and was away for no longer than a moment, keeps what is due to it.
+const AT_ONCE: Nanos = Nanos::from_millis(1);
+const MOMENT: Nanos = Nanos::from_millis(20);
 /// So long somebody is waited for whose reactor is late.
 const LATE_MAX: Nanos = Nanos::from_millis(10);
 /// And it is asked again so often.
