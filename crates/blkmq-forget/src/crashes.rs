@@ -8,17 +8,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 
 use crate::chance::Chance;
-use crate::connection::Connection;
 use crate::daemon::{Daemon, EXPORT};
 use crate::history::{History, Wrong};
 use crate::load::{Allowed, Load, Trouble};
 use crate::medium::SECTOR_BYTES;
 use crate::mount::{Cache, Faults, Mount};
-use blkmq_export::nbd::codec::CommandFlags;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
 
 /// What is to be tried.
 #[derive(Clone, Debug)]
@@ -169,35 +166,9 @@ impl World {
         report.dropped += forgotten.dropped;
         report.torn += forgotten.torn;
         self.start(plan)?;
-        let found = self.read_all()?;
-        self.history.crashed(&found).map_err(Trouble::AfterCrash)
-    }
-
-    fn read_all(&self) -> Result<Vec<u8>> {
         let daemon = self.daemon.as_ref().expect("started");
-        let mut connection = Connection::open(daemon.socket(), EXPORT)?;
-        let (mut found, mut ended) = (Vec::with_capacity(DISK_BYTES), Vec::new());
-        for offset in (0..DISK_BYTES).step_by(READ_BYTES) {
-            let header = RequestHeader {
-                cookie: 0,
-                offset: offset as u64,
-                length: READ_BYTES as u64,
-                command: Command::READ,
-                flags: CommandFlags::NONE,
-            };
-            connection.send(header, &[], READ_BYTES, ())?;
-            while ended.is_empty() {
-                if !connection.receive(&mut ended)? {
-                    return Err(anyhow!("the server has hung up"));
-                }
-            }
-            let read = ended.pop().expect("looked at above");
-            if read.error != 0 {
-                return Err(anyhow!("a read after the crash failed with error {}", read.error));
-            }
-            found.extend(read.data);
-        }
-        Ok(found)
+        let found = daemon.read_all(DISK_BYTES)?;
+        self.history.crashed(&found).map_err(Trouble::AfterCrash)
     }
 }
 
@@ -336,7 +307,6 @@ impl Drop for Scratch {
 /// Ways of serving, loads and troubles that are tried in turn.
 pub const COMBINATIONS: u64 = 16;
 const DISK_BYTES: usize = 2 << 20;
-const READ_BYTES: usize = 256 << 10;
 /// Room that a full filesystem has left when the load begins.
 const ROOM_BYTES: usize = 64 << 10;
 const CLOSED_TIME_MAX: Duration = Duration::from_secs(10);

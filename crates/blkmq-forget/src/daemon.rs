@@ -5,7 +5,11 @@ use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use blkmq_export::nbd::codec::CommandFlags;
+use blkmq_export::nbd::codec::request::{self, RequestHeader};
+
+use crate::connection::Connection;
 
 /// A running `blkmq serve`; dropping it kills it.
 #[derive(Debug)]
@@ -68,6 +72,36 @@ impl Daemon {
         &self.socket
     }
 
+    /// Reads so many bytes of the disk, from its beginning.
+    ///
+    /// # Errors
+    /// If a read fails.
+    pub fn read_all(&self, bytes: usize) -> Result<Vec<u8>> {
+        let mut connection = Connection::open(&self.socket, EXPORT)?;
+        let (mut found, mut ended) = (Vec::with_capacity(bytes), Vec::new());
+        for offset in (0..bytes).step_by(READ_BYTES) {
+            let header = RequestHeader {
+                cookie: 0,
+                offset: offset as u64,
+                length: READ_BYTES as u64,
+                command: request::Command::READ,
+                flags: CommandFlags::NONE,
+            };
+            connection.send(header, &[], READ_BYTES, ())?;
+            while ended.is_empty() {
+                ensure!(connection.receive(&mut ended)?, "the server has hung up");
+            }
+            let read = ended.pop().expect("looked at above");
+            ensure!(
+                read.error == 0,
+                "a read after the crash failed with error {}",
+                read.error
+            );
+            found.extend(read.data);
+        }
+        Ok(found)
+    }
+
     /// Ends it at once (SIGKILL).
     ///
     /// # Errors
@@ -100,4 +134,6 @@ impl Drop for Daemon {
 
 /// The disk's name.
 pub const EXPORT: &str = "vm1";
+/// What a disk's size must be a multiple of.
+const READ_BYTES: usize = 256 << 10;
 const LINES_MAX: usize = 40;
