@@ -189,7 +189,7 @@ fn size(bytes: u64) -> usize {
     ((bytes >> 12).max(1).ilog2() as usize).min(SIZES - 1)
 }
 
-/// Up to this slowdown, in 1/256, a member has enough: seven tenths and more of what it has alone. The base is a low time, so a
+/// Up to this slowdown, in 1/256, a member has enough: three quarters and more of what it has alone. The base is a low time, so a
 /// request that finds the drive idle has 1.1 to 1.2.
 const ENOUGH: u64 = 333;
 /// A single request counts for no more: a pause of the drive is not its load.

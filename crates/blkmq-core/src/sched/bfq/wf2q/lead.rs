@@ -166,7 +166,9 @@ impl Wf2q {
     pub(super) fn earliest_start(&mut self, id: EntityId) -> u64 {
         let reach = self.reach;
         let Presence {
-            is_counted, keeps_due, ..
+            is_counted,
+            keeps_due,
+            ..
         } = self.entities[id.index()].presence;
         let tree = self.tree_of(id);
         if !tree.is_bounded(reach) {
@@ -285,7 +287,11 @@ impl Tree {
             self.lead.highest = start;
         }
         if self.is_bounded(reach) && before(self.lead.highest, time) {
-            return if before(self.lead.highest, self.time) { self.time } else { self.lead.highest };
+            return if before(self.lead.highest, self.time) {
+                self.time
+            } else {
+                self.lead.highest
+            };
         }
         time
     }
