@@ -194,6 +194,7 @@ fn server_stream(style: HeaderStyle) -> Vec<u8> {
         name: "a".into(),
         style,
         block_status: true,
+        session: None,
     });
     while let (_, Progress::NeedMore) = handshake.receive(&to_client, &mut to_server) {
         stream.append(&mut to_client);

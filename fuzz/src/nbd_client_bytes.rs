@@ -29,6 +29,10 @@ pub fn run(data: &[u8]) {
         name: "a".into(),
         style,
         block_status: want & 4 != 0,
+        session: (want & 8 != 0).then_some(SessionName {
+            client: 0x626c_6b6d_7100 << 80,
+            number: 7,
+        }),
     };
     let (mut handshake, mut sent, mut received) = (Handshake::new(wanted), Vec::new(), Vec::new());
     let mut agreed = None;

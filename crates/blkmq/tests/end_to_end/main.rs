@@ -11,6 +11,7 @@ mod block_status;
 mod connections;
 mod crash;
 mod fairness;
+mod fence;
 mod file_systems;
 mod fio;
 mod forgets;

@@ -22,7 +22,7 @@ use super::lookup::{Answer, Asker, Question};
 use super::losses::Heard;
 use super::memory::Account;
 use super::peer::{peer, watch_for_a_silent_end};
-use super::predecessors::Place;
+use super::predecessors::{Fenced, Place};
 use super::receive::{self, Receive, Received};
 use super::request::{bio, buffer_bytes, error_of, extent};
 use super::slots::Slots;
@@ -48,6 +48,8 @@ pub(super) struct Connection {
     place: Option<Place>,
     /// Predecessors have to end before the selection is answered: nothing is received or sent meanwhile.
     is_waiting: bool,
+    /// Fences, by their slots, and the sessions that have to end for them.
+    fences: Vec<(u32, Fenced)>,
     /// A request for whose payload there is no memory yet.
     starved: Option<Request>,
     /// The write whose payload is being received, and how much of it is there.
@@ -118,6 +120,7 @@ impl Connection {
             heard: Heard::default(),
             place: None,
             is_waiting: false,
+            fences: Vec::new(),
             starved: None,
             filling: None,
             refused: VecDeque::new(),
@@ -217,7 +220,13 @@ impl Connection {
         self.heard = Heard::new(&disk);
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
         let disks = &self.door.common.disks;
-        let mut place = disks.enter(index as u32, &self.socket, &cx.waker());
+        let Some(mut place) = disks.enter(index as u32, &self.socket, self.session.name(), &cx.waker())
+        else {
+            let what = format_args!("{} refused: another session has its name", self.name());
+            self.log().warn(cx.now(), what);
+            self.closing = Closing::Dead;
+            return;
+        };
         // Who could write nothing leaves nothing to wait for.
         self.is_waiting = !disk.read_only && place.must_wait();
         self.place = Some(place);
@@ -268,15 +277,43 @@ impl Connection {
                         return false;
                     }
                 };
-                if request.op == Op::Write {
-                    return self.take_payload(cx, slot, 0);
+                match request.op {
+                    Op::Write => return self.take_payload(cx, slot, 0),
+                    Op::Fence => self.fence(slot, request.offset),
+                    _ => self.submit(cx, slot),
                 }
-                self.submit(cx, slot);
                 return true;
             }
         }
         self.transmit.note_heads();
         true
+    }
+
+    /// The client has given up another session of its own: that is ended, and waited for.
+    #[cold]
+    fn fence(&mut self, slot: u32, number: u64) {
+        let place = self.place.as_ref().expect(SELECTED);
+        match place.fence(number) {
+            Some(fenced) => self.fences.push((slot, fenced)),
+            None => self.end_fence(slot),
+        }
+    }
+
+    fn end_fence(&mut self, slot: u32) {
+        let request = self.slots.end(slot);
+        self.session.replies().ok(&request, &mut self.transmit.heads);
+        self.transmit.note_heads();
+    }
+
+    /// Replies to the fences whose sessions have ended.
+    fn end_fences(&mut self) {
+        let ended: Vec<_> = self
+            .fences
+            .extract_if(.., |(_, fenced)| fenced.has_ended())
+            .collect();
+        for (slot, _) in ended {
+            self.end_fence(slot);
+        }
     }
 
     /// There is no memory for a request now: others have it, and it waits for its turn; or the system has none.
@@ -369,6 +406,16 @@ impl Connection {
         }
     }
 
+    /// The client says over another connection that it has given this one up: nothing of it is begun any more.
+    #[cold]
+    fn end_if_fenced(&mut self, now: Instant) {
+        if self.closing < Closing::Dead && self.place.as_ref().is_some_and(Place::is_fenced) {
+            let what = format_args!("{} ended: its client has given it up", self.name());
+            self.log().info(now, what);
+            self.closing = Closing::Dead;
+        }
+    }
+
     fn close(&mut self, _cx: &mut Cx<'_>, how: Closing) {
         self.closing = self.closing.max(how);
     }
@@ -429,6 +476,10 @@ impl Connection {
             let index = bio.cookie as u32;
             self.slots.get(index).take_back(&bio);
             let request = self.slots.end(index);
+            self.session.replies().cancel(&request);
+        }
+        for (slot, _) in self.fences.drain(..) {
+            let request = self.slots.end(slot);
             self.session.replies().cancel(&request);
         }
     }
@@ -615,9 +666,11 @@ impl Service for Connection {
             self.log().info(cx.now(), what);
             self.closing = Closing::Dead;
         }
+        self.end_if_fenced(cx.now());
         if self.is_waiting {
             self.is_waiting = self.place.as_mut().is_some_and(Place::must_wait);
         }
+        self.end_fences();
         self.take_answers();
         self.take_in(cx);
     }

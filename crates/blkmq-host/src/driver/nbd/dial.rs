@@ -133,6 +133,7 @@ fn negotiate(
         name: uri.export.clone(),
         style: HeaderStyle::Extended,
         block_status,
+        session: None,
     });
     let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
     loop {
