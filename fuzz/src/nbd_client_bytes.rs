@@ -5,6 +5,7 @@
 
 use blkmq_export::nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_export::nbd::codec::HeaderStyle;
+use blkmq_export::nbd::codec::handshake::SessionName;
 use blkmq_export::nbd::codec::reply::{ChunkPayload, ReplyHead};
 
 /// Longest payload of a chunk that this client takes.
