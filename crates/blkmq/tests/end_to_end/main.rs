@@ -18,6 +18,7 @@ mod forgets;
 mod hostile;
 mod idle;
 mod isolation;
+mod last_sync;
 mod late_writes;
 mod libnbd;
 mod log;
