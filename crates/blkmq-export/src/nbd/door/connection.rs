@@ -23,7 +23,7 @@ use super::losses::Heard;
 use super::memory::Account;
 use super::peer::{peer, watch_for_a_silent_end};
 use super::predecessors::{Fenced, Place};
-use super::receive::{self, Receive, Received};
+use super::receive::{Receive, Received};
 use super::request::{bio, buffer_bytes, error_of, extent};
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
@@ -63,6 +63,8 @@ pub(super) struct Connection {
     /// The socket takes no more bytes; a poll waits for that to change.
     is_blocked: bool,
     is_polling: bool,
+    /// It is called again in the next turn.
+    comes_again: bool,
     closing: Closing,
     /// The session takes no more before replies are sent.
     is_busy: bool,
@@ -128,6 +130,7 @@ impl Connection {
             has_left: false,
             is_blocked: false,
             is_polling: false,
+            comes_again: false,
             closing: Closing::No,
             is_busy: false,
             unread_since: None,
@@ -161,7 +164,17 @@ impl Connection {
                 Some((slot, filled)) => self.fill_payload(cx, slot, filled),
                 None => self.receive.fill(self.socket.as_fd()),
             };
+            if matches!(received, Ok(Received::Enough)) {
+                return self.come_again(cx);
+            }
             self.heed(received, cx.now());
+        }
+    }
+
+    /// Others are due, too; this one goes on in the next turn.
+    fn come_again(&mut self, cx: &mut Cx<'_>) {
+        if !std::mem::replace(&mut self.comes_again, true) {
+            cx.port().push_nop(AGAIN);
         }
     }
 
@@ -244,7 +257,7 @@ impl Connection {
     /// Receives the rest of a write's payload straight into its buffer.
     fn fill_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> io::Result<Received> {
         let rest = rest_of_payload(&mut self.slots, slot, filled);
-        let received = receive::receive(self.socket.as_fd(), rest)?;
+        let received = self.receive.receive_into(self.socket.as_fd(), rest)?;
         if let Received::Full(bytes) | Received::Drained(bytes) = received {
             self.payload_came(cx, slot, filled, bytes);
         }
@@ -376,7 +389,7 @@ impl Connection {
     /// Takes note of what the socket said.
     fn heed(&mut self, received: io::Result<Received>, now: Instant) {
         match received {
-            Ok(Received::Full(_)) => {}
+            Ok(Received::Full(_) | Received::Enough) => {}
             // A poll tells of what comes later; but an end that came together with these bytes has been told already.
             Ok(Received::Drained(_)) => self.is_readable = self.has_left,
             Ok(Received::Nothing) => self.is_readable = false,
@@ -609,6 +622,7 @@ impl Service for Connection {
                     }
                 }
                 POLL_OUT => self.is_blocked = false,
+                AGAIN => self.comes_again = false,
                 _ => {}
             }
         }
@@ -690,8 +704,7 @@ impl Service for Connection {
         while self.may_send() && !self.transmit.is_empty() {
             rounds += 1;
             if rounds > ROUNDS_MAX {
-                // Others are due, too; this one goes on in the next turn.
-                cx.port().push_nop(AGAIN);
+                self.come_again(cx);
                 break;
             }
             let any_freed = self.send(cx.now());
@@ -725,6 +738,7 @@ impl Service for Connection {
                 }
             }
         }
+        self.receive.begin_turn();
         self.watch_time(cx);
     }
 
