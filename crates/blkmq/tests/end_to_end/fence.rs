@@ -72,11 +72,21 @@ fn thousands_of_names_and_fences_leave_nothing_behind() {
     let mut lost = Client::connect_as(&socket, "vm1", US, 1).expect("it is served");
     write_much(&mut lost);
     let mut neighbour = Client::connect(&socket, "vm2").expect("it is served");
-    flood(&socket, 200);
-    let before = daemon.memory_kib();
-    flood(&socket, 2000);
-    let grown = daemon.memory_kib().saturating_sub(before);
-    assert!(grown < 2048, "{grown} KiB for 2000 clients that are gone");
+    // How many connections are there at the same time is up to the machine, and so is what the allocator keeps of them. But what
+    // is left behind by each would show after every flood.
+    let mut memory = vec![daemon.memory_kib()];
+    for _ in 0..6 {
+        flood(&socket, 1000);
+        memory.push(daemon.memory_kib());
+    }
+    let grown = memory
+        .windows(2)
+        .map(|pair| pair[1].saturating_sub(pair[0]))
+        .min();
+    assert!(
+        grown < Some(64),
+        "{memory:?} KiB after each thousand of clients that are gone"
+    );
     let start = Instant::now();
     neighbour.read(0, BLOCK).expect("a read");
     assert!(
