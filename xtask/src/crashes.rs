@@ -6,8 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::mutant;
 use crate::place::{cargo, target_dir};
-use crate::steps::{Steps, run_shown};
+use crate::steps::Steps;
 
 /// # Errors
 /// If data was lost, or the proof could not be made. A machine without FUSE is a reason to skip.
@@ -52,9 +53,8 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
         "there is no such mutant; there are {names}"
     );
     let prover = build_prover(steps)?;
-    let target = target_dir()?.join("mutants");
     for (mutant, what) in MUTANTS.iter().filter(is_wanted) {
-        let program = steps.time(&format!("build of mutant {mutant}"), || build(mutant, &target))?;
+        let program = steps.time(&format!("build of mutant {mutant}"), || mutant::build(mutant))?;
         let name = format!("mutant {mutant}: {what}");
         let verdict = steps.time(&name, || prove(&prover, &program, crashes, seed))?;
         match verdict {
@@ -102,25 +102,6 @@ fn prove(prover: &Path, program: &Path, crashes: u64, seed: u64) -> Result<Verdi
         Some(4) => Verdict::NoFuse,
         _ => Verdict::Broken,
     })
-}
-
-/// Builds the command with a mutant in it, away from all other builds.
-fn build(mutant: &str, target: &Path) -> Result<PathBuf> {
-    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-    let flags = format!("{flags} --cfg blkmq_mutant=\"{mutant}\"");
-    run_shown(
-        cargo("build --quiet -p blkmq")
-            .env("RUSTFLAGS", flags.trim())
-            // Quicker to build; nobody debugs it.
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .env("CARGO_TARGET_DIR", target),
-    )?;
-    let built = target.join("debug/blkmq");
-    // The next mutant's build replaces it.
-    let program = target.join(format!("blkmq-{mutant}"));
-    std::fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
-    ensure!(program.is_file(), "{} was not built", program.display());
-    Ok(program)
 }
 
 /// What each mutant leaves out; the code has it as `cfg!(blkmq_mutant = "NAME")`.

@@ -7,10 +7,12 @@ mod fuzz;
 mod guest;
 mod instructions;
 mod loom;
+mod mutant;
 mod path_loss;
 mod place;
 mod sanitize;
 mod setup;
+mod siege;
 mod sim;
 mod soak;
 mod steps;
@@ -89,6 +91,19 @@ fn run(mut args: Args) -> anyhow::Result<()> {
                 crashes::run(&mut steps, crashes.unwrap_or(crashes::CRASHES_DEFAULT), seed)
             }
         }
+        "siege" => {
+            let seconds = args.number("--seconds")?;
+            let seed = args.number("--seed")?.unwrap_or(siege::SEED_DEFAULT);
+            let mutants = args.flag("--mutants");
+            let only = args.positional();
+            args.finish()?;
+            if mutants {
+                siege::run_mutants(&mut steps, seed, only.as_deref())
+            } else {
+                let seconds = seconds.unwrap_or(siege::SECONDS_DEFAULT);
+                siege::run(&mut steps, seconds, seed, only.as_deref())
+            }
+        }
         "guest" => {
             let mutants = args.flag("--mutants");
             let only = args.positional();
@@ -144,6 +159,8 @@ cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, fo
 cargo xtask fio [--seconds N] [--rounds N]  the fio engine beside fio's own null engine (default 2 seconds, 5 rounds)
 cargo xtask crashes [--crashes N] [--seed N]  kill the daemon on a filesystem that forgets, and look for what is durable (default 200)
 cargo xtask crashes --mutants [NAME]        the same on builds that lose data, each of which must be caught
+cargo xtask siege [--seconds N] [--seed N] [ATTACK]  hostile clients and failing drives beside a tenant who must not notice (default 300 s)
+cargo xtask siege --mutants [NAME]          the same on builds that lack one limit each, which must be caught
 cargo xtask guest [NAME]                    in an emulated guest: polled, log-writes or flakey, or all; downloads 55 MB once
 cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
 cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root

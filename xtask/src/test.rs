@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::place::{cargo, has_cargo_command, target_dir};
 use crate::steps::{Steps, run_shown};
-use crate::{fuzz, instructions, loom, path_loss, setup, sim};
+use crate::{fuzz, instructions, loom, path_loss, setup, siege, sim};
 
 /// # Errors
 /// The first step that fails.
@@ -27,6 +27,7 @@ pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     instructions::run(steps, false)?;
     fuzz::replay(steps)?;
     path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
+    siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
     run_suite(steps)
 }
 

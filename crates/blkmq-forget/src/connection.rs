@@ -36,15 +36,23 @@ pub struct Ended<T> {
 }
 
 impl<T> Connection<T> {
-    /// Connects to the export.
+    /// Connects to the export. A server that says nothing for half a minute has lost something.
     ///
     /// # Errors
     /// If the server cannot be reached, or refuses.
     pub fn open(socket: &Path, export: &str) -> Result<Self> {
+        Self::open_within(socket, export, SILENCE_MAX)
+    }
+
+    /// The same with less patience, or more: what any single wait for the server may take, from now on.
+    ///
+    /// # Errors
+    /// If the server cannot be reached, or refuses, or keeps silent for longer.
+    pub fn open_within(socket: &Path, export: &str, silence_max: Duration) -> Result<Self> {
         let mut stream =
             UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
-        stream.set_read_timeout(Some(SILENCE_MAX))?;
-        stream.set_write_timeout(Some(SILENCE_MAX))?;
+        stream.set_read_timeout(Some(silence_max))?;
+        stream.set_write_timeout(Some(silence_max))?;
         let agreed = negotiate(&mut stream, export).context("negotiating")?;
         Ok(Self {
             stream,

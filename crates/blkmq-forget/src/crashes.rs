@@ -13,9 +13,10 @@ use anyhow::{Context, Result};
 use crate::chance::Chance;
 use crate::daemon::{Daemon, EXPORT};
 use crate::history::{History, Wrong};
-use crate::load::{Allowed, Load, Trouble};
+use crate::load::{Allowed, Load, Trouble, read_all};
 use crate::medium::SECTOR_BYTES;
 use crate::mount::{Cache, Faults, Mount};
+use crate::scratch::Scratch;
 
 /// What is to be tried.
 #[derive(Clone, Debug)]
@@ -70,10 +71,10 @@ pub enum Failure {
 /// # Errors
 /// The first failure, with the crash at which it was found.
 pub fn run(plan: &Plan) -> Result<Report, Failure> {
-    let scratch = Scratch::new().map_err(Failure::Other)?;
+    let scratch = Scratch::new("blkmq-forget").map_err(Failure::Other)?;
     let mut worlds = [
-        World::new(plan, &scratch.0, false)?,
-        World::new(plan, &scratch.0, true)?,
+        World::new(plan, scratch.dir(), false)?,
+        World::new(plan, scratch.dir(), true)?,
     ];
     let mut report = Report::default();
     for number in 0..plan.crashes {
@@ -167,7 +168,7 @@ impl World {
         report.torn += forgotten.torn;
         self.start(plan)?;
         let daemon = self.daemon.as_ref().expect("started");
-        let found = daemon.read_all(DISK_BYTES)?;
+        let found = read_all(daemon.socket(), EXPORT, DISK_BYTES)?;
         self.history.crashed(&found).map_err(Trouble::AfterCrash)
     }
 }
@@ -282,25 +283,6 @@ impl fmt::Display for Report {
             self.torn,
             self.uncertain
         )
-    }
-}
-
-/// A directory of its own, with a short name: a unix socket's may have 107 bytes.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("blkmq-forget-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).context("making the scratch directory")?;
-        Ok(Self(dir))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            eprintln!("{} is left behind: {error}", self.0.display());
-        }
     }
 }
 

@@ -3,13 +3,11 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use blkmq_export::nbd::codec::CommandFlags;
-use blkmq_export::nbd::codec::request::{self, RequestHeader};
-
-use crate::connection::Connection;
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// A running `blkmq serve`; dropping it kills it.
 #[derive(Debug)]
@@ -38,24 +36,30 @@ impl Daemon {
             "name={EXPORT},file={},direct={direct},block_size=512",
             image.display()
         );
-        let mut child = Command::new(program)
-            .args([
-                "serve",
-                "--disk",
-                &disk,
-                "--nbd",
-                &format!("unix:{}", socket.display()),
-            ])
+        let mut command = Command::new(program);
+        command.args(["serve", "--disk", &disk]);
+        command.args(["--nbd", &format!("unix:{}", socket.display())]);
+        command.stderr(log);
+        Self::spawn(command, &socket, File::open(log_path)?)
+    }
+
+    /// Runs a command that becomes the daemon, and waits until it is ready. `log` is where what it says can be read.
+    ///
+    /// # Errors
+    /// If it ends instead, with what it said.
+    pub fn spawn(mut command: Command, socket: &Path, log: File) -> Result<Self> {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(log)
             .spawn()
-            .with_context(|| format!("starting {}", program.display()))?;
+            .with_context(|| format!("starting {}", command.get_program().display()))?;
+        // It has the other end of the log, if that is a pipe.
+        drop(command);
         let stdout = child.stdout.take().expect("stdout is piped");
         let daemon = Self {
             child,
-            socket,
-            log: File::open(log_path)?,
+            socket: socket.to_owned(),
+            log,
         };
         let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
         if !lines.any(|line| line == "ready") {
@@ -72,36 +76,6 @@ impl Daemon {
         &self.socket
     }
 
-    /// Reads so many bytes of the disk, from its beginning.
-    ///
-    /// # Errors
-    /// If a read fails.
-    pub fn read_all(&self, bytes: usize) -> Result<Vec<u8>> {
-        let mut connection = Connection::open(&self.socket, EXPORT)?;
-        let (mut found, mut ended) = (Vec::with_capacity(bytes), Vec::new());
-        for offset in (0..bytes).step_by(READ_BYTES) {
-            let header = RequestHeader {
-                cookie: 0,
-                offset: offset as u64,
-                length: READ_BYTES as u64,
-                command: request::Command::READ,
-                flags: CommandFlags::NONE,
-            };
-            connection.send(header, &[], READ_BYTES, ())?;
-            while ended.is_empty() {
-                ensure!(connection.receive(&mut ended)?, "the server has hung up");
-            }
-            let read = ended.pop().expect("looked at above");
-            ensure!(
-                read.error == 0,
-                "a read after the crash failed with error {}",
-                read.error
-            );
-            found.extend(read.data);
-        }
-        Ok(found)
-    }
-
     /// Ends it at once (SIGKILL).
     ///
     /// # Errors
@@ -112,14 +86,45 @@ impl Daemon {
         Ok(())
     }
 
+    /// Returns its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Asks it to end (SIGTERM), and returns how it did; none if it has not within `limit`.
+    ///
+    /// # Errors
+    /// If it cannot be signalled or waited for.
+    pub fn terminate(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
+        kill_process(self.pid(), Signal::TERM).context("signalling the daemon")?;
+        let end = Instant::now() + limit;
+        loop {
+            let ended = self.child.try_wait().context("waiting for the daemon")?;
+            if ended.is_some() || Instant::now() > end {
+                return Ok(ended);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Returns everything in its log; of a pipe, what nobody has read, when it has ended.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn log(&self) -> std::io::Result<String> {
+        let (mut bytes, mut log) = (Vec::new(), &self.log);
+        // A pipe has no beginning to go back to.
+        let _ = log.rewind();
+        log.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// Returns the end of its log.
     pub fn last_words(&self) -> String {
-        let mut text = String::new();
-        let mut log = &self.log;
-        let read = log.rewind().and_then(|()| log.read_to_string(&mut text));
-        if let Err(error) = read {
-            return format!("its log cannot be read: {error}");
-        }
+        let text = match self.log() {
+            Ok(text) => text,
+            Err(error) => return format!("its log cannot be read: {error}"),
+        };
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LINES_MAX)..].join("\n")
     }
@@ -134,6 +139,4 @@ impl Drop for Daemon {
 
 /// The disk's name.
 pub const EXPORT: &str = "vm1";
-/// What a disk's size must be a multiple of.
-const READ_BYTES: usize = 256 << 10;
 const LINES_MAX: usize = 40;

@@ -11,4 +11,5 @@ pub mod history;
 pub mod load;
 pub mod medium;
 pub mod mount;
+pub mod scratch;
 pub mod write_log;

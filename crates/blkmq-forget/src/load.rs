@@ -1,10 +1,12 @@
 //! Decides what is sent to a disk, and checks what comes back: writes, forced writes, zeroes, discards, flushes and reads at
 //! random, on several connections, each with several requests under way. [`crate::history`] knows what is right.
 
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use blkmq_export::nbd::codec::request::{Command, RequestHeader};
 use blkmq_export::nbd::codec::{CommandFlags, TransmissionFlags};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -18,9 +20,11 @@ use crate::medium::SECTOR_BYTES;
 /// Load on one disk, by one thread.
 #[derive(Debug)]
 pub struct Load {
-    connections: Vec<Connection<Request>>,
+    connections: Vec<Connection<Sent>>,
     chance: Chance,
     counts: Counts,
+    /// From before a request was sent until its reply was read.
+    latencies: Vec<Duration>,
 }
 
 /// How many requests ended.
@@ -46,7 +50,13 @@ pub struct Allowed {
     pub stale_reads: bool,
 }
 
-/// A request under way.
+/// A request under way, and since when.
+#[derive(Clone, Debug)]
+struct Sent {
+    request: Request,
+    at: Instant,
+}
+
 #[derive(Clone, Debug)]
 enum Request {
     Change { range: Range<usize>, is_forced: bool },
@@ -109,6 +119,7 @@ impl Load {
             connections: (0..connections).map(connect).collect::<Result<_>>()?,
             chance: Chance::new(seed),
             counts: Counts::default(),
+            latencies: Vec::new(),
         })
     }
 
@@ -122,14 +133,83 @@ impl Load {
             for index in 0..self.connections.len() {
                 while self.connections[index].depth() < DEPTH && self.send(index, history)? {}
             }
-            for index in self.ready()? {
-                let is_there = self.connections[index].receive(&mut ended)?;
-                if !is_there {
-                    return Err(anyhow::anyhow!("the server has hung up").into());
-                }
+            let ready = self.ready(SILENCE_MAX)?;
+            if ready.is_empty() {
+                return Err(anyhow!("no reply within {SILENCE_MAX:?}").into());
             }
+            self.take_replies(&ready, &mut ended)?;
             for ended in ended.drain(..) {
                 self.end(ended, history, allowed)?;
+            }
+        }
+        Ok(self.counts)
+    }
+
+    /// Sends a request every `interval` until `end`, on each connection in turn, and checks the replies. Nothing may fail.
+    /// What would be the 9th under way on a connection is left out.
+    ///
+    /// # Errors
+    /// What was wrong, or that the server is gone.
+    pub fn run_paced(
+        &mut self,
+        history: &mut History,
+        interval: Duration,
+        end: Instant,
+    ) -> Result<(), Trouble> {
+        let (mut ended, mut due, mut last_reply) = (Vec::new(), Instant::now(), Instant::now());
+        for turn in (0..self.connections.len()).cycle() {
+            if due >= end {
+                break;
+            }
+            if self.connections[turn].depth() < DEPTH {
+                self.send(turn, history)?;
+            }
+            due += interval;
+            loop {
+                let ready = self.ready(due.saturating_duration_since(Instant::now()))?;
+                self.take_replies(&ready, &mut ended)?;
+                let is_idle = self.connections.iter().all(|each| each.depth() == 0);
+                if is_idle || !ready.is_empty() {
+                    last_reply = Instant::now();
+                }
+                if last_reply.elapsed() > SILENCE_MAX {
+                    return Err(anyhow!("no reply within {SILENCE_MAX:?}").into());
+                }
+                for ended in ended.drain(..) {
+                    self.end(ended, history, Allowed::NOTHING)?;
+                }
+                if Instant::now() >= due {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns how long each request took that has ended since the last call.
+    pub fn take_latencies(&mut self) -> Vec<Duration> {
+        std::mem::take(&mut self.latencies)
+    }
+
+    /// Waits until nothing is under way, flushes, and so makes everything durable that was written.
+    ///
+    /// # Errors
+    /// What was wrong, or that the server is gone.
+    pub fn settle(&mut self, history: &mut History) -> Result<Counts, Trouble> {
+        let mut ended = Vec::new();
+        for is_flushed in [false, true] {
+            if is_flushed {
+                self.send_flush(0, history)?;
+            }
+            while self.connections.iter().any(|each| each.depth() > 0) {
+                let ready = self.ready(SILENCE_MAX)?;
+                if ready.is_empty() {
+                    return Err(anyhow!("no reply within {SILENCE_MAX:?}").into());
+                }
+                self.take_replies(&ready, &mut ended)?;
+                for ended in ended.drain(..) {
+                    self.end(ended, history, Allowed::NOTHING)?;
+                }
             }
         }
         Ok(self.counts)
@@ -150,36 +230,32 @@ impl Load {
         Ok(self.counts)
     }
 
-    /// Returns the connections on which something has come.
-    fn ready(&self) -> Result<Vec<usize>> {
+    /// Waits for at most `limit`, and returns the connections on which something has come.
+    fn ready(&self, limit: Duration) -> Result<Vec<usize>> {
         let mut fds: Vec<PollFd<'_>> = self
             .connections
             .iter()
             .map(|each| PollFd::new(each, PollFlags::IN))
             .collect();
-        let limit = Timespec {
-            tv_sec: SILENCE_MAX_S,
-            tv_nsec: 0,
-        };
-        let count = poll(&mut fds, Some(&limit)).context("waiting for replies")?;
-        ensure!(count > 0, "no reply within {SILENCE_MAX_S} s");
+        let limit = Timespec::try_from(limit).context("a time to wait")?;
+        poll(&mut fds, Some(&limit)).context("waiting for replies")?;
         let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
         Ok(ready.map(|(index, _)| index).collect())
+    }
+
+    fn take_replies(&mut self, ready: &[usize], ended: &mut Vec<Ended<Sent>>) -> Result<()> {
+        for index in ready {
+            let is_there = self.connections[*index].receive(ended)?;
+            ensure!(is_there, "the server has hung up");
+        }
+        Ok(())
     }
 
     /// Sends a request of the kind and range that chance has. Returns false if it can be none now.
     fn send(&mut self, index: usize, history: &mut History) -> Result<bool> {
         let kind = self.chance.below(100);
         if kind < FLUSH_PERCENT {
-            let sent = history.flush_sent();
-            return self.issue(
-                index,
-                Command::FLUSH,
-                CommandFlags::NONE,
-                0..0,
-                &[],
-                Request::Flush { sent },
-            );
+            return self.send_flush(index, history);
         }
         let Some(range) = self.draw_range(history) else {
             return Ok(false);
@@ -213,6 +289,12 @@ impl Load {
         self.issue(index, command, flags, range, &data, request)
     }
 
+    fn send_flush(&mut self, index: usize, history: &mut History) -> Result<bool> {
+        let sent = history.flush_sent();
+        let request = Request::Flush { sent };
+        self.issue(index, Command::FLUSH, CommandFlags::NONE, 0..0, &[], request)
+    }
+
     fn issue(
         &mut self,
         index: usize,
@@ -234,7 +316,8 @@ impl Load {
         } else {
             0
         };
-        let is_sent = self.connections[index].send(header, data, reads, request)?;
+        let at = Instant::now();
+        let is_sent = self.connections[index].send(header, data, reads, Sent { request, at })?;
         ensure!(is_sent, "the server has hung up");
         Ok(true)
     }
@@ -256,18 +339,20 @@ impl Load {
         None
     }
 
-    fn end(&mut self, ended: Ended<Request>, history: &mut History, allowed: Allowed) -> Result<(), Trouble> {
+    fn end(&mut self, ended: Ended<Sent>, history: &mut History, allowed: Allowed) -> Result<(), Trouble> {
         let is_done = ended.error == 0;
+        let Sent { request, at } = ended.tag;
+        self.latencies.push(at.elapsed());
         if is_done {
             self.counts.done += 1;
         } else {
             self.counts.failed += 1;
             let error = std::io::Error::from_raw_os_error(ended.error);
             if !allowed.failures {
-                return Err(anyhow::anyhow!("{:?} failed: {error}", ended.tag).into());
+                return Err(anyhow!("{request:?} failed: {error}").into());
             }
         }
-        match ended.tag {
+        match request {
             Request::Flush { sent } if is_done => {
                 self.counts.flushes += 1;
                 history.flush_ended(sent);
@@ -280,10 +365,61 @@ impl Load {
             Request::Read { range } if is_done => history
                 .read_ended(range, &ended.data, allowed.stale_reads)
                 .map_err(Trouble::Read)?,
-            Request::Read { .. } => return Err(anyhow::anyhow!("a read failed").into()),
+            Request::Read { .. } => return Err(anyhow!("a read failed").into()),
         }
         Ok(())
     }
+}
+
+impl Allowed {
+    /// Everything has to go well.
+    pub const NOTHING: Self = Self {
+        failures: false,
+        stale_reads: false,
+    };
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(Wrong::Lost(what)) | Self::AfterCrash(Wrong::Lost(what)) => write!(f, "LOST: {what}"),
+            Self::Read(Wrong::Foreign(what)) | Self::AfterCrash(Wrong::Foreign(what)) => {
+                write!(f, "FOREIGN: {what}")
+            }
+            Self::Other(error) => write!(f, "{error:#}"),
+        }
+    }
+}
+
+/// Reads the first `bytes` of an export, over a connection of its own.
+///
+/// # Errors
+/// If the server refuses, or a read fails.
+pub fn read_all(socket: &Path, export: &str, bytes: usize) -> Result<Vec<u8>> {
+    let mut connection = Connection::open(socket, export)?;
+    let (mut found, mut ended) = (Vec::with_capacity(bytes), Vec::new());
+    for offset in (0..bytes).step_by(READ_ALL_BYTES) {
+        let length = READ_ALL_BYTES.min(bytes - offset);
+        let header = RequestHeader {
+            cookie: 0,
+            offset: offset as u64,
+            length: length as u64,
+            command: Command::READ,
+            flags: CommandFlags::NONE,
+        };
+        connection.send(header, &[], length, ())?;
+        while ended.is_empty() {
+            ensure!(connection.receive(&mut ended)?, "the server has hung up");
+        }
+        let read = ended.pop().expect("looked at above");
+        ensure!(
+            read.error == 0,
+            "a read of the whole disk failed with error {}",
+            read.error
+        );
+        found.extend(read.data);
+    }
+    Ok(found)
 }
 
 /// What the load needs of a server.
@@ -301,4 +437,6 @@ const SHORT_SECTORS: u64 = 16;
 const LONG_SECTORS: u64 = 256;
 /// How often a range is drawn that nothing is under way on.
 const TRIES_MAX: u32 = 16;
-const SILENCE_MAX_S: i64 = 30;
+/// A server that says nothing for so long has lost a request.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+const READ_ALL_BYTES: usize = 256 << 10;

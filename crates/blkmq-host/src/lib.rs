@@ -19,6 +19,7 @@ pub mod error;
 pub mod groups;
 mod log_budget;
 pub mod mapped;
+mod moved;
 pub mod nbd;
 mod place;
 pub mod plan;

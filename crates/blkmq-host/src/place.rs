@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::driver::Driver;
-use blkmq_core::ids::{HctxId, ReactorId};
+use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::stack::Stack;
 use blkmq_core::poll::{Oversleep, Verdict, Wait, Waited};
@@ -18,6 +18,7 @@ use blkmq_core::time::{Instant, Nanos};
 use crate::clock::Clock;
 use crate::disk::QueueId;
 use crate::error::Error;
+use crate::moved::Moved;
 use crate::ring::{BEAT, Completion, Port, RingHandle};
 use crate::shared::{Chair, QueueEntry, Shared};
 use crate::sleep;
@@ -43,6 +44,7 @@ pub(crate) struct Place {
     host: Oversleep,
     /// A queue wants to be run once more before this thread waits.
     runs_again: bool,
+    moved: Moved,
     /// The ring will complete a beat.
     is_beating: bool,
     shared: Arc<Shared>,
@@ -92,6 +94,7 @@ impl Place {
             mode: shared.wait,
             host,
             runs_again: false,
+            moved: Moved::default(),
             is_beating: false,
             shared: Arc::clone(shared),
             ready: Vec::with_capacity(64),
@@ -139,7 +142,15 @@ impl Place {
     #[inline]
     pub(crate) fn read_clock(&mut self) -> Instant {
         self.now = self.clock.now();
+        self.moved.clear();
         self.now
+    }
+
+    /// Says whether a group may have so many bytes more moved in this turn. If not there is another turn at once.
+    pub(crate) fn may_move(&mut self, group: GroupId, bytes: u64) -> bool {
+        let may = self.moved.admit(group, bytes);
+        self.runs_again |= !may;
+        may
     }
 
     #[inline]

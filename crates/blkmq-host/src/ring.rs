@@ -49,6 +49,11 @@ pub struct RingConfig {
     pub completions: u32,
     /// Slots for registered files. Default 256.
     pub files: u32,
+    /// Threads of the kernel's that carry out for this thread what would block: flushes, discards, I/O through the page cache and on
+    /// filesystems that cannot do it otherwise. There are as many as block at the moment, 16 KiB of the kernel's memory each. They
+    /// are common to all drives, so one that blocks for long may not use them up: by default there are 1024, for four drives that
+    /// do not answer with 256 requests each. (The kernel's own default is four for each processor: one such drive held up all.)
+    pub workers: u32,
 }
 
 impl Default for RingConfig {
@@ -57,6 +62,7 @@ impl Default for RingConfig {
             entries: 512,
             completions: 4096,
             files: 256,
+            workers: 1024,
         }
     }
 }
@@ -133,6 +139,12 @@ impl RingHandle {
             .setup_taskrun_flag()
             .setup_submit_all()
             .build(config.entries)?;
+        // Only those for files: no entry of ours waits for a peer.
+        if !cfg!(blkmq_mutant = "workers") {
+            uring
+                .submitter()
+                .register_iowq_max_workers(&mut [config.workers, 0])?;
+        }
         if config.files > 0 {
             uring.submitter().register_files_sparse(config.files)?;
         }

@@ -128,10 +128,15 @@ impl Cx<'_> {
     /// Submits a bio; it ends with [`Service::on_end`], after this call. `client` is overwritten.
     ///
     /// # Errors
-    /// The bio, if too many are waiting: [`Service::on_room`] says when to try again.
+    /// The bio, if too many are waiting, or its group has had enough data moved in this turn: [`Service::on_room`] says when to try
+    /// again.
     pub fn submit(&mut self, queue: QueueId, mut bio: Bio) -> Result<(), Bio> {
         bio.client = self.desk.index;
         let of = (queue, bio.group);
+        if bio.len >= LARGE_BYTES && bio.op.has_data() && !self.place.may_move(bio.group, bio.len) {
+            self.desk.refused = Some(of);
+            return Err(bio);
+        }
         let submitted = self.place.submit(queue, bio);
         match submitted {
             Ok(()) => {
@@ -202,3 +207,6 @@ impl Cx<'_> {
         self.disks().iter().find(|disk| disk.name == name)
     }
 }
+
+/// Bios from this size on count in what a group may have moved in one turn; smaller ones are bounded by their number.
+const LARGE_BYTES: u64 = 32 << 10;

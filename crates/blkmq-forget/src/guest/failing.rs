@@ -14,7 +14,7 @@ use crate::chance::Chance;
 use crate::connection::Connection;
 use crate::daemon::{Daemon, EXPORT};
 use crate::history::{History, Wrong};
-use crate::load::{Allowed, Counts, Load, Trouble};
+use crate::load::{Allowed, Counts, Load, Trouble, read_all};
 use crate::medium::SECTOR_BYTES;
 use blkmq_export::nbd::codec::CommandFlags;
 use blkmq_export::nbd::codec::request::{Command, RequestHeader};
@@ -59,7 +59,7 @@ pub fn run(plan: &Plan, is_direct: bool, intervals: u64, report: &mut Report) ->
         disk.cut_power()?;
         let drive = Mapped::new("drive", &well)?;
         let mut daemon = Daemon::start(&plan.program, &drive.path(), is_direct, Path::new("/tmp"))?;
-        let found = daemon.read_all(DISK_BYTES)?;
+        let found = read_all(daemon.socket(), EXPORT, DISK_BYTES)?;
         let right = history.crashed(&found).map_err(Trouble::AfterCrash);
         right.map_err(|trouble| trouble.at(&place))?;
         told(&daemon, 0).map_err(|trouble| trouble.at(&place))?;

@@ -17,7 +17,7 @@ use super::{Filesystem, Mounted, Plan};
 use crate::chance::Chance;
 use crate::daemon::{Daemon, EXPORT};
 use crate::history::History;
-use crate::load::{Allowed, Load, Trouble};
+use crate::load::{Allowed, Load, Trouble, read_all};
 use crate::medium::SECTOR_BYTES;
 
 /// Where the disk lies.
@@ -77,7 +77,7 @@ pub fn run(
         drop(load);
         power.recover()?;
         daemon = Daemon::start(&plan.program, &image, is_direct, Path::new("/tmp"))?;
-        let found = daemon.read_all(DISK_BYTES)?;
+        let found = read_all(daemon.socket(), EXPORT, DISK_BYTES)?;
         let right = history.crashed(&found).map_err(Trouble::AfterCrash);
         right.map_err(|trouble| trouble.at(&place))?;
         report.cuts += 1;

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use blkmq_forget::mount::{Cache, Faults, Mount};
+
 use crate::common::nbd::{Client, Command};
 use crate::common::{Daemon, Scratch};
 
@@ -49,6 +51,80 @@ fn a_light_reader_does_not_wait_for_memory_that_a_capped_flood_holds() {
     let p99 = p99_of_reads(&socket, MIB, Duration::from_secs(2));
     assert!(p99 < Duration::from_millis(100), "p99 {p99:?} beside the flood");
     end_all(&mut flood, true);
+    daemon.stop();
+}
+
+/// No request of a drive may block the reactor while it is submitted. What the kernel cannot do at once, its own threads do for a reactor,
+/// as many as block: they must not all be with one drive.
+#[test]
+fn a_drive_that_does_not_answer_holds_up_no_other() {
+    const REQUESTS: u64 = 64;
+    let scratch = Scratch::new();
+    let dir = scratch.path("mnt");
+    std::fs::create_dir_all(&dir).expect("a directory can be made");
+    let mount = match Mount::new(&dir, 4 << 20, Cache::Bypassed) {
+        Ok(mount) => mount,
+        Err(error) => {
+            // Around the test runner's capture: a skipped test must not look like one that ran.
+            let line = format!("SKIPPED a drive that does not answer: no FUSE here: {error}\n");
+            std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).expect("stderr is there");
+            return;
+        }
+    };
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let slow = format!("name=slow,file={}", mount.image().display());
+    let good = format!("name=good,file={}", scratch.image("good.raw", 1 << 20));
+    let daemon = Daemon::start(&["--reactors", "1", "--disk", &slow, "--disk", &good, "--nbd", &nbd]);
+    let socket = scratch.path("nbd.sock");
+    mount.set_faults(Faults {
+        delay: Duration::from_millis(100),
+        ..Faults::default()
+    });
+    let mut flood = Client::connect(&socket, "slow").expect("the daemon serves it");
+    for number in 0..REQUESTS {
+        // Zeroes never block the reactor, but threads of the kernel.
+        let sent = match number % 4 {
+            0 => flood.send(Command::Write, 0, number * 8192, 4096, &[7; 4096]),
+            _ => flood.send(Command::WriteZeroes, 0, number * 8192, 4096, &[]),
+        };
+        sent.expect("a request is taken");
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let mut client = Client::connect(&socket, "good").expect("the daemon serves it");
+    let start = Instant::now();
+    client.flush().expect("a flush");
+    let took = start.elapsed();
+    mount.set_faults(Faults::default());
+    for _ in 0..REQUESTS {
+        flood.reply().expect("a slow request ends");
+    }
+    // The filesystem has four threads: the flood takes 1.6 s, and with eight threads of the kernel a flush waits for seven eighths of it.
+    assert!(
+        took < Duration::from_millis(700),
+        "a flush of another drive took {took:?}"
+    );
+    drop((flood, client));
+    daemon.stop();
+}
+
+#[test]
+fn the_largest_requests_come_back_as_they_went() {
+    const BYTES: usize = 32 << 20;
+    let scratch = Scratch::new();
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=64M"]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
+    let data: Vec<u8> = (0..BYTES as u32 / 4)
+        .flat_map(|word| word.to_le_bytes())
+        .collect();
+    client.write(512, &data).expect("a write in pieces");
+    let found = client.read(512, BYTES).expect("a read in pieces");
+    assert!(found == data, "32 MiB do not come back as they went");
+    let edges = [client.read(0, 512), client.read(512 + BYTES as u64, 512)];
+    let is_zero = |found: std::io::Result<Vec<u8>>| found.expect("a read").iter().all(|byte| *byte == 0);
+    assert!(
+        edges.into_iter().all(is_zero),
+        "more was written than was asked for"
+    );
     daemon.stop();
 }
 

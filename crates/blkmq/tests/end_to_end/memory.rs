@@ -50,6 +50,32 @@ fn connections_of_all_sizes_of_requests_take_the_memory_that_is_configured() {
     daemon.stop();
 }
 
+#[test]
+fn idle_connections_take_little_whoever_has_been_there_before() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let socket = scratch.path("nbd.sock");
+    let before = settled_kib(&daemon, LONG);
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        while clients.len() < IDLE as usize {
+            let mut client = Client::connect(&socket, "vm1").expect("the daemon serves it");
+            client.read(0, 512).expect("a read");
+            clients.push(client);
+        }
+        let each = settled_kib(&daemon, LONG).saturating_sub(before) / IDLE;
+        assert!(each <= 40, "{each} KiB for each of {IDLE} idle connections");
+        // Those that stay lie between what the others leave.
+        let mut number = 0;
+        clients.retain(|_| {
+            number += 1;
+            number % 8 == 0
+        });
+        settled_kib(&daemon, Duration::from_millis(100));
+    }
+    daemon.stop();
+}
+
 /// Sends reads of all sizes, more than there is memory for, and takes no replies.
 fn ask_and_do_not_read(client: &mut Client, dice: &mut u64) {
     let mut ask = |kib: u64| {
@@ -89,3 +115,4 @@ const DISKS: u64 = 40;
 const CONNECTIONS: u64 = 400;
 const ALLOWANCE: u64 = 256 << 10;
 const LONG: Duration = Duration::from_millis(1500);
+const IDLE: u64 = 400;

@@ -211,6 +211,12 @@ impl Connection {
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.started_at = cx.now();
+        if self.receive.is_missing() {
+            let what = format_args!("{} closed: the system has no memory for it", self.name());
+            self.log().warn(cx.now(), what);
+            self.closing = Closing::Dead;
+            return;
+        }
         self.ticket.arrive(cx.waker());
         self.transmit.note_heads();
         self.poll(cx);
@@ -240,8 +246,8 @@ impl Service for Connection {
         self.poll(cx);
     }
 
-    fn on_end(&mut self, _cx: &mut Cx<'_>, bio: Bio) {
-        self.ended(bio);
+    fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio) {
+        self.ended(cx, bio);
     }
 
     fn on_room(&mut self, cx: &mut Cx<'_>) {

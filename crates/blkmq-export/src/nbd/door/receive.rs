@@ -8,10 +8,13 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
+use super::sys::{Buffer, Region};
+
 /// Received bytes that the session has not taken.
 #[derive(Debug)]
 pub(super) struct Receive {
-    bytes: Box<[u8]>,
+    /// None if the system had no memory for it: such a connection is closed before it receives anything.
+    bytes: Option<Buffer>,
     start: usize,
     end: usize,
     /// Bytes that this turn may still take.
@@ -34,14 +37,22 @@ pub(super) enum Received {
 }
 
 impl Receive {
-    /// Makes a buffer that holds `bytes_min` at least.
+    /// Makes a buffer that holds `bytes_min` at least. It is a mapping of its own, so that only what is used of it takes memory: the
+    /// allocator hands out what others have used before, and clears all of it.
     pub(super) fn new(bytes_min: usize) -> Self {
+        let bytes = bytes_min.max(BYTES);
+        let region = Region::new(bytes).ok();
         Self {
-            bytes: vec![0; bytes_min.max(BYTES)].into(),
+            bytes: region.and_then(|region| region.take(bytes)),
             start: 0,
             end: 0,
             left: TURN_BYTES,
         }
+    }
+
+    /// Says whether there is no memory to receive into.
+    pub(super) fn is_missing(&self) -> bool {
+        self.bytes.is_none()
     }
 
     /// Begins a turn.
@@ -51,7 +62,8 @@ impl Receive {
 
     /// The bytes that wait to be taken.
     pub(super) fn waiting(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
+        let bytes = self.bytes.as_ref().map_or(&[][..], Buffer::bytes);
+        &bytes[self.start..self.end]
     }
 
     /// Takes bytes off the front.
@@ -66,7 +78,7 @@ impl Receive {
     /// Moves as many waiting bytes as there are into `into`; says how many.
     pub(super) fn move_into(&mut self, into: &mut [u8]) -> usize {
         let bytes = into.len().min(self.end - self.start);
-        into[..bytes].copy_from_slice(&self.bytes[self.start..self.start + bytes]);
+        into[..bytes].copy_from_slice(&self.waiting()[..bytes]);
         self.consume(bytes);
         bytes
     }
@@ -76,11 +88,12 @@ impl Receive {
     /// # Errors
     /// What the socket says: the peer is gone.
     pub(super) fn fill(&mut self, socket: BorrowedFd<'_>) -> io::Result<Received> {
-        if self.bytes.len() - self.end < self.bytes.len() / 4 {
-            self.bytes.copy_within(self.start..self.end, 0);
+        let bytes = self.bytes.as_mut().map_or(&mut [][..], Buffer::bytes_mut);
+        if bytes.len() - self.end < bytes.len() / 4 {
+            bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let received = take_of_turn(&mut self.left, socket, &mut self.bytes[self.end..])?;
+        let received = take_of_turn(&mut self.left, socket, &mut bytes[self.end..])?;
         if let Received::Full(bytes) | Received::Drained(bytes) = received {
             self.end += bytes;
         }

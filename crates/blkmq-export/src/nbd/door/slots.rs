@@ -6,7 +6,7 @@ use blkmq_core::bio::{Bio, Data};
 use super::buffers::{Buffers, Lack};
 use super::memory::Account;
 use super::sys::Buffer;
-use crate::nbd::session::Request;
+use crate::nbd::session::{Op, Request};
 
 /// The requests under way on one connection.
 #[derive(Debug, Default)]
@@ -22,6 +22,8 @@ pub(super) struct Slots {
 pub(super) struct Slot {
     pub(super) request: Request,
     pub(super) buffer: Option<Buffer>,
+    /// Bytes of the request that have been read or written already: a large one goes to the disk in pieces.
+    pub(super) done: u64,
 }
 
 impl Slots {
@@ -58,7 +60,11 @@ impl Slots {
             0 => None,
             _ => Some(self.buffers().take(bytes)?),
         };
-        let slot = Some(Slot { request, buffer });
+        let slot = Some(Slot {
+            request,
+            buffer,
+            done: 0,
+        });
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
@@ -125,11 +131,20 @@ impl Slots {
 }
 
 impl Slot {
-    /// Lends the buffer to `bio`.
+    /// Makes `bio`, which is for the whole request, one for its next piece, and lends it that of the buffer.
     pub(super) fn lend_to(&mut self, bio: &mut Bio) {
         if let Some(buffer) = &mut self.buffer {
-            bio.data = Data::Flat(buffer.lend(bio.len as u32));
+            bio.offset += self.done;
+            bio.len = piece_bytes(bio.len - self.done);
+            bio.data = Data::Flat(buffer.lend(self.done as usize, bio.len as u32));
         }
+    }
+
+    /// Notes that a bio has ended well. Says whether there is more of the request to be read or written.
+    pub(super) fn is_unfinished(&mut self) -> bool {
+        let has_pieces = matches!(self.request.op, Op::Read | Op::Write);
+        self.done += piece_bytes(self.request.length - self.done);
+        has_pieces && self.done < self.request.length
     }
 
     /// Takes the buffer back from a bio that has ended.
@@ -145,12 +160,61 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(LOOKED_AT_ONCE).all(zero)
 }
 
+/// The next piece of what is left of a request.
+fn piece_bytes(left: u64) -> u64 {
+    left.min(PIECE_BYTES_MAX)
+}
+
+/// Longest bio for a part of a request. Larger requests go to the disk piece by piece: a drive that moves data while a bio is issued would
+/// otherwise hold up everybody on this thread for as long as 32 MiB take.
+const PIECE_BYTES_MAX: u64 = 2 << 20;
 /// Bytes that are looked at together: a loop without a branch, which the compiler makes wide.
 const LOOKED_AT_ONCE: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use super::super::sys::Region;
     use super::*;
+    use crate::nbd::codec::CommandFlags;
+
+    #[test]
+    fn a_large_request_goes_to_the_disk_in_pieces_that_cover_it() {
+        let length = 3 * PIECE_BYTES_MAX + 512;
+        let request = Request {
+            cookie: 1,
+            offset: 4096,
+            length,
+            op: Op::Read,
+            flags: CommandFlags::NONE,
+        };
+        let region = Region::new(length as usize).expect("memory");
+        let mut slot = Slot {
+            request,
+            buffer: region.take(length as usize),
+            done: 0,
+        };
+        let mut covered = Vec::new();
+        loop {
+            let mut bio = Bio {
+                offset: request.offset,
+                len: length,
+                ..Bio::default()
+            };
+            slot.lend_to(&mut bio);
+            let Data::Flat(piece) = &bio.data else {
+                panic!("{:?}", bio.data);
+            };
+            assert_eq!(u64::from(piece.len()), bio.len);
+            covered.push((bio.offset, bio.len));
+            slot.take_back(&bio);
+            if !slot.is_unfinished() {
+                break;
+            }
+        }
+        let pieces = (0..3).map(|piece| (4096 + piece * PIECE_BYTES_MAX, PIECE_BYTES_MAX));
+        let expected: Vec<(u64, u64)> = pieces.chain([(4096 + 3 * PIECE_BYTES_MAX, 512)]).collect();
+        assert_eq!(covered, expected);
+    }
 
     #[test]
     fn one_byte_anywhere_is_no_zeroes() {

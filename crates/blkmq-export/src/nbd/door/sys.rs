@@ -160,20 +160,22 @@ impl Buffer {
         &self.region
     }
 
-    /// Lends the first `len` bytes to a bio, until [`Buffer::take_back`].
+    /// Lends `len` bytes from `from` on to a bio, until [`Buffer::take_back`].
     ///
     /// # Panics
     /// If it is lent already, or shorter.
-    pub(super) fn lend(&mut self, len: u32) -> Lent {
+    pub(super) fn lend(&mut self, from: usize, len: u32) -> Lent {
         assert!(
-            !self.is_lent && len as usize <= self.capacity(),
-            "lending {len} bytes of {self:?}"
+            !self.is_lent && from <= self.capacity() && len as usize <= self.capacity() - from,
+            "lending {len} bytes from {from} of {self:?}"
         );
+        // SAFETY: `from` was found to be inside the mapping, or at its end.
+        let start = unsafe { self.start.add(from) };
         self.is_lent = true;
         // SAFETY: the range is inside the mapping. While it is lent nobody reaches the bytes through this value, its pages are
         // no other buffer's, and they are not unmapped: `bytes` and `bytes_mut` refuse, and dropping it leaks the region. The
         // bio's owner takes it back only when the bio has ended.
-        unsafe { Lent::new(self.start, len) }
+        unsafe { Lent::new(start, len) }
     }
 
     /// Ends the loan. To be called when the bio that carried it has ended, and not before.
@@ -255,7 +257,7 @@ mod tests {
         let region = Region::new(8192).unwrap();
         let mut buffer = region.take(8192).unwrap();
         buffer.bytes_mut()[0] = 7;
-        let lent = buffer.lend(4096);
+        let lent = buffer.lend(0, 4096);
         assert_eq!((lent.len(), lent.start().as_ptr() as usize % PAGE), (4096, 0));
         let reading = std::panic::AssertUnwindSafe(move || buffer.bytes()[0]);
         assert!(std::panic::catch_unwind(reading).is_err());
@@ -265,7 +267,7 @@ mod tests {
         );
         let region = Region::new(4096).unwrap();
         let mut buffer = region.take(4096).unwrap();
-        buffer.lend(4096);
+        buffer.lend(0, 4096);
         buffer.take_back();
         assert_eq!(buffer.bytes()[4095], 0);
     }

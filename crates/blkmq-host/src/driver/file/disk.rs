@@ -27,6 +27,8 @@ pub struct FileDisk {
     pub(super) device: Device,
     /// What direct I/O demands; `None` where the disk goes through the page cache.
     pub(super) direct: Option<Alignment>,
+    /// Submitting a request may block, whatever the kernel was asked for: see [`may_block`].
+    pub(super) may_block: bool,
     pub(super) lacks: Lacks,
     pub(super) syncs: Syncs,
     /// Whether the device can be polled, once that was tried; if not, why.
@@ -69,6 +71,7 @@ impl FileDisk {
     /// Joins what `open` found out.
     pub(super) fn new(file: File, path: PathBuf, size: u64, block_size: u32, device: Device) -> Self {
         Self {
+            may_block: matches!(device, Device::Filesystem(_)) && may_block(&file),
             file,
             path,
             size,
@@ -207,6 +210,18 @@ impl FileDisk {
         }
     }
 }
+
+/// Says whether the file's filesystem may block who submits a request. io_uring first tries each request on the submitting thread, and asks
+/// the filesystem not to wait; FUSE waits all the same until its server has answered a write (seen on Linux 6.18), and network
+/// filesystems are of its kind. Only what is known to keep its word is trusted.
+fn may_block(file: &File) -> bool {
+    let kind = rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff);
+    !NEVER_BLOCK.contains(&kind)
+}
+
+/// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as statfs(2) has them. tmpfs says itself that it cannot go on
+/// without waiting, and is left to the kernel's threads.
+const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
 
 #[cfg(test)]
 mod tests {

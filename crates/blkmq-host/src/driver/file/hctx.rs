@@ -389,6 +389,10 @@ impl Target {
             // More files than slots: it works as well, if a little slower.
             Err(_) => (disk.fd(), squeue::Flags::empty()),
         };
+        let flags = match disk.may_block && !cfg!(blkmq_mutant = "inline_io") {
+            true => flags | squeue::Flags::ASYNC,
+            false => flags,
+        };
         let mask = |bytes: u32| u64::from(bytes) - 1;
         Self {
             fd,

@@ -37,6 +37,7 @@ impl Polled {
             // One for each request, and one for its cancellation.
             completions: 2 * depth,
             files: (disks.len() as u32).min(RingConfig::default().files),
+            ..RingConfig::default()
         })?;
         let target = |disk: &FileDisk| disk.polling().is_ok().then(|| Target::new(disk, &ring));
         Ok(Some(Self {
@@ -140,6 +141,7 @@ impl FileDisk {
             entries: 1,
             completions: 2,
             files: 0,
+            ..RingConfig::default()
         })?;
         let memory = Mapping::new(len)?;
         let (port, piece) = (ring.open_port(), memory.lend(0..len));

@@ -20,6 +20,7 @@ pub(crate) enum Command {
     Read = 0,
     Write = 1,
     Flush = 3,
+    WriteZeroes = 6,
     /// Of our own.
     Fence = 0x6266,
 }

@@ -158,6 +158,9 @@ impl Connection {
             Ok(Received::End) => {
                 let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
                 if !is_between {
+                    if cfg!(blkmq_mutant = "descriptor_leak") {
+                        std::mem::forget(Arc::clone(&self.socket));
+                    }
                     let what = format_args!("{}: the client left in the middle of a message", self.name());
                     self.log().info(now, what);
                 }

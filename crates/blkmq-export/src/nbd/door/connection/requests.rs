@@ -122,11 +122,14 @@ impl Connection {
     }
 
     /// A bio has ended: its request is replied to, unless something remains to be looked up for it.
-    pub(super) fn ended(&mut self, mut bio: Bio) {
+    pub(super) fn ended(&mut self, cx: &mut Cx<'_>, mut bio: Bio) {
         let index = bio.cookie as u32;
         let slot = self.slots.get(index);
         slot.take_back(&bio);
         let request = slot.request;
+        if bio.status.is_ok() && slot.is_unfinished() && self.closing < Closing::Dead {
+            return self.submit(cx, index);
+        }
         if let (Op::Flush, Some(disk)) = (request.op, &self.disk) {
             bio.status = self.heard.end_flush(disk, bio.status);
         }

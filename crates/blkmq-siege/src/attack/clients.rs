@@ -1,0 +1,276 @@
+//! Decides what is wrong with clients: they stop in the middle, do not read, are too many, go, and are stopped and killed.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command as Process, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use blkmq_export::nbd::codec::request::{Command, RequestHeader};
+use blkmq_export::nbd::codec::{CommandFlags, HeaderStyle};
+use blkmq_forget::chance::Chance;
+use blkmq_forget::connection::Connection;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{BIG, BIG_BYTES, LOADED_MAX, PREY, PREY_BYTES, Site, THREADS, Tally, pick};
+use crate::wire::{MARK, Wire, negotiation, push_request};
+
+/// Keeps connections on which half a request has come: a part of a header, or of a payload.
+pub(super) fn halves(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
+    let (mut tally, mut kept) = (Tally::default(), Vec::new());
+    while Instant::now() < end {
+        if kept.len() as u64 >= LOADED_MAX / THREADS {
+            kept.swap_remove(chance.below(kept.len() as u64) as usize);
+        }
+        let (Ok(mut wire), style) = (Wire::unix(&site.socket), HeaderStyle::Simple) else {
+            tally.failed += 1;
+            continue;
+        };
+        let (mut message, export) = (Vec::new(), pick(chance, &[PREY, BIG]));
+        let length = 512 << chance.below(15);
+        let place = (0, length);
+        push_request(
+            style,
+            (Command::WRITE, CommandFlags::NONE),
+            1,
+            place,
+            &mut message,
+        );
+        let header = message.len();
+        message.resize(header + length as usize, MARK);
+        let cut = match chance.below(2) {
+            0 => chance.below(header as u64),
+            _ => header as u64 + chance.below(length),
+        };
+        let mut all = negotiation(style, export);
+        all.extend_from_slice(&message[..cut as usize]);
+        tally.failed += u64::from(!wire.send(&all));
+        tally.done += 1;
+        kept.push(wire);
+    }
+    tally
+}
+
+/// Asks for more than there is memory for, and reads none of it; sends writes and reads none of the replies.
+pub(super) fn unread(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
+    let (mut tally, mut kept) = (Tally::default(), Vec::new());
+    while Instant::now() < end {
+        if kept.len() as u64 >= LOADED_MAX / THREADS {
+            kept.swap_remove(chance.below(kept.len() as u64) as usize);
+        }
+        let Ok(mut wire) = Wire::unix(&site.socket) else {
+            tally.failed += 1;
+            continue;
+        };
+        let style = pick(chance, &[HeaderStyle::Simple, HeaderStyle::Extended]);
+        let mut requests = negotiation(style, BIG);
+        for cookie in 0..UNREAD_AT_ONCE {
+            let length = 4096 << chance.below(14);
+            let read = (Command::READ, CommandFlags::NONE);
+            push_request(style, read, cookie, (0, length), &mut requests);
+        }
+        tally.failed += u64::from(!wire.send(&requests));
+        tally.done += UNREAD_AT_ONCE;
+        kept.push(wire);
+        sleep(Duration::from_millis(1));
+    }
+    tally
+}
+
+/// Keeps as many connections as are let in: some silent, some in the middle of the negotiation, some with an export. Then lets
+/// some go and comes again.
+pub(super) fn crowd(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
+    let (mut tally, mut kept) = (Tally::default(), Vec::new());
+    while Instant::now() < end {
+        if kept.len() >= CROWD / THREADS as usize {
+            for _ in 0..64 {
+                kept.swap_remove(chance.below(kept.len() as u64) as usize);
+            }
+        }
+        let Ok(mut wire) = Wire::unix(&site.socket) else {
+            tally.failed += 1;
+            continue;
+        };
+        let message = match chance.below(4) {
+            0 => Vec::new(),
+            1 => negotiation(HeaderStyle::Extended, BIG)[..40].to_vec(),
+            _ => {
+                let style = HeaderStyle::Simple;
+                let mut all = negotiation(style, pick(chance, &[PREY, BIG]));
+                push_request(style, (Command::READ, CommandFlags::NONE), 1, (0, 512), &mut all);
+                all
+            }
+        };
+        tally.failed += u64::from(!wire.send(&message));
+        tally.done += 1;
+        kept.push(wire);
+    }
+    tally
+}
+
+/// Asks for much, and is gone at any time after that.
+pub(super) fn vanish(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
+    let mut tally = Tally::default();
+    while Instant::now() < end {
+        let is_tcp = chance.below(2) == 0;
+        let wire = match is_tcp {
+            true => Wire::tcp(site.tcp),
+            false => Wire::unix(&site.socket),
+        };
+        let Ok(mut wire) = wire else {
+            tally.failed += 1;
+            continue;
+        };
+        let style = pick(chance, &[HeaderStyle::Simple, HeaderStyle::Structured]);
+        let mut all = negotiation(style, PREY);
+        let count = 1 + chance.below(64);
+        for cookie in 0..count {
+            push_random(style, cookie, chance, &mut all);
+        }
+        wire.send(&all);
+        if chance.below(2) == 0 {
+            sleep(Duration::from_micros(chance.below(3000)));
+        }
+        tally.done += count;
+        wire.reset();
+    }
+    tally
+}
+
+fn push_random(style: HeaderStyle, cookie: u64, chance: &mut Chance, out: &mut Vec<u8>) {
+    let length = 512 << chance.below(9);
+    let offset = chance.below(PREY_BYTES as u64 - length) / 512 * 512;
+    let command = pick(
+        chance,
+        &[
+            Command::READ,
+            Command::WRITE,
+            Command::FLUSH,
+            Command::WRITE_ZEROES,
+            Command::TRIM,
+        ],
+    );
+    let place = match command {
+        Command::FLUSH => (0, 0),
+        _ => (offset, length),
+    };
+    push_request(style, (command, CommandFlags::NONE), cookie, place, out);
+    if command == Command::WRITE {
+        out.extend(std::iter::repeat_n(MARK, length as usize));
+    }
+}
+
+/// Sends the daemon every signal that it is to survive, and stops, continues and kills clients.
+pub(super) fn signals(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let mut clients: Vec<Client> = (0..CLIENTS)
+        .map(|_| Client::start(&site.socket))
+        .collect::<Result<_>>()?;
+    while Instant::now() < end {
+        let index = chance.below(clients.len() as u64) as usize;
+        match chance.below(8) {
+            0 => clients[index] = Client::start(&site.socket)?,
+            1 | 2 => clients[index].signal(Signal::STOP),
+            3 | 4 => clients[index].signal(Signal::CONT),
+            _ => kill_process(site.pid, pick(chance, &SURVIVED)).context("signalling the daemon")?,
+        }
+        tally.done += 1;
+        sleep(Duration::from_micros(chance.below(5000)));
+    }
+    Ok(tally)
+}
+
+/// Stops the daemon, and has it go on after a while: what a host does that sleeps, or a hypervisor that migrates it.
+pub(super) fn pause(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<Tally> {
+    let mut tally = Tally::default();
+    // Half a negotiation, whose time will be up.
+    let waits = Wire::unix(&site.socket);
+    let left = end.saturating_duration_since(Instant::now());
+    kill_process(site.pid, Signal::STOP).context("stopping the daemon")?;
+    sleep(left / 2 + Duration::from_millis(chance.below(100)));
+    kill_process(site.pid, Signal::CONT).context("continuing the daemon")?;
+    tally.done += 1;
+    sleep(end.saturating_duration_since(Instant::now()));
+    tally.failed += u64::from(waits.is_err());
+    Ok(tally)
+}
+
+/// A client as a process of its own.
+struct Client(Child);
+
+impl Client {
+    fn start(socket: &Path) -> Result<Self> {
+        let own = std::env::current_exe().context("finding this program")?;
+        let child = Process::new(own)
+            .arg("--client")
+            .arg(socket)
+            // It ends with us, however we do.
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("starting a client")?;
+        Ok(Self(child))
+    }
+
+    fn signal(&self, signal: Signal) {
+        // One that has ended takes none.
+        let _ = kill_process(Pid::from_child(&self.0), signal);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Both fail where it has ended already, which is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Is a client that reads as fast as it can, until its standard input ends: what `--client` does.
+///
+/// # Errors
+/// If the server refuses, or goes.
+pub fn client(socket: &Path) -> Result<()> {
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read(&mut [0; 1]);
+        std::process::exit(0);
+    });
+    let mut connection = Connection::open(socket, BIG)?;
+    let (mut ended, mut chance) = (Vec::new(), Chance::new(u64::from(std::process::id())));
+    loop {
+        while connection.depth() < CLIENT_DEPTH {
+            let header = RequestHeader {
+                cookie: 0,
+                offset: chance.below(BIG_BYTES / CLIENT_READ) * CLIENT_READ,
+                length: CLIENT_READ,
+                command: Command::READ,
+                flags: CommandFlags::NONE,
+            };
+            connection.send(header, &[], CLIENT_READ as usize, ())?;
+        }
+        if !connection.receive(&mut ended)? {
+            return Ok(());
+        }
+        ended.clear();
+        sleep(CLIENT_PAUSE);
+    }
+}
+
+const UNREAD_AT_ONCE: u64 = 64;
+/// Connections that a crowd tries to have: more than the address may.
+const CROWD: usize = 3000;
+const CLIENTS: usize = 3;
+const CLIENT_DEPTH: usize = 32;
+const CLIENT_READ: u64 = 64 << 10;
+/// A client that never rests would take a whole processor, which is not the daemon's to share out.
+const CLIENT_PAUSE: Duration = Duration::from_millis(2);
+/// SIGUSR1 has the daemon print its statistics; the others are to be nothing to it.
+const SURVIVED: [Signal; 5] = [
+    Signal::USR1,
+    Signal::PIPE,
+    Signal::CHILD,
+    Signal::URG,
+    Signal::WINCH,
+];

@@ -1,0 +1,189 @@
+//! Decides what is wrong with drives: no room, errors, requests that never end, slowness, an image that is cut off. What their own clients
+//! see of it is right if it is an error, or what was written; nobody else sees anything.
+
+use std::fs::File;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use blkmq_export::nbd::codec::CommandFlags;
+use blkmq_export::nbd::codec::request::{Command, RequestHeader};
+use blkmq_forget::chance::Chance;
+use blkmq_forget::connection::{Connection, Ended};
+use blkmq_forget::mount::Faults;
+
+use super::{BROKEN, CUT, CUT_BYTES, DISK_BYTES, FULL, SLOW, Site, Tally, pick};
+use crate::wire::MARK;
+
+/// Writes to a filesystem that has no room left now and then.
+pub(super) fn full(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
+    let Some([mount, _]) = site.mounts else {
+        return Tally::default();
+    };
+    let mut tally = Tally::default();
+    while Instant::now() < end {
+        let room = chance.below(64 << 10) as usize;
+        mount.set_faults(Faults {
+            room: Some(mount.allocated_bytes() + room),
+            ..Faults::default()
+        });
+        tally.add(&use_disk(site, FULL, chance, BURST, |_| Ok(())).unwrap_or_default());
+        mount.set_faults(Faults::default());
+    }
+    tally
+}
+
+/// Uses a disk with bad blocks and requests that never end, and one whose flushes fail now and then.
+pub(super) fn errors(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
+    let mut tally = Tally::default();
+    while Instant::now() < end {
+        tally.add(&use_disk(site, BROKEN, chance, BURST, |_| Ok(())).unwrap_or_default());
+        let Some([mount, _]) = site.mounts else {
+            continue;
+        };
+        mount.set_faults(Faults {
+            failing_sync: Some(1 + chance.below(2)),
+            ..Faults::default()
+        });
+        tally.add(&use_disk(site, FULL, chance, BURST, |_| Ok(())).unwrap_or_default());
+        mount.set_faults(Faults::default());
+    }
+    tally
+}
+
+/// Keeps a slow drive busy, with more than it can do.
+pub(super) fn slow(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
+    let Some([_, mount]) = site.mounts else {
+        return Tally::default();
+    };
+    mount.set_faults(Faults {
+        delay: SLOWNESS,
+        ..Faults::default()
+    });
+    let (mut tally, mut kept) = (Tally::default(), Vec::new());
+    while Instant::now() < end {
+        if kept.len() < SLOW_CONNECTIONS
+            && let Ok(mut connection) = Connection::open_within(&site.socket, SLOW, SILENCE_MAX)
+        {
+            for _ in 0..SLOW_DEPTH {
+                tally.done += u64::from(send(&mut connection, DISK_BYTES as u64, chance).unwrap_or(false));
+            }
+            kept.push(connection);
+        }
+        sleep(Duration::from_millis(5));
+    }
+    // What waits is to end soon: nobody wants it any more.
+    mount.set_faults(Faults::default());
+    tally
+}
+
+/// Cuts an image off while it is used, and lets it grow again. What is read of it is what its clients wrote, or zeroes, never
+/// what the buffer held before.
+pub(super) fn cut(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<Tally> {
+    let file = File::options()
+        .write(true)
+        .open(&site.cut)
+        .context("the image to be cut off")?;
+    let mut tally = Tally::default();
+    while Instant::now() < end {
+        let bytes = pick(chance, &[0, 511, 4096, CUT_BYTES / 2, CUT_BYTES - 1, CUT_BYTES]);
+        file.set_len(bytes).context("cutting an image off")?;
+        let used = use_disk(site, CUT, chance, BURST, |ended| {
+            let is_right = |byte: &u8| matches!(*byte, 0 | MARK);
+            let foreign = ended.data.iter().find(|byte| !is_right(byte));
+            ensure!(
+                foreign.is_none(),
+                "a read of an image that was cut off brought {foreign:?}, which nobody wrote there"
+            );
+            Ok(())
+        });
+        match used {
+            Ok(used) => tally.add(&used),
+            Err(error) if error.to_string().contains("nobody wrote") => return Err(error),
+            Err(_) => tally.failed += 1,
+        }
+    }
+    file.set_len(CUT_BYTES).context("mending an image")?;
+    Ok(tally)
+}
+
+/// Does `count` requests of all kinds on a connection of its own. Errors of requests are counted.
+fn use_disk(
+    site: &Site<'_>,
+    export: &str,
+    chance: &mut Chance,
+    count: u64,
+    check: impl Fn(&Ended<()>) -> Result<()>,
+) -> Result<Tally> {
+    let mut connection = Connection::open_within(&site.socket, export, SILENCE_MAX)?;
+    let bytes = connection.agreed().size_bytes;
+    let (mut tally, mut ended) = (Tally::default(), Vec::new());
+    for _ in 0..count {
+        send(&mut connection, bytes, chance)?;
+    }
+    while connection.depth() > 0 && connection.receive(&mut ended)? {
+        for ended in ended.drain(..) {
+            check(&ended)?;
+            tally.done += 1;
+            tally.failed += u64::from(ended.error != 0);
+        }
+    }
+    Ok(tally)
+}
+
+fn send(connection: &mut Connection<()>, bytes: u64, chance: &mut Chance) -> Result<bool> {
+    let length = 512 << chance.below(7);
+    let commands = [
+        Command::READ,
+        Command::READ,
+        Command::WRITE,
+        Command::WRITE,
+        Command::WRITE_ZEROES,
+        Command::TRIM,
+        Command::FLUSH,
+    ];
+    let command = pick(chance, &commands);
+    let is_flush = command == Command::FLUSH;
+    let is_forced = !is_flush && command != Command::READ && chance.below(4) == 0;
+    let header = RequestHeader {
+        cookie: 0,
+        offset: if is_flush {
+            0
+        } else {
+            chance.below((bytes - length) / 512) * 512
+        },
+        length: if is_flush { 0 } else { length },
+        command,
+        flags: CommandFlags::NONE.with_if(is_forced, CommandFlags::FUA),
+    };
+    let data = vec![
+        MARK;
+        if command == Command::WRITE {
+            length as usize
+        } else {
+            0
+        }
+    ];
+    let reads = if command == Command::READ {
+        length as usize
+    } else {
+        0
+    };
+    connection.send(header, &data, reads, ())
+}
+
+impl Tally {
+    /// Adds another.
+    pub fn add(&mut self, other: &Self) {
+        self.done += other.done;
+        self.failed += other.failed;
+    }
+}
+
+/// Requests of one use of a disk.
+const BURST: u64 = 48;
+const SLOWNESS: Duration = Duration::from_millis(20);
+const SLOW_CONNECTIONS: usize = 4;
+const SLOW_DEPTH: usize = 32;
+/// A request that never ends is ended by its queue's time limit, after a second.
+const SILENCE_MAX: Duration = Duration::from_secs(5);

@@ -1,0 +1,138 @@
+//! Decides whether a tenant was held up: its p99 while others misbehave beside its p99 of the moment before.
+//!
+//! One window proves little on a machine that others use, too: there a p99 changes by more than is allowed here without any attack. So
+//! an attack is judged by the median of its windows, each beside the quiet one before it, and the worst is shown.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// A quiet window and the attack behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// p99 alone.
+    pub alone: Duration,
+    /// p99 beside the attack.
+    pub beside: Duration,
+}
+
+/// All pairs of windows, by the attack's name.
+#[derive(Debug, Default)]
+pub struct Latencies {
+    by_attack: BTreeMap<&'static str, Vec<Pair>>,
+}
+
+impl Pair {
+    /// Returns the p99 beside the attack, as a part of what is allowed: 2 × alone + 1 ms. Above 1 is too much.
+    pub fn part_of_allowed(&self) -> f64 {
+        let allowed = 2 * self.alone + Duration::from_millis(1);
+        self.beside.as_secs_f64() / allowed.as_secs_f64()
+    }
+}
+
+impl Latencies {
+    /// Notes a pair of windows.
+    pub fn note(&mut self, attack: &'static str, pair: Pair) {
+        self.by_attack.entry(attack).or_default().push(pair);
+    }
+
+    /// Returns the attacks that held the tenant up for longer than is allowed, in the median of at least three windows.
+    pub fn too_long(&self) -> Vec<&'static str> {
+        let judged = self
+            .by_attack
+            .iter()
+            .filter(|(_, pairs)| pairs.len() >= PAIRS_MIN);
+        let too_long = judged.filter(|(_, pairs)| median(pairs).part_of_allowed() > 1.0);
+        too_long.map(|(attack, _)| *attack).collect()
+    }
+}
+
+impl fmt::Display for Latencies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "p99 of the tenant, median of the windows (alone, beside, part of 2 x alone + 1 ms), and the worst window:"
+        )?;
+        for (attack, pairs) in &self.by_attack {
+            let (typical, worst) = (median(pairs), worst(pairs));
+            writeln!(
+                f,
+                "  {attack:<12} {:>2} windows  {:>7.2} ms {:>7.2} ms {:>5.2}   worst {:>7.2} ms {:>7.2} ms {:>5.2}",
+                pairs.len(),
+                ms(typical.alone),
+                ms(typical.beside),
+                typical.part_of_allowed(),
+                ms(worst.alone),
+                ms(worst.beside),
+                worst.part_of_allowed(),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns what 99 of 100 do not exceed; 0 for none.
+pub fn p99(mut all: Vec<Duration>) -> Duration {
+    all.sort_unstable();
+    let index = (all.len() * 99).div_ceil(100).saturating_sub(1);
+    all.get(index).copied().unwrap_or_default()
+}
+
+/// Milliseconds, to be shown.
+pub fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// The lower one of the two in the middle, where there are two.
+fn median(pairs: &[Pair]) -> Pair {
+    let mut sorted = pairs.to_vec();
+    sorted.sort_by(|one, other| one.part_of_allowed().total_cmp(&other.part_of_allowed()));
+    sorted[(sorted.len() - 1) / 2]
+}
+
+fn worst(pairs: &[Pair]) -> Pair {
+    let worst = pairs.iter().copied();
+    let worst = worst.max_by(|one, other| one.part_of_allowed().total_cmp(&other.part_of_allowed()));
+    worst.expect("no attack without a window")
+}
+
+/// Windows of an attack that decide anything.
+const PAIRS_MIN: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(alone_us: u64, beside_us: u64) -> Pair {
+        Pair {
+            alone: Duration::from_micros(alone_us),
+            beside: Duration::from_micros(beside_us),
+        }
+    }
+
+    #[test]
+    fn one_bad_window_of_three_is_chance_and_two_are_not() {
+        let mut latencies = Latencies::default();
+        for pair in [pair(100, 1100), pair(100, 9000), pair(100, 300)] {
+            latencies.note("one", pair);
+        }
+        for pair in [pair(100, 1300), pair(100, 9000), pair(100, 300)] {
+            latencies.note("two", pair);
+        }
+        latencies.note("seldom", pair(100, 9000));
+        assert_eq!(latencies.too_long(), ["two"]);
+    }
+
+    #[test]
+    fn one_of_a_hundred_may_take_any_time() {
+        let with = |slow: usize| {
+            let all = (0..200).map(|index| Duration::from_millis(if index < slow { 50 } else { 1 }));
+            p99(all.collect())
+        };
+        assert_eq!(
+            (with(2), with(3)),
+            (Duration::from_millis(1), Duration::from_millis(50))
+        );
+        assert_eq!(p99(Vec::new()), Duration::ZERO);
+    }
+}

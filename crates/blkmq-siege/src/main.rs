@@ -1,0 +1,81 @@
+//! Decides what the siege's command line means: which daemon, for how long, from which seed.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use blkmq_siege::attack;
+use blkmq_siege::siege::{self, Plan};
+use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Attacks a daemon in every way that is known, beside a tenant who must not notice.
+///
+/// Exit status: 0 if nobody did, 2 if the command line is wrong, 3 if something is not as it has to be.
+#[derive(Parser)]
+struct Args {
+    /// The daemon's program
+    #[arg(long, required_unless_present = "client")]
+    program: Option<PathBuf>,
+    /// How long
+    #[arg(long, default_value_t = 300)]
+    seconds: u64,
+    /// What chance starts from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// One attack alone
+    #[arg(long)]
+    attack: Option<String>,
+    /// One setting alone
+    #[arg(long)]
+    setting: Option<String>,
+    /// Show the tenant's times, and do not judge them
+    #[arg(long)]
+    lenient: bool,
+    /// Be a client of the daemon at this socket: attackers start this
+    #[arg(long, hide = true)]
+    client: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(socket) = args.client {
+        let _ = attack::client(&socket);
+        return ExitCode::SUCCESS;
+    }
+    let start = Instant::now();
+    raise_descriptor_limit();
+    let plan = Plan {
+        program: args.program.unwrap_or_default(),
+        time: Duration::from_secs(args.seconds),
+        seed: args.seed,
+        attack: args.attack,
+        setting: args.setting,
+        is_lenient: args.lenient,
+    };
+    match siege::run(&plan) {
+        Ok(report) => {
+            println!("{report} ({:.1} s)", start.elapsed().as_secs_f64());
+            for what in report.skipped() {
+                println!("SKIPPED {what}");
+            }
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("FAILED after {:.1} s: {error:#}", start.elapsed().as_secs_f64());
+            ExitCode::from(3)
+        }
+    }
+}
+
+/// A crowd has more connections than most shells allow.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        println!("crowds are smaller: file descriptors cannot be raised: {error}");
+    }
+}

@@ -1,0 +1,334 @@
+//! Decides what is attacked: a daemon with a tenant's disks and the attackers', at one address for all, in one of several
+//! settings: an ordinary one, a log that cannot be written, little memory, another clock.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use blkmq_forget::daemon::Daemon;
+use blkmq_forget::mount::{Cache, Mount};
+use blkmq_forget::scratch::Scratch;
+use rustix::process::{Resource, Rlimit, prlimit};
+
+use crate::attack::{
+    BIG, BIG_BYTES, BROKEN, CUT, CUT_BYTES, DISK_BYTES, FULL, HOLES, HOLES_BYTES, PREY, PREY_BYTES, SLOW,
+    Site,
+};
+use crate::tenant::{self, GOOD, GOOD_BYTES, GUEST, GUEST_BYTES};
+use crate::vitals::data_bytes;
+use crate::wire::MARK;
+
+/// What is particular about the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// Nothing.
+    Ordinary,
+    /// Its log is on a full disk (`/dev/full`).
+    LogFull,
+    /// Its log is a pipe that nobody reads.
+    LogUnread,
+    /// The least `nbd_memory` there is.
+    ShortMemory,
+    /// CLOCK_MONOTONIC is thirty years ahead of its reactors' timers of the host (a time namespace).
+    OtherClock,
+}
+
+/// What outlasts the daemons: the tenant's image, and the drives.
+#[derive(Debug)]
+pub struct Scene {
+    program: PathBuf,
+    /// Dropped before the scratch directory that they are in.
+    mounts: Option<[Mount; 2]>,
+    /// Why there are none.
+    pub no_mounts: Option<String>,
+    tcp: SocketAddr,
+    scratch: Scratch,
+    /// On a filesystem in memory, where there is one: the tenant's times are to depend on the daemon alone.
+    images: Scratch,
+}
+
+/// A daemon under attack.
+#[derive(Debug)]
+pub struct Target {
+    /// The daemon.
+    pub daemon: Daemon,
+    /// What it may hold.
+    pub nbd_memory: u64,
+}
+
+impl Setting {
+    /// All there are.
+    pub const ALL: [Self; 5] = [
+        Self::Ordinary,
+        Self::LogFull,
+        Self::LogUnread,
+        Self::ShortMemory,
+        Self::OtherClock,
+    ];
+
+    /// Returns its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ordinary => "ordinary",
+            Self::LogFull => "log-full",
+            Self::LogUnread => "log-unread",
+            Self::ShortMemory => "short-memory",
+            Self::OtherClock => "other-clock",
+        }
+    }
+}
+
+impl Scene {
+    /// Makes images and filesystems.
+    ///
+    /// # Errors
+    /// If there is no place for them.
+    pub fn new(program: &Path) -> Result<Self> {
+        let scratch = Scratch::new("blkmq-siege")?;
+        let in_memory = Path::new(IN_MEMORY);
+        let images = match in_memory.is_dir() {
+            true => Scratch::below(in_memory, "blkmq-siege")?,
+            false => Scratch::new("blkmq-siege-images")?,
+        };
+        let file = |name: &str, bytes: u64| -> Result<File> {
+            let file = File::create(images.dir().join(name)).context("making an image")?;
+            file.set_len(bytes).context("making an image")?;
+            Ok(file)
+        };
+        file(GOOD, GOOD_BYTES as u64)?;
+        file(CUT, CUT_BYTES)?;
+        let holes = file(HOLES, HOLES_BYTES)?;
+        for offset in (0..HOLES_BYTES).step_by(8192) {
+            holes.write_all_at(&[MARK; 4096], offset)?;
+        }
+        let mount = |name: &str| {
+            let dir = scratch.dir().join(name);
+            fs::create_dir_all(&dir)?;
+            Mount::new(&dir, DISK_BYTES, Cache::Bypassed)
+        };
+        let (mounts, no_mounts) = match mount(FULL).and_then(|full| Ok([full, mount(SLOW)?])) {
+            Ok(mounts) => (Some(mounts), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Ok(Self {
+            program: program.to_owned(),
+            tcp: free_address()?,
+            mounts,
+            no_mounts,
+            scratch,
+            images,
+        })
+    }
+
+    /// Returns what attackers know of the daemon.
+    pub fn site(&self, target: &Target) -> Site<'_> {
+        Site {
+            socket: target.daemon.socket().to_owned(),
+            tcp: self.tcp,
+            pid: target.daemon.pid(),
+            cut: self.images.dir().join(CUT),
+            mounts: self.mounts.as_ref(),
+            place: AtomicU64::new(0),
+        }
+    }
+
+    /// Starts a daemon, and fills its disks, so that what they take does not count as grown.
+    ///
+    /// # Errors
+    /// If it does not start, or this machine has no such setting: [`Unavailable`].
+    pub fn start(&self, setting: Setting) -> Result<Target> {
+        let nbd_memory = match setting {
+            Setting::ShortMemory => NBD_MEMORY_MIN,
+            _ => NBD_MEMORY,
+        };
+        let (config, socket) = (self.path("siege.toml"), self.path("nbd.sock"));
+        fs::write(&config, self.config(&socket, nbd_memory)).context("writing the configuration")?;
+        let mut command = match setting {
+            Setting::OtherClock => in_other_clock(&self.program)?,
+            _ => Command::new(&self.program),
+        };
+        command
+            .arg("serve")
+            .arg("-c")
+            .arg(&config)
+            .env("RUST_BACKTRACE", "1");
+        let log = self.set_log(setting, &mut command)?;
+        let daemon = Daemon::spawn(command, &socket, log)?;
+        tenant::fill(&socket, PREY, PREY_BYTES, |_| [MARK; 512])?;
+        limit_memory(&daemon)?;
+        if setting == Setting::OtherClock {
+            let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/time"));
+            let daemons = daemon.pid().as_raw_nonzero().to_string();
+            ensure!(
+                of(&daemons)? != of("self")?,
+                Unavailable("the daemon is not in a time namespace of its own".to_owned())
+            );
+        }
+        Ok(Target { daemon, nbd_memory })
+    }
+
+    /// Decides where the daemon's words go, and returns where they can be read, if they can.
+    fn set_log(&self, setting: Setting, command: &mut Command) -> Result<File> {
+        match setting {
+            Setting::LogFull => {
+                command.stderr(
+                    File::options()
+                        .write(true)
+                        .open(FULL_DEVICE)
+                        .context(FULL_DEVICE)?,
+                );
+                File::open(NO_DEVICE).context(NO_DEVICE)
+            }
+            Setting::LogUnread => {
+                // Kept open, or writing to it would fail instead of waiting.
+                let (reader, writer) = rustix::pipe::pipe().context("making a pipe")?;
+                command.stderr(writer);
+                Ok(File::from(reader))
+            }
+            _ => {
+                let path = self.path("daemon.log");
+                let log = File::create(&path).context("making the daemon's log")?;
+                command.stderr(log);
+                File::open(path).context("the daemon's log")
+            }
+        }
+    }
+
+    fn config(&self, socket: &Path, nbd_memory: u64) -> String {
+        let image = |name: &str| self.images.dir().join(name).display().to_string();
+        let mut text = format!(
+            r#"[daemon]
+reactors = 2
+nbd_memory = {nbd_memory}
+nbd_handshake_deadline = "1s"
+shutdown_limit = "10s"
+
+[disk.{GOOD}]
+file = "{}"
+block_size = 512
+group = "/tenant"
+queue = "tenants"
+
+[disk.{GUEST}]
+ram = {GUEST_BYTES}
+group = "/tenant"
+
+[disk.{PREY}]
+ram = {PREY_BYTES}
+group = "/hostile/prey"
+
+[disk.{BIG}]
+null = {BIG_BYTES}
+group = "/hostile/big"
+
+[disk.{BROKEN}]
+null = {DISK_BYTES}
+bad = "0-{}"
+timeout_rate = 0.002
+queue = "broken"
+group = "/hostile/broken"
+
+[queue.broken]
+timeout = "1s"
+
+[disk.{CUT}]
+file = "{}"
+block_size = 512
+queue = "cut"
+group = "/hostile/cut"
+
+[disk.{HOLES}]
+file = "{}"
+queue = "holes"
+group = "/hostile/holes"
+
+[[export]]
+nbd = "unix:{}"
+connections = {CONNECTIONS_MAX}
+
+[[export]]
+nbd = "tcp:{}"
+disks = ["{PREY}", "{BIG}", "{HOLES}"]
+"#,
+            image(GOOD),
+            DISK_BYTES / 2,
+            image(CUT),
+            image(HOLES),
+            socket.display(),
+            self.tcp,
+        );
+        let mounts = self.mounts.iter().flatten();
+        for (name, mount) in [FULL, SLOW].into_iter().zip(mounts) {
+            let image = mount.image().display().to_string();
+            text += &format!(
+                "\n[disk.{name}]\nfile = \"{image}\"\nblock_size = 512\ngroup = \"/hostile/{name}\"\nqueue = \"{name}\"\n"
+            );
+        }
+        text
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.dir().join(name)
+    }
+}
+
+/// The machine cannot make a setting: a reason to leave it out.
+#[derive(Debug)]
+pub struct Unavailable(pub String);
+
+impl std::error::Error for Unavailable {}
+
+impl std::fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A command that runs the program where CLOCK_MONOTONIC and CLOCK_BOOTTIME are far ahead.
+fn in_other_clock(program: &Path) -> Result<Command> {
+    let words = ["--time", "--monotonic", AHEAD_S, "--boottime", AHEAD_S];
+    let tried = Command::new("unshare").args(words).arg("true").output();
+    match tried {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => bail!(Unavailable(
+            String::from_utf8_lossy(&output.stderr).trim().to_owned()
+        )),
+        Err(error) => bail!(Unavailable(format!("unshare: {error}"))),
+    }
+    let mut command = Command::new("unshare");
+    command.args(words).arg(program);
+    Ok(command)
+}
+
+/// Has the system refuse the daemon far more memory than it may take: one without limits of its own is not to take the host with it.
+fn limit_memory(daemon: &Daemon) -> Result<()> {
+    let limit = data_bytes(daemon.pid())? + DATA_BYTES_MAX;
+    let limit = Rlimit {
+        current: Some(limit),
+        maximum: Some(limit),
+    };
+    prlimit(Some(daemon.pid()), Resource::Data, limit).context("limiting the daemon's memory")?;
+    Ok(())
+}
+
+fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("finding a free port")?;
+    Ok(listener.local_addr()?)
+}
+
+const NBD_MEMORY: u64 = 128 << 20;
+const NBD_MEMORY_MIN: u64 = 32 << 20;
+/// Fewer than a crowd tries to have, so that who is let in is decided.
+const CONNECTIONS_MAX: u64 = 2000;
+const DATA_BYTES_MAX: u64 = 2 << 30;
+/// How long a daemon may take to end.
+pub const END_TIME_MAX: Duration = Duration::from_secs(20);
+const IN_MEMORY: &str = "/dev/shm";
+const FULL_DEVICE: &str = "/dev/full";
+const NO_DEVICE: &str = "/dev/null";
+const AHEAD_S: &str = "946080000";

@@ -1,0 +1,385 @@
+//! Decides how a siege goes: which attack on which daemon, in which order, with a quiet window before each; and what is
+//! checked in it, behind it, and at the end of the daemon.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use blkmq_forget::chance::Chance;
+use blkmq_forget::history::History;
+use blkmq_forget::medium::SECTOR_BYTES;
+
+use crate::attack::{Attack, LOADED_MAX, THREADS, Tally};
+use crate::latency::{Latencies, Pair, ms, p99};
+use crate::scene::{END_TIME_MAX, Scene, Setting, Target, Unavailable};
+use crate::tenant::{GOOD_BYTES, Tenant, Visitor, Visits};
+use crate::vitals::{Allowance, Held};
+
+/// What is to be tried.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The daemon's program.
+    pub program: PathBuf,
+    /// How long the windows take together; starting daemons and waiting for what they give back come on top.
+    pub time: Duration,
+    /// What chance starts from: the order of the attacks, and what each draws. How much of it happens is up to the machine.
+    pub seed: u64,
+    /// One attack alone, by name.
+    pub attack: Option<String>,
+    /// One setting alone, by name.
+    pub setting: Option<String>,
+    /// Say how long the tenant's requests took, but do not judge: windows are too short for that, or the machine is too busy.
+    pub is_lenient: bool,
+}
+
+/// What was seen.
+#[derive(Debug, Default)]
+pub struct Report {
+    latencies: Latencies,
+    phases: usize,
+    daemons: u64,
+    done: u64,
+    visits: u64,
+    longest_visit: Duration,
+    /// The tenant's slowest request beside an attack.
+    slowest: Duration,
+    /// What was left out, and why.
+    skipped: Vec<String>,
+}
+
+/// Goes through a siege.
+///
+/// # Errors
+/// The first thing that is not as it has to be, with the phase.
+pub fn run(plan: &Plan) -> Result<Report> {
+    let (attacks, settings) = (plan.attacks()?, plan.settings()?);
+    let scene = Scene::new(&plan.program)?;
+    let mut report = Report::default();
+    if let Some(why) = &scene.no_mounts {
+        report
+            .skipped
+            .push(format!("attacks full and slow: no FUSE: {why}"));
+    }
+    let (rounds, window) = plan.rounds(attacks.len());
+    let mut siege = Siege {
+        scene: &scene,
+        chance: Chance::new(plan.seed),
+        history: Some(History::new(GOOD_BYTES / SECTOR_BYTES)),
+        report,
+        window,
+    };
+    for round in 0..rounds {
+        let mut order = attacks.clone();
+        siege.shuffle(&mut order);
+        for (number, setting) in settings.iter().enumerate() {
+            let is_mine = |index: &usize| (index + round) % settings.len() == number;
+            let mine = (0..order.len()).filter(is_mine).map(|index| order[index]);
+            siege.attack_daemon(*setting, &mine.collect::<Vec<_>>())?;
+        }
+    }
+    let report = siege.report;
+    let too_long = report.latencies.too_long();
+    ensure!(
+        plan.is_lenient || too_long.is_empty(),
+        "the tenant waited too long beside: {}\n{report}",
+        too_long.join(", ")
+    );
+    Ok(report)
+}
+
+/// A siege under way.
+struct Siege<'a> {
+    scene: &'a Scene,
+    chance: Chance,
+    /// What the tenant's disk holds; taken by the tenant meanwhile.
+    history: Option<History>,
+    report: Report,
+    /// How long an attack takes; the quiet window before it takes half of that.
+    window: Duration,
+}
+
+/// What the daemon took at most while somebody looked.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peak {
+    descriptors: usize,
+    resident_bytes: u64,
+}
+
+impl Siege<'_> {
+    /// Has one daemon attacked in several ways, and end.
+    fn attack_daemon(&mut self, setting: Setting, attacks: &[Attack]) -> Result<()> {
+        if attacks.is_empty() {
+            return Ok(());
+        }
+        let mut target = match self.scene.start(setting) {
+            Ok(target) => target,
+            Err(error) if error.is::<Unavailable>() => {
+                self.report.skip(format!("setting {}: {error}", setting.name()));
+                return Ok(());
+            }
+            Err(error) => return Err(error.context(format!("setting {}", setting.name()))),
+        };
+        self.report.daemons += 1;
+        let result = self.attack_all(setting, &target, attacks);
+        result.with_context(|| format!("the daemon said:\n{}", self.last_words(setting, &target)))?;
+        self.end(setting, &mut target).with_context(|| {
+            format!(
+                "at the end of a daemon in setting {}; it said:\n{}",
+                setting.name(),
+                self.last_words(setting, &target)
+            )
+        })
+    }
+
+    fn attack_all(&mut self, setting: Setting, target: &Target, attacks: &[Attack]) -> Result<()> {
+        let socket = target.daemon.socket();
+        let visitor = Visitor::new(socket)?;
+        let history = self.history.take().expect("no other tenant");
+        let mut tenant = Tenant::start(socket, history, self.chance.draw())?;
+        visitor.visit(Instant::now())?;
+        self.scene.site(target).warm_up();
+        thread::sleep(WARM_UP);
+        let allowance = Allowance::new(target.daemon.pid(), target.nbd_memory)?;
+        for attack in attacks {
+            self.report.phases += 1;
+            let number = self.report.phases;
+            let phase = format!("phase {number}, {} on {}", attack.name(), setting.name());
+            let seed = self.chance.draw();
+            self.phase(target, *attack, &phase, seed, (&mut tenant, &visitor, &allowance))
+                .context(phase)?;
+        }
+        self.history = Some(tenant.finish()?);
+        Ok(())
+    }
+
+    fn phase(
+        &mut self,
+        target: &Target,
+        attack: Attack,
+        phase: &str,
+        seed: u64,
+        (tenant, visitor, allowance): (&mut Tenant, &Visitor, &Allowance),
+    ) -> Result<()> {
+        if attack.needs_mounts() && self.scene.no_mounts.is_some() {
+            return Ok(());
+        }
+        tenant.take_latencies()?;
+        let (quiet, ..) = self.window(target, None, seed, visitor)?;
+        let alone = tenant.take_latencies()?;
+        let (tally, visits, peak) = self.window(target, Some(attack), seed, visitor)?;
+        let beside = tenant.take_latencies()?;
+        debug_assert_eq!(quiet.done, 0, "an attack in a quiet window");
+        ensure!(tally.done > 0, "the attack did nothing, so this proves nothing");
+        let connections = peak.descriptors.saturating_sub(allowance.before().descriptors) as u64 + SPARE;
+        let resident_max = allowance.resident_max(connections, LOADED_MAX);
+        ensure!(
+            peak.resident_bytes <= resident_max,
+            "the daemon took {} MiB beside about {connections} connections, where its documents say {} at most",
+            peak.resident_bytes >> 20,
+            resident_max >> 20
+        );
+        allowance.wait_given_back()?;
+        let slowest = beside.iter().copied().max().unwrap_or_default();
+        let pair = Pair {
+            alone: p99(alone),
+            beside: p99(beside),
+        };
+        println!(
+            "  {phase}: {} done, {} failed; p99 {:.2} ms, alone {:.2} ms, slowest {:.1} ms; {} visits ({} refused), longest {:.0} ms; {} MiB of {}, {} descriptors",
+            tally.done,
+            tally.failed,
+            ms(pair.beside),
+            ms(pair.alone),
+            ms(slowest),
+            visits.count,
+            visits.refused,
+            ms(visits.longest),
+            peak.resident_bytes >> 20,
+            resident_max >> 20,
+            peak.descriptors,
+        );
+        let report = &mut self.report;
+        report.done += tally.done;
+        report.visits += visits.count;
+        if attack.is_timed() {
+            report.latencies.note(attack.name(), pair);
+            report.slowest = report.slowest.max(slowest);
+            report.longest_visit = report.longest_visit.max(visits.longest);
+        }
+        Ok(())
+    }
+
+    /// Lets a visitor come and go for a window, with an attack or in quiet.
+    fn window(
+        &self,
+        target: &Target,
+        attack: Option<Attack>,
+        seed: u64,
+        visitor: &Visitor,
+    ) -> Result<(Tally, Visits, Peak)> {
+        let time = if attack.is_some() {
+            self.window
+        } else {
+            self.window / 2
+        };
+        let end = Instant::now() + time;
+        let site = self.scene.site(target);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let site = &site;
+            let attackers: Vec<_> = attack
+                .into_iter()
+                .flat_map(|attack| (0..attack.threads()).map(move |thread| (attack, thread)))
+                .map(|(attack, thread)| {
+                    scope.spawn(move || {
+                        // What attackers compute is not to be what the tenant waits for.
+                        let _ = rustix::process::nice(19);
+                        attack.run(site, &mut Chance::new(seed ^ thread), end)
+                    })
+                })
+                .collect();
+            let looking = scope.spawn(|| look(target, &is_over));
+            let visits = visitor.visit(end);
+            let mut tally = Tally::default();
+            let mut failed = None;
+            for attacker in attackers {
+                match attacker.join().map_err(|_| anyhow!("an attacker has panicked")) {
+                    Ok(Ok(more)) => tally.add(&more),
+                    Ok(Err(error)) | Err(error) => failed = Some(error),
+                }
+            }
+            // Relaxed: nothing else is handed over with it.
+            is_over.store(true, Ordering::Relaxed);
+            let peak = looking
+                .join()
+                .map_err(|_| anyhow!("looking at the daemon has panicked"))?;
+            match failed {
+                Some(error) => Err(error),
+                None => Ok((tally, visits?, peak?)),
+            }
+        })
+    }
+
+    /// Has the daemon end in order.
+    fn end(&self, setting: Setting, target: &mut Target) -> Result<()> {
+        if setting != Setting::LogFull && setting != Setting::LogUnread {
+            let log = target.daemon.log().context("the daemon's log")?;
+            ensure!(!log.contains(PANICKED), "a thread of the daemon panicked");
+        }
+        let Some(status) = target.daemon.terminate(END_TIME_MAX)? else {
+            bail!("it does not end within {END_TIME_MAX:?} of SIGTERM");
+        };
+        ensure!(status.success(), "it ended with {status} after SIGTERM");
+        let log = target.daemon.log().context("the daemon's log")?;
+        ensure!(!log.contains(PANICKED), "a thread of the daemon panicked");
+        Ok(())
+    }
+
+    fn last_words(&self, setting: Setting, target: &Target) -> String {
+        match setting {
+            Setting::LogFull => "nothing that could be written".to_owned(),
+            Setting::LogUnread => "nothing that anybody read".to_owned(),
+            _ => target.daemon.last_words(),
+        }
+    }
+
+    fn shuffle(&mut self, attacks: &mut [Attack]) {
+        for index in (1..attacks.len()).rev() {
+            attacks.swap(index, self.chance.below(index as u64 + 1) as usize);
+        }
+    }
+}
+
+/// Looks at what the daemon takes until it is over.
+fn look(target: &Target, is_over: &AtomicBool) -> Result<Peak> {
+    let mut peak = Peak::default();
+    // Relaxed: see where it is set.
+    while !is_over.load(Ordering::Relaxed) {
+        let held = Held::by(target.daemon.pid())?;
+        peak.descriptors = peak.descriptors.max(held.descriptors);
+        peak.resident_bytes = peak.resident_bytes.max(held.resident_bytes);
+        thread::sleep(LOOK_INTERVAL);
+    }
+    Ok(peak)
+}
+
+impl Plan {
+    fn attacks(&self) -> Result<Vec<Attack>> {
+        let is_wanted = |attack: &Attack| self.attack.as_ref().is_none_or(|name| name == attack.name());
+        let attacks: Vec<_> = Attack::ALL.into_iter().filter(is_wanted).collect();
+        let names = Attack::ALL.map(Attack::name).join(", ");
+        ensure!(!attacks.is_empty(), "there is no such attack; there are {names}");
+        Ok(attacks)
+    }
+
+    fn settings(&self) -> Result<Vec<Setting>> {
+        let is_wanted = |setting: &Setting| self.setting.as_ref().is_none_or(|name| name == setting.name());
+        let settings: Vec<_> = Setting::ALL.into_iter().filter(is_wanted).collect();
+        let names = Setting::ALL.map(Setting::name).join(", ");
+        ensure!(
+            !settings.is_empty(),
+            "there is no such setting; there are {names}"
+        );
+        Ok(settings)
+    }
+
+    /// Returns how often all attacks are gone through, each on one setting, and how long one takes: no longer than is
+    /// needed to tell a p99, and never so short that nothing happens.
+    fn rounds(&self, attacks: usize) -> (usize, Duration) {
+        let each = WINDOW * 3 / 2;
+        let rounds = (self.time.as_secs_f64() / (each.as_secs_f64() * attacks as f64)).round() as usize;
+        let rounds = rounds.max(1);
+        let window = self.time / (rounds * attacks) as u32 * 2 / 3;
+        (rounds, window.max(WINDOW_MIN))
+    }
+}
+
+impl Report {
+    fn skip(&mut self, what: String) {
+        if !self.skipped.contains(&what) {
+            self.skipped.push(what);
+        }
+    }
+
+    /// Returns what was left out, and why.
+    pub fn skipped(&self) -> &[String] {
+        &self.skipped
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.latencies)?;
+        write!(
+            f,
+            "{} phases on {} daemons: {} things done to them; the tenant saw no error and no wrong byte, and its slowest request took {:.1} ms; \
+             {} visitors were let in, within {:.0} ms",
+            self.phases,
+            self.daemons,
+            self.done,
+            ms(self.slowest),
+            self.visits,
+            ms(self.longest_visit),
+        )
+    }
+}
+
+impl Attack {
+    /// How many do it at a time.
+    fn threads(self) -> u64 {
+        if self == Self::Pause { 1 } else { THREADS }
+    }
+}
+
+/// How long an attack lasts, where there is time.
+const WINDOW: Duration = Duration::from_millis(2600);
+const WINDOW_MIN: Duration = Duration::from_millis(400);
+const WARM_UP: Duration = Duration::from_millis(200);
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// Connections that come and go between two looks.
+const SPARE: u64 = 16;
+/// As a panic's message has it.
+const PANICKED: &str = "panicked at";

@@ -1,0 +1,206 @@
+//! Decides what it is to be a tenant who is attacked: steady load on two connections that checks every byte, and a visitor
+//! who comes anew again and again and has to be let in.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use blkmq_export::nbd::codec::CommandFlags;
+use blkmq_export::nbd::codec::request::{Command, RequestHeader};
+use blkmq_forget::connection::Connection;
+use blkmq_forget::history::{History, content};
+use blkmq_forget::load::{Load, Trouble, read_all};
+use blkmq_forget::medium::SECTOR_BYTES;
+
+/// A tenant under way.
+#[derive(Debug)]
+pub struct Tenant {
+    thread: Option<JoinHandle<Result<History, Trouble>>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_over: AtomicBool,
+    latencies: Mutex<Vec<Duration>>,
+}
+
+impl Tenant {
+    /// Checks that the disk holds what it was left with, and begins the load.
+    ///
+    /// # Errors
+    /// If the daemon refuses, or the disk holds anything else.
+    pub fn start(socket: &Path, mut history: History, seed: u64) -> Result<Self> {
+        let found = read_all(socket, GOOD, GOOD_BYTES)?;
+        history
+            .crashed(&found)
+            .map_err(|wrong| anyhow!("after the daemon's end in order: {}", Trouble::AfterCrash(wrong)))?;
+        let mut load = Load::connect(socket, GOOD, CONNECTIONS, seed)?;
+        let shared = Arc::new(Shared::default());
+        let own = Arc::clone(&shared);
+        let work = move || {
+            // Relaxed: nothing else is handed over with it.
+            while !own.is_over.load(Ordering::Relaxed) {
+                load.run_paced(&mut history, INTERVAL, Instant::now() + SLICE)?;
+                let mut latencies = own.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+                latencies.extend(load.take_latencies());
+            }
+            load.settle(&mut history)?;
+            Ok(history)
+        };
+        Ok(Self {
+            thread: Some(thread::Builder::new().name("tenant".to_owned()).spawn(work)?),
+            shared,
+        })
+    }
+
+    /// Returns the latencies since the last call.
+    ///
+    /// # Errors
+    /// What has gone wrong.
+    pub fn take_latencies(&mut self) -> Result<Vec<Duration>> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            self.finish()?;
+        }
+        let mut latencies = self
+            .shared
+            .latencies
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *latencies))
+    }
+
+    /// Ends the load, with everything durable that was written. Returns what the disk must hold.
+    ///
+    /// # Errors
+    /// What has gone wrong.
+    pub fn finish(&mut self) -> Result<History> {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("the tenant has ended already")?;
+        let ended = thread.join().map_err(|_| anyhow!("the tenant has panicked"))?;
+        ended.map_err(|trouble| anyhow!("the tenant was hurt: {trouble}"))
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A client that connects anew for each look at a disk that nobody changes.
+#[derive(Debug)]
+pub struct Visitor {
+    socket: PathBuf,
+}
+
+/// What a visitor met.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Visits {
+    /// How often it came.
+    pub count: u64,
+    /// How often it was turned away, and came again.
+    pub refused: u64,
+    /// The longest time from connecting to having checked everything.
+    pub longest: Duration,
+}
+
+impl Visitor {
+    /// Writes what is to be found later.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub fn new(socket: &Path) -> Result<Self> {
+        fill(socket, GUEST, GUEST_BYTES, |sector| content(sector, VISITORS))?;
+        Ok(Self {
+            socket: socket.to_owned(),
+        })
+    }
+
+    /// Comes and goes until `end`. Who is turned away comes again, as clients do: an address that is full turns some away of those who
+    /// come within the same moment.
+    ///
+    /// # Errors
+    /// If it is not let in within a second, or finds anything else than it left.
+    pub fn visit(&self, end: Instant) -> Result<Visits> {
+        let (mut visits, mut first_try) = (Visits::default(), Instant::now());
+        while visits.count == 0 || Instant::now() + VISIT_INTERVAL < end {
+            let start = Instant::now();
+            let found = match read_all(&self.socket, GUEST, GUEST_BYTES) {
+                Ok(found) => found,
+                Err(_) if first_try.elapsed() < LET_IN_TIME_MAX => {
+                    visits.refused += 1;
+                    thread::sleep(COME_AGAIN);
+                    continue;
+                }
+                Err(error) => return Err(error.context("a visitor was hurt")),
+            };
+            let mut sectors = found.chunks(SECTOR_BYTES).enumerate();
+            let wrong = sectors.find(|(sector, data)| content(*sector, VISITORS)[..] != **data);
+            ensure!(
+                wrong.is_none(),
+                "a visitor found something else in sector {}",
+                wrong.map_or(0, |it| it.0)
+            );
+            visits.count += 1;
+            visits.longest = visits.longest.max(start.elapsed());
+            thread::sleep(VISIT_INTERVAL);
+            first_try = Instant::now();
+        }
+        Ok(visits)
+    }
+}
+
+/// Writes each sector of a disk.
+///
+/// # Errors
+/// If that fails.
+pub fn fill(
+    socket: &Path,
+    export: &str,
+    bytes: usize,
+    sector: impl Fn(usize) -> [u8; SECTOR_BYTES],
+) -> Result<()> {
+    let (mut connection, mut ended) = (Connection::open(socket, export)?, Vec::new());
+    for offset in (0..bytes).step_by(FILL_BYTES) {
+        let sectors = offset / SECTOR_BYTES..(offset + FILL_BYTES) / SECTOR_BYTES;
+        let data: Vec<u8> = sectors.flat_map(&sector).collect();
+        let header = RequestHeader {
+            cookie: 0,
+            offset: offset as u64,
+            length: FILL_BYTES as u64,
+            command: Command::WRITE,
+            flags: CommandFlags::NONE,
+        };
+        connection.send(header, &data, 0, ())?;
+        while ended.is_empty() {
+            ensure!(connection.receive(&mut ended)?, "the server has hung up");
+        }
+        let error = ended.pop().map_or(0, |written| written.error);
+        ensure!(error == 0, "filling disk {export} failed with error {error}");
+    }
+    Ok(())
+}
+
+/// The tenant's disk, and its size.
+pub const GOOD: &str = "good";
+/// See [`GOOD`].
+pub const GOOD_BYTES: usize = 4 << 20;
+/// The visitor's disk, and its size.
+pub const GUEST: &str = "guest";
+/// See [`GUEST`].
+pub const GUEST_BYTES: usize = 1 << 20;
+const CONNECTIONS: usize = 2;
+/// Between two requests of the load: a thousand a second, a tenant who does not want all there is.
+const INTERVAL: Duration = Duration::from_millis(1);
+/// After so long the load looks whether it is over.
+const SLICE: Duration = Duration::from_millis(50);
+const LET_IN_TIME_MAX: Duration = Duration::from_secs(1);
+const COME_AGAIN: Duration = Duration::from_millis(10);
+const VISIT_INTERVAL: Duration = Duration::from_millis(50);
+/// The number of the only change of a visitor's disk.
+const VISITORS: u64 = 1;
+const FILL_BYTES: usize = 256 << 10;

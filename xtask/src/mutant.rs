@@ -1,0 +1,32 @@
+//! Decides how a daemon is built that lacks something on purpose, away from all other builds.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::place::{cargo, target_dir};
+use crate::steps::run_shown;
+
+/// Builds the command with a mutant in it: `cfg!(blkmq_mutant = "NAME")`, which no feature and no environment variable of the daemon
+/// can switch on.
+///
+/// # Errors
+/// If it cannot be built.
+pub(crate) fn build(mutant: &str) -> Result<PathBuf> {
+    let target = target_dir()?.join("mutants");
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    let flags = format!("{flags} --cfg blkmq_mutant=\"{mutant}\"");
+    run_shown(
+        cargo("build --quiet -p blkmq")
+            .env("RUSTFLAGS", flags.trim())
+            // Quicker to build; nobody debugs it.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("CARGO_TARGET_DIR", &target),
+    )?;
+    let built = target.join("debug/blkmq");
+    // The next mutant's build replaces it.
+    let program = target.join(format!("blkmq-{mutant}"));
+    std::fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
+    ensure!(program.is_file(), "{} was not built", program.display());
+    Ok(program)
+}

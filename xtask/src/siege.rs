@@ -1,0 +1,180 @@
+//! Decides which daemons are besieged (`blkmq-siege`): the one that is delivered, whose tenant must not notice, and mutants, each
+//! of which has no more than one of its limits less and must be caught.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::mutant;
+use crate::place::{cargo, target_dir};
+use crate::steps::Steps;
+
+/// # Errors
+/// If the tenant was disturbed, or the daemon took or left what it may not.
+pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&str>) -> Result<()> {
+    let program = match std::env::var_os("BLKMQ_BIN") {
+        Some(program) => PathBuf::from(program),
+        None => {
+            steps.run(
+                "release build of the command",
+                &mut cargo("build --release -p blkmq"),
+            )?;
+            target_dir()?.join("release/blkmq")
+        }
+    };
+    let besieger = build_besieger(steps)?;
+    let only = attack.map_or_else(String::new, |attack| format!(" {attack}"));
+    let again = format!("again: cargo xtask siege --seconds {seconds} --seed {seed}{only}");
+    steps.time(&format!("siege of {seconds} s"), || {
+        println!("    {again}");
+        let mut command = besiege(&besieger, &program, seconds, seed);
+        if let Some(attack) = attack {
+            command.args(["--attack", attack]);
+        }
+        if seconds < SECONDS_JUDGED {
+            // So short a siege runs beside whatever else the machine does: times are shown.
+            command.arg("--lenient");
+        }
+        match verdict(&mut command)? {
+            Verdict::Held => Ok(()),
+            Verdict::Fell => bail!("the siege has found something; {again}"),
+        }
+    })
+}
+
+/// Besieges one mutant, or all of them, each by the attack that is to find it.
+///
+/// # Errors
+/// If a mutant gets through, or cannot be built, or there is none of that name.
+pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> Result<()> {
+    let is_wanted = |mutant: &&Mutant| only.is_none_or(|only| only == mutant.name);
+    let names = MUTANTS.map(|mutant| mutant.name).join(", ");
+    ensure!(
+        MUTANTS.iter().any(|mutant| is_wanted(&mutant)),
+        "there is no such mutant; there are {names}"
+    );
+    let besieger = build_besieger(steps)?;
+    // Built as they are, and with nothing left out: what holds there and falls with a mutant was found by the siege.
+    let control = steps.time("build without a mutant", || mutant::build("none"))?;
+    for mutant in MUTANTS.iter().filter(is_wanted) {
+        let Mutant { name, what, .. } = mutant;
+        let program = steps.time(&format!("build of mutant {name}"), || mutant::build(name))?;
+        let besiege = |program: &Path| {
+            let mut command = besiege(&besieger, program, SECONDS_OF_A_MUTANT, seed);
+            command.args(["--attack", mutant.attack, "--setting", mutant.setting]);
+            if !mutant.is_slow {
+                command.arg("--lenient");
+            }
+            verdict(&mut command)
+        };
+        let held = steps.time(&format!("{} without mutant {name}", mutant.attack), || {
+            besiege(&control)
+        })?;
+        ensure!(
+            matches!(held, Verdict::Held),
+            "attack {} finds something without mutant {name}",
+            mutant.attack
+        );
+        let verdict = steps.time(&format!("mutant {name}: {what}"), || besiege(&program))?;
+        match verdict {
+            Verdict::Fell => println!("    mutant {name}: caught"),
+            Verdict::Held => bail!("mutant {name} ({what}) got through, from seed {seed}"),
+        }
+    }
+    steps.print_summary();
+    Ok(())
+}
+
+/// What came of a siege.
+enum Verdict {
+    Held,
+    Fell,
+}
+
+/// A daemon that lacks something.
+struct Mutant {
+    /// The code has it as `cfg!(blkmq_mutant = "NAME")`.
+    name: &'static str,
+    what: &'static str,
+    /// Where it shows.
+    attack: &'static str,
+    setting: &'static str,
+    /// It shows in the tenant's times alone.
+    is_slow: bool,
+}
+
+fn build_besieger(steps: &mut Steps) -> Result<PathBuf> {
+    steps.run("build of the siege", &mut cargo("build --release -p blkmq-siege"))?;
+    Ok(target_dir()?.join("release/blkmq-siege"))
+}
+
+fn besiege(besieger: &Path, program: &Path, seconds: u64, seed: u64) -> Command {
+    let mut command = Command::new(besieger);
+    command.arg("--program").arg(program);
+    command.args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()]);
+    command
+}
+
+fn verdict(command: &mut Command) -> Result<Verdict> {
+    let status = command.status().context("starting the siege")?;
+    // As `blkmq-siege --help` has them.
+    match status.code() {
+        Some(0) => Ok(Verdict::Held),
+        Some(3) => Ok(Verdict::Fell),
+        _ => bail!("the siege could not be laid: {status}"),
+    }
+}
+
+const MUTANTS: [Mutant; 6] = [
+    Mutant {
+        name: "nbd_memory",
+        what: "payload takes memory without a limit",
+        attack: "unread",
+        setting: "short-memory",
+        is_slow: false,
+    },
+    Mutant {
+        name: "descriptor_leak",
+        what: "the socket of a client that leaves in the middle of a message stays open",
+        attack: "truncated",
+        setting: "ordinary",
+        is_slow: false,
+    },
+    Mutant {
+        name: "log_waits",
+        what: "whoever has a message waits until the log has room for it",
+        attack: "malformed",
+        setting: "log-unread",
+        is_slow: false,
+    },
+    Mutant {
+        name: "silent_clients",
+        what: "clients that have selected nothing make no room for others",
+        attack: "crowd",
+        setting: "ordinary",
+        is_slow: false,
+    },
+    Mutant {
+        name: "workers",
+        what: "a drive that does not answer uses up the kernel's threads for all",
+        attack: "slow",
+        setting: "ordinary",
+        is_slow: true,
+    },
+    Mutant {
+        name: "inline_io",
+        what: "the kernel may try every request on the reactor's thread, where some filesystems wait",
+        attack: "slow",
+        setting: "ordinary",
+        is_slow: true,
+    },
+];
+pub(crate) const SECONDS_DEFAULT: u64 = 300;
+/// What CI can spare.
+pub(crate) const SECONDS_SHORT: u64 = 14;
+/// From here on each attack has the windows that a p99 takes.
+const SECONDS_JUDGED: u64 = 150;
+/// Of one attack alone: three windows.
+const SECONDS_OF_A_MUTANT: u64 = 12;
+pub(crate) const SEED_DEFAULT: u64 = 1;
