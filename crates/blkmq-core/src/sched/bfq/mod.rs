@@ -262,11 +262,12 @@ impl Bfq {
         Some(self.cost(self.held.slots.rq(slot)))
     }
 
-    /// What a request counts as, in bytes: those that the drive moves, and at least a block; a transfer at most.
+    /// What a request counts as, in bytes: those that the drive moves, and at least a block; a transfer at most; and what the request
+    /// itself is said to cost.
     #[inline]
     fn cost(&self, rq: &Request) -> u32 {
         let bytes = rq.charged_bytes(self.held.limits());
-        bytes.clamp(u64::from(COST_MIN), u64::from(self.cost_max)) as u32
+        bytes.clamp(u64::from(COST_MIN), u64::from(self.cost_max)) as u32 + self.tunables.request_cost
     }
 
     /// A queue has got its first request.
@@ -469,7 +470,8 @@ impl Elevator for Bfq {
             self.tell_slowdown(id, note);
         }
         self.depth.completed(note.bytes, self.in_flight, self.now);
-        if self.rate.completed(note.bytes, self.now) {
+        let cost = note.bytes + u64::from(self.tunables.request_cost);
+        if self.rate.completed(cost, self.now) {
             self.wf2q.set_reach(self.reach());
         }
         self.ended_in_turn(id);
