@@ -54,7 +54,9 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
     );
     let prover = build_prover(steps)?;
     for (mutant, what) in MUTANTS.iter().filter(is_wanted) {
-        let program = steps.time(&format!("build of mutant {mutant}"), || mutant::build(mutant))?;
+        let program = steps.time(&format!("build of mutant {mutant}"), || {
+            mutant::build(mutant, false)
+        })?;
         let name = format!("mutant {mutant}: {what}");
         let verdict = steps.time(&name, || prove(&prover, &program, crashes, seed))?;
         match verdict {

@@ -10,10 +10,17 @@ use crate::steps::run_shown;
 /// Builds the command with a mutant in it: `cfg!(blkmq_mutant = "NAME")`, which no feature and no environment variable of the daemon
 /// can switch on.
 ///
+/// `optimized` is for those that are to be as quick as what is delivered, about.
+///
 /// # Errors
 /// If it cannot be built.
-pub(crate) fn build(mutant: &str) -> Result<PathBuf> {
-    let target = target_dir()?.join("mutants");
+pub(crate) fn build(mutant: &str, optimized: bool) -> Result<PathBuf> {
+    // Each in a directory of its own, so that neither undoes what the other has built.
+    let (name, level) = match optimized {
+        true => ("mutants-optimized", "2"),
+        false => ("mutants", "0"),
+    };
+    let target = target_dir()?.join(name);
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     let flags = format!("{flags} --cfg blkmq_mutant=\"{mutant}\"");
     run_shown(
@@ -21,6 +28,7 @@ pub(crate) fn build(mutant: &str) -> Result<PathBuf> {
             .env("RUSTFLAGS", flags.trim())
             // Quicker to build; nobody debugs it.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("CARGO_PROFILE_DEV_OPT_LEVEL", level)
             .env("CARGO_TARGET_DIR", &target),
     )?;
     let built = target.join("debug/blkmq");

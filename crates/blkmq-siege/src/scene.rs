@@ -205,7 +205,7 @@ impl Scene {
             r#"[daemon]
 reactors = 2
 nbd_memory = {nbd_memory}
-nbd_handshake_deadline = "1s"
+nbd_handshake_deadline = "2s"
 shutdown_limit = "10s"
 
 [disk.{GOOD}]

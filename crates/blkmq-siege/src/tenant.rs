@@ -124,7 +124,7 @@ impl Visitor {
     /// come within the same moment.
     ///
     /// # Errors
-    /// If it is not let in within a second, or finds anything else than it left.
+    /// If it is not let in within one and a half seconds, or finds anything else than it left.
     pub fn visit(&self, end: Instant) -> Result<Visits> {
         let (mut visits, mut first_try) = (Visits::default(), Instant::now());
         while visits.count == 0 || Instant::now() + VISIT_INTERVAL < end {
@@ -198,7 +198,7 @@ const CONNECTIONS: usize = 2;
 const INTERVAL: Duration = Duration::from_millis(1);
 /// After so long the load looks whether it is over.
 const SLICE: Duration = Duration::from_millis(50);
-const LET_IN_TIME_MAX: Duration = Duration::from_secs(1);
+const LET_IN_TIME_MAX: Duration = Duration::from_millis(1500);
 const COME_AGAIN: Duration = Duration::from_millis(10);
 const VISIT_INTERVAL: Duration = Duration::from_millis(50);
 /// The number of the only change of a visitor's disk.
