@@ -64,7 +64,8 @@ pub fn measure(held: Held, submitters: usize, lock: bool, seed: u64) -> Point {
 
 /// Measures all points and returns the table.
 pub fn table(seed: u64) -> String {
-    let mut table = format!("a null drive, depth {DEPTH} in all, virtual time: a model, see docs/simulator.md\n");
+    let mut table =
+        format!("a null drive, depth {DEPTH} in all, virtual time: a model, see docs/simulator.md\n");
     for held in HELD {
         let _ = writeln!(
             table,
@@ -152,7 +153,10 @@ mod tests {
                     gate.iops * 10 >= one.iops * 9,
                     "{held:?}, {submitters}: {gate:?} {one:?}"
                 );
-                assert!(gate.cpu_ns < lock.cpu_ns, "{held:?}, {submitters}: {gate:?} {lock:?}");
+                assert!(
+                    gate.cpu_ns < lock.cpu_ns,
+                    "{held:?}, {submitters}: {gate:?} {lock:?}"
+                );
             }
         }
     }
