@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blkmq_export::nbd::client::{Handshake, Progress, Wanted};
 use blkmq_export::nbd::codec::handshake::{
-    InfoKind, InfoRequest, MetaRequest, OptionCode, write_client_flags, write_option,
+    InfoKind, InfoRequest, MetaRequest, OptionCode, SessionName, write_client_flags, write_option,
 };
 use blkmq_export::nbd::codec::reply::Extent;
 use blkmq_export::nbd::codec::request::{Command, RequestHeader};
@@ -44,12 +44,22 @@ fn main() {
             &format!("{name}-read-only"),
             &[&[place | 4, 255, 1], &commands[..]].concat(),
         );
+        write(
+            "nbd_server_bytes",
+            &format!("{name}-fence"),
+            &[&[place | 32, 255, 1], &fences(style)[..]].concat(),
+        );
     }
     for (want, (name, style)) in (0..).zip(STYLES) {
         write(
             "nbd_client_bytes",
             name,
-            &[&[want | 4, 255], &server_stream(style)[..]].concat(),
+            &[&[want | 4, 255], &server_stream(style, false)[..]].concat(),
+        );
+        write(
+            "nbd_client_bytes",
+            &format!("{name}-named"),
+            &[&[want | 12, 255], &server_stream(style, true)[..]].concat(),
         );
     }
     for (name, text) in CONFIGURATIONS {
@@ -143,11 +153,37 @@ fn negotiation() -> Vec<u8> {
         (OptionCode::LIST_META_CONTEXT, &contexts),
         (OptionCode::SET_META_CONTEXT, &contexts),
         (OptionCode::INFO, &name),
+        (OptionCode::SESSION, &[7; 23]),
+        (OptionCode::SESSION, &[7; 24]),
+        (OptionCode::SESSION, &[7; 24]),
         (OptionCode::EXPORT_NAME, b"a"),
     ] {
         write_option(code, data, &mut out);
     }
     out.extend(commands(HeaderStyle::Structured));
+    out
+}
+
+/// Fences of other sessions and of its own, and some that are none.
+fn fences(style: HeaderStyle) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (offset, length, flags) in [
+        (0, 0, CommandFlags::NONE),
+        (u64::MAX, 0, CommandFlags::NONE),
+        (1, 0, CommandFlags::NONE),
+        (2, 1, CommandFlags::NONE),
+        (u64::MAX, 4096, CommandFlags::PAYLOAD_LEN),
+    ] {
+        let command = Command::FENCE;
+        RequestHeader {
+            cookie: offset,
+            offset,
+            length,
+            command,
+            flags,
+        }
+        .write(style, &mut out);
+    }
     out
 }
 
@@ -186,14 +222,19 @@ fn commands(style: HeaderStyle) -> Vec<u8> {
 }
 
 /// What our own server sends to a client of this style: its part of the negotiation and some replies.
-fn server_stream(style: HeaderStyle) -> Vec<u8> {
-    let table = ExportTable::new([Export::new(ExportId(1), "a", 1 << 20)]).expect("a proper export");
+fn server_stream(style: HeaderStyle, is_named: bool) -> Vec<u8> {
+    let mut table = ExportTable::new([Export::new(ExportId(1), "a", 1 << 20)]).expect("a proper export");
+    table.instance = Some(7);
     let (mut to_client, mut to_server, mut stream) = (Vec::new(), Vec::new(), Vec::new());
     let mut session = Session::new(Arc::new(table), Limits::default(), &mut to_client);
     let mut handshake = Handshake::new(Wanted {
         name: "a".into(),
         style,
         block_status: true,
+        session: is_named.then_some(SessionName {
+            client: 0x626c_6b6d_7100 << 80,
+            number: 7,
+        }),
     });
     while let (_, Progress::NeedMore) = handshake.receive(&to_client, &mut to_server) {
         stream.append(&mut to_client);

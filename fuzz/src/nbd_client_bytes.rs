@@ -5,6 +5,7 @@
 
 use blkmq_export::nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_export::nbd::codec::HeaderStyle;
+use blkmq_export::nbd::codec::handshake::SessionName;
 use blkmq_export::nbd::codec::reply::{ChunkPayload, ReplyHead};
 
 /// Longest payload of a chunk that this client takes.
@@ -29,6 +30,10 @@ pub fn run(data: &[u8]) {
         name: "a".into(),
         style,
         block_status: want & 4 != 0,
+        session: (want & 8 != 0).then_some(SessionName {
+            client: 0x626c_6b6d_7100 << 80,
+            number: 7,
+        }),
     };
     let (mut handshake, mut sent, mut received) = (Handshake::new(wanted), Vec::new(), Vec::new());
     let mut agreed = None;

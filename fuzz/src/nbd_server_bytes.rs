@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blkmq_export::nbd::codec::handshake::{
-    InfoRequest, MetaRequest, OptionCode, write_client_flags, write_option,
+    InfoRequest, MetaRequest, OptionCode, SessionName, write_client_flags, write_option,
 };
 use blkmq_export::nbd::codec::reply::{ChunkPayload, Extent, ReplyHead};
 use blkmq_export::nbd::codec::{ChunkFlags, ClientFlags, ErrorCode, ExtentState, HeaderStyle};
@@ -20,6 +20,12 @@ use blkmq_export::nbd::session::{Event, Op, Request, Session};
 const DISK_BYTES: usize = 128 << 10;
 /// Longest answer the session can write at once: every export listed, or the longest error text.
 const ANSWER_BYTES_MAX: usize = 1024;
+
+/// What a session is called that has a name from the start.
+const NAME: SessionName = SessionName {
+    client: 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef,
+    number: 1,
+};
 
 /// Runs one input.
 ///
@@ -75,7 +81,8 @@ impl Server {
         export.features.fua = place & 8 == 0;
         export.features.trim = place & 8 == 0;
         export.block_min_bytes = if place & 16 != 0 { 512 } else { 1 };
-        let table = ExportTable::new([export, Export::new(ExportId(2), "b", 0)]).expect("proper exports");
+        let mut table = ExportTable::new([export, Export::new(ExportId(2), "b", 0)]).expect("proper exports");
+        table.instance = (place & 64 == 0).then_some(0x1122_3344_5566_7788);
         let mut out = Vec::new();
         let session = Session::new(Arc::new(table), limits.clone(), &mut out);
         Server {
@@ -93,7 +100,7 @@ impl Server {
         }
     }
 
-    /// Skips negotiation if `place` says so: 1 to 3 are the three header styles.
+    /// Skips negotiation if `place` says so: 1 to 3 are the three header styles, with 32 the session has a name.
     fn negotiate(&mut self, place: u8) {
         let mut bytes = Vec::new();
         let style = match place & 3 {
@@ -108,6 +115,11 @@ impl Server {
             MetaRequest::write("a", &["base:allocation"], &mut contexts);
             write_option(style, &[], &mut bytes);
             write_option(OptionCode::SET_META_CONTEXT, &contexts, &mut bytes);
+        }
+        if place & 32 != 0 {
+            let mut name = Vec::new();
+            NAME.write(&mut name);
+            write_option(OptionCode::SESSION, &name, &mut bytes);
         }
         let mut name = Vec::new();
         InfoRequest::write("a", &[], &mut name);
@@ -177,11 +189,13 @@ impl Server {
     }
 
     fn checked(&mut self, request: Request) -> Request {
-        let end = request
-            .offset
-            .checked_add(request.length)
-            .expect("an end in range");
-        assert!(end <= DISK_BYTES as u64, "{request:?} is outside the export");
+        let end = request.offset.checked_add(request.length).expect("an end in range");
+        if request.op == Op::Fence {
+            let name = self.session.name().expect("a session that fences has a name");
+            assert!(request.length == 0 && request.offset != name.number, "{request:?}");
+        } else {
+            assert!(end <= DISK_BYTES as u64, "{request:?} is outside the export");
+        }
         let replies = self.session.replies();
         assert!(replies.requests() <= self.limits.requests_max);
         assert!(replies.memory_bytes() <= self.limits.memory_bytes_max);

@@ -1,282 +1,291 @@
-//! Decides how tests that need another kernel's devices are run: in an emulated guest with Debian's kernel and null_blk with poll queues.
+//! Decides how tests that need another kernel's devices are run: in an emulated guest with Debian's
+//! kernel.
 //!
-//! Nothing is installed. The packages are those of Debian 12 and its backports, from the mirror that this machine uses, unpacked below the
-//! build directory. Cargo builds the tests without shared libraries, and calls this program again to run them ([`boot`]).
+//! The packages are unpacked below the build directory ([`packages`]), the guest's file system is
+//! made of them and of programs without shared libraries ([`initrd`]), and booted ([`machine`]).
+
+mod initrd;
+mod machine;
+mod packages;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::{cargo, find_tool, target_dir};
+use self::initrd::Initrd;
+use self::packages::Place;
+use crate::place::{cargo, find_tool};
 use crate::steps::{Steps, run_shown};
 
+/// Runs one of the [`TESTS`], or all of them.
+///
 /// # Errors
-/// If the tests cannot be built, or fail in the guest. What a guest needs and is not to be had is a reason to skip.
-pub(crate) fn run(steps: &mut Steps) -> Result<()> {
-    let place = Place::find()?;
-    if !place.is_complete()
-        && let Err(error) = steps.time("packages of the guest", || place.fill())
-    {
-        steps.skip("tests in a guest", &format!("{error:#}"));
+/// If a test cannot be built, or fails in the guest, or there is none of that name. What a guest
+/// needs and is not to be had is a reason to skip.
+pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
+    ensure!(
+        only.is_none_or(|only| TESTS.contains(&only)),
+        "there is no such test in a guest; there are {}",
+        TESTS.join(", ")
+    );
+    let Some(place) = find_place(steps)? else {
         return Ok(());
+    };
+    let is_wanted = |name: &str| only.is_none_or(|only| only == name);
+    if is_wanted(POLLED) {
+        run_polled(steps, &place)?;
     }
-    let mut tests = cargo("test --release -p blkmq-host --lib --test files");
-    tests
-        .args([
-            "--target",
-            TRIPLE,
-            "--",
-            "--nocapture",
-            "--test-threads=1",
-            "polled",
-        ])
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        // Quick to build rather than quick to run: the emulator is what takes its time.
-        .envs([
-            ("CARGO_PROFILE_RELEASE_LTO", "off"),
-            ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
-        ])
-        .env("CARGO_TARGET_DIR", place.0.join("build"))
-        .env(RUNNER, format!("{} {BOOT}", std::env::current_exe()?.display()));
-    steps.run("tests in a guest", &mut tests)?;
+    let proofs = PROOFS.iter().filter(|proof| is_wanted(proof.name));
+    for (number, proof) in proofs.enumerate() {
+        if number == 0 {
+            steps.time("static build of the command and the proof", || {
+                build(&place, None)
+            })?;
+        }
+        let program = built(&place, None).join("blkmq");
+        let verdict = steps.time(&format!("{} in a guest", proof.name), || {
+            prove(&place, proof, &program)
+        })?;
+        match verdict {
+            Verdict::Right => {}
+            Verdict::Lost => bail!("data was lost; again: cargo xtask guest {}", proof.name),
+            Verdict::Broken => bail!(
+                "the proof could not be made; again: cargo xtask guest {}",
+                proof.name
+            ),
+        }
+    }
     steps.print_summary();
     Ok(())
 }
 
-/// Boots a guest whose first process runs `program`, and shows what it says. Cargo calls this in place of the test.
+/// Has the proofs look at builds that lose data, each of which must be caught.
+///
+/// # Errors
+/// If a mutant gets through, or cannot be built, or there is none of that name for a proof of that name.
+pub(crate) fn run_mutants(steps: &mut Steps, only: Option<&str>, mutant: Option<&str>) -> Result<()> {
+    let is_wanted = |word: Option<&str>, name: &str| word.is_none_or(|word| word == name);
+    let all = PROOFS
+        .iter()
+        .flat_map(|proof| proof.mutants.iter().map(move |mutant| (proof, *mutant)));
+    let wanted: Vec<_> = all
+        .filter(|(proof, name)| is_wanted(only, proof.name) && is_wanted(mutant, name))
+        .collect();
+    ensure!(
+        !wanted.is_empty(),
+        "no such mutant is tried; {}",
+        PROOFS
+            .map(|proof| format!("{} tries {}", proof.name, proof.mutants.join(", ")))
+            .join("; ")
+    );
+    let Some(place) = find_place(steps)? else {
+        return Ok(());
+    };
+    steps.time("static build of the proof", || build(&place, None))?;
+    for (proof, mutant) in wanted {
+        steps.time(&format!("build of mutant {mutant}"), || {
+            build(&place, Some(mutant))
+        })?;
+        let program = built(&place, Some(mutant)).join("blkmq");
+        let name = format!("mutant {mutant}, {} in a guest", proof.name);
+        match steps.time(&name, || prove(&place, proof, &program))? {
+            Verdict::Lost => println!("    mutant {mutant}: caught"),
+            Verdict::Right => bail!("mutant {mutant} got through"),
+            Verdict::Broken => bail!("mutant {mutant}: the proof could not be made"),
+        }
+    }
+    steps.print_summary();
+    Ok(())
+}
+
+/// Boots a guest whose first process runs `program`, and shows what it says. Cargo calls this in
+/// place of the test.
 ///
 /// # Errors
 /// If there is no guest, or it says anything but that the program succeeded.
 pub(crate) fn boot(program: &Path, args: &[String]) -> Result<()> {
     let place = Place::find()?;
-    let initrd = place.pack(program, args)?;
-    let kernel = place.find_file("boot", "vmlinuz-")?;
-    // Nobody waits for ever for a guest that hangs.
-    let mut emulator = Command::new("timeout");
-    emulator.arg(BOOT_SECONDS).arg(place.root().join(EMULATOR));
-    for firmware in ["qemu", "seabios"] {
-        emulator
-            .arg("-L")
-            .arg(place.root().join("usr/share").join(firmware));
-    }
-    emulator
-        .args(MACHINE.split_whitespace())
-        .arg("-kernel")
-        .arg(kernel)
-        .arg("-initrd")
-        .arg(initrd)
-        .args(["-append", "console=ttyS0 quiet panic=-1"])
-        .env("LD_LIBRARY_PATH", place.root().join("usr/lib/x86_64-linux-gnu"))
-        .stdin(Stdio::null());
-    let output = emulator.stderr(Stdio::inherit()).output();
-    let output = output.context("starting the emulator")?;
-    let said = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    print!("{said}");
-    ensure!(
-        said.lines().any(|line| line == SUCCESS),
-        "the guest did not say `{SUCCESS}` within {BOOT_SECONDS} s ({})",
-        output.status
-    );
+    let mut initrd = Initrd::new(&place)?;
+    initrd.add_program(program, "tests")?;
+    initrd.add_module("null_blk", POLLED_DISKS)?;
+    let filesystem = fs::File::create(initrd.path("ext4.img"))?;
+    filesystem.set_len(FILESYSTEM_BYTES)?;
+    let maker = find_tool("mkfs.ext4").context("mkfs.ext4 is not installed; run: cargo xtask setup")?;
+    run_shown(Command::new(maker).arg("-q").arg(initrd.path("ext4.img")))?;
+    let script = POLLED_SCRIPT
+        .replace("ARGS", &args.join(" "))
+        .replace("SUCCESS", SUCCESS);
+    let said = machine::boot(&place, &initrd.pack(&script)?, POLLED_TIME_MAX)?;
+    ensure!(is_said(&said, SUCCESS), "the guest did not say `{SUCCESS}`");
     Ok(())
 }
 
-/// Where packages, what is in them, and the guest's files lie.
-struct Place(PathBuf);
+/// A program of `blkmq-forget` that looks at a daemon in a guest.
+struct Proof {
+    name: &'static str,
+    tools: &'static [&'static str],
+    modules: &'static [&'static str],
+    /// What a build may leave out that this proof must notice, by the names of `cargo xtask crashes
+    /// --mutants`.
+    mutants: &'static [&'static str],
+}
 
-impl Place {
-    fn find() -> Result<Self> {
-        Ok(Self(target_dir()?.join("guest")))
+/// What came of a proof.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Right,
+    Lost,
+    Broken,
+}
+
+/// The packages; nothing, and a line that says why, if they cannot be had.
+fn find_place(steps: &mut Steps) -> Result<Option<Place>> {
+    let place = Place::find()?;
+    if !place.is_complete()
+        && let Err(error) = steps.time("packages of the guest", || place.fill())
+    {
+        steps.skip("tests in a guest", &format!("{error:#}"));
+        return Ok(None);
     }
+    Ok(Some(place))
+}
 
-    fn root(&self) -> PathBuf {
-        self.0.join("root")
+fn run_polled(steps: &mut Steps, place: &Place) -> Result<()> {
+    let mut tests = build_command(place, None, "test -p blkmq-host --lib --test files");
+    tests.args(["--", "--nocapture", "--test-threads=1", "polled"]);
+    tests.env(RUNNER, format!("{} {BOOT}", std::env::current_exe()?.display()));
+    steps.run("polled devices in a guest", &mut tests)
+}
+
+fn prove(place: &Place, proof: &Proof, program: &Path) -> Result<Verdict> {
+    let mut initrd = Initrd::new(place)?;
+    initrd.add_program(program, "blkmq")?;
+    initrd.add_program(&built(place, None).join("blkmq-guest"), "blkmq-guest")?;
+    for tool in proof.tools {
+        initrd.add_tool(tool)?;
     }
-
-    fn is_complete(&self) -> bool {
-        self.0.join("complete").is_file()
+    initrd.add_module("null_blk", "nr_devices=0")?;
+    for module in proof.modules {
+        initrd.add_module(module, "")?;
     }
+    let script = PROOF_SCRIPT
+        .replace("PROOF", proof.name)
+        .replace("SUCCESS", SUCCESS)
+        .replace("LOSS", LOSS);
+    let said = machine::boot(place, &initrd.pack(&script)?, PROOF_TIME_MAX)?;
+    Ok(match said {
+        said if is_said(&said, SUCCESS) => Verdict::Right,
+        said if is_said(&said, LOSS) => Verdict::Lost,
+        _ => Verdict::Broken,
+    })
+}
 
-    /// Downloads and unpacks what a guest needs.
-    fn fill(&self) -> Result<()> {
-        ensure!(
-            std::env::consts::ARCH == "x86_64",
-            "the guest is one for x86_64 machines"
-        );
-        for tool in ["apt-get", "apt-cache", "dpkg", "timeout", "xz", "mkfs.ext4"] {
-            ensure!(find_tool(tool).is_some(), "there is no {tool} here");
-        }
-        for directory in ["lists/partial", "debs/partial", "cache", "root"] {
-            fs::create_dir_all(self.0.join(directory))?;
-        }
-        let mirror = mirror()?;
-        let sources = SUITES.map(|suite| format!("deb {mirror} {suite} main\n"));
-        fs::write(self.0.join("sources.list"), sources.concat())?;
-        fs::write(self.0.join("preferences"), PREFERENCES)?;
-        run_shown(&mut self.apt("apt-get", "update -qq"))?;
-        // The libraries that are missing here, and then what must be there even if this machine has it installed.
-        let libraries = "install -qq -y --download-only --no-install-recommends qemu-system-x86";
-        run_shown(&mut self.apt("apt-get", libraries))?;
-        let packages = format!("download -qq {PACKAGES} {}", self.kernel_package()?);
-        run_shown(self.apt("apt-get", &packages).current_dir(self.0.join("debs")))?;
-        for package in fs::read_dir(self.0.join("debs"))? {
-            let package = package?.path();
-            if package.extension().is_some_and(|end| end == "deb") {
-                run_shown(Command::new("dpkg").arg("-x").arg(package).arg(self.root()))?;
-            }
-        }
-        let version = self.emulator_version()?;
-        println!("    {version}");
-        Ok(fs::write(self.0.join("complete"), version)?)
+fn is_said(said: &str, line: &str) -> bool {
+    said.lines().any(|said| said == line)
+}
+
+/// Builds the command, with a mutant in it or without, and without one the proofs.
+fn build(place: &Place, mutant: Option<&str>) -> Result<()> {
+    let packages = match mutant {
+        None => "build --quiet -p blkmq -p blkmq-forget",
+        Some(_) => "build --quiet -p blkmq",
+    };
+    run_shown(&mut build_command(place, mutant, packages))
+}
+
+/// Cargo, for a guest: what it builds needs no shared libraries.
+fn build_command(place: &Place, mutant: Option<&str>, words: &str) -> Command {
+    let mut flags = "-C target-feature=+crt-static".to_owned();
+    if let Some(mutant) = mutant {
+        flags.push_str(&format!(" --cfg blkmq_mutant=\"{mutant}\""));
     }
-
-    /// One of apt's programs, with lists, archives and sources of its own: nothing of the machine's is changed.
-    fn apt(&self, program: &str, words: &str) -> Command {
-        let mut command = Command::new(program);
-        for (option, file) in [
-            ("Dir::Etc::sourcelist", "sources.list"),
-            ("Dir::Etc::sourceparts", "/dev/null"),
-            ("Dir::Etc::preferences", "preferences"),
-            ("Dir::Etc::preferencesparts", "/dev/null"),
-            ("Dir::State::lists", "lists"),
-            ("Dir::Cache", "cache"),
-            ("Dir::Cache::archives", "debs"),
-        ] {
-            command.args(["-o", &format!("{option}={}", self.0.join(file).display())]);
-        }
-        command.args(["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"]);
-        command.args(words.split_whitespace());
-        command
+    let mut command = cargo(words);
+    command
+        .args(["--release", "--target", TRIPLE])
+        .env("RUSTFLAGS", flags)
+        // Quick to build rather than quick to run: the emulator is what takes its time.
+        .envs([
+            ("CARGO_PROFILE_RELEASE_LTO", "off"),
+            ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
+            ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
+        ])
+        .env("CARGO_TARGET_DIR", build_dir(place, mutant));
+    if mutant.is_some() {
+        command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
     }
+    command
+}
 
-    /// The package that the newest kernel is in.
-    fn kernel_package(&self) -> Result<String> {
-        let output = self
-            .apt("apt-cache", "depends linux-image-cloud-amd64")
-            .output()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let mut depends = text
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("Depends: "));
-        let found = depends.find(|package| package.starts_with("linux-image-"));
-        Ok(found.context("no kernel is among the packages")?.to_owned())
-    }
-
-    /// Starts what was unpacked, so that a library that is missing shows now.
-    fn emulator_version(&self) -> Result<String> {
-        let output = Command::new(self.root().join(EMULATOR))
-            .arg("--version")
-            .env("LD_LIBRARY_PATH", self.root().join("usr/lib/x86_64-linux-gnu"))
-            .output()?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        match said.lines().next() {
-            Some(line) if output.status.success() => Ok(line.to_owned()),
-            _ => bail!(
-                "the emulator does not start here: {}",
-                String::from_utf8_lossy(&output.stderr)
-            ),
-        }
-    }
-
-    /// Makes the guest's file system: a shell, the modules, the program, and what to do with them.
-    fn pack(&self, program: &Path, args: &[String]) -> Result<PathBuf> {
-        let tree = self.0.join("initrd");
-        for directory in ["bin", "dev", "mnt", "proc", "sys", "tmp"] {
-            fs::create_dir_all(tree.join(directory))?;
-        }
-        fs::copy(self.root().join("bin/busybox"), tree.join("bin/busybox"))?;
-        fs::copy(program, tree.join("bin/tests"))
-            .with_context(|| format!("copying {}", program.display()))?;
-        let modules = self.find_file("lib/modules", "")?.join("kernel");
-        for module in ["fs/configfs/configfs", "drivers/block/null_blk/null_blk"] {
-            let packed = modules.join(format!("{module}.ko.xz"));
-            let unpacked = Command::new("xz").arg("-dc").arg(&packed).output()?;
-            ensure!(unpacked.status.success(), "xz -dc {}", packed.display());
-            let name = packed.file_stem().context("a module has a name")?;
-            fs::write(tree.join(name), unpacked.stdout)?;
-        }
-        let filesystem = fs::File::create(tree.join("ext4.img"))?;
-        filesystem.set_len(FILESYSTEM_BYTES)?;
-        let maker = find_tool("mkfs.ext4").context("mkfs.ext4 is not installed; run: cargo xtask setup")?;
-        run_shown(Command::new(maker).arg("-q").arg(tree.join("ext4.img")))?;
-        let script = INIT.replace("ARGS", &args.join(" ")).replace("SUCCESS", SUCCESS);
-        fs::write(tree.join("init"), script)?;
-        fs::set_permissions(tree.join("init"), fs::Permissions::from_mode(0o755))?;
-        let image = self.0.join("initrd.img");
-        let archive = "find . | bin/busybox cpio -o -H newc 2>/dev/null";
-        let archive = Command::new("sh")
-            .args(["-c", archive])
-            .current_dir(&tree)
-            .output()?;
-        ensure!(archive.status.success(), "cpio: {}", archive.status);
-        fs::write(&image, archive.stdout)?;
-        Ok(image)
-    }
-
-    /// The entry of a directory of the unpacked packages whose name begins so.
-    fn find_file(&self, directory: &str, begin: &str) -> Result<PathBuf> {
-        let directory = self.root().join(directory);
-        let entries = fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))?;
-        let mut names = entries.flatten().map(|entry| entry.path());
-        let found = names.find(|path| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with(begin))
-        });
-        found.with_context(|| format!("nothing in {} begins with {begin:?}", directory.display()))
+/// Mutants are built away from all others, so that none is taken for what is delivered.
+fn build_dir(place: &Place, mutant: Option<&str>) -> PathBuf {
+    match mutant {
+        None => place.file("build"),
+        Some(_) => place.file("mutants"),
     }
 }
 
-/// Where this machine gets Debian's packages from.
-fn mirror() -> Result<String> {
-    let format = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)";
-    let output = Command::new("apt-get")
-        .args(["indextargets", "--format", format, "Created-By: Packages"])
-        .output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let mirror = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Debian|bookworm|"));
-    Ok(mirror
-        .context("this machine does not use Debian 12's packages")?
-        .to_owned())
+fn built(place: &Place, mutant: Option<&str>) -> PathBuf {
+    build_dir(place, mutant).join(TRIPLE).join("release")
 }
 
 /// The chore under which cargo calls [`boot`].
 pub(crate) const BOOT: &str = "guest-boot";
+/// What `cargo xtask guest NAME` runs.
+const TESTS: [&str; 3] = [POLLED, PROOFS[0].name, PROOFS[1].name];
+const POLLED: &str = "polled";
+const PROOFS: [Proof; 2] = [
+    Proof {
+        name: "log-writes",
+        tools: &TOOLS,
+        modules: &["nbd", "dm-mod", "dm-log-writes", "xfs"],
+        mutants: &["fsync", "dsync", "preflush", "postflush"],
+    },
+    Proof {
+        name: "flakey",
+        tools: &TOOLS,
+        modules: &["dm-mod", "dm-flakey", "xfs"],
+        mutants: &["fsync", "dsync", "preflush", "postflush", "latch"],
+    },
+];
+const TOOLS: [&str; 6] = [
+    "dmsetup",
+    "nbd-client",
+    "mkfs.ext4",
+    "e2fsck",
+    "mkfs.xfs",
+    "xfs_repair",
+];
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
-const SUITES: [&str; 2] = ["bookworm", "bookworm-backports"];
-const PACKAGES: &str = "qemu-system-x86 qemu-system-data seabios busybox-static";
-/// Debian 12's own emulator crashes one boot in five of the newer kernel.
-const PREFERENCES: &str = "\
-Package: qemu-* seabios linux-image-*
-Pin: release n=bookworm-backports
-Pin-Priority: 990
-";
-const EMULATOR: &str = "usr/bin/qemu-system-x86_64";
-const MACHINE: &str = "-accel tcg,thread=multi -cpu max -smp 2 -m 512 -machine q35 -nodefaults -no-reboot -display none -serial stdio";
-const BOOT_SECONDS: &str = "180";
+const POLLED_TIME_MAX: Duration = Duration::from_secs(180);
+const PROOF_TIME_MAX: Duration = Duration::from_secs(200);
 /// What the guest's last line is if the program succeeded.
 const SUCCESS: &str = "the tests in the guest have passed";
+/// And if it found that data was lost.
+const LOSS: &str = "the tests in the guest have found lost data";
 /// What the second null disk begins with.
 const FILESYSTEM_BYTES: u64 = 16 << 20;
-/// Null disks that take 100 µs and keep what is written, with two queues that interrupt and two that are polled. The tests write to the
-/// first one itself, and to a file on the second.
-const INIT: &str = "\
-#!/bin/busybox sh
-export PATH=/bin
-busybox mount -t proc proc /proc
-busybox mount -t sysfs sysfs /sys
-busybox mount -t devtmpfs devtmpfs /dev
-busybox mount -t tmpfs tmpfs /tmp
-busybox insmod /configfs.ko
-busybox insmod /null_blk.ko nr_devices=2 queue_mode=2 submit_queues=2 poll_queues=2 memory_backed=1 irqmode=2 completion_nsec=100000 gb=1 bs=512
+/// Null disks that take 100 µs and keep what is written, with two queues that interrupt and two that
+/// are polled. The tests write to the first one itself, and to a file on the second.
+const POLLED_DISKS: &str = "nr_devices=2 queue_mode=2 submit_queues=2 poll_queues=2 memory_backed=1 irqmode=2 completion_nsec=100000 gb=1 bs=512";
+const POLLED_SCRIPT: &str = "\
 busybox echo \"Linux $(busybox uname -r), nullb0: io_poll=$(busybox cat /sys/block/nullb0/queue/io_poll)\"
 busybox dd if=/ext4.img of=/dev/nullb1 bs=1M 2>/dev/null
 busybox mount -t ext4 /dev/nullb1 /mnt
 busybox echo 'on the device' && BLKMQ_POLLED_DEVICE=/dev/nullb0 tests ARGS &&
 busybox echo 'in a file on ext4' && TMPDIR=/mnt tests ARGS && busybox echo SUCCESS
-busybox poweroff -f
+";
+/// The device mapper's nodes are made by its own tools, since nobody else does it here.
+const PROOF_SCRIPT: &str = "\
+for applet in mount umount; do busybox ln -s busybox /bin/$applet; done
+busybox mount -t configfs configfs /sys/kernel/config
+export DM_DISABLE_UDEV=1
+blkmq-guest PROOF --program /bin/blkmq
+case $? in
+0) busybox echo SUCCESS ;;
+3) busybox echo LOSS ;;
+esac
 ";

@@ -105,8 +105,15 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             }
         }
         "guest" => {
+            let mutants = args.flag("--mutants");
+            let only = args.positional();
+            let mutant = if mutants { args.positional() } else { None };
             args.finish()?;
-            guest::run(&mut steps)
+            if mutants {
+                guest::run_mutants(&mut steps, only.as_deref(), mutant.as_deref())
+            } else {
+                guest::run(&mut steps, only.as_deref())
+            }
         }
         // For cargo, which runs the guest's tests in this way.
         guest::BOOT => {
@@ -154,7 +161,8 @@ cargo xtask crashes [--crashes N] [--seed N]  kill the daemon on a filesystem th
 cargo xtask crashes --mutants [NAME]        the same on builds that lose data, each of which must be caught
 cargo xtask siege [--seconds N] [--seed N] [ATTACK]  hostile clients and failing drives beside a tenant who must not notice (default 300 s)
 cargo xtask siege --mutants [NAME]          the same on builds that lack one limit each, which must be caught
-cargo xtask guest                           tests on devices with poll queues, in an emulated guest; downloads 55 MB once
+cargo xtask guest [NAME]                    in an emulated guest: polled, log-writes or flakey, or all; downloads 55 MB once
+cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
 cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer
 cargo xtask asan                            the same under AddressSanitizer

@@ -85,5 +85,5 @@ const TOOLS: [(&str, &str); 15] = [
     ("xfs_repair", "xfsprogs"),
     ("valgrind", "valgrind"),
     ("ip", "iproute2"),
-    ("sysctl", "procps"),
+    ("kill", "procps"),
 ];

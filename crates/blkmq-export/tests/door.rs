@@ -328,6 +328,7 @@ impl Server {
         let mut handshake = Handshake::new(Wanted {
             style,
             block_status: style != HeaderStyle::Simple,
+            session: None,
             ..Wanted::plain("vm1")
         });
         let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());

@@ -75,6 +75,28 @@ pub enum Trouble {
     Other(anyhow::Error),
 }
 
+impl Counts {
+    /// Returns how many ended, well or not.
+    pub fn ended(&self) -> u64 {
+        self.done + self.failed
+    }
+}
+
+impl Trouble {
+    /// Says where it was met.
+    pub fn at(self, place: &str) -> Self {
+        let at = |wrong| match wrong {
+            Wrong::Lost(what) => Wrong::Lost(format!("{what}\nat {place}")),
+            Wrong::Foreign(what) => Wrong::Foreign(format!("{what}\nat {place}")),
+        };
+        match self {
+            Self::Read(wrong) => Self::Read(at(wrong)),
+            Self::AfterCrash(wrong) => Self::AfterCrash(at(wrong)),
+            Self::Other(error) => Self::Other(error.context(place.to_owned())),
+        }
+    }
+}
+
 impl From<anyhow::Error> for Trouble {
     fn from(error: anyhow::Error) -> Self {
         Self::Other(error)
@@ -107,7 +129,7 @@ impl Load {
     /// What was wrong, or that the server is gone.
     pub fn run(&mut self, history: &mut History, requests: u64, allowed: Allowed) -> Result<Counts, Trouble> {
         let mut ended = Vec::new();
-        while self.counts.done + self.counts.failed < requests {
+        while self.counts.ended() < requests {
             for index in 0..self.connections.len() {
                 while self.connections[index].depth() < DEPTH && self.send(index, history)? {}
             }

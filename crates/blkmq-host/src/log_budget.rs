@@ -1,5 +1,6 @@
-//! Decides how many lines one source may write to the log: a disk that fails and succeeds in turns must not fill what the log
-//! is on. Drivers ask before they write about single requests; what is withheld is counted, and told with the next line.
+//! Decides how many lines one source may write to the log: neither a disk that fails and succeeds in turns, nor a client that
+//! connects again and again and breaks the rules each time, may fill what the log is on. Drivers ask before they write about
+//! single requests, doors before they write about connections; what is withheld is counted, and told with the next line.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +9,11 @@ use blkmq_core::time::{Instant, Nanos};
 
 /// The lines that one source may still write: [`LINES_MAX`] at once, and one more each [`LINE_EVERY`].
 #[derive(Debug)]
-pub struct LogBudget(Mutex<Bucket>);
+pub struct LogBudget {
+    /// What the lines are about, for people.
+    about: &'static str,
+    bucket: Mutex<Bucket>,
+}
 
 /// A token bucket.
 #[derive(Debug)]
@@ -21,29 +26,34 @@ struct Bucket {
 
 /// How many lines were not written; shown behind the next one that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Withheld(pub u64);
-
-impl Default for LogBudget {
-    fn default() -> Self {
-        Self(Mutex::new(Bucket {
-            lines: LINES_MAX,
-            filled_at: Instant(0),
-            withheld: 0,
-        }))
-    }
+pub struct Withheld {
+    about: &'static str,
+    lines: u64,
 }
 
 impl LogBudget {
+    /// Makes the budget of one source, whose lines are about this: `other connections of this address`, say.
+    pub fn new(about: &'static str) -> Self {
+        let bucket = Mutex::new(Bucket {
+            lines: LINES_MAX,
+            filled_at: Instant(0),
+            withheld: 0,
+        });
+        Self { about, bucket }
+    }
+
     /// Takes one line. Returns how many were withheld since the last one, or nothing if this one has to be.
     pub fn take(&self, now: Instant) -> Option<Withheld> {
         // What a thread that panicked left behind is as good as any other count.
-        let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        bucket.take(now)
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = bucket.take(now)?;
+        let about = self.about;
+        Some(Withheld { about, lines })
     }
 }
 
 impl Bucket {
-    fn take(&mut self, now: Instant) -> Option<Withheld> {
+    fn take(&mut self, now: Instant) -> Option<u64> {
         // Time that has not earned a line yet is kept.
         let earned = now.since(self.filled_at).0 / LINE_EVERY.0;
         if earned > 0 {
@@ -55,15 +65,15 @@ impl Bucket {
             return None;
         }
         self.lines -= 1;
-        Some(Withheld(std::mem::take(&mut self.withheld)))
+        Some(std::mem::take(&mut self.withheld))
     }
 }
 
 impl fmt::Display for Withheld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
+        match self.lines {
             0 => Ok(()),
-            lines => write!(f, " ({lines} lines about it were withheld)"),
+            lines => write!(f, " ({lines} lines about {} were withheld)", self.about),
         }
     }
 }
@@ -79,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_flood_is_cut_to_a_line_a_second_and_the_rest_is_counted() {
-        let budget = LogBudget::default();
+        let budget = LogBudget::new("it");
         let start = Instant(1) + Nanos::from_secs(100);
         // Ten thousand a second, for ten seconds.
         let written = (0..100_000u64).filter(|at| {
@@ -91,18 +101,27 @@ mod tests {
         assert!((most + 9..=most + 10).contains(&written), "{written} lines");
         let next = budget.take(start + Nanos::from_secs(12)).expect("a second later");
         assert!(
-            (9_000..=10_000).contains(&next.0),
+            (9_000..=10_000).contains(&next.lines),
             "{next:?}: those since the last line"
         );
-        assert!(next.to_string().contains("lines about it were withheld"));
+        let said = format!(" ({} lines about it were withheld)", next.lines);
+        assert_eq!(next.to_string(), said);
     }
 
     #[test]
     fn now_and_then_a_line_is_always_written() {
-        let budget = LogBudget::default();
+        let budget = LogBudget::new("it");
         for second in 0..1000 {
             let taken = budget.take(Instant(7) + Nanos::from_secs(second));
-            assert_eq!(taken, Some(Withheld(0)), "second {second}");
+            assert_eq!(taken.map(|withheld| withheld.lines), Some(0), "second {second}");
         }
+    }
+
+    #[test]
+    fn an_idle_hour_earns_no_more_than_the_bucket_holds() {
+        let budget = LogBudget::new("it");
+        let later = Instant(0) + Nanos::from_secs(3600);
+        let written = (0..1000).filter(|_| budget.take(later).is_some()).count();
+        assert_eq!(written, LINES_MAX as usize);
     }
 }

@@ -94,6 +94,8 @@ struct RingState {
     /// Pushed while the submission queue was full and the kernel took nothing.
     backlog: VecDeque<squeue::Entry>,
     ports: Vec<PortState>,
+    /// Numbers of ports that are closed and drained.
+    unused: Vec<u16>,
     /// Ports with completions that [`RingHandle::take_ready`] has not reported.
     ready: Vec<u16>,
     free_files: Vec<u32>,
@@ -149,6 +151,7 @@ impl RingHandle {
         let state = RingState {
             backlog: VecDeque::new(),
             ports: Vec::new(),
+            unused: Vec::new(),
             ready: Vec::new(),
             free_files: (0..config.files).rev().collect(),
             uring,
@@ -166,15 +169,15 @@ impl RingHandle {
     /// If 65536 ports are open or not yet drained.
     pub fn open_port(&self) -> Port {
         let mut state = self.0.state.borrow_mut();
-        let unused = state.ports.iter().position(PortState::is_unused);
-        let id = unused.unwrap_or_else(|| {
+        let id = state.unused.pop().unwrap_or_else(|| {
+            let id = u16::try_from(state.ports.len()).expect("fewer than 65536 ports of one ring");
             state.ports.push(PortState::default());
-            state.ports.len() - 1
+            id
         });
-        state.ports[id].is_open = true;
+        state.ports[usize::from(id)].is_open = true;
         Port {
             ring: self.clone(),
-            id: u16::try_from(id).expect("fewer than 65536 ports of one ring"),
+            id,
         }
     }
 
@@ -356,6 +359,9 @@ impl Drop for Port {
         let port = &mut state.ports[usize::from(self.id)];
         port.is_open = false;
         port.completed.clear();
+        if port.is_unused() {
+            state.unused.push(self.id);
+        }
     }
 }
 
@@ -429,6 +435,9 @@ impl RingState {
                 reaped.entries += 1;
             }
             if !port.is_open {
+                if port.is_unused() {
+                    self.unused.push(id as u16);
+                }
                 continue;
             }
             port.completed.push(completion);
@@ -544,6 +553,32 @@ mod tests {
         let third = ring.open_port();
         assert_eq!(third.id(), id);
         assert_eq!(completed(&third), []);
+    }
+
+    #[test]
+    fn numbers_of_ports_are_used_again_however_they_come_and_go() {
+        let ring = ring(8);
+        let mut open = std::collections::VecDeque::new();
+        for round in 0..10_000 {
+            let port = ring.open_port();
+            assert!(
+                open.iter().all(|other: &Port| other.id() != port.id()),
+                "given out twice"
+            );
+            if round % 3 == 0 {
+                port.push_nop(round);
+            }
+            open.push_back(port);
+            if open.len() == 3 {
+                open.pop_front();
+            }
+            if round % 5 == 0 {
+                ring.submit();
+                ring.reap();
+            }
+        }
+        let used = ring.0.state.borrow().ports.len();
+        assert!(used <= 8, "{used} numbers for 3 ports at a time");
     }
 
     #[test]

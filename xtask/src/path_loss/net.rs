@@ -61,18 +61,8 @@ impl Net {
                 ip(&format!("-n {host} address add {address}/24 dev {device}"))?;
                 ip(&format!("-n {host} link set {device} up"))?;
             }
-            net.keep_little(&device)?;
         }
         Ok(net)
-    }
-
-    /// Has the near host keep one packet at most, the newest, for an address that is not resolved, as `docs/operate/scale-out.md` says. By
-    /// default it keeps hundreds of kilobytes: writes whose connection has been given up, which arrive when the link is back.
-    fn keep_little(&self, device: &str) -> Result<()> {
-        ip(&format!(
-            "netns exec {} sysctl -q -w net.ipv4.neigh.{device}.unres_qlen_bytes=0",
-            self.near
-        ))
     }
 
     pub(crate) fn cut(&self, link: usize, cut: Cut) -> Result<()> {

@@ -20,9 +20,8 @@
 //! A gain counts only as far as requests and bytes per second both have it. Where more depth takes the order out of the
 //! elevator's hands, the mix of small and large requests changes, and one of the two rises at the other's expense: that is no gain.
 //!
-//! Where a deep client has all its requests inside the drive, it has none left for the elevator to put in order: the depth is
-//! *beyond order*, and shares are as the clients ask, not as their weights are. That is worth it only if the drive
-//! gains much: beyond order the bounds are WORTH_RAISE and WORTH_LOWER.
+//! Shares do not depend on it: `bfq` keeps them by a bound on the lead. While that bound holds requests back, it decides what is in
+//! flight, and windows say nothing of the limit.
 //!
 //! *Why it is stable.* Throughput of a closed system does not fall when depth is added, short of overload, and its gain from
 //! a depth to 12/7 of it falls as the depth grows; so the gain as a function of `o` crosses the band between the two bounds
@@ -52,8 +51,6 @@ pub(super) struct DepthLaw {
     last: Verdict,
     /// Windows at the operating depth between the last trial and the next.
     rest: u32,
-    /// The operating depth was beyond order when it was last rested at.
-    rests_beyond: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +78,6 @@ struct Window {
     bytes: u64,
     /// How often what waited was held for another reason than the limit.
     held: u32,
-    /// Completions for deep clients that had nothing queued.
-    unordered: u32,
 }
 
 /// Pairs of windows, and what the deeper one gained over the other.
@@ -94,8 +89,6 @@ struct Trial {
     pairs: i64,
     requests: Gains,
     bytes: Gains,
-    /// Windows at the lower and at the higher depth that were beyond order.
-    beyond: [u32; 2],
 }
 
 /// What a window did in a second.
@@ -104,7 +97,6 @@ struct Rates {
     /// In thousandths.
     requests: u64,
     bytes: u64,
-    beyond_order: bool,
 }
 
 /// Gains over the pairs of a trial, in millionths.
@@ -136,7 +128,6 @@ impl DepthLaw {
             step: STEP_FIRST,
             last: Verdict::Stay,
             rest: 0,
-            rests_beyond: false,
         }
     }
 
@@ -168,9 +159,9 @@ impl DepthLaw {
         self.open(now);
     }
 
-    /// Counts the end of a request of `bytes`, which leaves so many `in_flight`. `unordered` says that its client has more in flight and nothing queued.
+    /// Counts the end of a request of `bytes`, which leaves so many `in_flight`.
     #[inline]
-    pub(super) fn completed(&mut self, bytes: u64, in_flight: u32, unordered: bool, now: Instant) {
+    pub(super) fn completed(&mut self, bytes: u64, in_flight: u32, now: Instant) {
         if !self.contended {
             return;
         }
@@ -192,7 +183,6 @@ impl DepthLaw {
             window.since = now;
         } else if now > window.since {
             window.bytes += bytes;
-            window.unordered += u32::from(unordered);
             window.completions += 1;
         }
     }
@@ -215,11 +205,10 @@ impl DepthLaw {
         let rates = self.window.rates(now);
         match self.phase {
             Phase::Resting(left) => {
-                self.rests_beyond = rates.beyond_order;
                 self.phase = left.checked_sub(1).map_or(Phase::Tracking, Phase::Resting);
             }
             Phase::Descent | Phase::Tracking => {
-                if let Some(verdict) = self.trial.take_in(rates, self.rests_beyond) {
+                if let Some(verdict) = self.trial.take_in(rates) {
                     self.trial = Trial::default();
                     self.obey(verdict);
                 }
@@ -269,7 +258,6 @@ impl DepthLaw {
             (self.step * 2).min(STEP_MAX)
         };
         let change = (self.operating * self.step / 64).max(1);
-        self.rests_beyond &= verdict == Verdict::Stay;
         self.operating = match verdict {
             Verdict::Raise => (self.operating + change).min(self.max),
             Verdict::Lower => self
@@ -314,7 +302,6 @@ impl Window {
         Rates {
             requests: per_second(u64::from(self.completions) * 1000),
             bytes: per_second(self.bytes),
-            beyond_order: self.unordered >= self.completions / BEYOND_PART,
         }
     }
 }
@@ -326,10 +313,8 @@ impl Trial {
     }
 
     /// Takes in what a window did; decides when the pairs so far are clear enough, or when they are enough.
-    /// `rests_beyond` says that the operating depth, between the two, is beyond order.
-    fn take_in(&mut self, rates: Rates, rests_beyond: bool) -> Option<Verdict> {
+    fn take_in(&mut self, rates: Rates) -> Option<Verdict> {
         let is_low = self.is_at_low();
-        self.beyond[usize::from(!is_low)] += u32::from(rates.beyond_order);
         self.windows += 1;
         if self.windows % 2 == 1 {
             self.first = rates;
@@ -343,32 +328,27 @@ impl Trial {
         self.pairs += 1;
         self.requests.take_in(low.requests, high.requests);
         self.bytes.take_in(low.bytes, high.bytes);
-        self.verdict(rests_beyond)
+        self.verdict()
     }
 
-    fn verdict(&self, rests_beyond: bool) -> Option<Verdict> {
+    fn verdict(&self) -> Option<Verdict> {
         if self.pairs < PAIRS_MIN {
             return None;
         }
         let (requests, bytes) = (self.requests.mean(self.pairs), self.bytes.mean(self.pairs));
         let (mean, doubt) = requests.min(bytes);
-        // A depth counts as beyond order if most of its windows were.
-        let [low, high] = self.beyond.map(|windows| i64::from(windows) * 2 > self.pairs);
-        let here = low || rests_beyond;
-        let raise = if here || high { WORTH_RAISE } else { GAIN_RAISE };
-        let lower = if here { WORTH_LOWER } else { GAIN_LOWER };
-        if mean - doubt > raise {
+        if mean - doubt > GAIN_RAISE {
             return Some(Verdict::Raise);
         }
-        if mean + doubt < lower {
+        if mean + doubt < GAIN_LOWER {
             return Some(Verdict::Lower);
         }
         if self.pairs < PAIRS_MAX {
             return None;
         }
         Some(match mean {
-            gain if gain - doubt / 2 > raise => Verdict::Raise,
-            gain if gain < lower => Verdict::Lower,
+            gain if gain - doubt / 2 > GAIN_RAISE => Verdict::Raise,
+            gain if gain < GAIN_LOWER => Verdict::Lower,
             _ => Verdict::Stay,
         })
     }
@@ -402,11 +382,6 @@ const GAIN_MAX: i128 = 400_000;
 const GAIN_RAISE: i64 = 20_000;
 /// A gain below which it shrinks.
 const GAIN_LOWER: i64 = 10_000;
-/// The same beyond order.
-const WORTH_RAISE: i64 = 80_000;
-const WORTH_LOWER: i64 = 50_000;
-/// A window is beyond order if at least one completion in so many was for a deep client that had nothing queued.
-const BEYOND_PART: u32 = 8;
 /// A window in which what waited was held more often than at one in so many completions says nothing of the limit.
 const HELD_PART: u32 = 8;
 /// A window lasts at least so long, and so many completions.

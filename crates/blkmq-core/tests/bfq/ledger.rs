@@ -217,6 +217,8 @@ fn histories() -> impl Strategy<Value = Vec<Step>> {
         ("max_budget", 64),
         ("timeout_sync", 1),
         ("fifo_expire_sync", 1),
+        ("request_cost", 0),
+        ("request_cost", 64),
     ]);
     let waits = prop::sample::select(vec![10u64, 100, 1_000, 8_000, 200_000, 3_000_000]);
     let step = prop_oneof![

@@ -7,6 +7,7 @@ mod world;
 use blkmq_core::bio::{Class, Op, Prio};
 use blkmq_core::group::{Node, ROOT};
 use blkmq_core::ids::GroupId;
+use blkmq_core::sched::Elevator;
 use blkmq_core::time::Nanos;
 
 use crate::world::{Drive, Load, World};
@@ -139,6 +140,24 @@ fn large_and_small_requests_and_writes_share_bytes_by_weight() {
     }
     world.run(Nanos::from_millis(50));
     assert_shares(&mut world, &[1, 1, 1], Nanos::from_secs(1), 3);
+}
+
+/// With 60 KiB for each request, 4 KiB count as 64 and 64 KiB as 124.
+#[test]
+fn a_request_may_be_said_to_cost_more_than_its_bytes() {
+    let mut world = World::new(Drive::flash(), 3);
+    let set = world.bfq.set_tunable("request_cost", 60);
+    set.expect("bfq has it");
+    for (group, len) in [(1, 4096), (2, 65_536)] {
+        world.start(Load {
+            group: GroupId(group),
+            len,
+            depth: 64,
+            ..Load::default()
+        });
+    }
+    world.run(Nanos::from_millis(50));
+    assert_shares(&mut world, &[4 * 124, 64 * 64], Nanos::from_secs(1), 2);
 }
 
 #[test]

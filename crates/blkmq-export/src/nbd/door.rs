@@ -28,6 +28,7 @@ use std::sync::Arc;
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
+use blkmq_host::nbd::identity;
 
 use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
@@ -47,6 +48,8 @@ pub struct Common {
     lookups: lookup::Lookups,
     /// Who has selected which disk.
     disks: Arc<predecessors::Disks>,
+    /// Which instance of a server this is.
+    instance: Option<u64>,
 }
 
 /// An address at which disks are served.
@@ -82,6 +85,7 @@ impl Common {
             connections: Arc::new(Connections::new(connections_max)),
             lookups: lookup::Lookups::new(),
             disks: Arc::default(),
+            instance: identity::new_instance(),
         }
     }
 }
@@ -104,7 +108,8 @@ pub fn serve(engine: &Engine, address: Address<'_>, common: &Arc<Common>) -> Res
             payload: limits.payload_bytes_max,
         });
     }
-    let exports = exports(engine.disks(), disks)?;
+    let mut exports = exports(engine.disks(), disks)?;
+    exports.instance = common.instance;
     let group = |export: &Arc<Export>| engine.disks()[export.id.0 as usize].group;
     let groups: BTreeSet<GroupId> = exports.iter().map(group).collect();
     let door = Arc::new(Door {

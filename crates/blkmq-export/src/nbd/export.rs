@@ -139,6 +139,8 @@ impl Export {
 #[derive(Clone, Debug, Default)]
 pub struct ExportTable {
     exports: Vec<Arc<Export>>,
+    /// Which instance of the server offers them; none where sessions cannot be named.
+    pub instance: Option<u64>,
 }
 
 impl ExportTable {

@@ -28,7 +28,7 @@ pub use rules::Fault;
 
 use self::negotiation::{Negotiation, Next};
 use self::transmission::Transmission;
-use super::codec::handshake::{OptionCode, write_greeting};
+use super::codec::handshake::{OptionCode, SessionName, write_greeting};
 use super::codec::request::RequestHeader;
 use super::codec::{BadMagic, ClientFlags, CommandFlags, ErrorCode, HandshakeFlags, HeaderStyle};
 use super::export::{Export, ExportTable};
@@ -51,6 +51,8 @@ pub enum Op {
     WriteZeroes,
     /// Report what is allocated in the range.
     BlockStatus,
+    /// End the client's session whose number is the offset, and wait for what it began; no range.
+    Fence,
 }
 
 /// A request that passed every check of the protocol: the range lies in the export and keeps to its block size, the
@@ -59,7 +61,7 @@ pub enum Op {
 pub struct Request {
     /// The client's name for it; clients may use one twice, so never a key.
     pub cookie: u64,
-    /// First byte of the range.
+    /// First byte of the range; of a fence, the number of the session.
     pub offset: u64,
     /// Bytes of the range.
     pub length: u64,
@@ -286,6 +288,14 @@ impl Session {
     /// Whether the session took its last message: nothing is received any more.
     pub fn has_ended(&self) -> bool {
         self.ended
+    }
+
+    /// What the client calls the session, once an export is selected.
+    pub fn name(&self) -> Option<SessionName> {
+        match &self.phase {
+            Phase::Negotiation(_) => None,
+            Phase::Transmission(transmission) => transmission.name(),
+        }
     }
 
     /// Which headers the client negotiated (so far).

@@ -2,17 +2,19 @@
 //! The load generator and the NBD driver run it over their own sockets; requests and replies are [`super::codec`]'s.
 //!
 //! ```text
-//!  greeting ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► SET_META_CONTEXT ─► GO ─► agreed
-//!                 (if wanted)      (if not extended)     (if wanted)        └─► EXPORT_NAME, for servers without GO
+//!  greeting ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► SET_META_CONTEXT ─► SESSION ─► GO ─► agreed
+//!                 (if wanted)      (if not extended)     (if wanted)      (if wanted)  └─► EXPORT_NAME, for servers without GO
 //! ```
 
 use std::fmt;
 
 use super::codec::handshake::{
-    InfoKind, InfoRequest, MetaRequest, OptionCode, parse_greeting, write_client_flags, write_option,
+    InfoKind, InfoRequest, MetaRequest, OptionCode, SessionName, parse_greeting, write_client_flags,
+    write_option,
 };
 use super::codec::option_reply::{
-    BlockSizes, Info, REPLY_HEADER_BYTES, ReplyHeader, ReplyKind, parse_export_name_reply, parse_meta_context,
+    BlockSizes, Info, REPLY_HEADER_BYTES, ReplyHeader, ReplyKind, parse_export_name_reply,
+    parse_meta_context, parse_session,
 };
 use super::codec::{BadMagic, ClientFlags, HandshakeFlags, HeaderStyle, TransmissionFlags};
 
@@ -35,6 +37,8 @@ pub struct Wanted {
     pub style: HeaderStyle,
     /// Ask for `base:allocation` (needs structured replies or extended headers).
     pub block_status: bool,
+    /// What to call the session; other servers than ours know nothing of that.
+    pub session: Option<SessionName>,
 }
 
 impl Wanted {
@@ -44,6 +48,7 @@ impl Wanted {
             name: name.into(),
             style: HeaderStyle::Simple,
             block_status: false,
+            session: None,
         }
     }
 }
@@ -61,6 +66,8 @@ pub struct Agreed {
     pub block_sizes: Option<BlockSizes>,
     /// Id of the allocation context, if it was wanted and granted.
     pub allocation_context: Option<u32>,
+    /// Which instance of the server it is, if the session was to have a name and the server has taken note of it.
+    pub instance: Option<u64>,
 }
 
 /// What the caller has to do next.
@@ -121,6 +128,7 @@ pub struct Handshake {
     style: HeaderStyle,
     block_sizes: Option<BlockSizes>,
     allocation_context: Option<u32>,
+    instance: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +159,7 @@ impl Handshake {
             style: HeaderStyle::Simple,
             block_sizes: None,
             allocation_context: None,
+            instance: None,
         }
     }
 
@@ -176,7 +185,7 @@ impl Handshake {
             return (taken, Progress::NeedMore);
         };
         let (style, block_sizes) = (self.style, self.block_sizes);
-        let allocation_context = self.allocation_context;
+        let (allocation_context, instance) = (self.allocation_context, self.instance);
         (
             taken,
             Progress::Agreed(Agreed {
@@ -185,6 +194,7 @@ impl Handshake {
                 flags,
                 block_sizes,
                 allocation_context,
+                instance,
             }),
         )
     }
@@ -265,6 +275,9 @@ impl Handshake {
                     self.allocation_context = Some(id);
                 }
             }
+            ReplyKind::SESSION if self.stage == Stage::Option(OptionCode::SESSION) => {
+                self.instance = Some(parse_session(data)?)
+            }
             _ => return None,
         }
         Some(())
@@ -306,8 +319,10 @@ impl Handshake {
             }
             _ => self.option_after(option),
         };
-        if option == OptionCode::SET_META_CONTEXT {
-            self.allocation_context = None;
+        match option {
+            OptionCode::SET_META_CONTEXT => self.allocation_context = None,
+            OptionCode::SESSION => self.instance = None,
+            _ => {}
         }
         self.send(next, out);
         Ok(())
@@ -317,7 +332,7 @@ impl Handshake {
         match self.wanted.style {
             HeaderStyle::Extended => OptionCode::EXTENDED_HEADERS,
             HeaderStyle::Structured => OptionCode::STRUCTURED_REPLY,
-            HeaderStyle::Simple => OptionCode::GO,
+            HeaderStyle::Simple => self.option_after(OptionCode::SET_META_CONTEXT),
         }
     }
 
@@ -325,9 +340,11 @@ impl Handshake {
         if option == OptionCode::EXTENDED_HEADERS && self.style != HeaderStyle::Extended {
             return OptionCode::STRUCTURED_REPLY;
         }
-        let negotiated = option != OptionCode::SET_META_CONTEXT && self.style != HeaderStyle::Simple;
-        if negotiated && self.wanted.block_status {
+        let is_before_contexts = !matches!(option, OptionCode::SET_META_CONTEXT | OptionCode::SESSION);
+        if is_before_contexts && self.style != HeaderStyle::Simple && self.wanted.block_status {
             OptionCode::SET_META_CONTEXT
+        } else if option != OptionCode::SESSION && self.wanted.session.is_some() {
+            OptionCode::SESSION
         } else {
             OptionCode::GO
         }
@@ -339,6 +356,7 @@ impl Handshake {
             OptionCode::GO => InfoRequest::write(name, &[InfoKind::BLOCK_SIZE], &mut data),
             OptionCode::EXPORT_NAME => data.extend_from_slice(name.as_bytes()),
             OptionCode::SET_META_CONTEXT => MetaRequest::write(name, &[ALLOCATION_CONTEXT], &mut data),
+            OptionCode::SESSION => self.wanted.session.iter().for_each(|name| name.write(&mut data)),
             _ => {}
         }
         write_option(option, &data, out);

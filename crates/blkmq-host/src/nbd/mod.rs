@@ -8,9 +8,11 @@
 //! |---|---|
 //! | [`codec`] | every message of both sides as bytes |
 //! | [`client`] | the client's negotiation |
+//! | [`identity`] | the names of this process: as a client, and as a server |
 //! | [`replies`] | what replies do to a client's requests; [`cover`]: whether they are complete |
 
 pub mod client;
 pub mod codec;
 pub mod cover;
+pub mod identity;
 pub mod replies;

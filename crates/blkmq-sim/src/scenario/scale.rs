@@ -21,6 +21,24 @@ pub const NAME: &str = "scale";
 pub const ABOUT: &str =
     "measures, in the CPU model, 1 to 128 submitters at one elevator: gate against lock; a table";
 
+/// An elevator, and what a request takes of the gate's holder in it, in nanoseconds (the core's test `elevator_cost`).
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    kind: Kind,
+    elevate: u64,
+}
+
+const HELD: [Held; 2] = [
+    Held {
+        kind: Kind::MqDeadline,
+        elevate: 60,
+    },
+    Held {
+        kind: Kind::Bfq,
+        elevate: 150,
+    },
+];
+
 /// What one run of the model gave.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
@@ -34,8 +52,8 @@ pub struct Point {
 ///
 /// # Panics
 /// If the oracle finds a fault.
-pub fn measure(submitters: usize, lock: bool, seed: u64) -> Point {
-    let setup = setup(submitters, lock, seed);
+pub fn measure(held: Held, submitters: usize, lock: bool, seed: u64) -> Point {
+    let setup = setup(held, submitters, lock, seed);
     let summary = world::run(&setup, seed, false).expect("a history without faults passes");
     let ended = summary.counts.ended;
     Point {
@@ -46,19 +64,26 @@ pub fn measure(submitters: usize, lock: bool, seed: u64) -> Point {
 
 /// Measures all points and returns the table.
 pub fn table(seed: u64) -> String {
-    let mut table = format!(
-        "mq-deadline on a null drive, depth {DEPTH} in all, virtual time: a model, see docs/simulator.md\n\
-         submitters   gate M IOPS  of one  CPU ns/IO   lock M IOPS  of one  CPU ns/IO\n"
-    );
-    let one = [false, true].map(|lock| measure(1, lock, seed).iops);
-    for submitters in SUBMITTERS {
-        let [gate, lock] = [false, true].map(|lock| measure(submitters, lock, seed));
+    let mut table =
+        format!("a null drive, depth {DEPTH} in all, virtual time: a model, see docs/simulator.md\n");
+    for held in HELD {
         let _ = writeln!(
             table,
-            "{submitters:>10} {} {}",
-            columns(gate, one[0]),
-            columns(lock, one[1])
+            "\n{}, {} ns a request\n\
+             submitters   gate M IOPS  of one  CPU ns/IO   lock M IOPS  of one  CPU ns/IO",
+            held.kind.name(),
+            held.elevate
         );
+        let one = [false, true].map(|lock| measure(held, 1, lock, seed).iops);
+        for submitters in SUBMITTERS {
+            let [gate, lock] = [false, true].map(|lock| measure(held, submitters, lock, seed));
+            let _ = writeln!(
+                table,
+                "{submitters:>10} {} {}",
+                columns(gate, one[0]),
+                columns(lock, one[1])
+            );
+        }
     }
     table
 }
@@ -72,19 +97,20 @@ fn columns(point: Point, one: u64) -> String {
     )
 }
 
-fn setup(submitters: usize, lock: bool, seed: u64) -> Setup {
+fn setup(held: Held, submitters: usize, lock: bool, seed: u64) -> Setup {
     let mut setup = Setup::base(&mut Rng::new(seed, 0));
     let depth = DEPTH / submitters as u64;
     setup.promises = vec![true; submitters];
     setup.depth = DEPTH as u32;
     setup.requests_per_reactor = depth as u32;
-    setup.elevator = Kind::MqDeadline;
+    setup.elevator = held.kind;
     setup.interleave = Ppm::NEVER;
     setup.check_every = u64::MAX / 64;
     setup.disk_blocks = vec![4096];
     setup.read_only = vec![false];
     setup.costs = Costs {
         lock,
+        elevate: held.elevate,
         ..Costs::exact()
     };
     setup.drive.model = Model::Null {
@@ -118,12 +144,20 @@ mod tests {
 
     #[test]
     fn in_the_model_8_and_64_submitters_lose_little_against_one_and_burn_less_than_with_a_lock() {
-        let one = measure(1, false, 1);
-        for submitters in [8, 64] {
-            let gate = measure(submitters, false, 1);
-            let lock = measure(submitters, true, 1);
-            assert!(gate.iops * 10 >= one.iops * 9, "{submitters}: {gate:?} {one:?}");
-            assert!(gate.cpu_ns < lock.cpu_ns, "{submitters}: {gate:?} {lock:?}");
+        for held in HELD {
+            let one = measure(held, 1, false, 1);
+            for submitters in [8, 64] {
+                let gate = measure(held, submitters, false, 1);
+                let lock = measure(held, submitters, true, 1);
+                assert!(
+                    gate.iops * 10 >= one.iops * 9,
+                    "{held:?}, {submitters}: {gate:?} {one:?}"
+                );
+                assert!(
+                    gate.cpu_ns < lock.cpu_ns,
+                    "{held:?}, {submitters}: {gate:?} {lock:?}"
+                );
+            }
         }
     }
 }

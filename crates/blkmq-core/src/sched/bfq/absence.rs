@@ -41,6 +41,9 @@ struct Member {
     /// From its last end to its next request: a moving mean, of so many.
     think: Nanos,
     thinks: u32,
+    /// For how long it may be away and keep what is due to it, and until when that was earned.
+    moments: Nanos,
+    moments_at: Instant,
     /// Of its latest end.
     reactor: ReactorId,
 }
@@ -63,6 +66,8 @@ impl Absence {
             ended_at: Instant(0),
             think: Nanos::ZERO,
             thinks: 0,
+            moments: Nanos::ZERO,
+            moments_at: Instant(0),
             reactor: ReactorId(0),
         };
         Self {
@@ -76,18 +81,20 @@ impl Absence {
         }
     }
 
-    /// It has a request again, or for the first time.
+    /// It has a request again, or for the first time; others were held for it no longer than `patience`. Says whether it was away for a
+    /// moment only, as a client is that has lost its processor: the others went on, but not at its expense.
     #[inline]
-    pub(super) fn came(&mut self, id: EntityId, now: Instant) {
+    pub(super) fn came(&mut self, id: EntityId, patience: Nanos, now: Instant) -> bool {
         let member = &mut self.members[id.index()];
-        if member.thinks == 0 {
+        let pause = now.since(member.dry_since);
+        let missed = Nanos(pause.0.saturating_sub(member.wait(patience).0));
+        let is_moment = member.thinks > 0 && member.spend(missed, now);
+        if member.thinks > 0 {
             // The first time nobody was waited for.
-            member.thinks = 1;
-            return;
+            member.think = Nanos((member.think.0 * 7 + pause.min(THINK_MAX).0) / 8);
         }
-        let think = now.since(member.dry_since).min(THINK_MAX);
-        member.think = Nanos((member.think.0 * 7 + think.0) / 8);
         member.thinks = member.thinks.saturating_add(1);
+        is_moment
     }
 
     /// Its last request has ended; its reactor has seen that at `ended_at`.
@@ -102,8 +109,8 @@ impl Absence {
     /// Nothing is known of it any more.
     pub(super) fn forget(&mut self, id: EntityId) {
         let member = &mut self.members[id.index()];
-        member.think = Nanos::ZERO;
-        member.thinks = 0;
+        (member.think, member.thinks) = (Nanos::ZERO, 0);
+        member.moments = Nanos::ZERO;
     }
 
     /// Those for whom others are held are about to be looked at anew.
@@ -117,13 +124,7 @@ impl Absence {
     /// for no longer than `patience`, if its reactor has answered.
     pub(super) fn is_gone(&mut self, id: EntityId, group: GroupId, patience: Nanos, now: Instant) -> bool {
         let member = self.members[id.index()];
-        // Who was never seen to come back is not waited for.
-        let wait = if member.thinks < THINKS_KNOWN || member.think > patience {
-            Nanos::ZERO
-        } else {
-            Nanos((member.think.0 * 4).max(WAIT_MIN.0)).min(patience)
-        };
-        let mut until = member.dry_since + wait;
+        let mut until = member.dry_since + member.wait(patience);
         let mut is_late = false;
         if now >= until {
             match self.is_late(member, now) {
@@ -211,12 +212,40 @@ impl Absence {
     }
 }
 
+impl Member {
+    /// How long others are held for it if it has nothing.
+    #[inline]
+    fn wait(&self, patience: Nanos) -> Nanos {
+        // Who was never seen to come back is not waited for.
+        if self.thinks < THINKS_KNOWN || self.think > patience {
+            return Nanos::ZERO;
+        }
+        Nanos((self.think.0 * 4).max(WAIT_MIN.0)).min(patience)
+    }
+
+    /// Takes off what it missed, if it was there for long enough before.
+    #[inline]
+    fn spend(&mut self, missed: Nanos, now: Instant) -> bool {
+        let was_there = now.since(self.moments_at).0.saturating_sub(missed.0);
+        self.moments_at = now;
+        self.moments = Nanos(self.moments.0 + was_there / MOMENT_PART).min(MOMENT_MAX);
+        let is_moment = missed <= self.moments;
+        if is_moment {
+            self.moments = Nanos(self.moments.0 - missed.0);
+        }
+        is_moment
+    }
+}
+
 /// The first request ends no pause; the second does.
 const THINKS_KNOWN: u32 = 2;
 /// A single long pause says no more than this of how long somebody thinks.
 const THINK_MAX: Nanos = Nanos::from_millis(8);
 /// Who comes back at once is waited for at least so long: a sleeper needs that to wake up.
 const WAIT_MIN: Nanos = Nanos::from_micros(200);
+/// Who is away for one part in so many of the time that it is there, and so long at once, keeps what is due to it.
+const MOMENT_PART: u64 = 8;
+const MOMENT_MAX: Nanos = Nanos::from_millis(20);
 /// So long somebody is waited for whose reactor is late.
 const LATE_MAX: Nanos = Nanos::from_millis(10);
 /// And it is asked again so often.

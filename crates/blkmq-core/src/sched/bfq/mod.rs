@@ -189,8 +189,14 @@ impl Bfq {
         lifts
     }
 
+    /// So long a group that has nothing is waited for at most.
+    #[inline]
+    fn patience_on_flash(&self) -> Nanos {
+        self.tunables.slice_idle.min(PATIENCE)
+    }
+
     fn dismiss_absent(&mut self) -> bool {
-        let (now, patience) = (self.now, self.tunables.slice_idle.min(PATIENCE));
+        let (now, patience) = (self.now, self.patience_on_flash());
         let (absence, clients) = (&mut self.absence, &self.clients);
         let groups = self.last_class_at.len();
         absence.look_again();
@@ -256,11 +262,12 @@ impl Bfq {
         Some(self.cost(self.held.slots.rq(slot)))
     }
 
-    /// What a request counts as, in bytes: those that the drive moves, and at least a block; a transfer at most.
+    /// What a request counts as, in bytes: those that the drive moves, and at least a block; a transfer at most; and what the request
+    /// itself is said to cost.
     #[inline]
     fn cost(&self, rq: &Request) -> u32 {
         let bytes = rq.charged_bytes(self.held.limits());
-        bytes.clamp(u64::from(COST_MIN), u64::from(self.cost_max)) as u32
+        bytes.clamp(u64::from(COST_MIN), u64::from(self.cost_max)) as u32 + self.tunables.request_cost
     }
 
     /// A queue has got its first request.
@@ -268,9 +275,10 @@ impl Bfq {
     fn wake(&mut self, id: usize) {
         let was_idle = self.clients.begin(id);
         if was_idle {
-            let (absence, now) = (&mut self.absence, self.now);
+            let (patience, now) = (self.patience_on_flash(), self.now);
+            let absence = &mut self.absence;
             self.wf2q
-                .begin(self.wf2q.leaf(id), |member| absence.came(member, now));
+                .begin(self.wf2q.leaf(id), |member| absence.came(member, patience, now));
             let key = self.clients[id].key();
             self.rivals.begin(key.group(), key.client());
             self.tell_depth();
@@ -458,14 +466,12 @@ impl Elevator for Bfq {
         self.notice(note.completed_at);
         let id = note.sched_data as usize;
         self.landed(id);
-        let queue = &self.clients[id];
-        let is_unordered = queue.requests.is_empty() && queue.in_flight >= DEEP;
         if self.slowdown.is_watching(self.now) {
             self.tell_slowdown(id, note);
         }
-        self.depth
-            .completed(note.bytes, self.in_flight, is_unordered, self.now);
-        if self.rate.completed(note.bytes, self.now) {
+        self.depth.completed(note.bytes, self.in_flight, self.now);
+        let cost = note.bytes + u64::from(self.tunables.request_cost);
+        if self.rate.completed(cost, self.now) {
             self.wf2q.set_reach(self.reach());
         }
         self.ended_in_turn(id);
@@ -585,8 +591,5 @@ const PATIENCE: Nanos = Nanos::from_millis(2);
 const URGENT_PART: u32 = 4;
 /// So long a group's clients of the idle class wait behind the others, then one turn is theirs.
 const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
-/// A client with so many requests in flight, and none queued, has taken its order out of our hands. One that asks for less
-/// is light: it has no backlog that could be put in order.
-const DEEP: u32 = 3;
 /// What a request counts as at least.
 const COST_MIN: u32 = 512;

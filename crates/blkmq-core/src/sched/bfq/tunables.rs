@@ -27,6 +27,8 @@ pub(super) struct Tunables {
     pub(super) fifo_expire_sync: Nanos,
     /// The same for the others.
     pub(super) fifo_expire_async: Nanos,
+    /// What a request counts as beside its bytes, in bytes. With 0 weights share bytes; the larger it is, the more they share requests.
+    pub(super) request_cost: u32,
 }
 
 impl Tunables {
@@ -42,6 +44,7 @@ impl Tunables {
             back_seek_penalty: 2,
             fifo_expire_sync: Nanos::from_millis(125),
             fifo_expire_async: Nanos::from_millis(250),
+            request_cost: 0,
         }
     }
 
@@ -58,6 +61,7 @@ impl Tunables {
             ("back_seek_penalty", self.back_seek_penalty),
             ("fifo_expire_sync", self.fifo_expire_sync.0 / MILLISECOND),
             ("fifo_expire_async", self.fifo_expire_async.0 / MILLISECOND),
+            ("request_cost", u64::from(self.request_cost) / KIB),
         ]
     }
 
@@ -82,6 +86,7 @@ impl Tunables {
             "back_seek_penalty" => self.back_seek_penalty = within(1, COUNT_MAX)?,
             "fifo_expire_sync" => self.fifo_expire_sync = Nanos::from_millis(within(1, COUNT_MAX)?),
             "fifo_expire_async" => self.fifo_expire_async = Nanos::from_millis(within(1, COUNT_MAX)?),
+            "request_cost" => self.request_cost = (within(0, REQUEST_COST_MAX_KIB)? * KIB) as u32,
             _ => return Err(TunableError::unknown(elevator, name)),
         }
         Ok(())
@@ -97,13 +102,15 @@ const IDLE_MAX_MS: u64 = 1_000;
 const COUNT_MAX: u64 = i32::MAX as u64;
 /// 1 GiB: a budget is counted in 32 bits of bytes.
 const BUDGET_MAX_SECTORS: u64 = 1 << 21;
+/// A request counts as 16 MiB more than its bytes at most.
+const REQUEST_COST_MAX_KIB: u64 = 16 << 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_those_of_linux_but_for_low_latency_on_flash() {
+    fn the_defaults_are_those_of_linux_but_for_low_latency_on_flash_and_one_of_our_own() {
         let expected = [
             ("slice_idle", 8),
             ("slice_idle_us", 8000),
@@ -115,6 +122,7 @@ mod tests {
             ("back_seek_penalty", 2),
             ("fifo_expire_sync", 125),
             ("fifo_expire_async", 250),
+            ("request_cost", 0),
         ];
         assert_eq!(Tunables::new(true).list(), expected);
         assert_eq!(Tunables::new(false).list()[3], ("low_latency", 0));

@@ -285,10 +285,12 @@ impl Wf2q {
             let entity = &mut self.entities[at as usize];
             debug_assert_eq!(entity.state, State::Serving);
             entity.start = entity.start.wrapping_add(entity.span(amount));
+            let start = entity.start;
             let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
             // Who is present and has everything in flight has its part of the drive as well.
             let weight = tree.weight.max(tree.lead.weight());
-            tree.time = tree.time.wrapping_add((u64::from(amount) << UNIT_BITS) / weight);
+            let time = tree.time.wrapping_add((u64::from(amount) << UNIT_BITS) / weight);
+            tree.time = tree.not_beyond_all(time, start, self.reach);
             at = entity.parent;
         }
     }

@@ -25,8 +25,6 @@ struct Loop {
     demand: u32,
     /// What ends is seen during the first so many of every so many ns; else at the beginning of the next ones.
     awake: (u64, u64),
-    /// From so many in flight on, some client has nothing queued.
-    ordered_up_to: u32,
 }
 
 impl Loop {
@@ -42,7 +40,6 @@ impl Loop {
             seed: 7,
             demand,
             awake: (1, 1),
-            ordered_up_to: demand,
         }
     }
 
@@ -85,9 +82,8 @@ impl Loop {
             occupied += (self.ends.len() as u64 + 1) * (end - self.now);
             self.now = end;
             count += 1;
-            let unordered = self.ends.len() as u32 + 1 >= self.ordered_up_to;
             self.law
-                .completed(4096, self.ends.len() as u32, unordered, Instant(self.now));
+                .completed(4096, self.ends.len() as u32, Instant(self.now));
         }
         let elapsed = self.now - start;
         (count * 1_000_000_000 / elapsed, occupied / count.max(1))
@@ -240,26 +236,6 @@ fn lack_of_processor_time_is_not_taken_for_a_deep_drive() {
     run.awake = (4_000_000, 12_000_000);
     run.run(3000);
     assert!(run.law.operating <= 32, "operating depth {}", run.law.operating);
-}
-
-/// A drive that costs a processor 2 µs for each batch and 1.5 µs for each request in it.
-fn batches() -> Drive {
-    Drive {
-        units: 4096,
-        service: |n| 2_000 + 1_500 * u64::from(n),
-        spread: 5,
-    }
-}
-
-#[test]
-fn a_little_more_throughput_is_not_worth_the_order() {
-    let best = full(batches(), 1024, 32);
-    let mut run = Loop::new(batches(), 1024, 32);
-    run.ordered_up_to = 24;
-    run.run(1000);
-    let (rate, _) = run.run(1000);
-    assert!(run.law.operating < 24, "operating depth {}", run.law.operating);
-    assert!(rate * 100 >= best * 95, "{rate} of {best}");
 }
 
 /// A drive of large writes: two of 300 µs at once.

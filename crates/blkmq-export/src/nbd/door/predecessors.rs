@@ -5,8 +5,13 @@
 //! Connections whose clients are there are not waited for, and nobody who transmits is ever stopped: several connections of one
 //! client look like several clients, and one that comes again does not disturb the others. Who has left, the kernel knows before
 //! the connection's own reactor may: so it is asked.
+//!
+//! A client may give its sessions names. Then it can say of one that it has given it up, whatever the network still carries of
+//! it: *fence* it. That connection is ended at once, and the client hears when all that it began has ended. Only who knows the
+//! client's name, a random number of 128 bits, can do so, over a connection to the same disk.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,28 +19,45 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blkmq_host::service::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::nbd::codec::handshake::SessionName;
+
 /// The connections that have selected a disk, by the disk's place in the engine's table.
 #[derive(Debug, Default)]
 pub(super) struct Disks {
-    connections: Mutex<BTreeMap<u32, BTreeMap<u64, Arc<Life>>>>,
+    connections: Mutex<BTreeMap<u32, OfDisk>>,
     next: AtomicU64,
+}
+
+/// The connections that have selected one disk.
+#[derive(Debug, Default)]
+struct OfDisk {
+    by_number: BTreeMap<u64, Arc<Life>>,
+    by_name: BTreeMap<SessionName, Arc<Life>>,
 }
 
 /// One connection, as others see it.
 #[derive(Debug)]
 pub(super) struct Life {
     socket: Arc<OwnedFd>,
+    name: Option<SessionName>,
+    waker: Waker,
     /// It takes nothing more, whatever its client does.
     is_leaving: AtomicBool,
+    /// Its client has given it up: it is to end, whatever still comes.
+    is_fenced: AtomicBool,
     end: Mutex<End>,
 }
 
 #[derive(Debug, Default)]
 struct End {
     has_come: bool,
-    /// Those who wait for it.
-    wakers: Vec<Waker>,
+    /// Those who wait for it, by their numbers.
+    wakers: BTreeMap<u64, Waker>,
 }
+
+/// A session that was fenced, for the connection of a number that waits for its end.
+#[derive(Debug)]
+pub(super) struct Fenced(Arc<Life>, u64);
 
 /// A connection's place among those of its disk, until all that it began has ended.
 #[derive(Debug)]
@@ -49,11 +71,21 @@ pub(super) struct Place {
 }
 
 impl Disks {
-    /// A client has selected a disk. If it has to wait, `waker` is used when that may be over.
-    pub(super) fn enter(self: &Arc<Self>, disk: u32, socket: &Arc<OwnedFd>, waker: &Waker) -> Place {
+    /// A client has selected a disk, and may have a name for the session. `waker` is used when it does not have to wait any more,
+    /// and when it is fenced. None if another connection has that name.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        disk: u32,
+        socket: &Arc<OwnedFd>,
+        name: Option<SessionName>,
+        waker: &Waker,
+    ) -> Option<Place> {
         let life = Arc::new(Life {
             socket: Arc::clone(socket),
+            name,
+            waker: waker.clone(),
             is_leaving: AtomicBool::new(false),
+            is_fenced: AtomicBool::new(false),
             end: Mutex::default(),
         });
         // Relaxed: only a number of its own.
@@ -61,22 +93,28 @@ impl Disks {
         let others: Vec<Arc<Life>> = {
             let mut connections = self.lock();
             let of_disk = connections.entry(disk).or_default();
-            let others = of_disk.values().cloned().collect();
-            of_disk.insert(number, Arc::clone(&life));
+            if let Some(name) = name {
+                match of_disk.by_name.entry(name) {
+                    Entry::Vacant(vacant) => vacant.insert(Arc::clone(&life)),
+                    Entry::Occupied(_) => return None,
+                };
+            }
+            let others = of_disk.by_number.values().cloned().collect();
+            of_disk.by_number.insert(number, Arc::clone(&life));
             others
         };
         let mut predecessors = leaving(others);
-        predecessors.retain(|other| other.wake_at_end(waker));
-        Place {
+        predecessors.retain(|other| other.wake_at_end(number, waker));
+        Some(Place {
             disks: Arc::clone(self),
             disk,
             number,
             life,
             predecessors,
-        }
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeMap<u64, Arc<Life>>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, OfDisk>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,6 +124,28 @@ impl Place {
     pub(super) fn must_wait(&mut self) -> bool {
         self.predecessors.retain(|other| !other.lock().has_come);
         !self.predecessors.is_empty()
+    }
+
+    /// The client has given up its session of this number. Says which connection has to end for that, if there still is one.
+    pub(super) fn fence(&self, number: u64) -> Option<Fenced> {
+        let client = self.life.name?.client;
+        let other = {
+            let connections = self.disks.lock();
+            let of_disk = connections.get(&self.disk)?;
+            Arc::clone(of_disk.by_name.get(&SessionName { client, number })?)
+        };
+        // Release: pairs with the Acquire in `is_fenced`, which its connection asks when it is woken.
+        other.is_fenced.store(true, Ordering::Release);
+        other.waker.wake();
+        other
+            .wake_at_end(self.number, &self.life.waker)
+            .then_some(Fenced(other, self.number))
+    }
+
+    /// Says whether the client has given this connection up, and said so over another one.
+    pub(super) fn is_fenced(&self) -> bool {
+        // Acquire: pairs with the Release in `fence`.
+        self.life.is_fenced.load(Ordering::Acquire)
     }
 
     /// The connection takes nothing more: those who come have to wait for what it has begun.
@@ -99,26 +159,45 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut connections = self.disks.lock();
         if let Some(of_disk) = connections.get_mut(&self.disk) {
-            of_disk.remove(&self.number);
-            if of_disk.is_empty() {
+            of_disk.by_number.remove(&self.number);
+            if let Some(name) = self.life.name {
+                of_disk.by_name.remove(&name);
+            }
+            if of_disk.by_number.is_empty() {
                 connections.remove(&self.disk);
             }
         }
         drop(connections);
+        for other in &self.predecessors {
+            other.lock().wakers.remove(&self.number);
+        }
         let mut end = self.life.lock();
         end.has_come = true;
-        for waker in end.wakers.drain(..) {
+        for waker in std::mem::take(&mut end.wakers).into_values() {
             waker.wake();
         }
     }
 }
 
+impl Fenced {
+    /// Says whether all that it began has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.lock().has_come
+    }
+}
+
+impl Drop for Fenced {
+    fn drop(&mut self) {
+        self.0.lock().wakers.remove(&self.1);
+    }
+}
+
 impl Life {
-    /// Has somebody woken when it ends. Says whether it has not ended yet.
-    fn wake_at_end(&self, waker: &Waker) -> bool {
+    /// Has the connection of a number woken when it ends. Says whether it has not ended yet.
+    fn wake_at_end(&self, number: u64, waker: &Waker) -> bool {
         let mut end = self.lock();
         if !end.has_come {
-            end.wakers.push(waker.clone());
+            end.wakers.insert(number, waker.clone());
         }
         !end.has_come
     }

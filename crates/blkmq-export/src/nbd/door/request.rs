@@ -23,7 +23,7 @@ pub(super) fn bio(request: &Request, disk: &Disk, slot: u32) -> Bio {
         Op::Trim => (BioOp::Discard, Flags::NONE),
         Op::WriteZeroes => (BioOp::WriteZeroes, zeroes_flags(request.flags)),
         Op::BlockStatus => (BioOp::Read, Flags::NO_MERGE),
-        Op::Flush | Op::Cache => (BioOp::Flush, Flags::NONE),
+        Op::Flush | Op::Cache | Op::Fence => (BioOp::Flush, Flags::NONE),
     };
     if op.is_write() && request.flags.contains(CommandFlags::FUA) {
         flags = flags.with(Flags::FUA);

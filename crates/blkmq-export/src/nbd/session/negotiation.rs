@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::{CloseReason, Event};
 use crate::nbd::codec::handshake::{
-    InfoKind, InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionCode, OptionHeader, parse_client_flags,
-    parse_name,
+    InfoKind, InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionCode, OptionHeader, SessionName,
+    parse_client_flags, parse_name,
 };
 use crate::nbd::codec::option_reply::{
     BlockSizes, Info, OptionReplies, ReplyKind, truncate, write_export_name_reply,
@@ -49,6 +49,8 @@ pub(super) struct Selection {
     pub(super) style: HeaderStyle,
     /// Block status requests are in order.
     pub(super) block_status: bool,
+    /// What the client calls the session, so that it can be fenced.
+    pub(super) session: Option<SessionName>,
 }
 
 #[derive(Debug)]
@@ -60,6 +62,7 @@ pub(super) struct Negotiation {
     options: u32,
     /// The export whose allocation context the client selected last.
     context: Option<ExportId>,
+    session: Option<SessionName>,
     shutting_down: bool,
 }
 
@@ -85,6 +88,7 @@ impl Negotiation {
             padded: true,
             options: 0,
             context: None,
+            session: None,
             shutting_down: false,
         }
     }
@@ -162,7 +166,10 @@ impl Negotiation {
             | OptionCode::INFO
             | OptionCode::GO
             | OptionCode::LIST_META_CONTEXT
-            | OptionCode::SET_META_CONTEXT => {
+            | OptionCode::SET_META_CONTEXT
+            | OptionCode::SESSION
+                if header.code != OptionCode::SESSION || self.exports.instance.is_some() =>
+            {
                 let too_long = header.data_bytes > limits.option_bytes_max;
                 return too_long.then_some((ReplyKind::ERR_TOO_BIG, "the option's data is too long"));
             }
@@ -251,6 +258,7 @@ impl Negotiation {
             }
             OptionCode::LIST_META_CONTEXT => self.answer_list_contexts(data, &mut replies),
             OptionCode::SET_META_CONTEXT => self.answer_set_contexts(data, &mut replies),
+            OptionCode::SESSION => self.answer_session(data, &mut replies),
             other => unreachable!("{other} passed `refusal`"),
         }
         Next::Taken(taken)
@@ -281,6 +289,7 @@ impl Negotiation {
             export,
             style: self.style,
             block_status,
+            session: self.session,
         }
     }
 
@@ -297,6 +306,19 @@ impl Negotiation {
             return replies.error(ReplyKind::ERR_EXT_HEADER_REQD, message);
         }
         self.style = HeaderStyle::Structured;
+        replies.ack();
+    }
+
+    fn answer_session(&mut self, data: &[u8], replies: &mut OptionReplies<'_>) {
+        let (Some(name), None) = (SessionName::parse(data), self.session) else {
+            let message = "malformed option, or the session has a name already";
+            return replies.error(ReplyKind::ERR_INVALID, message);
+        };
+        self.session = Some(name);
+        self.exports
+            .instance
+            .iter()
+            .for_each(|instance| replies.session(*instance));
         replies.ack();
     }
 

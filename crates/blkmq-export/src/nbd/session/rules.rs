@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::negotiation::Selection;
 use super::{Op, Request};
+use crate::nbd::codec::handshake::SessionName;
 use crate::nbd::codec::request::{Command, RequestHeader};
 use crate::nbd::codec::{CommandFlags, ErrorCode, HeaderStyle, TransmissionFlags};
 use crate::nbd::limits::Limits;
@@ -26,8 +27,10 @@ pub enum Fault {
     NoPayload,
     /// Block status without a metadata context selected.
     NoContext,
-    /// A range of no bytes, or a flush with a range.
+    /// A range of no bytes, or a flush or fence with a range.
     WrongRange,
+    /// A session that fences itself.
+    OwnSession,
     /// The range ends beyond the export.
     BeyondEnd,
     /// Offset or length is no multiple of the block size.
@@ -46,7 +49,8 @@ impl fmt::Display for Fault {
             Fault::WrongFlags => "a flag that does not belong here",
             Fault::NoPayload => "the payload flag is missing",
             Fault::NoContext => "no metadata context was selected for this export",
-            Fault::WrongRange => "a range that must not be empty (or, of a flush, must be)",
+            Fault::WrongRange => "a range that must not be empty (or, of a flush or a fence, must be)",
+            Fault::OwnSession => "a session cannot fence itself",
             Fault::BeyondEnd => "the range ends beyond the export",
             Fault::Unaligned => "not a multiple of the export's block size",
             Fault::TooLong => "longer than the largest payload",
@@ -64,6 +68,7 @@ pub(super) struct Rules {
     offered: TransmissionFlags,
     style: HeaderStyle,
     block_status: bool,
+    session: Option<SessionName>,
     shutting_down: bool,
 }
 
@@ -93,6 +98,7 @@ impl Rules {
             offered: export.transmission_flags(selection.style),
             style: selection.style,
             block_status: selection.block_status,
+            session: selection.session,
             shutting_down: false,
         };
         for command in 0..COMMANDS {
@@ -101,7 +107,12 @@ impl Rules {
         rules
     }
 
-    /// The operation, if the header keeps every rule. Disconnects and flushes are not asked for here.
+    /// What the client calls the session.
+    pub(super) fn name(&self) -> Option<SessionName> {
+        self.session
+    }
+
+    /// The operation, if the header keeps every rule. Disconnects, flushes and fences are not asked for here.
     #[inline]
     pub(super) fn admit(&self, header: &RequestHeader) -> Option<Op> {
         let rule = self.by_command.get(usize::from(header.command.0))?;
@@ -116,11 +127,13 @@ impl Rules {
         }
     }
 
-    /// The fault of a header that [`Rules::admit`] did not admit; `None` for a flush in order.
-    pub(super) fn fault(&self, header: &RequestHeader) -> Option<Fault> {
-        let Some(op) = op(header.command) else {
-            return Some(Fault::UnknownCommand);
-        };
+    /// Judges a header that [`Rules::admit`] did not admit: a flush or a fence may be in order.
+    ///
+    /// # Errors
+    /// The first fault.
+    pub(super) fn judge(&self, header: &RequestHeader) -> Result<Op, Fault> {
+        let op = op(header.command).filter(|op| *op != Op::Fence || self.session.is_some());
+        let op = op.ok_or(Fault::UnknownCommand)?;
         let (required, optional) = (self.flags_required(op), self.flags_optional(op));
         let fault = if self.shutting_down {
             Fault::ShuttingDown
@@ -134,9 +147,13 @@ impl Rules {
             Fault::NoPayload
         } else if !required.with(optional).contains(header.flags) {
             Fault::WrongFlags
-        } else if op == Op::Flush {
-            return (header.offset | header.length != 0).then_some(Fault::WrongRange);
-        } else if header.length == 0 {
+        } else if op == Op::Fence && self.session.is_some_and(|name| name.number == header.offset) {
+            Fault::OwnSession
+        } else if op == Op::Flush && header.offset | header.length == 0
+            || op == Op::Fence && header.length == 0
+        {
+            return Ok(op);
+        } else if matches!(op, Op::Flush | Op::Fence) || header.length == 0 {
             Fault::WrongRange
         } else if header.offset > self.size_bytes || header.length > self.size_bytes - header.offset {
             Fault::BeyondEnd
@@ -145,9 +162,9 @@ impl Rules {
         } else if matches!(op, Op::Read | Op::Write) && header.length > self.payload_bytes_max {
             Fault::TooLong
         } else {
-            return None;
+            return Ok(op);
         };
-        Some(fault)
+        Err(fault)
     }
 
     /// The error that tells the client of `fault`.
@@ -185,7 +202,7 @@ impl Rules {
         let read_only = self.offered.contains(TransmissionFlags::READ_ONLY);
         let open = self.is_offered(op) && !(changes_data(op) && read_only);
         let length_max = match op {
-            Op::Flush => 0,
+            Op::Flush | Op::Fence => 0,
             _ if !open => 0,
             Op::Read | Op::Write => self.payload_bytes_max,
             Op::BlockStatus if !self.block_status => 0,
@@ -200,7 +217,7 @@ impl Rules {
 
     fn is_offered(&self, op: Op) -> bool {
         match op {
-            Op::Read | Op::Write | Op::BlockStatus => true,
+            Op::Read | Op::Write | Op::BlockStatus | Op::Fence => true,
             Op::Flush => self.offered.contains(TransmissionFlags::SEND_FLUSH),
             Op::Trim => self.offered.contains(TransmissionFlags::SEND_TRIM),
             Op::Cache => self.offered.contains(TransmissionFlags::SEND_CACHE),
@@ -248,6 +265,7 @@ fn op(command: Command) -> Option<Op> {
         Command::CACHE => Op::Cache,
         Command::WRITE_ZEROES => Op::WriteZeroes,
         Command::BLOCK_STATUS => Op::BlockStatus,
+        Command::FENCE => Op::Fence,
         _ => return None,
     })
 }

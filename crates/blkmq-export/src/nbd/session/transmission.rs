@@ -6,6 +6,7 @@ use super::reply::Replies;
 use super::rules::{Fault, Rules, request};
 use super::{CloseReason, Event, Op, Refused, Step};
 use crate::nbd::codec::HeaderStyle;
+use crate::nbd::codec::handshake::SessionName;
 use crate::nbd::codec::request::{Command, RequestHeader};
 use crate::nbd::limits::Limits;
 
@@ -92,6 +93,10 @@ impl Transmission {
         self.rules.shut_down();
     }
 
+    pub(super) fn name(&self) -> Option<SessionName> {
+        self.rules.name()
+    }
+
     pub(super) fn style(&self) -> HeaderStyle {
         self.style
     }
@@ -120,7 +125,7 @@ impl Transmission {
         }
     }
 
-    /// A header the rules do not admit at a glance: a flush, the end, or a fault.
+    /// A header the rules do not admit at a glance: a flush, a fence, the end, or a fault.
     #[inline(never)]
     fn receive_exception(&mut self, header: &RequestHeader, input: &[u8], out: &mut Vec<u8>) -> Step {
         let consumed = self.style.request_bytes();
@@ -130,8 +135,9 @@ impl Transmission {
                 event: Event::Disconnect,
             };
         }
-        let Some(fault) = self.rules.fault(header) else {
-            return self.begin(Op::Flush, header);
+        let fault = match self.rules.judge(header) {
+            Ok(op) => return self.begin(op, header),
+            Err(fault) => fault,
         };
         let payload_bytes = self.rules.payload_bytes(header);
         if payload_bytes > self.drain_bytes_max {

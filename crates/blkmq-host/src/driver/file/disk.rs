@@ -84,7 +84,7 @@ impl FileDisk {
             polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
-            log: LogBudget::default(),
+            log: LogBudget::new("it"),
             errors: AtomicU64::new(0),
         }
     }

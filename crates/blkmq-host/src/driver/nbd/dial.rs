@@ -11,15 +11,20 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::fences::Named;
 use super::uri::{Address, Uri};
 use crate::nbd::client::{Agreed, Failure, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use crate::nbd::codec::HeaderStyle;
+use crate::nbd::codec::handshake::SessionName;
+use crate::nbd::identity;
 
 /// A connection that is ready for requests.
 #[derive(Debug)]
 pub(super) struct Dialed {
     pub(super) socket: OwnedFd,
     pub(super) agreed: Agreed,
+    /// The session's name, if the server has taken note of it.
+    pub(super) session: Option<Named>,
 }
 
 /// Why no connection came about.
@@ -66,13 +71,18 @@ pub(super) fn dial(uri: &Uri, block_status: bool, limit: Duration) -> Result<Dia
         address: address.clone(),
         source,
     })?;
-    let agreed = match negotiate(&mut stream, uri, block_status, until) {
+    let name = identity::next_session();
+    let agreed = match negotiate(&mut stream, uri, block_status, name, until) {
         Ok(Ok(agreed)) => agreed,
         Ok(Err(failure)) => return Err(DialError::Refused { address, failure }),
         Err(source) => return Err(DialError::Handshake { address, source }),
     };
     Ok(Dialed {
         socket: stream.into(),
+        session: name.zip(agreed.instance).map(|(name, instance)| Named {
+            number: name.number,
+            instance,
+        }),
         agreed,
     })
 }
@@ -127,12 +137,14 @@ fn negotiate(
     stream: &mut Stream,
     uri: &Uri,
     block_status: bool,
+    session: Option<SessionName>,
     until: Instant,
 ) -> io::Result<Result<Agreed, Failure>> {
     let mut handshake = Handshake::new(Wanted {
         name: uri.export.clone(),
         style: HeaderStyle::Extended,
         block_status,
+        session,
     });
     let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
     loop {

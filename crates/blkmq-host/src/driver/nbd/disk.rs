@@ -235,6 +235,7 @@ mod tests {
                 .with(TransmissionFlags::SEND_TRIM),
             block_sizes: None,
             allocation_context: None,
+            instance: None,
         }
     }
 

@@ -2,7 +2,7 @@
 //! The export comes from `disk`; what a request becomes is up to `hctx`.
 
 use std::io;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use blkmq_core::driver::Driver;
@@ -32,6 +32,8 @@ pub struct NbdDrive {
 pub(super) struct Shared {
     pub(super) disk: NbdDisk,
     pub(super) mender: Arc<Mender>,
+    /// Which of all drives this is: the place where its server is.
+    pub(super) place: u64,
     /// Set when the first context is opened, if not before by who joins paths.
     ledger: OnceLock<Arc<Ledger>>,
 }
@@ -46,11 +48,14 @@ impl Shared {
 impl NbdDrive {
     /// Makes a drive of a disk, for tags below `depth` and one more, for a probe.
     pub fn new(disk: NbdDisk, depth: u32) -> Self {
+        static PLACES: AtomicU64 = AtomicU64::new(0);
         let mender = Mender::new(disk.config.clone(), disk.shape.clone());
         Self {
             shared: Arc::new(Shared {
                 disk,
                 mender,
+                // Relaxed: only a number of its own.
+                place: PLACES.fetch_add(1, Ordering::Relaxed),
                 ledger: OnceLock::new(),
             }),
             depth,

@@ -3,9 +3,12 @@
 //! A batch goes through one connection, the least busy, so that it is sent with one call. When a connection is lost, what
 //! was under way on it is ended with `Transport`, or, within `reconnect` seconds, sent again: every operation here can be
 //! repeated. What cannot be repeated is what had been *completed* before and was only in the server's cache: `ledger` knows
-//! when that may be gone, and then the next flush of each context fails.
+//! when that may be gone, and then the next flush of each context fails. And what the server may still carry out of the lost
+//! connection must not land behind its repetition: `fence` holds changes back until the server has ended that session.
 //!
 //! One hardware context belongs to one reactor. `line` sends and receives, `mend` connects.
+
+mod fence;
 
 use std::collections::VecDeque;
 use std::io;
@@ -35,7 +38,7 @@ pub(super) struct NbdHctx {
     /// The lane that the batch goes through which is being issued.
     batch: Option<u16>,
     slots: Slots,
-    /// Requests without a connection, in the order in which they came.
+    /// Requests without a connection, in the order in which they came, and changes that wait for a session to be fenced.
     held: VecDeque<u32>,
     /// What has ended outside of `reap`.
     done: Vec<Done>,
@@ -109,6 +112,7 @@ impl NbdHctx {
             completions: Vec::with_capacity(count),
             shared,
         };
+        hctx.ledger.fences().join(&hctx.mailbox);
         hctx.watch_news();
         let first = hctx
             .shared
@@ -172,7 +176,7 @@ impl NbdHctx {
         let timeout = nanos(self.shared.disk.config.timeout);
         let slot = self.slots.get_mut(number);
         slot.state = State::Sent(lane);
-        if slot.op == Op::Flush {
+        if slot.op == Op::Flush && !slot.is_fence {
             slot.epoch = self.ledger.flush_sent();
         }
         if timeout > Nanos::ZERO {
@@ -230,6 +234,10 @@ impl NbdHctx {
         let mut ended = std::mem::take(&mut self.slots.ended);
         for number in ended.drain(..) {
             let slot = self.slots.get(number);
+            if slot.is_fence {
+                self.end_fence(slot.range().0, slot.status);
+                continue;
+            }
             let (cookie, mut status) = (slot.cookie, slot.status);
             if slot.op == Op::Flush {
                 status = self.end_flush(status, slot.epoch);
@@ -265,6 +273,7 @@ impl NbdHctx {
     /// Gives a connection up, and decides what becomes of its requests.
     #[cold]
     fn lose(&mut self, number: u16, why: &Lost) {
+        self.give_up_session(number);
         let lane = &mut self.lanes[usize::from(number)];
         let Some(line) = lane.line.take() else {
             return;
@@ -306,6 +315,12 @@ impl NbdHctx {
         let (mut again, mut failed) = (0, 0);
         for number in lost {
             let slot = self.slots.get_mut(number);
+            if slot.is_fence {
+                slot.state = State::Idle;
+                let session = slot.range().0;
+                self.ledger.fences().release(session);
+                continue;
+            }
             slot.losses = slot.losses.saturating_add(1);
             if may_repeat && slot.losses <= LOSSES_MAX {
                 slot.rewind();
@@ -345,8 +360,13 @@ impl NbdHctx {
             }
             return;
         };
-        while let Some(number) = self.held.pop_front() {
-            self.push(lane, number);
+        for _ in 0..self.held.len() {
+            let number = self.held.pop_front().expect("as many as there are");
+            if self.must_wait(lane, number) {
+                self.held.push_back(number);
+            } else {
+                self.push(lane, number);
+            }
         }
         self.send_batch();
     }
@@ -357,7 +377,8 @@ impl NbdHctx {
         let can_fua = shape.can(TransmissionFlags::SEND_FUA);
         let requests = self.held.capacity();
         let lane = &mut self.lanes[usize::from(number)];
-        let line = Line::new(dialed.socket, dialed.agreed.style, can_fua, requests);
+        let mut line = Line::new(dialed.socket, dialed.agreed.style, can_fua, requests);
+        line.session = dialed.session;
         self.port
             .push_poll(line.fd(), libc::POLLIN, true, user(READABLE, number, lane.epoch));
         let was_lost = lane.epoch > 0;
@@ -368,12 +389,14 @@ impl NbdHctx {
         if was_lost {
             tracing::info!("nbd {}: connected again", self.shared.disk.config.text);
         }
-        if self.ledger.session_made(None) {
+        let instance = dialed.session.map(|session| session.instance);
+        if self.ledger.session_made(self.shared.place, instance) {
             tracing::warn!(
                 "nbd {}: what was written and not flushed may be lost with the server: each user's next flush fails",
                 self.shared.disk.config.text
             );
         }
+        self.send_fence();
         self.send_held();
     }
 
@@ -393,6 +416,10 @@ impl NbdHctx {
                     if std::mem::take(&mut self.is_young) {
                         self.down_since = Some(self.now);
                     }
+                    self.send_held();
+                }
+                News::Fences => {
+                    self.send_fence();
                     self.send_held();
                 }
             }
@@ -449,7 +476,11 @@ impl NbdHctx {
             if late.is_empty() {
                 continue;
             }
+            self.give_up_session(lane);
             for number in late {
+                if self.slots.get(number).is_fence {
+                    continue;
+                }
                 if std::mem::replace(&mut self.slots.get_mut(number).was_late, true) {
                     self.end(number, Status::Timeout);
                 }
@@ -510,8 +541,8 @@ impl Driver for NbdHctx {
         let issued = match answer {
             Ok(number) => {
                 match self.lane_for_batch() {
-                    Some(lane) => self.push(lane, number),
-                    None => {
+                    Some(lane) if !self.must_wait(lane, number) => self.push(lane, number),
+                    _ => {
                         self.slots.get_mut(number).state = State::Held;
                         self.held.push_back(number);
                     }
@@ -572,8 +603,11 @@ impl Driver for NbdHctx {
         let slot = self.slots.get_mut(number);
         match slot.state {
             _ if slot.cookie != cookie => TimedOut::Ended,
+            State::Held if self.down_since.is_none() => self.fence_timed_out(number),
             State::Idle | State::Held => TimedOut::Wait,
             State::Sent(lane) => {
+                self.give_up_session(lane);
+                let slot = self.slots.get_mut(number);
                 let is_over = !may_wait || std::mem::replace(&mut slot.was_late, true);
                 if is_over {
                     slot.state = State::Idle;
@@ -592,6 +626,10 @@ impl Drop for NbdHctx {
         for (number, lane) in (0..).zip(&mut self.lanes) {
             let Some(line) = &mut lane.line else { continue };
             self.ledger.session_lost();
+            let fence = self.slots.get(self.slots.fence());
+            if fence.state == State::Sent(number) {
+                self.ledger.fences().release(fence.range().0);
+            }
             line.say_goodbye(&self.slots);
             line.shut();
             for kind in [READABLE, WRITABLE] {
@@ -636,5 +674,7 @@ const LOSSES_MAX: u8 = 100;
 
 #[cfg(test)]
 mod doubt_tests;
+#[cfg(test)]
+mod fence_tests;
 #[cfg(test)]
 mod tests;

@@ -10,15 +10,19 @@
 //! ```
 //!
 //! Whether the server still is the one that took the writes is decided when a session is made. A server that names the instance
-//! it is (ours does) has kept its memory if the name is the same. Of another one nothing is known but that a session which
-//! was there all the time leads to the same one: so there is a loss when no session was left.
+//! it is (ours does) has kept its memory if the name is the same as before at the same place. Of another one nothing is known
+//! but that a session which was there all the time leads to the same one: so there is a loss when no session was left.
+//!
+//! Whoever shares the ledger shares the fences, too: which changes wait for the end of a lost session.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{HctxId, REACTORS_MAX};
 use blkmq_sync::CachePadded;
 
+use super::fences::Fences;
 use crate::driver::Losses;
 
 /// What is known of the durability of what was written to one server's disk.
@@ -32,6 +36,7 @@ pub struct Ledger {
     losses: AtomicU64,
     told: AtomicU64,
     sessions: Mutex<Sessions>,
+    fences: Fences,
     /// By hardware context: the epoch in which its latest write ended. Written once an epoch, so the lines may be shared.
     dirty: Box<[AtomicU64]>,
 }
@@ -40,8 +45,10 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct Sessions {
     count: u32,
-    /// What the server of the latest one says it is.
-    instance: Option<u64>,
+    /// By place: what the server of the latest one says it is.
+    instances: BTreeMap<u64, Option<u64>>,
+    /// Instances that another has taken the place of.
+    gone: VecDeque<u64>,
 }
 
 impl Default for Ledger {
@@ -52,6 +59,7 @@ impl Default for Ledger {
             losses: AtomicU64::new(0),
             told: AtomicU64::new(0),
             sessions: Mutex::default(),
+            fences: Fences::default(),
             dirty: (0..REACTORS_MAX).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -86,20 +94,33 @@ impl Ledger {
         self.flushed(self.flush_sent());
     }
 
-    /// A session has been made. Says whether writes may have been lost between the ones before and this one.
-    pub(super) fn session_made(&self, instance: Option<u64>) -> bool {
+    /// A session has been made with the server at a place. Says whether writes may have been lost between the ones before and
+    /// this one.
+    pub(super) fn session_made(&self, place: u64, instance: Option<u64>) -> bool {
         let mut sessions = self.sessions();
-        let has_survived = match (sessions.instance, instance) {
-            (Some(before), Some(now)) => before == now,
+        let before = sessions.instances.get(&place).copied().flatten();
+        let has_survived = match (before, instance) {
+            (Some(_), _) => before == instance,
+            (None, Some(_)) if sessions.instances.values().any(|known| *known == instance) => true,
             _ => sessions.count > 0,
         };
         sessions.count += 1;
-        sessions.instance = instance;
+        sessions.instances.insert(place, instance);
+        if let Some(gone) = before.filter(|before| Some(*before) != instance)
+            && sessions.replace(gone, instance)
+        {
+            self.fences.server_gone(gone);
+        }
         let is_loss = !has_survived && self.is_dirty();
         if is_loss {
             self.lose();
         }
         is_loss
+    }
+
+    /// Which changes have to wait for the end of a lost session.
+    pub(super) fn fences(&self) -> &Fences {
+        &self.fences
     }
 
     /// A session is over.
@@ -135,13 +156,34 @@ impl Ledger {
     }
 }
 
+impl Sessions {
+    /// Another instance of a server is where one was: wherever that one was, it is now. Says whether this is so: not if the other
+    /// one was replaced before, and this is a late word of it.
+    fn replace(&mut self, gone: u64, now: Option<u64>) -> bool {
+        if now.is_some_and(|now| self.gone.contains(&now)) {
+            return false;
+        }
+        for known in self.instances.values_mut().filter(|known| **known == Some(gone)) {
+            *known = now;
+        }
+        if self.gone.len() == GONE_MAX {
+            self.gone.pop_front();
+        }
+        self.gone.push_back(gone);
+        true
+    }
+}
+
+/// How many instances are remembered that are gone. Words of older ones are on their way no more.
+const GONE_MAX: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn ledger() -> (Ledger, u64) {
         let ledger = Ledger::default();
-        assert!(!ledger.session_made(None));
+        assert!(!ledger.session_made(0, None));
         (ledger, 0)
     }
 
@@ -157,7 +199,7 @@ mod tests {
         ledger.flushed(flush);
         assert!(ledger.is_dirty());
         ledger.session_lost();
-        assert!(ledger.session_made(None));
+        assert!(ledger.session_made(0, None));
         assert_eq!(ledger.losses(), Losses { count: 1, told: 0 });
         assert!(!ledger.is_dirty(), "what is lost is accounted for");
     }
@@ -165,25 +207,64 @@ mod tests {
     #[test]
     fn a_session_that_was_there_all_the_time_leads_to_the_same_server() {
         let (ledger, mut latest) = ledger();
-        assert!(!ledger.session_made(None));
+        assert!(!ledger.session_made(0, None));
         ledger.wrote(HctxId(0), &mut latest);
         ledger.session_lost();
-        assert!(!ledger.session_made(None));
+        assert!(!ledger.session_made(0, None));
         ledger.session_lost();
         ledger.session_lost();
-        assert!(ledger.session_made(None), "none was left");
+        assert!(ledger.session_made(0, None), "none was left");
     }
 
     #[test]
     fn a_server_that_names_its_instance_is_believed() {
         let ledger = Ledger::default();
-        ledger.session_made(Some(7));
+        ledger.session_made(0, Some(7));
         ledger.wrote(HctxId(0), &mut 0);
         ledger.session_lost();
-        assert!(!ledger.session_made(Some(7)), "it has kept its memory");
+        assert!(!ledger.session_made(0, Some(7)), "it has kept its memory");
         assert!(
-            ledger.session_made(Some(8)),
+            ledger.session_made(0, Some(8)),
             "the session that is still counted leads to a server that is gone"
         );
+        ledger.wrote(HctxId(0), &mut 0);
+        assert!(
+            ledger.session_made(0, None),
+            "one that does not know has taken its place"
+        );
+    }
+
+    #[test]
+    fn places_of_one_server_know_it_together_and_places_of_others_do_not() {
+        let ledger = Ledger::default();
+        ledger.session_made(0, Some(7));
+        ledger.session_made(1, Some(7));
+        ledger.session_made(2, Some(9));
+        ledger.wrote(HctxId(0), &mut 0);
+        assert!(
+            !ledger.session_made(1, Some(7)),
+            "the other server is another one"
+        );
+        assert!(ledger.session_made(0, Some(8)), "the first has started again");
+        ledger.wrote(HctxId(0), &mut 1);
+        assert!(!ledger.session_made(1, Some(8)), "that is known");
+    }
+
+    #[test]
+    fn a_late_word_of_a_server_that_is_gone_ends_no_fence_of_the_next_one() {
+        use crate::driver::nbd::fences::Named;
+        let ledger = Ledger::default();
+        ledger.session_made(0, Some(7));
+        ledger.session_made(0, Some(8));
+        let session = Named {
+            number: 1,
+            instance: 8,
+        };
+        ledger.fences().lost(session, vec![(0, 512)]);
+        ledger.session_made(0, Some(7));
+        assert!(ledger.fences().is_any());
+        ledger.session_made(0, Some(8));
+        ledger.session_made(0, Some(10));
+        assert!(!ledger.fences().is_any(), "it is gone itself");
     }
 }

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
+use super::fences::Named;
 #[cfg(test)]
 use super::slots::State;
 use super::slots::{OfLine, Slots};
@@ -21,6 +22,8 @@ use crate::nbd::replies::{Fault, RECEIVE_BYTES_MIN, Replies};
 /// One connection in the transmission phase.
 pub(super) struct Line {
     socket: OwnedFd,
+    /// The session's name, if the server knows one.
+    pub(super) session: Option<Named>,
     style: HeaderStyle,
     can_fua: bool,
     replies: Replies,
@@ -74,6 +77,7 @@ impl Line {
     pub(super) fn new(socket: OwnedFd, style: HeaderStyle, can_fua: bool, requests: usize) -> Self {
         Self {
             socket,
+            session: None,
             style,
             can_fua,
             replies: Replies::new(style),

@@ -55,6 +55,8 @@ pub(super) enum News {
     Connected(u16, Dialed),
     /// An attempt has failed; the next follows.
     Failed,
+    /// A session is to be fenced, or has been.
+    Fences,
 }
 
 impl Mailbox {
@@ -76,6 +78,14 @@ impl Mailbox {
         // Empty already, if this is read once more than written.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         std::mem::take(&mut *lock(&self.news))
+    }
+
+    /// Has its context look at the fences.
+    pub(super) fn look_at_fences(&self) {
+        // Once is enough, however often something changes.
+        if !lock(&self.news).iter().any(|news| matches!(news, News::Fences)) {
+            self.put(News::Fences);
+        }
     }
 
     fn put(&self, news: News) {

@@ -13,6 +13,7 @@ mod config;
 mod dial;
 mod disk;
 mod drive;
+mod fences;
 mod hctx;
 mod ledger;
 mod line;

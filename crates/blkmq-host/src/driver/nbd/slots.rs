@@ -1,11 +1,15 @@
 //! Decides what the driver remembers of a request under way: what it is, where its memory lies, how much of its answer
-//! has come. `line` sends and receives with it, `hctx` owns the table: one row for each tag, and one more for a probe.
+//! has come. `line` sends and receives with it, `hctx` owns the table: one row for each tag, one more for a probe, and one for
+//! a fence.
+
+use std::iter;
 
 use blkmq_core::bio::{Flags, Lent, Op, Status};
-use blkmq_core::ids::Cookie;
+use blkmq_core::ids::{Cookie, Tag};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 
+use super::fences::Range;
 use super::sys::{self, Pieces};
 use crate::nbd::codec::request::{Command, RequestHeader};
 use crate::nbd::codec::{CommandFlags, ErrorCode};
@@ -56,6 +60,8 @@ pub(super) struct Slot {
     pub(super) was_late: bool,
     /// Of a flush: the epoch of the ledger that it covers.
     pub(super) epoch: u64,
+    /// No request of the engine's: the server is to fence the session whose number is the offset.
+    pub(super) is_fence: bool,
 }
 
 impl Slot {
@@ -73,7 +79,13 @@ impl Slot {
         losses: 0,
         was_late: false,
         epoch: 0,
+        is_fence: false,
     };
+
+    /// Where it changes something.
+    pub(super) fn range(&self) -> Range {
+        (self.offset, self.len)
+    }
 
     /// Bytes that come back.
     pub(super) fn read_bytes(&self) -> u64 {
@@ -99,6 +111,7 @@ impl Slot {
     #[inline]
     pub(super) fn header(&self, can_fua: bool) -> RequestHeader {
         let (command, flags) = match self.op {
+            _ if self.is_fence => (Command::FENCE, CommandFlags::NONE),
             Op::Read => (Command::READ, CommandFlags::NONE),
             Op::Write => (Command::WRITE, CommandFlags::NONE),
             Op::Flush => (Command::FLUSH, CommandFlags::NONE),
@@ -138,10 +151,17 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Makes a table of `count` slots.
+    /// Makes a table of `count` slots for requests.
     pub(super) fn new(count: usize) -> Self {
+        let fence = Slot {
+            cookie: Cookie::new(Tag(count as u32), 0),
+            op: Op::Flush,
+            is_fence: true,
+            ..Slot::IDLE
+        };
+        let slots = iter::repeat_n(Slot::IDLE, count).chain([fence]);
         Self {
-            slots: vec![Slot::IDLE; count].into(),
+            slots: slots.collect(),
             pieces: vec![None; count * SEGMENTS_MAX].into(),
             ended: Vec::with_capacity(count),
         }
@@ -176,6 +196,24 @@ impl Slots {
         slot.was_late = false;
         slot.cover.clear();
         Ok(number as u32)
+    }
+
+    /// Makes the fence of a session ready to be sent. Returns its slot.
+    pub(super) fn fill_fence(&mut self, session: u64) -> u32 {
+        let number = self.fence();
+        let slot = self.get_mut(number);
+        debug_assert_eq!(slot.state, State::Idle, "two fences at a time");
+        slot.cookie = Cookie::new(slot.cookie.tag(), slot.cookie.generation().wrapping_add(1));
+        slot.offset = session;
+        slot.status = Status::Ok;
+        slot.was_late = false;
+        number
+    }
+
+    /// The slot of the fence.
+    #[inline]
+    pub(super) fn fence(&self) -> u32 {
+        self.slots.len() as u32 - 1
     }
 
     #[inline]

@@ -39,6 +39,8 @@ impl OptionCode {
     pub const SET_META_CONTEXT: OptionCode = OptionCode(10);
     /// Use 32-byte headers with 64-bit lengths.
     pub const EXTENDED_HEADERS: OptionCode = OptionCode(11);
+    /// Name the session, so that it can be fenced. Of our own (`docs/exports/nbd.md`): other servers do not know it.
+    pub const SESSION: OptionCode = OptionCode(0x626c_6b71);
 }
 
 impl fmt::Display for OptionCode {
@@ -54,6 +56,7 @@ impl fmt::Display for OptionCode {
             OptionCode::LIST_META_CONTEXT => f.write_str("LIST_META_CONTEXT"),
             OptionCode::SET_META_CONTEXT => f.write_str("SET_META_CONTEXT"),
             OptionCode::EXTENDED_HEADERS => f.write_str("EXTENDED_HEADERS"),
+            OptionCode::SESSION => f.write_str("SESSION"),
             OptionCode(other) => write!(f, "option {other}"),
         }
     }
@@ -236,6 +239,41 @@ impl<'a> MetaRequest<'a> {
         for query in queries {
             write_counted(query, out);
         }
+    }
+}
+
+/// The data of `SESSION`: which session of which client this is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SessionName {
+    /// The client. Drawn at random, and known to it and its servers alone: who knows it may end the client's sessions.
+    pub client: u128,
+    /// Which of its sessions; it uses no number twice.
+    pub number: u64,
+}
+
+impl SessionName {
+    /// Reads the option's data; `None` when it has another length.
+    pub fn parse(data: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(data);
+        let (high, low) = (reader.u64()?, reader.u64()?);
+        let number = reader.u64()?;
+        reader.is_empty().then_some(Self {
+            client: u128::from(high) << 64 | u128::from(low),
+            number,
+        })
+    }
+
+    /// Appends the option's data.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.client.to_be_bytes());
+        out.extend_from_slice(&self.number.to_be_bytes());
+    }
+}
+
+impl fmt::Debug for SessionName {
+    /// Without the client, which is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "session {}", self.number)
     }
 }
 

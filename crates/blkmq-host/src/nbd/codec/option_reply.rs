@@ -24,6 +24,8 @@ impl ReplyKind {
     pub const INFO: ReplyKind = ReplyKind(3);
     /// One metadata context.
     pub const META_CONTEXT: ReplyKind = ReplyKind(4);
+    /// Which instance of the server this is, in answer to `SESSION`.
+    pub const SESSION: ReplyKind = ReplyKind(0x626c_6b71);
     /// The option is unknown here.
     pub const ERR_UNSUP: ReplyKind = ReplyKind(ERROR_BIT + 1);
     /// The server's configuration forbids it.
@@ -151,6 +153,13 @@ pub fn parse_server(data: &[u8]) -> Option<(&str, &str)> {
     Some((name, parse_name(reader.rest())?))
 }
 
+/// Reads the data of a [`ReplyKind::SESSION`] answer: the server's instance.
+pub fn parse_session(data: &[u8]) -> Option<u64> {
+    let mut reader = Reader::new(data);
+    let instance = reader.u64()?;
+    reader.is_empty().then_some(instance)
+}
+
 /// Reads the server's answer to `EXPORT_NAME`, the padding included; `None` when it is not complete.
 /// The last field counts the bytes read.
 pub fn parse_export_name_reply(input: &[u8], padded: bool) -> Option<(u64, TransmissionFlags, usize)> {
@@ -221,6 +230,11 @@ impl<'a> OptionReplies<'a> {
     /// One metadata context.
     pub fn meta_context(&mut self, id: u32, name: &str) {
         self.write(ReplyKind::META_CONTEXT, &[&id.to_be_bytes(), name.as_bytes()]);
+    }
+
+    /// The server's instance.
+    pub fn session(&mut self, instance: u64) {
+        self.write(ReplyKind::SESSION, &[&instance.to_be_bytes()]);
     }
 
     fn write_info(&mut self, kind: InfoKind, parts: &[&[u8]]) {

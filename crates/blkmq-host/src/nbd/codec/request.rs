@@ -34,6 +34,9 @@ impl Command {
     pub const WRITE_ZEROES: Command = Command(6);
     /// Which parts of the range are allocated.
     pub const BLOCK_STATUS: Command = Command(7);
+    /// End the client's session whose number is in the place of the offset, and answer when all that it began has ended. Of
+    /// our own: only where `SESSION` was agreed on.
+    pub const FENCE: Command = Command(0x6266);
 
     /// The protocol's name, for messages.
     pub fn name(self) -> &'static str {
@@ -46,6 +49,7 @@ impl Command {
             Command::CACHE => "CACHE",
             Command::WRITE_ZEROES => "WRITE_ZEROES",
             Command::BLOCK_STATUS => "BLOCK_STATUS",
+            Command::FENCE => "FENCE",
             _ => "unknown command",
         }
     }

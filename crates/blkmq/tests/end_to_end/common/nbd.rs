@@ -21,13 +21,43 @@ pub(crate) enum Command {
     Write = 1,
     Flush = 3,
     WriteZeroes = 6,
+    /// Of our own.
+    Fence = 0x6266,
 }
 
 impl Client {
     /// # Errors
     /// If the server cannot be reached or refuses the export.
     pub(crate) fn connect(socket: &Path, export: &str) -> Result<Client> {
+        Client::select(greeted(socket)?, export)
+    }
+
+    /// Connects, and gives the session a name.
+    ///
+    /// # Errors
+    /// If the server cannot be reached, refuses the export, or the name.
+    pub(crate) fn connect_as(socket: &Path, export: &str, client: u128, number: u64) -> Result<Client> {
         let mut stream = greeted(socket)?;
+        let name = [&client.to_be_bytes()[..], &number.to_be_bytes()].concat();
+        stream.write_all(&option(OPT_SESSION, &name))?;
+        let (kind, instance) = read_option_reply(&mut stream)?;
+        let (last, _) = read_option_reply(&mut stream)?;
+        if (kind, instance.len(), last) != (OPT_SESSION, 8, REP_ACK) {
+            return Err(Error::other(format!("replies {kind:#x} and {last:#x} to a name")));
+        }
+        Client::select(stream, export)
+    }
+
+    /// Has another session of the same client fenced.
+    ///
+    /// # Errors
+    /// What the server answered, or that it is gone.
+    pub(crate) fn fence(&mut self, number: u64) -> Result<()> {
+        let cookie = self.send(Command::Fence, 0, number, 0, &[])?;
+        self.expect_reply(cookie)
+    }
+
+    fn select(mut stream: UnixStream, export: &str) -> Result<Client> {
         stream.write_all(&option(OPT_GO, &go_payload(export)))?;
         let mut size = None;
         loop {
@@ -213,6 +243,8 @@ fn be64(bytes: &[u8]) -> u64 {
 }
 
 pub(crate) const OPT_GO: u32 = 7;
+/// Of our own, and the number of its reply, too.
+const OPT_SESSION: u32 = 0x626c_6b71;
 pub(crate) const FLAG_FUA: u16 = 1;
 pub(crate) const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;

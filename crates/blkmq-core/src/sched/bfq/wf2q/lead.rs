@@ -23,6 +23,8 @@ pub(super) struct Presence {
     /// Its start when the floor was looked at last: starts grow, so this is never too high.
     known_start: u64,
     is_counted: bool,
+    /// It was away for a moment only: what came to be due to it meanwhile is kept.
+    keeps_due: bool,
     /// Of a leaf 1 while it has a request, waiting or in flight; of a group its members that have.
     busy: u32,
 }
@@ -36,6 +38,8 @@ pub(super) struct Lead {
     groups: u32,
     /// No present member's start is lower; looked at again only when that matters.
     floor: u64,
+    /// The highest start of any member.
+    highest: u64,
 }
 
 impl Wf2q {
@@ -49,9 +53,10 @@ impl Wf2q {
         self.reach
     }
 
-    /// A leaf has its first request. `came` hears of it and of the groups that had nothing until now.
+    /// A leaf has its first request. `came` hears of it and of the groups that had nothing until now, and says of each whether
+    /// what came to be due to it meanwhile is kept.
     #[inline]
-    pub(in super::super) fn begin(&mut self, id: EntityId, mut came: impl FnMut(EntityId)) {
+    pub(in super::super) fn begin(&mut self, id: EntityId, mut came: impl FnMut(EntityId) -> bool) {
         let mut at = id.0;
         loop {
             let entity = &mut self.entities[at as usize];
@@ -59,7 +64,7 @@ impl Wf2q {
             if entity.presence.busy > 1 || at == ROOT {
                 return;
             }
-            came(EntityId(at));
+            entity.presence.keeps_due = came(EntityId(at));
             at = entity.parent;
         }
     }
@@ -155,19 +160,23 @@ impl Wf2q {
         }
     }
 
-    /// Where an entity that is not ahead starts at the earliest. What it could not be served while it was present is still
-    /// due to it, up to twice the bound: so far can those be ahead that were held for it. Who was not present begins at
-    /// the tree's time, and not beyond the bound.
+    /// Where an entity that is not ahead starts at the earliest. What it could not be served while it was present, or away for a
+    /// moment, is still due to it, up to some bounds. Who else was not present begins at the tree's time, and not beyond the
+    /// bound.
     pub(super) fn earliest_start(&mut self, id: EntityId) -> u64 {
         let reach = self.reach;
-        let is_counted = self.entities[id.index()].presence.is_counted;
+        let Presence {
+            is_counted,
+            keeps_due,
+            ..
+        } = self.entities[id.index()].presence;
         let tree = self.tree_of(id);
         if !tree.is_bounded(reach) {
             return tree.time;
         }
         let bound = tree.bound(reach);
-        if is_counted {
-            return tree.time.wrapping_sub(2 * bound);
+        if is_counted || keeps_due {
+            return tree.time.wrapping_sub(DUE_BOUNDS * bound);
         }
         let parent = self.entities[id.index()].parent;
         self.floor_of(parent);
@@ -224,7 +233,7 @@ impl Wf2q {
         }
         let old = self.entities[id.index()].parent;
         self.end(EntityId(old), |_| {});
-        self.begin(EntityId(parent), |_| {});
+        self.begin(EntityId(parent), |_| false);
     }
 
     /// Asserts that who counts is present, and that the floor is below all of them.
@@ -270,6 +279,23 @@ impl Tree {
         !before(self.lead.floor.wrapping_add(bound), start)
     }
 
+    /// The time after a member was served, whose start that was. While one that was away makes up for it, the others have none of
+    /// what time passes for: it does not run ahead of them all, or it would seem that something is due to each.
+    #[inline]
+    pub(super) fn not_beyond_all(&mut self, time: u64, start: u64, reach: u64) -> u64 {
+        if before(self.lead.highest, start) {
+            self.lead.highest = start;
+        }
+        if self.is_bounded(reach) && before(self.lead.highest, time) {
+            return if before(self.lead.highest, self.time) {
+                self.time
+            } else {
+                self.lead.highest
+            };
+        }
+        time
+    }
+
     #[inline]
     fn is_bounded(&self, reach: u64) -> bool {
         reach > 0 && self.lead.groups > 0
@@ -303,6 +329,7 @@ impl Presence {
         links: Links::UNLINKED,
         known_start: 0,
         is_counted: false,
+        keeps_due: false,
         busy: 0,
     };
 
@@ -322,12 +349,16 @@ impl Presence {
     }
 }
 
+/// What is still due is kept up to so many times the bound: what the drive does in some milliseconds.
+const DUE_BOUNDS: u64 = 16;
+
 impl Lead {
     pub(super) const EMPTY: Self = Self {
         present: Heap::EMPTY,
         weight: 0,
         groups: 0,
         floor: 0,
+        highest: 0,
     };
 
     /// The sum of the weights of those that are present.

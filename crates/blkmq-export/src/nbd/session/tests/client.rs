@@ -53,6 +53,7 @@ fn client_and_server_agree_on_every_style() {
             name: "vm1".into(),
             style,
             block_status: style != HeaderStyle::Simple,
+            session: None,
         };
         let (progress, session) = meet(wanted, vec![disk()]);
         let Progress::Agreed(agreed) = progress else {

@@ -1,6 +1,7 @@
 //! A client made of bytes, for the session's tests.
 
 mod client;
+mod fence;
 mod hostile;
 mod negotiation;
 mod streams;

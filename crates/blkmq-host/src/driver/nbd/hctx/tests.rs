@@ -33,6 +33,8 @@ pub(super) struct Server {
     style: HeaderStyle,
     flags: TransmissionFlags,
     size: u64,
+    /// What it says which server it is; other servers than ours say nothing.
+    pub(super) instance: Option<u64>,
 }
 
 /// A client of it.
@@ -53,6 +55,7 @@ impl Server {
             style,
             flags,
             size: 4 << 20,
+            instance: None,
         }
     }
 
@@ -95,6 +98,7 @@ impl Server {
         let is_granted = match option {
             OptionCode::EXTENDED_HEADERS => self.style == HeaderStyle::Extended,
             OptionCode::STRUCTURED_REPLY => self.style == HeaderStyle::Structured,
+            OptionCode::SESSION => self.instance.is_some(),
             _ => option == OptionCode::GO,
         };
         if !is_granted {
@@ -105,6 +109,9 @@ impl Server {
                 size_bytes: self.size,
                 flags: self.flags,
             });
+        }
+        if let (OptionCode::SESSION, Some(instance)) = (option, self.instance) {
+            replies.session(instance);
         }
         replies.ack();
     }
@@ -225,6 +232,14 @@ impl Rig {
         assert_eq!(done.len(), count, "{done:?}");
         done.sort_by_key(|end| end.0);
         done
+    }
+
+    pub(super) fn timed_out(&mut self, tag: u32) -> TimedOut {
+        self.hctx.timed_out(cookie(tag))
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.hctx.connections()
     }
 
     pub(super) fn wait_for_connections(&mut self, count: usize) {

@@ -1,0 +1,88 @@
+//! Decides who is too late: with the selection of an export, with taking a reply, with the rest of a request, with the end; and for how
+//! long memory is kept for requests that do not come.
+
+use std::time::Duration;
+
+use blkmq_core::time::{Instant, Nanos};
+use blkmq_host::service::Cx;
+
+use super::{Closing, Connection};
+
+impl Connection {
+    /// Keeps the deadlines: the handshake's, the unread reply's, the half message's.
+    pub(super) fn watch_time(&mut self, cx: &mut Cx<'_>) {
+        self.watch_half_message(cx.now());
+        self.watch_spare(cx.now());
+        let deadlines = self.deadlines().into_iter().flatten().map(|(at, _)| at);
+        let spare = self.spare_since.map(|since| after(since, SPARE_KEPT));
+        match deadlines.chain(spare).min() {
+            Some(at) if self.closing < Closing::Dead => cx.set_timer(at),
+            _ => cx.clear_timer(),
+        }
+    }
+
+    /// Gives memory back that is kept for requests which do not come.
+    pub(super) fn watch_spare(&mut self, now: Instant) {
+        if self.slots.len() > 0 || !self.slots.has_spare() {
+            self.spare_since = None;
+        } else if after(*self.spare_since.get_or_insert(now), SPARE_KEPT) <= now {
+            self.slots.release_spare();
+            self.spare_since = None;
+        }
+    }
+
+    /// Notes since when half a message waits for its rest. Not while we hold the client back ourselves.
+    pub(super) fn watch_half_message(&mut self, now: Instant) {
+        let is_half = self.filling.is_some() || !self.receive.waiting().is_empty();
+        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked || self.is_waiting;
+        if !is_half || held_back {
+            self.half_since = None;
+        } else if self.half_since.is_none() || self.half_messages != self.messages {
+            self.half_since = Some(now);
+            self.half_messages = self.messages;
+        }
+    }
+
+    /// The deadlines that run, with what to say when they have passed.
+    pub(super) fn deadlines(&self) -> [Option<(Instant, &'static str)>; 4] {
+        let limits = &self.door.limits;
+        let of = |since: Option<Instant>, limit, reason| since.map(|since| (after(since, limit), reason));
+        let negotiating = self.session.is_negotiating().then_some(self.started_at);
+        [
+            of(
+                negotiating,
+                limits.handshake_deadline,
+                "no export was selected in time (handshake_deadline)",
+            ),
+            of(
+                self.unread_since,
+                limits.unread_reply_deadline,
+                "replies were not read in time (unread_reply_deadline)",
+            ),
+            of(
+                self.half_since,
+                limits.half_request_deadline,
+                "the rest of a request did not come in time (half_request_deadline)",
+            ),
+            of(
+                self.draining_since.filter(|_| self.is_blocked),
+                DRAIN_GRACE,
+                "replies were not read in time before the shutdown",
+            ),
+        ]
+    }
+
+    pub(super) fn too_late(&self, now: Instant) -> Option<&'static str> {
+        let past = self.deadlines().into_iter().flatten().find(|(at, _)| *at <= now);
+        past.map(|(_, reason)| reason)
+    }
+}
+
+fn after(since: Instant, limit: Duration) -> Instant {
+    since + Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX))
+}
+
+/// How long memory is kept for requests to come.
+const SPARE_KEPT: Duration = Duration::from_millis(500);
+/// How long a shutdown waits for a client that does not read.
+const DRAIN_GRACE: Duration = Duration::from_secs(2);

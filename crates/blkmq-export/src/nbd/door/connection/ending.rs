@@ -1,0 +1,102 @@
+//! Decides what becomes of what was begun on a connection that ends: finished and sent, or dropped because its client is gone, or has
+//! given it up.
+
+use std::io;
+
+use blkmq_core::time::Instant;
+use blkmq_host::service::Cx;
+
+use super::super::predecessors::Place;
+use super::{CANCEL, Closing, Connection, POLL_IN, POLL_OUT};
+
+impl Connection {
+    /// The client has given the connection up: what it had on its way, it may have done over another one meanwhile, and
+    /// written over. None of it is begun any more.
+    #[cold]
+    pub(super) fn reset(&mut self, now: Instant) {
+        if self.closing == Closing::No {
+            self.heed(Err(io::ErrorKind::ConnectionReset.into()), now);
+        }
+    }
+
+    /// The client says over another connection that it has given this one up: nothing of it is begun any more.
+    #[cold]
+    pub(super) fn end_if_fenced(&mut self, now: Instant) {
+        if self.closing < Closing::Dead && self.place.as_ref().is_some_and(Place::is_fenced) {
+            let what = format_args!("{} ended: its client has given it up", self.name());
+            self.log().info(now, what);
+            self.closing = Closing::Dead;
+        }
+    }
+
+    pub(super) fn close(&mut self, _cx: &mut Cx<'_>, how: Closing) {
+        self.closing = self.closing.max(how);
+    }
+
+    /// Forgets the replies of a dead connection, and a write that will never be whole.
+    pub(super) fn forget(&mut self) {
+        let Self {
+            transmit,
+            slots,
+            session,
+            ..
+        } = self;
+        if session.is_negotiating() || self.disk.is_none() {
+            transmit.clear(|_| {});
+        } else {
+            transmit.clear(|slot| {
+                let request = slots.end(slot);
+                session.replies().read_sent(&request);
+            });
+        }
+    }
+
+    /// Takes back what was begun for a client that is gone and has not been submitted. What has been is the queue's, and is waited for.
+    pub(super) fn cancel(&mut self) {
+        for bio in self.refused.drain(..) {
+            let index = bio.cookie as u32;
+            self.slots.get(index).take_back(&bio);
+            let request = self.slots.end(index);
+            self.session.replies().cancel(&request);
+        }
+        for (slot, _) in self.fences.drain(..) {
+            let request = self.slots.end(slot);
+            self.session.replies().cancel(&request);
+        }
+    }
+
+    pub(super) fn abandon_filling(&mut self) {
+        if let Some((slot, _)) = self.filling.take() {
+            self.slots.end(slot);
+        }
+    }
+
+    /// Lets go of what is not wanted any more: replies to a dead client, what was not begun, and at last the socket.
+    pub(super) fn wind_up(&mut self, cx: &mut Cx<'_>) {
+        if self.closing == Closing::Dead {
+            self.forget();
+            self.cancel();
+            if let Some(asker) = &self.asker {
+                asker.give_up();
+            }
+        }
+        if let Some(place) = &self.place {
+            place.leave();
+        }
+        self.abandon_filling();
+        self.starved = None;
+        self.slots.give_up();
+        if self.is_polling && self.is_at_end() {
+            self.is_polling = false;
+            cx.port().push_cancel(POLL_IN, CANCEL);
+            if self.is_blocked {
+                cx.port().push_cancel(POLL_OUT, CANCEL);
+            }
+        }
+    }
+
+    /// Says whether everything begun is finished and sent, or has nobody to be sent to.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.slots.len() == 0 && self.transmit.is_empty() && self.refused.is_empty()
+    }
+}

@@ -1,0 +1,185 @@
+//! Decides how far a connection receives in one turn, and what the bytes become: an export that is selected, requests, payload, the
+//! end. `requests` goes on with what was understood.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use blkmq_core::time::Instant;
+use blkmq_host::service::Cx;
+
+use super::super::lookup::Asker;
+use super::super::losses::Heard;
+use super::super::memory::Account;
+use super::super::receive::Received;
+use super::super::slots::Slots;
+use super::{AGAIN, Closing, Connection};
+use crate::nbd::session::Event;
+
+impl Connection {
+    /// Receives and judges until the socket is drained or a limit holds the client back.
+    pub(super) fn take_in(&mut self, cx: &mut Cx<'_>) {
+        while self.closing == Closing::No && self.refused.is_empty() && !self.is_waiting {
+            let held_back = if self.filling.is_some() {
+                false
+            } else {
+                self.judge(cx)
+            };
+            if held_back || self.closing != Closing::No || !self.refused.is_empty() {
+                return;
+            }
+            if !self.is_readable || self.is_waiting {
+                return;
+            }
+            let received = match self.filling {
+                Some((slot, filled)) => self.fill_payload(cx, slot, filled),
+                None => self.receive.fill(self.socket.as_fd()),
+            };
+            if matches!(received, Ok(Received::Enough)) {
+                return self.come_again(cx);
+            }
+            self.heed(received, cx.now());
+        }
+    }
+
+    /// Others are due, too; this one goes on in the next turn.
+    pub(super) fn come_again(&mut self, cx: &mut Cx<'_>) {
+        if !std::mem::replace(&mut self.comes_again, true) {
+            cx.port().push_nop(AGAIN);
+        }
+    }
+
+    /// Judges what was received. Says whether the session can take no more before replies are sent.
+    pub(super) fn judge(&mut self, cx: &mut Cx<'_>) -> bool {
+        self.is_busy = false;
+        if let Some(request) = self.starved.take()
+            && (!self.begin(cx, request) || !self.refused.is_empty())
+        {
+            return self.starved.is_some();
+        }
+        loop {
+            let step = self
+                .session
+                .receive(self.receive.waiting(), &mut self.transmit.heads);
+            self.transmit.note_heads();
+            self.receive.consume(step.consumed);
+            self.messages += u64::from(step.consumed > 0);
+            match step.event {
+                Event::NeedMore => return false,
+                Event::Busy => {
+                    self.is_busy = true;
+                    return true;
+                }
+                Event::Request(request) | Event::Write(request) => {
+                    if !self.begin(cx, request) {
+                        return self.starved.is_some();
+                    }
+                }
+                Event::Selected(export) => self.select(cx, export.id.0 as usize),
+                Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
+                Event::Disconnect => self.close(cx, Closing::Finishing),
+                Event::Close(reason) => {
+                    self.log()
+                        .warn(cx.now(), format_args!("{} closed: {reason}", self.name()));
+                    self.close(cx, Closing::Finishing);
+                }
+            }
+            if self.closing != Closing::No || !self.refused.is_empty() || self.is_waiting {
+                return false;
+            }
+        }
+    }
+
+    pub(super) fn select(&mut self, cx: &Cx<'_>, index: usize) {
+        let disk = cx.disks()[index].clone();
+        if let Err(refusal) = self.ticket.select(disk.group) {
+            let what = format_args!("{} to {} refused: {refusal}", self.name(), disk.name);
+            self.log().warn(cx.now(), what);
+            self.closing = Closing::Dead;
+            return;
+        }
+        let memory = Arc::clone(&self.door.common.memory);
+        self.slots
+            .set_account(Account::new(memory, disk.group, cx.waker()));
+        self.heard = Heard::new(&disk);
+        self.asker = Some(Arc::new(Asker::new(cx.waker())));
+        let disks = &self.door.common.disks;
+        let Some(mut place) = disks.enter(index as u32, &self.socket, self.session.name(), &cx.waker())
+        else {
+            let what = format_args!("{} refused: another session has its name", self.name());
+            self.log().warn(cx.now(), what);
+            self.closing = Closing::Dead;
+            return;
+        };
+        // Who could write nothing leaves nothing to wait for.
+        self.is_waiting = !disk.read_only && place.must_wait();
+        self.place = Some(place);
+        self.disk = Some(disk);
+    }
+
+    /// Takes what was received of a write's payload. Says whether it is whole, and so submitted.
+    pub(super) fn take_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> bool {
+        let Self { slots, receive, .. } = self;
+        let rest = rest_of_payload(slots, slot, filled);
+        let bytes = receive.move_into(rest);
+        self.payload_came(cx, slot, filled, bytes)
+    }
+
+    /// Receives the rest of a write's payload straight into its buffer.
+    pub(super) fn fill_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> io::Result<Received> {
+        let rest = rest_of_payload(&mut self.slots, slot, filled);
+        let received = self.receive.receive_into(self.socket.as_fd(), rest)?;
+        if let Received::Full(bytes) | Received::Drained(bytes) = received {
+            self.payload_came(cx, slot, filled, bytes);
+        }
+        Ok(received)
+    }
+
+    pub(super) fn payload_came(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize, bytes: usize) -> bool {
+        self.session.payload_taken(bytes as u64);
+        let request = self.slots.get(slot).request;
+        let filled = filled + bytes;
+        let is_whole = filled as u64 == request.length;
+        self.filling = (!is_whole).then_some((slot, filled));
+        if is_whole {
+            self.messages += 1;
+            self.submit(cx, slot);
+        }
+        is_whole
+    }
+
+    /// Takes note of what the socket said.
+    pub(super) fn heed(&mut self, received: io::Result<Received>, now: Instant) {
+        match received {
+            Ok(Received::Full(_) | Received::Enough) => {}
+            // A poll tells of what comes later; but an end that came together with these bytes has been told already.
+            Ok(Received::Drained(_)) => self.is_readable = self.has_left,
+            Ok(Received::Nothing) => self.is_readable = false,
+            Ok(Received::End) => {
+                let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
+                if !is_between {
+                    if cfg!(blkmq_mutant = "descriptor_leak") {
+                        std::mem::forget(Arc::clone(&self.socket));
+                    }
+                    let what = format_args!("{}: the client left in the middle of a message", self.name());
+                    self.log().info(now, what);
+                }
+                self.is_readable = false;
+                self.closing = self.closing.max(Closing::Finishing);
+            }
+            Err(error) => {
+                self.log()
+                    .info(now, format_args!("{} lost: {error}", self.name()));
+                self.closing = Closing::Dead;
+            }
+        }
+    }
+}
+
+/// The part of a write's buffer that is still to be received.
+fn rest_of_payload(slots: &mut Slots, slot: u32, filled: usize) -> &mut [u8] {
+    let slot = slots.get(slot);
+    let length = slot.request.length as usize;
+    let buffer = slot.buffer.as_mut().expect("a write has a buffer");
+    &mut buffer.bytes_mut()[filled..length]
+}

@@ -1,0 +1,163 @@
+//! Decides what becomes of a request: submitted, looked up, waited for, and replied to in the end. `intake` begins them.
+
+use blkmq_core::bio::{Bio, Status};
+use blkmq_host::service::Cx;
+
+use super::super::buffers::Lack;
+use super::super::lookup::{Answer, Question};
+use super::super::request::{bio, buffer_bytes, error_of, extent};
+use super::{Closing, Connection, SELECTED};
+use crate::nbd::codec::ErrorCode;
+use crate::nbd::codec::reply::Extent;
+use crate::nbd::session::{Op, Request};
+
+impl Connection {
+    /// Begins a request. Says whether the next message can be looked at: not while memory or payload are waited for.
+    pub(super) fn begin(&mut self, cx: &mut Cx<'_>, request: Request) -> bool {
+        match request.op {
+            Op::Cache => self.session.replies().ok(&request, &mut self.transmit.heads),
+            _ => {
+                let disk = self.disk.as_ref().expect(SELECTED);
+                let slot = match self.slots.begin(request, buffer_bytes(&request, disk)) {
+                    Ok(slot) => slot,
+                    Err(lack) => {
+                        self.starve(cx, request, lack);
+                        return false;
+                    }
+                };
+                match request.op {
+                    Op::Write => return self.take_payload(cx, slot, 0),
+                    Op::Fence => self.fence(slot, request.offset),
+                    _ => self.submit(cx, slot),
+                }
+                return true;
+            }
+        }
+        self.transmit.note_heads();
+        true
+    }
+
+    /// There is no memory for a request now: others have it, and it waits for its turn; or the system has none.
+    #[cold]
+    pub(super) fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: Lack) {
+        match lack {
+            Lack::OfMemory => {
+                self.starved = Some(request);
+                self.is_busy = true;
+            }
+            Lack::OfTheSystems(error) => {
+                let what = format_args!("{} closed: no memory for a request: {error}", self.name());
+                self.log().warn(cx.now(), what);
+                self.closing = Closing::Dead;
+            }
+        }
+    }
+
+    pub(super) fn submit(&mut self, cx: &mut Cx<'_>, index: u32) {
+        let disk = self.disk.as_ref().expect(SELECTED);
+        let queue = disk.queue;
+        let slot = self.slots.get(index);
+        let mut bio = bio(&slot.request, disk, index);
+        slot.lend_to(&mut bio);
+        if let Err(bio) = cx.submit(queue, bio) {
+            self.refused.push_back(bio);
+        }
+    }
+
+    /// The client has given up another session of its own: that is ended, and waited for.
+    #[cold]
+    pub(super) fn fence(&mut self, slot: u32, number: u64) {
+        let place = self.place.as_ref().expect(SELECTED);
+        match place.fence(number) {
+            Some(fenced) => self.fences.push((slot, fenced)),
+            None => self.end_fence(slot),
+        }
+    }
+
+    pub(super) fn end_fence(&mut self, slot: u32) {
+        let request = self.slots.end(slot);
+        self.session.replies().ok(&request, &mut self.transmit.heads);
+        self.transmit.note_heads();
+    }
+
+    /// Replies to the fences whose sessions have ended.
+    pub(super) fn end_fences(&mut self) {
+        let ended: Vec<_> = self
+            .fences
+            .extract_if(.., |(_, fenced)| fenced.has_ended())
+            .collect();
+        for (slot, _) in ended {
+            self.end_fence(slot);
+        }
+    }
+
+    /// A request for block status has paid: its group has read a block, in its turn and within its caps. Now it is looked up.
+    pub(super) fn look_up(&mut self, slot: u32, request: &Request) {
+        let disk = self.disk.as_ref().expect(SELECTED);
+        let asker = self.asker.as_ref().expect(SELECTED);
+        let max = self.session.replies().extents_max(request).min(EXTENTS_MAX);
+        let range = (request.offset, request.length);
+        let question = Question::new(disk, slot, range, max, asker);
+        self.door.common.lookups.ask(question);
+    }
+
+    /// Replies with what was looked up meanwhile.
+    pub(super) fn take_answers(&mut self) {
+        let answers = self.asker.as_ref().map(|asker| asker.take()).unwrap_or_default();
+        for Answer { slot, extents } in answers {
+            let request = self.slots.end(slot);
+            let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
+            match extents {
+                Ok(extents) => {
+                    let extents: Vec<Extent> = extents.iter().map(extent).collect();
+                    replies.block_status(&request, &extents, heads);
+                }
+                Err(error) => {
+                    let message = format!("the disk cannot say what is allocated: {error}");
+                    replies.error(&request, ErrorCode::Io, &message, heads);
+                }
+            }
+            self.transmit.note_heads();
+        }
+    }
+
+    /// A bio has ended: its request is replied to, unless something remains to be looked up for it.
+    pub(super) fn ended(&mut self, cx: &mut Cx<'_>, mut bio: Bio) {
+        let index = bio.cookie as u32;
+        let slot = self.slots.get(index);
+        slot.take_back(&bio);
+        let request = slot.request;
+        if bio.status.is_ok() && slot.is_unfinished() && self.closing < Closing::Dead {
+            return self.submit(cx, index);
+        }
+        if let (Op::Flush, Some(disk)) = (request.op, &self.disk) {
+            bio.status = self.heard.end_flush(disk, bio.status);
+        }
+        if request.op == Op::BlockStatus && bio.status != Status::Shutdown {
+            // Whether the block could be read says nothing about what is allocated.
+            return self.look_up(index, &request);
+        }
+        let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
+        if !bio.status.is_ok() {
+            self.slots.end(index);
+            let (code, message) = error_of(bio.status, &request);
+            replies.error(&request, code, message, heads);
+            self.transmit.note_heads();
+        } else if request.op == Op::Read && replies.has_holes() && self.slots.reads_as_zeroes(index) {
+            self.slots.end(index);
+            replies.hole(&request, heads);
+            self.transmit.note_heads();
+        } else if request.op == Op::Read {
+            replies.read(&request, heads);
+            self.transmit.note_heads();
+            self.transmit.push_data(index, request.length as usize);
+        } else {
+            self.slots.end(index);
+            replies.ok(&request, heads);
+            self.transmit.note_heads();
+        }
+    }
+}
+
+/// Extents that are looked up for one reply, with about two system calls each. Clients ask on from where a reply ended.
+const EXTENTS_MAX: usize = 64;

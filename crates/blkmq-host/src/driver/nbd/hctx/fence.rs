@@ -1,0 +1,86 @@
+//! Decides when a change waits for a lost session, and through which connection the server is asked to fence that. What waits for
+//! what is kept in [`fences`](super::super::fences).
+
+use blkmq_core::bio::Status;
+use blkmq_core::driver::TimedOut;
+
+use super::{Lost, NbdHctx, State};
+
+impl NbdHctx {
+    /// Says whether a request is a change that must not be sent yet.
+    #[inline]
+    pub(super) fn must_wait(&self, lane: u16, number: u32) -> bool {
+        self.ledger.fences().is_any() && self.must_wait_for_fence(lane, number)
+    }
+
+    #[cold]
+    fn must_wait_for_fence(&self, lane: u16, number: u32) -> bool {
+        let slot = self.slots.get(number);
+        let line = self.lanes[usize::from(lane)].line.as_ref();
+        let Some(session) = line.and_then(|line| line.session) else {
+            return false;
+        };
+        slot.op.is_write() && self.ledger.fences().holds(session.instance, slot.range())
+    }
+
+    /// A connection is being given up: from here on, whatever overlaps the changes under way there has to wait. Comes before
+    /// these are ended or sent elsewhere.
+    #[cold]
+    pub(super) fn give_up_session(&mut self, lane: u16) {
+        let line = self.lanes[usize::from(lane)].line.as_mut();
+        let Some(session) = line.and_then(|line| line.session.take()) else {
+            return;
+        };
+        let sent = self.slots.iter().map(|(_, slot)| slot);
+        let changes = sent.filter(|slot| slot.state == State::Sent(lane) && slot.op.is_write());
+        let changes = changes.map(|slot| slot.range()).collect();
+        self.ledger.fences().lost(session, changes);
+    }
+
+    /// Asks a server to fence a session, if one is lost that a connection here leads to, and none is asked for yet.
+    pub(super) fn send_fence(&mut self) {
+        let fence = self.slots.fence();
+        if !self.ledger.fences().is_any() || self.slots.get(fence).state != State::Idle {
+            return;
+        }
+        for lane in 0..self.lanes.len() as u16 {
+            let line = self.lanes[usize::from(lane)].line.as_ref();
+            let session = line.and_then(|line| line.session);
+            let lost = session.and_then(|session| self.ledger.fences().claim(session.instance));
+            if let Some(lost) = lost {
+                let number = self.slots.fill_fence(lost);
+                self.push(lane, number);
+                return self.send(lane);
+            }
+        }
+    }
+
+    /// The server has answered a fence.
+    #[cold]
+    pub(super) fn end_fence(&mut self, session: u64, status: Status) {
+        if !status.is_ok() {
+            tracing::warn!(
+                "nbd {}: the server cannot say that a lost connection has ended ({status:?}): a write of it may still land",
+                self.shared.disk.config.text
+            );
+        }
+        // Tells all contexts, this one too.
+        self.ledger.fences().over(session);
+    }
+
+    /// A change has waited for a fence as long as the queue allows: at first the connection is given up that the fence went
+    /// over, then the request.
+    #[cold]
+    pub(super) fn fence_timed_out(&mut self, number: u32) -> TimedOut {
+        let slot = self.slots.get_mut(number);
+        if std::mem::replace(&mut slot.was_late, true) {
+            slot.state = State::Idle;
+            self.held.retain(|held| *held != number);
+            return TimedOut::Ended;
+        }
+        if let State::Sent(lane) = self.slots.get(self.slots.fence()).state {
+            self.lose(lane, &Lost::Late);
+        }
+        TimedOut::Wait
+    }
+}
