@@ -189,10 +189,16 @@ impl Server {
     }
 
     fn checked(&mut self, request: Request) -> Request {
-        let end = request.offset.checked_add(request.length).expect("an end in range");
+        let end = request
+            .offset
+            .checked_add(request.length)
+            .expect("an end in range");
         if request.op == Op::Fence {
             let name = self.session.name().expect("a session that fences has a name");
-            assert!(request.length == 0 && request.offset != name.number, "{request:?}");
+            assert!(
+                request.length == 0 && request.offset != name.number,
+                "{request:?}"
+            );
         } else {
             assert!(end <= DISK_BYTES as u64, "{request:?} is outside the export");
         }

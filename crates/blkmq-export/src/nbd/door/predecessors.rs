@@ -3,22 +3,23 @@
 //! `connection` enters when its client selects, and is woken when it may go on.
 //!
 //! Connections whose clients are there are not waited for, and nobody who transmits is ever stopped: several connections of one
-//! client look like several clients, and one that comes again does not disturb the others. Who has left, the kernel knows before
-//! the connection's own reactor may: so it is asked.
+//! client look like several clients, and one that comes again does not disturb the others. Who has left is asked of the kernel
+//! (`departures`), which knows before the connection's own reactor may.
 //!
 //! A client may give its sessions names. Then it can say of one that it has given it up, whatever the network still carries of
 //! it: *fence* it. That connection is ended at once, and the client hears when all that it began has ended. Only who knows the
 //! client's name, a random number of 128 bits, can do so, over a connection to the same disk.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::os::fd::OwnedFd;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fmt, io};
 
 use blkmq_host::service::Waker;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::departures::Departures;
 use crate::nbd::codec::handshake::SessionName;
 
 /// The connections that have selected a disk, by the disk's place in the engine's table.
@@ -29,10 +30,22 @@ pub(super) struct Disks {
 }
 
 /// The connections that have selected one disk.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct OfDisk {
     by_number: BTreeMap<u64, Arc<Life>>,
     by_name: BTreeMap<SessionName, Arc<Life>>,
+    departures: Departures,
+    /// Those that take nothing more, whatever their clients do.
+    leaving: BTreeSet<u64>,
+}
+
+/// Why a connection gets no place.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// Another session has its name.
+    NameTaken,
+    /// The system cannot tell of the end of one more.
+    Unwatched(io::Error),
 }
 
 /// One connection, as others see it.
@@ -41,8 +54,6 @@ pub(super) struct Life {
     socket: Arc<OwnedFd>,
     name: Option<SessionName>,
     waker: Waker,
-    /// It takes nothing more, whatever its client does.
-    is_leaving: AtomicBool,
     /// Its client has given it up: it is to end, whatever still comes.
     is_fenced: AtomicBool,
     end: Mutex<End>,
@@ -72,40 +83,38 @@ pub(super) struct Place {
 
 impl Disks {
     /// A client has selected a disk, and may have a name for the session. `waker` is used when it does not have to wait any more,
-    /// and when it is fenced. None if another connection has that name.
+    /// and when it is fenced.
+    ///
+    /// # Errors
+    /// If another connection has that name, or the system has no room for one more.
     pub(super) fn enter(
         self: &Arc<Self>,
         disk: u32,
         socket: &Arc<OwnedFd>,
         name: Option<SessionName>,
         waker: &Waker,
-    ) -> Option<Place> {
+    ) -> Result<Place, Refusal> {
         let life = Arc::new(Life {
             socket: Arc::clone(socket),
             name,
             waker: waker.clone(),
-            is_leaving: AtomicBool::new(false),
             is_fenced: AtomicBool::new(false),
             end: Mutex::default(),
         });
         // Relaxed: only a number of its own.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let others: Vec<Arc<Life>> = {
+        let mut predecessors = {
             let mut connections = self.lock();
-            let of_disk = connections.entry(disk).or_default();
-            if let Some(name) = name {
-                match of_disk.by_name.entry(name) {
-                    Entry::Vacant(vacant) => vacant.insert(Arc::clone(&life)),
-                    Entry::Occupied(_) => return None,
-                };
-            }
-            let others = of_disk.by_number.values().cloned().collect();
-            of_disk.by_number.insert(number, Arc::clone(&life));
-            others
+            let of_disk = match connections.entry(disk) {
+                Entry::Occupied(occupied) => occupied.into_mut(),
+                Entry::Vacant(vacant) => vacant.insert(OfDisk::new()?),
+            };
+            let gone = of_disk.gone();
+            of_disk.add(number, &life)?;
+            gone
         };
-        let mut predecessors = leaving(others);
         predecessors.retain(|other| other.wake_at_end(number, waker));
-        Some(Place {
+        Ok(Place {
             disks: Arc::clone(self),
             disk,
             number,
@@ -150,8 +159,67 @@ impl Place {
 
     /// The connection takes nothing more: those who come have to wait for what it has begun.
     pub(super) fn leave(&self) {
-        // Release: pairs with the Acquire in `leaving`.
-        self.life.is_leaving.store(true, Ordering::Release);
+        if let Some(of_disk) = self.disks.lock().get_mut(&self.disk) {
+            of_disk.leaving.insert(self.number);
+        }
+    }
+}
+
+impl OfDisk {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            by_number: BTreeMap::new(),
+            by_name: BTreeMap::new(),
+            departures: Departures::new()?,
+            leaving: BTreeSet::new(),
+        })
+    }
+
+    fn add(&mut self, number: u64, life: &Arc<Life>) -> Result<(), Refusal> {
+        if life.name.is_some_and(|name| self.by_name.contains_key(&name)) {
+            return Err(Refusal::NameTaken);
+        }
+        self.departures.watch(life.socket.as_fd(), number)?;
+        self.by_number.insert(number, Arc::clone(life));
+        if let Some(name) = life.name {
+            self.by_name.insert(name, Arc::clone(life));
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, number: u64, life: &Life) {
+        self.departures.forget(life.socket.as_fd());
+        self.by_number.remove(&number);
+        self.leaving.remove(&number);
+        if let Some(name) = life.name {
+            self.by_name.remove(&name);
+        }
+    }
+
+    /// Those whose clients have left, or which are being ended.
+    fn gone(&self) -> Vec<Arc<Life>> {
+        let Ok(departed) = self.departures.all(self.by_number.len()) else {
+            // If the kernel cannot say, all are waited for: better late than wrong.
+            return self.by_number.values().cloned().collect();
+        };
+        let numbers: BTreeSet<u64> = departed.into_iter().chain(self.leaving.iter().copied()).collect();
+        let life = |number| self.by_number.get(number).cloned();
+        numbers.iter().filter_map(life).collect()
+    }
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Unwatched(error)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NameTaken => f.write_str("another session has its name"),
+            Self::Unwatched(error) => write!(f, "the system cannot watch one more connection: {error}"),
+        }
     }
 }
 
@@ -159,10 +227,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut connections = self.disks.lock();
         if let Some(of_disk) = connections.get_mut(&self.disk) {
-            of_disk.by_number.remove(&self.number);
-            if let Some(name) = self.life.name {
-                of_disk.by_name.remove(&name);
-            }
+            of_disk.remove(self.number, &self.life);
             if of_disk.by_number.is_empty() {
                 connections.remove(&self.disk);
             }
@@ -205,27 +270,4 @@ impl Life {
     fn lock(&self) -> MutexGuard<'_, End> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Keeps those whose clients have left, or which are being ended.
-fn leaving(mut others: Vec<Arc<Life>>) -> Vec<Arc<Life>> {
-    if others.is_empty() {
-        return others;
-    }
-    let mut asked: Vec<PollFd<'_>> = others
-        .iter()
-        .map(|other| PollFd::new(&*other.socket, PollFlags::RDHUP))
-        .collect();
-    let now = Timespec::default();
-    // If the kernel cannot say, all are waited for: better late than wrong.
-    let is_known = poll(&mut asked, Some(&now)).is_ok();
-    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-    let mut has_left = asked
-        .iter()
-        .map(|one| !is_known || one.revents().intersects(gone))
-        .collect::<Vec<bool>>()
-        .into_iter();
-    // Acquire: pairs with the Release in `leave`.
-    others.retain(|other| has_left.next() == Some(true) || other.is_leaving.load(Ordering::Acquire));
-    others
 }

@@ -104,12 +104,15 @@ impl Connection {
         self.heard = Heard::new(&disk);
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
         let disks = &self.door.common.disks;
-        let Some(mut place) = disks.enter(index as u32, &self.socket, self.session.name(), &cx.waker())
-        else {
-            let what = format_args!("{} refused: another session has its name", self.name());
-            self.log().warn(cx.now(), what);
-            self.closing = Closing::Dead;
-            return;
+        let entered = disks.enter(index as u32, &self.socket, self.session.name(), &cx.waker());
+        let mut place = match entered {
+            Ok(place) => place,
+            Err(refusal) => {
+                let what = format_args!("{} refused: {refusal}", self.name());
+                self.log().warn(cx.now(), what);
+                self.closing = Closing::Dead;
+                return;
+            }
         };
         // Who could write nothing leaves nothing to wait for.
         self.is_waiting = !disk.read_only && place.must_wait();
