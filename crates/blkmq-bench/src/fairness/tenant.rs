@@ -165,7 +165,9 @@ impl Service for Source {
     }
 
     fn on_room(&mut self, cx: &mut Cx<'_>) {
-        self.submit(cx);
+        if self.stage.phase.load(Ordering::Relaxed) != STOP {
+            self.submit(cx);
+        }
     }
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {

@@ -89,8 +89,10 @@ impl Absence {
         let pause = now.since(member.dry_since);
         let missed = Nanos(pause.0.saturating_sub(member.wait(patience).0));
         let is_moment = member.thinks > 0 && member.spend(missed, now);
-        if member.thinks > 0 {
-            // The first time nobody was waited for.
+        if member.thinks == 0 {
+            // It is there from now on; until now nobody was waited for.
+            member.moments_at = now;
+        } else {
             member.think = Nanos((member.think.0 * 7 + pause.min(THINK_MAX).0) / 8);
         }
         member.thinks = member.thinks.saturating_add(1);

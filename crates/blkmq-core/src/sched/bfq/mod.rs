@@ -36,7 +36,7 @@ use self::wf2q::Wf2q;
 use super::depth::DepthLaw;
 use super::slots::SlotId;
 use super::{Elevator, InsertAt, Inserted, Note, TunableError};
-use crate::bio::Class;
+use crate::bio::{Class, Direction};
 use crate::group::{GroupTree, Node};
 use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::limits::Limits;
@@ -466,12 +466,14 @@ impl Elevator for Bfq {
         self.notice(note.completed_at);
         let id = note.sched_data as usize;
         self.landed(id);
-        if self.slowdown.is_watching(self.now) {
+        // A discard takes a time of its own, and is hardly charged: it says nothing of the drive's speed.
+        let moves_data = note.direction != Direction::Discard;
+        if moves_data && self.slowdown.is_watching(self.now) {
             self.tell_slowdown(id, note);
         }
         self.depth.completed(note.bytes, self.in_flight, self.now);
-        let cost = note.bytes + u64::from(self.tunables.request_cost);
-        if self.rate.completed(cost, self.now) {
+        let cost = note.bytes.min(u64::from(self.cost_max)) + u64::from(self.tunables.request_cost);
+        if moves_data && self.rate.completed(cost, self.now) {
             self.wf2q.set_reach(self.reach());
         }
         self.ended_in_turn(id);

@@ -135,6 +135,13 @@ impl Place {
         !self.predecessors.is_empty()
     }
 
+    /// Nobody is waited for: sockets of those who have left are not kept open for it, either.
+    pub(super) fn wait_for_nobody(&mut self) {
+        for other in std::mem::take(&mut self.predecessors) {
+            other.lock().wakers.remove(&self.number);
+        }
+    }
+
     /// The client has given up its session of this number. Says which connection has to end for that, if there still is one.
     pub(super) fn fence(&self, number: u64) -> Option<Fenced> {
         let client = self.life.name?.client;
@@ -233,9 +240,7 @@ impl Drop for Place {
             }
         }
         drop(connections);
-        for other in &self.predecessors {
-            other.lock().wakers.remove(&self.number);
-        }
+        self.wait_for_nobody();
         let mut end = self.life.lock();
         end.has_come = true;
         for waker in std::mem::take(&mut end.wakers).into_values() {

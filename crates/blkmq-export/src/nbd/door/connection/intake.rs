@@ -115,7 +115,10 @@ impl Connection {
             }
         };
         // Who could write nothing leaves nothing to wait for.
-        self.is_waiting = !disk.read_only && place.must_wait();
+        if disk.read_only {
+            place.wait_for_nobody();
+        }
+        self.is_waiting = place.must_wait();
         self.place = Some(place);
         self.disk = Some(disk);
     }
