@@ -13,16 +13,7 @@ use crate::steps::Steps;
 /// # Errors
 /// If data was lost, or the proof could not be made. A machine without FUSE is a reason to skip.
 pub(crate) fn run(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
-    let program = match std::env::var_os("BLKMQ_BIN") {
-        Some(program) => PathBuf::from(program),
-        None => {
-            steps.run(
-                "release build of the command",
-                &mut cargo("build --release -p blkmq"),
-            )?;
-            target_dir()?.join("release/blkmq")
-        }
-    };
+    let program = steps.command_under_test()?;
     let prover = build_prover(steps)?;
     let name = format!("{crashes} crashes on a filesystem that forgets");
     let again = format!("again: cargo xtask crashes --crashes {crashes} --seed {seed}");

@@ -31,7 +31,7 @@ use self::dice::Dice;
 use self::load::{DISK_BYTES, Failure, Load, THREADS};
 use self::net::{Cut, Net, far_address};
 use self::wide::Wide;
-use crate::place::{cargo, find_tool, target_dir};
+use crate::place::find_tool;
 use crate::setup::is_root;
 use crate::steps::Steps;
 
@@ -44,16 +44,7 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: Option<u64>) -> Result<
         steps.skip(name, &reason);
         return Ok(());
     }
-    let program = match std::env::var_os("BLKMQ_BIN") {
-        Some(program) => PathBuf::from(program),
-        None => {
-            steps.run(
-                "release build of the command",
-                &mut cargo("build --release -p blkmq"),
-            )?;
-            target_dir()?.join("release/blkmq")
-        }
-    };
+    let program = steps.command_under_test()?;
     let net = match Net::set_up(LINKS) {
         Ok(net) => net,
         Err(error) => {

@@ -13,16 +13,7 @@ use crate::steps::Steps;
 /// # Errors
 /// If the tenant was disturbed, or the daemon took or left what it may not.
 pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&str>) -> Result<()> {
-    let program = match std::env::var_os("BLKMQ_BIN") {
-        Some(program) => PathBuf::from(program),
-        None => {
-            steps.run(
-                "release build of the command",
-                &mut cargo("build --release -p blkmq"),
-            )?;
-            target_dir()?.join("release/blkmq")
-        }
-    };
+    let program = steps.command_under_test()?;
     let besieger = build_besieger(steps)?;
     let only = attack.map_or_else(String::new, |attack| format!(" {attack}"));
     let again = format!("again: cargo xtask siege --seconds {seconds} --seed {seed}{only}");

@@ -1,9 +1,12 @@
 //! Decides how the steps of a chore are shown: announced, timed, and a skipped one says why.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+
+use crate::place::{cargo, target_dir};
 
 /// The steps taken so far.
 pub(crate) struct Steps {
@@ -40,6 +43,21 @@ impl Steps {
         println!("    {name}: {:.1} s", took.as_secs_f64());
         self.taken.push((name.to_owned(), Outcome::Took(took)));
         Ok(result)
+    }
+
+    /// The `blkmq` that is tried: the one that `BLKMQ_BIN` names, else a release build.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub(crate) fn command_under_test(&mut self) -> Result<PathBuf> {
+        if let Some(program) = std::env::var_os("BLKMQ_BIN") {
+            return Ok(PathBuf::from(program));
+        }
+        self.run(
+            "release build of the command",
+            &mut cargo("build --release -p blkmq"),
+        )?;
+        Ok(target_dir()?.join("release/blkmq"))
     }
 
     pub(crate) fn skip(&mut self, name: &str, reason: &str) {
