@@ -24,6 +24,9 @@ use blkmq_core::time::{Instant, Nanos};
 
 use crate::rng::Rng;
 
+#[cfg(test)]
+mod tests;
+
 /// Its name on the command line.
 pub const NAME: &str = "fair";
 /// What it is about.
@@ -100,10 +103,11 @@ impl Every {
 }
 
 impl Driver for Flash {
-    fn issue(&mut self, _rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let clock = &mut *self.clock.borrow_mut();
         let Reverse(free) = clock.free.pop().expect("a drive has units");
-        let time = clock.rng.from_to(SERVICE.0 - SPREAD.0, SERVICE.0 + SPREAD.0) * clock.slowness;
+        let time =
+            clock.rng.from_to(SERVICE.0 - SPREAD.0, SERVICE.0 + SPREAD.0) * clock.slowness * longer(rq.op());
         let begin = free.max(now);
         let begin = clock.pauses.and_then(|it| it.until(begin)).unwrap_or(begin);
         let end = begin + Nanos(time);
@@ -195,6 +199,11 @@ pub fn table(seed: u64) -> String {
     table
 }
 
+/// How many times longer than a read this takes.
+fn longer(op: Op) -> u64 {
+    if op == Op::Discard { DISCARD_TIMES } else { 1 }
+}
+
 struct World {
     queue: LocalQueue,
     clock: Rc<RefCell<Clock>>,
@@ -217,6 +226,8 @@ struct World {
     absences: Option<(GroupId, Every)>,
     /// What it will submit then.
     late: Vec<Bio>,
+    /// This group submits nothing but discards.
+    discards: Option<GroupId>,
 }
 
 impl World {
@@ -242,7 +253,10 @@ impl World {
         config.requests_per_reactor = case.requests.unwrap_or(2 * bios);
         config.elevator = kind;
         config.groups = tree;
-        config.limits = Limits::default();
+        config.limits = Limits {
+            discard_max: DISCARD,
+            ..Limits::default()
+        };
         config.disks.push(DiskConfig {
             name: "d".into(),
             base: 0,
@@ -278,6 +292,7 @@ impl World {
             lead_max: None,
             absences: None,
             late: Vec::new(),
+            discards: None,
         };
         for group in 0..case.groups {
             let (op, len) = if group % 2 == 0 {
@@ -299,6 +314,9 @@ impl World {
     }
 
     fn submit(&mut self, mut bio: Bio) {
+        if self.discards == Some(bio.group) {
+            (bio.op, bio.len) = (Op::Discard, DISCARD);
+        }
         bio.offset = self.rng.below(DISK / bio.len) * bio.len;
         bio.cookie = self.now.0;
         if let Err(bio) = self.queue.submit(bio, self.now, &mut self.fx) {
@@ -445,6 +463,9 @@ const SERVICE: Nanos = Nanos::from_micros(80);
 const SPREAD: Nanos = Nanos::from_micros(16);
 const TAGS: u32 = 4096;
 const DISK: u64 = 1 << 40;
+/// Bytes of a discard, which takes so many times as long as a read.
+const DISCARD: u64 = 1 << 20;
+const DISCARD_TIMES: u64 = 10;
 const SECOND: u64 = 1_000_000_000;
 /// Moments at which a second that is looked at may begin, per second.
 const STEPS: u64 = 20;
@@ -507,145 +528,3 @@ const CASES: [Case; 12] = [
     targeted(16, 8, Nanos::from_micros(250)),
     crowded(16, 8, 1024, 1000, 1024),
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bfq() -> Kind {
-        Kind::by_name("bfq").expect("there is bfq")
-    }
-
-    #[test]
-    fn four_groups_get_their_due_and_the_drive_loses_little() {
-        let case = shares(8, 4, 32, [4096; 2]);
-        let (none, bfq) = (measure(case, Kind::None, 1, 1), measure(case, bfq(), 1, 1));
-        assert!(bfq.worst_error < 20_000, "{bfq:?}");
-        assert!(bfq.rate * 100 >= none.rate * 97, "{bfq:?} {none:?}");
-        let longest_alone = SERVICE + SPREAD;
-        assert!(bfq.light_p99 < longest_alone + longest_alone, "{bfq:?}");
-    }
-
-    #[test]
-    fn a_latency_target_is_met_by_a_scheduler_that_knows_no_groups() {
-        let (free, target) = (isolation(8, 4, 4096), targeted(8, 4, Nanos::from_micros(250)));
-        let without = measure(free, Kind::MqDeadline, 1, 1);
-        let with = measure(target, Kind::MqDeadline, 1, 1);
-        assert!(without.light_p99 > Nanos::from_millis(1), "{without:?}");
-        assert!(with.light_p99 < Nanos::from_micros(350), "{with:?}");
-        assert!(with.iops * 10 >= without.iops * 9, "{with:?} {without:?}");
-    }
-
-    #[test]
-    fn a_light_tenant_never_waits_for_requests_that_capped_ones_hold() {
-        let few = crowded(16, 4, 1024, 500, 512);
-        let enough = Case {
-            requests: None,
-            ..few
-        };
-        for kind in Kind::ALL {
-            let (few, enough) = (measure(few, kind, 1, 1), measure(enough, kind, 1, 1));
-            assert!(
-                few.light_p99.0 <= enough.light_p99.0 * 21 / 20,
-                "{kind}: {few:?} {enough:?}"
-            );
-            assert!(
-                few.iops.abs_diff(enough.iops) <= enough.iops / 50,
-                "{kind}: {few:?} {enough:?}"
-            );
-        }
-    }
-
-    /// Groups of which the heaviest has all it asks for in flight: order alone gives it no more than the others. They run for half
-    /// a second; from then on leads count from nothing, and are looked at after every end.
-    fn shallow(groups: u32, prepare: impl FnOnce(&mut World)) -> World {
-        let case = shares(16, groups, 16, [4096; 2]);
-        let mut world = World::new(case, bfq(), 1);
-        world.light_due = None;
-        prepare(&mut world);
-        world.run_until(Instant(SECOND / 2));
-        world.bytes.fill(0);
-        world.lead_max = Some(reach(&world) + in_flight(case));
-        world
-    }
-
-    /// The bound: what the drive does in a millisecond, 200 requests, over the weights of all.
-    fn reach(world: &World) -> u64 {
-        200 * 4096 / world.weights.iter().sum::<u64>()
-    }
-
-    /// What is in flight of a group is not counted yet, and its next request may be beyond the bound.
-    fn in_flight(case: Case) -> u64 {
-        u64::from(2 * case.depth) * 4096 / 100
-    }
-
-    fn error_over(world: &mut World, seconds: u64) -> u64 {
-        let before = world.totals();
-        let end = Instant(world.now.0 + seconds * SECOND);
-        world.run_until(end);
-        world.share_error(&before, &world.totals())
-    }
-
-    #[test]
-    fn nobody_runs_ahead_of_a_group_that_has_everything_in_flight() {
-        let error = error_over(&mut shallow(3, |_| ()), 2);
-        assert!(error < 20_000, "{error} millionths off");
-    }
-
-    #[test]
-    #[should_panic(expected = "bytes a weight ahead")]
-    fn without_the_bound_they_do() {
-        let mut world = shallow(3, |_| ());
-        let set = world.queue.queue().set_tunable("slice_idle", 0);
-        set.expect("the gate is free").expect("bfq has it");
-        world.run_until(Instant(2 * SECOND));
-    }
-
-    #[test]
-    fn nobody_of_a_thousand_runs_ahead() {
-        let mut world = shallow(1000, |_| ());
-        let end = Instant(world.now.0 + SECOND / 4);
-        world.run_until(end);
-        assert!(world.ios > 40_000, "{} I/Os", world.ios);
-    }
-
-    #[test]
-    fn nobody_runs_ahead_on_a_drive_that_pauses() {
-        let pauses = Every {
-            period: Nanos::from_millis(50),
-            length: Nanos::from_millis(8),
-        };
-        let mut world = shallow(3, |world| world.clock.borrow_mut().pauses = Some(pauses));
-        let error = error_over(&mut world, 2);
-        assert!(error < 20_000, "{error} millionths off");
-    }
-
-    #[test]
-    fn nobody_runs_ahead_on_a_drive_that_becomes_ten_times_slower_and_faster() {
-        let mut world = shallow(3, |_| ());
-        for slowness in [10, 1] {
-            world.clock.borrow_mut().slowness = slowness;
-            let error = error_over(&mut world, 1);
-            assert!(error < 20_000, "{error} millionths off, {slowness} times slower");
-        }
-    }
-
-    #[test]
-    fn a_client_that_loses_its_processor_for_moments_keeps_its_share() {
-        let absence = Every {
-            period: Nanos::from_millis(60),
-            length: Nanos::from_millis(6),
-        };
-        let mut world = shallow(3, |world| world.absences = Some((GroupId(3), absence)));
-        // While it is away the others go on.
-        world.lead_max = None;
-        let error = error_over(&mut world, 2);
-        assert!(error < 10_000, "{error} millionths off");
-    }
-
-    #[test]
-    fn without_an_elevator_weights_mean_nothing() {
-        let case = shares(8, 4, 32, [4096; 2]);
-        assert!(measure(case, Kind::None, 1, 1).worst_error > 300_000);
-    }
-}

@@ -218,6 +218,9 @@ impl Bfq {
         self.in_flight += 1;
         rq.seal();
         rq.sched_data = id as u32;
+        if rq.charged_bytes(self.held.limits()) == 0 {
+            rq.sched_data |= MOVES_NO_DATA;
+        }
         // What came back was paid for when it went out first.
         if !came_back {
             let cost = self.cost(&rq);
@@ -262,12 +265,15 @@ impl Bfq {
         Some(self.cost(self.held.slots.rq(slot)))
     }
 
-    /// What a request counts as, in bytes: those that the drive moves, and at least a block; a transfer at most; and what the request
-    /// itself is said to cost.
+    /// What a request counts as, in bytes: those that the drive moves, a transfer at most, or would have moved meanwhile if it moves
+    /// none; at least a block; and what the request itself is said to cost.
     #[inline]
     fn cost(&self, rq: &Request) -> u32 {
-        let bytes = rq.charged_bytes(self.held.limits());
-        bytes.clamp(u64::from(COST_MIN), u64::from(self.cost_max)) as u32 + self.tunables.request_cost
+        let bytes = match rq.charged_bytes(self.held.limits()) {
+            0 => self.rate.cost_without_data(),
+            moved => moved.min(u64::from(self.cost_max)),
+        };
+        (bytes as u32).max(COST_MIN) + self.tunables.request_cost
     }
 
     /// A queue has got its first request.
@@ -352,10 +358,8 @@ impl Bfq {
         self.tell_depth();
     }
 
-    fn tell_slowdown(&mut self, id: usize, note: &Note) {
+    fn tell_slowdown(&mut self, id: usize, kind: (Direction, u64), time: Nanos) {
         let above = self.wf2q.with_groups(self.wf2q.leaf(id));
-        let time = note.completed_at.since(note.issued_at);
-        let kind = (note.direction, note.bytes);
         self.slowdown.ended(above, kind, time, self.in_flight, self.now);
         if self.slowdown.limit().is_some() {
             self.depth.interrupt();
@@ -389,6 +393,12 @@ impl Bfq {
     }
 }
 
+/// Whose request it is, from what [`Bfq::take`] left in it.
+#[inline]
+fn queue_of(sched_data: u32) -> usize {
+    (sched_data & !MOVES_NO_DATA) as usize
+}
+
 impl Elevator for Bfq {
     fn name(&self) -> &'static str {
         "bfq"
@@ -397,7 +407,7 @@ impl Elevator for Bfq {
     fn insert(&mut self, rq: Box<Request>, at: InsertAt, now: Instant) -> Inserted {
         self.notice(now);
         if at == InsertAt::Head {
-            let id = rq.sched_data as usize;
+            let id = queue_of(rq.sched_data);
             self.landed(id);
             let was_empty = self.clients[id].requests.is_empty();
             self.clients[id].requests.requeue(&mut self.held, rq, self.now);
@@ -464,16 +474,24 @@ impl Elevator for Bfq {
 
     fn completed(&mut self, note: &Note) {
         self.notice(note.completed_at);
-        let id = note.sched_data as usize;
+        let id = queue_of(note.sched_data);
+        let time = note.completed_at.since(note.issued_at);
+        let (kind, bytes) = if note.sched_data & MOVES_NO_DATA == 0 {
+            (
+                (note.direction, note.bytes),
+                note.bytes.min(u64::from(self.cost_max)),
+            )
+        } else {
+            let kept = self.rate.learn_cost_without_data(time, self.in_flight);
+            ((Direction::Discard, 0), kept)
+        };
         self.landed(id);
-        // A discard takes a time of its own, and is hardly charged: it says nothing of the drive's speed.
-        let moves_data = note.direction != Direction::Discard;
-        if moves_data && self.slowdown.is_watching(self.now) {
-            self.tell_slowdown(id, note);
+        if self.slowdown.is_watching(self.now) {
+            self.tell_slowdown(id, kind, time);
         }
-        self.depth.completed(note.bytes, self.in_flight, self.now);
-        let cost = note.bytes.min(u64::from(self.cost_max)) + u64::from(self.tunables.request_cost);
-        if moves_data && self.rate.completed(cost, self.now) {
+        self.depth.completed(bytes, self.in_flight, self.now);
+        let cost = bytes + u64::from(self.tunables.request_cost);
+        if self.rate.completed(cost, self.now) {
             self.wf2q.set_reach(self.reach());
         }
         self.ended_in_turn(id);
@@ -593,5 +611,7 @@ const PATIENCE: Nanos = Nanos::from_millis(2);
 const URGENT_PART: u32 = 4;
 /// So long a group's clients of the idle class wait behind the others, then one turn is theirs.
 const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
+/// Beside its queue's number in `sched_data`: a request that moves no data.
+const MOVES_NO_DATA: u32 = 1 << 31;
 /// What a request counts as at least.
 const COST_MIN: u32 = 512;

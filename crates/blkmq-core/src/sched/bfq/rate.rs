@@ -1,13 +1,16 @@
-//! Decides what the drive is taken to do in a second, from what has ended: the bound on the lead is measured in its time.
+//! Decides what the drive is taken to do in a second, from what has ended: the bound on the lead is measured in its time, and
+//! so is the cost of requests that move no data.
 
 use crate::time::{Instant, Nanos};
 
-/// A moving mean of what ends.
+/// Moving means of what ends.
 #[derive(Debug, Default)]
 pub(super) struct Rate {
     bytes_per_second: u64,
     since: Instant,
     bytes: u64,
+    /// What one that moves no data keeps the drive from moving, in bytes.
+    kept: u64,
 }
 
 impl Rate {
@@ -16,6 +19,20 @@ impl Rate {
     pub(super) fn completed(&mut self, bytes: u64, now: Instant) -> bool {
         self.bytes += bytes;
         now.since(self.since) >= WINDOW && self.close(now)
+    }
+
+    /// A request that moved no data has ended. The drive had it for `time`, as one of `in_flight`. Returns what it kept the drive
+    /// from moving: it counts as that.
+    pub(super) fn learn_cost_without_data(&mut self, time: Nanos, in_flight: u32) -> u64 {
+        let kept = (self.bytes_in(time) / u64::from(in_flight)).min(KEPT_MAX);
+        self.kept = (self.kept * 7 + kept) / 8;
+        self.kept
+    }
+
+    /// What a request that moves no data counts as, in bytes.
+    #[inline]
+    pub(super) fn cost_without_data(&self) -> u64 {
+        self.kept
     }
 
     /// What the drive does in this time, in bytes.
@@ -42,3 +59,5 @@ impl Rate {
 
 const WINDOW: Nanos = Nanos::from_millis(4);
 const PAUSE: Nanos = Nanos::from_millis(100);
+/// A request that took so long counts for no more.
+const KEPT_MAX: u64 = 16 << 20;

@@ -23,8 +23,8 @@ use crate::time::{Instant, Nanos};
 /// The base of each kind of request, and the slowdown of the slow member.
 #[derive(Debug)]
 pub(super) struct Slowdown {
-    /// By direction and size; zero while unknown.
-    base: [[Nanos; SIZES]; 2],
+    /// By direction and size; zero while unknown. Those that move no data are one kind.
+    base: [[Nanos; SIZES]; 3],
     /// Until when ends are looked at: a while beyond the last hold.
     watched_until: Instant,
     /// For whom others were held last, and how many were in flight then.
@@ -51,7 +51,7 @@ enum Probe {
 impl Slowdown {
     pub(super) fn new() -> Self {
         Self {
-            base: [[Nanos::ZERO; SIZES]; 2],
+            base: [[Nanos::ZERO; SIZES]; 3],
             watched_until: Instant(0),
             holder: None,
             held_at: 0,
@@ -104,7 +104,11 @@ impl Slowdown {
         in_flight: u32,
         now: Instant,
     ) {
-        let base = &mut self.base[usize::from(direction != Direction::Read)][size(bytes)];
+        let base = match direction {
+            Direction::Read => &mut self.base[0][size(bytes)],
+            Direction::Write => &mut self.base[1][size(bytes)],
+            Direction::Discard | Direction::Flush => &mut self.base[2][0],
+        };
         match self.probe {
             Probe::Measuring { since, ends } => {
                 learn(base, time);

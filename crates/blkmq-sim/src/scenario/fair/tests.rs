@@ -1,0 +1,179 @@
+//! What `fair` shows, asserted: shares, the bound on the lead after every end, and that neither holds without it.
+
+use super::*;
+
+fn bfq() -> Kind {
+    Kind::by_name("bfq").expect("there is bfq")
+}
+
+#[test]
+fn four_groups_get_their_due_and_the_drive_loses_little() {
+    let case = shares(8, 4, 32, [4096; 2]);
+    let (none, bfq) = (measure(case, Kind::None, 1, 1), measure(case, bfq(), 1, 1));
+    assert!(bfq.worst_error < 20_000, "{bfq:?}");
+    assert!(bfq.rate * 100 >= none.rate * 97, "{bfq:?} {none:?}");
+    let longest_alone = SERVICE + SPREAD;
+    assert!(bfq.light_p99 < longest_alone + longest_alone, "{bfq:?}");
+}
+
+#[test]
+fn a_latency_target_is_met_by_a_scheduler_that_knows_no_groups() {
+    let (free, target) = (isolation(8, 4, 4096), targeted(8, 4, Nanos::from_micros(250)));
+    let without = measure(free, Kind::MqDeadline, 1, 1);
+    let with = measure(target, Kind::MqDeadline, 1, 1);
+    assert!(without.light_p99 > Nanos::from_millis(1), "{without:?}");
+    assert!(with.light_p99 < Nanos::from_micros(350), "{with:?}");
+    assert!(with.iops * 10 >= without.iops * 9, "{with:?} {without:?}");
+}
+
+#[test]
+fn a_light_tenant_never_waits_for_requests_that_capped_ones_hold() {
+    let few = crowded(16, 4, 1024, 500, 512);
+    let enough = Case {
+        requests: None,
+        ..few
+    };
+    for kind in Kind::ALL {
+        let (few, enough) = (measure(few, kind, 1, 1), measure(enough, kind, 1, 1));
+        assert!(
+            few.light_p99.0 <= enough.light_p99.0 * 21 / 20,
+            "{kind}: {few:?} {enough:?}"
+        );
+        assert!(
+            few.iops.abs_diff(enough.iops) <= enough.iops / 50,
+            "{kind}: {few:?} {enough:?}"
+        );
+    }
+}
+
+/// Groups of which the heaviest has all it asks for in flight: order alone gives it no more than the others. They run for half
+/// a second; from then on leads count from nothing, and are looked at after every end.
+fn shallow(groups: u32, prepare: impl FnOnce(&mut World)) -> World {
+    let case = shares(16, groups, 16, [4096; 2]);
+    let mut world = World::new(case, bfq(), 1);
+    world.light_due = None;
+    prepare(&mut world);
+    world.run_until(Instant(SECOND / 2));
+    world.bytes.fill(0);
+    world.lead_max = Some(reach(&world) + in_flight(case));
+    world
+}
+
+/// The bound: what the drive does in a millisecond, 200 requests, over the weights of all.
+fn reach(world: &World) -> u64 {
+    200 * 4096 / world.weights.iter().sum::<u64>()
+}
+
+/// What is in flight of a group is not counted yet, and its next request may be beyond the bound.
+fn in_flight(case: Case) -> u64 {
+    u64::from(2 * case.depth) * 4096 / 100
+}
+
+fn error_over(world: &mut World, seconds: u64) -> u64 {
+    let before = world.totals();
+    let end = Instant(world.now.0 + seconds * SECOND);
+    world.run_until(end);
+    world.share_error(&before, &world.totals())
+}
+
+#[test]
+fn nobody_runs_ahead_of_a_group_that_has_everything_in_flight() {
+    let error = error_over(&mut shallow(3, |_| ()), 2);
+    assert!(error < 20_000, "{error} millionths off");
+}
+
+#[test]
+#[should_panic(expected = "bytes a weight ahead")]
+fn without_the_bound_they_do() {
+    let mut world = shallow(3, |_| ());
+    let set = world.queue.queue().set_tunable("slice_idle", 0);
+    set.expect("the gate is free").expect("bfq has it");
+    world.run_until(Instant(2 * SECOND));
+}
+
+#[test]
+fn nobody_of_a_thousand_runs_ahead() {
+    let mut world = shallow(1000, |_| ());
+    let end = Instant(world.now.0 + SECOND / 4);
+    world.run_until(end);
+    assert!(world.ios > 40_000, "{} I/Os", world.ios);
+}
+
+#[test]
+fn nobody_runs_ahead_on_a_drive_that_pauses() {
+    let pauses = Every {
+        period: Nanos::from_millis(50),
+        length: Nanos::from_millis(8),
+    };
+    let mut world = shallow(3, |world| world.clock.borrow_mut().pauses = Some(pauses));
+    let error = error_over(&mut world, 2);
+    assert!(error < 20_000, "{error} millionths off");
+}
+
+#[test]
+fn nobody_runs_ahead_on_a_drive_that_becomes_ten_times_slower_and_faster() {
+    let mut world = shallow(3, |_| ());
+    for slowness in [10, 1] {
+        world.clock.borrow_mut().slowness = slowness;
+        let error = error_over(&mut world, 1);
+        assert!(error < 20_000, "{error} millionths off, {slowness} times slower");
+    }
+}
+
+#[test]
+fn a_client_that_loses_its_processor_for_moments_keeps_its_share() {
+    let absence = Every {
+        period: Nanos::from_millis(60),
+        length: Nanos::from_millis(6),
+    };
+    let mut world = shallow(3, |world| world.absences = Some((GroupId(3), absence)));
+    // While it is away the others go on.
+    world.lead_max = None;
+    let error = error_over(&mut world, 2);
+    assert!(error < 10_000, "{error} millionths off");
+}
+
+/// A group that reads, of weight 100, beside one of weight 200 that only discards; how many requests of each end in a second.
+fn beside_discards(depth: u32) -> [u64; 2] {
+    let case = shares(16, 2, depth, [4096; 2]);
+    let mut world = World::new(case, bfq(), 1);
+    world.light_due = None;
+    world.discards = Some(GroupId(2));
+    world.run_until(Instant(SECOND));
+    let before = world.totals();
+    world.run_until(Instant(2 * SECOND));
+    let bytes = [0, 1].map(|group| world.totals()[group] - before[group]);
+    [bytes[0] / 4096, bytes[1] / DISCARD]
+}
+
+#[test]
+fn discards_take_their_part_of_the_drives_time() {
+    let [reads, discards] = beside_discards(64);
+    let time = discards * DISCARD_TIMES;
+    let part = reads * 100 / (reads + time);
+    assert!(
+        (29..38).contains(&part),
+        "{part} % of the time for {reads} reads, the rest for {discards} discards"
+    );
+    let all = 16 * SECOND / SERVICE.0;
+    assert!(
+        reads + time > all * 4 / 5,
+        "{reads} reads and {discards} discards"
+    );
+}
+
+#[test]
+fn nobody_is_held_at_the_pace_of_discards_on_a_drive_that_has_room() {
+    let [reads, discards] = beside_discards(4);
+    let alone = 4 * SECOND / SERVICE.0;
+    assert!(
+        reads > alone * 9 / 10,
+        "{reads} of {alone} reads beside {discards} discards"
+    );
+}
+
+#[test]
+fn without_an_elevator_weights_mean_nothing() {
+    let case = shares(8, 4, 32, [4096; 2]);
+    assert!(measure(case, Kind::None, 1, 1).worst_error > 300_000);
+}
