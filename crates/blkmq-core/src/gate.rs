@@ -249,9 +249,14 @@ impl Sched {
         }
     }
 
-    /// Says when the elevator, or the caps, want to be asked again.
-    pub(crate) fn next_wakeup(&self) -> Option<Instant> {
-        let elevator = self.elevator.as_ref().and_then(|elevator| elevator.next_wakeup());
+    /// Says when the elevator, or the caps, want to be asked again. While as much is in flight as may be, the elevator is not
+    /// asked, and an end comes first.
+    pub(crate) fn next_wakeup(&self, depth: u32) -> Option<Instant> {
+        let is_full = |elevator: &dyn Elevator| {
+            self.in_flight >= depth || elevator.knows_groups() && self.targets.is_reached()
+        };
+        let elevator = self.elevator.as_deref().filter(|elevator| !is_full(*elevator));
+        let elevator = elevator.and_then(|elevator| elevator.next_wakeup());
         match self.throttle.next_due() {
             None => elevator,
             Some(due) => Some(elevator.map_or(due, |at| at.min(due))),

@@ -260,7 +260,8 @@ impl Bench {
             self.run(side);
             self.unplug(side);
         }
-        panic!("reactors run for ever");
+        let why: Vec<_> = self.sides.iter().map(|side| side.why_woken(self.now)).collect();
+        panic!("reactors run for ever, for a kick, an end, mail or the time: {why:?}");
     }
 
     /// Ends everything that drivers have; whether there was something.
@@ -344,11 +345,17 @@ impl Side {
     /// Whether the reactor would not be asleep: a kick, a completion, mail, or its timer. A driver that has nothing is not
     /// asked, so stale ends may stay with it.
     fn is_woken(&self, now: Instant) -> bool {
+        self.why_woken(now).contains(&true)
+    }
+
+    fn why_woken(&self, now: Instant) -> [bool; 4] {
         let local = self.local.as_ref().expect("seated");
-        self.has_kick
-            || (local.hctx_in_flight() > 0 && !self.hand.borrow().done.is_empty())
-            || local.has_mail()
-            || local.next_wakeup().is_some_and(|at| at <= now)
+        [
+            self.has_kick,
+            local.hctx_in_flight() > 0 && !self.hand.borrow().done.is_empty(),
+            local.has_mail(),
+            local.next_wakeup().is_some_and(|at| at <= now),
+        ]
     }
 }
 

@@ -36,7 +36,7 @@ impl LocalQueue {
             let mut sched = queue.gate.enter_spinning();
             sched.fold(&queue.stats, queue.is_draining(), now);
             let rq = sched.dispatch(queue.depth(), now);
-            self.note_wakeup(&sched, fx);
+            self.note_wakeup(&sched, true, fx);
             let _ = sched.leave_owing();
             let Some(rq) = rq else {
                 break;

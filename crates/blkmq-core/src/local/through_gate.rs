@@ -86,7 +86,8 @@ impl LocalQueue {
                 .driver
                 .commit();
         }
-        self.note_wakeup(sched, fx);
+        let can_issue = !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty());
+        self.note_wakeup(sched, can_issue, fx);
         blocked
     }
 
@@ -149,10 +150,11 @@ impl LocalQueue {
         false
     }
 
-    /// Remembers when the elevator wants to be asked again; a reactor that does not promise to run leaves that, and what
-    /// was pushed back, to one that does.
-    pub(super) fn note_wakeup(&mut self, sched: &Sched, fx: &mut Effects) {
-        self.sched_timer = sched.next_wakeup();
+    /// Remembers when the elevator wants to be asked again, which it is not while nothing can be issued here; a reactor that does
+    /// not promise to run leaves that, and what was pushed back, to one that does.
+    pub(super) fn note_wakeup(&mut self, sched: &Sched, can_issue: bool, fx: &mut Effects) {
+        let depth = if can_issue { self.queue.depth() } else { 0 };
+        self.sched_timer = sched.next_wakeup(depth);
         let has_more = self.sched_timer.is_some() || !sched.leftovers.is_empty();
         if !has_more || self.queue.port(self.me).promises {
             return;

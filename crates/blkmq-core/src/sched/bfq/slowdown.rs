@@ -195,7 +195,7 @@ fn size(bytes: u64) -> usize {
 
 /// Up to this slowdown, in 1/256, a member has enough: three quarters and more of what it has alone. The base is a low time, so a
 /// request that finds the drive idle has 1.1 to 1.2.
-const ENOUGH: u64 = 333;
+const ENOUGH: u64 = 307;
 /// A single request counts for no more: a pause of the drive is not its load.
 const SLOWDOWN_MAX: u64 = 4 * 256;
 /// After so many ends of the slow member the room changes, by one part in so many.
