@@ -193,8 +193,8 @@ fn size(bytes: u64) -> usize {
     ((bytes >> 12).max(1).ilog2() as usize).min(SIZES - 1)
 }
 
-/// Up to this slowdown, in 1/256, a member has enough: three quarters and more of what it has alone. The base is a low time, so a
-/// request that finds the drive idle has 1.1 to 1.2.
+/// Up to this slowdown, in 1/256, a member has enough: as a rule two thirds and more of what it has alone, since its client has a
+/// part in each round, too. The base is a low time, so a request that finds the drive idle has 1.1.
 const ENOUGH: u64 = 307;
 /// A single request counts for no more: a pause of the drive is not its load.
 const SLOWDOWN_MAX: u64 = 4 * 256;
