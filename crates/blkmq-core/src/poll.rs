@@ -301,10 +301,10 @@ impl Of {
             low: issued + low,
             mean: issued + self.low.mean(),
         };
-        let wake = if is_settled {
-            None
-        } else {
-            host.wake_for(expected.low, now)
+        let wake = match (is_settled, setting.is_polled) {
+            (true, _) => None,
+            (false, true) => host.wake_for_polled(expected.low, now),
+            (false, false) => host.wake_for(expected.low, now),
         };
         let verdict = expected.verdict(wake, setting, host, now);
         if let Verdict::SleepUntil(wake) = verdict {
