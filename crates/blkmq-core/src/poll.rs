@@ -258,7 +258,9 @@ impl Predictor {
             Policy::Fixed(delay) => Some(delay),
             Policy::HalfMean => of.windows.mean().map(|mean| Nanos(mean.0 / 2)),
             Policy::HalfMin => half_min,
-            Policy::Predicted => return of.predicted(issued, is_settled, setting, host, now),
+            Policy::Predicted | Policy::Cautious => {
+                return of.predicted(issued, is_settled, setting, host, now);
+            }
         };
         match delay.map(|delay| issued + delay) {
             Some(wake) if wake > now && !is_settled => {
@@ -303,7 +305,7 @@ impl Of {
         };
         let wake = match (is_settled, setting.is_polled) {
             (true, _) => None,
-            (false, true) => host.wake_for_polled(expected.low, now),
+            (false, true) => host.wake_for_polled(expected.low, setting.policy == Policy::Cautious, now),
             (false, false) => host.wake_for(expected.low, now),
         };
         let verdict = expected.verdict(wake, setting, host, now);

@@ -49,7 +49,7 @@ impl Oversleep {
         self.late.push(u32::try_from(late.0).unwrap_or(u32::MAX));
         self.refused = 0;
         if let Some(allowed) = self.allowed.take()
-            && late.0 > allowed.late.0 + allowed.late.0 / MARGIN
+            && late > allowed.late
         {
             self.rests = allowed.rests;
         }
@@ -83,16 +83,27 @@ impl Oversleep {
     }
 
     /// The same for a queue whose requests are found by looking, so that not to sleep costs no latency: the most cautious of several
-    /// allowances that leaves something to sleep. After a sleeper that was later than was allowed for, none for some requests.
-    pub(super) fn wake_for_polled(&mut self, at: Instant, now: Instant) -> Option<Instant> {
+    /// allowances that leaves something to sleep; of more cautious ones if `is_cautious`. After a sleeper that was later than was
+    /// allowed for, none for some requests.
+    pub(super) fn wake_for_polled(
+        &mut self,
+        at: Instant,
+        is_cautious: bool,
+        now: Instant,
+    ) -> Option<Instant> {
         if self.late.len() < OBSERVED_MIN || self.rests > 0 {
             return None;
         }
-        for (permille, rests) in ALLOWANCES {
+        let allowances: &[_] = if is_cautious { &CAUTIOUS } else { &ALLOWANCES };
+        for &(permille, rests) in allowances {
             let late = Nanos(self.late.largest(self.late.len() * permille / 1000).into());
             let wake = at - late;
             if wake > now && (wake.since(now) + self.typical()).0 > self.cost.0 {
-                self.allowed = Some(Allowed { late, rests });
+                let margin = Nanos(at.since(now).0 / MARGIN);
+                self.allowed = Some(Allowed {
+                    late: late + margin,
+                    rests,
+                });
                 return Some(wake);
             }
         }
@@ -123,9 +134,11 @@ const WINDOW: usize = 512;
 const ACCIDENTS: usize = 42;
 /// For a polled queue, the most cautious first: so many sleepers in a thousand are later than is allowed for, and then so many
 /// requests are not slept for. Where little can be slept, as for a device of 50 µs, late sleepers are more frequent, and rests longer.
-const ALLOWANCES: [(usize, u32); 3] = [(10, 12), (20, 32), (40, 32)];
-/// A sleeper is too late if it is by such a part more than was allowed for.
-const MARGIN: u64 = 8;
+const ALLOWANCES: [(usize, u32); 3] = [(10, 8), (20, 32), (40, 32)];
+/// Where the tail counts more than the processor.
+const CAUTIOUS: [(usize, u32); 2] = [(4, 32), (10, 32)];
+/// A sleeper is too late if it is by more than was allowed for and such a part of the time that is waited.
+const MARGIN: u64 = 16;
 const OBSERVED_MIN: usize = 8;
 /// So many sleeps not made take the oldest observation out.
 const REFUSED_PER_STEP: u32 = 256;
@@ -182,7 +195,7 @@ mod tests {
     fn after_a_sleeper_that_was_too_late_some_requests_of_a_polled_queue_are_not_slept_for() {
         let mut oversleep = Oversleep::new(us(14), &[us(20); WINDOW]);
         let at = Instant(0) + us(100);
-        let wake = |oversleep: &mut Oversleep| oversleep.wake_for_polled(at, Instant(0));
+        let wake = |oversleep: &mut Oversleep| oversleep.wake_for_polled(at, false, Instant(0));
         assert_eq!(wake(&mut oversleep), Some(Instant(0) + us(80)));
         oversleep.observe(us(22));
         assert!(
@@ -204,7 +217,13 @@ mod tests {
             .map(|at| us(if at % 64 == 0 { 90 } else { 20 }))
             .collect();
         let mut oversleep = Oversleep::new(us(14), &late);
-        let mut wake = |away| oversleep.wake_for_polled(Instant(0) + us(away), Instant(0));
+        let mut wake_if =
+            |away, is_cautious| oversleep.wake_for_polled(Instant(0) + us(away), is_cautious, Instant(0));
+        assert_eq!(
+            (wake_if(80, true), wake_if(200, true)),
+            (None, Some(Instant(0) + us(110)))
+        );
+        let mut wake = |away| wake_if(away, false);
         assert_eq!(wake(200), Some(Instant(0) + us(110)), "all but 1 in 100");
         assert_eq!(wake(80), Some(Instant(0) + us(60)), "all but 1 in 50");
         assert_eq!(wake(15), None);
