@@ -113,7 +113,7 @@ fn measure(device: Device, depth: u32, times: Times, side: Side, plan: &Plan) ->
     let engine = start(device, side)?;
     let attached = engine.attach()?;
     let mut load = Load::new(attached, engine.control(), device, depth);
-    load.run(plan.warm_up)?;
+    load.run(plan.warm_up.max(LEARNING))?;
     let before = load.reading()?;
     load.latencies = Histogram::new();
     load.run(plan.window)?;
@@ -322,6 +322,8 @@ const DEVICE_MAX_US: u64 = 10_000;
 const DISK_BYTES: u64 = 1 << 40;
 /// Sleeps that tell how late this host wakes, before each visit.
 const HOST_SLEEPS: u32 = 200;
-/// Those, and starting and ending an engine.
-const SET_UP: Duration = Duration::from_millis(25);
+/// Those, starting and ending an engine, and learning.
+const SET_UP: Duration = Duration::from_millis(145);
+/// Every side has its estimate before it is measured: half of the mean needs a window of 100 ms that is full.
+const LEARNING: Duration = Duration::from_millis(120);
 const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);

@@ -193,7 +193,7 @@ fn about(args: &StackArgs) -> About {
                 args.jobs, args.depth
             ),
             "raw: one null drive, nothing above it; after: multipath, all of a request's way inline on its thread".into(),
-            "before: a worker thread is woken to have the request inserted, to complete it, and to run the upper queue".into(),
+            "before: a worker thread is woken, issues the request, takes its end, gives it back, and runs the upper queue".into(),
             "fix-insert, fix-run, fix-complete: before, with that one part as after".into(),
         ],
     }
@@ -257,6 +257,7 @@ const SIDES: [Side; 6] = [
 ];
 const NO_DETOURS: Detours = Detours {
     insert: false,
+    issue: false,
     complete: false,
     run: false,
 };

@@ -135,7 +135,7 @@ fn the_stack_bench_has_every_mend_by_itself_and_every_selector() {
 #[test]
 fn the_poll_bench_measures_every_way_to_wait_and_says_what_the_least_is() {
     let (json, svg) = (scratch("poll", "json"), scratch("poll", "svg"));
-    let line = format!("bench --device 20,100 --shape mixed,step --depth 1,4 {TINY}");
+    let line = format!("bench --device 20,100 --shape mixed --depth 1,4 {TINY}");
     let words = line.split_whitespace().map(PathBuf::from);
     let files = ["--json".into(), json.clone(), "--svg".into(), svg.clone()];
     poll::main(&Poll::parse_from(words.chain(files)).args).expect("the bench runs");
@@ -144,7 +144,7 @@ fn the_poll_bench_measures_every_way_to_wait_and_says_what_the_least_is() {
     let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
     assert_eq!(
         sides,
-        ["block", "classic", "half-mean", "half-min", "ours"].repeat(8)
+        ["block", "classic", "half-mean", "half-min", "ours", "cautious"].repeat(4)
     );
     assert_eq!(rows[0]["case"], "device=20us-mixed/depth=1");
     for row in rows {
@@ -215,9 +215,13 @@ fn the_single_dispatch_bench_measures_all_sides_on_the_null_drive_and_on_the_mod
     let report = read(&json);
     let rows = report["rows"].as_array().expect("rows");
     let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
-    assert_eq!(sides, ["before", "single-queue", "after"].repeat(4));
+    assert_eq!(sides[..6], ["before", "single-queue", "after"].repeat(2));
+    assert_eq!(
+        sides[6..],
+        ["before", "single-queue", "single-direct", "after"].repeat(2)
+    );
     assert_eq!(rows[3]["case"], "null/mq-deadline/jobs=2");
-    assert_eq!(rows[11]["case"], "disk/mq-deadline/clients=2");
+    assert_eq!(rows[13]["case"], "disk/mq-deadline/clients=2");
     for row in rows {
         let on_disk = row["case"].as_str().unwrap().starts_with("disk/");
         assert!(

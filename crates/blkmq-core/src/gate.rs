@@ -28,10 +28,13 @@ pub enum Dispatch {
     /// insertions and completions, and goes on.
     #[default]
     Single,
-    /// Every insertion and every batch of completions runs all hardware contexts; each waits for the elevator, takes one
-    /// request at a time and issues it to its own driver, outside. So Linux did until 5.10: for measuring what `Single`
-    /// gains. It costs a run of every context per insertion, and decision order is not issue order.
+    /// An insertion runs its submitter's hardware context, a batch of completions all of them; each waits for the elevator, takes
+    /// one request at a time and issues it to its own driver, outside. So Linux did until 5.10 where somebody asked for all
+    /// contexts at completions: SCSI, and `bfq` whenever the drive had become empty. For measuring what `Single` gains. It costs
+    /// a run of every context per batch of completions, and decision order is not issue order.
     EveryContext,
+    /// The same where nobody asked for all: a batch of completions runs its own context alone.
+    OwnContext,
 }
 
 /// What reactors tell the gate of requests that the elevator gave out.

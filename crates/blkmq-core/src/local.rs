@@ -413,8 +413,8 @@ impl LocalQueue {
 
     /// Goes through the gate after something was published, or has somebody do it who can.
     fn look_at_published(&mut self, now: Instant, fx: &mut Effects) {
-        if self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
-            self.insert_and_run_all(now, fx);
+        if self.queue.is_scheduled() && self.queue.dispatch != Dispatch::Single {
+            self.insert_and_run_own(now, fx);
         } else if self.hw.is_some() {
             self.dispatch_through_gate(now, fx);
         } else {
@@ -595,7 +595,7 @@ impl LocalQueue {
         self.shard().events.runs.add(1);
         self.issue_leftovers(now, fx);
         if self.queue.is_gated() && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
-            if self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
+            if self.queue.is_scheduled() && self.queue.dispatch != Dispatch::Single {
                 self.dispatch_for_itself(now, fx);
             } else {
                 self.dispatch_through_gate(now, fx);

@@ -258,7 +258,9 @@ impl Predictor {
             Policy::Fixed(delay) => Some(delay),
             Policy::HalfMean => of.windows.mean().map(|mean| Nanos(mean.0 / 2)),
             Policy::HalfMin => half_min,
-            Policy::Predicted => return of.predicted(issued, is_settled, setting, host, now),
+            Policy::Predicted | Policy::Cautious => {
+                return of.predicted(issued, is_settled, setting, host, now);
+            }
         };
         match delay.map(|delay| issued + delay) {
             Some(wake) if wake > now && !is_settled => {
@@ -301,10 +303,10 @@ impl Of {
             low: issued + low,
             mean: issued + self.low.mean(),
         };
-        let wake = if is_settled {
-            None
-        } else {
-            host.wake_for(expected.low, now)
+        let wake = match (is_settled, setting.is_polled) {
+            (true, _) => None,
+            (false, true) => host.wake_for_polled(expected.low, setting.policy == Policy::Cautious, now),
+            (false, false) => host.wake_for(expected.low, now),
         };
         let verdict = expected.verdict(wake, setting, host, now);
         if let Verdict::SleepUntil(wake) = verdict {

@@ -94,6 +94,28 @@ impl Request {
         })
     }
 
+    /// Copies what a driver is told: for one that another thread has. The memory of the bios is the original's, which must outlive
+    /// the copy's way through that driver.
+    pub(crate) fn copy_for_driver(&self) -> Self {
+        let copy = |rq: &Option<Box<Self>>| rq.as_ref().map(|rq| Box::new(rq.copy_for_driver()));
+        Self {
+            position: self.position,
+            len: self.len,
+            tag: self.tag,
+            bios: self.bios,
+            segments: self.segments,
+            owner: self.owner,
+            state: self.state,
+            sealed: self.sealed,
+            is_flush: self.is_flush,
+            bio: self.bio.clone(),
+            before: copy(&self.before),
+            after: copy(&self.after),
+            next: copy(&self.next),
+            ..Self::default()
+        }
+    }
+
     /// Has the two lines come that whoever takes this request over is going to write.
     #[inline]
     pub(crate) fn fetch(&self) {

@@ -184,27 +184,31 @@ fn counts(bench: &Bench) -> (usize, usize) {
     )
 }
 
-fn every_context(reactors: u16, kind: Kind) -> Bench {
+fn for_itself(reactors: u16, kind: Kind, dispatch: Dispatch) -> Bench {
     Bench::new(QueueConfig {
-        dispatch: Dispatch::EveryContext,
+        dispatch,
         tags: TagMode::PerHctx(2),
         ..scheduled(reactors, kind)
     })
 }
 
 #[test]
-fn before_an_insertion_and_a_completion_ran_every_context() {
-    for kind in elevators() {
-        let mut bench = every_context(4, kind);
+fn before_an_insertion_ran_its_own_context_and_a_completion_every_one_if_that_was_asked_for() {
+    let ways = [(Dispatch::EveryContext, 3), (Dispatch::OwnContext, 0)];
+    for (kind, (dispatch, after_end)) in elevators()
+        .into_iter()
+        .flat_map(|kind| ways.map(|way| (kind, way)))
+    {
+        let mut bench = for_itself(4, kind, dispatch);
         let others = |kicks: &mut ReactorSet| std::iter::from_fn(|| kicks.pop()).count();
         bench.submit(0, bio(Op::Read, 0, 1, 1));
         bench.unplug(0);
-        assert_eq!(others(&mut bench.sides[0].fx.kicks), 3, "{kind}");
+        assert_eq!(others(&mut bench.sides[0].fx.kicks), 0, "{kind}");
         bench.settle();
         bench.end_all(0, Status::Ok);
         let side = &mut bench.sides[0];
         side.local.run(bench.now, &mut side.fx);
-        assert_eq!(others(&mut side.fx.kicks), 3, "{kind}");
+        assert_eq!(others(&mut side.fx.kicks), after_end, "{kind}");
         bench.run_dry();
         assert_eq!(bench.ended(0), [(1, Status::Ok)]);
     }
@@ -213,9 +217,11 @@ fn before_an_insertion_and_a_completion_ran_every_context() {
 #[test]
 fn before_every_context_took_requests_for_itself_and_none_was_lost() {
     for kind in elevators() {
-        for hctxs in [1, 2, 4] {
+        for (hctxs, dispatch) in [1, 2, 4].into_iter().flat_map(|hctxs| {
+            [Dispatch::EveryContext, Dispatch::OwnContext].map(|dispatch| (hctxs, dispatch))
+        }) {
             let mut config = QueueConfig {
-                dispatch: Dispatch::EveryContext,
+                dispatch,
                 tags: TagMode::PerHctx(2),
                 ..scheduled(4, kind)
             };
@@ -238,7 +244,7 @@ fn before_every_context_took_requests_for_itself_and_none_was_lost() {
                 bench.run_dry();
             }
             let ended: usize = (0..4).map(|side| bench.ended(side).len()).sum();
-            assert_eq!(ended, 20, "{kind}, {hctxs} contexts");
+            assert_eq!(ended, 20, "{kind}, {hctxs} contexts, {dispatch:?}");
         }
     }
 }

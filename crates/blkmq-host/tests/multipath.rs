@@ -172,11 +172,12 @@ fn each_detour_brings_every_request_back_once() {
         let mut attached = engine.attach().unwrap();
         let disk = attached.disk("m").unwrap().clone();
         let mut ios = 0;
-        for bits in (0..8).rev() {
+        for bits in (0..16).rev() {
             let detours = Detours {
                 insert: bits & 1 != 0,
                 complete: bits & 2 != 0,
                 run: bits & 4 != 0,
+                issue: bits & 8 != 0,
             };
             control.multipath(queue).unwrap().set_detours(detours);
             for round in 0..20 {

@@ -143,7 +143,8 @@ Keys of a disk:
   io_poll=on         look for the ends of its queue's requests; files, and null
                      disks with poll_queues [default: on for those]
   io_poll_delay=N    µs to sleep for one before looking: -1 none, 0 half of the
-                     mean, auto as predicted [default: auto]
+                     mean, auto as predicted, cautious the same, less often
+                     [default: auto]
   group=/PATH        the group it is accounted to [default: /NAME]
   hugepages=on       of a ram disk: take memory in huge pages
   connections=N      of an nbd disk: how many [default: one per thread]

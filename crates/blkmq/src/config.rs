@@ -145,10 +145,13 @@ fn poll_delay(text: &str) -> Result<Policy> {
     if text == "auto" {
         return Ok(Policy::Predicted);
     }
+    if text == "cautious" {
+        return Ok(Policy::Cautious);
+    }
     let Some(policy) = text.parse().ok().and_then(Policy::from_delay) else {
         bail!(
             "io_poll_delay={text} rejected: must be -1 (look at once), 0 (sleep half of the mean), microseconds from 1 to \
-             {DELAY_MAX_US}, or auto (as predicted)"
+             {DELAY_MAX_US}, auto (as predicted), or cautious (the same, where hardly a sleeper is late)"
         );
     };
     Ok(policy)

@@ -1,4 +1,4 @@
-//! Decides how requests leave the elevator under [`Dispatch::EveryContext`](crate::queue::Dispatch): everybody waits for it
+//! Decides how requests leave the elevator under `Dispatch::EveryContext` and `OwnContext`: everybody waits for it
 //! and dispatches for itself. It is there to be measured beside the gate, so it does nothing worse than Linux did.
 
 use std::rc::Rc;
@@ -6,12 +6,12 @@ use std::rc::Rc;
 use super::LocalQueue;
 use crate::hw_ctx::Outcome;
 use crate::ids::{HctxId, ReactorId};
-use crate::queue::Effects;
+use crate::queue::{Dispatch, Effects};
 use crate::time::Instant;
 
 impl LocalQueue {
-    /// Takes what was published into the elevator, then has every context run, the own one at once.
-    pub(super) fn insert_and_run_all(&mut self, now: Instant, fx: &mut Effects) {
+    /// Takes what was published into the elevator, then has the own context run: at once, or by who owns it.
+    pub(super) fn insert_and_run_own(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
         let shard = &queue.port(self.me).shard;
         shard.events.gate_entered.add(1);
@@ -19,9 +19,10 @@ impl LocalQueue {
         sched.fold(&queue.stats, queue.is_draining(), now);
         // Whoever left a mark has not gone on, but waits.
         let _ = sched.leave_owing();
-        self.run_other_contexts(fx);
-        if self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
-            self.dispatch_for_itself(now, fx);
+        match &self.hw {
+            Some(hw) if hw.dispatch.is_empty() => self.dispatch_for_itself(now, fx),
+            Some(_) => {}
+            None => queue.run_hctx(HctxId(queue.hctx_owner(self.me).0), self.me, fx),
         }
     }
 
@@ -59,7 +60,7 @@ impl LocalQueue {
         if issued {
             self.hw.as_mut().expect("issued to it").driver.commit();
         }
-        if ended {
+        if ended && queue.dispatch == Dispatch::EveryContext {
             self.run_other_contexts(fx);
         }
     }

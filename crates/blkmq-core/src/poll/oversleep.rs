@@ -1,5 +1,9 @@
 //! Decides how late a sleeper of this reactor must be expected to wake, and whether a sleep is worth what it costs.
 //! The host measures (it has the clock) and passes its observations in; `poll` subtracts the result from what it predicts.
+//!
+//! Late sleepers come in clusters: of those that follow one of the latest fiftieth, one in three to five belongs to it again
+//! (docs/design/0012). So a reactor that polls looks for some requests, and sleeps for none, after a sleeper that was later than
+//! was allowed for.
 
 use super::recent::Recent;
 use crate::time::{Instant, Nanos};
@@ -12,6 +16,17 @@ pub struct Oversleep {
     cost: Nanos,
     /// Sleeps that were not made because a sleeper would wake too late, since the last observation.
     refused: u32,
+    /// What the latest sleep of a polled queue allows for.
+    allowed: Option<Allowed>,
+    /// Requests that are still not to be slept for, since a sleeper was too late.
+    rests: u32,
+}
+
+/// How late a sleeper may be, and for how many requests nobody sleeps if it is later.
+#[derive(Clone, Copy, Debug)]
+struct Allowed {
+    late: Nanos,
+    rests: u32,
 }
 
 impl Oversleep {
@@ -22,6 +37,8 @@ impl Oversleep {
             late: Recent::new(),
             cost,
             refused: 0,
+            allowed: None,
+            rests: 0,
         };
         observed.iter().for_each(|late| oversleep.observe(*late));
         oversleep
@@ -31,6 +48,11 @@ impl Oversleep {
     pub fn observe(&mut self, late: Nanos) {
         self.late.push(u32::try_from(late.0).unwrap_or(u32::MAX));
         self.refused = 0;
+        if let Some(allowed) = self.allowed.take()
+            && late > allowed.late
+        {
+            self.rests = allowed.rests;
+        }
     }
 
     /// Hardly any sleeper wakes later than that: all but 1 in 42 of the latest 512. Those may be accidents of the host's.
@@ -60,9 +82,41 @@ impl Oversleep {
         (away.0 > self.cost.0 + self.cost.0 / 2).then_some(wake)
     }
 
+    /// The same for a queue whose requests are found by looking, so that not to sleep costs no latency: the most cautious of several
+    /// allowances that leaves something to sleep; of more cautious ones if `is_cautious`. After a sleeper that was later than was
+    /// allowed for, none for some requests.
+    pub(super) fn wake_for_polled(
+        &mut self,
+        at: Instant,
+        is_cautious: bool,
+        now: Instant,
+    ) -> Option<Instant> {
+        if self.late.len() < OBSERVED_MIN || self.rests > 0 {
+            return None;
+        }
+        let allowances: &[_] = if is_cautious { &CAUTIOUS } else { &ALLOWANCES };
+        for &(permille, rests) in allowances {
+            let late = Nanos(self.late.largest(self.late.len() * permille / 1000).into());
+            let wake = at - late;
+            if wake > now && (wake.since(now) + self.typical()).0 > self.cost.0 {
+                let margin = Nanos(at.since(now).0 / MARGIN);
+                self.allowed = Some(Allowed {
+                    late: late + margin,
+                    rests,
+                });
+                return Some(wake);
+            }
+        }
+        None
+    }
+
     /// A sleep was not made. A host that was disturbed for a while must not keep its reactors awake for ever, and only sleeping
     /// shows how late a sleeper wakes: so what is known ages until somebody tries. Accidents do fast, what is typical does slowly.
     pub(super) fn refuse(&mut self) {
+        if self.rests > 0 {
+            self.rests -= 1;
+            return;
+        }
         self.refused += 1;
         let typical = self.late.middle();
         let has_accidents = self.high().0 > u64::from(typical) * 2;
@@ -78,6 +132,13 @@ impl Oversleep {
 const WINDOW: usize = 512;
 /// The share that is not counted: 13 of 513 exchangeable ones, 3 %, are at least as late as the next.
 const ACCIDENTS: usize = 42;
+/// For a polled queue, the most cautious first: so many sleepers in a thousand are later than is allowed for, and then so many
+/// requests are not slept for. Where little can be slept, as for a device of 50 µs, late sleepers are more frequent, and rests longer.
+const ALLOWANCES: [(usize, u32); 3] = [(10, 8), (20, 32), (40, 32)];
+/// Where the tail counts more than the processor.
+const CAUTIOUS: [(usize, u32); 2] = [(4, 32), (10, 32)];
+/// A sleeper is too late if it is by more than was allowed for and such a part of the time that is waited.
+const MARGIN: u64 = 16;
 const OBSERVED_MIN: usize = 8;
 /// So many sleeps not made take the oldest observation out.
 const REFUSED_PER_STEP: u32 = 256;
@@ -128,6 +189,44 @@ mod tests {
         assert_eq!(oversleep.high(), us(5_000));
         (0..REFUSED_PER_ACCIDENT * WINDOW as u32).for_each(|_| oversleep.refuse());
         assert!((us(15)..=us(20)).contains(&oversleep.high()));
+    }
+
+    #[test]
+    fn after_a_sleeper_that_was_too_late_some_requests_of_a_polled_queue_are_not_slept_for() {
+        let mut oversleep = Oversleep::new(us(14), &[us(20); WINDOW]);
+        let at = Instant(0) + us(100);
+        let wake = |oversleep: &mut Oversleep| oversleep.wake_for_polled(at, false, Instant(0));
+        assert_eq!(wake(&mut oversleep), Some(Instant(0) + us(80)));
+        oversleep.observe(us(22));
+        assert!(
+            wake(&mut oversleep).is_some(),
+            "hardly later than was allowed for"
+        );
+        oversleep.observe(us(40));
+        let mut rests = 0;
+        while wake(&mut oversleep).is_none() {
+            oversleep.refuse();
+            rests += 1;
+        }
+        assert_eq!(rests, ALLOWANCES[0].1);
+    }
+
+    #[test]
+    fn a_sleeper_of_a_polled_queue_is_allowed_to_be_as_late_as_leaves_something_to_sleep() {
+        let late: Vec<Nanos> = (0..WINDOW)
+            .map(|at| us(if at % 64 == 0 { 90 } else { 20 }))
+            .collect();
+        let mut oversleep = Oversleep::new(us(14), &late);
+        let mut wake_if =
+            |away, is_cautious| oversleep.wake_for_polled(Instant(0) + us(away), is_cautious, Instant(0));
+        assert_eq!(
+            (wake_if(80, true), wake_if(200, true)),
+            (None, Some(Instant(0) + us(110)))
+        );
+        let mut wake = |away| wake_if(away, false);
+        assert_eq!(wake(200), Some(Instant(0) + us(110)), "all but 1 in 100");
+        assert_eq!(wake(80), Some(Instant(0) + us(60)), "all but 1 in 50");
+        assert_eq!(wake(15), None);
     }
 
     #[test]

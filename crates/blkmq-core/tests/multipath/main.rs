@@ -204,11 +204,12 @@ fn requests_are_held_without_a_path_and_no_longer_than_they_may() {
 /// A request that was with the worker when detours were switched off comes back to a drive that knows of no detours.
 #[test]
 fn detours_are_switched_off_while_requests_are_with_the_worker_and_the_paths_are_busy() {
-    let insert = Detours {
-        insert: true,
-        ..Detours::default()
-    };
-    for no_path in [false, true] {
+    for (no_path, issue) in [(false, false), (true, false), (false, true), (true, true)] {
+        let insert = Detours {
+            insert: true,
+            issue,
+            ..Detours::default()
+        };
         let mut world = World::new(config(1, Selector::RoundRobin), &[100]);
         world.multipath.set_no_path(NoPath::Queue, world.now);
         world.models[0].borrow_mut().slots = 1;
@@ -229,6 +230,39 @@ fn detours_are_switched_off_while_requests_are_with_the_worker_and_the_paths_are
         assert_eq!(world.ended, [Status::Ok; 4]);
         assert_eq!(world.outstanding(), 0);
     }
+}
+
+#[test]
+fn the_end_of_a_request_that_the_worker_issued_is_judged_as_its_paths_own() {
+    for (answer, expected) in [(Status::Ok, Status::Ok), (Status::Medium, Status::Medium)] {
+        let mut world = World::new(config(2, Selector::RoundRobin), &[100, 100]);
+        world.multipath.set_detours(Detours::ALL, world.now);
+        world.run();
+        world.worker.borrow_mut().answer = Some(answer);
+        world.submit(4);
+        assert_eq!(world.take_issued(), [0, 0], "the worker issues by itself");
+        world.worker.borrow_mut().is_awake = true;
+        world.pass(Nanos::from_millis(50));
+        assert_eq!(world.ended, [expected; 4]);
+        let errors: u64 = world.multipath.path_stats().iter().map(|path| path.errors).sum();
+        assert_eq!(errors, if answer.is_ok() { 0 } else { 4 });
+        assert_eq!(world.outstanding(), 0);
+    }
+}
+
+#[test]
+fn a_path_that_fails_a_request_of_the_workers_is_failed_and_another_carries_it() {
+    let mut world = World::new(config(2, Selector::RoundRobin), &[100, 100]);
+    world.multipath.set_detours(Detours::ALL, world.now);
+    world.run();
+    world.worker.borrow_mut().answer = Some(Status::Transport);
+    world.submit(1);
+    world.multipath.set_detours(Detours::default(), world.now);
+    world.worker.borrow_mut().is_awake = true;
+    world.pass(Nanos::from_millis(50));
+    assert_eq!(world.ended, [Status::Ok]);
+    let stats = world.multipath.path_stats();
+    assert_eq!(stats.iter().map(|path| path.errors).sum::<u64>(), 1, "{stats:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::multipath::{
-    Config, Detour, Job, Multipath, MultipathHctx, Opener, PathId, PathSpec, PathState,
+    ByWorker, Config, Detour, Job, Multipath, MultipathHctx, Opener, PathId, PathSpec, PathState,
 };
 use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig, TagMode};
 use blkmq_core::request::Request;
@@ -79,6 +79,8 @@ impl Driver for Path {
 pub struct Worker {
     jobs: VecDeque<Job>,
     pub is_awake: bool,
+    /// How requests end that it issues by itself; without that it has no room for them.
+    pub answer: Option<Status>,
 }
 
 struct Side(Rc<RefCell<Worker>>);
@@ -90,11 +92,12 @@ impl Detour for Side {
 
     fn take(&mut self) -> Option<Job> {
         let mut worker = self.0.borrow_mut();
-        if worker.is_awake {
-            worker.jobs.pop_front()
-        } else {
-            None
-        }
+        let job = worker.is_awake.then(|| worker.jobs.pop_front())??;
+        Some(match (job, worker.answer) {
+            (Job::Issue(ByWorker { cookie, .. }), Some(status)) => Job::Complete(Done { cookie, status }),
+            (Job::Issue(ByWorker { cookie, .. }), None) => Job::Insert(cookie),
+            (job, _) => job,
+        })
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
     setup.elevator = any_elevator(rng);
-    setup.dispatch = Dispatch::EveryContext;
+    setup.dispatch = rng.pick(&[Dispatch::EveryContext, Dispatch::OwnContext]);
     setup.hctxs = rng.pick(&[1, 2, u16::MAX]);
     // Who waits for the elevator spins: on the simulator's one thread nobody may come in the middle of another's turn.
     setup.interleave = Ppm::NEVER;

@@ -1,17 +1,22 @@
 //! Decides how a request goes if it is not to go inline: over a worker thread, as Linux' request-based device mapper once did
 //! it. There to be measured beside the straight way; off by default, and then nobody asks for it.
 //!
-//! Hardware contexts belong to reactors here, so a worker cannot issue by itself. It does what is left of the old way: it is
-//! woken, takes the request's name out of its queue, and asks the reactor that owns the context to go on.
+//! A worker that issues by itself, as the kernel's did, has drivers of the paths of its own, and a copy of what the request says;
+//! its end goes back to the reactor that owns the hardware context: one hand-off and back. A worker that does not, or finds no
+//! room, gives the request's name back, for that reactor to issue it; so there is a second hand-off for the end.
 
+use super::PathId;
 use crate::driver::Done;
 use crate::ids::Cookie;
+use crate::request::Request;
 
 /// Which parts of a request's way go over the worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Detours {
     /// A request is issued to its path after the worker has asked for it (asynchronous insertion).
     pub insert: bool,
+    /// A request that goes over the worker to be issued is issued by the worker itself. Means nothing without `insert`.
+    pub issue: bool,
     /// The end of a request is reported by the worker.
     pub complete: bool,
     /// Each end of a request has the worker run the upper queue.
@@ -19,9 +24,10 @@ pub struct Detours {
 }
 
 impl Detours {
-    /// The old way: all three.
+    /// The old way: all of them.
     pub const ALL: Self = Self {
         insert: true,
+        issue: true,
         complete: true,
         run: true,
     };
@@ -33,14 +39,33 @@ impl Detours {
 }
 
 /// What a worker is given, and gives back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a request that is issued by the worker is not to cost an allocation"
+)]
 pub enum Job {
-    /// This request is to be issued to its path.
+    /// This request is to be issued to its path, by the reactor that owns the context.
     Insert(Cookie),
+    /// This request is to be issued by the worker, which gives back its end, or, without room, its name.
+    Issue(ByWorker),
     /// This request has ended.
     Complete(Done),
     /// The upper queue is to be run. Given back to nobody: the run itself is what is asked for.
     Run,
+}
+
+/// A request that a worker issues by itself.
+#[derive(Debug)]
+pub struct ByWorker {
+    /// What its end is to name.
+    pub cookie: Cookie,
+    /// The path that was chosen for it.
+    pub path: PathId,
+    /// Which path of that number is meant: numbers are given away again.
+    pub serial: u64,
+    /// What the request says. Its memory is lent until the end is given back.
+    pub rq: Request,
 }
 
 /// One hardware context's side of a worker.

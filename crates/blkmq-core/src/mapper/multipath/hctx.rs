@@ -14,7 +14,7 @@ use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
 use self::check::Checker;
-use super::detour::{Detour, Job};
+use super::detour::{ByWorker, Detour, Job};
 use super::selector::{self, Dice, History, Way};
 use super::shard::Shard;
 use super::shared::{List, Multipath, View};
@@ -106,6 +106,8 @@ enum Stage {
     Free,
     /// On its way over the worker, to be issued.
     Inserting,
+    /// With the worker, which issues it to the path.
+    ByWorker,
     /// With the path.
     Issued,
 }
@@ -266,7 +268,13 @@ impl MultipathHctx {
     fn issue_by_detour(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         let frame = &mut self.frames[cookie.tag().index()];
         if frame.stage != Stage::Inserting || frame.cookie != cookie.raw() {
-            *frame = Frame {
+            if self.view.detours.issue
+                && let Some(path) = self.choose(self.straight, rq, now)
+            {
+                self.send_to_issue(path, rq, cookie, now);
+                return Issued::Queued;
+            }
+            self.frames[cookie.tag().index()] = Frame {
                 cookie: cookie.raw(),
                 stage: Stage::Inserting,
                 ..Frame::FREE
@@ -275,6 +283,19 @@ impl MultipathHctx {
             return Issued::Queued;
         }
         self.issue_straight(rq, cookie, last, now)
+    }
+
+    /// Has the worker issue a request to a path.
+    fn send_to_issue(&mut self, path: usize, rq: &Request, cookie: Cookie, now: Instant) {
+        self.start(path, rq, cookie, now);
+        self.frames[cookie.tag().index()].stage = Stage::ByWorker;
+        let serial = self.view.serials[path];
+        self.send(Job::Issue(ByWorker {
+            cookie,
+            path: PathId(path as u8),
+            serial,
+            rq: rq.copy_for_driver(),
+        }));
     }
 
     /// Issues a request that comes back from the worker. What finds no room waits here.

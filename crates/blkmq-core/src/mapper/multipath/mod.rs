@@ -25,7 +25,7 @@ mod shard;
 mod shared;
 mod table;
 
-pub use detour::{Detour, Detours, Job};
+pub use detour::{ByWorker, Detour, Detours, Job};
 pub use hctx::{MultipathHctx, Opener};
 pub use message::{Failback, MessageError, NoPath};
 pub use selector::Selector;

@@ -49,6 +49,7 @@ impl MultipathConfig {
             "check_interval" => self.check_interval = interval(key, value)?,
             "check_timeout" => self.check_timeout = interval(key, value)?,
             "insert_async" => self.detours.insert = value::switch(key, value)?,
+            "issue_by_worker" => self.detours.issue = value::switch(key, value)?,
             "complete_by_worker" => self.detours.complete = value::switch(key, value)?,
             "run_on_completion" => self.detours.run = value::switch(key, value)?,
             _ => {
@@ -112,8 +113,8 @@ fn interval(key: &str, text: &str) -> Result<Nanos, ConfigError> {
     }
 }
 
-const KEYS: &str = "multipath, selector, failback, queue_if_no_path, check_interval, check_timeout, insert_async, complete_by_worker, \
-                   , run_on_completion";
+const KEYS: &str = "multipath, selector, failback, queue_if_no_path, check_interval, check_timeout, insert_async, issue_by_worker, \
+                    complete_by_worker, run_on_completion";
 const INTERVAL_MIN: Nanos = Nanos::from_millis(1);
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 mod config;
 mod drive;
+mod lowers;
 mod opener;
 mod worker;
 

@@ -69,7 +69,7 @@ impl Opener for PathOpener {
     }
 
     fn detour(&mut self) -> Option<Box<dyn Detour>> {
-        self.workshop.open(self.hctx, self.hctxs, self.depth)
+        self.workshop.open(&self.links, self.hctx, self.hctxs, self.depth)
     }
 
     fn keep_memory(&mut self) {

@@ -1,5 +1,5 @@
 //! Decides how a request takes a detour over a worker thread, as Linux' request-based device mapper once did it: the thread is
-//! woken, takes the request's name, gives it back, and has the reactor that owns the context go on. One thread for a drive, as
+//! woken, issues the request (or gives its name back), and has the reactor that owns the context go on. One thread for a drive, as
 //! one kernel worker ran its queues; it lives from the first detour on, and sleeps without a timer while there is none.
 
 use std::io;
@@ -7,10 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
+use blkmq_core::driver::{Done, Issued};
 use blkmq_core::ids::{HctxId, REACTORS_MAX};
 use blkmq_core::mapper::multipath::{Detour, Job};
 use blkmq_sync::mpsc::{self, Receiver, Sender};
 
+use super::lowers::Lowers;
+use super::opener::Links;
 use crate::runner::Runner;
 
 /// Where a drive's worker comes from: nowhere, until somebody needs it.
@@ -58,11 +61,22 @@ struct Side {
 impl Workshop {
     /// Opens a context's side of the worker, which is started for the first one. None if the drive is not in an engine, whose
     /// reactors would have to be run, or there is no thread to be had.
-    pub(super) fn open(&self, hctx: HctxId, hctxs: u16, depth: u32) -> Option<Box<dyn Detour>> {
+    pub(super) fn open(
+        &self,
+        links: &Arc<Links>,
+        hctx: HctxId,
+        hctxs: u16,
+        depth: u32,
+    ) -> Option<Box<dyn Detour>> {
         let runner = self.runner.get()?;
         let lane = match self.worker.get() {
             Some(worker) => Arc::clone(&worker.lane),
-            None => self.start(runner, usize::from(hctxs).min(REACTORS_MAX), depth as usize)?,
+            None => self.start(
+                links,
+                runner,
+                usize::from(hctxs).min(REACTORS_MAX),
+                depth as usize,
+            )?,
         };
         let receiver = lock(&lane.backs.get(hctx.index())?.receiver).take()?;
         Some(Box::new(Side {
@@ -72,7 +86,7 @@ impl Workshop {
         }))
     }
 
-    fn start(&self, runner: &Runner, hctxs: usize, depth: usize) -> Option<Arc<Lane>> {
+    fn start(&self, links: &Arc<Links>, runner: &Runner, hctxs: usize, depth: usize) -> Option<Arc<Lane>> {
         let worker = self.worker.get_or_init(|| {
             // Of each context, every request once, and one run.
             let (tasks, receiver) = mpsc::channel(hctxs * (depth + 1));
@@ -90,7 +104,7 @@ impl Workshop {
                 thread: OnceLock::new(),
                 is_over: AtomicBool::new(false),
             });
-            let thread = spawn(Arc::clone(&lane), runner.clone(), receiver);
+            let thread = spawn(Arc::clone(&lane), Arc::clone(links), runner.clone(), receiver);
             match &thread {
                 // Before anybody can send: no task is without somebody to wake.
                 Ok(thread) => _ = lane.thread.set(thread.thread().clone()),
@@ -121,35 +135,69 @@ impl Drop for Workshop {
     }
 }
 
-fn spawn(lane: Arc<Lane>, runner: Runner, mut tasks: Receiver<Task>) -> io::Result<JoinHandle<()>> {
+fn spawn(
+    lane: Arc<Lane>,
+    links: Arc<Links>,
+    runner: Runner,
+    mut tasks: Receiver<Task>,
+) -> io::Result<JoinHandle<()>> {
     thread::Builder::new()
         .name("blkmq-mpath".to_owned())
         .spawn(move || {
+            let mut lowers = Lowers::new(links);
             while !lane.is_over.load(Ordering::Acquire) {
                 let mut woken = 0u128;
                 while let Some(Task { hctx, job }) = tasks.pop() {
-                    if job == Job::Run {
-                        // Before the run: whoever asks from here on is a new one.
-                        lane.runs[hctx.index()].store(false, Ordering::SeqCst);
-                    } else {
-                        let sent = lane.backs[hctx.index()].sender.push(job);
-                        assert!(sent.is_ok(), "a way back shorter than the tags there are");
+                    if let Some(back) = lane.carry_out(hctx, job, &mut lowers) {
+                        lane.give_back(hctx, back);
                     }
                     woken |= 1 << hctx.0;
                 }
+                lowers.commit();
+                lowers.reap(|hctx, end| {
+                    lane.give_back(hctx, Job::Complete(end));
+                    woken |= 1 << hctx.0;
+                });
                 while woken != 0 {
                     runner.run(HctxId(woken.trailing_zeros() as u16));
                     woken &= woken - 1;
                 }
                 // A task pushed meanwhile has left its token: this returns at once.
-                thread::park();
+                lowers.wait();
             }
         })
 }
 
+impl Lane {
+    /// Does what a context has asked for, and says what it is to be told, if anything.
+    fn carry_out(&self, hctx: HctxId, job: Job, lowers: &mut Lowers) -> Option<Job> {
+        match job {
+            Job::Run => {
+                // Before the run: whoever asks from here on is a new one.
+                self.runs[hctx.index()].store(false, Ordering::SeqCst);
+                None
+            }
+            Job::Issue(job) => match lowers.issue(hctx, &job) {
+                Issued::Queued => None,
+                Issued::Done(status) => Some(Job::Complete(Done {
+                    cookie: job.cookie,
+                    status,
+                })),
+                Issued::Resource | Issued::DeviceResource => Some(Job::Insert(job.cookie)),
+            },
+            job => Some(job),
+        }
+    }
+
+    fn give_back(&self, hctx: HctxId, job: Job) {
+        let sent = self.backs[hctx.index()].sender.push(job);
+        assert!(sent.is_ok(), "a way back shorter than the tags there are");
+    }
+}
+
 impl Detour for Side {
     fn send(&mut self, job: Job) {
-        if job == Job::Run && self.lane.runs[self.hctx.index()].swap(true, Ordering::SeqCst) {
+        if matches!(job, Job::Run) && self.lane.runs[self.hctx.index()].swap(true, Ordering::SeqCst) {
             return;
         }
         let hctx = self.hctx;

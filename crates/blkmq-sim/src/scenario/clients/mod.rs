@@ -24,17 +24,19 @@ pub const CLIENTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 512];
 /// How requests get from 64 reactors to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// 64 hardware contexts; every insertion and completion runs all of them, each waits for the elevator's lock.
+    /// 64 hardware contexts; an insertion runs one, a completion all of them, as SCSI asked for; each waits for the elevator's lock.
     Before,
     /// 64 hardware contexts and the gate.
     After,
-    /// One hardware context for all.
+    /// One hardware context for all, on the CPU that owns it.
     SingleQueue,
+    /// The same, where handing over to that CPU takes no time: a single queue that any CPU may issue to.
+    SingleDirect,
 }
 
 impl Side {
     /// All of them, in the order of the published table.
-    pub const ALL: [Self; 3] = [Self::Before, Self::SingleQueue, Self::After];
+    pub const ALL: [Self; 4] = [Self::Before, Self::SingleQueue, Self::SingleDirect, Self::After];
 
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
@@ -42,6 +44,7 @@ impl Side {
             Self::Before => "before",
             Self::After => "after",
             Self::SingleQueue => "single-queue",
+            Self::SingleDirect => "single-direct",
         }
     }
 }
@@ -72,14 +75,15 @@ impl Point {
 pub fn table(elevator: Kind, first: u64, seeds: u64) -> String {
     let mut table = format!(
         "{elevator}, a 7200 rpm disk, 64 reactors; virtual seconds, median of {seeds} seeds: a model, see docs/simulator.md\n\
-         clients      before  single-queue         after    merged: before  single  after\n"
+         clients      before  single-queue  single-direct         after    merged: before  single  direct  after\n"
     );
     for clients in CLIENTS {
-        let [before, single, after] = Side::ALL.map(|side| median(side, elevator, clients, first, seeds));
+        let [before, single, direct, after] =
+            Side::ALL.map(|side| median(side, elevator, clients, first, seeds));
         let _ = writeln!(
             table,
-            "{clients:>7} {:>11.3} {:>13.3} {:>13.3}           {:>6.1} % {:>5.1} % {:>4.1} %",
-            before.0, single.0, after.0, before.1, single.1, after.1
+            "{clients:>7} {:>11.3} {:>13.3} {:>14.3} {:>13.3}           {:>6.1} % {:>5.1} % {:>5.1} % {:>4.1} %",
+            before.0, single.0, direct.0, after.0, before.1, single.1, direct.1, after.1
         );
     }
     table
@@ -121,7 +125,7 @@ mod tests {
     #[test]
     fn one_dispatcher_is_no_slower_than_every_context_for_itself_and_merges_as_much() {
         for clients in [1, 8] {
-            let [before, _, after] = Side::ALL.map(|side| measure(side, Kind::MqDeadline, clients, 1));
+            let [before, _, _, after] = Side::ALL.map(|side| measure(side, Kind::MqDeadline, clients, 1));
             assert!(
                 after.time <= before.time,
                 "{clients}: {:?} {:?}",

@@ -63,6 +63,8 @@ struct Rig {
     gate: Gate,
     busy: Nanos,
     latencies: Vec<u64>,
+    /// Handing over to another CPU takes no time.
+    hands_over_free: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +127,7 @@ impl Rig {
             gate: Gate::default(),
             busy: Nanos::ZERO,
             latencies: Vec::new(),
+            hands_over_free: side == Side::SingleDirect,
         }
     }
 
@@ -185,7 +188,11 @@ impl Rig {
         let entries = entered - std::mem::replace(&mut side.gate_entered, entered);
         done.driver = self.disk.borrow_mut().take_work();
         done.ended = ended.len() as u64;
-        done.kicks = kicks.iter().filter(|&&to| self.cpus[to].is_idle).count() as u64;
+        done.kicks = if self.hands_over_free {
+            0
+        } else {
+            kicks.iter().filter(|&&to| self.cpus[to].is_idle).count() as u64
+        };
         let through = done.driver.issued.max(done.submitted);
         let time = self.costs.step(&done) + self.gate.charge(&self.costs, cpu, entries, through, now);
         let at = (now + Nanos(time)).max(self.gate.kept(cpu));
@@ -193,7 +200,11 @@ impl Rig {
         self.cpus[cpu].free_at = at;
         self.sleep(cpu, at);
         for to in kicks {
-            self.wake(to, at);
+            if self.hands_over_free {
+                self.plan(to, at);
+            } else {
+                self.wake(to, at);
+            }
         }
         for bio in ended {
             assert!(bio.status.is_ok(), "{bio:?}");
@@ -232,7 +243,11 @@ impl Rig {
 
 fn config(side: Side, elevator: Kind) -> QueueConfig {
     QueueConfig {
-        hctxs: if side == Side::SingleQueue { 1 } else { CPUS as u16 },
+        hctxs: if matches!(side, Side::SingleQueue | Side::SingleDirect) {
+            1
+        } else {
+            CPUS as u16
+        },
         tags: TagMode::PerHctx(DISK_DEPTH),
         requests_per_reactor: 512,
         limits: Limits {

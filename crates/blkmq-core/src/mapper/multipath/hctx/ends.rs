@@ -37,7 +37,11 @@ impl MultipathHctx {
 
     /// The request is no longer with its path.
     pub(super) fn take_frame(&mut self, cookie: Cookie) -> Option<Frame> {
-        let frame = self.frame(cookie).filter(|frame| frame.stage == Stage::Issued)?;
+        self.take_frame_at(cookie, Stage::Issued)
+    }
+
+    fn take_frame_at(&mut self, cookie: Cookie, stage: Stage) -> Option<Frame> {
+        let frame = self.frame(cookie).filter(|frame| frame.stage == stage)?;
         self.frames[cookie.tag().index()] = Frame::FREE;
         self.shard.paths[usize::from(frame.path)].end(frame.bytes);
         Some(frame)
@@ -165,20 +169,52 @@ impl MultipathHctx {
 
     /// Takes what the worker has sent back.
     pub(super) fn take_from_worker(&mut self, now: Instant, done: &mut Vec<Done>) {
-        let Some(detour) = &mut self.detour else { return };
+        let Some(mut detour) = self.detour.take() else {
+            return;
+        };
         while let Some(job) = detour.take() {
             match job {
-                Job::Insert(cookie) => self.inserted.push(cookie),
-                Job::Complete(end) => done.push(end),
-                Job::Run => {}
+                Job::Insert(cookie) => {
+                    self.given_back(cookie);
+                    self.inserted.push(cookie);
+                }
+                Job::Complete(end) => done.push(self.judge_end(end, now)),
+                Job::Issue(_) | Job::Run => {}
             }
         }
+        self.detour = Some(detour);
         if self.has_room || self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
             self.inserted.append(&mut self.waiting);
         }
         // They are taken from the end, and are to go in order.
         self.inserted.reverse();
+    }
+
+    /// The worker has not issued a request: no room, or no driver. It is to be issued here.
+    fn given_back(&mut self, cookie: Cookie) {
+        if self.take_frame_at(cookie, Stage::ByWorker).is_some() {
+            self.frames[cookie.tag().index()] = Frame {
+                cookie: cookie.raw(),
+                stage: Stage::Inserting,
+                ..Frame::FREE
+            };
+        }
+    }
+
+    /// Decides what an end means that the worker gives back: it is the path's own if the worker issued the request.
+    fn judge_end(&mut self, end: Done, now: Instant) -> Done {
+        let Some(frame) = self.take_frame_at(end.cookie, Stage::ByWorker) else {
+            return end;
+        };
+        let path = usize::from(frame.path);
+        let average = self.histories[path].ended(frame.start, 1, now);
+        self.shard.paths[path].service_ns.set(average.0);
+        self.retry_at = self.retry_at.map(|_| now);
+        Done {
+            status: self.judge(path, end.status, now),
+            ..end
+        }
     }
 
     /// Paths whose drivers have something to say, a bit each.
