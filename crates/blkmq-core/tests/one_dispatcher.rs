@@ -195,10 +195,7 @@ fn for_itself(reactors: u16, kind: Kind, dispatch: Dispatch) -> Bench {
 #[test]
 fn before_an_insertion_ran_its_own_context_and_a_completion_every_one_if_that_was_asked_for() {
     let ways = [(Dispatch::EveryContext, 3), (Dispatch::OwnContext, 0)];
-    for (kind, (dispatch, after_end)) in elevators()
-        .into_iter()
-        .flat_map(|kind| ways.map(|way| (kind, way)))
-    {
+    for (kind, (dispatch, after_end)) in elevators().flat_map(|kind| ways.map(|way| (kind, way))) {
         let mut bench = for_itself(4, kind, dispatch);
         let others = |kicks: &mut ReactorSet| std::iter::from_fn(|| kicks.pop()).count();
         bench.submit(0, bio(Op::Read, 0, 1, 1));
