@@ -259,6 +259,7 @@ fn a_path_that_fails_a_request_of_the_workers_is_failed_and_another_carries_it()
     world.submit(1);
     world.multipath.set_detours(Detours::default(), world.now);
     world.worker.borrow_mut().is_awake = true;
+    world.run();
     world.pass(Nanos::from_millis(50));
     assert_eq!(world.ended, [Status::Ok]);
     let stats = world.multipath.path_stats();
