@@ -2,6 +2,7 @@
 //! hand-over is in the way; on a file, beside fio's io_uring engine.
 
 pub mod direct;
+pub mod many;
 
 mod before;
 mod device;

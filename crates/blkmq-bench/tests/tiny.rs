@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blkmq_bench::engine::many::{self, Crowd};
 use blkmq_bench::engine::{self, EngineArgs};
 use blkmq_bench::fairness::{self, FairnessArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
@@ -12,6 +13,7 @@ use blkmq_bench::run_queue::{self, RunQueueArgs};
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
 use blkmq_bench::stack::{self, StackArgs};
 use blkmq_bench::stats::{self, StatsArgs};
+use blkmq_core::sched::Kind;
 use clap::Parser;
 use serde_json::Value;
 
@@ -286,6 +288,23 @@ fn the_counted_paths_do_as_many_ios_as_they_are_told() {
     for elevator in blkmq_core::sched::Kind::ALL {
         let done = engine::direct::run(elevator, 1_000).expect("the path runs");
         assert!((1_000..1_064).contains(&done), "{elevator}: {done}");
+    }
+}
+
+#[test]
+fn twenty_disks_among_idle_ones_do_as_many_ios_as_they_are_told() {
+    for (share_queue, elevator) in [(false, Kind::None), (true, Kind::None), (true, Kind::Bfq)] {
+        let crowd = Crowd {
+            disks: 25,
+            share_queue,
+            groups: 0,
+            elevator,
+        };
+        assert_eq!(
+            many::run(crowd, 1_000).expect("the path runs"),
+            1_000,
+            "{crowd:?}"
+        );
     }
 }
 

@@ -79,7 +79,7 @@ fn run_on(drive: Arc<dyn Drive>, elevator: Kind, count: u64) -> Result<u64> {
 ///
 /// The engine's own reactor has nothing to do here, and would block in its ring. Callgrind runs one thread at a time and
 /// does not know that waiting in a ring blocks: the reactor would keep everybody else from running. It knows parking.
-struct ParkedReactor(Arc<dyn Drive>);
+pub(super) struct ParkedReactor(pub(super) Arc<dyn Drive>);
 
 impl Drive for ParkedReactor {
     fn limits(&self) -> Limits {

@@ -1,0 +1,21 @@
+//! Decides nothing: `many_path N DISKS own|shared GROUPS ELEVATOR` does N reads on 20 of so many disks, in so many groups. Run it twice
+//! under callgrind, with another N, and divide the difference.
+
+use anyhow::{Context, Result};
+use blkmq_bench::engine::many::{self, Crowd};
+use blkmq_core::sched::Kind;
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [count, disks, queues, groups, elevator] = &words[..] else {
+        anyhow::bail!("say what there is: many_path N DISKS own|shared GROUPS ELEVATOR");
+    };
+    let crowd = Crowd {
+        disks: disks.parse()?,
+        share_queue: queues == "shared",
+        groups: groups.parse()?,
+        elevator: Kind::by_name(elevator).context("no such elevator")?,
+    };
+    println!("{} I/Os", many::run(crowd, count.parse()?)?);
+    Ok(())
+}
