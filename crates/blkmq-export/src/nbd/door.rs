@@ -9,6 +9,7 @@
 mod admission;
 mod buffers;
 mod connection;
+mod departed;
 mod departures;
 mod listener;
 mod log;

@@ -10,8 +10,8 @@
 //! it: *fence* it. That connection is ended at once, and the client hears when all that it began has ended. Only who knows the
 //! client's name, a random number of 128 bits, can do so, over a connection to the same disk.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,7 @@ use std::{fmt, io};
 
 use blkmq_host::service::Waker;
 
+use super::departed::{Departed, Wait};
 use super::departures::Departures;
 use crate::nbd::codec::handshake::SessionName;
 
@@ -32,11 +33,19 @@ pub(super) struct Disks {
 /// The connections that have selected one disk.
 #[derive(Debug)]
 struct OfDisk {
-    by_number: BTreeMap<u64, Arc<Life>>,
+    by_number: BTreeMap<u64, Member>,
     by_name: BTreeMap<SessionName, Arc<Life>>,
+    /// Looks at those who have not left, as far as is known.
     departures: Departures,
-    /// Those that take nothing more, whatever their clients do.
-    leaving: BTreeSet<u64>,
+    departed: Departed<Waker>,
+}
+
+/// One connection, as its disk knows it.
+#[derive(Debug)]
+struct Member {
+    life: Arc<Life>,
+    /// From when on its client has left, or it takes nothing more.
+    departure: Option<u64>,
 }
 
 /// Why a connection gets no place.
@@ -77,8 +86,8 @@ pub(super) struct Place {
     disk: u32,
     number: u64,
     life: Arc<Life>,
-    /// Those who have to end first.
-    predecessors: Vec<Arc<Life>>,
+    /// Some have to end first.
+    wait: Option<Wait>,
 }
 
 impl Disks {
@@ -103,23 +112,22 @@ impl Disks {
         });
         // Relaxed: only a number of its own.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut predecessors = {
+        let wait = {
             let mut connections = self.lock();
             let of_disk = match connections.entry(disk) {
                 Entry::Occupied(occupied) => occupied.into_mut(),
                 Entry::Vacant(vacant) => vacant.insert(OfDisk::new()?),
             };
-            let gone = of_disk.gone();
+            of_disk.find_departed()?;
             of_disk.add(number, &life)?;
-            gone
+            of_disk.departed.wait(number, waker.clone())
         };
-        predecessors.retain(|other| other.wake_at_end(number, waker));
         Ok(Place {
             disks: Arc::clone(self),
             disk,
             number,
             life,
-            predecessors,
+            wait,
         })
     }
 
@@ -131,14 +139,20 @@ impl Disks {
 impl Place {
     /// Says whether some have to end first.
     pub(super) fn must_wait(&mut self) -> bool {
-        self.predecessors.retain(|other| !other.lock().has_come);
-        !self.predecessors.is_empty()
+        let of_disks = self.disks.lock();
+        let departed = of_disks.get(&self.disk).map(|of_disk| &of_disk.departed);
+        self.wait = self
+            .wait
+            .filter(|wait| departed.is_some_and(|departed| departed.is_waiting(*wait)));
+        self.wait.is_some()
     }
 
-    /// Nobody is waited for: sockets of those who have left are not kept open for it, either.
+    /// Nobody is waited for.
     pub(super) fn wait_for_nobody(&mut self) {
-        for other in std::mem::take(&mut self.predecessors) {
-            other.lock().wakers.remove(&self.number);
+        if let Some(wait) = self.wait.take()
+            && let Some(of_disk) = self.disks.lock().get_mut(&self.disk)
+        {
+            of_disk.departed.give_up(wait);
         }
     }
 
@@ -167,7 +181,7 @@ impl Place {
     /// The connection takes nothing more: those who come have to wait for what it has begun.
     pub(super) fn leave(&self) {
         if let Some(of_disk) = self.disks.lock().get_mut(&self.disk) {
-            of_disk.leaving.insert(self.number);
+            of_disk.leave(self.number);
         }
     }
 }
@@ -178,7 +192,7 @@ impl OfDisk {
             by_number: BTreeMap::new(),
             by_name: BTreeMap::new(),
             departures: Departures::new()?,
-            leaving: BTreeSet::new(),
+            departed: Departed::new(),
         })
     }
 
@@ -187,31 +201,50 @@ impl OfDisk {
             return Err(Refusal::NameTaken);
         }
         self.departures.watch(life.socket.as_fd(), number)?;
-        self.by_number.insert(number, Arc::clone(life));
+        let member = Member {
+            life: Arc::clone(life),
+            departure: None,
+        };
+        self.by_number.insert(number, member);
         if let Some(name) = life.name {
             self.by_name.insert(name, Arc::clone(life));
         }
         Ok(())
     }
 
-    fn remove(&mut self, number: u64, life: &Life) {
-        self.departures.forget(life.socket.as_fd());
-        self.by_number.remove(&number);
-        self.leaving.remove(&number);
+    /// Takes a connection off that has ended. Returns whom to wake.
+    fn remove(&mut self, number: u64) -> Vec<Waker> {
+        let Some(Member { life, departure }) = self.by_number.remove(&number) else {
+            return Vec::new();
+        };
         if let Some(name) = life.name {
             self.by_name.remove(&name);
         }
+        match departure {
+            Some(departure) => self.departed.end(departure),
+            None => {
+                self.departures.forget(life.socket.as_fd());
+                Vec::new()
+            }
+        }
     }
 
-    /// Those whose clients have left, or which are being ended.
-    fn gone(&self) -> Vec<Arc<Life>> {
-        let Ok(departed) = self.departures.all(self.by_number.len()) else {
-            // If the kernel cannot say, all are waited for: better late than wrong.
-            return self.by_number.values().cloned().collect();
-        };
-        let numbers: BTreeSet<u64> = departed.into_iter().chain(self.leaving.iter().copied()).collect();
-        let life = |number| self.by_number.get(number).cloned();
-        numbers.iter().filter_map(life).collect()
+    /// Takes note of those whose clients have left since the last time.
+    fn find_departed(&mut self) -> io::Result<()> {
+        for number in self.departures.all(self.by_number.len())? {
+            self.leave(number);
+        }
+        Ok(())
+    }
+
+    /// Those who come from now on wait for the one of this number, which is not looked at any more.
+    fn leave(&mut self, number: u64) {
+        if let Some(member) = self.by_number.get_mut(&number)
+            && member.departure.is_none()
+        {
+            member.departure = Some(self.departed.add());
+            self.departures.forget(member.life.socket.as_fd());
+        }
     }
 }
 
@@ -232,15 +265,16 @@ impl fmt::Display for Refusal {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        self.wait_for_nobody();
         let mut connections = self.disks.lock();
         if let Some(of_disk) = connections.get_mut(&self.disk) {
-            of_disk.remove(self.number, &self.life);
+            let woken = of_disk.remove(self.number);
+            woken.iter().for_each(Waker::wake);
             if of_disk.by_number.is_empty() {
                 connections.remove(&self.disk);
             }
         }
         drop(connections);
-        self.wait_for_nobody();
         let mut end = self.life.lock();
         end.has_come = true;
         for waker in std::mem::take(&mut end.wakers).into_values() {
