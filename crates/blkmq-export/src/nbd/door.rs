@@ -121,10 +121,8 @@ pub fn serve(engine: &Engine, address: Address<'_>, common: &Arc<Common>) -> Res
         address: common.connections.add_address(admitted, groups.len() as u32),
         log: log::Log::default(),
     });
-    engine.add_service(
-        ReactorId(0),
-        Box::new(move || Box::new(listener::Listener::new(socket, door))),
-    );
+    let listener = listener::Listener::new(socket, door).map_err(ServeError::Socket)?;
+    engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
     Ok(())
 }
 
@@ -134,6 +132,9 @@ pub enum ServeError {
     /// A limit is out of its range.
     #[error(transparent)]
     Limit(#[from] super::limits::LimitError),
+    /// The socket cannot be listened at.
+    #[error("the socket cannot be asked for clients: {0}")]
+    Socket(#[source] std::io::Error),
     /// The largest request would wait for ever.
     #[error("memory of {bytes} bytes for NBD payload rejected: must hold one request, {payload} bytes")]
     Memory {

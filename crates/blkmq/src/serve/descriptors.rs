@@ -55,17 +55,19 @@ fn in_use() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(UNKNOWN_IN_USE, |all| all.count() as u64)
 }
 
-/// Descriptors that the daemon may need, clients' not counted.
+/// Descriptors that the daemon may need, clients' not counted. Each disk has one that tells of clients that have left.
 fn needed(config: &Config, reactors: usize) -> u64 {
     let to_servers = |source: &Source| match source {
         Source::Nbd(nbd) => nbd.connections.map_or(reactors, usize::from),
         _ => 0,
     };
     let servers: usize = config.disks.iter().map(|disk| to_servers(&disk.source)).sum();
-    let own = config.exports.len() + servers + reactors * FOR_A_REACTOR;
+    let own = config.exports.len() * FOR_AN_ADDRESS + config.disks.len() + servers + reactors * FOR_A_REACTOR;
     own as u64 + SPARE + u64::from(LEAVING_MAX)
 }
 
+/// The socket that listens, and a client for which there is no room yet.
+const FOR_AN_ADDRESS: usize = 2;
 /// A reactor's ring and a ring for polled devices, its bell, and as much again.
 const FOR_A_REACTOR: usize = 6;
 /// For what comes and goes: signals, connections to servers and paths that are made again.

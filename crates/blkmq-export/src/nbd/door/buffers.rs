@@ -2,11 +2,14 @@
 //! counts for nothing; small requests beyond that share further regions of the same size, and a large one has a region of its
 //! length. What counts is every page from its first use on, until its region is given back: so the memory that is taken is the
 //! memory that is counted, rounding and what is kept for later included.
+//!
+//! To unmap 32 MiB takes milliseconds. What is not needed any more goes back to the system in pieces, a few each turn, and counts
+//! until it has gone.
 
 use std::io;
 
 use super::memory::{ALLOWANCE, Account};
-use super::sys::{Buffer, Region};
+use super::sys::{Buffer, Region, Rest};
 
 /// The memory of one connection.
 #[derive(Debug)]
@@ -18,6 +21,8 @@ pub(super) struct Buffers {
     /// Regions that nobody uses now, kept for the next requests.
     spare: Vec<Region>,
     spare_bytes: usize,
+    /// On their way back to the system.
+    leaving: Vec<Rest>,
 }
 
 /// Why there is no memory for a request.
@@ -37,6 +42,7 @@ impl Buffers {
             shared: Vec::new(),
             spare: Vec::new(),
             spare_bytes: 0,
+            leaving: Vec::new(),
         }
     }
 
@@ -55,7 +61,10 @@ impl Buffers {
             return self.pay_for(buffer);
         }
         let region = Region::new(region_bytes(bytes)).map_err(Lack::OfTheSystems)?;
-        let buffer = self.pay_for(region.take(bytes).expect("a new region that is large enough"))?;
+        let buffer = region.take(bytes).expect("a new region that is large enough");
+        // The buffer alone keeps it from here on.
+        drop(region);
+        let buffer = self.pay_for(buffer)?;
         self.share(&buffer, bytes);
         Ok(buffer)
     }
@@ -94,6 +103,25 @@ impl Buffers {
         while let Some(region) = self.spare.pop() {
             self.spare_bytes -= region.touched_bytes();
             self.release(region);
+        }
+    }
+
+    /// Says whether memory is on its way back to the system.
+    pub(super) fn has_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// Gives memory back to the system that is not needed any more, for as long as so many bytes more `may` go.
+    pub(super) fn unmap(&mut self, mut may: impl FnMut(u64) -> bool) {
+        while let Some(rest) = self.leaving.pop() {
+            let bytes = rest.bytes().min(UNMAPPED_AT_ONCE);
+            if !may(bytes as u64) {
+                self.leaving.push(rest);
+                return;
+            }
+            let (touched, left) = rest.give_back(bytes);
+            self.leaving.extend(left);
+            self.account.give(touched as u64);
         }
     }
 
@@ -151,9 +179,13 @@ impl Buffers {
     }
 
     fn release(&mut self, region: Region) {
-        let bytes = region.touched_bytes() as u64;
-        drop(region);
-        self.account.give(bytes);
+        if region.touched_bytes() == 0 {
+            // Nobody has used it, so there is nothing to take time.
+            return;
+        }
+        let rest = region.into_rest();
+        debug_assert!(rest.is_some(), "a region that nobody uses has one owner");
+        self.leaving.extend(rest);
     }
 }
 
@@ -169,5 +201,7 @@ fn region_bytes(bytes: usize) -> usize {
 const REGION_BYTES: usize = ALLOWANCE as usize;
 /// The largest request for which a region to share is taken: of larger ones too much of it would be left over.
 const SMALL_BYTES: usize = 64 << 10;
+/// Bytes that are unmapped with one system call.
+const UNMAPPED_AT_ONCE: usize = 1 << 20;
 /// What a connection keeps for requests to come, in bytes, as long as memory is not short.
 const SPARE_BYTES_MAX: usize = 4 << 20;

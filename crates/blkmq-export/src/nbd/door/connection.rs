@@ -181,6 +181,17 @@ impl Connection {
         any_freed
     }
 
+    /// Gives memory back to the system that is not needed any more: as much in one turn as its group may have moved.
+    fn give_memory_back(&mut self, cx: &mut Cx<'_>) {
+        if let (true, Some(disk)) = (self.slots.has_leaving(), &self.disk) {
+            let group = disk.group;
+            self.slots.unmap(|bytes| cx.may_move(group, bytes));
+            if self.slots.has_leaving() {
+                self.come_again(cx);
+            }
+        }
+    }
+
     fn may_send(&self) -> bool {
         self.closing < Closing::Dead && !self.is_blocked && !self.is_waiting
     }
@@ -238,7 +249,10 @@ impl Service for Connection {
                     }
                 }
                 POLL_OUT => self.is_blocked = false,
-                AGAIN => self.comes_again = false,
+                AGAIN => {
+                    self.comes_again = false;
+                    self.give_memory_back(cx);
+                }
                 _ => {}
             }
         }
@@ -308,6 +322,7 @@ impl Service for Connection {
         }
         self.receive.begin_turn();
         self.watch_time(cx);
+        self.give_memory_back(cx);
     }
 
     fn busy(&self) -> bool {

@@ -24,6 +24,8 @@ pub(super) struct Slot {
     pub(super) buffer: Option<Buffer>,
     /// Bytes of the request that have been read or written already: a large one goes to the disk in pieces.
     pub(super) done: u64,
+    /// What has been read so far is nothing but zeroes.
+    pub(super) is_zero: bool,
 }
 
 impl Slots {
@@ -51,6 +53,18 @@ impl Slots {
         }
     }
 
+    /// Says whether memory is on its way back to the system.
+    pub(super) fn has_leaving(&self) -> bool {
+        self.buffers.as_ref().is_some_and(Buffers::has_leaving)
+    }
+
+    /// Gives memory back to the system that is not needed any more, for as long as so many bytes more `may` go.
+    pub(super) fn unmap(&mut self, may: impl FnMut(u64) -> bool) {
+        if let Some(buffers) = &mut self.buffers {
+            buffers.unmap(may);
+        }
+    }
+
     /// Begins a request, with a buffer of so many bytes.
     ///
     /// # Errors
@@ -64,6 +78,7 @@ impl Slots {
             request,
             buffer,
             done: 0,
+            is_zero: true,
         });
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -92,18 +107,6 @@ impl Slots {
             .as_ref()
             .expect("a request that is under way");
         slot.buffer.as_ref().expect("a read has a buffer").bytes()
-    }
-
-    /// Says whether a read that has ended brought nothing but zeroes. Other data mostly shows in the first bytes, so that
-    /// looking costs little; and what is zero costs a tenth of sending it.
-    ///
-    /// # Panics
-    /// As [`Slots::data`].
-    pub(super) fn reads_as_zeroes(&self, index: u32) -> bool {
-        let length = self.slots[index as usize]
-            .as_ref()
-            .map_or(0, |slot| slot.request.length as usize);
-        is_zero(&self.data(index)[..length])
     }
 
     /// Ends a request: its number and its buffer are free for the next.
@@ -145,6 +148,15 @@ impl Slot {
         let has_pieces = matches!(self.request.op, Op::Read | Op::Write);
         self.done += piece_bytes(self.request.length - self.done);
         has_pieces && self.done < self.request.length
+    }
+
+    /// Looks whether the piece of a read that has ended well brought nothing but zeroes. Other data mostly shows in the first bytes, so
+    /// that looking costs little; and what is zero costs a tenth of sending it.
+    pub(super) fn look_for_zeroes(&mut self) {
+        if let (Op::Read, true, Some(buffer)) = (self.request.op, self.is_zero, &self.buffer) {
+            let piece = self.done..self.done + piece_bytes(self.request.length - self.done);
+            self.is_zero = is_zero(&buffer.bytes()[piece.start as usize..piece.end as usize]);
+        }
     }
 
     /// Takes the buffer back from a bio that has ended.
@@ -192,6 +204,7 @@ mod tests {
             request,
             buffer: region.take(length as usize),
             done: 0,
+            is_zero: true,
         };
         let mut covered = Vec::new();
         loop {

@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::slice;
@@ -25,6 +24,14 @@ struct Mapping {
     taken: Cell<u64>,
     /// The pages that have ever been part of one, and so take memory, by the same bits.
     touched: Cell<u64>,
+}
+
+/// What is left of a region that nobody uses, on its way back to the system.
+#[derive(Debug)]
+pub(super) struct Rest {
+    mapping: Mapping,
+    /// Bytes of it that were touched.
+    touched_bytes: usize,
 }
 
 /// A piece of memory aligned for direct I/O. It holds zeroes or what was in it before.
@@ -90,6 +97,15 @@ impl Region {
         self.0.taken.get() == 0
     }
 
+    /// Makes it something to be given back piece by piece, if no clone and no buffer of it is left.
+    pub(super) fn into_rest(self) -> Option<Rest> {
+        let touched_bytes = self.touched_bytes();
+        Rc::into_inner(self.0).map(|mapping| Rest {
+            mapping,
+            touched_bytes,
+        })
+    }
+
     /// Says whether two are the same.
     pub(super) fn is(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
@@ -127,6 +143,32 @@ impl Region {
             fresh: bits & !touched,
             is_lent: false,
         })
+    }
+}
+
+impl Rest {
+    /// Bytes of its pages.
+    pub(super) fn bytes(&self) -> usize {
+        self.mapping.bytes
+    }
+
+    /// Gives its last `bytes` bytes back to the system, which are whole pages, or all that it has. Returns how many bytes that were
+    /// touched went, and what is left.
+    pub(super) fn give_back(mut self, bytes: usize) -> (usize, Option<Self>) {
+        let bytes = bytes.next_multiple_of(PAGE);
+        if bytes >= self.mapping.bytes {
+            return (self.touched_bytes, None);
+        }
+        let left = self.mapping.bytes - bytes;
+        // SAFETY: `left` is inside the mapping.
+        let end = unsafe { self.mapping.start.add(left) };
+        // SAFETY: these pages are the mapping's, which is ours and has no buffer any more; it ends before them from now on.
+        let unmapped = unsafe { munmap(end.as_ptr().cast(), bytes) };
+        debug_assert!(unmapped.is_ok(), "giving back what was mapped: {unmapped:?}");
+        self.mapping.bytes = left;
+        let touched = self.touched_bytes.min(bytes);
+        self.touched_bytes -= touched;
+        (touched, Some(self))
     }
 }
 
@@ -237,12 +279,6 @@ fn ones(count: usize) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
-/// Owns the descriptor that an accept completed with.
-pub(super) fn accepted(fd: RawFd) -> OwnedFd {
-    // SAFETY: the kernel made this descriptor for us, and nobody else has it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
 /// The unit of buffers, and what direct I/O needs at most.
 const PAGE: usize = 4096;
 /// Pages of a region that many buffers share.
@@ -322,6 +358,26 @@ mod tests {
         assert_eq!(region.touched_bytes(), region.bytes());
         drop(buffer);
         assert!(region.take(101 * PAGE + 1).is_none() && region.take(101 * PAGE).is_some());
+    }
+
+    #[test]
+    fn what_is_given_back_piece_by_piece_counts_once() {
+        let region = Region::new(100 * PAGE).unwrap();
+        let mut buffer = region.take(100 * PAGE).unwrap();
+        buffer.bytes_mut().fill(1);
+        let clone = region.clone();
+        assert!(clone.into_rest().is_none(), "others have it");
+        drop(buffer);
+        let (mut rest, mut pieces) = (region.into_rest(), Vec::new());
+        while let Some(left) = rest {
+            let (touched, next) = left.give_back(30 * PAGE);
+            pieces.push(touched / PAGE);
+            rest = next;
+        }
+        assert_eq!(pieces, [30, 30, 30, 10]);
+        let untouched = Region::new(100 * PAGE).unwrap().into_rest().unwrap();
+        let (touched, rest) = untouched.give_back(99 * PAGE);
+        assert_eq!((touched, rest.unwrap().bytes()), (0, PAGE));
     }
 
     #[test]
