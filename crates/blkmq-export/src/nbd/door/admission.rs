@@ -165,13 +165,16 @@ impl Connections {
         listener: impl FnOnce() -> Waker,
     ) -> Result<Ticket, NoRoom> {
         let mut state = self.lock();
-        if let Err(no_room) = state.make_room_at(self.max, address) {
-            match no_room {
-                NoRoom::Yet => state.listeners.push(listener()),
-                NoRoom::AtAll(_) => state.addresses[address as usize].refused += 1,
+        let displaced = match state.make_room_at(self.max, address) {
+            Ok(displaced) => displaced,
+            Err(no_room) => {
+                match no_room {
+                    NoRoom::Yet => state.listeners.push(listener()),
+                    NoRoom::AtAll(_) => state.addresses[address as usize].refused += 1,
+                }
+                return Err(no_room);
             }
-            return Err(no_room);
-        }
+        };
         state.open += 1;
         let of = &mut state.addresses[address as usize];
         of.open += 1;
@@ -179,10 +182,13 @@ impl Connections {
         let is_first = of.open == 1;
         state.users += u32::from(is_first);
         state.next += 1;
+        let number = state.next;
+        drop(state);
+        wake_all(displaced);
         Ok(Ticket {
             connections: Arc::clone(self),
             address,
-            number: state.next,
+            number,
             has_arrived: false,
             is_displaced: Arc::default(),
             group: None,
@@ -194,9 +200,11 @@ impl Connections {
         let mut state = self.lock();
         let addresses = 0..state.addresses.len() as u32;
         let most = addresses.max_by_key(|&address| state.of(address).count());
-        if let Some(address) = most {
-            while state.displace(address) {}
-        }
+        let displaced: Vec<Waker> = most
+            .map(|address| std::iter::from_fn(|| state.displace(address)).collect())
+            .unwrap_or_default();
+        drop(state);
+        wake_all(displaced);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -206,16 +214,16 @@ impl Connections {
 }
 
 impl State {
-    /// Sees to it that an address may have one more.
-    fn make_room_at(&mut self, max: u32, address: u32) -> Result<(), NoRoom> {
+    /// Sees to it that an address may have one more. Returns whom to wake: who makes room for it.
+    fn make_room_at(&mut self, max: u32, address: u32) -> Result<Option<Waker>, NoRoom> {
         if self.addresses[address as usize].arriving >= ARRIVING_MAX {
             return Err(NoRoom::Yet);
         }
         let Err(refusal) = self.room_at(max, address) else {
-            return Ok(());
+            return Ok(None);
         };
-        if self.displace(address) {
-            return Ok(());
+        if let Some(displaced) = self.displace(address) {
+            return Ok(Some(displaced));
         }
         // Those who arrive will select something, or can be displaced; so can others, when fewer are on their way out.
         let is_arriving = self.addresses[address as usize].arriving > 0;
@@ -274,27 +282,19 @@ impl State {
         self.negotiating.range(all).filter(move |_| is_wanted)
     }
 
-    fn wake_listeners(&mut self) {
-        for listener in self.listeners.drain(..) {
-            listener.wake();
-        }
-    }
-
     /// Has the one of an address that negotiates longest make room. Not too many at a time: they are open until their reactors close them.
-    fn displace(&mut self, address: u32) -> bool {
+    /// Returns whom to wake for it.
+    fn displace(&mut self, address: u32) -> Option<Waker> {
         if self.leaving >= LEAVING_MAX {
-            return false;
+            return None;
         }
-        let Some((&key, _)) = self.of(address).next() else {
-            return false;
-        };
+        let (&key, _) = self.of(address).next()?;
         let oldest = self.negotiating.remove(&key).expect("it was found there");
         // Release: pairs with the Acquire of the connection, which looks when it is woken.
         oldest.is_displaced.store(true, Ordering::Release);
-        oldest.waker.wake();
         self.leaving += 1;
         self.addresses[address as usize].displaced += 1;
-        true
+        Some(oldest.waker)
     }
 }
 
@@ -306,8 +306,10 @@ impl Ticket {
         self.has_arrived = true;
         let mut state = self.connections.lock();
         state.addresses[self.address as usize].arriving -= 1;
-        state.wake_listeners();
         state.negotiating.insert((self.address, self.number), negotiator);
+        let listeners = std::mem::take(&mut state.listeners);
+        drop(state);
+        wake_all(listeners);
     }
 
     /// Says whether it has to make room for another.
@@ -354,7 +356,9 @@ impl Drop for Ticket {
         }
         let is_last = of.open == 0;
         state.users -= u32::from(is_last);
-        state.wake_listeners();
+        let listeners = std::mem::take(&mut state.listeners);
+        drop(state);
+        wake_all(listeners);
     }
 }
 
@@ -369,6 +373,11 @@ impl fmt::Display for Refusal {
             ),
         }
     }
+}
+
+/// Wakes them, with no lock held: who is woken may run at once, in our place, and want it.
+fn wake_all(all: impl IntoIterator<Item = Waker>) {
+    all.into_iter().for_each(|waker| waker.wake());
 }
 
 /// What one of `users` may have while so many are free.

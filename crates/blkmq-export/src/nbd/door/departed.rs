@@ -52,11 +52,6 @@ impl<W> Departed<W> {
         Some(wait)
     }
 
-    /// Says whether somebody still waits.
-    pub(super) fn is_waiting(&self, wait: Wait) -> bool {
-        self.waiting.contains_key(&wait)
-    }
-
     /// Somebody waits no more.
     pub(super) fn give_up(&mut self, wait: Wait) {
         self.waiting.remove(&wait);
@@ -72,15 +67,13 @@ mod tests {
         let mut departed = Departed::new();
         assert_eq!(departed.wait(0, 'n'), None, "nobody has left");
         let (first, second) = (departed.add(), departed.add());
-        let wait = departed.wait(1, 'a').unwrap();
+        departed.wait(1, 'a').unwrap();
         departed.wait(2, 'b').unwrap();
         let third = departed.add();
         departed.wait(3, 'c').unwrap();
         assert_eq!(departed.end(third), [], "the others are still there");
         assert_eq!(departed.end(second), []);
-        assert!(departed.is_waiting(wait));
         assert_eq!(departed.end(first), ['a', 'b', 'c']);
-        assert!(!departed.is_waiting(wait));
         assert_eq!(departed.wait(4, 'd'), None);
     }
 

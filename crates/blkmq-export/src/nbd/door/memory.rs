@@ -148,7 +148,8 @@ impl Memory {
         }
         self.used.fetch_sub(bytes, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.wake_next(&mut self.lock());
+            let next = self.next_to_wake(&mut self.lock());
+            wake(next);
         }
     }
 
@@ -168,17 +169,17 @@ impl Memory {
         None
     }
 
-    fn wake_next(&self, line: &mut Line) {
-        if let Some((ticket, id)) = self.next(line) {
-            line.waiter(ticket, id).wake();
-        }
+    /// Returns whom to wake, if anybody can have its memory now and does not know it.
+    fn next_to_wake(&self, line: &mut Line) -> Option<Waker> {
+        let (ticket, id) = self.next(line)?;
+        line.waiter(ticket, id).to_wake()
     }
 
-    fn leave_line(&self, line: &mut Line, ticket: u64, id: GroupId) {
+    /// Returns whom to wake: there may be enough for the next, too.
+    fn leave_line(&self, line: &mut Line, ticket: u64, id: GroupId) -> Option<Waker> {
         line.remove(ticket, id);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        // There may be enough for the next, too.
-        self.wake_next(line);
+        self.next_to_wake(line)
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {
@@ -228,10 +229,17 @@ impl Line {
 }
 
 impl Waiter {
-    fn wake(&mut self) {
-        if !std::mem::replace(&mut self.is_woken, true) {
-            self.waker.wake();
-        }
+    /// Returns what to wake it with, once.
+    fn to_wake(&mut self) -> Option<Waker> {
+        let was_woken = std::mem::replace(&mut self.is_woken, true);
+        (!was_woken).then(|| self.waker.clone())
+    }
+}
+
+/// Wakes somebody, with no lock held: who is woken may run at once, in our place, and want it.
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
     }
 }
 
@@ -275,7 +283,8 @@ impl Account {
     pub(super) fn give_up(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let memory = &self.memory;
-            memory.leave_line(&mut memory.lock(), ticket, self.id);
+            let next = memory.leave_line(&mut memory.lock(), ticket, self.id);
+            wake(next);
         }
     }
 
@@ -312,7 +321,9 @@ impl Account {
         match memory.next(&line) {
             Some((next, _)) if next == ticket => {}
             Some((other, id)) => {
-                line.waiter(other, id).wake();
+                let other = line.waiter(other, id).to_wake();
+                drop(line);
+                wake(other);
                 return false;
             }
             None => return false,
@@ -320,7 +331,9 @@ impl Account {
         if !memory.try_take(&self.group, bytes) {
             return false;
         }
-        memory.leave_line(&mut line, ticket, self.id);
+        let next = memory.leave_line(&mut line, ticket, self.id);
+        drop(line);
+        wake(next);
         self.ticket = None;
         true
     }

@@ -37,7 +37,7 @@ struct OfDisk {
     by_name: BTreeMap<SessionName, Arc<Life>>,
     /// Looks at those who have not left, as far as is known.
     departures: Departures,
-    departed: Departed<Waker>,
+    departed: Departed<Waiter>,
 }
 
 /// One connection, as its disk knows it.
@@ -46,6 +46,14 @@ struct Member {
     life: Arc<Life>,
     /// From when on its client has left, or it takes nothing more.
     departure: Option<u64>,
+}
+
+/// Who waits for those who have left.
+#[derive(Clone, Debug)]
+struct Waiter {
+    waker: Waker,
+    /// Set before the waker is used: nobody is waited for any more.
+    may_go_on: Arc<AtomicBool>,
 }
 
 /// Why a connection gets no place.
@@ -87,7 +95,7 @@ pub(super) struct Place {
     number: u64,
     life: Arc<Life>,
     /// Some have to end first.
-    wait: Option<Wait>,
+    wait: Option<(Wait, Waiter)>,
 }
 
 impl Disks {
@@ -120,7 +128,12 @@ impl Disks {
             };
             of_disk.find_departed()?;
             of_disk.add(number, &life)?;
-            of_disk.departed.wait(number, waker.clone())
+            let waiter = Waiter {
+                waker: waker.clone(),
+                may_go_on: Arc::default(),
+            };
+            let wait = of_disk.departed.wait(number, waiter.clone());
+            wait.map(|wait| (wait, waiter))
         };
         Ok(Place {
             disks: Arc::clone(self),
@@ -139,17 +152,16 @@ impl Disks {
 impl Place {
     /// Says whether some have to end first.
     pub(super) fn must_wait(&mut self) -> bool {
-        let of_disks = self.disks.lock();
-        let departed = of_disks.get(&self.disk).map(|of_disk| &of_disk.departed);
-        self.wait = self
-            .wait
-            .filter(|wait| departed.is_some_and(|departed| departed.is_waiting(*wait)));
+        // Acquire: pairs with the Release where the last of those has ended.
+        self.wait
+            .take_if(|(_, waiter)| waiter.may_go_on.load(Ordering::Acquire));
         self.wait.is_some()
     }
 
     /// Nobody is waited for.
     pub(super) fn wait_for_nobody(&mut self) {
-        if let Some(wait) = self.wait.take()
+        if self.must_wait()
+            && let Some((wait, _)) = self.wait.take()
             && let Some(of_disk) = self.disks.lock().get_mut(&self.disk)
         {
             of_disk.departed.give_up(wait);
@@ -213,7 +225,7 @@ impl OfDisk {
     }
 
     /// Takes a connection off that has ended. Returns whom to wake.
-    fn remove(&mut self, number: u64) -> Vec<Waker> {
+    fn remove(&mut self, number: u64) -> Vec<Waiter> {
         let Some(Member { life, departure }) = self.by_number.remove(&number) else {
             return Vec::new();
         };
@@ -266,10 +278,10 @@ impl fmt::Display for Refusal {
 impl Drop for Place {
     fn drop(&mut self) {
         self.wait_for_nobody();
+        let (mut waiters, mut woken) = (Vec::new(), Vec::new());
         let mut connections = self.disks.lock();
         if let Some(of_disk) = connections.get_mut(&self.disk) {
-            let woken = of_disk.remove(self.number);
-            woken.iter().for_each(Waker::wake);
+            waiters = of_disk.remove(self.number);
             if of_disk.by_number.is_empty() {
                 connections.remove(&self.disk);
             }
@@ -277,9 +289,15 @@ impl Drop for Place {
         drop(connections);
         let mut end = self.life.lock();
         end.has_come = true;
-        for waker in std::mem::take(&mut end.wakers).into_values() {
-            waker.wake();
+        woken.extend(std::mem::take(&mut end.wakers).into_values());
+        drop(end);
+        for waiter in waiters {
+            // Release: pairs with the Acquire in `must_wait`.
+            waiter.may_go_on.store(true, Ordering::Release);
+            woken.push(waiter.waker);
         }
+        // With the locks given back: who is woken may run at once, in our place.
+        woken.iter().for_each(Waker::wake);
     }
 }
 
