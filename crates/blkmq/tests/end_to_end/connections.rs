@@ -139,6 +139,24 @@ fn the_limit_of_descriptors_is_raised_as_far_as_is_allowed() {
 }
 
 #[test]
+fn no_thread_waits_for_the_table_of_descriptors_to_grow() {
+    allow_many_files();
+    let scratch = Scratch::new();
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let size = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's");
+        let line = status.lines().find(|line| line.starts_with("FDSize:"));
+        let size = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        size.expect("the kernel tells the size of the table")
+    };
+    let before = size();
+    let clients = crowd(&scratch.path("nbd.sock"), 1200, true);
+    assert_eq!(size(), before, "with {} clients", clients.len());
+    drop(clients);
+    daemon.stop();
+}
+
+#[test]
 fn a_check_says_if_there_are_too_few_descriptors_for_what_is_configured() {
     let scratch = Scratch::new();
     let text = two_addresses(&scratch, "connections = 500\n");
