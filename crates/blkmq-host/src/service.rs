@@ -133,7 +133,7 @@ impl Cx<'_> {
     pub fn submit(&mut self, queue: QueueId, mut bio: Bio) -> Result<(), Bio> {
         bio.client = self.desk.index;
         let of = (queue, bio.group);
-        if bio.len >= LARGE_BYTES && bio.op.has_data() && !self.may_move(bio.group, bio.len) {
+        if bio.len >= LARGE_BYTES && bio.op.has_data() && !self.place.may_move(bio.group, bio.len) {
             self.desk.refused = Some(of);
             return Err(bio);
         }
@@ -146,12 +146,6 @@ impl Cx<'_> {
             Err(_) => self.desk.refused = Some(of),
         }
         submitted
-    }
-
-    /// Says whether so many bytes more of a group may be gone through in this turn, for what takes about as long as to copy them: what
-    /// is submitted counts, too. If not there is another turn at once.
-    pub fn may_move(&mut self, group: GroupId, bytes: u64) -> bool {
-        self.place.may_move(group, bytes)
     }
 
     /// How many bios it has submitted that have not ended.

@@ -16,7 +16,9 @@ mod log;
 mod lookup;
 mod losses;
 mod memory;
+mod payload;
 mod peer;
+mod pool;
 mod predecessors;
 mod receive;
 mod request;
@@ -26,6 +28,7 @@ mod transmit;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_host::disk::Disk;
@@ -50,6 +53,8 @@ pub struct Common {
     lookups: lookup::Lookups,
     /// Who has selected which disk.
     disks: Arc<predecessors::Disks>,
+    /// Somebody gives memory back that is kept for nobody.
+    has_trimmer: AtomicBool,
     /// Which instance of a server this is.
     instance: Option<u64>,
 }
@@ -87,6 +92,7 @@ impl Common {
             connections: Arc::new(Connections::new(connections_max)),
             lookups: lookup::Lookups::new(),
             disks: Arc::default(),
+            has_trimmer: AtomicBool::new(false),
             instance: identity::new_instance(),
         }
     }
@@ -123,6 +129,14 @@ pub fn serve(engine: &Engine, address: Address<'_>, common: &Arc<Common>) -> Res
     });
     let listener = listener::Listener::new(socket, door).map_err(ServeError::Socket)?;
     engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
+    // Relaxed: addresses are added by one thread.
+    if !common.has_trimmer.swap(true, Ordering::Relaxed) {
+        let memory = Arc::clone(&common.memory);
+        engine.add_service(
+            ReactorId(0),
+            Box::new(move || Box::new(pool::Trimmer::new(memory))),
+        );
+    }
     Ok(())
 }
 

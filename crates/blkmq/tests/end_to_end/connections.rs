@@ -144,7 +144,8 @@ fn no_thread_waits_for_the_table_of_descriptors_to_grow() {
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
     let size = || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's");
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's");
         let line = status.lines().find(|line| line.starts_with("FDSize:"));
         let size = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
         size.expect("the kernel tells the size of the table")

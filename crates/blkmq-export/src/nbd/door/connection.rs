@@ -76,8 +76,6 @@ pub(super) struct Connection {
     unread_since: Option<Instant>,
     half_since: Option<Instant>,
     draining_since: Option<Instant>,
-    /// Since when memory is kept for requests, and there are none.
-    spare_since: Option<Instant>,
     /// Messages that were taken whole, and how many there were when `half_since` was set.
     messages: u64,
     half_messages: u64,
@@ -139,7 +137,6 @@ impl Connection {
             unread_since: None,
             half_since: None,
             draining_since: None,
-            spare_since: None,
             messages: 0,
             half_messages: 0,
             started_at: Instant::default(),
@@ -179,17 +176,6 @@ impl Connection {
             }
         }
         any_freed
-    }
-
-    /// Gives memory back to the system that is not needed any more: as much in one turn as its group may have moved.
-    fn give_memory_back(&mut self, cx: &mut Cx<'_>) {
-        if let (true, Some(disk)) = (self.slots.has_leaving(), &self.disk) {
-            let group = disk.group;
-            self.slots.unmap(|bytes| cx.may_move(group, bytes));
-            if self.slots.has_leaving() {
-                self.come_again(cx);
-            }
-        }
     }
 
     fn may_send(&self) -> bool {
@@ -249,10 +235,7 @@ impl Service for Connection {
                     }
                 }
                 POLL_OUT => self.is_blocked = false,
-                AGAIN => {
-                    self.comes_again = false;
-                    self.give_memory_back(cx);
-                }
+                AGAIN => self.comes_again = false,
                 _ => {}
             }
         }
@@ -322,7 +305,6 @@ impl Service for Connection {
         }
         self.receive.begin_turn();
         self.watch_time(cx);
-        self.give_memory_back(cx);
     }
 
     fn busy(&self) -> bool {

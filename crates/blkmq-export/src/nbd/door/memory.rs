@@ -20,6 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blkmq_core::ids::GroupId;
 use blkmq_host::service::Waker;
 
+use super::pool::Pool;
+use super::sys::Chunk;
+
 /// The memory that the connections of all addresses share.
 #[derive(Debug)]
 pub struct Memory {
@@ -32,6 +35,8 @@ pub struct Memory {
     line: Mutex<Line>,
     /// Those whose connections have ever been served.
     groups: Mutex<BTreeMap<GroupId, Arc<Holding>>>,
+    /// What nobody uses and the system does not have back yet. With it all is within `bytes_max`.
+    pool: Pool,
 }
 
 /// What the connections of one group hold of the common memory, in bytes.
@@ -92,6 +97,7 @@ impl Memory {
             waiting: AtomicUsize::new(0),
             line: Mutex::default(),
             groups: Mutex::default(),
+            pool: Pool::default(),
         }
     }
 
@@ -103,6 +109,11 @@ impl Memory {
     /// How many bytes are taken.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// What is kept for requests to come.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// What `bytes` more for a group would be, at this moment.
@@ -272,11 +283,36 @@ impl Account {
         }
     }
 
-    /// Says whether others may need what this connection does not use at the moment.
-    pub(super) fn is_short(&self) -> bool {
+    /// Takes regions that are kept, as many as there are and `most` at most, to be used for bytes that were taken.
+    pub(super) fn take_kept(&self, most: usize) -> Vec<Chunk> {
+        self.memory.pool.take(most)
+    }
+
+    /// Takes one that is kept, with the bytes that it has already, if there are so many.
+    pub(super) fn take_kept_whole(&mut self) -> Option<Chunk> {
+        let chunk = self.memory.pool.take(1).pop()?;
+        let bytes = chunk.touched_bytes() as u64;
+        if !self.memory.try_take(&self.group, bytes) {
+            self.memory.pool.put(vec![chunk]);
+            return None;
+        }
+        self.held += bytes;
+        Some(chunk)
+    }
+
+    /// Gives regions back, and what was taken for them.
+    pub(super) fn keep(&mut self, chunks: Vec<Chunk>) {
+        let bytes = chunks.iter().map(|chunk| chunk.touched_bytes() as u64).sum();
+        if bytes > 0 {
+            self.memory.pool.put(chunks);
+            self.give(bytes);
+        }
+    }
+
+    /// Memory was touched for the first time: as much goes back of what is kept, if all would be too much.
+    pub(super) fn make_fit(&self) {
         let memory = &self.memory;
-        // Relaxed: a late look keeps something a moment longer.
-        memory.waiting.load(Ordering::Relaxed) > 0 || memory.used() > memory.bytes_max / 2
+        while memory.used() + memory.pool.bytes() > memory.bytes_max && !memory.pool.take(1).is_empty() {}
     }
 
     /// Gives its place in the line up: the request that waited there is not wanted any more.

@@ -26,13 +26,9 @@ struct Mapping {
     touched: Cell<u64>,
 }
 
-/// What is left of a region that nobody uses, on its way back to the system.
+/// A region that nobody uses, on no thread.
 #[derive(Debug)]
-pub(super) struct Rest {
-    mapping: Mapping,
-    /// Bytes of it that were touched.
-    touched_bytes: usize,
-}
+pub(super) struct Chunk(Mapping);
 
 /// A piece of memory aligned for direct I/O. It holds zeroes or what was in it before.
 #[derive(Debug)]
@@ -76,20 +72,15 @@ impl Region {
     }
 
     /// Bytes of its pages, touched or not.
-    pub(super) fn bytes(&self) -> usize {
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
         self.0.bytes
     }
 
     /// Bytes of the pages that have ever been part of a buffer.
-    pub(super) fn touched_bytes(&self) -> usize {
-        self.bytes_of(self.0.touched.get())
-    }
-
-    fn bytes_of(&self, bits: u64) -> usize {
-        if self.0.bytes / PAGE > PAGES_MAX {
-            return if bits == 0 { 0 } else { self.0.bytes };
-        }
-        bits.count_ones() as usize * PAGE
+    #[cfg(test)]
+    fn touched_bytes(&self) -> usize {
+        self.0.touched_bytes()
     }
 
     /// Says whether no buffer is taken from it.
@@ -97,13 +88,9 @@ impl Region {
         self.0.taken.get() == 0
     }
 
-    /// Makes it something to be given back piece by piece, if no clone and no buffer of it is left.
-    pub(super) fn into_rest(self) -> Option<Rest> {
-        let touched_bytes = self.touched_bytes();
-        Rc::into_inner(self.0).map(|mapping| Rest {
-            mapping,
-            touched_bytes,
-        })
+    /// Takes it off its thread, if nobody else has a part in it.
+    pub(super) fn into_chunk(self) -> Option<Chunk> {
+        Rc::into_inner(self.0).map(Chunk)
     }
 
     /// Says whether two are the same.
@@ -146,31 +133,33 @@ impl Region {
     }
 }
 
-impl Rest {
-    /// Bytes of its pages.
-    pub(super) fn bytes(&self) -> usize {
-        self.mapping.bytes
+impl Mapping {
+    fn touched_bytes(&self) -> usize {
+        self.bytes_of(self.touched.get())
     }
 
-    /// Gives its last `bytes` bytes back to the system, which are whole pages, or all that it has. Returns how many bytes that were
-    /// touched went, and what is left.
-    pub(super) fn give_back(mut self, bytes: usize) -> (usize, Option<Self>) {
-        let bytes = bytes.next_multiple_of(PAGE);
-        if bytes >= self.mapping.bytes {
-            return (self.touched_bytes, None);
+    fn bytes_of(&self, bits: u64) -> usize {
+        if self.bytes / PAGE > PAGES_MAX {
+            return if bits == 0 { 0 } else { self.bytes };
         }
-        let left = self.mapping.bytes - bytes;
-        // SAFETY: `left` is inside the mapping.
-        let end = unsafe { self.mapping.start.add(left) };
-        // SAFETY: these pages are the mapping's, which is ours and has no buffer any more; it ends before them from now on.
-        let unmapped = unsafe { munmap(end.as_ptr().cast(), bytes) };
-        debug_assert!(unmapped.is_ok(), "giving back what was mapped: {unmapped:?}");
-        self.mapping.bytes = left;
-        let touched = self.touched_bytes.min(bytes);
-        self.touched_bytes -= touched;
-        (touched, Some(self))
+        bits.count_ones() as usize * PAGE
     }
 }
+
+impl Chunk {
+    /// Has this thread use it.
+    pub(super) fn into_region(self) -> Region {
+        Region(Rc::new(self.0))
+    }
+
+    /// Bytes of the pages that have ever been part of a buffer.
+    pub(super) fn touched_bytes(&self) -> usize {
+        self.0.touched_bytes()
+    }
+}
+
+// SAFETY: the mapping has no other owner, so no buffer and no bio reaches its pages; nothing of it belongs to a thread.
+unsafe impl Send for Chunk {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
@@ -188,7 +177,7 @@ impl Buffer {
 
     /// Bytes of the pages that no buffer had before this one.
     pub(super) fn fresh_bytes(&self) -> usize {
-        self.region.bytes_of(self.fresh)
+        self.region.0.bytes_of(self.fresh)
     }
 
     /// Gives it back as if it had not been taken: nobody has touched it.
@@ -200,6 +189,11 @@ impl Buffer {
     /// The region that it is taken from.
     pub(super) fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// Says whether it is lent.
+    pub(super) fn is_lent(&self) -> bool {
+        self.is_lent
     }
 
     /// Lends `len` bytes from `from` on to a bio, until [`Buffer::take_back`].
@@ -361,23 +355,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_piece_by_piece_counts_once() {
-        let region = Region::new(100 * PAGE).unwrap();
-        let mut buffer = region.take(100 * PAGE).unwrap();
-        buffer.bytes_mut().fill(1);
-        let clone = region.clone();
-        assert!(clone.into_rest().is_none(), "others have it");
+    fn a_region_goes_to_another_thread_with_what_was_touched_when_nobody_has_a_part_in_it() {
+        let region = Region::new(4 * PAGE).unwrap();
+        let buffer = region.take(3 * PAGE).unwrap();
+        assert!(buffer.region().clone().into_chunk().is_none(), "it is used");
         drop(buffer);
-        let (mut rest, mut pieces) = (region.into_rest(), Vec::new());
-        while let Some(left) = rest {
-            let (touched, next) = left.give_back(30 * PAGE);
-            pieces.push(touched / PAGE);
-            rest = next;
-        }
-        assert_eq!(pieces, [30, 30, 30, 10]);
-        let untouched = Region::new(100 * PAGE).unwrap().into_rest().unwrap();
-        let (touched, rest) = untouched.give_back(99 * PAGE);
-        assert_eq!((touched, rest.unwrap().bytes()), (0, PAGE));
+        let chunk = region.into_chunk().unwrap();
+        let touched = std::thread::spawn(move || {
+            let region = chunk.into_region();
+            region.take(4 * PAGE).unwrap().bytes_mut()[4 * PAGE - 1] = 1;
+            region.touched_bytes()
+        });
+        assert_eq!(touched.join().unwrap(), 4 * PAGE);
     }
 
     #[test]

@@ -86,8 +86,6 @@ impl Connection {
         self.abandon_filling();
         self.starved = None;
         self.slots.give_up();
-        self.slots.release_spare();
-        self.give_memory_back(cx);
         if self.is_polling && self.is_at_end() {
             self.is_polling = false;
             cx.port().push_cancel(POLL_IN, CANCEL);
@@ -97,11 +95,8 @@ impl Connection {
         }
     }
 
-    /// Says whether everything begun is finished and sent, or has nobody to be sent to, and its memory has gone back.
+    /// Says whether everything begun is finished and sent, or has nobody to be sent to.
     pub(super) fn is_at_end(&self) -> bool {
-        self.slots.len() == 0
-            && self.transmit.is_empty()
-            && self.refused.is_empty()
-            && !self.slots.has_leaving()
+        self.slots.len() == 0 && self.transmit.is_empty() && self.refused.is_empty()
     }
 }
