@@ -117,13 +117,27 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
     }
 }
 
-const MUTANTS: [Mutant; 5] = [
+const MUTANTS: [Mutant; 7] = [
     Mutant {
         name: "nbd_memory",
         what: "payload takes memory without a limit",
         attack: "unread",
         setting: "short-memory",
         is_slow: false,
+    },
+    Mutant {
+        name: "silent_clients",
+        what: "clients that say nothing make no room for others",
+        attack: "crowd",
+        setting: "ordinary",
+        is_slow: false,
+    },
+    Mutant {
+        name: "moved",
+        what: "one group may have any amount of data moved, and memory given back, in one turn",
+        attack: "unread",
+        setting: "ordinary",
+        is_slow: true,
     },
     Mutant {
         name: "descriptor_leak",

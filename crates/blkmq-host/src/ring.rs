@@ -328,12 +328,6 @@ impl Port {
         self.ring.push(self.id, entry.build(), user);
     }
 
-    /// Accepts connections on a listening socket, one completion each, until cancelled.
-    pub fn push_accept(&self, listener: RawFd, user: u64) {
-        let entry = opcode::AcceptMulti::new(types::Fd(listener)).flags(libc::SOCK_CLOEXEC);
-        self.ring.push(self.id, entry.build(), user);
-    }
-
     /// Cancels this port's entry with user data `target`; both complete.
     pub fn push_cancel(&self, target: u64, user: u64) {
         let target = u64::from(self.id) << PORT_SHIFT | target;

@@ -168,7 +168,8 @@ elevator sees all tenants of the drive.
 
 For each disk and address one line is printed with what to give to a client,
 then `ready`. SIGTERM or SIGINT: finishes what is under way, exits with 0; a
-second one ends at once. SIGUSR1: the statistics, on standard error.
+second one ends at once. SIGUSR1: the statistics, on standard error. SIGHUP:
+nothing changes.
 
 Examples:
   blkmq serve --disk name=vm1,file=vm1.raw,size=8G --nbd unix:/run/vm1.sock

@@ -20,7 +20,7 @@ use blkmq_export::nbd::door::{self, AddressLimits, Common};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
@@ -37,7 +37,7 @@ use placeholder::Placeholders;
 pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     let config = configuration(args)?;
     // Before anything is opened, so that no signal finds the default action once `ready` is printed.
-    let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("signals cannot be handled")?;
+    let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("signals cannot be handled")?;
     if args.check {
         return check(&config);
     }
@@ -165,12 +165,17 @@ impl Daemon {
         writeln!(out, "ready")?;
         out.flush()?;
         for signal in signals.forever() {
-            if signal != SIGUSR1 {
-                break;
+            match signal {
+                SIGUSR1 => {
+                    let mut report = report::statistics(&self.engine.control());
+                    report += &report::connections(&self.common);
+                    log.print_long(&report, REPORT_WAIT_MAX);
+                }
+                SIGHUP => {
+                    tracing::warn!("SIGHUP: nothing changes; the configuration is read at the start alone")
+                }
+                _ => break,
             }
-            let mut report = report::statistics(&self.engine.control());
-            report += &report::connections(&self.common);
-            log.print_long(&report, REPORT_WAIT_MAX);
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");
         end_at_once_on_the_next(signals);
@@ -228,7 +233,7 @@ fn served<'a>(
 fn end_at_once_on_the_next(mut signals: Signals) {
     thread::spawn(move || {
         for signal in signals.forever() {
-            if signal != SIGUSR1 {
+            if !matches!(signal, SIGUSR1 | SIGHUP) {
                 std::process::exit(128 + signal);
             }
         }

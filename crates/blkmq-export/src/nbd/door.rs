@@ -9,13 +9,16 @@
 mod admission;
 mod buffers;
 mod connection;
+mod departed;
 mod departures;
 mod listener;
 mod log;
 mod lookup;
 mod losses;
 mod memory;
+mod payload;
 mod peer;
+mod pool;
 mod predecessors;
 mod receive;
 mod request;
@@ -25,6 +28,7 @@ mod transmit;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_host::disk::Disk;
@@ -49,6 +53,8 @@ pub struct Common {
     lookups: lookup::Lookups,
     /// Who has selected which disk.
     disks: Arc<predecessors::Disks>,
+    /// Somebody gives memory back that is kept for nobody.
+    has_trimmer: AtomicBool,
     /// Which instance of a server this is.
     instance: Option<u64>,
 }
@@ -86,6 +92,7 @@ impl Common {
             connections: Arc::new(Connections::new(connections_max)),
             lookups: lookup::Lookups::new(),
             disks: Arc::default(),
+            has_trimmer: AtomicBool::new(false),
             instance: identity::new_instance(),
         }
     }
@@ -120,10 +127,16 @@ pub fn serve(engine: &Engine, address: Address<'_>, common: &Arc<Common>) -> Res
         address: common.connections.add_address(admitted, groups.len() as u32),
         log: log::Log::default(),
     });
-    engine.add_service(
-        ReactorId(0),
-        Box::new(move || Box::new(listener::Listener::new(socket, door))),
-    );
+    let listener = listener::Listener::new(socket, door).map_err(ServeError::Socket)?;
+    engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
+    // Relaxed: addresses are added by one thread.
+    if !common.has_trimmer.swap(true, Ordering::Relaxed) {
+        let memory = Arc::clone(&common.memory);
+        engine.add_service(
+            ReactorId(0),
+            Box::new(move || Box::new(pool::Trimmer::new(memory))),
+        );
+    }
     Ok(())
 }
 
@@ -133,6 +146,9 @@ pub enum ServeError {
     /// A limit is out of its range.
     #[error(transparent)]
     Limit(#[from] super::limits::LimitError),
+    /// The socket cannot be listened at.
+    #[error("the socket cannot be asked for clients: {0}")]
+    Socket(#[source] std::io::Error),
     /// The largest request would wait for ever.
     #[error("memory of {bytes} bytes for NBD payload rejected: must hold one request, {payload} bytes")]
     Memory {

@@ -267,8 +267,9 @@ const CLIENT_READ: u64 = 64 << 10;
 /// A client that never rests would take a whole processor, which is not the daemon's to share out.
 const CLIENT_PAUSE: Duration = Duration::from_millis(2);
 /// SIGUSR1 has the daemon print its statistics; the others are to be nothing to it.
-const SURVIVED: [Signal; 5] = [
+const SURVIVED: [Signal; 6] = [
     Signal::USR1,
+    Signal::HUP,
     Signal::PIPE,
     Signal::CHILD,
     Signal::URG,

@@ -4,7 +4,8 @@
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use blkmq_export::nbd::door::LEAVING_MAX;
+use blkmq_export::nbd::door::{CONNECTIONS_MAX, LEAVING_MAX};
+use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::config::{Config, Source};
 
@@ -26,7 +27,21 @@ pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
             kept + u64::from(wanted)
         );
     }
-    Ok(config.nbd_connections.unwrap_or(left))
+    let max = config.nbd_connections.unwrap_or(left);
+    let most = |export: &crate::config::ExportSpec| export.connections.unwrap_or(CONNECTIONS_MAX);
+    let addresses = config.exports.iter().map(most).fold(0, u32::saturating_add);
+    make_room(kept + u64::from(addresses.min(max)));
+    Ok(max)
+}
+
+/// Has the kernel make its table of our descriptors as long as it can get. It would grow by and by, and each time whoever opens
+/// the one descriptor too many waits for 10 ms or more (an RCU grace period, since other threads use the table): a thread that serves.
+fn make_room(descriptors: u64) {
+    let last = i32::try_from(descriptors).unwrap_or(i32::MAX) - 1;
+    // That there is none so large is not the end: the table grows later then.
+    if let Err(error) = fcntl_dupfd_cloexec(std::io::stderr(), last) {
+        tracing::debug!("no room for {descriptors} descriptors was made: {error}");
+    }
 }
 
 /// Raises the limit of descriptors as far as is allowed without privileges. Returns what it is then.
@@ -55,17 +70,19 @@ fn in_use() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(UNKNOWN_IN_USE, |all| all.count() as u64)
 }
 
-/// Descriptors that the daemon may need, clients' not counted.
+/// Descriptors that the daemon may need, clients' not counted. Each disk has one that tells of clients that have left.
 fn needed(config: &Config, reactors: usize) -> u64 {
     let to_servers = |source: &Source| match source {
         Source::Nbd(nbd) => nbd.connections.map_or(reactors, usize::from),
         _ => 0,
     };
     let servers: usize = config.disks.iter().map(|disk| to_servers(&disk.source)).sum();
-    let own = config.exports.len() + servers + reactors * FOR_A_REACTOR;
+    let own = config.exports.len() * FOR_AN_ADDRESS + config.disks.len() + servers + reactors * FOR_A_REACTOR;
     own as u64 + SPARE + u64::from(LEAVING_MAX)
 }
 
+/// The socket that listens, and a client for which there is no room yet.
+const FOR_AN_ADDRESS: usize = 2;
 /// A reactor's ring and a ring for polled devices, its bell, and as much again.
 const FOR_A_REACTOR: usize = 6;
 /// For what comes and goes: signals, connections to servers and paths that are made again.

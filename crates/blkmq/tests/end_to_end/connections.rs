@@ -94,6 +94,37 @@ fn a_client_that_says_nothing_makes_room_for_one_that_does() {
 }
 
 #[test]
+fn clients_that_say_nothing_make_room_for_as_many_as_come_at_once_and_no_more_are_accepted_than_there_is_room_for()
+ {
+    allow_many_files();
+    let scratch = Scratch::new();
+    let text = two_addresses(&scratch, "connections = 64\n");
+    std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
+    let daemon = Daemon::spawn(limited(256, 256, &["-c", &scratch.word("blkmq.toml")]));
+    let socket = scratch.path("one.sock");
+    let silent = crowd(&socket, 64, true);
+    // All of them are there when the daemon looks again.
+    daemon.signal(Signal::STOP);
+    let connect = |_| UnixStream::connect(&socket).expect("the kernel keeps those who come");
+    let mut burst: Vec<UnixStream> = (0..1000).map(connect).collect();
+    daemon.signal(Signal::CONT);
+    serves(&socket, "one");
+    for (number, client) in burst.iter_mut().enumerate() {
+        client
+            .set_read_timeout(Some(ANSWER_MAX))
+            .expect("a timeout may be set");
+        let mut greeting = [0; 18];
+        let greeted = client.read_exact(&mut greeting);
+        assert!(greeted.is_ok(), "client {number} of the burst: {greeted:?}");
+    }
+    let said = daemon.said();
+    assert!(!said.contains("no connection can be accepted"), "{said}");
+    assert!(!said.contains("connection refused"), "{said}");
+    drop(silent);
+    daemon.stop();
+}
+
+#[test]
 fn the_limit_of_descriptors_is_raised_as_far_as_is_allowed() {
     allow_many_files();
     let scratch = Scratch::new();
@@ -103,6 +134,25 @@ fn the_limit_of_descriptors_is_raised_as_far_as_is_allowed() {
     let clients: Vec<Client> = (0..200)
         .map(|_| Client::connect(&scratch.path("nbd.sock"), "vm1").expect("there are descriptors for it"))
         .collect();
+    drop(clients);
+    daemon.stop();
+}
+
+#[test]
+fn no_thread_waits_for_the_table_of_descriptors_to_grow() {
+    allow_many_files();
+    let scratch = Scratch::new();
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let size = || {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's");
+        let line = status.lines().find(|line| line.starts_with("FDSize:"));
+        let size = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        size.expect("the kernel tells the size of the table")
+    };
+    let before = size();
+    let clients = crowd(&scratch.path("nbd.sock"), 1200, true);
+    assert_eq!(size(), before, "with {} clients", clients.len());
     drop(clients);
     daemon.stop();
 }

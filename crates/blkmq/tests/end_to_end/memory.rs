@@ -3,7 +3,10 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
 use crate::common::nbd::{Client, Command};
+use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
 
 #[test]
@@ -74,6 +77,47 @@ fn idle_connections_take_little_whoever_has_been_there_before() {
         settled_kib(&daemon, Duration::from_millis(100));
     }
     daemon.stop();
+}
+
+#[test]
+fn memory_that_the_system_refuses_ends_the_connection_that_asked_for_it_and_nothing_else() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=64M"]);
+    let socket = scratch.path("nbd.sock");
+    let connect = || Client::connect(&socket, "vm1").expect("the daemon serves it");
+    let mut neighbour = connect();
+    neighbour.write(0, &block(0, 1)).expect("a write");
+    let mut greedy = connect();
+    greedy.read(0, 512).expect("a read");
+    refuse_more_than(&daemon, 16 << 20);
+    let sent = greedy.send(Command::Read, 0, 0, 32 << 20, &[]);
+    sent.expect("a request is taken");
+    greedy.reply().expect_err("there is no memory for it");
+    assert!(
+        daemon.wait_for(LONG, |line| line.contains("no memory for a request")),
+        "nothing tells of it:\n{}",
+        daemon.said()
+    );
+    assert!(neighbour.read(0, BLOCK).expect("a read") == block(0, 1));
+    let length = connect()
+        .read(0, 8 << 20)
+        .expect("there is memory for that")
+        .len();
+    assert_eq!(length, 8 << 20);
+    daemon.stop();
+}
+
+/// Has the system refuse the daemon more than so many bytes beyond what it has.
+fn refuse_more_than(daemon: &Daemon, bytes: u64) {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's");
+    let line = status.lines().find(|line| line.starts_with("VmData:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    let limit = kib.expect("the kernel tells the size of data") * 1024 + bytes;
+    let limit = Rlimit {
+        current: Some(limit),
+        maximum: Some(limit),
+    };
+    prlimit(Pid::from_raw(daemon.id() as i32), Resource::Data, limit).expect("our own child can be limited");
 }
 
 /// Sends reads of all sizes, more than there is memory for, and takes no replies.

@@ -64,6 +64,27 @@ fn requests_in_flight_at_sigterm_are_answered() {
 }
 
 #[test]
+fn sighup_changes_nothing_and_is_spoken_of() {
+    let scratch = Scratch::new();
+    let mut daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
+    client.write(0, &block(0, 1)).expect("a write");
+    for _ in 0..2 {
+        daemon.signal(Signal::HUP);
+    }
+    assert!(
+        daemon.wait_for(Duration::from_secs(10), |line| line
+            .contains("SIGHUP: nothing changes")),
+        "nothing tells of it:\n{}",
+        daemon.said()
+    );
+    assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended_within(Duration::from_secs(10));
+    assert_eq!(status.code(), Some(0), "{status}; it said:\n{}", daemon.said());
+}
+
+#[test]
 fn a_second_sigterm_ends_at_once_what_the_first_one_waits_for() {
     let scratch = Scratch::new();
     // A request that is in flight for longer than anybody waits.

@@ -7,7 +7,8 @@
 //! the same rule (as with memory, see `memory`). With one address, or one group at it, there is nobody to leave anything for.
 //!
 //! A client that has not selected a disk yet has no claim: where an address is full, the one that has negotiated longest makes
-//! room for the one that comes. So clients that connect and say nothing keep nobody out, whatever their deadline.
+//! room for the one that comes. So clients that connect and say nothing keep nobody out, whatever their deadline. Few are on
+//! their way out or in at a time; who comes meanwhile waits, where the kernel keeps clients that nobody has accepted.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -63,6 +64,8 @@ struct State {
     next: u64,
     /// Displaced ones that are still open.
     leaving: u32,
+    /// Listeners that somebody waits at.
+    listeners: Vec<Waker>,
 }
 
 #[derive(Debug)]
@@ -71,6 +74,8 @@ struct Address {
     /// How many groups have disks here.
     groups: u32,
     open: u32,
+    /// Those of them that their reactors have not begun to serve.
+    arriving: u32,
     /// Connections that have selected a disk, by its group; none with 0.
     selected: BTreeMap<GroupId, u32>,
     refused: u64,
@@ -89,9 +94,19 @@ pub(super) struct Ticket {
     connections: Arc<Connections>,
     address: u32,
     number: u64,
+    has_arrived: bool,
     /// It has to make room: set before its waker is used.
     is_displaced: Arc<AtomicBool>,
     group: Option<GroupId>,
+}
+
+/// Why a client that was accepted is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoRoom {
+    /// There will be room for it, or it will be known that there is none: its listener is woken then.
+    Yet,
+    /// It is to be closed.
+    AtAll(Refusal),
 }
 
 /// Why a connection is closed: what its address or its group has already, and whether that is its limit or its share.
@@ -132,6 +147,7 @@ impl Connections {
             limits,
             groups,
             open: 0,
+            arriving: 0,
             selected: BTreeMap::new(),
             refused: 0,
             displaced: 0,
@@ -139,28 +155,41 @@ impl Connections {
         state.addresses.len() as u32 - 1
     }
 
-    /// Counts a connection that was accepted; another may have to make room for it.
+    /// Counts a connection that was accepted; another may have to make room for it. `listener` is woken if it has to wait.
     ///
     /// # Errors
-    /// If there is no room, and nobody to make any.
-    pub(super) fn admit(self: &Arc<Self>, address: u32) -> Result<Ticket, Refusal> {
+    /// If there is no room yet, or none and nobody to make any.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        address: u32,
+        listener: impl FnOnce() -> Waker,
+    ) -> Result<Ticket, NoRoom> {
         let mut state = self.lock();
-        if let Err(refusal) = state.room_at(self.max, address)
-            && !state.displace(address)
-        {
-            state.addresses[address as usize].refused += 1;
-            return Err(refusal);
-        }
+        let displaced = match state.make_room_at(self.max, address) {
+            Ok(displaced) => displaced,
+            Err(no_room) => {
+                match no_room {
+                    NoRoom::Yet => state.listeners.push(listener()),
+                    NoRoom::AtAll(_) => state.addresses[address as usize].refused += 1,
+                }
+                return Err(no_room);
+            }
+        };
         state.open += 1;
         let of = &mut state.addresses[address as usize];
         of.open += 1;
+        of.arriving += 1;
         let is_first = of.open == 1;
         state.users += u32::from(is_first);
         state.next += 1;
+        let number = state.next;
+        drop(state);
+        wake_all(displaced);
         Ok(Ticket {
             connections: Arc::clone(self),
             address,
-            number: state.next,
+            number,
+            has_arrived: false,
             is_displaced: Arc::default(),
             group: None,
         })
@@ -171,9 +200,11 @@ impl Connections {
         let mut state = self.lock();
         let addresses = 0..state.addresses.len() as u32;
         let most = addresses.max_by_key(|&address| state.of(address).count());
-        if let Some(address) = most {
-            while state.displace(address) {}
-        }
+        let displaced: Vec<Waker> = most
+            .map(|address| std::iter::from_fn(|| state.displace(address)).collect())
+            .unwrap_or_default();
+        drop(state);
+        wake_all(displaced);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -183,6 +214,25 @@ impl Connections {
 }
 
 impl State {
+    /// Sees to it that an address may have one more. Returns whom to wake: who makes room for it.
+    fn make_room_at(&mut self, max: u32, address: u32) -> Result<Option<Waker>, NoRoom> {
+        if self.addresses[address as usize].arriving >= ARRIVING_MAX {
+            return Err(NoRoom::Yet);
+        }
+        let Err(refusal) = self.room_at(max, address) else {
+            return Ok(None);
+        };
+        if let Some(displaced) = self.displace(address) {
+            return Ok(Some(displaced));
+        }
+        // Those who arrive will select something, or can be displaced; so can others, when fewer are on their way out.
+        let is_arriving = self.addresses[address as usize].arriving > 0;
+        if is_arriving || self.of(address).next().is_some() {
+            return Err(NoRoom::Yet);
+        }
+        Err(NoRoom::AtAll(refusal))
+    }
+
     /// Says whether an address may have one more.
     fn room_at(&self, max: u32, address: u32) -> Result<(), Refusal> {
         let of = &self.addresses[address as usize];
@@ -227,34 +277,39 @@ impl State {
     }
 
     fn of(&self, address: u32) -> impl Iterator<Item = (&(u32, u64), &Negotiator)> {
-        self.negotiating.range((address, 0)..=(address, u64::MAX))
+        let all = (address, 0)..=(address, u64::MAX);
+        let is_wanted = !cfg!(blkmq_mutant = "silent_clients");
+        self.negotiating.range(all).filter(move |_| is_wanted)
     }
 
     /// Has the one of an address that negotiates longest make room. Not too many at a time: they are open until their reactors close them.
-    fn displace(&mut self, address: u32) -> bool {
+    /// Returns whom to wake for it.
+    fn displace(&mut self, address: u32) -> Option<Waker> {
         if self.leaving >= LEAVING_MAX {
-            return false;
+            return None;
         }
-        let Some((&key, _)) = self.of(address).next() else {
-            return false;
-        };
+        let (&key, _) = self.of(address).next()?;
         let oldest = self.negotiating.remove(&key).expect("it was found there");
         // Release: pairs with the Acquire of the connection, which looks when it is woken.
         oldest.is_displaced.store(true, Ordering::Release);
-        oldest.waker.wake();
         self.leaving += 1;
         self.addresses[address as usize].displaced += 1;
-        true
+        Some(oldest.waker)
     }
 }
 
 impl Ticket {
     /// The connection lives on its reactor, and may be told to make room with `waker`.
-    pub(super) fn arrive(&self, waker: Waker) {
+    pub(super) fn arrive(&mut self, waker: Waker) {
         let is_displaced = Arc::clone(&self.is_displaced);
         let negotiator = Negotiator { is_displaced, waker };
+        self.has_arrived = true;
         let mut state = self.connections.lock();
+        state.addresses[self.address as usize].arriving -= 1;
         state.negotiating.insert((self.address, self.number), negotiator);
+        let listeners = std::mem::take(&mut state.listeners);
+        drop(state);
+        wake_all(listeners);
     }
 
     /// Says whether it has to make room for another.
@@ -290,6 +345,7 @@ impl Drop for Ticket {
         state.open -= 1;
         let of = &mut state.addresses[self.address as usize];
         of.open -= 1;
+        of.arriving -= u32::from(!self.has_arrived);
         if let Some(group) = self.group
             && let Some(held) = of.selected.get_mut(&group)
         {
@@ -300,6 +356,9 @@ impl Drop for Ticket {
         }
         let is_last = of.open == 0;
         state.users -= u32::from(is_last);
+        let listeners = std::mem::take(&mut state.listeners);
+        drop(state);
+        wake_all(listeners);
     }
 }
 
@@ -316,6 +375,11 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// Wakes them, with no lock held: who is woken may run at once, in our place, and want it.
+fn wake_all(all: impl IntoIterator<Item = Waker>) {
+    all.into_iter().for_each(|waker| waker.wake());
+}
+
 /// What one of `users` may have while so many are free.
 fn share(free: u32, users: u32) -> u32 {
     (free / (users + ROOM_FOR)).max(SHARE_MIN)
@@ -326,6 +390,8 @@ const ROOM_FOR: u32 = 4;
 const SHARE_MIN: u32 = 4;
 /// How many may be on their way out at a time: each still has its descriptor, beyond all limits.
 pub const LEAVING_MAX: u32 = 16;
+/// How many of one address may be accepted before their reactors have begun to serve them.
+const ARRIVING_MAX: u32 = 32;
 /// How many clients one address serves at a time, by default.
 pub const CONNECTIONS_MAX: u32 = 4096;
 
@@ -343,6 +409,14 @@ impl Default for AddressLimits {
 mod tests {
     use super::*;
 
+    /// Admits one that arrives at once.
+    fn admit(connections: &Arc<Connections>, address: u32) -> Result<Ticket, NoRoom> {
+        let mut ticket = connections.admit(address, || unreachable!("nobody is waited for"))?;
+        connections.lock().addresses[address as usize].arriving -= 1;
+        ticket.has_arrived = true;
+        Ok(ticket)
+    }
+
     fn connections(max: u32, addresses: u32, groups: u32) -> Arc<Connections> {
         let connections = Arc::new(Connections::new(max));
         for _ in 0..addresses {
@@ -354,7 +428,7 @@ mod tests {
     /// Lets a group connect to an address until it is refused.
     fn flood(connections: &Arc<Connections>, address: u32, group: u32) -> Vec<Ticket> {
         let mut open = Vec::new();
-        while let Ok(mut ticket) = connections.admit(address) {
+        while let Ok(mut ticket) = admit(connections, address) {
             if ticket.select(GroupId(group)).is_err() {
                 break;
             }
@@ -404,11 +478,13 @@ mod tests {
         connections.add_address(limits, 2);
         let held = flood(&connections, 0, 1);
         assert_eq!(held.len(), 2);
-        let mut other = connections.admit(0).unwrap();
+        let mut other = admit(&connections, 0).unwrap();
         let refusal = other.select(GroupId(1)).unwrap_err();
         assert_eq!(refusal.to_string(), "2 are open, the limit of this group");
         other.select(GroupId(2)).unwrap();
-        let refusal = connections.admit(0).unwrap_err();
+        let Err(NoRoom::AtAll(refusal)) = admit(&connections, 0) else {
+            panic!("one more than there may be");
+        };
         assert_eq!(refusal.to_string(), "3 are open, the limit of this address");
         assert_eq!(connections.stats()[0].refused, 3);
     }

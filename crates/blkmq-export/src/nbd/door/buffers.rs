@@ -1,12 +1,13 @@
 //! Decides where a connection's buffers lie and what they count for. It has one region of its own, [`ALLOWANCE`] bytes, which
-//! counts for nothing; small requests beyond that share further regions of the same size, and a large one has a region of its
-//! length. What counts is every page from its first use on, until its region is given back: so the memory that is taken is the
-//! memory that is counted, rounding and what is kept for later included.
+//! counts for nothing; what it needs beyond that lies in further regions of the same size: a long request in as many as it needs,
+//! small ones together. They come from those that are kept (`pool`), or else from the system. What counts is every page from its
+//! first use on, until its region is given back: so the memory that is taken is the memory that is counted, rounding included.
 
 use std::io;
 
 use super::memory::{ALLOWANCE, Account};
-use super::sys::{Buffer, Region};
+use super::payload::{PIECE_BYTES, Payload};
+use super::sys::{Buffer, Chunk, Region};
 
 /// The memory of one connection.
 #[derive(Debug)]
@@ -15,9 +16,6 @@ pub(super) struct Buffers {
     own: Option<Region>,
     /// Regions that small requests share.
     shared: Vec<Region>,
-    /// Regions that nobody uses now, kept for the next requests.
-    spare: Vec<Region>,
-    spare_bytes: usize,
 }
 
 /// Why there is no memory for a request.
@@ -35,66 +33,47 @@ impl Buffers {
             account,
             own: None,
             shared: Vec::new(),
-            spare: Vec::new(),
-            spare_bytes: 0,
         }
     }
 
-    /// Takes a buffer of at least so many bytes.
+    /// Takes memory for a payload of so many bytes.
     ///
     /// # Errors
-    /// If there is no memory for it now.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<Buffer, Lack> {
-        if let Some(buffer) = self.own()?.take(bytes) {
-            // If it has stood in line for more, that is not needed any more.
-            self.account.give_up();
-            return Ok(buffer);
+    /// If there is none for it now.
+    pub(super) fn take(&mut self, bytes: usize) -> Result<Payload, Lack> {
+        if bytes <= PIECE_BYTES {
+            return self
+                .take_small(bytes)
+                .map(|buffer| Payload::new(buffer, Vec::new()));
         }
-        let found = self.shared.iter().find_map(|region| region.take(bytes));
-        if let Some(buffer) = found.or_else(|| self.take_spare(bytes)) {
-            return self.pay_for(buffer);
+        let needed = bytes.next_multiple_of(PAGE);
+        if !self.account.take(needed as u64) {
+            return Err(Lack::OfMemory);
         }
-        let region = Region::new(region_bytes(bytes)).map_err(Lack::OfTheSystems)?;
-        let buffer = self.pay_for(region.take(bytes).expect("a new region that is large enough"))?;
-        self.share(&buffer, bytes);
-        Ok(buffer)
+        let mut buffers = Vec::with_capacity(needed.div_ceil(PIECE_BYTES));
+        let mut kept = self.account.take_kept(needed / PIECE_BYTES).into_iter();
+        let mut paid = needed;
+        while paid > 0 {
+            let piece = paid.min(PIECE_BYTES);
+            match region(kept.next()) {
+                Ok(region) => buffers.push(region.take(piece).expect("a region that is large enough")),
+                Err(error) => {
+                    self.account.give(paid as u64);
+                    self.put_all(buffers);
+                    return Err(Lack::OfTheSystems(error));
+                }
+            }
+            paid -= piece;
+        }
+        self.account.make_fit();
+        let rest = buffers.split_off(1);
+        let first = buffers.pop().expect("a payload of some bytes");
+        Ok(Payload::new(first, rest))
     }
 
-    /// Takes a buffer back.
-    pub(super) fn put(&mut self, buffer: Buffer) {
-        let region = buffer.region().clone();
-        drop(buffer);
-        self.note_end(region);
-    }
-
-    /// A buffer of a region has gone back: if it was the last one, the region is kept or given back.
-    fn note_end(&mut self, region: Region) {
-        if !region.is_unused() || self.own.as_ref().is_some_and(|own| own.is(&region)) {
-            return;
-        }
-        self.shared.retain(|shared| !shared.is(&region));
-        if self.spare_bytes + region.touched_bytes() <= SPARE_BYTES_MAX && !self.account.is_short() {
-            self.spare_bytes += region.touched_bytes();
-            self.spare.push(region);
-        } else {
-            self.release(region);
-        }
-        if self.account.is_short() {
-            self.release_spare();
-        }
-    }
-
-    /// Says whether memory is kept for requests to come.
-    pub(super) fn has_spare(&self) -> bool {
-        !self.spare.is_empty()
-    }
-
-    /// Gives the memory back that is kept for requests to come.
-    pub(super) fn release_spare(&mut self) {
-        while let Some(region) = self.spare.pop() {
-            self.spare_bytes -= region.touched_bytes();
-            self.release(region);
-        }
+    /// Takes memory back.
+    pub(super) fn put(&mut self, payload: Payload) {
+        self.put_all(payload.into_buffers());
     }
 
     /// Gives the place in the line for memory up.
@@ -102,72 +81,79 @@ impl Buffers {
         self.account.give_up();
     }
 
-    fn own(&mut self) -> Result<&Region, Lack> {
-        if self.own.is_none() {
-            self.own = Some(Region::new(REGION_BYTES).map_err(Lack::OfTheSystems)?);
-        }
-        Ok(self.own.as_ref().expect("it was just made"))
-    }
-
-    /// Takes a region that is kept, if one fits well.
-    fn take_spare(&mut self, bytes: usize) -> Option<Buffer> {
-        let wanted = region_bytes(bytes);
-        let fits = |region: &Region| region.bytes() >= wanted && region.bytes() <= wanted + wanted / 4;
-        let place = self.spare.iter().rposition(fits)?;
-        let region = self.spare.swap_remove(place);
-        self.spare_bytes -= region.touched_bytes();
-        let buffer = region.take(bytes).expect("an unused region that is large enough");
-        self.share(&buffer, bytes);
-        Some(buffer)
-    }
-
-    /// Pays for the pages of a buffer that were not counted before.
-    fn pay_for(&mut self, buffer: Buffer) -> Result<Buffer, Lack> {
-        let bytes = buffer.fresh_bytes() as u64;
-        if bytes == 0 {
+    /// Takes a buffer in one of the regions that there are, or in a new one that others may share.
+    fn take_small(&mut self, bytes: usize) -> Result<Buffer, Lack> {
+        if let Some(buffer) = self.own()?.take(bytes) {
+            // If it has stood in line for more, that is not needed any more.
             self.account.give_up();
             return Ok(buffer);
         }
-        // What is kept and does not fit is not to stand in its own way.
-        if self.account.take(bytes) || (self.has_spare() && self.take_after_release(bytes)) {
-            return Ok(buffer);
+        let found = self.shared.iter().find_map(|region| region.take(bytes));
+        let buffer = match found {
+            Some(buffer) => buffer,
+            None => self.first_of_a_region(bytes)?,
+        };
+        let fresh = buffer.fresh_bytes() as u64;
+        if fresh == 0 {
+            self.account.give_up();
+        } else if !self.account.take(fresh) {
+            let region = buffer.region().clone();
+            buffer.untake();
+            let unused = self.unused(region);
+            self.account.keep(unused.into_iter().collect());
+            return Err(Lack::OfMemory);
+        } else {
+            self.account.make_fit();
         }
-        let region = buffer.region().clone();
-        buffer.untake();
-        self.note_end(region);
-        Err(Lack::OfMemory)
+        Ok(buffer)
     }
 
-    fn take_after_release(&mut self, bytes: u64) -> bool {
-        self.release_spare();
-        self.account.take(bytes)
-    }
-
-    /// Lets other small requests have what is left of the region of a new buffer.
-    fn share(&mut self, buffer: &Buffer, bytes: usize) {
+    /// A buffer of a region that nobody used.
+    fn first_of_a_region(&mut self, bytes: usize) -> Result<Buffer, Lack> {
+        let kept = self.account.take_kept_whole();
+        let region = region(kept).map_err(Lack::OfTheSystems)?;
+        let buffer = region.take(bytes).expect("a new region that is large enough");
         if bytes <= SMALL_BYTES {
-            self.shared.push(buffer.region().clone());
+            self.shared.push(region);
         }
+        Ok(buffer)
     }
 
-    fn release(&mut self, region: Region) {
-        let bytes = region.touched_bytes() as u64;
-        drop(region);
-        self.account.give(bytes);
+    fn put_all(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
+        let regions = buffers.into_iter().filter_map(|buffer| {
+            let region = buffer.region().clone();
+            drop(buffer);
+            self.unused(region)
+        });
+        let unused = regions.collect();
+        self.account.keep(unused);
+    }
+
+    /// Takes a region off if its last buffer has gone back.
+    fn unused(&mut self, region: Region) -> Option<Chunk> {
+        if !region.is_unused() || self.own.as_ref().is_some_and(|own| own.is(&region)) {
+            return None;
+        }
+        self.shared.retain(|shared| !shared.is(&region));
+        let chunk = region.into_chunk();
+        debug_assert!(chunk.is_some(), "a region that nobody uses has one owner");
+        // Untouched, it is worth nothing.
+        chunk.filter(|chunk| chunk.touched_bytes() > 0)
+    }
+
+    fn own(&mut self) -> Result<&Region, Lack> {
+        if self.own.is_none() {
+            self.own = Some(Region::new(ALLOWANCE as usize).map_err(Lack::OfTheSystems)?);
+        }
+        Ok(self.own.as_ref().expect("it was just made"))
     }
 }
 
-/// Bytes of the region that a request needs which fits in no other.
-fn region_bytes(bytes: usize) -> usize {
-    if bytes <= SMALL_BYTES {
-        REGION_BYTES
-    } else {
-        bytes.next_multiple_of(4096)
-    }
+/// A region that was kept, or one of the system.
+fn region(kept: Option<Chunk>) -> io::Result<Region> {
+    kept.map_or_else(|| Region::new(PIECE_BYTES), |chunk| Ok(chunk.into_region()))
 }
 
-const REGION_BYTES: usize = ALLOWANCE as usize;
+const PAGE: usize = 4096;
 /// The largest request for which a region to share is taken: of larger ones too much of it would be left over.
 const SMALL_BYTES: usize = 64 << 10;
-/// What a connection keeps for requests to come, in bytes, as long as memory is not short.
-const SPARE_BYTES_MAX: usize = 4 << 20;

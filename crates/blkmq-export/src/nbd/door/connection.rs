@@ -76,8 +76,6 @@ pub(super) struct Connection {
     unread_since: Option<Instant>,
     half_since: Option<Instant>,
     draining_since: Option<Instant>,
-    /// Since when memory is kept for requests, and there are none.
-    spare_since: Option<Instant>,
     /// Messages that were taken whole, and how many there were when `half_since` was set.
     messages: u64,
     half_messages: u64,
@@ -139,7 +137,6 @@ impl Connection {
             unread_since: None,
             half_since: None,
             draining_since: None,
-            spare_since: None,
             messages: 0,
             half_messages: 0,
             started_at: Instant::default(),

@@ -1,9 +1,12 @@
-//! Decides which reactor a new connection lives on: the next one in turn. A service of one reactor; the connections it
-//! accepts are services of their own.
+//! Decides which reactor a new connection lives on: the next one in turn; and how many clients one turn accepts. A service of one
+//! reactor; the connections it accepts are services of their own.
+//!
+//! A client is accepted when it is known whether there is room for it. While there is none yet nobody is accepted: those who come
+//! wait in the kernel's backlog, and the daemon has no more descriptors than it counts.
 
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,9 +16,12 @@ use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net::{SocketFlags, accept_with};
 
+use super::Door;
+use super::admission::NoRoom;
 use super::connection::Connection;
-use super::{Door, sys};
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -49,40 +55,88 @@ pub(super) struct Listener {
     socket: Option<Socket>,
     door: Arc<Door>,
     next: usize,
+    /// Accepted, and there is no room for it yet.
+    waiting: Option<OwnedFd>,
     /// The last accept failed, and that was logged.
     is_failing: bool,
-    is_accepting: bool,
+    is_polling: bool,
+    /// Somebody may wait to be accepted.
+    is_readable: bool,
+    comes_again: bool,
 }
 
 impl Listener {
-    pub(super) fn new(socket: Socket, door: Arc<Door>) -> Self {
-        Self {
+    /// # Errors
+    /// If the socket cannot be asked without waiting.
+    pub(super) fn new(socket: Socket, door: Arc<Door>) -> io::Result<Self> {
+        ioctl_fionbio(&socket, true)?;
+        Ok(Self {
             socket: Some(socket),
             door,
             next: 0,
+            waiting: None,
             is_failing: false,
-            is_accepting: false,
-        }
+            is_polling: false,
+            is_readable: true,
+            comes_again: false,
+        })
     }
 
+    /// Accepts those who wait, some at a time.
     fn accept(&mut self, cx: &mut Cx<'_>) {
-        if let Some(socket) = &self.socket
-            && !self.is_accepting
-        {
-            self.is_accepting = true;
-            cx.port().push_accept(socket.as_fd().as_raw_fd(), ACCEPT);
+        for _ in 0..ACCEPTS_MAX {
+            let fd = match self.waiting.take() {
+                Some(fd) => fd,
+                None => match self.accept_one(cx) {
+                    Some(fd) => fd,
+                    None => return,
+                },
+            };
+            if !self.admit(cx, fd) {
+                return;
+            }
+        }
+        if !std::mem::replace(&mut self.comes_again, true) {
+            cx.port().push_nop(AGAIN);
         }
     }
 
-    fn accepted(&mut self, cx: &mut Cx<'_>, fd: RawFd) {
-        let fd = sys::accepted(fd);
-        self.is_failing = false;
-        let ticket = match self.door.common.connections.admit(self.door.address) {
+    fn accept_one(&mut self, cx: &mut Cx<'_>) -> Option<OwnedFd> {
+        let socket = self.socket.as_ref()?;
+        while self.is_readable {
+            match accept_with(socket, SocketFlags::CLOEXEC) {
+                Ok(fd) => {
+                    self.is_failing = false;
+                    return Some(fd);
+                }
+                Err(Errno::AGAIN) => self.is_readable = false,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => {
+                    self.failed(cx, errno);
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// Has a client served, or turns it away. Says whether the next one can be looked at: not while there is no room yet.
+    fn admit(&mut self, cx: &mut Cx<'_>, fd: OwnedFd) -> bool {
+        let ticket = match self
+            .door
+            .common
+            .connections
+            .admit(self.door.address, || cx.waker())
+        {
             Ok(ticket) => ticket,
-            Err(refusal) => {
+            Err(NoRoom::Yet) => {
+                self.waiting = Some(fd);
+                return false;
+            }
+            Err(NoRoom::AtAll(refusal)) => {
                 let log = &self.door.log;
                 log.warn(cx.now(), format_args!("connection refused: {refusal}"));
-                return;
+                return true;
             }
         };
         let is_tcp = matches!(self.socket, Some(Socket::Tcp(_)));
@@ -93,15 +147,24 @@ impl Listener {
             reactor,
             Box::new(move || Box::new(Connection::new(fd, is_tcp, door, ticket))),
         );
+        true
     }
 
-    fn failed(&mut self, cx: &mut Cx<'_>, errno: i32) {
-        if matches!(errno, libc::EMFILE | libc::ENFILE) {
+    fn poll(&mut self, cx: &mut Cx<'_>) {
+        if let Some(socket) = &self.socket
+            && !std::mem::replace(&mut self.is_polling, true)
+        {
+            cx.port()
+                .push_poll(socket.as_fd().as_raw_fd(), libc::POLLIN, true, POLL);
+        }
+    }
+
+    fn failed(&mut self, cx: &mut Cx<'_>, errno: Errno) {
+        if matches!(errno, Errno::MFILE | Errno::NFILE) {
             self.door.common.connections.displace_some();
         }
         if !std::mem::replace(&mut self.is_failing, true) {
-            let error = io::Error::from_raw_os_error(errno);
-            let what = format_args!("no connection can be accepted: {error}; trying again every 100 ms");
+            let what = format_args!("no connection can be accepted: {errno}; trying again every 100 ms");
             self.door.log.warn(cx.now(), what);
         }
         cx.set_timer(cx.now() + RETRY);
@@ -110,21 +173,23 @@ impl Listener {
 
 impl Service for Listener {
     fn start(&mut self, cx: &mut Cx<'_>) {
+        self.poll(cx);
         self.accept(cx);
     }
 
     fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
-        for completion in completed.iter().filter(|completion| completion.user == ACCEPT) {
-            self.is_accepting = completion.has_more();
-            match completion.result {
-                fd if fd >= 0 => self.accepted(cx, fd),
-                _ if self.socket.is_none() => {}
-                errno => self.failed(cx, -errno),
+        for completion in completed {
+            match completion.user {
+                POLL => {
+                    self.is_polling = completion.has_more();
+                    self.is_readable = true;
+                }
+                AGAIN => self.comes_again = false,
+                _ => {}
             }
         }
-        if !self.is_failing {
-            self.accept(cx);
-        }
+        self.poll(cx);
+        self.accept(cx);
     }
 
     fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
@@ -133,11 +198,16 @@ impl Service for Listener {
         self.accept(cx);
     }
 
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        self.accept(cx);
+    }
+
     fn drain(&mut self, cx: &mut Cx<'_>) {
-        if self.is_accepting {
-            cx.port().push_cancel(ACCEPT, CANCEL);
+        if self.is_polling {
+            cx.port().push_cancel(POLL, CANCEL);
         }
         self.socket = None;
+        self.waiting = None;
     }
 
     fn is_finished(&self) -> bool {
@@ -145,7 +215,10 @@ impl Service for Listener {
     }
 }
 
-const ACCEPT: u64 = 0;
+const POLL: u64 = 0;
 const CANCEL: u64 = 1;
+const AGAIN: u64 = 2;
+/// Clients that one turn accepts: half a millisecond or so, in which nobody else is served.
+const ACCEPTS_MAX: usize = 16;
 /// How long to wait after a failed accept: descriptors may become free.
 const RETRY: Nanos = Nanos::from_millis(100);

@@ -20,6 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blkmq_core::ids::GroupId;
 use blkmq_host::service::Waker;
 
+use super::pool::Pool;
+use super::sys::Chunk;
+
 /// The memory that the connections of all addresses share.
 #[derive(Debug)]
 pub struct Memory {
@@ -32,6 +35,8 @@ pub struct Memory {
     line: Mutex<Line>,
     /// Those whose connections have ever been served.
     groups: Mutex<BTreeMap<GroupId, Arc<Holding>>>,
+    /// What nobody uses and the system does not have back yet. With it all is within `bytes_max`.
+    pool: Pool,
 }
 
 /// What the connections of one group hold of the common memory, in bytes.
@@ -92,6 +97,7 @@ impl Memory {
             waiting: AtomicUsize::new(0),
             line: Mutex::default(),
             groups: Mutex::default(),
+            pool: Pool::default(),
         }
     }
 
@@ -103,6 +109,11 @@ impl Memory {
     /// How many bytes are taken.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// What is kept for requests to come.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// What `bytes` more for a group would be, at this moment.
@@ -148,7 +159,8 @@ impl Memory {
         }
         self.used.fetch_sub(bytes, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.wake_next(&mut self.lock());
+            let next = self.next_to_wake(&mut self.lock());
+            wake(next);
         }
     }
 
@@ -168,17 +180,17 @@ impl Memory {
         None
     }
 
-    fn wake_next(&self, line: &mut Line) {
-        if let Some((ticket, id)) = self.next(line) {
-            line.waiter(ticket, id).wake();
-        }
+    /// Returns whom to wake, if anybody can have its memory now and does not know it.
+    fn next_to_wake(&self, line: &mut Line) -> Option<Waker> {
+        let (ticket, id) = self.next(line)?;
+        line.waiter(ticket, id).to_wake()
     }
 
-    fn leave_line(&self, line: &mut Line, ticket: u64, id: GroupId) {
+    /// Returns whom to wake: there may be enough for the next, too.
+    fn leave_line(&self, line: &mut Line, ticket: u64, id: GroupId) -> Option<Waker> {
         line.remove(ticket, id);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        // There may be enough for the next, too.
-        self.wake_next(line);
+        self.next_to_wake(line)
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {
@@ -228,10 +240,17 @@ impl Line {
 }
 
 impl Waiter {
-    fn wake(&mut self) {
-        if !std::mem::replace(&mut self.is_woken, true) {
-            self.waker.wake();
-        }
+    /// Returns what to wake it with, once.
+    fn to_wake(&mut self) -> Option<Waker> {
+        let was_woken = std::mem::replace(&mut self.is_woken, true);
+        (!was_woken).then(|| self.waker.clone())
+    }
+}
+
+/// Wakes somebody, with no lock held: who is woken may run at once, in our place, and want it.
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
     }
 }
 
@@ -264,18 +283,44 @@ impl Account {
         }
     }
 
-    /// Says whether others may need what this connection does not use at the moment.
-    pub(super) fn is_short(&self) -> bool {
+    /// Takes regions that are kept, as many as there are and `most` at most, to be used for bytes that were taken.
+    pub(super) fn take_kept(&self, most: usize) -> Vec<Chunk> {
+        self.memory.pool.take(most)
+    }
+
+    /// Takes one that is kept, with the bytes that it has already, if there are so many.
+    pub(super) fn take_kept_whole(&mut self) -> Option<Chunk> {
+        let chunk = self.memory.pool.take(1).pop()?;
+        let bytes = chunk.touched_bytes() as u64;
+        if !self.memory.try_take(&self.group, bytes) {
+            self.memory.pool.put(vec![chunk]);
+            return None;
+        }
+        self.held += bytes;
+        Some(chunk)
+    }
+
+    /// Gives regions back, and what was taken for them.
+    pub(super) fn keep(&mut self, chunks: Vec<Chunk>) {
+        let bytes = chunks.iter().map(|chunk| chunk.touched_bytes() as u64).sum();
+        if bytes > 0 {
+            self.memory.pool.put(chunks);
+            self.give(bytes);
+        }
+    }
+
+    /// Memory was touched for the first time: as much goes back of what is kept, if all would be too much.
+    pub(super) fn make_fit(&self) {
         let memory = &self.memory;
-        // Relaxed: a late look keeps something a moment longer.
-        memory.waiting.load(Ordering::Relaxed) > 0 || memory.used() > memory.bytes_max / 2
+        while memory.used() + memory.pool.bytes() > memory.bytes_max && !memory.pool.take(1).is_empty() {}
     }
 
     /// Gives its place in the line up: the request that waited there is not wanted any more.
     pub(super) fn give_up(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let memory = &self.memory;
-            memory.leave_line(&mut memory.lock(), ticket, self.id);
+            let next = memory.leave_line(&mut memory.lock(), ticket, self.id);
+            wake(next);
         }
     }
 
@@ -312,7 +357,9 @@ impl Account {
         match memory.next(&line) {
             Some((next, _)) if next == ticket => {}
             Some((other, id)) => {
-                line.waiter(other, id).wake();
+                let other = line.waiter(other, id).to_wake();
+                drop(line);
+                wake(other);
                 return false;
             }
             None => return false,
@@ -320,7 +367,9 @@ impl Account {
         if !memory.try_take(&self.group, bytes) {
             return false;
         }
-        memory.leave_line(&mut line, ticket, self.id);
+        let next = memory.leave_line(&mut line, ticket, self.id);
+        drop(line);
+        wake(next);
         self.ticket = None;
         true
     }

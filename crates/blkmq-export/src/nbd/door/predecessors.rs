@@ -10,8 +10,8 @@
 //! it: *fence* it. That connection is ended at once, and the client hears when all that it began has ended. Only who knows the
 //! client's name, a random number of 128 bits, can do so, over a connection to the same disk.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,7 @@ use std::{fmt, io};
 
 use blkmq_host::service::Waker;
 
+use super::departed::{Departed, Wait};
 use super::departures::Departures;
 use crate::nbd::codec::handshake::SessionName;
 
@@ -32,11 +33,27 @@ pub(super) struct Disks {
 /// The connections that have selected one disk.
 #[derive(Debug)]
 struct OfDisk {
-    by_number: BTreeMap<u64, Arc<Life>>,
+    by_number: BTreeMap<u64, Member>,
     by_name: BTreeMap<SessionName, Arc<Life>>,
+    /// Looks at those who have not left, as far as is known.
     departures: Departures,
-    /// Those that take nothing more, whatever their clients do.
-    leaving: BTreeSet<u64>,
+    departed: Departed<Waiter>,
+}
+
+/// One connection, as its disk knows it.
+#[derive(Debug)]
+struct Member {
+    life: Arc<Life>,
+    /// From when on its client has left, or it takes nothing more.
+    departure: Option<u64>,
+}
+
+/// Who waits for those who have left.
+#[derive(Clone, Debug)]
+struct Waiter {
+    waker: Waker,
+    /// Set before the waker is used: nobody is waited for any more.
+    may_go_on: Arc<AtomicBool>,
 }
 
 /// Why a connection gets no place.
@@ -77,8 +94,8 @@ pub(super) struct Place {
     disk: u32,
     number: u64,
     life: Arc<Life>,
-    /// Those who have to end first.
-    predecessors: Vec<Arc<Life>>,
+    /// Some have to end first.
+    wait: Option<(Wait, Waiter)>,
 }
 
 impl Disks {
@@ -103,23 +120,27 @@ impl Disks {
         });
         // Relaxed: only a number of its own.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut predecessors = {
+        let wait = {
             let mut connections = self.lock();
             let of_disk = match connections.entry(disk) {
                 Entry::Occupied(occupied) => occupied.into_mut(),
                 Entry::Vacant(vacant) => vacant.insert(OfDisk::new()?),
             };
-            let gone = of_disk.gone();
+            of_disk.find_departed()?;
             of_disk.add(number, &life)?;
-            gone
+            let waiter = Waiter {
+                waker: waker.clone(),
+                may_go_on: Arc::default(),
+            };
+            let wait = of_disk.departed.wait(number, waiter.clone());
+            wait.map(|wait| (wait, waiter))
         };
-        predecessors.retain(|other| other.wake_at_end(number, waker));
         Ok(Place {
             disks: Arc::clone(self),
             disk,
             number,
             life,
-            predecessors,
+            wait,
         })
     }
 
@@ -131,14 +152,19 @@ impl Disks {
 impl Place {
     /// Says whether some have to end first.
     pub(super) fn must_wait(&mut self) -> bool {
-        self.predecessors.retain(|other| !other.lock().has_come);
-        !self.predecessors.is_empty()
+        // Acquire: pairs with the Release where the last of those has ended.
+        self.wait
+            .take_if(|(_, waiter)| waiter.may_go_on.load(Ordering::Acquire));
+        self.wait.is_some()
     }
 
-    /// Nobody is waited for: sockets of those who have left are not kept open for it, either.
+    /// Nobody is waited for.
     pub(super) fn wait_for_nobody(&mut self) {
-        for other in std::mem::take(&mut self.predecessors) {
-            other.lock().wakers.remove(&self.number);
+        if self.must_wait()
+            && let Some((wait, _)) = self.wait.take()
+            && let Some(of_disk) = self.disks.lock().get_mut(&self.disk)
+        {
+            of_disk.departed.give_up(wait);
         }
     }
 
@@ -167,7 +193,7 @@ impl Place {
     /// The connection takes nothing more: those who come have to wait for what it has begun.
     pub(super) fn leave(&self) {
         if let Some(of_disk) = self.disks.lock().get_mut(&self.disk) {
-            of_disk.leaving.insert(self.number);
+            of_disk.leave(self.number);
         }
     }
 }
@@ -178,7 +204,7 @@ impl OfDisk {
             by_number: BTreeMap::new(),
             by_name: BTreeMap::new(),
             departures: Departures::new()?,
-            leaving: BTreeSet::new(),
+            departed: Departed::new(),
         })
     }
 
@@ -187,31 +213,50 @@ impl OfDisk {
             return Err(Refusal::NameTaken);
         }
         self.departures.watch(life.socket.as_fd(), number)?;
-        self.by_number.insert(number, Arc::clone(life));
+        let member = Member {
+            life: Arc::clone(life),
+            departure: None,
+        };
+        self.by_number.insert(number, member);
         if let Some(name) = life.name {
             self.by_name.insert(name, Arc::clone(life));
         }
         Ok(())
     }
 
-    fn remove(&mut self, number: u64, life: &Life) {
-        self.departures.forget(life.socket.as_fd());
-        self.by_number.remove(&number);
-        self.leaving.remove(&number);
+    /// Takes a connection off that has ended. Returns whom to wake.
+    fn remove(&mut self, number: u64) -> Vec<Waiter> {
+        let Some(Member { life, departure }) = self.by_number.remove(&number) else {
+            return Vec::new();
+        };
         if let Some(name) = life.name {
             self.by_name.remove(&name);
         }
+        match departure {
+            Some(departure) => self.departed.end(departure),
+            None => {
+                self.departures.forget(life.socket.as_fd());
+                Vec::new()
+            }
+        }
     }
 
-    /// Those whose clients have left, or which are being ended.
-    fn gone(&self) -> Vec<Arc<Life>> {
-        let Ok(departed) = self.departures.all(self.by_number.len()) else {
-            // If the kernel cannot say, all are waited for: better late than wrong.
-            return self.by_number.values().cloned().collect();
-        };
-        let numbers: BTreeSet<u64> = departed.into_iter().chain(self.leaving.iter().copied()).collect();
-        let life = |number| self.by_number.get(number).cloned();
-        numbers.iter().filter_map(life).collect()
+    /// Takes note of those whose clients have left since the last time.
+    fn find_departed(&mut self) -> io::Result<()> {
+        for number in self.departures.all(self.by_number.len())? {
+            self.leave(number);
+        }
+        Ok(())
+    }
+
+    /// Those who come from now on wait for the one of this number, which is not looked at any more.
+    fn leave(&mut self, number: u64) {
+        if let Some(member) = self.by_number.get_mut(&number)
+            && member.departure.is_none()
+        {
+            member.departure = Some(self.departed.add());
+            self.departures.forget(member.life.socket.as_fd());
+        }
     }
 }
 
@@ -232,20 +277,27 @@ impl fmt::Display for Refusal {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        self.wait_for_nobody();
+        let (mut waiters, mut woken) = (Vec::new(), Vec::new());
         let mut connections = self.disks.lock();
         if let Some(of_disk) = connections.get_mut(&self.disk) {
-            of_disk.remove(self.number, &self.life);
+            waiters = of_disk.remove(self.number);
             if of_disk.by_number.is_empty() {
                 connections.remove(&self.disk);
             }
         }
         drop(connections);
-        self.wait_for_nobody();
         let mut end = self.life.lock();
         end.has_come = true;
-        for waker in std::mem::take(&mut end.wakers).into_values() {
-            waker.wake();
+        woken.extend(std::mem::take(&mut end.wakers).into_values());
+        drop(end);
+        for waiter in waiters {
+            // Release: pairs with the Acquire in `must_wait`.
+            waiter.may_go_on.store(true, Ordering::Release);
+            woken.push(waiter.waker);
         }
+        // With the locks given back: who is woken may run at once, in our place.
+        woken.iter().for_each(Waker::wake);
     }
 }
 

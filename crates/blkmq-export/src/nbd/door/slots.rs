@@ -1,11 +1,13 @@
 //! Decides what a connection remembers of each request that was begun and not yet replied to in full: the request and its
-//! buffer, under a number that the bio carries as its cookie. Buffers come from `buffers`.
+//! payload, under a number that the bio carries as its cookie. Memory comes from `buffers`.
+
+use std::ops::Range;
 
 use blkmq_core::bio::{Bio, Data};
 
 use super::buffers::{Buffers, Lack};
 use super::memory::Account;
-use super::sys::Buffer;
+use super::payload::Payload;
 use crate::nbd::session::{Op, Request};
 
 /// The requests under way on one connection.
@@ -21,9 +23,11 @@ pub(super) struct Slots {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) request: Request,
-    pub(super) buffer: Option<Buffer>,
+    pub(super) payload: Option<Payload>,
     /// Bytes of the request that have been read or written already: a large one goes to the disk in pieces.
     pub(super) done: u64,
+    /// What has been read so far is nothing but zeroes.
+    pub(super) is_zero: bool,
 }
 
 impl Slots {
@@ -39,31 +43,20 @@ impl Slots {
         }
     }
 
-    /// Says whether memory is kept for requests to come.
-    pub(super) fn has_spare(&self) -> bool {
-        self.buffers.as_ref().is_some_and(Buffers::has_spare)
-    }
-
-    /// Gives the memory back that is kept for requests to come.
-    pub(super) fn release_spare(&mut self) {
-        if let Some(buffers) = &mut self.buffers {
-            buffers.release_spare();
-        }
-    }
-
-    /// Begins a request, with a buffer of so many bytes.
+    /// Begins a request, with memory for so many bytes.
     ///
     /// # Errors
     /// If there is no memory for that now.
     pub(super) fn begin(&mut self, request: Request, bytes: usize) -> Result<u32, Lack> {
-        let buffer = match bytes {
+        let payload = match bytes {
             0 => None,
             _ => Some(self.buffers().take(bytes)?),
         };
         let slot = Some(Slot {
             request,
-            buffer,
+            payload,
             done: 0,
+            is_zero: true,
         });
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -83,27 +76,15 @@ impl Slots {
             .expect("a request that is under way")
     }
 
-    /// Returns the bytes of the buffer of a read that has ended.
+    /// Returns a range of what a read has brought that has ended, piece by piece.
     ///
     /// # Panics
-    /// If there is no such request, or its buffer is still lent.
-    pub(super) fn data(&self, index: u32) -> &[u8] {
+    /// If there is no such request, or its memory is still lent.
+    pub(super) fn data(&self, index: u32, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         let slot = self.slots[index as usize]
             .as_ref()
             .expect("a request that is under way");
-        slot.buffer.as_ref().expect("a read has a buffer").bytes()
-    }
-
-    /// Says whether a read that has ended brought nothing but zeroes. Other data mostly shows in the first bytes, so that
-    /// looking costs little; and what is zero costs a tenth of sending it.
-    ///
-    /// # Panics
-    /// As [`Slots::data`].
-    pub(super) fn reads_as_zeroes(&self, index: u32) -> bool {
-        let length = self.slots[index as usize]
-            .as_ref()
-            .map_or(0, |slot| slot.request.length as usize);
-        is_zero(&self.data(index)[..length])
+        slot.payload.as_ref().expect("a read has memory").slices(range)
     }
 
     /// Ends a request: its number and its buffer are free for the next.
@@ -112,8 +93,8 @@ impl Slots {
             .take()
             .expect("a request that is under way");
         self.free.push(index);
-        if let Some(buffer) = slot.buffer {
-            self.buffers().put(buffer);
+        if let Some(payload) = slot.payload {
+            self.buffers().put(payload);
         }
         slot.request
     }
@@ -131,12 +112,12 @@ impl Slots {
 }
 
 impl Slot {
-    /// Makes `bio`, which is for the whole request, one for its next piece, and lends it that of the buffer.
+    /// Makes `bio`, which is for the whole request, one for its next piece, and lends it the memory of that.
     pub(super) fn lend_to(&mut self, bio: &mut Bio) {
-        if let Some(buffer) = &mut self.buffer {
+        if let Some(payload) = &mut self.payload {
             bio.offset += self.done;
             bio.len = piece_bytes(bio.len - self.done);
-            bio.data = Data::Flat(buffer.lend(self.done as usize, bio.len as u32));
+            bio.data = payload.lend(self.done as usize..(self.done + bio.len) as usize);
         }
     }
 
@@ -147,10 +128,19 @@ impl Slot {
         has_pieces && self.done < self.request.length
     }
 
-    /// Takes the buffer back from a bio that has ended.
+    /// Looks whether the piece of a read that has ended well brought nothing but zeroes. Other data mostly shows in the first bytes, so
+    /// that looking costs little; and what is zero costs a tenth of sending it.
+    pub(super) fn look_for_zeroes(&mut self) {
+        if let (Op::Read, true, Some(payload)) = (self.request.op, self.is_zero, &self.payload) {
+            let end = self.done + piece_bytes(self.request.length - self.done);
+            self.is_zero = payload.slices(self.done as usize..end as usize).all(is_zero);
+        }
+    }
+
+    /// Takes the memory back from a bio that has ended.
     pub(super) fn take_back(&mut self, ended: &Bio) {
-        if let (Some(buffer), Data::Flat(_)) = (&mut self.buffer, &ended.data) {
-            buffer.take_back();
+        if let (Some(payload), Data::Flat(_) | Data::List(_)) = (&mut self.payload, &ended.data) {
+            payload.take_back();
         }
     }
 }
@@ -167,12 +157,13 @@ fn piece_bytes(left: u64) -> u64 {
 
 /// Longest bio for a part of a request. Larger requests go to the disk piece by piece: a drive that moves data while a bio is issued would
 /// otherwise hold up everybody on this thread for as long as 32 MiB take.
-const PIECE_BYTES_MAX: u64 = 2 << 20;
+const PIECE_BYTES_MAX: u64 = 1 << 20;
 /// Bytes that are looked at together: a loop without a branch, which the compiler makes wide.
 const LOOKED_AT_ONCE: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use super::super::payload::PIECE_BYTES;
     use super::super::sys::Region;
     use super::*;
     use crate::nbd::codec::CommandFlags;
@@ -187,11 +178,12 @@ mod tests {
             op: Op::Read,
             flags: CommandFlags::NONE,
         };
-        let region = Region::new(length as usize).expect("memory");
+        let buffer = |_| Region::new(PIECE_BYTES).unwrap().take(PIECE_BYTES).unwrap();
         let mut slot = Slot {
             request,
-            buffer: region.take(length as usize),
+            payload: Some(Payload::new(buffer(0), (1..13).map(buffer).collect())),
             done: 0,
+            is_zero: true,
         };
         let mut covered = Vec::new();
         loop {
@@ -201,10 +193,12 @@ mod tests {
                 ..Bio::default()
             };
             slot.lend_to(&mut bio);
-            let Data::Flat(piece) = &bio.data else {
-                panic!("{:?}", bio.data);
+            let lent = match &bio.data {
+                Data::Flat(piece) => u64::from(piece.len()),
+                Data::List(pieces) => pieces.iter().map(|piece| u64::from(piece.len())).sum(),
+                other => panic!("{other:?}"),
             };
-            assert_eq!(u64::from(piece.len()), bio.len);
+            assert_eq!(lent, bio.len);
             covered.push((bio.offset, bio.len));
             slot.take_back(&bio);
             if !slot.is_unfinished() {

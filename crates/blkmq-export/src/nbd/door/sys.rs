@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::slice;
@@ -26,6 +25,10 @@ struct Mapping {
     /// The pages that have ever been part of one, and so take memory, by the same bits.
     touched: Cell<u64>,
 }
+
+/// A region that nobody uses, on no thread.
+#[derive(Debug)]
+pub(super) struct Chunk(Mapping);
 
 /// A piece of memory aligned for direct I/O. It holds zeroes or what was in it before.
 #[derive(Debug)]
@@ -69,25 +72,25 @@ impl Region {
     }
 
     /// Bytes of its pages, touched or not.
-    pub(super) fn bytes(&self) -> usize {
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
         self.0.bytes
     }
 
     /// Bytes of the pages that have ever been part of a buffer.
-    pub(super) fn touched_bytes(&self) -> usize {
-        self.bytes_of(self.0.touched.get())
-    }
-
-    fn bytes_of(&self, bits: u64) -> usize {
-        if self.0.bytes / PAGE > PAGES_MAX {
-            return if bits == 0 { 0 } else { self.0.bytes };
-        }
-        bits.count_ones() as usize * PAGE
+    #[cfg(test)]
+    fn touched_bytes(&self) -> usize {
+        self.0.touched_bytes()
     }
 
     /// Says whether no buffer is taken from it.
     pub(super) fn is_unused(&self) -> bool {
         self.0.taken.get() == 0
+    }
+
+    /// Takes it off its thread, if nobody else has a part in it.
+    pub(super) fn into_chunk(self) -> Option<Chunk> {
+        Rc::into_inner(self.0).map(Chunk)
     }
 
     /// Says whether two are the same.
@@ -130,6 +133,34 @@ impl Region {
     }
 }
 
+impl Mapping {
+    fn touched_bytes(&self) -> usize {
+        self.bytes_of(self.touched.get())
+    }
+
+    fn bytes_of(&self, bits: u64) -> usize {
+        if self.bytes / PAGE > PAGES_MAX {
+            return if bits == 0 { 0 } else { self.bytes };
+        }
+        bits.count_ones() as usize * PAGE
+    }
+}
+
+impl Chunk {
+    /// Has this thread use it.
+    pub(super) fn into_region(self) -> Region {
+        Region(Rc::new(self.0))
+    }
+
+    /// Bytes of the pages that have ever been part of a buffer.
+    pub(super) fn touched_bytes(&self) -> usize {
+        self.0.touched_bytes()
+    }
+}
+
+// SAFETY: the mapping has no other owner, so no buffer and no bio reaches its pages; nothing of it belongs to a thread.
+unsafe impl Send for Chunk {}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and whoever could reach it had a part in the count that has come to nothing.
@@ -146,7 +177,7 @@ impl Buffer {
 
     /// Bytes of the pages that no buffer had before this one.
     pub(super) fn fresh_bytes(&self) -> usize {
-        self.region.bytes_of(self.fresh)
+        self.region.0.bytes_of(self.fresh)
     }
 
     /// Gives it back as if it had not been taken: nobody has touched it.
@@ -158,6 +189,11 @@ impl Buffer {
     /// The region that it is taken from.
     pub(super) fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// Says whether it is lent.
+    pub(super) fn is_lent(&self) -> bool {
+        self.is_lent
     }
 
     /// Lends `len` bytes from `from` on to a bio, until [`Buffer::take_back`].
@@ -235,12 +271,6 @@ fn run_of_zeroes(taken: u64, count: usize, of: usize) -> Option<u64> {
 
 fn ones(count: usize) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
-}
-
-/// Owns the descriptor that an accept completed with.
-pub(super) fn accepted(fd: RawFd) -> OwnedFd {
-    // SAFETY: the kernel made this descriptor for us, and nobody else has it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// The unit of buffers, and what direct I/O needs at most.
@@ -322,6 +352,21 @@ mod tests {
         assert_eq!(region.touched_bytes(), region.bytes());
         drop(buffer);
         assert!(region.take(101 * PAGE + 1).is_none() && region.take(101 * PAGE).is_some());
+    }
+
+    #[test]
+    fn a_region_goes_to_another_thread_with_what_was_touched_when_nobody_has_a_part_in_it() {
+        let region = Region::new(4 * PAGE).unwrap();
+        let buffer = region.take(3 * PAGE).unwrap();
+        assert!(buffer.region().clone().into_chunk().is_none(), "it is used");
+        drop(buffer);
+        let chunk = region.into_chunk().unwrap();
+        let touched = std::thread::spawn(move || {
+            let region = chunk.into_region();
+            region.take(4 * PAGE).unwrap().bytes_mut()[4 * PAGE - 1] = 1;
+            region.touched_bytes()
+        });
+        assert_eq!(touched.join().unwrap(), 4 * PAGE);
     }
 
     #[test]

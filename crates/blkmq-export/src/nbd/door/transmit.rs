@@ -112,17 +112,25 @@ impl Transmit {
         let mut heads_at = self.heads_sent;
         let mut offered = 0;
         let slots: &Slots = slots;
-        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-            *slice = match piece {
-                Piece::Heads(len) => {
-                    let run = &self.heads[heads_at..heads_at + len];
-                    heads_at += len;
-                    IoSlice::new(run)
-                }
-                Piece::Data { slot, sent, len } => IoSlice::new(&slots.data(*slot)[*sent..*len]),
-            };
-            offered += slice.len();
+        let mut add = |run| {
+            slices[count] = IoSlice::new(run);
+            offered += run.len();
             count += 1;
+            count < PIECES_AT_ONCE
+        };
+        let mut has_room = true;
+        for piece in &self.pieces {
+            has_room = has_room
+                && match piece {
+                    Piece::Heads(len) => {
+                        heads_at += len;
+                        add(&self.heads[heads_at - len..heads_at])
+                    }
+                    Piece::Data { slot, sent, len } => slots.data(*slot, *sent..*len).all(&mut add),
+                };
+            if !has_room {
+                break;
+            }
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let result = sendmsg(

@@ -1,5 +1,5 @@
-//! Decides who is too late: with the selection of an export, with taking a reply, with the rest of a request, with the end; and for how
-//! long memory is kept for requests that do not come.
+//! Decides who is too late: with the selection of an export, with taking a reply, with the rest of a request, with the
+//! end.
 
 use std::time::Duration;
 
@@ -12,22 +12,10 @@ impl Connection {
     /// Keeps the deadlines: the handshake's, the unread reply's, the half message's.
     pub(super) fn watch_time(&mut self, cx: &mut Cx<'_>) {
         self.watch_half_message(cx.now());
-        self.watch_spare(cx.now());
         let deadlines = self.deadlines().into_iter().flatten().map(|(at, _)| at);
-        let spare = self.spare_since.map(|since| after(since, SPARE_KEPT));
-        match deadlines.chain(spare).min() {
+        match deadlines.min() {
             Some(at) if self.closing < Closing::Dead => cx.set_timer(at),
             _ => cx.clear_timer(),
-        }
-    }
-
-    /// Gives memory back that is kept for requests which do not come.
-    pub(super) fn watch_spare(&mut self, now: Instant) {
-        if self.slots.len() > 0 || !self.slots.has_spare() {
-            self.spare_since = None;
-        } else if after(*self.spare_since.get_or_insert(now), SPARE_KEPT) <= now {
-            self.slots.release_spare();
-            self.spare_since = None;
         }
     }
 
@@ -82,7 +70,5 @@ fn after(since: Instant, limit: Duration) -> Instant {
     since + Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX))
 }
 
-/// How long memory is kept for requests to come.
-const SPARE_KEPT: Duration = Duration::from_millis(500);
 /// How long a shutdown waits for a client that does not read.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);

@@ -126,9 +126,16 @@ impl Connection {
     /// Takes what was received of a write's payload. Says whether it is whole, and so submitted.
     pub(super) fn take_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> bool {
         let Self { slots, receive, .. } = self;
-        let rest = rest_of_payload(slots, slot, filled);
-        let bytes = receive.move_into(rest);
-        self.payload_came(cx, slot, filled, bytes)
+        let mut all = filled;
+        loop {
+            let rest = rest_of_payload(slots, slot, all);
+            let bytes = receive.move_into(rest);
+            all += bytes;
+            if bytes == 0 {
+                break;
+            }
+        }
+        self.payload_came(cx, slot, filled, all - filled)
     }
 
     /// Receives the rest of a write's payload straight into its buffer.
@@ -182,10 +189,10 @@ impl Connection {
     }
 }
 
-/// The part of a write's buffer that is still to be received.
+/// The next part of a write's memory that is still to be received into; empty at the end.
 fn rest_of_payload(slots: &mut Slots, slot: u32, filled: usize) -> &mut [u8] {
     let slot = slots.get(slot);
     let length = slot.request.length as usize;
-    let buffer = slot.buffer.as_mut().expect("a write has a buffer");
-    &mut buffer.bytes_mut()[filled..length]
+    let payload = slot.payload.as_mut().expect("a write has memory");
+    payload.slice_mut(filled..length)
 }

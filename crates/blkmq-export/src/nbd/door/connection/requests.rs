@@ -127,9 +127,15 @@ impl Connection {
         let slot = self.slots.get(index);
         slot.take_back(&bio);
         let request = slot.request;
-        if bio.status.is_ok() && slot.is_unfinished() && self.closing < Closing::Dead {
-            return self.submit(cx, index);
+        if bio.status.is_ok() && self.closing < Closing::Dead {
+            if self.session.replies().has_holes() {
+                slot.look_for_zeroes();
+            }
+            if slot.is_unfinished() {
+                return self.submit(cx, index);
+            }
         }
+        let reads_as_zeroes = slot.is_zero;
         if let (Op::Flush, Some(disk)) = (request.op, &self.disk) {
             bio.status = self.heard.end_flush(disk, bio.status);
         }
@@ -143,7 +149,7 @@ impl Connection {
             let (code, message) = error_of(bio.status, &request);
             replies.error(&request, code, message, heads);
             self.transmit.note_heads();
-        } else if request.op == Op::Read && replies.has_holes() && self.slots.reads_as_zeroes(index) {
+        } else if request.op == Op::Read && replies.has_holes() && reads_as_zeroes {
             self.slots.end(index);
             replies.hole(&request, heads);
             self.transmit.note_heads();

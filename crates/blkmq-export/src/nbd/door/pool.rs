@@ -1,0 +1,198 @@
+//! Decides what becomes of regions that no request needs: they are kept for the requests to come, of whatever connection, so that under
+//! load nothing is mapped and unmapped. To do so for each request of 32 MiB takes milliseconds, and threads that serve wait for
+//! each other meanwhile: all mappings of a process have one lock.
+//!
+//! What has not been needed for half a second goes back to the system, little by little, by `Trimmer`, a service of one reactor.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blkmq_core::bio::Bio;
+use blkmq_core::time::Nanos;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service, Waker};
+
+use super::memory::Memory;
+use super::sys::Chunk;
+
+/// Regions that nobody uses.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    /// What they take of the system's memory: what was touched of them.
+    bytes: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    chunks: Vec<Chunk>,
+    /// The fewest there have been in this period, which were not needed in it.
+    fewest: usize,
+    /// How many more are to go back of those that were not needed in the last one.
+    surplus: usize,
+    trimmer: Option<Waker>,
+    /// The trimmer knows that there are some.
+    is_watched: bool,
+}
+
+impl Pool {
+    /// What the regions take of the system's memory, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        // Relaxed: a late look trims something a moment later.
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Takes as many as there are, `most` at most.
+    pub(super) fn take(&self, most: usize) -> Vec<Chunk> {
+        if most == 0 || self.bytes() == 0 {
+            return Vec::new();
+        }
+        let mut state = self.lock();
+        let left = state.chunks.len().saturating_sub(most);
+        self.split_off(&mut state, left)
+    }
+
+    /// Keeps some.
+    pub(super) fn put(&self, chunks: Vec<Chunk>) {
+        let mut state = self.lock();
+        // Relaxed: changed below the lock alone.
+        self.bytes.fetch_add(bytes_of(&chunks), Ordering::Relaxed);
+        state.chunks.extend(chunks);
+        let is_news = !state.chunks.is_empty() && !std::mem::replace(&mut state.is_watched, true);
+        let trimmer = state.trimmer.clone().filter(|_| is_news);
+        drop(state);
+        if let Some(trimmer) = trimmer {
+            trimmer.wake();
+        }
+    }
+
+    /// Gives back some of what was not needed in the last period; if that is done, the next one begins. Says when to come again, if there
+    /// are any left.
+    fn trim(&self) -> Option<Nanos> {
+        let mut state = self.lock();
+        if state.surplus == 0 {
+            let all = state.chunks.len();
+            state.surplus = std::mem::replace(&mut state.fewest, all);
+        }
+        let going = state.surplus.min(TRIMMED_AT_ONCE).min(state.chunks.len());
+        let left = state.chunks.len() - going;
+        state.surplus = if left == 0 { 0 } else { state.surplus - going };
+        state.is_watched = left > 0;
+        let pause = if state.surplus == 0 { PERIOD } else { PAUSE };
+        let going = self.split_off(&mut state, left);
+        drop(state);
+        // Unmapped with the lock given back.
+        drop(going);
+        (left > 0).then_some(pause)
+    }
+
+    fn split_off(&self, state: &mut State, left: usize) -> Vec<Chunk> {
+        let chunks = state.chunks.split_off(left);
+        state.fewest = state.fewest.min(left);
+        self.bytes.fetch_sub(bytes_of(&chunks), Ordering::Relaxed);
+        chunks
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn bytes_of(chunks: &[Chunk]) -> u64 {
+    chunks.iter().map(|chunk| chunk.touched_bytes() as u64).sum()
+}
+
+/// Gives back what is kept for nobody.
+pub(super) struct Trimmer {
+    memory: Arc<Memory>,
+    is_over: bool,
+}
+
+impl Trimmer {
+    pub(super) fn new(memory: Arc<Memory>) -> Self {
+        Self {
+            memory,
+            is_over: false,
+        }
+    }
+}
+
+impl Service for Trimmer {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        self.memory.pool().lock().trimmer = Some(cx.waker());
+        cx.set_timer(cx.now() + PERIOD);
+    }
+
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        cx.set_timer(cx.now() + PERIOD);
+    }
+
+    fn on_timer(&mut self, cx: &mut Cx<'_>) {
+        if let Some(pause) = self.memory.pool().trim() {
+            cx.set_timer(cx.now() + pause);
+        }
+    }
+
+    fn on_ring(&mut self, _cx: &mut Cx<'_>, _completed: &[Completion]) {}
+
+    fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
+
+    fn drain(&mut self, cx: &mut Cx<'_>) {
+        cx.clear_timer();
+        self.is_over = true;
+    }
+
+    fn is_finished(&self) -> bool {
+        self.is_over
+    }
+}
+
+/// How long a region is kept that is not needed.
+const PERIOD: Nanos = Nanos::from_millis(500);
+/// Regions that go back in one turn, and how long others have their turns then: to unmap one takes 20 to 50 µs.
+const TRIMMED_AT_ONCE: usize = 8;
+const PAUSE: Nanos = Nanos::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use super::super::sys::Region;
+    use super::*;
+
+    const CHUNK: usize = 8192;
+
+    fn chunks(count: usize) -> Vec<Chunk> {
+        let chunk = || {
+            let region = Region::new(CHUNK).unwrap();
+            drop(region.take(CHUNK).unwrap());
+            region.into_chunk().unwrap()
+        };
+        (0..count).map(|_| chunk()).collect()
+    }
+
+    fn count(pool: &Pool) -> usize {
+        assert_eq!(pool.bytes() as usize, pool.lock().chunks.len() * CHUNK);
+        pool.lock().chunks.len()
+    }
+
+    #[test]
+    fn what_was_not_needed_for_a_period_goes_back_little_by_little_and_the_rest_stays() {
+        let pool = Pool::default();
+        pool.put(chunks(100));
+        assert_eq!(
+            (pool.trim(), count(&pool)),
+            (Some(PERIOD), 100),
+            "a period begins"
+        );
+        // Thirty of them are needed meanwhile.
+        let needed = pool.take(30);
+        pool.put(needed);
+        let mut turns = 0;
+        while pool.trim() == Some(PAUSE) {
+            turns += 1;
+        }
+        assert_eq!((turns, count(&pool)), (70 / TRIMMED_AT_ONCE, 30));
+        while pool.trim().is_some() {}
+        assert_eq!(count(&pool), 0);
+        assert_eq!(pool.take(5).len(), 0);
+    }
+}
