@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 
-use crate::place::{cargo, rust_source_is_installed, target_dir};
+use crate::place::{cargo, root, rust_source_is_installed, target_dir};
 use crate::steps::Steps;
 
 #[derive(Clone, Copy)]
@@ -37,6 +37,13 @@ pub(crate) fn run(steps: &mut Steps, sanitizer: Sanitizer) -> Result<()> {
         .env("RUSTC_BOOTSTRAP", "1")
         // Memory that is unmapped and mapped again is the same to a sanitizer that does not see the calls: rustix makes them itself.
         .env("RUSTFLAGS", format!("-Zsanitizer={name} --cfg=rustix_use_libc"))
+        .env(
+            "LSAN_OPTIONS",
+            format!(
+                "suppressions={}",
+                root().join("xtask/leaks-on-purpose.txt").display()
+            ),
+        )
         .env(
             "CARGO_TARGET_DIR",
             target_dir()?.join(format!("sanitizer-{name}")),

@@ -82,7 +82,7 @@ fn idle_connections_take_little_whoever_has_been_there_before() {
 #[test]
 fn memory_that_the_system_refuses_ends_the_connection_that_asked_for_it_and_nothing_else() {
     let scratch = Scratch::new();
-    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=64M"]);
+    let mut daemon = Daemon::serve(&scratch, &["name=vm1,ram=64M"]);
     let socket = scratch.path("nbd.sock");
     let connect = || Client::connect(&socket, "vm1").expect("the daemon serves it");
     let mut neighbour = connect();

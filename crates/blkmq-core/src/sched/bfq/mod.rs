@@ -614,4 +614,4 @@ const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
 /// Beside its queue's number in `sched_data`: a request that moves no data.
 const MOVES_NO_DATA: u32 = 1 << 31;
 /// What a request counts as at least.
-const COST_MIN: u32 = 512;
+const COST_MIN: u32 = 4096;

@@ -183,7 +183,7 @@ impl Memory {
     /// Returns whom to wake, if anybody can have its memory now and does not know it.
     fn next_to_wake(&self, line: &mut Line) -> Option<Waker> {
         let (ticket, id) = self.next(line)?;
-        line.waiter(ticket, id).to_wake()
+        line.waiter(ticket, id).take_waker()
     }
 
     /// Returns whom to wake: there may be enough for the next, too.
@@ -241,7 +241,7 @@ impl Line {
 
 impl Waiter {
     /// Returns what to wake it with, once.
-    fn to_wake(&mut self) -> Option<Waker> {
+    fn take_waker(&mut self) -> Option<Waker> {
         let was_woken = std::mem::replace(&mut self.is_woken, true);
         (!was_woken).then(|| self.waker.clone())
     }
@@ -357,7 +357,7 @@ impl Account {
         match memory.next(&line) {
             Some((next, _)) if next == ticket => {}
             Some((other, id)) => {
-                let other = line.waiter(other, id).to_wake();
+                let other = line.waiter(other, id).take_waker();
                 drop(line);
                 wake(other);
                 return false;
