@@ -104,6 +104,8 @@ fn memory_that_the_system_refuses_ends_the_connection_that_asked_for_it_and_noth
         .expect("there is memory for that")
         .len();
     assert_eq!(length, 8 << 20);
+    // To end takes threads, and those take memory.
+    limit_data(&daemon, None);
     daemon.stop();
 }
 
@@ -112,10 +114,14 @@ fn refuse_more_than(daemon: &Daemon, bytes: u64) {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's");
     let line = status.lines().find(|line| line.starts_with("VmData:"));
     let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    let limit = kib.expect("the kernel tells the size of data") * 1024 + bytes;
+    let now = kib.expect("the kernel tells the size of data") * 1024;
+    limit_data(daemon, Some(now + bytes));
+}
+
+fn limit_data(daemon: &Daemon, current: Option<u64>) {
     let limit = Rlimit {
-        current: Some(limit),
-        maximum: Some(limit),
+        current,
+        maximum: None,
     };
     prlimit(Pid::from_raw(daemon.id() as i32), Resource::Data, limit).expect("our own child can be limited");
 }
