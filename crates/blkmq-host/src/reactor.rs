@@ -30,6 +30,10 @@ pub(crate) struct Reactor {
     id: ReactorId,
     slots: Vec<Option<Slot>>,
     free_slots: Vec<u32>,
+    /// Services to be made.
+    arriving: VecDeque<ServiceFactory>,
+    /// Services that have finished, to be dropped.
+    leaving: VecDeque<Slot>,
     /// The slot of each port of the ring.
     slot_of_port: Vec<u32>,
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
@@ -62,6 +66,8 @@ impl Reactor {
             place,
             slots: Vec::new(),
             free_slots: Vec::new(),
+            arriving: VecDeque::new(),
+            leaving: VecDeque::new(),
             slot_of_port: Vec::new(),
             timers: BinaryHeap::with_capacity(64),
             touched: Vec::with_capacity(64),
@@ -91,6 +97,7 @@ impl Reactor {
     fn turn(&mut self) {
         self.place.read_clock();
         self.take_orders();
+        self.come_and_go();
         self.take_ring();
         self.take_timers();
         self.place.run_queues();
@@ -111,6 +118,8 @@ impl Reactor {
     fn has_news(&mut self) -> bool {
         self.is_stopped
             || !self.place.ended().is_empty()
+            || !self.arriving.is_empty()
+            || !self.leaving.is_empty()
             || self.shared.inboxes[self.id.index()].has_orders()
             || self.place.has_news()
     }
@@ -135,13 +144,27 @@ impl Reactor {
         }
         for order in inbox.take() {
             match order {
-                Order::Add(factory) => self.add(factory),
+                Order::Add(factory) => self.arriving.push_back(factory),
                 Order::Wake(index) if (index as usize) < self.slots.len() => {
                     self.call(index, |service, cx| service.on_wake(cx));
                 }
                 Order::Wake(_) => {}
                 Order::Drain => self.drain(),
                 Order::Stop => self.is_stopped = true,
+            }
+        }
+    }
+
+    /// Makes and drops a few services: each maps, unmaps and closes something, and those that are there wait meanwhile.
+    fn come_and_go(&mut self) {
+        for _ in 0..COME_AND_GO_MAX {
+            if let Some(factory) = self.arriving.pop_front() {
+                self.add(factory);
+            }
+            if let Some(slot) = self.leaving.pop_front() {
+                drop(slot);
+                // Release: pairs with the Acquire of who waits for the last service to go.
+                self.shared.services.fetch_sub(1, Ordering::Release);
             }
         }
     }
@@ -354,13 +377,11 @@ impl Reactor {
         if is_over {
             let awaited = desk.awaits_room;
             self.slot_of_port[usize::from(desk.port.id())] = u32::MAX;
-            self.slots[index as usize] = None;
+            self.leaving.extend(self.slots[index as usize].take());
             if let Some(line) = awaited.and_then(|of| self.refused.get_mut(&of)) {
                 line.retain(|&refused| refused != index);
             }
             self.free_slots.push(index);
-            // Release: pairs with the Acquire of who waits for the last service to go.
-            self.shared.services.fetch_sub(1, Ordering::Release);
         }
     }
 }
@@ -368,5 +389,7 @@ impl Reactor {
 /// Rounds of delivering and issuing in one turn, where drivers complete inline: then the ring and the timers
 /// are due.
 const ROUNDS_MAX: usize = 4;
+/// Services that are made, and as many that are dropped, in one turn: 10 to 20 µs each.
+const COME_AND_GO_MAX: usize = 8;
 /// Room for what ends in one turn, before a list has to grow.
 const ENDED_AT_ONCE: usize = 1024;
