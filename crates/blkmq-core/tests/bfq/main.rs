@@ -97,6 +97,8 @@ fn a_drive_that_pauses_or_slows_down_tenfold_changes_no_share() {
 fn who_could_not_be_faster_holds_nobody() {
     // Four each: sixteen units serve all twelve at once.
     let mut world = shallow(4);
+    // One after the other is found not to have its share.
+    world.run(SETTLED);
     let before: u64 = world.served.iter().sum();
     world.run(Nanos::from_secs(1));
     let got = world.served.iter().sum::<u64>() - before;

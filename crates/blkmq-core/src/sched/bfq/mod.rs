@@ -16,7 +16,7 @@ mod order;
 mod rate;
 mod requests;
 mod rivals;
-mod slowdown;
+mod room;
 #[cfg(test)]
 mod tests;
 mod tunables;
@@ -29,14 +29,14 @@ use self::life::TurnEnd;
 use self::rate::Rate;
 use self::requests::Held;
 use self::rivals::Rivals;
-use self::slowdown::Slowdown;
+use self::room::Room;
 use self::tunables::Tunables;
 use self::turn::{Neighbours, Pace, Turn};
 use self::wf2q::Wf2q;
 use super::depth::DepthLaw;
 use super::slots::SlotId;
 use super::{Elevator, InsertAt, Inserted, Note, TunableError};
-use crate::bio::{Class, Direction};
+use crate::bio::Class;
 use crate::group::{GroupTree, Node};
 use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::limits::Limits;
@@ -55,7 +55,7 @@ pub struct Bfq {
     depth: DepthLaw,
     absence: Absence,
     rate: Rate,
-    slowdown: Slowdown,
+    room: Room,
     /// All that waits was held the last time, for a slower one.
     is_held: bool,
     tunables: Tunables,
@@ -67,6 +67,8 @@ pub struct Bfq {
     neighbours: Neighbours,
     /// Requests given out that have not ended.
     in_flight: u32,
+    /// Those of members that were passed over.
+    passed_in_flight: u32,
 
     /// Of each group, when the class of its clients that is served last had its turn.
     last_class_at: Vec<Instant>,
@@ -93,7 +95,7 @@ impl Bfq {
             depth: DepthLaw::new(requests_max.max(1) as u32),
             absence: Absence::new(capacity + queues),
             rate: Rate::default(),
-            slowdown: Slowdown::new(),
+            room: Room::new(capacity + queues),
             is_held: false,
             tunables: Tunables::new(rotational),
             rotational,
@@ -101,6 +103,7 @@ impl Bfq {
             pace: Pace::default(),
             neighbours: Neighbours::new(),
             in_flight: 0,
+            passed_in_flight: 0,
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
             cost_max: limits.transfer_max,
@@ -125,9 +128,6 @@ impl Bfq {
         if self.absence.holds() {
             self.end_hold();
         }
-        if self.wf2q.reach() == 0 {
-            self.wf2q.set_reach(self.reach());
-        }
         let slot = self
             .next_request(id)
             .expect("the queue whose turn it is has requests");
@@ -148,11 +148,13 @@ impl Bfq {
     /// Chooses the queue whose turn it is.
     fn pick(&mut self) -> Option<usize> {
         loop {
+            let has_room = self.has_room() || self.may_pass();
             let (served_at, now) = (&self.last_class_at, self.now);
-            let leaf = self
-                .wf2q
-                .pick(|group| now.since(served_at[group]) >= LAST_CLASS_WAIT);
-            let Some(leaf) = leaf else {
+            let leaf = has_room.then(|| {
+                self.wf2q
+                    .pick(|group| now.since(served_at[group]) >= LAST_CLASS_WAIT)
+            });
+            let Some(leaf) = leaf.flatten() else {
                 self.is_held = self.queued() > 0;
                 if !self.is_held || !self.is_hold_over() {
                     return None;
@@ -169,24 +171,47 @@ impl Bfq {
         }
     }
 
-    /// All that waits is held. Says whether it is so no longer: those for whom it was are gone, or would not be faster.
+    /// All that waits is held. Says whether it is so no longer: those for whom it was are gone, or a probe begins.
     #[cold]
     fn is_hold_over(&mut self) -> bool {
+        if self.room.is_alone() {
+            return false;
+        }
         if self.dismiss_absent() {
             return true;
         }
         self.depth.held();
-        let holder = self.wf2q.holder();
-        let lifts = self.wf2q.reach() > 0
-            && holder.is_some_and(|id| {
-                let is_busy = self.wf2q.is_busy(id);
-                self.slowdown.held(id, is_busy, self.in_flight, self.now)
-            });
-        if lifts {
-            // For the next one; see `dispatch_one`.
-            self.wf2q.set_reach(0);
+        let (holder, others) = (self.wf2q.holder(), self.others_in_flight());
+        let is_over = self.room.held(&self.wf2q, holder, others, self.now);
+        self.wf2q.set_open(is_over);
+        is_over
+    }
+
+    /// Says whether those who are not passed over may have one more in flight.
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.room.permits(self.others_in_flight()) || self.wf2q.reach_now() == 0
+    }
+
+    /// There is no room. Says whether the next one does not need it: it is passed over, or came back within its due.
+    #[cold]
+    fn may_pass(&mut self) -> bool {
+        self.wf2q.is_next_passed_over() || self.wf2q.is_next_urgent()
+    }
+
+    /// What is in flight of those who are not passed over.
+    #[inline]
+    fn others_in_flight(&self) -> u32 {
+        self.in_flight - self.passed_in_flight
+    }
+
+    /// Looks whether a probe goes on to its next phase.
+    #[inline]
+    fn look_at_room(&mut self) {
+        if self.room.look(&mut self.wf2q, self.in_flight, self.now) {
+            self.wf2q.set_open(self.room.is_open());
+            self.depth.interrupt();
         }
-        lifts
     }
 
     /// So long a group that has nothing is waited for at most.
@@ -221,6 +246,12 @@ impl Bfq {
         if rq.charged_bytes(self.held.limits()) == 0 {
             rq.sched_data |= MOVES_NO_DATA;
         }
+        let is_passed = self.wf2q.is_passed_over(self.wf2q.leaf(id));
+        if is_passed {
+            rq.sched_data |= PASSED_OVER;
+            self.passed_in_flight += 1;
+        }
+        self.room.taken(is_passed, self.now);
         // What came back was paid for when it went out first.
         if !came_back {
             let cost = self.cost(&rq);
@@ -333,9 +364,10 @@ impl Bfq {
 
     /// A request that was given out is not in flight any more.
     #[inline]
-    fn landed(&mut self, id: usize) {
+    fn landed(&mut self, sched_data: u32) {
         self.in_flight -= 1;
-        self.clients[id].in_flight -= 1;
+        self.passed_in_flight -= u32::from(sched_data & PASSED_OVER != 0);
+        self.clients[queue_of(sched_data)].in_flight -= 1;
     }
 
     /// If a queue has nothing any more, here or in flight, it is idle.
@@ -356,20 +388,6 @@ impl Bfq {
             }
         }
         self.tell_depth();
-    }
-
-    fn tell_slowdown(&mut self, id: usize, kind: (Direction, u64), time: Nanos) {
-        let above = self.wf2q.with_groups(self.wf2q.leaf(id));
-        self.slowdown.ended(above, kind, time, self.in_flight, self.now);
-        if self.slowdown.limit().is_some() {
-            self.depth.interrupt();
-        }
-    }
-
-    /// How many requests may be in flight now.
-    #[inline]
-    fn limit(&self) -> u32 {
-        self.slowdown.limit().unwrap_or(self.depth.limit())
     }
 
     #[inline]
@@ -396,7 +414,7 @@ impl Bfq {
 /// Whose request it is, from what [`Bfq::take`] left in it.
 #[inline]
 fn queue_of(sched_data: u32) -> usize {
-    (sched_data & !MOVES_NO_DATA) as usize
+    (sched_data & !(MOVES_NO_DATA | PASSED_OVER)) as usize
 }
 
 impl Elevator for Bfq {
@@ -408,7 +426,7 @@ impl Elevator for Bfq {
         self.notice(now);
         if at == InsertAt::Head {
             let id = queue_of(rq.sched_data);
-            self.landed(id);
+            self.landed(rq.sched_data);
             let was_empty = self.clients[id].requests.is_empty();
             self.clients[id].requests.requeue(&mut self.held, rq, self.now);
             if was_empty {
@@ -423,6 +441,7 @@ impl Elevator for Bfq {
             self.wf2q
                 .place_leaf(leaf, key.group().index(), key.class(), key.weight());
             self.absence.forget(leaf);
+            self.room.forget(&mut self.wf2q, leaf);
         }
         let id = if self.has_turns() {
             self.partner(id, rq.position())
@@ -445,8 +464,8 @@ impl Elevator for Bfq {
 
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>> {
         self.notice(now);
-        self.slowdown.look(self.now);
-        if self.in_flight >= self.limit() {
+        self.look_at_room();
+        if self.in_flight >= self.depth.limit() {
             return self.dispatch_urgent(now);
         }
         if self.has_turns() {
@@ -463,7 +482,7 @@ impl Elevator for Bfq {
         let limit = self.depth.limit();
         let room = limit.saturating_add((limit / URGENT_PART).max(1));
         if self.has_turns()
-            || self.slowdown.limit().is_some()
+            || self.room.is_alone()
             || self.in_flight >= room
             || !self.wf2q.is_next_urgent()
         {
@@ -476,19 +495,14 @@ impl Elevator for Bfq {
         self.notice(note.completed_at);
         let id = queue_of(note.sched_data);
         let time = note.completed_at.since(note.issued_at);
-        let (kind, bytes) = if note.sched_data & MOVES_NO_DATA == 0 {
-            (
-                (note.direction, note.bytes),
-                note.bytes.min(u64::from(self.cost_max)),
-            )
-        } else {
-            let kept = self.rate.learn_cost_without_data(time, self.in_flight);
-            ((Direction::Discard, 0), kept)
+        let bytes = match note.sched_data & MOVES_NO_DATA {
+            0 => note.bytes.min(u64::from(self.cost_max)),
+            _ => self.rate.learn_cost_without_data(time, self.in_flight),
         };
-        self.landed(id);
-        if self.slowdown.is_watching(self.now) {
-            self.tell_slowdown(id, kind, time);
-        }
+        self.landed(note.sched_data);
+        let (leaf, others) = (self.wf2q.leaf(id), self.others_in_flight());
+        self.room.ended(&self.wf2q, leaf, time, others, self.now);
+        self.look_at_room();
         self.depth.completed(bytes, self.in_flight, self.now);
         let cost = bytes + u64::from(self.tunables.request_cost);
         if self.rate.completed(cost, self.now) {
@@ -523,7 +537,7 @@ impl Elevator for Bfq {
     }
 
     fn keeps_back(&self) -> bool {
-        let is_full = self.in_flight >= self.limit();
+        let is_full = self.in_flight >= self.depth.limit();
         let is_strict = self.tunables.strict_guarantees && self.in_flight > 0;
         let waits = self.turn.is_some_and(|turn| turn.is_waiting);
         self.queued() > 0 && (is_full || is_strict || waits || self.is_held)
@@ -537,9 +551,9 @@ impl Elevator for Bfq {
         }
         let turn = self.turn.and_then(|turn| turn.waits_until);
         // At the limit an end comes first.
-        let is_full = self.in_flight >= self.limit();
+        let is_full = self.in_flight >= self.depth.limit();
         let absence = self.absence.next_wakeup().filter(|_| !is_full);
-        let wakeups = [turn, absence, self.slowdown.next_wakeup()];
+        let wakeups = [turn, absence, self.room.next_wakeup()];
         wakeups.into_iter().flatten().min()
     }
 
@@ -569,6 +583,7 @@ impl Elevator for Bfq {
         self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
         let group = wf2q.group(id.index());
         wf2q.forget(group);
+        self.room.forget(&mut self.wf2q, group);
         self.absence.forget(group);
     }
 
@@ -613,5 +628,7 @@ const URGENT_PART: u32 = 4;
 const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
 /// Beside its queue's number in `sched_data`: a request that moves no data.
 const MOVES_NO_DATA: u32 = 1 << 31;
+/// Likewise: a member that was passed over when it was given out.
+const PASSED_OVER: u32 = 1 << 30;
 /// What a request counts as at least.
 const COST_MIN: u32 = 4096;

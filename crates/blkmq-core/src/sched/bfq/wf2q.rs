@@ -38,12 +38,16 @@ pub(super) struct Wf2q {
     trees: Vec<[Tree; CLASSES]>,
     /// How much one member may have in advance of the slowest, if all shared it by weight, in bytes; 0 for no bound.
     reach: u64,
+    /// Nobody is held by the bound for now.
+    is_open: bool,
+    /// Of its siblings and itself only this one is served.
+    only: Option<EntityId>,
     /// Groups below the root whose members are all held by the bound: their parents do not count them as waiting.
     held: Vec<u32>,
 }
 
 /// The number of an entity: that of its group, or of its queue behind all the groups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct EntityId(u32);
 
 #[derive(Clone, Debug)]
@@ -56,6 +60,10 @@ struct Entity {
     class: u8,
     /// The group that schedules it; the root has itself.
     parent: u32,
+    /// What it was given, and how much of it counts, in 1/1024.
+    given: u32,
+    counts: u32,
+    /// Both together, in 1/[`WEIGHT_UNIT`].
     weight: u32,
     /// [`UNIT`] times 2^32 over the weight.
     inverse: u64,
@@ -96,8 +104,10 @@ impl Wf2q {
             is_urgent: false,
             class: CLASS_OF_GROUPS,
             parent: ROOT,
-            weight: 1,
-            inverse: inverse(1),
+            given: 1,
+            counts: COUNTS_ALL,
+            weight: WEIGHT_UNIT,
+            inverse: inverse(WEIGHT_UNIT),
             budget: 0,
             start: 0,
             finish: 0,
@@ -106,6 +116,8 @@ impl Wf2q {
             entities: vec![entity; groups + leaves],
             trees: vec![[const { Tree::EMPTY }; CLASSES]; groups],
             reach: 0,
+            is_open: false,
+            only: None,
             held: Vec::with_capacity(groups),
         }
     }
@@ -142,7 +154,8 @@ impl Wf2q {
         entity.parent = parent as u32;
         entity.class = class as u8;
         entity.start = tree;
-        entity.set_weight(weight);
+        (entity.given, entity.counts) = (weight, COUNTS_ALL);
+        entity.set_weight(effective(weight, COUNTS_ALL));
     }
 
     /// Forgets what an entity that has nothing was served.
@@ -154,6 +167,7 @@ impl Wf2q {
             id.0
         );
         self.take_out(id);
+        self.count_again(id);
         self.discount(id);
     }
 
@@ -184,9 +198,17 @@ impl Wf2q {
     /// Sets an entity's weight, which counts at once: what it had in advance, or too little, is the same amount of service
     /// as before.
     pub(super) fn set_weight(&mut self, id: EntityId, weight: u32) {
-        let old = self.entities[id.index()].weight;
+        let counts = self.entities[id.index()].counts;
+        self.weigh(id, weight, counts);
+    }
+
+    /// Makes so much of an entity's weight count.
+    fn weigh(&mut self, id: EntityId, given: u32, counts: u32) {
+        let entity = &mut self.entities[id.index()];
+        let (old, weight) = (entity.weight, effective(given, counts));
+        (entity.given, entity.counts) = (given, counts);
         if old == weight || id.0 == ROOT {
-            self.entities[id.index()].set_weight(weight);
+            entity.set_weight(weight);
             return;
         }
         let lead = i128::from(self.lead(id)) * i128::from(old) / i128::from(weight);
@@ -239,9 +261,12 @@ impl Wf2q {
             if class < CLASSES - 1 && last.has_members() && last_class_due(group as usize) {
                 class = CLASSES - 1;
             }
+            let id = self.next(group, class)?;
             let tree = &mut self.trees[group as usize][class];
-            let id = tree.settle(&mut self.entities, self.reach)?;
-            tree.eligible.remove(&mut self.entities, id);
+            match self.entities[id as usize].state {
+                State::Waiting => tree.waiting.remove(&mut self.entities, id),
+                _ => tree.eligible.remove(&mut self.entities, id),
+            }
             let entity = &mut self.entities[id as usize];
             entity.state = State::Serving;
             entity.is_urgent = false;
@@ -255,11 +280,20 @@ impl Wf2q {
 
     /// Says whether the one that is next has come back within its due: see [`Wf2q::activate`].
     pub(super) fn is_next_urgent(&mut self) -> bool {
-        let next = self.first_class(ROOT).and_then(|class| {
-            let tree = &mut self.trees[ROOT as usize][class];
-            tree.settle(&mut self.entities, self.reach)
-        });
+        let next = self.first_class(ROOT).and_then(|class| self.next(ROOT, class));
         next.is_some_and(|id| self.entities[id as usize].is_urgent)
+    }
+
+    /// The member of a class of a group that is next.
+    #[inline]
+    fn next(&mut self, group: u32, class: usize) -> Option<u32> {
+        if let Some(only) = self.only
+            && (self.entities[only.index()].parent, class) == (group, usize::from(CLASS_OF_GROUPS))
+        {
+            return self.waits(only).then_some(only.0);
+        }
+        let reach = self.reach_now();
+        self.trees[group as usize][class].settle(&mut self.entities, reach)
     }
 
     /// Makes a leaf that waits for its turn, and its groups, the served ones, whatever the order says. Nobody is being
@@ -281,8 +315,10 @@ impl Wf2q {
     #[inline]
     pub(super) fn serve(&mut self, id: EntityId, amount: u32) {
         let mut at = id.0;
+        self.entities[ROOT as usize].presence.serve(amount);
         while at != ROOT {
             let entity = &mut self.entities[at as usize];
+            entity.presence.serve(amount);
             debug_assert_eq!(entity.state, State::Serving);
             entity.start = entity.start.wrapping_add(entity.span(amount));
             let start = entity.start;
@@ -352,8 +388,7 @@ impl Wf2q {
     #[inline]
     fn next_budget(&mut self, group: u32) -> Option<u32> {
         let class = self.first_class(group)?;
-        let tree = &mut self.trees[group as usize][class];
-        let Some(next) = tree.settle(&mut self.entities, self.reach) else {
+        let Some(next) = self.next(group, class) else {
             self.note_held(group);
             return None;
         };
@@ -408,9 +443,10 @@ impl Wf2q {
             entity.span(entity.budget)
         };
         entity.finish = entity.start.wrapping_add(due_in);
-        let start = entity.start;
+        let (start, reach) = (entity.start, self.reach_now());
+        let entity = &self.entities[id.index()];
         let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
-        let waits = before(tree.time, start) || !tree.allows(&mut self.entities, self.reach, start);
+        let waits = before(tree.time, start) || !tree.allows(&mut self.entities, reach, start);
         let entity = &mut self.entities[id.index()];
         if waits {
             entity.state = State::Waiting;
@@ -580,7 +616,6 @@ impl Tree {
 
 impl Entity {
     fn set_weight(&mut self, weight: u32) {
-        assert!(weight > 0, "a weight of 0");
         self.weight = weight;
         self.inverse = inverse(weight);
     }
@@ -633,6 +668,12 @@ pub(super) fn leaf_number(id: EntityId, groups: usize) -> Option<usize> {
     id.index().checked_sub(groups)
 }
 
+fn effective(given: u32, counts: u32) -> u32 {
+    assert!(given > 0, "a weight of 0");
+    let weight = u64::from(given) * u64::from(WEIGHT_UNIT) * u64::from(counts) / u64::from(COUNTS_ALL);
+    (weight as u32).max(1)
+}
+
 fn inverse(weight: u32) -> u64 {
     (1 << (32 + UNIT_BITS)) / u64::from(weight)
 }
@@ -645,6 +686,10 @@ const ROOT: u32 = 0;
 /// Virtual time counts service over weight in units of 2^-20: rounding is far below a byte, and tags of one tree are less
 /// than 2^52 apart, so that they can wrap around.
 const UNIT_BITS: u32 = 20;
+/// Weights are counted in parts, since of a small one only a part may count.
+const WEIGHT_UNIT: u32 = 32;
+/// All of a weight counts.
+const COUNTS_ALL: u32 = 1024;
 const BY_START: usize = 0;
 const BY_FINISH: usize = 1;
 const BY_KNOWN_START: usize = 2;

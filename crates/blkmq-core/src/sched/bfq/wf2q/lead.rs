@@ -14,7 +14,7 @@
 //! deep one need not wait for a shallow one.
 
 use super::super::heap::{Heap, Links, before};
-use super::{BY_KNOWN_START, CLASS_OF_GROUPS, Entity, EntityId, ROOT, Tree, UNIT_BITS, Wf2q};
+use super::{BY_KNOWN_START, CLASS_OF_GROUPS, COUNTS_ALL, Entity, EntityId, ROOT, State, Tree, UNIT_BITS, Wf2q, effective};
 
 /// Of an entity: whether and how it counts for the floor of its tree.
 #[derive(Clone, Debug)]
@@ -25,6 +25,10 @@ pub(super) struct Presence {
     is_counted: bool,
     /// It was away for a moment only: what came to be due to it meanwhile is kept.
     keeps_due: bool,
+    /// It never counts, and what is due to it is kept.
+    is_passed_over: bool,
+    /// What it was served, in bytes.
+    served: u64,
     /// Of a leaf 1 while it has a request, waiting or in flight; of a group its members that have.
     busy: u32,
 }
@@ -48,9 +52,15 @@ impl Wf2q {
         self.reach = bytes;
     }
 
-    /// What [`Wf2q::set_reach`] has set.
-    pub(in super::super) fn reach(&self) -> u64 {
-        self.reach
+    /// Holds nobody by the bound for now; what is due to those who were held back is kept as ever.
+    pub(in super::super) fn set_open(&mut self, is_open: bool) {
+        self.is_open = is_open;
+    }
+
+    /// The reach that holds now.
+    #[inline]
+    pub(in super::super) fn reach_now(&self) -> u64 {
+        if self.is_open { 0 } else { self.reach }
     }
 
     /// A leaf has its first request. `came` hears of it and of the groups that had nothing until now, and says of each whether
@@ -121,8 +131,8 @@ impl Wf2q {
 
     /// Says whether a group has members that wait and none that may be served.
     fn is_held(&mut self, group: u32) -> bool {
-        let tree = &mut self.trees[group as usize][usize::from(CLASS_OF_GROUPS)];
-        tree.has_members() && tree.settle(&mut self.entities, self.reach).is_none()
+        let class = usize::from(CLASS_OF_GROUPS);
+        self.trees[group as usize][class].has_members() && self.next(group, class).is_none()
     }
 
     /// The slowest present member of a group.
@@ -134,6 +144,90 @@ impl Wf2q {
     /// Says whether a member has something, waiting or in flight.
     pub(in super::super) fn is_busy(&self, id: EntityId) -> bool {
         self.entities[id.index()].presence.busy > 0
+    }
+
+    /// Others are not held for a member any longer, and so much of its weight counts, in 1/1024.
+    pub(in super::super) fn pass_over(&mut self, id: EntityId, counts: u32) {
+        self.discount(id);
+        let entity = &mut self.entities[id.index()];
+        entity.presence.is_passed_over = true;
+        let given = entity.given;
+        self.weigh(id, given, counts.clamp(1, COUNTS_ALL));
+    }
+
+    /// Others are held for a member again, if it has something.
+    pub(in super::super) fn count_again(&mut self, id: EntityId) {
+        let presence = &mut self.entities[id.index()].presence;
+        if !std::mem::replace(&mut presence.is_passed_over, false) {
+            return;
+        }
+        let (is_busy, given) = (presence.busy > 0, self.entities[id.index()].given);
+        self.weigh(id, given, COUNTS_ALL);
+        if is_busy {
+            self.count(id);
+        }
+    }
+
+    /// Says whether others are not held for a member, or for a group that it is in.
+    #[inline]
+    pub(in super::super) fn is_passed_over(&self, id: EntityId) -> bool {
+        self.with_groups(id)
+            .any(|id| self.entities[id.index()].presence.is_passed_over)
+    }
+
+    /// Says whether the leaf that is next is one for which, or for whose group, others are not held.
+    pub(in super::super) fn is_next_passed_over(&mut self) -> bool {
+        let mut group = ROOT;
+        while let Some(id) = self.first_class(group).and_then(|class| self.next(group, class)) {
+            if self.entities[id as usize].presence.is_passed_over {
+                return true;
+            }
+            if !self.is_group(id) {
+                break;
+            }
+            group = id;
+        }
+        false
+    }
+
+    /// Members of the group of this one that move at its pace: they have all they ask for in flight, as it has. Others would be held
+    /// for them if they were not for this one.
+    pub(in super::super) fn alike(&self, id: EntityId) -> impl Iterator<Item = EntityId> {
+        let parent = self.entities[id.index()].parent;
+        let is_alike = move |entity: &Entity| {
+            let is_in_flight = matches!(entity.state, State::Out | State::Lingering);
+            entity.parent == parent && entity.presence.is_counted && is_in_flight
+        };
+        let ids = self.entities.iter().enumerate().skip(1);
+        ids.filter(move |(_, entity)| is_alike(entity))
+            .map(|(id, _)| EntityId(id as u32))
+    }
+
+    /// What a member was served, in bytes.
+    pub(in super::super) fn served(&self, id: EntityId) -> u64 {
+        self.entities[id.index()].presence.served
+    }
+
+    /// The group that a member is in.
+    pub(in super::super) fn parent(&self, id: EntityId) -> EntityId {
+        EntityId(self.entities[id.index()].parent)
+    }
+
+    /// A member's weight, and the sum of the weights of those in its group for which others are held, itself among them.
+    pub(in super::super) fn part(&self, id: EntityId) -> (u64, u64) {
+        let entity = &self.entities[id.index()];
+        let own = u64::from(effective(entity.given, COUNTS_ALL));
+        let tree = &self.trees[entity.parent as usize][usize::from(CLASS_OF_GROUPS)];
+        let is_among = entity.presence.is_counted;
+        (own, tree.lead.weight + if is_among { 0 } else { own })
+    }
+
+    /// Serves this one alone of its group, or all of them again.
+    pub(in super::super) fn set_only(&mut self, only: Option<EntityId>) {
+        let old = std::mem::replace(&mut self.only, only);
+        for id in old.into_iter().chain(only) {
+            self.refresh(self.entities[id.index()].parent, false);
+        }
     }
 
     /// Makes those groups wait for their turn again whose members are held no longer.
@@ -168,6 +262,7 @@ impl Wf2q {
         let Presence {
             is_counted,
             keeps_due,
+            is_passed_over,
             ..
         } = self.entities[id.index()].presence;
         let tree = self.tree_of(id);
@@ -175,8 +270,11 @@ impl Wf2q {
             return tree.time;
         }
         let bound = tree.bound(reach);
-        if is_counted || keeps_due {
-            return tree.time.wrapping_sub(DUE_BOUNDS * bound);
+        if is_counted {
+            return tree.time.wrapping_sub(DUE_PRESENT * bound);
+        }
+        if keeps_due || is_passed_over {
+            return tree.time.wrapping_sub(DUE_AWAY * bound);
         }
         let parent = self.entities[id.index()].parent;
         self.floor_of(parent);
@@ -193,7 +291,12 @@ impl Wf2q {
     #[inline]
     pub(super) fn count(&mut self, id: EntityId) {
         let entity = &mut self.entities[id.index()];
-        if entity.presence.is_counted || entity.class != CLASS_OF_GROUPS {
+        let Presence {
+            is_counted,
+            is_passed_over,
+            ..
+        } = entity.presence;
+        if is_counted || is_passed_over || entity.class != CLASS_OF_GROUPS {
             return;
         }
         let is_group = self.is_group(id.0);
@@ -330,6 +433,8 @@ impl Presence {
         known_start: 0,
         is_counted: false,
         keeps_due: false,
+        is_passed_over: false,
+        served: 0,
         busy: 0,
     };
 
@@ -344,13 +449,20 @@ impl Presence {
     }
 
     #[inline]
+    pub(super) fn serve(&mut self, bytes: u32) {
+        self.served += u64::from(bytes);
+    }
+
+    #[inline]
     pub(super) fn known_start(&self) -> u64 {
         self.known_start
     }
 }
 
-/// What is still due is kept up to so many times the bound: what the drive does in some milliseconds.
-const DUE_BOUNDS: u64 = 16;
+/// What is still due is kept up to so many times the bound, so what the drive does in so many milliseconds: of a member that is
+/// there, which is due nothing but what a probe has kept from it, and of one that was away or is passed over.
+const DUE_PRESENT: u64 = 64;
+const DUE_AWAY: u64 = 16;
 
 impl Lead {
     pub(super) const EMPTY: Self = Self {
