@@ -221,8 +221,8 @@ fn the_stats_bench_measures_all_four_sides() {
     let report = read(&json);
     let rows = report["rows"].as_array().expect("rows");
     let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
-    assert_eq!(sides, ["before", "after", "off"].repeat(2));
-    assert_eq!(rows[3]["case"], "null/mq-deadline/jobs=2");
+    assert_eq!(sides, ["published", "before", "after", "off"].repeat(2));
+    assert_eq!(rows[4]["case"], "null/mq-deadline/jobs=2");
     assert!(rows.iter().all(|row| is_positive(&row["iops"])));
 }
 

@@ -193,7 +193,7 @@ impl Queue {
         let throttled = if is_capped { THROTTLED } else { 0 };
         let standings = Standings::new(&groups);
         let throttle = Throttle::new(&groups, requests_max + flushes_max, &config.limits);
-        let stats = Stats::new(groups.capacity(), config.stats);
+        let stats = Stats::new(groups.capacity(), config.stats, config.clock);
         let watched = Arc::clone(&stats.watched);
         let shared_tags = match config.tags {
             TagMode::Shared(depth) => Some(Arc::new(SharedTags::new(depth, config.hctxs))),

@@ -63,7 +63,7 @@ impl LocalQueue {
         self.tell_who_has_answered(sched, now);
         let mut issued = false;
         while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
-            let Some(rq) = sched.dispatch(depth, now) else {
+            let Some(rq) = sched.dispatch(depth, &self.queue.stats, now) else {
                 break;
             };
             if !promises && rq.owner != self.me || self.is_flush_of_other_context(&rq) {

@@ -22,7 +22,7 @@ use crate::ids::GroupId;
 use crate::poll::PollShard;
 use crate::request::Request;
 use crate::sched::Note;
-use crate::time::Nanos;
+use crate::time::{Instant, Nanos};
 
 /// Who keeps the statistics of groups, and when. A tunable of a queue, for measurement: the default is for use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +35,17 @@ pub enum StatsMode {
     /// The gate's holder for everybody, at insertion, dispatch and end, where there is an elevator: as schedulers do that keep
     /// their statistics under their lock.
     UnderGate,
+    /// The same, and each update reads the clock for itself, as bfq did until Linux 4.14: for
+    /// measuring what that cost.
+    UnderGateTimed,
+}
+
+impl StatsMode {
+    /// Says whether the gate's holder counts for everybody.
+    #[inline]
+    pub(crate) fn is_under_gate(self) -> bool {
+        matches!(self, Self::UnderGate | Self::UnderGateTimed)
+    }
 }
 
 /// What the gate's holder stamps into a request besides times; one word, since what is written in pieces and read as a whole
@@ -350,6 +361,8 @@ impl Shard {
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) mode: StatsMode,
+    /// What [`StatsMode::UnderGateTimed`] reads.
+    clock: fn() -> Instant,
     pub(crate) watched: std::sync::Arc<Watched>,
     /// What the gate's holder counts for everybody, if it is to.
     pub(crate) under_gate: Shard,
@@ -359,14 +372,25 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn new(groups: usize, mode: StatsMode) -> Self {
-        let under_gate = if mode == StatsMode::UnderGate { groups } else { 0 };
+    pub(crate) fn new(groups: usize, mode: StatsMode, clock: fn() -> Instant) -> Self {
+        let under_gate = if mode.is_under_gate() { groups } else { 0 };
         Self {
             mode,
+            clock,
             watched: std::sync::Arc::new(Watched::new(groups)),
             under_gate: Shard::new(under_gate as u32),
             buried: Shard::new(groups as u32),
             buried_times: Watched::new(groups),
+        }
+    }
+
+    /// The time of an update: that of the batch, or of this moment.
+    #[inline]
+    pub(crate) fn time_of_update(&self, batch: Instant) -> Instant {
+        if self.mode == StatsMode::UnderGateTimed {
+            (self.clock)()
+        } else {
+            batch
         }
     }
 

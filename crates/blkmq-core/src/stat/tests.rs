@@ -25,7 +25,7 @@ fn ended(op: Op, flags: Flags, group: u32, times_us: [u64; 3]) -> Box<Request> {
 }
 
 fn own(shard: &Shard, group: u32) -> GroupStats {
-    Stats::new(4, StatsMode::Outside).own(iter::once(shard), GroupId(group))
+    Stats::new(4, StatsMode::Outside, || Instant(0)).own(iter::once(shard), GroupId(group))
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_read_is_synchronous_whatever_it_says() {
 #[test]
 fn what_a_removed_group_did_is_its_parents_and_nothing_is_lost_or_moved_between_kinds() {
     let (a, b) = (Shard::new(4), Shard::new(4));
-    let stats = Stats::new(4, StatsMode::Outside);
+    let stats = Stats::new(4, StatsMode::Outside, || Instant(0));
     let kinds = [
         (Op::Read, Flags::NONE),
         (Op::Write, Flags::NONE),
@@ -100,7 +100,7 @@ struct Bench {
 impl Bench {
     fn new(groups: u32) -> Self {
         let tree = GroupTree::flat(groups);
-        let stats = Stats::new(groups as usize, StatsMode::Outside);
+        let stats = Stats::new(groups as usize, StatsMode::Outside, || Instant(0));
         let watch = Watch::new(std::sync::Arc::clone(&stats.watched), &tree, true);
         Self { stats, watch }
     }
