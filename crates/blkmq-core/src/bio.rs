@@ -294,6 +294,24 @@ pub(crate) enum Parent {
     Part(u32),
 }
 
+/// Where a mapped disk's bio goes as it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Passed {
+    pub(crate) disk: DiskId,
+    pub(crate) offset: u64,
+    /// What it was before: its number in `mapper::stack`.
+    pub(crate) frame: u32,
+}
+
+impl Passed {
+    /// Makes the bio one of that place.
+    #[inline(always)]
+    pub(crate) fn put_into(self, bio: &mut Bio) {
+        (bio.disk, bio.offset) = (self.disk, self.offset);
+        bio.origin = Origin(Parent::Passed(self.frame));
+    }
+}
+
 impl Origin {
     /// Says whether the end of the bio is that of what its submitter, or who passed it on, has given.
     #[inline]

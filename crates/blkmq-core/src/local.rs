@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use blkmq_sync::mpsc::Receiver;
 use blkmq_sync::spsc::Producer;
 
-use crate::bio::{Bio, Status};
+use crate::bio::{Bio, Passed, Status};
 use crate::driver::{Done, Driver};
 use crate::gate::Report;
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
@@ -143,6 +143,20 @@ impl LocalQueue {
     #[inline(never)]
     pub fn submit(&mut self, bio: Bio, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
         self.sw.submit(&self.queue, bio, fx)?;
+        if self.sw.plug.is_due() {
+            self.unplug(now, fx);
+        }
+        Ok(())
+    }
+
+    /// Takes in a mapped disk's bio that goes as it is to a place on one of this queue's disks
+    /// ([`crate::mapper::stack::Stack::redirect`]).
+    ///
+    /// # Errors
+    /// As for [`LocalQueue::submit`]; the bio has the place in it then.
+    #[inline(never)]
+    pub fn submit_passed(&mut self, bio: Bio, to: Passed, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
+        self.sw.submit_passed(&self.queue, bio, to, fx)?;
         if self.sw.plug.is_due() {
             self.unplug(now, fx);
         }

@@ -545,13 +545,13 @@ impl Queue {
         self.ports.iter().map(|port| &*port.shard)
     }
 
-    /// Says whether a bio is one of the common kind that needs no further look: a sound read or write
-    /// without modifiers that one request can carry. Everything else goes through
-    /// [`Queue::check_bio`] and what follows.
+    /// Says whether a bio, at `offset` of the disk, is one of the common kind that needs no further
+    /// look: a sound read or write without modifiers that one request can carry. Everything else
+    /// goes through [`Queue::check_bio`] and what follows.
     #[inline]
-    pub(crate) fn is_plain(&self, bio: &Bio, disk: &DiskConfig) -> bool {
+    pub(crate) fn is_plain(&self, bio: &Bio, offset: u64, disk: &DiskConfig) -> bool {
         let mask = u64::from(disk.logical_block) - 1;
-        let has_room = bio.offset <= disk.size && bio.len <= disk.size - bio.offset;
+        let has_room = offset <= disk.size && bio.len <= disk.size - offset;
         // Asked in this way, since four ways to go on are a jump that is hard to predict.
         let one_piece = if let Data::Flat(piece) = &bio.data {
             u64::from(piece.len()) == bio.len
@@ -560,7 +560,7 @@ impl Queue {
         };
         (bio.op == Op::Read || bio.op == Op::Write && !disk.read_only)
             && bio.flags == Flags::NONE
-            && (bio.offset | bio.len) & mask == 0
+            && (offset | bio.len) & mask == 0
             && bio.len.wrapping_sub(1) < self.plain_max
             && has_room
             && one_piece

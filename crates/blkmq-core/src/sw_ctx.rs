@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use crate::bio::{Bio, Flags, Parent, Status};
+use crate::bio::{Bio, Flags, Parent, Passed, Status};
 use crate::flush::{Begin, Flush};
 use crate::holding::{self, Holdings};
 use crate::ids::ReactorId;
@@ -83,13 +83,42 @@ impl SwCtx {
     #[inline(always)]
     pub(crate) fn submit(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
         if let Some(disk) = queue.disks().get(bio.disk.index())
-            && queue.is_plain(&bio, disk)
+            && queue.is_plain(&bio, bio.offset, disk)
             && self.can_stage_uncounted()
         {
             self.outstanding += 1;
             self.stage(queue, bio, disk.base);
             return Ok(());
         }
+        self.submit_checked(queue, bio, fx)
+    }
+
+    /// Takes in a mapped disk's bio that goes as it is to a place on one of this queue's disks.
+    ///
+    /// # Errors
+    /// As for [`SwCtx::submit`]; the bio has the place in it then.
+    #[inline(always)]
+    pub(crate) fn submit_passed(
+        &mut self,
+        queue: &Queue,
+        mut bio: Bio,
+        to: Passed,
+        fx: &mut Effects,
+    ) -> Result<(), Bio> {
+        if let Some(disk) = queue.disks().get(to.disk.index())
+            && queue.is_plain(&bio, to.offset, disk)
+            && self.can_stage_uncounted()
+        {
+            self.outstanding += 1;
+            let mut rq = self.pool.pop().expect("looked at above");
+            rq.start(bio, 0);
+            // Here and not before: small stores would hold up the copy (store forwarding).
+            rq.position = disk.base + to.offset;
+            to.put_into(&mut rq.bio);
+            self.plug.add(rq, queue.limits(), queue.merges());
+            return Ok(());
+        }
+        to.put_into(&mut bio);
         self.submit_checked(queue, bio, fx)
     }
 
