@@ -1,7 +1,8 @@
 //! Decides whether an I/O still costs the instructions it did: counted, because time is not stable on shared machines.
 //!
-//! Each table of `bench/instructions.toml` names an example of `blkmq-bench` that takes a number of I/Os. It runs twice under
-//! callgrind, with few and with many; the difference leaves set-up and tear-down out.
+//! Each table of `bench/instructions.toml` names a way in which `in_process`, an example of
+//! `blkmq-bench`, does so many I/Os. It runs twice under callgrind, with few and with many; the
+//! difference leaves set-up and tear-down out.
 
 use std::path::Path;
 use std::process::Command;
@@ -27,10 +28,12 @@ pub(crate) fn run(steps: &mut Steps, update: bool) -> Result<()> {
         let file = root().join(RECORD);
         let text = std::fs::read_to_string(&file).with_context(|| format!("reading {RECORD}"))?;
         let record: toml::Table = text.parse().with_context(|| format!("reading {RECORD}"))?;
-        ensure!(!record.is_empty(), "{RECORD} names no example");
+        ensure!(!record.is_empty(), "{RECORD} names no way");
+        run_shown(cargo("build --release -p blkmq-bench --example").arg(EXAMPLE))?;
+        let program = target_dir()?.join("release/examples").join(EXAMPLE);
         let mut counted = Vec::new();
-        for (example, entry) in &record {
-            counted.push((example.as_str(), recorded(example, entry)?, count(example)?));
+        for (way, entry) in &record {
+            counted.push((way.as_str(), recorded(way, entry)?, count(&program, way)?));
         }
         if update {
             write_record(&file, &text, &counted)
@@ -40,41 +43,39 @@ pub(crate) fn run(steps: &mut Steps, update: bool) -> Result<()> {
     })
 }
 
-fn recorded(example: &str, entry: &toml::Value) -> Result<f64> {
+fn recorded(way: &str, entry: &toml::Value) -> Result<f64> {
     let value = entry
         .get(KEY)
-        .with_context(|| format!("{RECORD}: [{example}] has no {KEY}"))?;
+        .with_context(|| format!("{RECORD}: [{way}] has no {KEY}"))?;
     value
         .as_float()
         .or(value.as_integer().map(|n| n as f64))
-        .with_context(|| format!("{RECORD}: [{example}] {KEY} is no number"))
+        .with_context(|| format!("{RECORD}: [{way}] {KEY} is no number"))
 }
 
-/// Instructions per I/O of the example, today.
-fn count(example: &str) -> Result<f64> {
-    run_shown(cargo("build --release -p blkmq-bench --example").arg(example))?;
-    let program = target_dir()?.join("release/examples").join(example);
-    let few = instructions(&program, IOS_FEW)?;
-    let many = instructions(&program, IOS_MANY)?;
+/// Instructions per I/O of a way, today.
+fn count(program: &Path, way: &str) -> Result<f64> {
+    let few = instructions(program, way, IOS_FEW)?;
+    let many = instructions(program, way, IOS_MANY)?;
     ensure!(
         many > few,
-        "{example}: {many} instructions for {IOS_MANY} I/Os, {few} for {IOS_FEW}: it ignores its argument"
+        "{way}: {many} instructions for {IOS_MANY} I/Os, {few} for {IOS_FEW}: it ignores its argument"
     );
     Ok((many - few) as f64 / (IOS_MANY - IOS_FEW) as f64)
 }
 
 /// All instructions of one run, as callgrind counts them.
-fn instructions(program: &Path, ios: u64) -> Result<u64> {
+fn instructions(program: &Path, way: &str, ios: u64) -> Result<u64> {
     let mut command = Command::new("valgrind");
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(program)
-        .arg(ios.to_string());
+        .args([way, &ios.to_string()]);
     let output = command.output().context("starting valgrind")?;
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         bail!(
-            "{} {ios} under callgrind: {}\n{said}",
+            "{} {way} {ios} under callgrind: {}\n{said}",
             program.display(),
             output.status
         );
@@ -90,11 +91,11 @@ fn collected(said: &str) -> Option<u64> {
 
 fn compare(counted: &[(&str, f64, f64)]) -> Result<()> {
     let mut moved = Vec::new();
-    for (example, before, now) in counted {
+    for (way, before, now) in counted {
         let change = (now / before - 1.0) * 100.0;
-        println!("    {example}: {now:.1} instructions per I/O, recorded {before:.1}, {change:+.1} %");
+        println!("    {way}: {now:.1} instructions per I/O, recorded {before:.1}, {change:+.1} %");
         if change.abs() > TOLERANCE_PERCENT {
-            moved.push(format!("{example} by {change:+.1} %"));
+            moved.push(format!("{way} by {change:+.1} %"));
         }
     }
     ensure!(
@@ -107,28 +108,29 @@ fn compare(counted: &[(&str, f64, f64)]) -> Result<()> {
 
 /// Rewrites the numbers and leaves the comments of the file as they are.
 fn write_record(file: &Path, text: &str, counted: &[(&str, f64, f64)]) -> Result<()> {
-    let mut example = "";
+    let mut way = "";
     let mut lines = Vec::new();
     for line in text.lines() {
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-            example = name;
+            way = name;
         }
         let now = counted
             .iter()
-            .find(|(name, ..)| *name == example)
+            .find(|(name, ..)| *name == way)
             .map(|(.., now)| now);
         match now {
             Some(now) if line.starts_with(KEY) => lines.push(format!("{KEY} = {now:.1}")),
             _ => lines.push(line.to_owned()),
         }
     }
-    for (example, before, now) in counted {
-        println!("    {example}: {before:.1} -> {now:.1} instructions per I/O");
+    for (way, before, now) in counted {
+        println!("    {way}: {before:.1} -> {now:.1} instructions per I/O");
     }
     std::fs::write(file, lines.join("\n") + "\n").with_context(|| format!("writing {RECORD}"))
 }
 
 const RECORD: &str = "bench/instructions.toml";
+const EXAMPLE: &str = "in_process";
 const KEY: &str = "per_io";
 const IOS_FEW: u64 = 20_000;
 const IOS_MANY: u64 = 120_000;

@@ -12,7 +12,7 @@ mod nbdcopy;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use blkmq_core::bio::Op;
 use blkmq_core::sched::Kind;
 use blkmq_host::driver::value;
@@ -252,7 +252,7 @@ pub(crate) fn load_attached(engine: Engine, job: Job, jobs: u32, plan: &Plan) ->
                 let (engine, window) = (&engine, &window);
                 scope.spawn(move || {
                     let attached = engine.attach().inspect_err(|_| window.fail())?;
-                    let disk = engine.disk(device::DISK).context("the engine has no disk")?;
+                    let disk = device::loaded(engine)?;
                     Load::new(attached, disk, job, index as u64).run(window, index)
                 })
             })

@@ -1,5 +1,5 @@
 //! Decides how stacking is measured: a null drive by itself, and the same behind multipath, as it was once (over a worker thread), with
-//! each of the three mends by itself, and with all of them.
+//! each of the three mends by itself, and with all of them; and the same below a mapped disk.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use blkmq_core::bio::Op;
 use blkmq_core::mapper::multipath::{Detours, Selector};
+use blkmq_core::mapper::table::MapKind;
 use blkmq_core::sched::Kind;
 use blkmq_host::drive::Drive;
 use blkmq_host::driver::multipath::{MultipathConfig, MultipathDrive, PathDrive};
@@ -31,7 +32,8 @@ pub struct StackArgs {
     /// How a path is chosen [default: round-robin, and all of them with 4 paths]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = selector)]
     pub selector: Vec<Selector>,
-    /// Sides to measure: raw, before, fix-insert, fix-run, fix-complete, after [default: all with 4 paths and round-robin, else raw and after]
+    /// Sides to measure: raw, before, fix-insert, fix-run, fix-complete, after [default: all with 4
+    /// paths and round-robin, else raw and after]; or of a mapped disk: raw, linear, striped
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
     pub side: Vec<Side>,
     /// Submitters, an attached thread each
@@ -52,14 +54,20 @@ pub enum Side {
     Raw,
     /// Multipath; these parts of a request's way go over the worker.
     Stacked(&'static str, Detours),
+    /// A mapped disk over two halves of the null drive's.
+    Mapped(&'static str, MapKind),
 }
 
 impl Side {
     const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
-            Self::Stacked(name, _) => name,
+            Self::Stacked(name, _) | Self::Mapped(name, _) => name,
         }
+    }
+
+    const fn is_mapped(self) -> bool {
+        matches!(self, Self::Mapped(..))
     }
 }
 
@@ -109,7 +117,26 @@ fn points<'a>(args: &'a StackArgs, drive: &'a NullConfig) -> Vec<Point<'a>> {
             }
         }
     }
+    points.extend(mapped_sides(args).into_iter().map(|side| Point {
+        case: "mapped".into(),
+        side: side.name().into(),
+        measure: Box::new(move |plan| measure(args, drive, 1, Selector::default(), side, plan)),
+    }));
     points
+}
+
+/// The sides of the case with mapped disks: all of them if nothing in particular is asked for.
+fn mapped_sides(args: &StackArgs) -> Vec<Side> {
+    let asks_for_paths = !args.paths.is_empty() || !args.selector.is_empty();
+    match args.side[..] {
+        [] if asks_for_paths => Vec::new(),
+        [] => MAPPED.to_vec(),
+        _ if !args.side.iter().any(|side| side.is_mapped()) => Vec::new(),
+        _ => MAPPED
+            .into_iter()
+            .filter(|side| args.side.contains(side))
+            .collect(),
+    }
 }
 
 fn selectors(args: &StackArgs, paths: u32) -> Vec<Selector> {
@@ -124,6 +151,8 @@ fn sides(args: &StackArgs, paths: u32, selector: Selector) -> Vec<Side> {
     match args.side[..] {
         [] if paths == PATHS_SHOWN && selector == Selector::RoundRobin => SIDES.to_vec(),
         [] => vec![SIDES[0], SIDES[SIDES.len() - 1]],
+        // They have a case of their own.
+        _ if args.side.iter().any(|side| side.is_mapped()) => Vec::new(),
         _ => args.side.clone(),
     }
 }
@@ -142,6 +171,10 @@ fn measure(
         block_size: 512,
         read_only: true,
         merges: true,
+        map: match side {
+            Side::Mapped(_, kind) => Some(kind),
+            _ => None,
+        },
     };
     let engine = engine::start(opened, Kind::None, args.jobs, args.depth).context("starting the engine")?;
     let job = Job {
@@ -195,6 +228,7 @@ fn about(args: &StackArgs) -> About {
             "raw: one null drive, nothing above it; after: multipath, all of a request's way inline on its thread".into(),
             "before: a worker thread is woken, issues the request, takes its end, gives it back, and runs the upper queue".into(),
             "fix-insert, fix-run, fix-complete: before, with that one part as after".into(),
+            "mapped: raw, and a linear and a striped disk (64 KiB) on top of two halves of the drive's".into(),
         ],
     }
 }
@@ -204,14 +238,15 @@ fn summary(rows: &[Row]) -> String {
     let mut lines = String::from(
         "\nPublished: Snitzer 2016, thousand IOPS over a null device: raw 1950, before 950 (49 %), after 1350 (69 %); context switches in all \
          7,905,181 before, 2,008 after.\n\
-         case                                      side           of raw   switches/IO\n",
+         case                                      side           of raw   more than raw   switches/IO\n",
     );
     for row in rows.iter().filter(|row| row.side != "raw") {
         let raw = rows.iter().find(|raw| raw.case == row.case && raw.side == "raw");
         let part = raw.map_or(f64::NAN, |raw| 100.0 * row.iops / raw.iops);
+        let more = raw.map_or(f64::NAN, |raw| row.cpu_ns_per_io - raw.cpu_ns_per_io);
         let _ = writeln!(
             lines,
-            "{:<40}  {:<12} {part:>8.1} %  {:>12.6}",
+            "{:<40}  {:<12} {part:>8.1} %  {more:>10.1} ns  {:>12.6}",
             row.case, row.side, row.ctx_per_io
         );
     }
@@ -224,8 +259,9 @@ fn selector(name: &str) -> Result<Selector, String> {
 }
 
 fn side(name: &str) -> Result<Side, String> {
-    let names = || SIDES.map(Side::name).join(", ");
-    let found = SIDES.into_iter().find(|side| side.name() == name);
+    let all = || SIDES.into_iter().chain(MAPPED.into_iter().skip(1));
+    let names = || all().map(Side::name).collect::<Vec<_>>().join(", ");
+    let found = all().find(|side| side.name() == name);
     found.ok_or_else(|| format!("must be one of {}", names()))
 }
 
@@ -254,6 +290,12 @@ const SIDES: [Side; 6] = [
         },
     ),
     Side::Stacked("after", NO_DETOURS),
+];
+/// The sides of the case with mapped disks, the raw one first.
+const MAPPED: [Side; 3] = [
+    Side::Raw,
+    Side::Mapped("linear", MapKind::Linear),
+    Side::Mapped("striped", MapKind::Striped { chunk: 64 << 10 }),
 ];
 const NO_DETOURS: Detours = Detours {
     insert: false,

@@ -196,7 +196,23 @@ fn the_run_queue_bench_counts_the_runs_that_each_side_schedules() {
 }
 
 #[test]
-fn the_stats_bench_measures_all_three_sides() {
+fn the_stack_bench_puts_mapped_disks_on_the_drive() {
+    let json = scratch("mapped", "json");
+    let line = format!("bench --side raw,linear,striped {TINY}");
+    let words = line.split_whitespace().map(PathBuf::from);
+    stack::main(&Stack::parse_from(words.chain(["--json".into(), json.clone()])).args)
+        .expect("the bench runs");
+    let report = read(&json);
+    let rows = report["rows"].as_array().expect("rows");
+    let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+    assert_eq!(sides, ["raw", "linear", "striped"]);
+    let is_sound = |row: &serde_json::Value| row["case"] == "mapped" && is_positive(&row["iops"]);
+    assert!(rows.iter().all(is_sound));
+    let _ = std::fs::remove_file(json);
+}
+
+#[test]
+fn the_stats_bench_measures_all_four_sides() {
     let json = scratch("stats", "json");
     let line = format!("bench --elevator mq-deadline --jobs 1,2 {TINY}");
     let words = line.split_whitespace().map(PathBuf::from);
@@ -205,8 +221,8 @@ fn the_stats_bench_measures_all_three_sides() {
     let report = read(&json);
     let rows = report["rows"].as_array().expect("rows");
     let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
-    assert_eq!(sides, ["before", "after", "off"].repeat(2));
-    assert_eq!(rows[3]["case"], "null/mq-deadline/jobs=2");
+    assert_eq!(sides, ["published", "before", "after", "off"].repeat(2));
+    assert_eq!(rows[4]["case"], "null/mq-deadline/jobs=2");
     assert!(rows.iter().all(|row| is_positive(&row["iops"])));
 }
 
@@ -288,10 +304,14 @@ fn a_file_is_not_written_to_without_leave() {
 
 #[test]
 fn the_counted_paths_do_as_many_ios_as_they_are_told() {
-    for elevator in blkmq_core::sched::Kind::ALL {
-        let done = engine::direct::run(elevator, 1_000).expect("the path runs");
-        assert!((1_000..1_064).contains(&done), "{elevator}: {done}");
+    let elevators = blkmq_core::sched::Kind::ALL.map(|elevator| elevator.name());
+    let selectors = blkmq_core::mapper::multipath::Selector::ALL.map(|selector| selector.name());
+    let others = ["direct", "depth-1", "polled", "linear", "striped"];
+    for way in others.into_iter().chain(elevators).chain(selectors) {
+        let done = engine::direct::run(way, 1_000).expect("the way is there");
+        assert!((1_000..1_064).contains(&done), "{way}: {done}");
     }
+    assert!(engine::direct::run("nowhere", 1).is_err());
 }
 
 #[test]

@@ -35,6 +35,13 @@ impl Op {
         matches!(self, Self::Read | Self::Write)
     }
 
+    /// Says whether somebody waits for it, with these modifiers: whatever is no write or does not
+    /// say [`Flags::ASYNC`].
+    #[inline]
+    pub(crate) const fn is_sync(self, flags: Flags) -> bool {
+        !flags.has(Flags::ASYNC) || !self.is_write()
+    }
+
     /// Returns the direction under which the operation is counted.
     pub const fn direction(self) -> Direction {
         match self {
@@ -287,17 +294,59 @@ pub(crate) enum Parent {
     Part(u32),
 }
 
+/// Where a mapped disk's bio goes as it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Passed {
+    pub(crate) disk: DiskId,
+    pub(crate) offset: u64,
+    /// What it was before: its number in `mapper::stack`.
+    pub(crate) frame: u32,
+}
+
+impl Passed {
+    /// Makes the bio one of that place.
+    #[inline(always)]
+    pub(crate) fn put_into(self, bio: &mut Bio) {
+        (bio.disk, bio.offset) = (self.disk, self.offset);
+        bio.origin = Origin(Parent::Passed(self.frame));
+    }
+}
+
+impl Origin {
+    /// Says whether the end of the bio is that of what its submitter, or who passed it on, has given.
+    #[inline]
+    pub(crate) const fn is_whole(self) -> bool {
+        matches!(self.0, Parent::Submitter | Parent::Passed(_))
+    }
+}
+
 impl Bio {
     /// Says whether somebody waits for it: whatever is a read or does not say [`Flags::ASYNC`].
     #[inline]
     pub const fn is_sync(&self) -> bool {
-        !self.flags.has(Flags::ASYNC) || !self.op.is_write()
+        self.op.is_sync(self.flags)
+    }
+
+    /// Says whether `mapper::stack` passed it on as it was.
+    #[inline]
+    pub(crate) const fn is_passed(&self) -> bool {
+        matches!(self.origin.0, Parent::Passed(_))
     }
 
     /// Says whether `mapper::stack` waits for its end.
     #[inline]
     pub(crate) const fn is_mapped(&self) -> bool {
         matches!(self.origin.0, Parent::Passed(_) | Parent::Part(_))
+    }
+
+    /// Moves the bio out. What stays has no data; all else of it is as it was, since writing it
+    /// would only cost time.
+    #[inline(always)]
+    pub(crate) fn take(&mut self) -> Self {
+        Self {
+            data: std::mem::take(&mut self.data),
+            ..*self
+        }
     }
 
     /// Returns the byte after the last one.
@@ -334,6 +383,7 @@ impl Bio {
     }
 
     /// Returns how many pieces of memory hold this bio's data, at least 1.
+    #[inline]
     pub fn segments(&self) -> u32 {
         match &self.data {
             Data::List(_) => (self.pieces().count() as u32).max(1),

@@ -170,7 +170,7 @@ impl Sched {
 
     /// Takes the next request: one that was pushed back, else the elevator's choice, unless `depth` are in flight; or the
     /// next that needs no elevator.
-    pub(crate) fn dispatch(&mut self, depth: u32, now: Instant) -> Option<Box<Request>> {
+    pub(crate) fn dispatch(&mut self, depth: u32, stats: &Stats, now: Instant) -> Option<Box<Request>> {
         if let Some(rq) = self.leftovers.pop_front() {
             return Some(rq);
         }
@@ -207,7 +207,7 @@ impl Sched {
         }
         self.in_flight += 1;
         next.map(|mut rq| {
-            self.watch.dispatched(&mut rq, now);
+            self.watch.dispatched(&mut rq, stats.time_of_update(now));
             rq
         })
     }
@@ -302,10 +302,10 @@ fn insert(
     } else {
         InsertAt::Ordered
     };
-    if stats.mode == StatsMode::UnderGate && rq.retries == 0 {
+    if stats.mode.is_under_gate() && rq.retries == 0 {
         stats.under_gate.count_insert(&rq);
     }
-    watch.inserted(rq.group(), rq.bios, now);
+    watch.inserted(rq.group(), rq.bios, stats.time_of_update(now));
     rq.state = State::Inserted;
     elevator.insert(rq, at, now);
 }
@@ -325,7 +325,15 @@ fn tell_targets(targets: &mut Targets, note: &Note, knows_groups: bool) {
 
 #[inline]
 fn count_end(stats: &Stats, note: &Note) {
-    if stats.mode == StatsMode::UnderGate {
-        stats.under_gate.count_note(note);
+    match stats.mode {
+        StatsMode::Off | StatsMode::Outside => {}
+        StatsMode::UnderGate => stats.under_gate.count_note(note),
+        StatsMode::UnderGateTimed => {
+            let completed_at = stats.time_of_update(note.completed_at);
+            stats.under_gate.count_note(&Note {
+                completed_at,
+                ..*note
+            });
+        }
     }
 }

@@ -165,19 +165,66 @@ impl HwCtx {
         let slot = &mut self.slots[tag.index()];
         debug_assert!(slot.rq.is_none(), "tag {tag} given out while in use");
         slot.generation = slot.generation.wrapping_add(1);
-        rq.seal();
-        rq.tag = tag;
-        rq.issued_at = now;
-        rq.state = State::InFlight;
-        match self
-            .driver
-            .issue(&rq, Cookie::new(tag, slot.generation), last, now)
-        {
+        let cookie = Cookie::new(tag, slot.generation);
+        rq.begin(tag, now);
+        let answer = self.driver.issue(&rq, cookie, last, now);
+        self.answered(rq, cookie, answer, now)
+    }
+
+    /// Issues requests in order for as long as the driver ends each of them at once, and well.
+    /// Returns how many that were, and how the one behind them was answered, which
+    /// [`HwCtx::answered`] wants to know of; nothing, if there was none or no tag.
+    ///
+    /// What has ended needs its tag no more, so all of them have the same.
+    #[inline(always)]
+    pub(crate) fn issue_while_done(
+        &mut self,
+        list: &mut [Box<Request>],
+        depth: u32,
+        now: Instant,
+    ) -> (usize, Option<(Cookie, Issued)>) {
+        // Of shared ones it is counted whose they are.
+        let Some(tag) = self.tags.take_own(depth) else {
+            return (0, None);
+        };
+        let count = list.len();
+        let mut cookie = Cookie::new(tag, self.slots[tag.index()].generation);
+        let mut next = (count, None);
+        for (done, rq) in list.iter_mut().enumerate() {
+            rq.inserted_at = now;
+            rq.completed_at = now;
+            rq.begin(tag, now);
+            cookie = cookie.next();
+            let answer = self.driver.issue(rq, cookie, done + 1 == count, now);
+            if answer != Issued::Done(Status::Ok) || rq.bios != 1 {
+                next = (done, Some((cookie, answer)));
+                break;
+            }
+        }
+        self.slots[tag.index()].generation = cookie.generation();
+        self.issued += next.0 as u64;
+        if next.1.is_none() {
+            self.tags.give_back(tag, DiskId(0));
+        }
+        next
+    }
+
+    /// Deals with the driver's answer to a request.
+    #[inline(always)]
+    pub(crate) fn answered(
+        &mut self,
+        mut rq: Box<Request>,
+        cookie: Cookie,
+        answer: Issued,
+        now: Instant,
+    ) -> Outcome {
+        let tag = cookie.tag();
+        match answer {
             Issued::Done(status) => {
                 self.issued += 1;
                 self.tags.give_back(tag, rq.disk());
                 if !status.is_ok() {
-                    rq.done = self.driver.done_before(Cookie::new(tag, slot.generation));
+                    rq.done = self.driver.done_before(cookie);
                 }
                 Outcome::Ended { rq, status }
             }

@@ -56,6 +56,12 @@ impl Cookie {
         Self((generation as u64) << 32 | tag.0 as u64)
     }
 
+    /// Names the next use of the same slot.
+    #[inline]
+    pub(crate) const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1 << 32))
+    }
+
     /// Returns the tag.
     pub const fn tag(self) -> Tag {
         Tag(self.0 as u32)

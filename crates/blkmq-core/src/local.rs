@@ -7,6 +7,7 @@
 //!  Effects::ended ◄─ sw_ctx ◄─ (mail to the owner) ◄─ end_request ◄─ completed ◄───┘ reap, expire
 //! ```
 
+mod direct;
 mod every_context;
 mod flushes;
 mod through_gate;
@@ -18,7 +19,7 @@ use std::sync::atomic::Ordering;
 use blkmq_sync::mpsc::Receiver;
 use blkmq_sync::spsc::Producer;
 
-use crate::bio::{Bio, Status};
+use crate::bio::{Bio, Passed, Status};
 use crate::driver::{Done, Driver};
 use crate::gate::Report;
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
@@ -57,6 +58,8 @@ pub struct LocalQueue {
     ran_at: Instant,
     /// Completions being taken, and requests that ended inside the gate: kept for their memory.
     done: Vec<Done>,
+    /// Requests of this reactor's that have ended together, likewise.
+    home: Vec<Box<Request>>,
     /// Requests without caps among others of a plug, on a queue without elevator.
     direct: Vec<Box<Request>>,
     ended_inside: Vec<(Box<Request>, Status)>,
@@ -116,6 +119,7 @@ impl Seat {
             is_unsettled: false,
             ran_at: Instant(0),
             done: Vec::with_capacity(mode.depth() as usize),
+            home: Vec::with_capacity(queue.requests_per_reactor() as usize),
             direct: Vec::with_capacity(plug::REQUESTS_MAX),
             ended_inside: Vec::with_capacity(queue.requests_max()),
             outboxes: (0..queue.reactors())
@@ -135,9 +139,24 @@ impl LocalQueue {
     /// # Errors
     /// Gives the bio back if as many bios wait as the queue has requests per reactor, or, if there is not much room left, too
     /// many of its group: submit it after another's end.
-    #[inline]
+    // A call of its own wherever it is used: what is inlined into large loops runs out of registers.
+    #[inline(never)]
     pub fn submit(&mut self, bio: Bio, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
         self.sw.submit(&self.queue, bio, fx)?;
+        if self.sw.plug.is_due() {
+            self.unplug(now, fx);
+        }
+        Ok(())
+    }
+
+    /// Takes in a mapped disk's bio that goes as it is to a place on one of this queue's disks
+    /// ([`crate::mapper::stack::Stack::redirect`]).
+    ///
+    /// # Errors
+    /// As for [`LocalQueue::submit`]; the bio has the place in it then.
+    #[inline(never)]
+    pub fn submit_passed(&mut self, bio: Bio, to: Passed, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
+        self.sw.submit_passed(&self.queue, bio, to, fx)?;
         if self.sw.plug.is_due() {
             self.unplug(now, fx);
         }
@@ -339,48 +358,6 @@ impl LocalQueue {
         self.sw.plug.put_back(list);
     }
 
-    /// Without an elevator: to this reactor's own hardware context, or to that of who owns the one it uses.
-    #[inline]
-    fn send_direct(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
-        if self.hw.is_some() {
-            self.issue_direct(list, now, fx);
-        } else {
-            list.drain(..).for_each(|rq| self.hand_over(rq, now, fx));
-        }
-    }
-
-    /// The direct path: from the plug to this reactor's own hardware context.
-    fn issue_direct(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
-        let depth = self.queue.depth();
-        let mut left = list.len();
-        for mut rq in list.drain(..) {
-            left -= 1;
-            rq.inserted_at = now;
-            let hw = self.hw.as_mut().expect("the direct path needs an own context");
-            if !hw.dispatch.is_empty() {
-                hw.push_leftover(rq);
-                continue;
-            }
-            match hw.issue(rq, depth, left == 0, now) {
-                Outcome::Queued | Outcome::Held => {}
-                Outcome::Ended {
-                    mut rq,
-                    status: Status::Ok,
-                } if rq.bios == 1 => {
-                    rq.completed_at = now;
-                    self.queue.count_finished(self.me, 1);
-                    self.sw.bring_home(&self.queue, rq, fx);
-                }
-                Outcome::Ended { rq, status } => self.completed(rq, status, now, fx),
-                Outcome::PushedBack(hold) => self.hold(hold, now),
-            }
-        }
-        let hw = self.hw.as_mut().expect("looked at above");
-        if !hw.has_no_leftovers() {
-            hw.driver.commit();
-        }
-    }
-
     /// The scheduled path: publish on the own insert list, then try the gate. Without an elevator it is that of requests
     /// with caps alone; the others go first, and directly.
     #[inline(never)]
@@ -390,13 +367,13 @@ impl LocalQueue {
         let before = direct.len();
         debug_assert_eq!(before, 0, "left from an earlier plug");
         let mut published = false;
+        if is_scheduled && self.queue.stats.mode == StatsMode::Outside {
+            self.shard().count_inserts(list);
+        }
         for mut rq in list.drain(..) {
             if is_scheduled || self.queue.standings.is_capped(rq.group()) {
                 published = true;
                 rq.inserted_at = now;
-                if is_scheduled && self.queue.stats.mode == StatsMode::Outside {
-                    self.shard().count_insert(&rq);
-                }
                 self.publish(rq);
             } else {
                 direct.push(rq);
@@ -545,14 +522,23 @@ impl LocalQueue {
         }
         let mut done = std::mem::take(&mut self.done);
         hw.reap(now, &mut done);
+        let mut home = std::mem::take(&mut self.home);
         let mut any = false;
         for done in done.drain(..) {
             let hw = self.hw.as_mut().expect("looked at above");
-            if let Some(rq) = hw.take_done(&done, now) {
-                any = true;
+            let Some(mut rq) = hw.take_done(&done, now) else {
+                continue;
+            };
+            any = true;
+            let is_plain = done.status.is_ok() && rq.bios == 1 && !rq.from_elevator && !rq.is_flush;
+            if is_plain && rq.owner == self.me {
+                rq.completed_at = now;
+                home.push(rq);
+            } else {
                 self.completed(rq, done.status, now, fx);
             }
         }
+        self.bring_all_home(home, fx);
         self.done = done;
         if let Some(hw) = &mut self.hw {
             any |= hw.is_restless && hw.driver.has_made_room();
@@ -564,6 +550,17 @@ impl LocalQueue {
             self.run_other_contexts(fx);
         }
         any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.has_no_leftovers()))
+    }
+
+    /// Brings requests home that have ended well (`SwCtx::bring_all_home` says which), and keeps
+    /// the list.
+    fn bring_all_home(&mut self, mut list: Vec<Box<Request>>, fx: &mut Effects) {
+        let count = list.len();
+        if count > 0 {
+            self.queue.count_finished(self.me, count as u64);
+            self.sw.bring_all_home(&self.queue, &mut list, count, fx);
+        }
+        self.home = list;
     }
 
     fn expire(&mut self, now: Instant, fx: &mut Effects) -> bool {

@@ -18,7 +18,7 @@ pub enum Fit {
 ///
 /// Both must be of one operation, disk, group and priority, unstarted, neither flush nor FUA, and together within the
 /// drive's limits on size, segments and boundaries.
-#[inline]
+#[inline(always)]
 pub fn fit(queued: &Request, new: &Request, limits: &Limits) -> Option<Fit> {
     let fit = if queued.position_end() == new.position() {
         Fit::Back
@@ -34,7 +34,7 @@ pub fn fit(queued: &Request, new: &Request, limits: &Limits) -> Option<Fit> {
 ///
 /// # Errors
 /// Gives `new` back if it does not fit.
-#[inline]
+#[inline(always)]
 pub fn try_merge(queued: &mut Request, new: Box<Request>, limits: &Limits) -> Result<Fit, Box<Request>> {
     match fit(queued, &new, limits) {
         Some(Fit::Back) => {

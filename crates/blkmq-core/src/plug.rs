@@ -26,7 +26,7 @@ impl Plug {
     }
 
     /// Adds a request, merged into the latest if it fits there. Returns whether it was merged.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn add(&mut self, mut rq: Box<Request>, limits: &Limits, merges: bool) -> bool {
         debug_assert!(self.list.len() < REQUESTS_MAX, "add to a full plug");
         if !merges {

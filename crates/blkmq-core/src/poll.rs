@@ -104,6 +104,9 @@ struct Of {
     overslept: u64,
     /// Requests issued up to then have been slept for, or will not be: none is twice.
     settled_for: Option<Instant>,
+    /// When the request was issued, and seen to end, that was last seen without a sleep: those
+    /// issued and seen together with it took as long, and tell nothing new of the device.
+    latest: (Instant, Instant),
     /// The request that the latest verdict wants to sleep for, by its issue, and until when.
     aim: Option<(Instant, Instant)>,
 }
@@ -158,6 +161,9 @@ impl Predictor {
         };
         let of = &mut self.buckets[bucket.index()];
         let time = now.since(issued);
+        if of.latest == (issued, now) {
+            return of.windows.record_again(time);
+        }
         self.shortest = Some(self.shortest.map_or(time, |shortest| shortest.min(time)));
         let mut is_news = of.windows.record(time, now);
         let was_slept = self.awoke_at.is_some_and(|awoke| issued < awoke);
@@ -173,6 +179,9 @@ impl Predictor {
             Some(Waited::Woken(late)) => of.low.saw(Nanos(time.0.saturating_sub(late.0)), false),
             _ => {
                 let unseen = now.since(self.last_look.max(issued));
+                if !was_slept {
+                    of.latest = (issued, now);
+                }
                 if unseen.0 <= (time.0 / 8).max(UNSEEN_MAX.0) && unseen < time {
                     of.low.saw(Nanos(time.0 - unseen.0), was_slept);
                 }
@@ -280,6 +289,7 @@ impl Of {
             slept: 0,
             overslept: 0,
             settled_for: None,
+            latest: (Instant(u64::MAX), Instant(u64::MAX)),
             aim: None,
         }
     }

@@ -193,7 +193,7 @@ impl Queue {
         let throttled = if is_capped { THROTTLED } else { 0 };
         let standings = Standings::new(&groups);
         let throttle = Throttle::new(&groups, requests_max + flushes_max, &config.limits);
-        let stats = Stats::new(groups.capacity(), config.stats);
+        let stats = Stats::new(groups.capacity(), config.stats, config.clock);
         let watched = Arc::clone(&stats.watched);
         let shared_tags = match config.tags {
             TagMode::Shared(depth) => Some(Arc::new(SharedTags::new(depth, config.hctxs))),
@@ -545,20 +545,22 @@ impl Queue {
         self.ports.iter().map(|port| &*port.shard)
     }
 
-    /// Says whether a bio is one of the common kind that needs no further look: a sound read or write without modifiers
-    /// that one request can carry. Everything else goes through [`Queue::check_bio`] and what follows.
+    /// Says whether a bio, at `offset` of the disk, is one of the common kind that needs no further
+    /// look: a sound read or write without modifiers that one request can carry. Everything else
+    /// goes through [`Queue::check_bio`] and what follows.
     #[inline]
-    pub(crate) fn is_plain(&self, bio: &Bio, disk: &DiskConfig) -> bool {
+    pub(crate) fn is_plain(&self, bio: &Bio, offset: u64, disk: &DiskConfig) -> bool {
         let mask = u64::from(disk.logical_block) - 1;
-        let has_room = bio.offset <= disk.size && bio.len <= disk.size - bio.offset;
-        let one_piece = match &bio.data {
-            Data::None | Data::Token(_) => true,
-            Data::Flat(piece) => u64::from(piece.len()) == bio.len,
-            Data::List(_) => false,
+        let has_room = offset <= disk.size && bio.len <= disk.size - offset;
+        // Asked in this way, since four ways to go on are a jump that is hard to predict.
+        let one_piece = if let Data::Flat(piece) = &bio.data {
+            u64::from(piece.len()) == bio.len
+        } else {
+            !matches!(bio.data, Data::List(_))
         };
         (bio.op == Op::Read || bio.op == Op::Write && !disk.read_only)
             && bio.flags == Flags::NONE
-            && (bio.offset | bio.len) & mask == 0
+            && (offset | bio.len) & mask == 0
             && bio.len.wrapping_sub(1) < self.plain_max
             && has_room
             && one_piece

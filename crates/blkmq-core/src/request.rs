@@ -124,7 +124,7 @@ impl Request {
     }
 
     /// Fills a free request with one bio.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start(&mut self, bio: Bio, base: u64) {
         debug_assert_eq!(self.state, State::Free, "start of a request that is under way");
         self.position = base + bio.offset;
@@ -141,6 +141,11 @@ impl Request {
         self.inserted_at = NOT_INSERTED;
         self.done = 0;
         self.bio = bio;
+        // Written only if it must be: a small store would hold up who copies the bio soon (store
+        // forwarding).
+        if !self.bio.status.is_ok() {
+            self.bio.status = Status::Ok;
+        }
     }
 
     /// Makes a request outside any queue, for tests of elevators and drivers.
@@ -330,14 +335,15 @@ impl Request {
     }
 
     /// Fixes the order of the bios: from here on the request is not merged with any other.
+    #[inline(always)]
     pub(crate) fn seal(&mut self) {
-        if self.sealed {
-            return;
+        if !self.sealed && self.bios > 1 {
+            self.put_in_order();
         }
         self.sealed = true;
-        if self.bios == 1 {
-            return;
-        }
+    }
+
+    fn put_in_order(&mut self) {
         let mut ordered = None;
         let mut at = self.after.take();
         while let Some(mut rq) = at {
@@ -346,6 +352,15 @@ impl Request {
             ordered = Some(rq);
         }
         self.after = ordered;
+    }
+
+    /// It goes to the driver, under this tag.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, tag: Tag, now: Instant) {
+        self.seal();
+        self.tag = tag;
+        self.issued_at = now;
+        self.state = State::InFlight;
     }
 
     /// Says whether the request may still be merged, as far as its own way is concerned.

@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use crate::bio::{Bio, Flags, Parent, Status};
+use crate::bio::{Bio, Flags, Parent, Passed, Status};
 use crate::flush::{Begin, Flush};
 use crate::holding::{self, Holdings};
 use crate::ids::ReactorId;
@@ -22,6 +22,7 @@ use crate::plug::Plug;
 use crate::queue::{Effects, Queue};
 use crate::request::{Request, State};
 use crate::split::{self, Splits};
+use crate::stat::StatsMode;
 
 /// One reactor's staging of one queue: software context in the kernel's words.
 pub(crate) struct SwCtx {
@@ -79,16 +80,45 @@ impl SwCtx {
     ///
     /// # Errors
     /// Gives the bio back if too many wait already, of all groups or, when there is not much room, of its own.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn submit(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
         if let Some(disk) = queue.disks().get(bio.disk.index())
-            && queue.is_plain(&bio, disk)
+            && queue.is_plain(&bio, bio.offset, disk)
             && self.can_stage_uncounted()
         {
             self.outstanding += 1;
             self.stage(queue, bio, disk.base);
             return Ok(());
         }
+        self.submit_checked(queue, bio, fx)
+    }
+
+    /// Takes in a mapped disk's bio that goes as it is to a place on one of this queue's disks.
+    ///
+    /// # Errors
+    /// As for [`SwCtx::submit`]; the bio has the place in it then.
+    #[inline(always)]
+    pub(crate) fn submit_passed(
+        &mut self,
+        queue: &Queue,
+        mut bio: Bio,
+        to: Passed,
+        fx: &mut Effects,
+    ) -> Result<(), Bio> {
+        if let Some(disk) = queue.disks().get(to.disk.index())
+            && queue.is_plain(&bio, to.offset, disk)
+            && self.can_stage_uncounted()
+        {
+            self.outstanding += 1;
+            let mut rq = self.pool.pop().expect("looked at above");
+            rq.start(bio, 0);
+            // Here and not before: small stores would hold up the copy (store forwarding).
+            rq.position = disk.base + to.offset;
+            to.put_into(&mut rq.bio);
+            self.plug.add(rq, queue.limits(), queue.merges());
+            return Ok(());
+        }
+        to.put_into(&mut bio);
         self.submit_checked(queue, bio, fx)
     }
 
@@ -116,39 +146,108 @@ impl SwCtx {
 
     /// Takes one of this reactor's requests home, with its single bio, and ends the bio.
     #[inline]
-    pub(crate) fn bring_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
+    pub(crate) fn bring_home(&mut self, queue: &Queue, rq: Box<Request>, fx: &mut Effects) {
+        if rq.is_flush {
+            return self.bring_flush_home(queue, rq, fx);
+        }
+        if queue.counts_outside(&rq) {
+            queue.port(self.me).shard.count_end(&rq);
+        }
+        self.take_home(queue, rq, fx);
+    }
+
+    /// Takes a request home that is no flush and has been counted.
+    #[inline(always)]
+    fn take_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
+        self.settle_request(queue, &mut rq);
+        if rq.bio.origin.is_whole() {
+            self.outstanding -= 1;
+            fx.passed += u32::from(rq.bio.is_passed());
+            fx.ended.push(rq.bio.take());
+        } else {
+            self.end_part(rq.bio.take(), fx);
+        }
+        self.pool.push(rq);
+    }
+
+    /// Takes the first `count` requests of a list home, at least one: each of this reactor's, with
+    /// a single bio, no flush, and none whose end the gate's holder counts.
+    #[inline]
+    pub(crate) fn bring_all_home(
+        &mut self,
+        queue: &Queue,
+        list: &mut Vec<Box<Request>>,
+        count: usize,
+        fx: &mut Effects,
+    ) {
+        let shard = &queue.port(self.me).shard;
+        let is_counted = queue.stats.mode != StatsMode::Off;
+        if list.len() == 1
+            && let Some(rq) = list.pop()
+        {
+            // What is done for a list costs too much for one, which is all there is at depth 1.
+            if is_counted {
+                shard.count_end(&rq);
+            }
+            return self.take_home(queue, rq, fx);
+        }
+        if is_counted {
+            shard.count_ends(&list[..count]);
+        }
+        let (mut are_whole, mut passed) = (true, 0);
+        for rq in &mut list[..count] {
+            self.settle_request(queue, rq);
+            match rq.bio.origin.0 {
+                Parent::Submitter => {}
+                Parent::Passed(_) => passed += 1,
+                _ => are_whole = false,
+            }
+        }
+        if are_whole {
+            // At one go: then each bio is copied once, to where it stays.
+            self.outstanding -= count as u32;
+            fx.passed += passed;
+            fx.ended.extend(list[..count].iter_mut().map(|rq| rq.bio.take()));
+        } else {
+            for rq in &mut list[..count] {
+                self.end_part(rq.bio.take(), fx);
+            }
+        }
+        self.pool.extend(list.drain(..count));
+    }
+
+    /// Sees to everything but the bio of a request that is on its way into the pool.
+    #[inline(always)]
+    fn settle_request(&mut self, queue: &Queue, rq: &mut Request) {
         debug_assert_eq!(rq.owner, self.me, "a request came home to the wrong reactor");
+        if rq.sweep != self.sweep as u32 {
+            self.sweep_one(queue, rq);
+        }
+        if let Some(group) = rq.held_by {
+            rq.held_by = None;
+            self.held.give(group.0);
+        }
+        rq.state = State::Free;
+        // Usually that has been seen to when the request was started: written now, it would hold up
+        // the copy (store forwarding).
+        if !rq.status.is_ok() {
+            rq.bio.status = rq.status;
+        }
+    }
+
+    fn bring_flush_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
+        debug_assert!(
+            rq.held_by.is_none(),
+            "a flush is held by no group: it is not of the pool"
+        );
         if queue.counts_outside(&rq) {
             queue.port(self.me).shard.count_end(&rq);
         }
         if rq.sweep != self.sweep as u32 {
             self.sweep_one(queue, &mut rq);
         }
-        if let Some(group) = rq.held_by.take() {
-            self.held.give(group.0);
-        }
-        if rq.is_flush {
-            self.flush.flush_ended(rq);
-            self.collect_sequences(fx);
-            return;
-        }
-        let status = rq.status;
-        let origin = rq.bio.origin.0;
-        let bio = std::mem::take(&mut rq.bio);
-        rq.state = State::Free;
-        self.pool.push(rq);
-        if origin != Parent::Submitter {
-            let Parent::Passed(_) = origin else {
-                return self.end_part(Bio { status, ..bio }, fx);
-            };
-            fx.passed += 1;
-        }
-        self.outstanding -= 1;
-        // The status is set where the bio has come to rest: set before, it would hold up the copy (store forwarding).
-        fx.ended.push(bio);
-        if let Some(last) = fx.ended.last_mut() {
-            last.status = status;
-        }
+        self.flush.flush_ended(rq);
+        self.collect_sequences(fx);
     }
 
     /// Begins the next sweep if one is wanted and none is under way.
@@ -351,6 +450,7 @@ impl SwCtx {
         self.waiting.push(line, bio);
     }
 
+    #[inline(never)]
     fn stage_counted(&mut self, queue: &Queue, bio: Bio, base: u64) {
         if self.pool.len() <= self.short_at {
             let group = bio.group;
@@ -360,7 +460,7 @@ impl SwCtx {
         self.stage(queue, bio, base);
     }
 
-    #[inline]
+    #[inline(always)]
     fn stage(&mut self, queue: &Queue, bio: Bio, base: u64) {
         let mut rq = self.pool.pop().expect("the caller has looked");
         rq.start(bio, base);
@@ -403,7 +503,7 @@ impl SwCtx {
         true
     }
 
-    /// Ends what is not, or not only, a submitter's bio.
+    /// Ends a bio, or a part of one.
     fn end_part(&mut self, bio: Bio, fx: &mut Effects) {
         match bio.origin.0 {
             Parent::Submitter | Parent::Passed(_) | Parent::Part(_) => {

@@ -125,6 +125,15 @@ impl Tags {
         }
     }
 
+    /// Takes a free tag as [`Tags::take`] does, but of an own set alone.
+    #[inline]
+    pub(crate) fn take_own(&mut self, limit: u32) -> Option<Tag> {
+        match self {
+            Self::Own { free, depth } if *depth - (free.len() as u32) < limit => free.pop().map(Tag),
+            _ => None,
+        }
+    }
+
     /// Gives a tag of a request of `disk` back. Others may wait for it: [`Tags::take_freed`], at the end of the batch, says so.
     #[inline]
     pub(crate) fn give_back(&mut self, tag: Tag, disk: DiskId) {

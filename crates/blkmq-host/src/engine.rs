@@ -449,6 +449,7 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         merges: spec.merges,
         groups: spec.groups,
         stats: spec.stats,
+        clock: || Clock::get().now(),
         io_poll,
         poll_policy: spec.poll_policy,
         disks,

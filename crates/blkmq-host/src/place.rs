@@ -155,10 +155,15 @@ impl Place {
 
     #[inline]
     pub(crate) fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
-        match self.queues.get_mut(queue.index()) {
-            Some(queue) => queue.submit(bio, self.now, &mut self.fx),
-            None => self.stack.submit(bio, &mut self.queues, self.now, &mut self.fx),
+        if let Some(queue) = self.queues.get_mut(queue.index()) {
+            return queue.submit(bio, self.now, &mut self.fx);
         }
+        // As `Stack::submit` would, which is a call, and copies the bio for it.
+        let Some((queue, to)) = self.stack.redirect(&bio) else {
+            return self.stack.submit(bio, &mut self.queues, self.now, &mut self.fx);
+        };
+        let sent = self.queues[queue].submit_passed(bio, to, self.now, &mut self.fx);
+        sent.map_err(|bio| self.stack.take_back(bio))
     }
 
     /// Issues what is staged and wakes whom that concerns.

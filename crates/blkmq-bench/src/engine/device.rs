@@ -8,14 +8,17 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use blkmq_core::bio::Op;
 use blkmq_core::ids::GroupId;
+use blkmq_core::mapper::table::MapKind;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
+use blkmq_host::disk::Disk;
 use blkmq_host::drive::Drive;
 use blkmq_host::driver::file::{Direct, FileConfig, FileDisk, FileDrive};
 use blkmq_host::driver::nbd::{NbdConfig, NbdDisk, NbdDrive};
 use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::driver::ram::{RamConfig, RamDrive};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
+use blkmq_host::mapped::{MapConfig, MappedSpec, Member};
 
 use super::load::{Job, Load};
 
@@ -126,6 +129,7 @@ impl Device {
             block_size,
             read_only: !writable,
             merges: !matches!(self, Self::Nbd(_)),
+            map: None,
         })
     }
 }
@@ -138,6 +142,8 @@ pub(crate) struct Opened {
     pub(crate) read_only: bool,
     /// Whether neighbours are merged. Not on a server: nbdcopy, which is measured beside us, does not do it.
     pub(crate) merges: bool,
+    /// Lay a mapped disk over two halves of the disk, and load that.
+    pub(crate) map: Option<MapKind>,
 }
 
 /// Starts an engine with one queue and its disk, for `jobs` attached threads with `depth` I/Os under way each.
@@ -162,9 +168,43 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
         reactors: 0,
         attached_max: jobs as usize,
         queues: vec![queue],
+        mapped: opened
+            .map
+            .map(|kind| mapped(kind, opened.size))
+            .into_iter()
+            .collect(),
         ..EngineConfig::default()
     };
     Ok(Engine::start(config)?)
+}
+
+/// A mapped disk over the two halves of the engine's disk.
+fn mapped(kind: MapKind, size: u64) -> MappedSpec {
+    let half = |number: u64| Member {
+        disk: DISK.into(),
+        start: number * (size / 2),
+        len: Some(size / 2),
+    };
+    MappedSpec {
+        name: MAPPED.into(),
+        description: String::new(),
+        map: MapConfig {
+            kind,
+            members: vec![half(0), half(1)],
+        },
+        read_only: false,
+        block_size: None,
+        group: GroupId::default(),
+    }
+}
+
+/// The disk to be loaded: the one on top.
+///
+/// # Errors
+/// If the engine is another's.
+pub(crate) fn loaded(engine: &Engine) -> Result<&Disk> {
+    let disk = engine.disk(MAPPED).or_else(|| engine.disk(DISK));
+    disk.context("the engine has no disk")
 }
 
 /// Writes every byte of the engine's disk once.
@@ -172,7 +212,7 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
 /// # Errors
 /// If a write ends with an error.
 pub(crate) fn fill(engine: &Engine) -> Result<()> {
-    let disk = engine.disk(DISK).context("the engine has no disk")?;
+    let disk = loaded(engine)?;
     let job = Job {
         op: Op::Write,
         block_bytes: FILL_BYTES,
@@ -201,8 +241,8 @@ pub(crate) fn check_file(path: &Path, block_bytes: u32) -> Result<()> {
     Ok(())
 }
 
-/// The name of the one disk.
-pub(crate) const DISK: &str = "bench";
+const DISK: &str = "bench";
+const MAPPED: &str = "mapped";
 pub(crate) const NULL_BYTES: u64 = 1 << 40;
 const RAM_BYTES: u64 = 256 << 20;
 const FILL_BYTES: u32 = 1 << 20;

@@ -1,78 +1,99 @@
-//! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on an inline null drive, through an
-//! attached thread. `examples/direct_path.rs` (no elevator), `multipath_path.rs` (four of them as paths) and `scheduled_path.rs`
-//! (mq-deadline) run it under callgrind.
+//! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on null
+//! drives, through an attached thread. `examples/in_process.rs` runs each of its ways under
+//! callgrind.
+//!
+//! | way | what it is |
+//! |---|---|
+//! | `direct` | no elevator, on a drive that completes inline |
+//! | `depth-1` | the same with one I/O at a time |
+//! | `polled` | the same on a drive whose ends are found by looking |
+//! | `linear`, `striped` | on a mapped disk over two halves of the inline drive's, in chunks of 64 KiB if striped |
+//! | an elevator's name | through that, on the inline drive |
+//! | a selector's name | on multipath over four inline drives |
 
 use std::io;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use blkmq_core::bio::{Op, Status};
 use blkmq_core::driver::{Done, Driver, Issued};
 use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::limits::Limits;
+use blkmq_core::mapper::table::MapKind;
 use blkmq_core::request::Request;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Instant;
-use blkmq_host::drive::Drive;
+use blkmq_host::drive::{Drive, Polling};
 use blkmq_host::driver::multipath::{MultipathConfig, MultipathDrive, PathDrive, Selector};
-use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_host::driver::null::{Completion, NullConfig, NullDrive};
 use blkmq_host::driver::{Allocation, Extent};
 use blkmq_host::ring::RingHandle;
 
 use super::device::{self, NULL_BYTES, Opened};
 use super::load::{Job, Load};
 
-/// Does `count` I/Os (or up to one batch more) and returns their number. A parked thread stays behind.
+/// Does `count` I/Os (or up to one batch more) in the way of this name, and returns their number. A
+/// parked thread stays behind.
 ///
 /// # Errors
-/// If the engine does not start or an I/O ends with an error.
-pub fn run(elevator: Kind, count: u64) -> Result<u64> {
-    run_on(null()?, elevator, count)
-}
-
-/// As [`run`] without an elevator, on a multipath drive over so many inline null drives.
-///
-/// # Errors
-/// As for [`run`], or if there cannot be so many paths.
-pub fn run_multipath(paths: usize, selector: Selector, count: u64) -> Result<u64> {
-    let path = |number: usize| Ok(PathDrive::new(format!("p{number}"), null()?, NULL_BYTES));
-    let paths = (0..paths).map(path).collect::<Result<_>>()?;
-    let config = MultipathConfig {
-        selector,
-        ..MultipathConfig::default()
-    };
-    run_on(
-        Arc::new(MultipathDrive::new("bench", &config, paths, DEPTH_MAX)?),
-        Kind::None,
-        count,
-    )
-}
-
-fn null() -> Result<Arc<dyn Drive>> {
-    Ok(Arc::new(NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?))
-}
-
-fn run_on(drive: Arc<dyn Drive>, elevator: Kind, count: u64) -> Result<u64> {
+/// If there is no such way, the engine does not start or an I/O ends with an error.
+pub fn run(way: &str, count: u64) -> Result<u64> {
+    let (mut drive, mut elevator, mut map, mut depth) = (null(None)?, Kind::None, None, DEPTH);
+    match way {
+        "direct" => {}
+        "depth-1" => depth = 1,
+        "polled" => drive = null(Some(Completion::Deferred))?,
+        "linear" => map = Some(MapKind::Linear),
+        "striped" => map = Some(MapKind::Striped { chunk: CHUNK }),
+        _ if let Some(kind) = Kind::by_name(way) => elevator = kind,
+        _ if let Ok(selector) = way.parse() => drive = multipath(selector)?,
+        _ => bail!("no way is named {way}"),
+    }
     let opened = Opened {
         drive: Arc::new(ParkedReactor(drive)),
         size: NULL_BYTES,
         block_size: 512,
         read_only: true,
         merges: true,
+        map,
     };
-    let engine = device::start(opened, elevator, 1, DEPTH)?;
+    let engine = device::start(opened, elevator, 1, depth)?;
     let job = Job {
         op: Op::Read,
         block_bytes: 4096,
-        depth: DEPTH,
+        depth,
         random: true,
         sample_every: 1,
     };
-    let disk = engine.disk(device::DISK).context("the engine has no disk")?;
+    let disk = device::loaded(&engine)?;
     let done = Load::new(engine.attach()?, disk, job, 0).run_count(count)?;
     // A shutdown would wait for the parked reactor.
     std::mem::forget(engine);
     Ok(done)
+}
+
+fn null(completion: Option<Completion>) -> Result<Arc<dyn Drive>> {
+    let config = NullConfig {
+        completion,
+        poll_queues: if completion.is_some() {
+            u16::from(u8::MAX >> 1)
+        } else {
+            0
+        },
+        ..NullConfig::bare()
+    };
+    Ok(Arc::new(NullDrive::new(config, &[NULL_BYTES])?))
+}
+
+fn multipath(selector: Selector) -> Result<Arc<dyn Drive>> {
+    let path = |number: usize| Ok(PathDrive::new(format!("p{number}"), null(None)?, NULL_BYTES));
+    let paths = (0..PATHS).map(path).collect::<Result<_>>()?;
+    let config = MultipathConfig {
+        selector,
+        ..MultipathConfig::default()
+    };
+    let drive = MultipathDrive::new("bench", &config, paths, DEPTH_MAX)?;
+    Ok(Arc::new(drive))
 }
 
 /// A drive whose first hardware context parks its thread for ever.
@@ -84,6 +105,10 @@ pub(super) struct ParkedReactor(pub(super) Arc<dyn Drive>);
 impl Drive for ParkedReactor {
     fn limits(&self) -> Limits {
         self.0.limits()
+    }
+
+    fn polling(&self) -> Polling {
+        self.0.polling()
     }
 
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
@@ -125,5 +150,7 @@ impl Driver for Parked {
 }
 
 const DEPTH: u32 = 64;
+const PATHS: usize = 4;
+const CHUNK: u64 = 64 << 10;
 /// As many tags as the engine gives a queue at most for that.
 const DEPTH_MAX: u32 = 4096;

@@ -36,7 +36,7 @@ impl LocalQueue {
             port.shard.events.gate_passes.add(1);
             let mut sched = queue.gate.enter_spinning();
             sched.fold(&queue.stats, queue.is_draining(), now);
-            let rq = sched.dispatch(queue.depth(), now);
+            let rq = sched.dispatch(queue.depth(), &queue.stats, now);
             self.note_wakeup(&sched, true, fx);
             let _ = sched.leave_owing();
             let Some(rq) = rq else {

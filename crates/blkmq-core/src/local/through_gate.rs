@@ -63,7 +63,7 @@ impl LocalQueue {
         self.tell_who_has_answered(sched, now);
         let mut issued = false;
         while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
-            let Some(rq) = sched.dispatch(depth, now) else {
+            let Some(rq) = sched.dispatch(depth, &self.queue.stats, now) else {
                 break;
             };
             if !promises && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
@@ -168,15 +168,22 @@ impl LocalQueue {
 
     fn end_what_ended_inside(&mut self, now: Instant, fx: &mut Effects) {
         let mut ended = std::mem::take(&mut self.ended_inside);
-        for (rq, status) in ended.drain(..) {
-            if rq.from_elevator {
-                // It knows already.
+        let mut home = std::mem::take(&mut self.home);
+        let counts_each = self.queue.stats.mode.is_under_gate();
+        for (mut rq, status) in ended.drain(..) {
+            // The elevator knows already of those that it gave out.
+            let is_plain = rq.from_elevator && status.is_ok() && rq.bios == 1 && !rq.is_flush;
+            if is_plain && rq.owner == self.me && !counts_each {
+                rq.completed_at = now;
+                home.push(rq);
+            } else if rq.from_elevator {
                 self.end_request(rq, status, now, fx);
             } else {
                 self.completed(rq, status, now, fx);
             }
         }
         self.ended_inside = ended;
+        self.bring_all_home(home, fx);
     }
 }
 

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::table::{Run, Table};
-use crate::bio::{Bio, Data, Flags, Op, Origin, Parent, Status};
+use crate::bio::{Bio, Data, Flags, Op, Origin, Parent, Passed, Status};
 use crate::ids::DiskId;
 use crate::local::LocalQueue;
 use crate::queue::Effects;
@@ -106,7 +106,6 @@ impl Stack {
     ///
     /// # Errors
     /// Gives the bio back if the members, or this stack, have no room now: submit it after another's end.
-    #[inline]
     pub fn submit(
         &mut self,
         bio: Bio,
@@ -114,6 +113,10 @@ impl Stack {
         now: Instant,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
+        if let Some((queue, to)) = self.redirect(&bio) {
+            let sent = queues[queue].submit_passed(bio, to, now, fx);
+            return sent.map_err(|bio| self.take_back(bio));
+        }
         let Some(disk) = self.table.disks().get(bio.disk.index()) else {
             fx.end(bio, Status::Invalid);
             return Ok(());
@@ -129,6 +132,31 @@ impl Stack {
             }
         }
         self.submit_divided(bio, queues, now, fx)
+    }
+
+    /// Finds where a bio of the common kind goes that lies on one leaf. Returns the place of the leaf's
+    /// queue, and what its [`LocalQueue::submit_passed`] wants to know; none if the bio is for
+    /// [`Stack::submit`]. What the queue does not take is for [`Stack::take_back`].
+    #[inline]
+    pub fn redirect(&mut self, bio: &Bio) -> Option<(usize, Passed)> {
+        let disk = self.table.disks().get(bio.disk.index())?;
+        if !disk.is_plain(bio) {
+            return None;
+        }
+        let run = self.table.locate(bio.disk, bio.offset);
+        if bio.len > run.len {
+            return None;
+        }
+        self.aim(bio, run)
+    }
+
+    /// Makes a bio that a queue has not taken what it was.
+    pub fn take_back(&mut self, mut bio: Bio) -> Bio {
+        if let Parent::Passed(index) = bio.origin.0 {
+            self.frames[index as usize].restore(&mut bio);
+            self.free_frames.push(index);
+        }
+        bio
     }
 
     /// Says whether [`Stack::settle`] has something to do.
@@ -192,33 +220,36 @@ impl Stack {
     }
 
     /// Sends a bio as it is to the leaf that has its range.
-    #[inline]
     fn pass(
         &mut self,
-        mut bio: Bio,
+        bio: Bio,
         to: Run,
         queues: &mut [LocalQueue],
         now: Instant,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
-        let Some(index) = self.free_frames.pop() else {
+        let Some((queue, to)) = self.aim(&bio, to) else {
             return Err(bio);
         };
+        let sent = queues[queue].submit_passed(bio, to, now, fx);
+        sent.map_err(|bio| self.take_back(bio))
+    }
+
+    /// Remembers what a bio was that goes to a leaf; none if too many have gone.
+    #[inline(always)]
+    fn aim(&mut self, bio: &Bio, to: Run) -> Option<(usize, Passed)> {
         let leaf = &self.table.leaves()[to.leaf as usize];
-        let frame = Frame {
+        let frame = self.free_frames.pop()?;
+        self.frames[frame as usize] = Frame {
             disk: bio.disk,
             offset: bio.offset,
         };
-        self.frames[index as usize] = frame;
-        bio.origin = Origin(Parent::Passed(index));
-        bio.disk = leaf.disk;
-        bio.offset = to.offset;
-        let sent = queues[usize::from(leaf.queue)].submit(bio, now, fx);
-        sent.map_err(|mut bio| {
-            self.free_frames.push(index);
-            frame.restore(&mut bio);
-            bio
-        })
+        let passed = Passed {
+            disk: leaf.disk,
+            offset: to.offset,
+            frame,
+        };
+        Some((leaf.queue.into(), passed))
     }
 
     /// Begins a bio that is a flush, waits for one, or has its bytes on several members.

@@ -9,7 +9,7 @@ use std::fmt;
 use super::linear::Linear;
 use super::map::{Below, Map, Member};
 use super::striped::Striped;
-use crate::bio::{Bio, Flags, Status};
+use crate::bio::{Bio, Data, Flags, Op, Status};
 use crate::ids::DiskId;
 use crate::limits::{Limits, lcm};
 
@@ -167,20 +167,28 @@ impl Table {
     }
 
     /// Finds where a byte of a mapped disk lies, through all maps, and how many follow it there. The byte must be on the disk.
-    #[inline]
+    #[inline(always)]
     pub fn locate(&self, disk: DiskId, offset: u64) -> Run {
-        let mut found = self.disks[disk.index()].map.locate(offset);
-        let mut len = found.run;
+        let found = self.disks[disk.index()].map.locate(offset);
+        match found.member.below {
+            Below::Leaf(leaf) => Run {
+                leaf,
+                offset: found.at,
+                len: found.run,
+            },
+            Below::Mapped(below) => self.locate_below(below, found.at, found.run),
+        }
+    }
+
+    /// Goes on with mapped disk `below`, of which no more than `len` bytes are asked for.
+    #[inline(never)]
+    fn locate_below(&self, mut below: u32, mut offset: u64, mut len: u64) -> Run {
         loop {
+            let found = self.disks[below as usize].map.locate(offset);
+            (offset, len) = (found.at, len.min(found.run));
             match found.member.below {
-                Below::Leaf(leaf) => {
-                    let offset = found.at;
-                    return Run { leaf, offset, len };
-                }
-                Below::Mapped(below) => {
-                    found = self.disks[below as usize].map.locate(found.at);
-                    len = len.min(found.run);
-                }
+                Below::Leaf(leaf) => return Run { leaf, offset, len },
+                Below::Mapped(next) => below = next,
             }
         }
     }
@@ -349,6 +357,25 @@ impl Table {
 }
 
 impl MappedDisk {
+    /// Says whether a bio is a sound read or write of the common kind, which needs no further look;
+    /// [`MappedDisk::check_bio`] and what follows is for all others.
+    #[inline(always)]
+    pub(super) fn is_plain(&self, bio: &Bio) -> bool {
+        let mask = u64::from(self.limits.logical_block) - 1;
+        let is_one_piece = if let Data::Flat(piece) = &bio.data {
+            u64::from(piece.len()) == bio.len
+        } else {
+            !matches!(bio.data, Data::List(_))
+        };
+        is_one_piece
+            && (bio.op == Op::Read || bio.op == Op::Write && !self.read_only)
+            && bio.flags == Flags::NONE
+            && (bio.offset | bio.len) & mask == 0
+            && bio.len > 0
+            && bio.offset <= self.size
+            && bio.len <= self.size - bio.offset
+    }
+
     /// Checks a submitter's bio.
     ///
     /// # Errors

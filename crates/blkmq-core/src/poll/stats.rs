@@ -190,6 +190,13 @@ impl Windows {
         is_over || self.closed.samples == 0
     }
 
+    /// Takes in the same time as just before, at the same moment.
+    #[inline]
+    pub(super) fn record_again(&mut self, time: Nanos) {
+        self.open.sum += time.0;
+        self.open.samples += 1;
+    }
+
     /// The mean of the latest full window; none before the first is full.
     pub(super) fn mean(&self) -> Option<Nanos> {
         self.closed.sum.checked_div(self.closed.samples).map(Nanos)

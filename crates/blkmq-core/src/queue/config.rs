@@ -11,7 +11,7 @@ use crate::rerun::Rerun;
 use crate::sched;
 use crate::stat::StatsMode;
 use crate::tag::{DEPTH_MAX, TagMode};
-use crate::time::Nanos;
+use crate::time::{Instant, Nanos};
 
 /// What a queue is to be.
 #[derive(Clone, Debug)]
@@ -44,6 +44,8 @@ pub struct QueueConfig {
     pub groups: GroupTree,
     /// Who keeps the statistics of groups. Default: each reactor, outside the gate; the others are for measurement.
     pub stats: StatsMode,
+    /// Says what time it is; only [`StatsMode::UnderGateTimed`] asks. Default: always zero.
+    pub clock: fn() -> Instant,
     /// Whether ends of requests are looked for instead of waited for (`io_poll`), where the driver can be. Default false.
     pub io_poll: bool,
     /// How such requests are slept for (`io_poll_delay`).
@@ -91,6 +93,7 @@ impl QueueConfig {
             merges: true,
             groups: GroupTree::flat(1),
             stats: StatsMode::default(),
+            clock: || Instant(0),
             io_poll: false,
             poll_policy: Policy::default(),
             disks: Vec::new(),

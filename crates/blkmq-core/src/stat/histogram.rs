@@ -22,7 +22,13 @@ impl HistogramShard {
     /// Counts one time. For the owning reactor only.
     #[inline]
     pub(crate) fn record(&self, time: Nanos) {
-        self.0[bucket(time)].add(1);
+        self.record_many(time, 1);
+    }
+
+    /// Counts a time that so many had. For the owning reactor only.
+    #[inline]
+    pub(crate) fn record_many(&self, time: Nanos, count: u64) {
+        self.0[bucket(time)].add(count);
     }
 
     /// Sets all buckets. For who has made sure that nobody counts.

@@ -5,6 +5,7 @@
 //! A request carries stamps (when it was inserted, issued, ended; who went ahead), and is counted when it is inserted and when it
 //! ends, by a reactor that holds nothing. [`StatsMode`] has the other ways, for comparison.
 
+mod ends;
 mod histogram;
 mod of_queue;
 #[cfg(test)]
@@ -17,12 +18,12 @@ pub use self::histogram::Histogram;
 use self::histogram::HistogramShard;
 use self::watch::{OTHERS, TOPS_MAX};
 pub(crate) use self::watch::{Watch, Watched};
-use crate::bio::Direction;
+use crate::bio::{Direction, Flags, Op};
 use crate::ids::GroupId;
 use crate::poll::PollShard;
 use crate::request::Request;
 use crate::sched::Note;
-use crate::time::Nanos;
+use crate::time::{Instant, Nanos};
 
 /// Who keeps the statistics of groups, and when. A tunable of a queue, for measurement: the default is for use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,17 @@ pub enum StatsMode {
     /// The gate's holder for everybody, at insertion, dispatch and end, where there is an elevator: as schedulers do that keep
     /// their statistics under their lock.
     UnderGate,
+    /// The same, and each update reads the clock for itself, as bfq did until Linux 4.14: for
+    /// measuring what that cost.
+    UnderGateTimed,
+}
+
+impl StatsMode {
+    /// Says whether the gate's holder counts for everybody.
+    #[inline]
+    pub(crate) fn is_under_gate(self) -> bool {
+        matches!(self, Self::UnderGate | Self::UnderGateTimed)
+    }
 }
 
 /// What the gate's holder stamps into a request besides times; one word, since what is written in pieces and read as a whole
@@ -269,50 +281,41 @@ impl Shard {
         }
     }
 
+    /// Counts the insertion of requests into an elevator: neighbours of one group and kind together.
+    pub(crate) fn count_inserts(&self, list: &[Box<Request>]) {
+        let like = |rq: &Request| (rq.bio.group, rq.bio.op, rq.bio.flags);
+        for run in list.chunk_by(|one, next| like(one) == like(next)) {
+            let (group, op, flags) = like(&run[0]);
+            let bios = run.iter().map(|rq| u64::from(rq.bios)).sum();
+            self.groups[group.index()].kinds[kind_of(op, flags)]
+                .inserted
+                .add(bios);
+        }
+    }
+
     /// Counts the insertion of a request into an elevator.
     #[inline]
     pub(crate) fn count_insert(&self, rq: &Request) {
         let kinds = &self.groups[rq.bio.group.index()].kinds;
-        kinds[kind_of(rq)].inserted.add(rq.bios.into());
-    }
-
-    /// Counts the end of a single bio's request, or of one bio of several. Called by the owner alone.
-    #[inline]
-    pub(crate) fn count_end(&self, rq: &Request) {
-        let group = &self.groups[rq.bio.group.index()];
-        let counters = &group.kinds[kind_of(rq)];
-        let device = rq.completed_at.since(rq.issued_at);
-        counters.ios.add(1);
-        counters.bytes.add(rq.bio.len);
-        counters.service_ns.add(device.0);
-        group.device.record(device);
-        if rq.stamp.is_set() {
-            count_queue(group, rq.stamp);
-        } else {
-            // Past all elevators: nobody has counted it on its way in.
-            counters.inserted.add(1);
-        }
-        let wait = rq.issued_at.since(rq.inserted_at);
-        if wait != Nanos::ZERO {
-            counters.wait_ns.add(wait.0);
-            group.wait.record(wait);
-            self.count_delay(rq.stamp, wait);
-        }
-        if !rq.status.is_ok() {
-            counters.errors.add(1);
-        }
+        kinds[kind_of(rq.bio.op, rq.bio.flags)]
+            .inserted
+            .add(rq.bios.into());
     }
 
     /// Counts what is known of a whole request of several bios at its end; their own ends are counted as those of parts.
     pub(crate) fn count_merged(&self, rq: &Request) {
         let group = &self.groups[rq.bio.group.index()];
-        group.kinds[kind_of(rq)].merged.add(u64::from(rq.bios) - 1);
+        group.kinds[kind_of(rq.bio.op, rq.bio.flags)]
+            .merged
+            .add(u64::from(rq.bios) - 1);
         count_queue(group, rq.stamp);
     }
 
     /// Counts that a bio whose request goes on without it was merged into that.
     pub(crate) fn count_part(&self, rq: &Request) {
-        self.groups[rq.bio.group.index()].kinds[kind_of(rq)].merged.add(1);
+        self.groups[rq.bio.group.index()].kinds[kind_of(rq.bio.op, rq.bio.flags)]
+            .merged
+            .add(1);
     }
 
     /// Counts the end of a whole request, from what the gate's holder is told of it.
@@ -350,6 +353,8 @@ impl Shard {
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) mode: StatsMode,
+    /// What [`StatsMode::UnderGateTimed`] reads.
+    clock: fn() -> Instant,
     pub(crate) watched: std::sync::Arc<Watched>,
     /// What the gate's holder counts for everybody, if it is to.
     pub(crate) under_gate: Shard,
@@ -359,14 +364,25 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn new(groups: usize, mode: StatsMode) -> Self {
-        let under_gate = if mode == StatsMode::UnderGate { groups } else { 0 };
+    pub(crate) fn new(groups: usize, mode: StatsMode, clock: fn() -> Instant) -> Self {
+        let under_gate = if mode.is_under_gate() { groups } else { 0 };
         Self {
             mode,
+            clock,
             watched: std::sync::Arc::new(Watched::new(groups)),
             under_gate: Shard::new(under_gate as u32),
             buried: Shard::new(groups as u32),
             buried_times: Watched::new(groups),
+        }
+    }
+
+    /// The time of an update: that of the batch, or of this moment.
+    #[inline]
+    pub(crate) fn time_of_update(&self, batch: Instant) -> Instant {
+        if self.mode == StatsMode::UnderGateTimed {
+            (self.clock)()
+        } else {
+            batch
         }
     }
 
@@ -480,8 +496,8 @@ fn count_queue(group: &GroupShard, stamp: Stamp) {
 
 /// Writes and discards that nobody waits for are counted apart.
 #[inline]
-fn kind_of(rq: &Request) -> usize {
-    rq.bio.op.direction() as usize + if rq.bio.is_sync() { 0 } else { ASYNC }
+fn kind_of(op: Op, flags: Flags) -> usize {
+    op.direction() as usize + if op.is_sync(flags) { 0 } else { ASYNC }
 }
 
 /// From a direction's counters to those of its asynchronous part: behind the last direction, writes come first.

@@ -31,7 +31,7 @@ impl Queue {
     /// If there is no such group.
     pub fn group_stats_recursive(&self, group: GroupId) -> Result<GroupStats, Busy> {
         let mut sched = self.gate.try_enter().ok_or(Busy)?;
-        if self.stats.mode == StatsMode::UnderGate {
+        if self.stats.mode.is_under_gate() {
             sched.fold_reports(&self.stats);
         }
         let mut sum = GroupStats::default();
@@ -61,7 +61,7 @@ impl Queue {
         match self.stats.mode {
             StatsMode::Outside => true,
             StatsMode::Off => false,
-            StatsMode::UnderGate => !rq.stamp.is_set(),
+            StatsMode::UnderGate | StatsMode::UnderGateTimed => !rq.stamp.is_set(),
         }
     }
 

@@ -25,7 +25,7 @@ fn ended(op: Op, flags: Flags, group: u32, times_us: [u64; 3]) -> Box<Request> {
 }
 
 fn own(shard: &Shard, group: u32) -> GroupStats {
-    Stats::new(4, StatsMode::Outside).own(iter::once(shard), GroupId(group))
+    Stats::new(4, StatsMode::Outside, || Instant(0)).own(iter::once(shard), GroupId(group))
 }
 
 #[test]
@@ -55,6 +55,60 @@ fn an_end_is_counted_with_its_times_for_its_group_and_kind_alone() {
 }
 
 #[test]
+fn ends_of_a_batch_count_as_each_by_itself() {
+    let (one_by_one, together) = (Shard::new(4), Shard::new(4));
+    let mut list = Vec::new();
+    for n in 0..200u64 {
+        let (op, flags) = match n / 7 % 4 {
+            0 => (Op::Write, Flags::NONE),
+            1 => (Op::Write, Flags::ASYNC),
+            2 => (Op::Discard, Flags::NONE),
+            _ => (Op::Read, Flags::NONE),
+        };
+        let times = [10, 10 + n / 11 % 3, 20 + n / 13];
+        let mut rq = ended(op, flags, (n / 17 % 3) as u32, times);
+        rq.bio.len = 512 << (n % 3);
+        if n / 19 % 2 == 1 {
+            rq.stamp = Stamp::new((n % 5) as u32, 1 + (n / 23 % 2) as u8, 1);
+        }
+        if n / 29 % 3 == 1 {
+            rq.status = Status::Io;
+        }
+        one_by_one.count_end(&rq);
+        list.push(rq);
+    }
+    together.count_ends(&list);
+    for group in 0..3 {
+        assert_eq!(own(&one_by_one, group), own(&together, group));
+    }
+    let delays = |shard: &Shard| -> Vec<u64> { shard.delays.iter().map(Counter::get).collect() };
+    assert_eq!(delays(&one_by_one), delays(&together));
+}
+
+#[test]
+fn insertions_of_a_batch_count_as_each_by_itself() {
+    let (one_by_one, together) = (Shard::new(4), Shard::new(4));
+    let kinds = [
+        (Op::Read, Flags::NONE),
+        (Op::Write, Flags::ASYNC),
+        (Op::Write, Flags::NONE),
+    ];
+    let list: Vec<_> = (0..40usize)
+        .map(|n| {
+            let (op, flags) = kinds[n / 5 % 3];
+            let mut rq = ended(op, flags, (n / 7 % 3) as u32, [0; 3]);
+            rq.bios = 1 + (n % 3) as u32;
+            rq
+        })
+        .collect();
+    list.iter().for_each(|rq| one_by_one.count_insert(rq));
+    together.count_inserts(&list);
+    for group in 0..3 {
+        assert_eq!(own(&one_by_one, group), own(&together, group));
+    }
+}
+
+#[test]
 fn a_read_is_synchronous_whatever_it_says() {
     let shard = Shard::new(4);
     shard.count_end(&ended(Op::Read, Flags::ASYNC, 0, [0, 0, 1]));
@@ -65,7 +119,7 @@ fn a_read_is_synchronous_whatever_it_says() {
 #[test]
 fn what_a_removed_group_did_is_its_parents_and_nothing_is_lost_or_moved_between_kinds() {
     let (a, b) = (Shard::new(4), Shard::new(4));
-    let stats = Stats::new(4, StatsMode::Outside);
+    let stats = Stats::new(4, StatsMode::Outside, || Instant(0));
     let kinds = [
         (Op::Read, Flags::NONE),
         (Op::Write, Flags::NONE),
@@ -100,7 +154,7 @@ struct Bench {
 impl Bench {
     fn new(groups: u32) -> Self {
         let tree = GroupTree::flat(groups);
-        let stats = Stats::new(groups as usize, StatsMode::Outside);
+        let stats = Stats::new(groups as usize, StatsMode::Outside, || Instant(0));
         let watch = Watch::new(std::sync::Arc::clone(&stats.watched), &tree, true);
         Self { stats, watch }
     }

@@ -14,8 +14,8 @@ use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
 use self::check::Checker;
+use super::choice::Choice;
 use super::detour::{ByWorker, Detour, Job};
-use super::selector::{self, Dice, History, Way};
 use super::shard::Shard;
 use super::shared::{List, Multipath, View};
 use super::{PATHS_MAX, PathId, paths_in};
@@ -42,26 +42,24 @@ pub struct MultipathHctx {
     shared: Arc<Multipath>,
     /// What is known of the table.
     view: View,
-    /// How the next request's path is found; how after a detour.
-    way: Way,
-    straight: Way,
-    turn: usize,
+    /// How the next request's path is found.
+    choice: Choice,
     /// Paths of the current group that are usable and have a driver here.
     usable: List,
-    /// Their throughputs are the same.
-    are_even: bool,
-    /// What the end of a request has to look at: a bit for each path that was not committed, [`LEARNS`], [`DETOURS`].
+    /// What the end of a request has to look at: a bit for each path that was not committed,
+    /// [`DETOURS`].
     attention: u64,
-    lowers: [Lower; PATHS_MAX],
+    /// Requests go to the worker before they go to a path.
+    inserts_by_detour: bool,
+    /// The paths' drivers.
+    lowers: [Option<Box<dyn Driver>>; PATHS_MAX],
+    /// Those of them that want to be looked after while they have nothing, a bit each.
+    restless: u32,
     shard: Arc<Shard>,
-    histories: [History; PATHS_MAX],
     /// By tag: what is with a path. The upper tag is the lower one.
     frames: Box<[Frame]>,
     opener: Box<dyn Opener>,
     hctx: HctxId,
-    dice: Dice,
-    /// The shards of all contexts, this one's included.
-    shards: Vec<Arc<Shard>>,
     /// Paths with a driver, a bit each, and those of them that were removed.
     opened: u32,
     leaving: u32,
@@ -81,13 +79,6 @@ pub struct MultipathHctx {
     inserted: Vec<Cookie>,
     waiting: Vec<Cookie>,
     retry_at: Option<Instant>,
-}
-
-/// What a context has of one path.
-#[derive(Default)]
-struct Lower {
-    driver: Option<Box<dyn Driver>>,
-    is_restless: bool,
 }
 
 /// What is remembered of a request.
@@ -113,68 +104,23 @@ enum Stage {
 }
 
 impl MultipathHctx {
-    /// The next path in turn.
-    #[inline(always)]
-    fn take_turn(&mut self) -> usize {
-        let path = self.usable.get(self.turn);
-        let next = self.turn + 1;
-        self.turn = if next >= self.usable.len() { 0 } else { next };
-        path
-    }
-
-    /// Chooses a path; none if there is no usable one, or the way begins elsewhere.
-    fn choose(&mut self, way: Way, rq: &Request, now: Instant) -> Option<usize> {
-        match way {
-            Way::RoundRobin => Some(self.take_turn()),
-            Way::Pinned(path) => Some(path.into()),
-            _ => self.choose_by_load(way, rq.len(), now),
-        }
-    }
-
+    /// Chooses a path for the first request of a batch, or while paths cost something; what has
+    /// changed of the table is seen here.
     #[inline(never)]
-    fn choose_by_load(&mut self, way: Way, bytes: u64, now: Instant) -> Option<usize> {
-        let Self {
-            usable,
-            turn,
-            dice,
-            shards,
-            ..
-        } = self;
-        match way {
-            Way::QueueLength => {
-                let load = |shard: &Shard, path: usize| shard.paths[path].in_flight().into();
-                let is_less = |one: (usize, u64), other: (usize, u64)| one.1 < other.1;
-                Some(selector::least_loaded(
-                    usable, turn, dice, shards, load, is_less, true,
-                ))
-            }
-            Way::ServiceTime => {
-                let load = |shard: &Shard, path: usize| shard.paths[path].in_flight_bytes();
-                let speed = |path: usize| u64::from(self.view.throughputs[path]);
-                // a / x < b / y, without a division: a throughput of 0 is for ever.
-                let is_less = |(one, load): (usize, u64), (other, others_load): (usize, u64)| {
-                    (load + bytes) * speed(other) < (others_load + bytes) * speed(one)
-                };
-                let are_even = self.are_even;
-                Some(selector::least_loaded(
-                    usable, turn, dice, shards, load, is_less, are_even,
-                ))
-            }
-            Way::History => Some(selector::by_history(
-                usable,
-                turn,
-                &mut self.histories,
-                &self.shard,
-                now,
-            )),
-            _ => None,
+    fn choose(&mut self, bytes: u64, now: Instant) -> Option<usize> {
+        if self.view.epoch != self.shared.epoch() {
+            self.look(now);
         }
+        if self.inserts_by_detour {
+            return None;
+        }
+        self.choice.compare(bytes, now)
     }
 
     /// A path's driver, which the caller knows to be there.
     #[inline(always)]
     fn driver(&mut self, path: usize) -> &mut dyn Driver {
-        let driver = self.lowers[path % PATHS_MAX].driver.as_mut();
+        let driver = self.lowers[path % PATHS_MAX].as_mut();
         &mut **driver.expect("a path that is chosen has a driver")
     }
 
@@ -207,9 +153,7 @@ impl MultipathHctx {
             Issued::Done(status) => {
                 self.shard.paths[path].count(rq.len());
                 self.note_partial(path, cookie, status);
-                if self.attention & LEARNS != 0 {
-                    self.histories[path].ended(now, 1, now);
-                }
+                self.choice.ended_at_once(path);
                 if last {
                     self.commit();
                 }
@@ -243,7 +187,7 @@ impl MultipathHctx {
     /// Issues what cannot be given to a path at once: over the worker, or there is no path.
     #[inline(never)]
     fn issue_elsewhere(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
-        if self.way == Way::Detour {
+        if self.inserts_by_detour {
             return self.issue_by_detour(rq, cookie, last, now);
         }
         if self.has_paths_elsewhere() || self.view.holds {
@@ -269,7 +213,7 @@ impl MultipathHctx {
         let frame = &mut self.frames[cookie.tag().index()];
         if frame.stage != Stage::Inserting || frame.cookie != cookie.raw() {
             if self.view.detours.issue
-                && let Some(path) = self.choose(self.straight, rq, now)
+                && let Some(path) = self.choice.compare(rq.len(), now)
             {
                 self.send_to_issue(path, rq, cookie, now);
                 return Issued::Queued;
@@ -300,7 +244,7 @@ impl MultipathHctx {
 
     /// Issues a request that comes back from the worker. What finds no room waits here.
     fn issue_straight(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
-        let answer = match self.choose(self.straight, rq, now) {
+        let answer = match self.choice.compare(rq.len(), now) {
             Some(path) => {
                 let answer = self.driver(path).issue(rq, cookie, last, now);
                 self.answered(path, rq, cookie, answer, last, now)
@@ -332,13 +276,9 @@ impl MultipathHctx {
 impl Driver for MultipathHctx {
     #[inline]
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
-        if self.view.epoch != self.shared.epoch() {
-            self.look(now);
-        }
-        let path = match self.way {
-            Way::RoundRobin => self.take_turn(),
-            Way::Pinned(path) => path.into(),
-            way => match self.choose_by_load(way, rq.len(), now) {
+        let path = match self.choice.turn(now) {
+            Some(path) => path,
+            None => match self.choose(rq.len(), now) {
                 Some(path) => path,
                 None => return self.issue_elsewhere(rq, cookie, last, now),
             },
@@ -346,6 +286,7 @@ impl Driver for MultipathHctx {
         let answer = self.driver(path).issue(rq, cookie, last, now);
         if answer == Issued::Done(Status::Ok) && self.attention == 0 {
             self.shard.paths[path % PATHS_MAX].count(rq.len());
+            self.choice.ended_at_once(path);
             return answer;
         }
         self.answered(path, rq, cookie, answer, last, now)
@@ -355,7 +296,7 @@ impl Driver for MultipathHctx {
         let paths = (self.attention & UNCOMMITTED) as u32;
         self.attention &= !UNCOMMITTED;
         for path in paths_in(paths) {
-            if let Some(driver) = &mut self.lowers[path].driver {
+            if let Some(driver) = &mut self.lowers[path] {
                 driver.commit();
             }
         }
@@ -400,7 +341,7 @@ impl Driver for MultipathHctx {
             return Some(Instant(0));
         }
         let lowers = self.active_paths().filter_map(|path| {
-            let driver = self.lowers[path].driver.as_ref();
+            let driver = self.lowers[path].as_ref();
             driver.and_then(|driver| driver.next_event())
         });
         let checks = self.checker.as_ref().and_then(Checker::next_event);
@@ -409,7 +350,7 @@ impl Driver for MultipathHctx {
 
     fn set_polled(&mut self, on: bool) -> bool {
         let (mut all, mut any) = (true, false);
-        for driver in self.lowers.iter_mut().filter_map(|lower| lower.driver.as_mut()) {
+        for driver in self.lowers.iter_mut().flatten() {
             let polled = driver.set_polled(on);
             all &= polled;
             any |= polled;
@@ -417,7 +358,7 @@ impl Driver for MultipathHctx {
         self.polled = on && all;
         if on && !all {
             // One that has to be waited for is enough to wait for all.
-            let drivers = self.lowers.iter_mut().filter_map(|lower| lower.driver.as_mut());
+            let drivers = self.lowers.iter_mut().flatten();
             drivers.for_each(|driver| {
                 driver.set_polled(false);
             });
@@ -436,6 +377,7 @@ impl Driver for MultipathHctx {
             return TimedOut::Wait;
         }
         self.take_frame(cookie);
+        self.choice.end_batch();
         let status = self.judge(path, Status::Timeout, self.now);
         self.late.push(Done { cookie, status });
         // Its end is reported, and not counted as the queue's own verdict.
@@ -465,9 +407,8 @@ impl Frame {
     };
 }
 
-/// In [`MultipathHctx::attention`]: the paths that were not committed; histories want to know of ends; ends go over the worker.
+/// In [`MultipathHctx::attention`]: the paths that were not committed; ends go over the worker.
 const UNCOMMITTED: u64 = u32::MAX as u64;
-const LEARNS: u64 = 1 << 32;
-const DETOURS: u64 = 1 << 33;
+const DETOURS: u64 = 1 << 32;
 /// When a request that was inserted by the worker and found no room is tried again, if nothing ends before.
 const RETRY: Nanos = Nanos::from_millis(3);

@@ -7,18 +7,22 @@
 //!                 └── failed path, message ─► Multipath (table, epoch) ─► every context looks once
 //! ```
 //!
-//! A hardware context of a multipath queue owns, on its reactor, a driver of each path. The request goes to one of them as
-//! it is, under the tag that it has already, and comes back inline: nothing is copied, queued or handed over. `hctx` is that
-//! way, `selector` chooses, `shard` counts. What all contexts agree on (which paths are usable, which group is the current
-//! one, what to do without a path) is in `table`, behind a lock that is taken when something changes and never for a request;
-//! a number that grows with each change tells the contexts to look. `hctx::check` finds out whether failed paths are back,
-//! `message` is what an operator can do.
+//! A hardware context of a multipath queue owns, on its reactor, a driver of each path. The request
+//! goes to one of them as it is, under the tag that it has already, and comes back inline: nothing
+//! is copied, queued or handed over. `hctx` is that way, `choice` chooses in the way that
+//! `selector` names, `shard` counts. What all contexts agree on (which paths are usable, which
+//! group is the current one, what to do without a path) is in `table`, behind a lock that is taken
+//! when something changes and never for a request; a number that grows with each change tells the
+//! contexts to look. `hctx::check` finds out whether failed paths are back, `message` is what an
+//! operator can do.
 //!
 //! The semantics are those of Linux' `dm-mpath` (Documentation/admin-guide/device-mapper, and the behaviour of its messages);
 //! where ours differ, `docs/mappers/multipath.md` says so.
 
+mod choice;
 mod detour;
 mod hctx;
+mod history;
 mod message;
 mod selector;
 mod shard;

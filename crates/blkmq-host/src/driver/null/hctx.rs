@@ -21,6 +21,8 @@ use crate::driver::chance::Chance;
 pub(super) struct NullHctx {
     /// Nothing is configured that would have to be looked at: every request is done at once.
     plain: bool,
+    /// The same, but that every request is done at the next reap.
+    defers_plainly: bool,
     completion: Completion,
     /// May announce nothing (see [`super::config::NullConfig::poll_queues`]), and does.
     can_be_polled: bool,
@@ -54,12 +56,10 @@ impl NullHctx {
             .iter()
             .all(|rate| rate.is_never());
         let capacity_of = |used: bool| if used { depth } else { 0 };
+        let is_plain = never_fails && config.bad.is_empty() && !config.memory && !config.zero;
         Self {
-            plain: completion == Completion::Inline
-                && never_fails
-                && config.bad.is_empty()
-                && !config.memory
-                && !config.zero,
+            plain: is_plain && completion == Completion::Inline,
+            defers_plainly: is_plain && completion == Completion::Deferred,
             completion,
             can_be_polled: hctx.0 < config.poll_queues,
             polled: false,
@@ -146,6 +146,11 @@ impl Driver for NullHctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         if self.plain {
             return Issued::Done(Status::Ok);
+        }
+        if self.defers_plainly && self.deferred.len() < self.drive.config.depth as usize {
+            let status = Status::Ok;
+            self.deferred.push(Done { cookie, status });
+            return Issued::Queued;
         }
         self.issue_with_options(rq, cookie, now)
     }

@@ -97,7 +97,7 @@ impl MultipathHctx {
             self.look_at_table();
         }
         let checker = self.checker.as_mut().expect("the first context's");
-        let Some(driver) = &mut self.lowers[path].driver else {
+        let Some(driver) = &mut self.lowers[path] else {
             return;
         };
         if checker.is_probing(path) {
@@ -142,7 +142,7 @@ impl MultipathHctx {
         }
         let cookie = probe.cookie;
         probe.expires = now + self.view.check_timeout;
-        let Some(driver) = &mut self.lowers[path].driver else {
+        let Some(driver) = &mut self.lowers[path] else {
             return;
         };
         if driver.timed_out(cookie) == TimedOut::Ended {

@@ -9,7 +9,7 @@ use crate::time::Instant;
 
 use super::super::detour::Job;
 use super::super::{PathId, paths_in};
-use super::{DETOURS, Frame, LEARNS, MultipathHctx, Stage};
+use super::{DETOURS, Frame, MultipathHctx, Stage};
 
 impl MultipathHctx {
     /// A path's driver has taken a request.
@@ -27,6 +27,7 @@ impl MultipathHctx {
         let line = &self.shard.paths[path];
         line.count(bytes);
         line.start(bytes);
+        self.choice.started(path, now);
     }
 
     /// What is remembered of a request, unless its tag is used by a later one.
@@ -49,13 +50,15 @@ impl MultipathHctx {
 
     /// Takes what has ended at the paths.
     pub(super) fn reap_paths(&mut self, now: Instant, done: &mut Vec<Done>) {
+        self.choice.end_batch();
         let mut back = 0;
         for path in self.active_paths() {
             let first = done.len();
-            let lower = &mut self.lowers[path];
-            let Some(driver) = &mut lower.driver else { continue };
+            let Some(driver) = &mut self.lowers[path] else {
+                continue;
+            };
             driver.reap(now, done);
-            let has_room = lower.is_restless && driver.has_made_room();
+            let has_room = self.restless & 1 << path != 0 && driver.has_made_room();
             self.has_room |= has_room;
             back |= u32::from(has_room) << path;
             if done.len() > first {
@@ -90,7 +93,7 @@ impl MultipathHctx {
             at += 1;
         }
         if count > 0 {
-            let average = self.histories[path].ended(start, count, now);
+            let average = self.choice.ended(path, start, count, now);
             self.shard.paths[path].service_ns.set(average.0);
             self.retry_at = self.retry_at.map(|_| now);
         }
@@ -128,6 +131,8 @@ impl MultipathHctx {
             Status::Io | Status::Transport | Status::Timeout | Status::Shutdown => {
                 self.shard.paths[path].errors.add(1);
                 self.shared.failed(PathId(path as u8), status, now);
+                // The next request is to see it.
+                self.choice.end_batch();
                 Status::Requeue
             }
         }
@@ -194,6 +199,7 @@ impl MultipathHctx {
     /// The worker has not issued a request: no room, or no driver. It is to be issued here.
     fn given_back(&mut self, cookie: Cookie) {
         if self.take_frame_at(cookie, Stage::ByWorker).is_some() {
+            self.choice.end_batch();
             self.frames[cookie.tag().index()] = Frame {
                 cookie: cookie.raw(),
                 stage: Stage::Inserting,
@@ -208,7 +214,8 @@ impl MultipathHctx {
             return end;
         };
         let path = usize::from(frame.path);
-        let average = self.histories[path].ended(frame.start, 1, now);
+        self.choice.end_batch();
+        let average = self.choice.ended(path, frame.start, 1, now);
         self.shard.paths[path].service_ns.set(average.0);
         self.retry_at = self.retry_at.map(|_| now);
         Done {
@@ -222,7 +229,7 @@ impl MultipathHctx {
         let mut active = 0;
         for path in paths_in(self.opened) {
             let is_active = self.shard.paths[path].in_flight() > 0
-                || self.lowers[path].is_restless
+                || self.restless & 1 << path != 0
                 || self
                     .checker
                     .as_ref()
@@ -234,10 +241,5 @@ impl MultipathHctx {
 
     fn is_probe(&self, tag: Tag) -> bool {
         self.checker.as_ref().is_some_and(|checker| checker.tag() == tag)
-    }
-
-    /// Histories are kept for whoever may be asked for them.
-    pub(super) const fn attention_of(learns: bool, detours: bool) -> u64 {
-        (if learns { LEARNS } else { 0 }) | (if detours { DETOURS } else { 0 })
     }
 }

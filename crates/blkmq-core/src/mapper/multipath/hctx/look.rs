@@ -7,11 +7,11 @@ use crate::bio::Status;
 use crate::ids::{HctxId, Tag};
 use crate::time::Instant;
 
-use super::super::selector::{Dice, Way};
+use super::super::choice::Choice;
 use super::super::shared::{List, Multipath, View};
-use super::super::{PathId, paths_in};
+use super::super::{PATHS_MAX, PathId, paths_in};
 use super::check::Checker;
-use super::{Frame, Lower, MultipathHctx, Opener, UNCOMMITTED};
+use super::{DETOURS, Frame, MultipathHctx, Opener, UNCOMMITTED};
 
 impl MultipathHctx {
     /// Opens a context of a queue whose tags number `depth`, with a driver of each path.
@@ -25,23 +25,20 @@ impl MultipathHctx {
         opener: Box<dyn Opener>,
     ) -> Result<Self, PathId> {
         let depth_of = depth as usize;
+        let shard = shared.open(hctx);
         let mut this = Self {
-            shard: shared.open(hctx),
+            choice: Choice::new(hctx, Arc::clone(&shard)),
+            shard,
             shared: Arc::clone(shared),
             view: View::new(),
-            way: Way::None,
-            straight: Way::None,
-            turn: hctx.index(),
             usable: List::default(),
-            are_even: true,
             attention: 0,
-            lowers: std::array::from_fn(|_| Lower::default()),
-            histories: Default::default(),
+            inserts_by_detour: false,
+            lowers: [const { None }; PATHS_MAX],
+            restless: 0,
             frames: vec![Frame::FREE; depth_of].into(),
             opener,
             hctx,
-            dice: Dice::new(hctx),
-            shards: Vec::new(),
             opened: 0,
             leaving: 0,
             has_room: false,
@@ -85,8 +82,6 @@ impl MultipathHctx {
 
     pub(super) fn look_at_table(&mut self) {
         self.shared.look(self.opened, &mut self.view);
-        self.shards.clear();
-        self.shards.extend(self.shared.shards().cloned());
         self.leaving = self.opened & !self.view.present;
         paths_in(self.view.present & !self.opened).for_each(|path| self.open_path(path));
         let usable = self.view.usable;
@@ -94,23 +89,17 @@ impl MultipathHctx {
         for path in usable.iter().filter(|path| self.opened & 1 << path != 0) {
             self.usable.push(path);
         }
-        self.turn %= self.usable.len().max(1);
-        let mut speeds = self.usable.iter().map(|path| self.view.throughputs[path]);
-        let first = speeds.next();
-        self.are_even = first > Some(0) && speeds.all(|speed| Some(speed) == first);
-        self.straight = self.view.way(&self.usable, self.hctx);
         let detours = self.view.detours;
         if detours.has_any() && self.detour.is_none() {
             self.detour = self.opener.detour();
         }
         let has_detours = detours.has_any() && self.detour.is_some();
-        self.way = if has_detours && detours.insert {
-            Way::Detour
-        } else {
-            self.straight
-        };
+        self.inserts_by_detour = has_detours && detours.insert;
         self.attention &= UNCOMMITTED;
-        self.attention |= Self::attention_of(self.straight == Way::History, has_detours);
+        self.attention |= if has_detours { DETOURS } else { 0 };
+        let shards = self.shared.shards();
+        self.choice
+            .learn(&self.view, &self.usable, shards, self.inserts_by_detour);
     }
 
     /// Opens a path's driver; the table counts this context as a holder already.
@@ -121,11 +110,9 @@ impl MultipathHctx {
         };
         driver.set_polled(self.polled);
         self.shard.paths[path].adopt(self.view.serials[path]);
-        self.histories[path] = Default::default();
-        self.lowers[path] = Lower {
-            is_restless: driver.is_restless(),
-            driver: Some(driver),
-        };
+        self.choice.adopt(path);
+        self.restless |= u32::from(driver.is_restless()) << path;
+        self.lowers[path] = Some(driver);
         self.opened |= 1 << path;
     }
 
@@ -139,7 +126,8 @@ impl MultipathHctx {
             if self.shard.paths[path].in_flight() > 0 || is_probing {
                 continue;
             }
-            self.lowers[path] = Lower::default();
+            self.lowers[path] = None;
+            self.restless &= !(1 << path);
             self.attention &= !(1 << path);
             (self.opened, self.leaving) = (self.opened & !(1 << path), self.leaving & !(1 << path));
             self.shared.release(PathId(path as u8));

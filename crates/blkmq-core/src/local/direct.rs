@@ -1,0 +1,76 @@
+//! Decides the way of requests that meet no elevator and no cap: from the plug straight to the
+//! driver. Those that the driver ends at once, which is all of them at a drive that takes no time,
+//! are brought home together.
+
+use super::LocalQueue;
+use crate::driver::Issued;
+use crate::hw_ctx::Outcome;
+use crate::ids::Cookie;
+use crate::queue::Effects;
+use crate::request::Request;
+use crate::time::Instant;
+
+impl LocalQueue {
+    /// Without an elevator: to this reactor's own hardware context, or to that of who owns the one
+    /// it uses.
+    #[inline]
+    pub(super) fn send_direct(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
+        if self.hw.is_some() {
+            self.issue_direct(list, now, fx);
+        } else {
+            list.drain(..).for_each(|rq| self.hand_over(rq, now, fx));
+        }
+    }
+
+    /// The direct path: from the plug to this reactor's own hardware context.
+    fn issue_direct(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
+        let depth = self.queue.depth();
+        let hw = self.hw.as_mut().expect("the direct path needs an own context");
+        let mut answered = None;
+        if hw.dispatch.is_empty() {
+            let (done, answer) = hw.issue_while_done(list, depth, now);
+            answered = answer;
+            if done > 0 {
+                self.queue.count_finished(self.me, done as u64);
+                self.sw.bring_all_home(&self.queue, list, done, fx);
+            }
+        }
+        if !list.is_empty() {
+            self.issue_each(list, answered, depth, now, fx);
+        }
+    }
+
+    /// The direct path of requests that do not end at once. The first one's answer may be known.
+    fn issue_each(
+        &mut self,
+        list: &mut Vec<Box<Request>>,
+        mut answered: Option<(Cookie, Issued)>,
+        depth: u32,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        let mut left = list.len();
+        for mut rq in list.drain(..) {
+            left -= 1;
+            rq.inserted_at = now;
+            let hw = self.hw.as_mut().expect("the caller has looked");
+            let outcome = match answered.take() {
+                Some((cookie, answer)) => hw.answered(rq, cookie, answer, now),
+                None if hw.dispatch.is_empty() => hw.issue(rq, depth, left == 0, now),
+                None => {
+                    hw.push_leftover(rq);
+                    continue;
+                }
+            };
+            match outcome {
+                Outcome::Queued | Outcome::Held => {}
+                Outcome::Ended { rq, status } => self.completed(rq, status, now, fx),
+                Outcome::PushedBack(hold) => self.hold(hold, now),
+            }
+        }
+        let hw = self.hw.as_mut().expect("the caller has looked");
+        if !hw.has_no_leftovers() {
+            hw.driver.commit();
+        }
+    }
+}

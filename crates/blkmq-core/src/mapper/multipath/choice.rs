@@ -1,0 +1,462 @@
+//! Decides which path carries the next request: a path that costs nothing and has its turn, or else
+//! the one that costs least. `selector` names the ways; `history` is what one of them remembers;
+//! `hctx` asks.
+//!
+//! What a path costs is worked out when that may have changed, not for each request: once a batch
+//! (all requests that are issued at one time) with what the other contexts have in flight, and when
+//! a request of this context stays with its path. On drives that end requests at once all paths
+//! cost nothing, and then the turn decides whatever the selector.
+
+use std::sync::Arc;
+
+use crate::ids::HctxId;
+use crate::time::{Instant, Nanos};
+
+use super::PATHS_MAX;
+use super::history::History;
+use super::selector::Way;
+use super::shard::Shard;
+use super::shared::{List, View};
+
+/// How one hardware context chooses.
+pub(super) struct Choice {
+    /// The path that is next if it costs nothing.
+    turn: u8,
+    /// What a path costs that none can beat; [`BEATABLE`] if all have to be compared.
+    unbeaten: u64,
+    /// The time of the batch that costs are of.
+    batch: Instant,
+    paths: [Known; PATHS_MAX],
+    way: Way,
+    /// Adding all contexts' counts up for each path would take too many lines.
+    is_wide: bool,
+    usable: List,
+    hctx: HctxId,
+    dice: Dice,
+    shard: Arc<Shard>,
+    /// The shards of all contexts, this one's included.
+    shards: Vec<Arc<Shard>>,
+}
+
+/// What is known of a path: a cache line.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+struct Known {
+    /// What it has to do before one more request: in requests, bytes or time, as the selector counts.
+    cost: u64,
+    /// The usable path after this one.
+    next: u8,
+    /// Requests of this batch that ended while they were issued.
+    ended: u32,
+    /// Relative throughput, where that matters.
+    speed: u32,
+    history: History,
+}
+
+impl Choice {
+    pub(super) fn new(hctx: HctxId, shard: Arc<Shard>) -> Self {
+        Self {
+            turn: hctx.index() as u8 % PATHS_MAX as u8,
+            unbeaten: BEATABLE,
+            batch: NEVER,
+            paths: [Known::default(); PATHS_MAX],
+            way: Way::None,
+            is_wide: false,
+            usable: List::default(),
+            hctx,
+            dice: Dice::new(hctx),
+            shard,
+            shards: Vec::new(),
+        }
+    }
+
+    /// Learns that the table, or what of it can be used here, has changed. With `detours` nobody
+    /// has a turn: requests go elsewhere first.
+    pub(super) fn learn<'a>(
+        &mut self,
+        view: &View,
+        usable: &List,
+        shards: impl Iterator<Item = &'a Arc<Shard>>,
+        detours: bool,
+    ) {
+        self.end_batch();
+        self.shards.clear();
+        self.shards.extend(shards.cloned());
+        self.usable = *usable;
+        self.way = view.way(usable, self.hctx);
+        for (path, known) in self.paths.iter_mut().enumerate() {
+            (known.cost, known.ended, known.speed) = (0, 0, 1);
+            if self.way == Way::ServiceTime {
+                known.speed = view.throughputs[path];
+            }
+        }
+        let count = usable.len();
+        for at in 0..count {
+            let next = usable.get(if at + 1 == count { 0 } else { at + 1 });
+            self.paths[usable.get(at)].next = next as u8;
+        }
+        if let Way::Pinned(path) = self.way {
+            self.paths[usize::from(path)].next = path;
+        }
+        let mut speeds = usable.iter().map(|path| self.paths[path].speed);
+        let first = speeds.next();
+        let are_even = first > Some(0) && speeds.all(|speed| Some(speed) == first);
+        self.is_wide = self.counts_all() && count * self.shards.len() > LINES_MAX;
+        let has_best = are_even && !self.is_wide && !detours && self.way != Way::None;
+        self.unbeaten = if has_best { 0 } else { BEATABLE };
+        self.turn = self.first_turn();
+    }
+
+    /// Forgets what was known of a path: another has its number.
+    pub(super) fn adopt(&mut self, path: usize) {
+        self.paths[path] = Known::default();
+    }
+
+    /// The path that has its turn, if none can be better; else [`Choice::compare`] is to be asked.
+    #[inline(always)]
+    pub(super) fn turn(&mut self, now: Instant) -> Option<usize> {
+        let path = usize::from(self.turn) % PATHS_MAX;
+        let known = &self.paths[path];
+        let is_best = self.batch == now && known.cost == self.unbeaten;
+        if is_best {
+            self.turn = known.next;
+        }
+        is_best.then_some(path)
+    }
+
+    /// A request ended while it was issued.
+    #[inline(always)]
+    pub(super) fn ended_at_once(&mut self, path: usize) {
+        let known = &mut self.paths[path % PATHS_MAX];
+        known.ended = known.ended.wrapping_add(1);
+    }
+
+    /// A request stays with its path, which has counted it.
+    pub(super) fn started(&mut self, path: usize, now: Instant) {
+        self.paths[path].history.choose(false, now);
+        self.weigh(path);
+    }
+
+    /// Requests are about to be reported by their paths, or one is no longer with its path: what
+    /// paths cost has changed.
+    pub(super) fn end_batch(&mut self) {
+        if self.way == Way::History {
+            self.take_ended();
+        }
+        self.batch = NEVER;
+    }
+
+    /// `count` requests of a path, the first started at `start`, have been reported together.
+    /// Returns what one takes now.
+    pub(super) fn ended(&mut self, path: usize, start: Instant, count: u64, now: Instant) -> Nanos {
+        self.paths[path].history.ended(start, count, now)
+    }
+
+    /// Chooses a path, of all, for a request of so many bytes; none if there is none. The way of
+    /// the first request of a batch, and of every one while paths cost something.
+    pub(super) fn compare(&mut self, bytes: u64, now: Instant) -> Option<usize> {
+        let path = if self.batch == now {
+            None
+        } else {
+            self.begin_batch(now)
+        };
+        let path = match (path, self.way) {
+            (Some(path), _) => path,
+            (None, Way::None) => return None,
+            (None, Way::RoundRobin | Way::Pinned(_)) => usize::from(self.turn) % PATHS_MAX,
+            (None, Way::ServiceTime) => self.least(bytes),
+            (None, Way::QueueLength | Way::History) => self.least(0),
+        };
+        self.turn = self.paths[path].next;
+        Some(path)
+    }
+
+    /// Works out what paths cost now. Returns one that has to be tried since too little is known of it.
+    fn begin_batch(&mut self, now: Instant) -> Option<usize> {
+        self.end_batch();
+        self.batch = now;
+        if self.way == Way::History || (self.counts_all() && !self.is_wide) {
+            let usable = self.usable;
+            usable.iter().for_each(|path| self.weigh(path));
+        }
+        self.stale(now)
+    }
+
+    /// The path with the least cost; of equals the first in turn: it has waited longest, so its
+    /// requests are nearest to their ends.
+    ///
+    /// Where adding the counts up would take too many lines, two paths are compared instead of all:
+    /// the better of two drawn at random is nearly as good as the best (Mitzenmacher, "The power of
+    /// two choices in randomized load balancing", 1996).
+    fn least(&mut self, bytes: u64) -> usize {
+        let first = usize::from(self.turn) % PATHS_MAX;
+        if self.is_wide {
+            let others = self.usable.len() as u32 - 1;
+            let steps = self.dice.below(others);
+            let mut other = self.after(first);
+            (0..steps).for_each(|_| other = self.after(other));
+            self.weigh(first);
+            self.weigh(other);
+            return if self.is_less(other, first, bytes) {
+                other
+            } else {
+                first
+            };
+        }
+        let (mut best, mut at) = (first, self.after(first));
+        while at != first {
+            if self.is_less(at, best, bytes) {
+                best = at;
+            }
+            at = self.after(at);
+        }
+        best
+    }
+
+    /// Compares what two paths cost with one more request: a / x < b / y, without a division. A
+    /// throughput of 0 is for ever.
+    fn is_less(&self, one: usize, other: usize, bytes: u64) -> bool {
+        let (one, other) = (&self.paths[one], &self.paths[other]);
+        let of = |cost: u64, speed: u32| cost.saturating_add(bytes).saturating_mul(speed.into());
+        of(one.cost, other.speed) < of(other.cost, one.speed)
+    }
+
+    fn after(&self, path: usize) -> usize {
+        usize::from(self.paths[path].next) % PATHS_MAX
+    }
+
+    /// Works out what a path costs.
+    fn weigh(&mut self, path: usize) {
+        let sum = |of: fn(&Shard, usize) -> u64| self.shards.iter().map(|shard| of(shard, path)).sum();
+        let cost: u64 = match self.way {
+            Way::QueueLength => sum(|shard, path| shard.paths[path].in_flight().into()),
+            Way::ServiceTime => sum(|shard, path| shard.paths[path].in_flight_bytes()),
+            Way::History => self.paths[path].history.cost(self.shard.paths[path].in_flight()),
+            Way::RoundRobin | Way::Pinned(_) | Way::None => 0,
+        };
+        self.paths[path].cost = cost.min(BEATABLE - 1);
+    }
+
+    /// A path of which nothing was heard for long, and that has nothing to do; it is chosen.
+    fn stale(&mut self, now: Instant) -> Option<usize> {
+        if self.way != Way::History {
+            return None;
+        }
+        let is_stale = |path: &usize| {
+            let in_flight = self.shard.paths[*path].in_flight();
+            self.paths[*path].history.is_stale(in_flight, now)
+        };
+        let path = self.usable.iter().find(is_stale)?;
+        self.paths[path].history.choose(true, now);
+        Some(path)
+    }
+
+    /// Has the histories know of what ended while it was issued.
+    fn take_ended(&mut self) {
+        let usable = self.usable;
+        for path in usable.iter() {
+            let known = &mut self.paths[path];
+            let count = std::mem::take(&mut known.ended);
+            if count > 0 {
+                known.history.choose(false, self.batch);
+                known.history.ended(self.batch, count.into(), self.batch);
+            }
+        }
+    }
+
+    /// Says whether the counts of all contexts matter.
+    fn counts_all(&self) -> bool {
+        matches!(self.way, Way::QueueLength | Way::ServiceTime)
+    }
+
+    /// The path to begin with: the one whose turn it was, or the next one that is usable.
+    fn first_turn(&self) -> u8 {
+        if let Way::Pinned(path) = self.way {
+            return path;
+        }
+        let from = usize::from(self.turn);
+        let later = self.usable.iter().find(|path| *path >= from);
+        later.or(self.usable.iter().next()).unwrap_or(0) as u8
+    }
+}
+
+/// Chance for the choice of two: reproducible, and good enough for that (xorshift; Marsaglia, 2003).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dice(u32);
+
+impl Dice {
+    pub(super) fn new(hctx: HctxId) -> Self {
+        Self(0x9e37_79b9 ^ (u32::from(hctx.0) + 1))
+    }
+
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        ((u64::from(self.0) * u64::from(limit)) >> 32) as u32
+    }
+}
+
+/// No batch's time.
+const NEVER: Instant = Instant(u64::MAX);
+/// No path's cost.
+const BEATABLE: u64 = u64::MAX;
+/// Most lines of counts that are read for a batch before two paths only are compared, for each request.
+const LINES_MAX: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::super::Selector;
+    use super::*;
+
+    /// A table with a path of each throughput.
+    fn view(selector: Selector, throughputs: &[u32]) -> View {
+        let mut view = View::new();
+        view.selector = selector;
+        for (path, throughput) in throughputs.iter().enumerate() {
+            view.members.push(path);
+            view.usable.push(path);
+            view.throughputs[path] = *throughput;
+        }
+        view
+    }
+
+    /// A choice of context 0 among such paths, with these contexts' counts.
+    fn choice(selector: Selector, throughputs: &[u32], shards: &[Arc<Shard>]) -> Choice {
+        let view = view(selector, throughputs);
+        let mut choice = Choice::new(HctxId(0), Arc::clone(&shards[0]));
+        choice.learn(&view, &view.usable, shards.iter(), false);
+        choice
+    }
+
+    fn shards(count: usize) -> Vec<Arc<Shard>> {
+        (0..count).map(|_| Arc::new(Shard::new())).collect()
+    }
+
+    impl Choice {
+        fn choose(&mut self, bytes: u64, now: Instant) -> Option<usize> {
+            self.turn(now).or_else(|| self.compare(bytes, now))
+        }
+    }
+
+    /// Chooses and has the request stay with the path.
+    fn start(choice: &mut Choice, bytes: u64, now: Instant) -> usize {
+        let path = choice.choose(bytes, now).unwrap();
+        choice.shard.paths[path].start(bytes);
+        choice.started(path, now);
+        path
+    }
+
+    #[test]
+    fn idle_paths_take_turns_whatever_the_selector() {
+        for selector in Selector::ALL {
+            let mut choice = choice(selector, &[1, 1, 1], &shards(2));
+            for round in 0..3 {
+                let now = Instant(round);
+                let mut chosen = [0; 3];
+                for _ in 0..9 {
+                    let path = choice.choose(4096, now).unwrap();
+                    choice.ended_at_once(path);
+                    chosen[path] += 1;
+                }
+                let want = if selector == Selector::IoAffinity {
+                    [9, 0, 0]
+                } else {
+                    [3; 3]
+                };
+                assert_eq!(chosen, want, "{selector}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_least_loaded_is_chosen_and_ties_rotate() {
+        let shards = shards(2);
+        let mut choice = choice(Selector::QueueLength, &[1, 1, 1], &shards);
+        let rotated: Vec<usize> = (0..4).map(|_| choice.choose(1, Instant(0)).unwrap()).collect();
+        assert_eq!(rotated, [0, 1, 2, 0]);
+        assert_eq!(start(&mut choice, 1, Instant(0)), 1);
+        shards[1].paths[2].start(1);
+        // Of the other context's it hears in the next batch.
+        let chosen: Vec<usize> = (0..3).map(|_| choice.choose(1, Instant(1)).unwrap()).collect();
+        assert_eq!(chosen, [0, 0, 0]);
+        let spread: Vec<usize> = (0..3).map(|_| start(&mut choice, 1, Instant(1))).collect();
+        assert_eq!(spread, [0, 1, 2]);
+    }
+
+    #[test]
+    fn nobody_has_a_turn_while_requests_go_elsewhere_first() {
+        for selector in Selector::ALL {
+            let shards = shards(1);
+            let mut choice = choice(selector, &[1, 1], &shards);
+            let (view, usable) = (view(selector, &[1, 1]), choice.usable);
+            choice.learn(&view, &usable, shards.iter(), true);
+            // Of a path without history a second request costs more than can be said.
+            for _ in 0..3 {
+                let path = choice.compare(4096, Instant(0)).unwrap();
+                shards[0].paths[path].start(4096);
+                choice.started(path, Instant(0));
+                assert_eq!(choice.turn(Instant(0)), None, "{selector}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_ended_counts_no_more_within_the_same_batch() {
+        let shards = shards(1);
+        let mut choice = choice(Selector::QueueLength, &[1, 1], &shards);
+        assert_eq!(start(&mut choice, 1, Instant(0)), 0);
+        assert_eq!(start(&mut choice, 1, Instant(0)), 1);
+        shards[0].paths[1].end(1);
+        choice.end_batch();
+        assert_eq!(choice.choose(1, Instant(0)), Some(1));
+    }
+
+    #[test]
+    fn a_path_of_twice_the_throughput_gets_twice_the_bytes() {
+        let mut choice = choice(Selector::ServiceTime, &[1, 2], &shards(1));
+        let mut chosen = [0; 2];
+        (0..30).for_each(|_| chosen[start(&mut choice, 4096, Instant(0))] += 1);
+        assert_eq!(chosen, [10, 20]);
+    }
+
+    #[test]
+    fn among_many_contexts_two_paths_are_compared_and_the_idle_one_gets_most() {
+        let shards = shards(64);
+        for (path, shard) in shards.iter().take(7).enumerate() {
+            shard.paths[path].start(1);
+        }
+        let mut choice = choice(Selector::QueueLength, &[1; 8], &shards);
+        let mut chosen = [0; 8];
+        for _ in 0..8000 {
+            chosen[choice.choose(1, Instant(0)).unwrap()] += 1;
+        }
+        // Whichever other path is compared, it is drawn once in seven; and it is never left while
+        // it is the first.
+        assert!(
+            chosen[7] > 1000 && chosen[7] > *chosen[..7].iter().max().unwrap(),
+            "{chosen:?}"
+        );
+    }
+
+    #[test]
+    fn a_path_that_is_slow_by_its_history_gets_one_request_each_quarter_of_a_second() {
+        let shards = shards(1);
+        let mut choice = choice(Selector::HistoricalServiceTime, &[1, 1], &shards);
+        let mut now = Instant(1);
+        for path in 0..2 {
+            choice.ended(path, now, 1, now + Nanos::from_micros(1 + 999 * path as u64));
+        }
+        now = now + Nanos::from_millis(2);
+        let mut chosen = [0; 2];
+        for _ in 0..1000 {
+            now = now + Nanos::from_millis(1);
+            let path = start(&mut choice, 4096, now);
+            chosen[path] += 1;
+            shards[0].paths[path].end(4096);
+            choice.end_batch();
+            choice.ended(path, now, 1, now + Nanos::from_micros(1 + 999 * path as u64));
+        }
+        assert!((3..=5).contains(&chosen[1]), "{chosen:?}");
+    }
+}
