@@ -117,7 +117,7 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
     }
 }
 
-const MUTANTS: [Mutant; 8] = [
+const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "nbd_memory",
         what: "payload takes memory without a limit",
@@ -136,6 +136,13 @@ const MUTANTS: [Mutant; 8] = [
         name: "pace",
         what: "clients are accepted as fast as they come",
         attack: "crowd",
+        setting: "ordinary",
+        is_slow: true,
+    },
+    Mutant {
+        name: "lookup_slices",
+        what: "threads that look block status up keep the processor as long as the kernel lets them",
+        attack: "status",
         setting: "ordinary",
         is_slow: true,
     },
