@@ -117,7 +117,7 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
     }
 }
 
-const MUTANTS: [Mutant; 7] = [
+const MUTANTS: [Mutant; 9] = [
     Mutant {
         name: "nbd_memory",
         what: "payload takes memory without a limit",
@@ -131,6 +131,20 @@ const MUTANTS: [Mutant; 7] = [
         attack: "crowd",
         setting: "ordinary",
         is_slow: false,
+    },
+    Mutant {
+        name: "pace",
+        what: "clients are accepted as fast as they come",
+        attack: "crowd",
+        setting: "ordinary",
+        is_slow: true,
+    },
+    Mutant {
+        name: "lookup_slices",
+        what: "threads that look block status up keep the processor as long as the kernel lets them",
+        attack: "status",
+        setting: "ordinary",
+        is_slow: true,
     },
     Mutant {
         name: "moved",

@@ -31,6 +31,9 @@ pub struct Limits {
     pub cache: bool,
     /// The drive honours FUA itself; else it is emulated by a flush after the write. Default false.
     pub fua: bool,
+    /// A read may end well and leave its buffers as they were: whoever lends them sees to it that nothing of others is in them. Default
+    /// false.
+    pub leaves_buffers: bool,
     /// Distance costs time: the drive has a head that seeks. Elevators wait for a neighbour there. Default false.
     pub rotational: bool,
 }
@@ -49,6 +52,7 @@ impl Default for Limits {
             zeroes_are_written: false,
             cache: false,
             fua: false,
+            leaves_buffers: false,
             rotational: false,
         }
     }
@@ -133,6 +137,7 @@ impl Limits {
             zeroes_are_written: self.zeroes_are_written || other.zeroes_are_written,
             cache: self.cache || other.cache,
             fua: (self.cache || other.cache) && honours_fua(self) && honours_fua(other),
+            leaves_buffers: self.leaves_buffers || other.leaves_buffers,
             rotational: self.rotational || other.rotational,
         }
     }

@@ -451,4 +451,4 @@ const ENDED_AT_ONCE: usize = 1024;
 const DIVIDED_MAX: u32 = 1024;
 const LOOKS_PER_CLOCK_READ: u32 = 8;
 /// How often one turn asks for completions. Linux posts 20 at a time (6.13 and later).
-const REAPS_MAX: usize = 8;
+const REAPS_MAX: usize = 3;

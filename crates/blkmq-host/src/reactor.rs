@@ -390,6 +390,6 @@ impl Reactor {
 /// are due.
 const ROUNDS_MAX: usize = 4;
 /// Services that are made, and as many that are dropped, in one turn: 10 to 20 µs each.
-const COME_AND_GO_MAX: usize = 8;
+const COME_AND_GO_MAX: usize = 2;
 /// Room for what ends in one turn, before a list has to grow.
 const ENDED_AT_ONCE: usize = 1024;

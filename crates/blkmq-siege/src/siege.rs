@@ -15,7 +15,7 @@ use blkmq_forget::medium::SECTOR_BYTES;
 use crate::attack::{Attack, LOADED_MAX, THREADS, Tally};
 use crate::latency::{Latencies, Pair, ms, p99};
 use crate::scene::{END_TIME_MAX, Scene, Setting, Target, Unavailable};
-use crate::tenant::{GOOD_BYTES, Tenant, Visitor, Visits};
+use crate::tenant::{GOOD_BYTES, LET_IN_TIME_MAX, Tenant, Visitor, Visits};
 use crate::vitals::{Allowance, Held};
 
 /// What is to be tried.
@@ -70,6 +70,7 @@ pub fn run(plan: &Plan) -> Result<Report> {
         history: Some(History::new(GOOD_BYTES / SECTOR_BYTES)),
         report,
         window,
+        is_lenient: plan.is_lenient,
     };
     for round in 0..rounds {
         let mut order = attacks.clone();
@@ -99,6 +100,7 @@ struct Siege<'a> {
     report: Report,
     /// How long an attack takes; the quiet window before it takes half of that.
     window: Duration,
+    is_lenient: bool,
 }
 
 /// What the daemon took at most while somebody looked.
@@ -139,7 +141,7 @@ impl Siege<'_> {
         let visitor = Visitor::new(socket)?;
         let history = self.history.take().expect("no other tenant");
         let mut tenant = Tenant::start(socket, history, self.chance.draw())?;
-        visitor.visit(Instant::now())?;
+        visitor.visit(Instant::now(), false)?;
         self.scene.site(target).warm_up();
         thread::sleep(WARM_UP);
         let allowance = Allowance::new(target.daemon.pid(), target.nbd_memory)?;
@@ -180,6 +182,11 @@ impl Siege<'_> {
             "the daemon took {} MiB beside about {connections} connections, where its documents say {} at most",
             peak.resident_bytes >> 20,
             resident_max >> 20
+        );
+        ensure!(
+            self.is_lenient || !attack.is_timed() || visits.longest <= LET_IN_TIME_MAX,
+            "a visitor was let in and had checked everything after {:.0} ms",
+            ms(visits.longest)
         );
         allowance.wait_given_back()?;
         let slowest = beside.iter().copied().max().unwrap_or_default();
@@ -241,8 +248,12 @@ impl Siege<'_> {
                     })
                 })
                 .collect();
-            let looking = scope.spawn(|| look(target, &is_over));
-            let visits = visitor.visit(end);
+            let looking = scope.spawn(|| {
+                let _ = rustix::process::nice(19);
+                look(target, &is_over)
+            });
+            let may_be_refused = attack.is_some_and(|attack| !attack.is_timed());
+            let visits = visitor.visit(end, may_be_refused);
             let mut tally = Tally::default();
             let mut failed = None;
             for attacker in attackers {

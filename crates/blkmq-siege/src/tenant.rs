@@ -120,18 +120,17 @@ impl Visitor {
         })
     }
 
-    /// Comes and goes until `end`. Who is turned away comes again, as clients do: an address that is full turns some away of those who
-    /// come within the same moment.
+    /// Comes and goes until `end`. Who `may_be_refused` comes again for a while: a daemon that slept finds all its deadlines passed.
     ///
     /// # Errors
-    /// If it is not let in within one and a half seconds, or finds anything else than it left.
-    pub fn visit(&self, end: Instant) -> Result<Visits> {
+    /// If it is not let in, or finds anything else than it left.
+    pub fn visit(&self, end: Instant, may_be_refused: bool) -> Result<Visits> {
         let (mut visits, mut first_try) = (Visits::default(), Instant::now());
         while visits.count == 0 || Instant::now() + VISIT_INTERVAL < end {
             let start = Instant::now();
             let found = match read_all(&self.socket, GUEST, GUEST_BYTES) {
                 Ok(found) => found,
-                Err(_) if first_try.elapsed() < LET_IN_TIME_MAX => {
+                Err(_) if may_be_refused && first_try.elapsed() < LET_IN_TIME_MAX => {
                     visits.refused += 1;
                     thread::sleep(COME_AGAIN);
                     continue;
@@ -198,7 +197,8 @@ const CONNECTIONS: usize = 2;
 const INTERVAL: Duration = Duration::from_millis(1);
 /// After so long the load looks whether it is over.
 const SLICE: Duration = Duration::from_millis(50);
-const LET_IN_TIME_MAX: Duration = Duration::from_millis(1500);
+/// How long a visitor may have to wait.
+pub const LET_IN_TIME_MAX: Duration = Duration::from_millis(1500);
 const COME_AGAIN: Duration = Duration::from_millis(10);
 const VISIT_INTERVAL: Duration = Duration::from_millis(50);
 /// The number of the only change of a visitor's disk.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -33,7 +34,7 @@ impl Held {
     /// If there is none.
     pub fn by(pid: Pid) -> Result<Self> {
         let dir = format!("/proc/{}", pid.as_raw_nonzero());
-        let descriptors = fs::read_dir(format!("{dir}/fd")).context(GONE)?.count();
+        let descriptors = descriptors(&format!("{dir}/fd")).context(GONE)?;
         let mut threads = 0;
         for thread in fs::read_dir(format!("{dir}/task")).context(GONE)? {
             // One that ends meanwhile is none.
@@ -93,6 +94,15 @@ impl Allowance {
             );
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+}
+
+/// Counts a process's descriptors. Linux tells their number as the size of the directory (6.2 and later); to read it takes 2 ms with
+/// 2,000 of them, and twenty times a second that would be what the tenant waits for.
+fn descriptors(dir: &str) -> io::Result<usize> {
+    match fs::metadata(dir)?.len() {
+        0 => Ok(fs::read_dir(dir)?.count()),
+        count => Ok(count as usize),
     }
 }
 

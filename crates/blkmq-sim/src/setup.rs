@@ -203,6 +203,7 @@ pub fn limits(rng: &mut Rng) -> Limits {
         zeroes_are_written: false,
         cache: true,
         fua: rng.chance(Ppm::percent(50)),
+        leaves_buffers: false,
         rotational: false,
     }
 }

@@ -11,6 +11,7 @@ mod sockets;
 
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 use std::time::Duration;
 
@@ -158,6 +159,7 @@ impl Daemon {
 
     /// Says that it is ready, and serves until a signal.
     fn run(self, mut signals: Signals, limit: Duration, log: &Log) -> Result<()> {
+        let at_shutdown = end_at_once_on_the_next()?;
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
@@ -178,7 +180,8 @@ impl Daemon {
             }
         }
         tracing::info!("shutting down: no new requests; a second signal ends at once");
-        end_at_once_on_the_next(signals);
+        // The thread waits for that alone.
+        let _ = at_shutdown.send(signals);
         self.shutdown(limit)
     }
 
@@ -229,15 +232,21 @@ fn served<'a>(
     })
 }
 
-/// Ends the process at the next signal, whatever is under way.
-fn end_at_once_on_the_next(mut signals: Signals) {
-    thread::spawn(move || {
+/// Makes a thread that ends the process at the next signal, whatever is under way, from when it is given the signals. There is one
+/// from the start: when the daemon ends there may be no memory for it.
+fn end_at_once_on_the_next() -> Result<SyncSender<Signals>> {
+    let (at_shutdown, given) = mpsc::sync_channel::<Signals>(1);
+    let end = move || {
+        let Ok(mut signals) = given.recv() else { return };
         for signal in signals.forever() {
             if !matches!(signal, SIGUSR1 | SIGHUP) {
                 std::process::exit(128 + signal);
             }
         }
-    });
+    };
+    let thread = thread::Builder::new().name("signals".to_owned());
+    thread.spawn(end).context("no thread for signals can be made")?;
+    Ok(at_shutdown)
 }
 
 /// How many threads serve.

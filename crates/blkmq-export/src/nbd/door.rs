@@ -16,6 +16,7 @@ mod log;
 mod lookup;
 mod losses;
 mod memory;
+mod pace;
 mod payload;
 mod peer;
 mod pool;

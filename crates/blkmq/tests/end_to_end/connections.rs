@@ -103,16 +103,9 @@ fn clients_that_say_nothing_make_room_for_as_many_as_come_at_once_and_no_more_ar
     let daemon = Daemon::spawn(limited(256, 256, &["-c", &scratch.word("blkmq.toml")]));
     let socket = scratch.path("one.sock");
     let silent = crowd(&socket, 64, true);
-    // All of them are there when the daemon looks again.
-    daemon.signal(Signal::STOP);
-    let connect = |_| UnixStream::connect(&socket).expect("the kernel keeps those who come");
-    let mut burst: Vec<UnixStream> = (0..1000).map(connect).collect();
-    daemon.signal(Signal::CONT);
+    let (mut burst, _) = burst(&daemon, &socket);
     serves(&socket, "one");
     for (number, client) in burst.iter_mut().enumerate() {
-        client
-            .set_read_timeout(Some(ANSWER_MAX))
-            .expect("a timeout may be set");
         let mut greeting = [0; 18];
         let greeted = client.read_exact(&mut greeting);
         assert!(greeted.is_ok(), "client {number} of the burst: {greeted:?}");
@@ -121,6 +114,33 @@ fn clients_that_say_nothing_make_room_for_as_many_as_come_at_once_and_no_more_ar
     assert!(!said.contains("no connection can be accepted"), "{said}");
     assert!(!said.contains("connection refused"), "{said}");
     drop(silent);
+    daemon.stop();
+}
+
+#[test]
+fn an_address_accepts_two_thousand_clients_a_second_and_nobody_at_another_waits_for_that() {
+    allow_many_files();
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("blkmq.toml"), two_addresses(&scratch, ""))
+        .expect("a configuration can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
+    let mut was_ahead = false;
+    // The machine may stop us for longer than a burst takes: one round in which it does not is enough to show who waits for whom.
+    for _ in 0..5 {
+        let (mut burst, since) = burst(&daemon, &scratch.path("one.sock"));
+        serves(&scratch.path("two.sock"), "two");
+        let last = burst.last_mut().expect("a burst of some clients");
+        last.set_nonblocking(true).expect("a socket need not wait");
+        was_ahead |= last.read(&mut [0]).is_err();
+        last.set_nonblocking(false).expect("a socket may wait");
+        for client in &mut burst[..BURST - 1] {
+            client.read_exact(&mut [0; 18]).expect("a greeting");
+        }
+        // 64 of them at once.
+        let (time, at_least) = (since.elapsed(), Duration::from_micros(500) * (BURST as u32 - 66));
+        assert!(time >= at_least, "{BURST} clients were let in within {time:?}");
+    }
+    assert!(was_ahead, "a client waits for those who come to another address");
     daemon.stop();
 }
 
@@ -258,6 +278,22 @@ fn crowd(socket: &Path, clients: usize, is_negotiating: bool) -> Vec<UnixStream>
     (0..clients).filter_map(one).collect()
 }
 
+/// Clients who are all there when the daemon looks again, and when the first one came: the daemon may accept some before it stops.
+fn burst(daemon: &Daemon, socket: &Path) -> (Vec<UnixStream>, Instant) {
+    let since = Instant::now();
+    daemon.signal(Signal::STOP);
+    let connect = |_| {
+        let client = UnixStream::connect(socket).expect("the kernel keeps those who come");
+        client
+            .set_read_timeout(Some(ANSWER_MAX))
+            .expect("a timeout may be set");
+        client
+    };
+    let clients = (0..BURST).map(connect).collect();
+    daemon.signal(Signal::CONT);
+    (clients, since)
+}
+
 /// Demands that a client is let in and served soon.
 fn serves(socket: &Path, disk: &str) {
     let start = Instant::now();
@@ -286,3 +322,5 @@ fn allow_many_files() {
 }
 
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// Fewer than wait in the kernel's backlog.
+const BURST: usize = 400;

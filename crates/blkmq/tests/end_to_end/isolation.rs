@@ -1,5 +1,7 @@
-//! Decides that a tenant whose caps hold it back holds up nobody else, whatever it has under way: it waits for its own.
+//! Decides that a tenant whose caps hold it back holds up nobody else, whatever it has under way: it waits for its own; and that no
+//! tenant sees what another has written.
 
+use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -51,6 +53,53 @@ fn a_light_reader_does_not_wait_for_memory_that_a_capped_flood_holds() {
     let p99 = p99_of_reads(&socket, MIB, Duration::from_secs(2));
     assert!(p99 < Duration::from_millis(100), "p99 {p99:?} beside the flood");
     end_all(&mut flood, true);
+    daemon.stop();
+}
+
+/// What one tenant has written lies in memory that others use next.
+#[test]
+fn a_read_brings_nothing_that_another_connection_has_written() {
+    const BYTES: usize = 2 << 20;
+    let scratch = Scratch::new();
+    let disks = [
+        "secret,ram=64M",
+        "blank,null=64M",
+        "bare,null=64M,zero=off",
+        "part,null=64M,zero=off",
+    ];
+    let disks = disks.map(|disk| format!("name={disk}"));
+    let mut words: Vec<&str> = disks.iter().flat_map(|disk| ["--disk", disk]).collect();
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    words.extend(["--disk", "name=mapped,linear=part", "--nbd", &nbd]);
+    let daemon = Daemon::start(&words);
+    let socket = scratch.path("nbd.sock");
+    let connect = |disk| Client::connect(&socket, disk).expect("the daemon serves it");
+    let mut writer = connect("secret");
+    for disk in ["blank", "bare", "mapped"] {
+        for bytes in [4096, 64 << 10, 256 << 10, BYTES] {
+            // More than a connection has for itself, so that some of it is kept for whoever comes next.
+            for at in 0..4 {
+                writer
+                    .write(at * BYTES as u64, &[SECRET; BYTES])
+                    .expect("a write");
+            }
+            let mut reader = connect(disk);
+            for _ in 0..BYTES / bytes {
+                let sent = reader.send(Command::Read, 0, 0, bytes as u32, &[]);
+                sent.expect("a request is taken");
+            }
+            for _ in 0..BYTES / bytes {
+                reader.reply().expect("a reply");
+                let mut read = vec![0; bytes];
+                reader.stream().read_exact(&mut read).expect("its data");
+                let foreign = read.iter().filter(|byte| **byte == SECRET).count();
+                assert_eq!(
+                    foreign, 0,
+                    "bytes of another's in a read of {bytes} of disk {disk}"
+                );
+            }
+        }
+    }
     daemon.stop();
 }
 
@@ -198,3 +247,5 @@ const FLOOD_IOPS: u64 = 4000;
 const FLOOD_TIME: Duration = Duration::from_millis(1000 * FLOODERS * FLOOD_READS / FLOOD_IOPS);
 /// Without a share of the requests a read waits for the flood's to end, at the cap's rate: a second and more.
 const P99_MAX: Duration = Duration::from_millis(20);
+/// What nobody else may read.
+const SECRET: u8 = 0x5e;

@@ -281,6 +281,7 @@ fn limits_are_what_all_members_take() {
         physical_block: 4096,
         discard_max: 1 << 16,
         discard_granularity: 8192,
+        leaves_buffers: true,
         rotational: true,
         boundary: 1 << 20,
         ..Limits::default()
@@ -302,6 +303,7 @@ fn limits_are_what_all_members_take() {
         cache: true,
         // The other has no cache to bypass.
         fua: true,
+        leaves_buffers: true,
         rotational: true,
     };
     assert_eq!(*limits, wanted);

@@ -64,8 +64,8 @@ struct State {
     next: u64,
     /// Displaced ones that are still open.
     leaving: u32,
-    /// Listeners that somebody waits at.
-    listeners: Vec<Waker>,
+    /// The listeners of addresses where somebody waits: each once, however often it has asked.
+    listeners: BTreeMap<u32, Waker>,
 }
 
 #[derive(Debug)]
@@ -169,7 +169,9 @@ impl Connections {
             Ok(displaced) => displaced,
             Err(no_room) => {
                 match no_room {
-                    NoRoom::Yet => state.listeners.push(listener()),
+                    NoRoom::Yet => {
+                        state.listeners.entry(address).or_insert_with(listener);
+                    }
                     NoRoom::AtAll(_) => state.addresses[address as usize].refused += 1,
                 }
                 return Err(no_room);
@@ -309,7 +311,7 @@ impl Ticket {
         state.negotiating.insert((self.address, self.number), negotiator);
         let listeners = std::mem::take(&mut state.listeners);
         drop(state);
-        wake_all(listeners);
+        wake_all(listeners.into_values());
     }
 
     /// Says whether it has to make room for another.
@@ -358,7 +360,7 @@ impl Drop for Ticket {
         state.users -= u32::from(is_last);
         let listeners = std::mem::take(&mut state.listeners);
         drop(state);
-        wake_all(listeners);
+        wake_all(listeners.into_values());
     }
 }
 
@@ -391,7 +393,7 @@ const SHARE_MIN: u32 = 4;
 /// How many may be on their way out at a time: each still has its descriptor, beyond all limits.
 pub const LEAVING_MAX: u32 = 16;
 /// How many of one address may be accepted before their reactors have begun to serve them.
-const ARRIVING_MAX: u32 = 32;
+const ARRIVING_MAX: u32 = 8;
 /// How many clients one address serves at a time, by default.
 pub const CONNECTIONS_MAX: u32 = 4096;
 
@@ -406,86 +408,4 @@ impl Default for AddressLimits {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Admits one that arrives at once.
-    fn admit(connections: &Arc<Connections>, address: u32) -> Result<Ticket, NoRoom> {
-        let mut ticket = connections.admit(address, || unreachable!("nobody is waited for"))?;
-        connections.lock().addresses[address as usize].arriving -= 1;
-        ticket.has_arrived = true;
-        Ok(ticket)
-    }
-
-    fn connections(max: u32, addresses: u32, groups: u32) -> Arc<Connections> {
-        let connections = Arc::new(Connections::new(max));
-        for _ in 0..addresses {
-            connections.add_address(AddressLimits::default(), groups);
-        }
-        connections
-    }
-
-    /// Lets a group connect to an address until it is refused.
-    fn flood(connections: &Arc<Connections>, address: u32, group: u32) -> Vec<Ticket> {
-        let mut open = Vec::new();
-        while let Ok(mut ticket) = admit(connections, address) {
-            if ticket.select(GroupId(group)).is_err() {
-                break;
-            }
-            open.push(ticket);
-        }
-        open
-    }
-
-    #[test]
-    fn whoever_comes_next_finds_a_share_at_its_address() {
-        let connections = connections(1000, 20, 1);
-        let open: Vec<Vec<Ticket>> = (0..20).map(|address| flood(&connections, address, 1)).collect();
-        let counts: Vec<usize> = open.iter().map(Vec::len).collect();
-        assert_eq!(counts[0], 500);
-        assert!(counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
-        assert!(counts[1] >= 60 && counts[19] >= 4, "{counts:?}");
-        drop(open);
-        let all = connections.stats();
-        assert!(all.iter().all(|address| address.open == 0 && address.refused > 0));
-        assert_eq!(connections.lock().users, 0);
-    }
-
-    #[test]
-    fn whoever_comes_next_finds_a_share_of_its_address_for_its_group() {
-        let connections = connections(1000, 1, 3);
-        let first = flood(&connections, 0, 1);
-        let second = flood(&connections, 0, 2);
-        assert_eq!(first.len(), 500);
-        assert!((50..150).contains(&second.len()), "{}", second.len());
-        assert!(!flood(&connections, 0, 3).is_empty());
-    }
-
-    #[test]
-    fn one_group_at_one_address_may_have_all() {
-        let connections = connections(1000, 1, 1);
-        assert_eq!(flood(&connections, 0, 1).len(), 1000);
-    }
-
-    #[test]
-    fn limits_of_an_address_and_of_a_group_hold_and_are_told_apart() {
-        let connections = Arc::new(Connections::new(1000));
-        let limits = AddressLimits {
-            connections_max: 3,
-            group_connections_max: 2,
-            ..AddressLimits::default()
-        };
-        connections.add_address(limits, 2);
-        let held = flood(&connections, 0, 1);
-        assert_eq!(held.len(), 2);
-        let mut other = admit(&connections, 0).unwrap();
-        let refusal = other.select(GroupId(1)).unwrap_err();
-        assert_eq!(refusal.to_string(), "2 are open, the limit of this group");
-        other.select(GroupId(2)).unwrap();
-        let Err(NoRoom::AtAll(refusal)) = admit(&connections, 0) else {
-            panic!("one more than there may be");
-        };
-        assert_eq!(refusal.to_string(), "3 are open, the limit of this address");
-        assert_eq!(connections.stats()[0].refused, 3);
-    }
-}
+mod tests;

@@ -13,6 +13,8 @@ use super::sys::{Buffer, Chunk, Region};
 #[derive(Debug)]
 pub(super) struct Buffers {
     account: Account,
+    /// Only what nobody has used: its drive's reads may leave in the buffers what was there.
+    is_for_itself: bool,
     own: Option<Region>,
     /// Regions that small requests share.
     shared: Vec<Region>,
@@ -28,9 +30,11 @@ pub(super) enum Lack {
 }
 
 impl Buffers {
-    pub(super) fn new(account: Account) -> Self {
+    /// Makes it without any. `is_for_itself` if it may have no memory that other connections have used.
+    pub(super) fn new(account: Account, is_for_itself: bool) -> Self {
         Self {
             account,
+            is_for_itself,
             own: None,
             shared: Vec::new(),
         }
@@ -51,7 +55,12 @@ impl Buffers {
             return Err(Lack::OfMemory);
         }
         let mut buffers = Vec::with_capacity(needed.div_ceil(PIECE_BYTES));
-        let mut kept = self.account.take_kept(needed / PIECE_BYTES).into_iter();
+        let most = if self.is_for_itself {
+            0
+        } else {
+            needed / PIECE_BYTES
+        };
+        let mut kept = self.account.take_kept(most).into_iter();
         let mut paid = needed;
         while paid > 0 {
             let piece = paid.min(PIECE_BYTES);
@@ -110,7 +119,11 @@ impl Buffers {
 
     /// A buffer of a region that nobody used.
     fn first_of_a_region(&mut self, bytes: usize) -> Result<Buffer, Lack> {
-        let kept = self.account.take_kept_whole();
+        let kept = if self.is_for_itself {
+            None
+        } else {
+            self.account.take_kept_whole()
+        };
         let region = region(kept).map_err(Lack::OfTheSystems)?;
         let buffer = region.take(bytes).expect("a new region that is large enough");
         if bytes <= SMALL_BYTES {

@@ -17,11 +17,12 @@ use blkmq_core::time::Nanos;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 use rustix::io::{Errno, ioctl_fionbio};
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{SocketFlags, accept_with, listen};
 
 use super::Door;
 use super::admission::NoRoom;
 use super::connection::Connection;
+use super::pace::Pace;
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -55,6 +56,7 @@ pub(super) struct Listener {
     socket: Option<Socket>,
     door: Arc<Door>,
     next: usize,
+    pace: Pace,
     /// Accepted, and there is no room for it yet.
     waiting: Option<OwnedFd>,
     /// The last accept failed, and that was logged.
@@ -70,10 +72,13 @@ impl Listener {
     /// If the socket cannot be asked without waiting.
     pub(super) fn new(socket: Socket, door: Arc<Door>) -> io::Result<Self> {
         ioctl_fionbio(&socket, true)?;
+        // Fewer than the system allows: who comes is accepted or refused in a moment.
+        listen(&socket, BACKLOG)?;
         Ok(Self {
             socket: Some(socket),
             door,
             next: 0,
+            pace: Pace::default(),
             waiting: None,
             is_failing: false,
             is_polling: false,
@@ -104,9 +109,14 @@ impl Listener {
     fn accept_one(&mut self, cx: &mut Cx<'_>) -> Option<OwnedFd> {
         let socket = self.socket.as_ref()?;
         while self.is_readable {
+            if let Some(at) = self.pace.wait(cx.now()) {
+                cx.set_timer(at);
+                return None;
+            }
             match accept_with(socket, SocketFlags::CLOEXEC) {
                 Ok(fd) => {
                     self.is_failing = false;
+                    self.pace.note(cx.now());
                     return Some(fd);
                 }
                 Err(Errno::AGAIN) => self.is_readable = false,
@@ -218,7 +228,9 @@ impl Service for Listener {
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
-/// Clients that one turn accepts: half a millisecond or so, in which nobody else is served.
-const ACCEPTS_MAX: usize = 16;
+/// Clients that one turn accepts: a third of a millisecond or so, in which nobody else is served.
+const ACCEPTS_MAX: usize = 4;
+/// Clients that wait to be accepted: a quarter of a second's.
+const BACKLOG: i32 = 512;
 /// How long to wait after a failed accept: descriptors may become free.
 const RETRY: Nanos = Nanos::from_millis(100);

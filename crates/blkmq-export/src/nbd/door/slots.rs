@@ -31,9 +31,9 @@ pub(super) struct Slot {
 }
 
 impl Slots {
-    /// Says who pays for the buffers.
-    pub(super) fn set_account(&mut self, account: Account) {
-        self.buffers = Some(Buffers::new(account));
+    /// Says who pays for the buffers, and whether others may have used them before.
+    pub(super) fn set_account(&mut self, account: Account, is_for_itself: bool) {
+        self.buffers = Some(Buffers::new(account, is_for_itself));
     }
 
     /// Forgets that a request could not begin for want of memory: it is not wanted any more.

@@ -92,6 +92,7 @@ impl Drive for NullDrive {
             zeroes_max: op_max,
             cache: self.0.config.cache,
             fua: self.0.config.cache && self.0.config.fua,
+            leaves_buffers: !config.memory && !config.zero,
             ..Limits::default()
         }
     }

@@ -99,8 +99,8 @@ impl Connection {
             return;
         }
         let memory = Arc::clone(&self.door.common.memory);
-        self.slots
-            .set_account(Account::new(memory, disk.group, cx.waker()));
+        let account = Account::new(memory, disk.group, cx.waker());
+        self.slots.set_account(account, disk.limits.leaves_buffers);
         self.heard = Heard::new(&disk);
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
         let disks = &self.door.common.disks;
