@@ -481,11 +481,7 @@ impl Elevator for Bfq {
         self.notice(now);
         let limit = self.depth.limit();
         let room = limit.saturating_add((limit / URGENT_PART).max(1));
-        if self.has_turns()
-            || self.room.is_alone()
-            || self.in_flight >= room
-            || !self.wf2q.is_next_urgent()
-        {
+        if self.has_turns() || self.room.is_alone() || self.in_flight >= room || !self.wf2q.is_next_urgent() {
             return None;
         }
         self.dispatch_one()

@@ -355,7 +355,9 @@ impl Room {
             self.count_again(wf2q, subject);
         } else if member.is_passed {
             wf2q.pass_over(subject, member.counts());
-        } else if !member.is_passed && (member.reach < REACH_LOW && member.probes > 1 || reach < REACH_LOW / 2) {
+        } else if !member.is_passed
+            && (member.reach < REACH_LOW && member.probes > 1 || reach < REACH_LOW / 2)
+        {
             self.pass_over_alike(wf2q, subject);
         }
         self.rest(wf2q, now);

@@ -207,7 +207,10 @@ fn nobody_is_held_at_the_pace_of_many_small_requests() {
     let alone = 16 * SECOND / SERVICE.0;
     assert!(small > alone * 6 / 10, "{small} small ones of {alone}");
     // No fewer bytes than the others have.
-    assert!(large * 64 > small * 9 / 10, "{large} large ones, {small} small ones");
+    assert!(
+        large * 64 > small * 9 / 10,
+        "{large} large ones, {small} small ones"
+    );
     assert!(large + small > alone * 9 / 10, "{large} and {small} of {alone}");
 }
 
@@ -215,7 +218,10 @@ fn nobody_is_held_at_the_pace_of_many_small_requests() {
 fn nobody_is_held_at_the_pace_of_one_that_pauses() {
     let [large, small] = large_beside_small(4, Pace::Pauses);
     let alone = 4 * SECOND / SERVICE.0;
-    assert!(large > alone * 9 / 10, "{large} large ones of {alone} beside {small}");
+    assert!(
+        large > alone * 9 / 10,
+        "{large} large ones of {alone} beside {small}"
+    );
 }
 
 #[test]

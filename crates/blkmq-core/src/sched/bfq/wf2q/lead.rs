@@ -14,7 +14,10 @@
 //! deep one need not wait for a shallow one.
 
 use super::super::heap::{Heap, Links, before};
-use super::{BY_KNOWN_START, CLASS_OF_GROUPS, COUNTS_ALL, Entity, EntityId, ROOT, State, Tree, UNIT_BITS, Wf2q, effective};
+use super::{
+    BY_KNOWN_START, CLASS_OF_GROUPS, COUNTS_ALL, Entity, EntityId, ROOT, State, Tree, UNIT_BITS, Wf2q,
+    effective,
+};
 
 /// Of an entity: whether and how it counts for the floor of its tree.
 #[derive(Clone, Debug)]
