@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use blkmq_host::driver::value;
@@ -28,6 +28,7 @@ use self::scene::{Scene, Turn};
 use self::score::Series;
 use self::stage::{Ground, Medium, Totals, play};
 use crate::args::{BenchArgs, Plan};
+use crate::interrupt;
 use crate::report::{About, Report};
 use crate::rounds::{self, Latency, Point, Sample};
 
@@ -100,8 +101,12 @@ struct Reference {
 /// # Errors
 /// If an option is out of range, the file cannot be opened or fails, or a result cannot be written.
 pub fn main(args: &FairnessArgs) -> Result<()> {
+    interrupt::listen()?;
     if args.clients {
         return clients::main(args);
+    }
+    if let Some(file) = &args.file {
+        std::fs::metadata(file).with_context(|| format!("--file {} rejected", file.display()))?;
     }
     let images = in_memory(args)?;
     let image = images.as_ref().map(|images| images.path(0));

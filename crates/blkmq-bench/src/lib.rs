@@ -8,6 +8,7 @@ pub mod args;
 pub mod engine;
 pub mod fairness;
 pub mod histogram;
+mod interrupt;
 pub mod nbd;
 pub mod poll;
 pub mod report;

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::args::Plan;
 use crate::histogram::Histogram;
+use crate::interrupt;
 use crate::progress::Progress;
 use crate::report::Row;
 use crate::usage::Usage;
@@ -84,7 +85,10 @@ pub fn run(plan: &Plan, points: &mut [Point<'_>]) -> Result<Vec<Row>> {
         for (point, samples) in points.iter_mut().zip(&mut samples) {
             let what = format!("{} {}", point.case, point.side);
             progress.step(&what, round, plan.rounds);
-            let sample = (point.measure)(plan).with_context(|| what.clone())?;
+            let sample = (point.measure)(plan);
+            // What a visit says that lost its processes by the signal is of no interest.
+            interrupt::check()?;
+            let sample = sample.with_context(|| what.clone())?;
             ensure!(
                 sample.ios > 0,
                 "{what}: no I/O ended within {:?}; try more --seconds",

@@ -79,12 +79,13 @@ pub(super) fn main(args: &FairnessArgs) -> Result<()> {
     );
     let kinds = kinds(&args.side)?;
     let cases = cases_of(args)?;
+    let server = Server {
+        program: program(args)?,
+        reactors: args.reactors.unwrap_or(REACTORS_DEFAULT),
+    };
     let grounds = grounds(args, &cases)?;
     let bench = Bench {
-        server: Server {
-            program: program(args)?,
-            reactors: args.reactors.unwrap_or(REACTORS_DEFAULT),
-        },
+        server,
         none: RefCell::default(),
         alone: RefCell::default(),
     };
@@ -199,7 +200,9 @@ fn dirs(asked: &[PathBuf]) -> Vec<PathBuf> {
 
 fn program(args: &FairnessArgs) -> Result<PathBuf> {
     match &args.server {
-        Some(program) => Ok(program.clone()),
+        Some(program) => program
+            .canonicalize()
+            .with_context(|| format!("--server {} rejected", program.display())),
         None => std::env::current_exe().context("finding this program"),
     }
 }

@@ -6,8 +6,10 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use blkmq_host::driver::file::{Direct, FileConfig, FileDisk};
+
+use crate::interrupt;
 
 /// The images of a run in one directory.
 pub(super) struct Images {
@@ -40,6 +42,17 @@ impl Images {
     /// # Errors
     /// If one cannot be made or filled.
     pub(super) fn fill(&mut self, count: usize) -> Result<()> {
+        let missing = count.saturating_sub(self.files.len()) as u64;
+        let free = rustix::fs::statvfs(&self.dir)
+            .map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize))
+            .with_context(|| format!("asking how much is free in {}", self.dir.display()))?;
+        ensure!(
+            missing.saturating_mul(self.each_bytes) <= free,
+            "{}: {count} images of {} MiB do not fit into the {} MiB that are free; choose another --dir or a smaller --size",
+            self.dir.display(),
+            self.each_bytes >> 20,
+            free >> 20
+        );
         let block = noise();
         while self.files.len() < count {
             let name = format!(".blkmq-bench-{}-{}", std::process::id(), self.files.len());
@@ -107,6 +120,7 @@ fn make(path: &Path, block: &[u8], bytes: u64) -> std::io::Result<File> {
         .open(path)?;
     fs::remove_file(path)?;
     for _ in 0..bytes / block.len() as u64 {
+        interrupt::check().map_err(std::io::Error::other)?;
         file.write_all(block)?;
     }
     file.sync_all()?;

@@ -1,8 +1,9 @@
 //! Decides that `blkmq bench fairness --clients` measures shares over the daemon itself: it starts this very command as its server,
 //! and fio as its clients. How large the shares are is not asserted.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -101,6 +102,70 @@ fn a_case_that_cannot_be_read_is_refused_with_what_is_allowed() {
         let said = said(&mut command);
         assert!(!said.success && said.stderr.contains(expected), "{}", said.stderr);
     }
+}
+
+#[test]
+fn images_that_do_not_fit_are_refused_before_they_are_filled() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let mut command = Command::new(program());
+    command
+        .args(["bench", "fairness", "--clients", "--size", "99999T"])
+        .args(["--dir", &scratch.word("")]);
+    let said = said(&mut command);
+    assert!(
+        !said.success && said.stderr.contains("do not fit"),
+        "{}",
+        said.stderr
+    );
+    assert!(!said.stderr.contains("filling image"), "{}", said.stderr);
+}
+
+#[test]
+fn a_signal_ends_a_bench_and_leaves_nothing_behind() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let mut command = Command::new(program());
+    command
+        .args([
+            "bench",
+            "fairness",
+            "--clients",
+            "--size",
+            "16M",
+            "--seconds",
+            "1",
+        ])
+        .args(["--dir", &scratch.word("")])
+        .env("TMPDIR", scratch.path(""))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut bench = command.spawn().expect("the bench starts");
+    let mut said = BufReader::new(bench.stderr.take().expect("it is piped"));
+    let mut line = String::new();
+    while !line.starts_with("[1/") {
+        line.clear();
+        assert!(
+            said.read_line(&mut line).expect("it can be read") > 0,
+            "the bench ended"
+        );
+    }
+    // Not before the daemon is there.
+    let is_there = || std::fs::read_dir(scratch.path("")).is_ok_and(|mut entries| entries.next().is_some());
+    while !is_there() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let id = rustix::process::Pid::from_raw(bench.id() as i32).expect("a process has an id");
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it is ours");
+    line.clear();
+    said.read_to_string(&mut line).expect("it can be read");
+    assert!(!bench.wait().expect("it ends").success());
+    assert!(line.contains("ended by a signal"), "{line}");
+    assert!(!is_there(), "{:?}", std::fs::read_dir(scratch.path("")));
 }
 
 fn bench(scratch: &Scratch, words: &str, json: &Path) -> Said {
