@@ -549,7 +549,7 @@ impl Elevator for Bfq {
         // At the limit an end comes first.
         let is_full = self.in_flight >= self.depth.limit();
         let absence = self.absence.next_wakeup().filter(|_| !is_full);
-        let wakeups = [turn, absence, self.room.next_wakeup()];
+        let wakeups = [turn, absence, self.room.next_wakeup(&self.wf2q)];
         wakeups.into_iter().flatten().min()
     }
 

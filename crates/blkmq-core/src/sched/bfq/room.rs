@@ -31,8 +31,9 @@ use crate::time::{Instant, Nanos};
 pub(super) struct Room {
     members: Vec<Member>,
     probe: Probe,
-    /// Nobody is probed until then.
+    /// Nobody is probed until then, and nobody who is passed over until then.
     quiet_until: Instant,
+    passed_quiet_until: Instant,
     /// Since when, and what all did in a second after the latest probe.
     watched: Mark,
     usual: u64,
@@ -74,7 +75,8 @@ struct Probe {
     /// Where this phase began to count, and what was given out since then.
     from: Option<Mark>,
     taken: u32,
-    taken_at: Instant,
+    /// When the subject's latest request was given out, or has ended.
+    seen_at: Instant,
     /// Of the subject, in the last phase: requests that have ended, and how long the drive had them, in all.
     ends: u64,
     times: Nanos,
@@ -118,6 +120,7 @@ impl Room {
             members: vec![Member::UNKNOWN; members],
             probe: Probe::resting(none),
             quiet_until: Instant(0),
+            passed_quiet_until: Instant(0),
             watched: Mark::default(),
             usual: 0,
             passed: Vec::with_capacity(members.min(PASSED_MAX)),
@@ -164,7 +167,9 @@ impl Room {
             }
             now >= member.probe_at
         };
-        let passed = self.passed.iter().copied().filter(|id| wf2q.is_busy(*id));
+        let is_quiet = now < self.passed_quiet_until;
+        let passed = self.passed.iter().copied();
+        let passed = passed.filter(|id| !is_quiet && wf2q.is_busy(*id));
         let subject = holder.into_iter().chain(passed).find(&mut is_due);
         let Some(subject) = subject else {
             self.quiet_until = now + LOOK;
@@ -175,7 +180,7 @@ impl Room {
             subject,
             began: now,
             phase_began: now,
-            taken_at: now,
+            seen_at: now,
             ..self.probe
         };
         self.probe.begin(Phase::Open, None, now);
@@ -204,9 +209,21 @@ impl Room {
     pub(super) fn taken(&mut self, is_passed: bool, now: Instant) {
         if self.probe.phase != Phase::Resting {
             self.probe.taken += 1;
-            self.probe.taken_at = now;
+            self.probe.seen_at = now;
         } else if is_passed {
+            if now.since(self.window.seen) >= LONG_AWAY {
+                self.doubt();
+            }
             (self.window.seen, self.window.is_binding) = (now, true);
+        }
+    }
+
+    /// Those who are passed over were away for long, and may have become others: one probe decides.
+    #[cold]
+    fn doubt(&mut self) {
+        for id in &self.passed {
+            let member = &mut self.members[id.index()];
+            (member.probes, member.rest, member.probe_at) = (0, REST_FIRST, Instant(0));
         }
     }
 
@@ -216,12 +233,15 @@ impl Room {
         let probe = &mut self.probe;
         match probe.phase {
             Phase::Resting if self.window.is_binding => self.note_end(wf2q, leaf, time, others, now),
-            Phase::Draining if now.since(probe.phase_began) <= time => {
-                probe.before = probe.before.saturating_sub(1);
-            }
-            Phase::Alone if wf2q.with_groups(leaf).any(|id| id == probe.subject) => {
-                probe.ends += 1;
-                probe.times += time;
+            Phase::Draining | Phase::Alone => {
+                if now.since(probe.phase_began) <= time {
+                    probe.before = probe.before.saturating_sub(1);
+                }
+                if wf2q.with_groups(leaf).any(|id| id == probe.subject) {
+                    probe.ends += 1;
+                    probe.times += time;
+                    probe.seen_at = now;
+                }
             }
             _ => {}
         }
@@ -244,10 +264,19 @@ impl Room {
 
     /// Says when a phase is over, or nobody is passed over any more, at the latest.
     #[inline]
-    pub(super) fn next_wakeup(&self) -> Option<Instant> {
+    pub(super) fn next_wakeup(&self, wf2q: &Wf2q) -> Option<Instant> {
         match self.probe.phase {
             Phase::Resting => self.window.is_binding.then(|| self.window.seen + ROOM_KEPT),
-            _ => Some(self.probe.until()),
+            Phase::Open => Some(self.probe.until()),
+            _ => Some(self.probe.until().min(self.gone_at(wf2q))),
+        }
+    }
+
+    /// When the subject has left, if it goes on having nothing.
+    fn gone_at(&self, wf2q: &Wf2q) -> Instant {
+        match wf2q.is_busy(self.probe.subject) {
+            true => Instant(u64::MAX),
+            false => self.probe.seen_at + GONE,
         }
     }
 
@@ -282,11 +311,12 @@ impl Room {
             phase,
             subject,
             phase_began,
-            taken_at,
+            taken,
             ..
         } = self.probe;
-        let has_left = phase != Phase::Open && !wf2q.is_busy(subject) && now.since(taken_at) >= GONE;
-        if has_left || now.since(phase_began) >= STALE {
+        let has_left = phase != Phase::Open && now >= self.gone_at(wf2q);
+        let is_known = phase == Phase::Alone && taken >= TAKEN_KNOWN;
+        if has_left && !is_known || now.since(phase_began) >= STALE {
             self.rest(wf2q, now);
             return true;
         }
@@ -299,7 +329,7 @@ impl Room {
             at: now,
         };
         let is_drained = phase == Phase::Draining && self.probe.before == 0;
-        if now < self.probe.until() && !is_drained {
+        if now < self.probe.until() && !is_drained && !has_left {
             return false;
         }
         let rate = self.probe.from.map(|from| so_far.since(from));
@@ -330,7 +360,7 @@ impl Room {
         }
         self.probe.begin(Phase::Draining, None, now);
         self.probe.before = in_flight;
-        self.probe.taken_at = now;
+        self.probe.seen_at = now;
         wf2q.set_only(Some(subject));
     }
 
@@ -354,7 +384,7 @@ impl Room {
         if member.is_passed && member.reach > REACH_HIGH {
             self.count_again(wf2q, subject);
         } else if member.is_passed {
-            wf2q.pass_over(subject, member.counts());
+            wf2q.pass_over(subject, member.counts(wf2q.waits(subject)));
         } else if !member.is_passed
             && (member.reach < REACH_LOW && member.probes > 1 || reach < REACH_LOW / 2)
         {
@@ -377,7 +407,7 @@ impl Room {
         for id in &self.passed[before..] {
             let member = &mut self.members[id.index()];
             (member.is_passed, member.reach, member.time_max) = (true, known.reach, known.time_max);
-            wf2q.pass_over(*id, member.counts());
+            wf2q.pass_over(*id, member.counts(wf2q.waits(*id)));
         }
     }
 
@@ -396,6 +426,7 @@ impl Room {
         self.watched.served = wf2q.served(wf2q.group(ROOT.index()));
         let lasted = now.since(self.probe.began);
         self.quiet_until = now + Nanos(lasted.0 * QUIET_TIMES);
+        self.passed_quiet_until = now + Nanos(lasted.0 * PASSED_QUIET_TIMES);
         self.probe = Probe::resting(subject);
         wf2q.set_only(None);
         (self.window.ends, self.window.parts, self.window.held_at) = (0, 0, 0);
@@ -438,10 +469,13 @@ impl Member {
         },
     };
 
-    /// How much of its weight counts while it is passed over, in 1/1024: by that its share is what it has alone, also where all together
-    /// do a fifth less.
-    fn counts(&self) -> u32 {
-        (self.reach + self.reach / LONGER_PART) as u32
+    /// How much of its weight counts while it is passed over, in 1/1024. One that has a backlog, also alone, would have the drive to
+    /// itself by its weight: it has what it has alone by a part of it, also where all together do a fifth less.
+    fn counts(&self, has_backlog: bool) -> u32 {
+        match has_backlog {
+            true => (self.reach + self.reach / LONGER_PART) as u32,
+            false => 1024,
+        }
     }
 
     fn rest_from(&mut self, served: u64, now: Instant) {
@@ -468,7 +502,7 @@ impl Probe {
             phase_began: Instant(0),
             from: None,
             taken: 0,
-            taken_at: Instant(0),
+            seen_at: Instant(0),
             ends: 0,
             times: Nanos::ZERO,
             before: 0,
@@ -526,22 +560,27 @@ const SKIP: Nanos = Nanos::from_millis(1);
 const TAKEN_MANY: u32 = 64;
 const PHASE_SHORT: Nanos = Nanos::from_millis(5);
 const TAKEN_FEW: u32 = 8;
+/// Of a subject that has left in the last phase: with so many it is known all the same.
+const TAKEN_KNOWN: u32 = 3;
 const PHASE_LONG: Nanos = Nanos::from_millis(12);
 const PHASE_MAX: Nanos = Nanos::from_millis(24);
 /// So long it waits for what others have in flight.
 const DRAIN_MAX: Nanos = Nanos::from_millis(50);
 /// A phase that is looked at so late says nothing: there was a pause.
 const STALE: Nanos = Nanos::from_millis(200);
-/// A subject that has nothing for so long has left.
-const GONE: Nanos = Nanos::from_millis(12);
+/// A subject that has nothing for so long has left: the others do not wait for it.
+const GONE: Nanos = Nanos::from_micros(2900);
 /// From one probe of a member to the next: at first, and at most; it grows by so many times each.
 const REST_FIRST: Nanos = Nanos::from_millis(100);
 const REST_MAX: Nanos = Nanos::from_secs(8);
-const REST_GROWS: u64 = 4;
-/// After a probe there is none for so many times as long.
+const REST_GROWS: u64 = 2;
+/// After a probe there is none for so many times as long, and none of those who are passed over, of which there may be many.
 const QUIET_TIMES: u64 = 8;
+const PASSED_QUIET_TIMES: u64 = 64;
 /// All together are looked at in pieces of so long.
 const WATCH: Nanos = Nanos::from_millis(100);
+/// After so long nothing that was known of those who are passed over counts.
+const LONG_AWAY: Nanos = Nanos::from_millis(200);
 /// How often it is looked whether anybody's rest is over.
 const LOOK: Nanos = Nanos::from_millis(10);
 /// The room changes after so many ends of those who are passed over, by one part in so many.
