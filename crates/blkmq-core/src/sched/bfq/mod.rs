@@ -246,7 +246,7 @@ impl Bfq {
         if rq.charged_bytes(self.held.limits()) == 0 {
             rq.sched_data |= MOVES_NO_DATA;
         }
-        let is_passed = self.wf2q.is_passed_over(self.wf2q.leaf(id));
+        let is_passed = self.room.has_passed() && self.wf2q.is_passed_over(self.wf2q.leaf(id));
         if is_passed {
             rq.sched_data |= PASSED_OVER;
             self.passed_in_flight += 1;

@@ -140,6 +140,12 @@ impl Room {
         matches!(self.probe.phase, Phase::Draining | Phase::Alone)
     }
 
+    /// Says whether anybody is passed over.
+    #[inline]
+    pub(super) fn has_passed(&self) -> bool {
+        !self.passed.is_empty()
+    }
+
     /// Says whether those who are not passed over may have one more in flight.
     #[inline]
     pub(super) fn permits(&self, others: u32) -> bool {
