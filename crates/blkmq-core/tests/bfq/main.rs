@@ -106,6 +106,75 @@ fn who_could_not_be_faster_holds_nobody() {
     assert!(got * 100 >= all * 97, "{got} of {all}");
 }
 
+/// A flood in group 1, and beside it groups of the same weight that read 4 KiB at a time and rest for so long between two.
+fn flood_beside(lights: u32, think: Nanos, settled: Nanos) -> World {
+    let mut world = World::new(Drive::flash(), 2 + lights as usize);
+    let load = |group| Load {
+        group: GroupId(group),
+        client: group,
+        ..Load::default()
+    };
+    world.start(Load {
+        depth: 64,
+        len: 64 << 10,
+        ..load(1)
+    });
+    for light in 0..lights {
+        world.start(Load {
+            depth: 1,
+            think,
+            ..load(2 + light)
+        });
+    }
+    world.run(settled);
+    world
+}
+
+fn part_of_flood(world: &mut World, time: Nanos) -> u64 {
+    let before = world.served[0];
+    world.run(time);
+    (world.served[0] - before) * 100 / Drive::flash().bytes_per(time, 64 << 10)
+}
+
+#[test]
+fn a_flood_has_what_light_groups_that_rest_between_two_reads_leave() {
+    for lights in [1, 10] {
+        let mut world = flood_beside(lights, Nanos::from_micros(500), SETTLED);
+        let part = part_of_flood(&mut world, SETTLED);
+        assert!(part > 60, "{part} % of the drive beside {lights}");
+    }
+}
+
+#[test]
+fn a_group_that_is_removed_while_it_is_probed_changes_nothing_for_the_others() {
+    for step in 0..10 {
+        // The first probe begins after 100 ms.
+        let settled = Nanos::from_millis(98 + 3 * step);
+        let mut world = flood_beside(1, Nanos::from_micros(900), settled);
+        world.stop(1);
+        world.run(Nanos::from_millis(1));
+        world.bfq.group_gone(GroupId(2));
+        let part = part_of_flood(&mut world, Nanos::from_millis(50));
+        assert!(part > 85, "{part} % of the drive after {settled}");
+    }
+}
+
+#[test]
+fn who_was_light_has_its_part_when_nobody_is_waited_for_any_more() {
+    let mut world = flood_beside(1, Nanos::from_micros(500), SETTLED);
+    world.stop(1);
+    world.bfq.set_tunable("slice_idle", 0).expect("bfq has it");
+    world.start(Load {
+        group: GroupId(2),
+        client: 2,
+        depth: 64,
+        len: 64 << 10,
+        ..Load::default()
+    });
+    let part = part_of_flood(&mut world, SETTLED);
+    assert!((45..56).contains(&part), "{part} % of the drive");
+}
+
 #[test]
 fn nested_groups_share_what_their_parents_have() {
     let mut world = World::new(Drive::flash(), 7);

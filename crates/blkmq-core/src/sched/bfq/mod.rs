@@ -561,6 +561,9 @@ impl Elevator for Bfq {
         self.tunables.set(self.name(), name, value)?;
         self.end_turn(TurnEnd::Asked);
         self.wf2q.set_reach(self.reach());
+        if self.reach() == 0 {
+            self.room.clear(&mut self.wf2q);
+        }
         let in_use: Vec<usize> = self.clients.iter().map(|(id, ..)| id).collect();
         in_use.into_iter().for_each(|id| self.weigh(id));
         Ok(())
@@ -568,6 +571,7 @@ impl Elevator for Bfq {
 
     fn group_set(&mut self, id: GroupId, node: &Node) {
         self.end_turn(TurnEnd::Asked);
+        self.room.abandon(&mut self.wf2q);
         let entity = self.wf2q.group(id.index());
         self.wf2q.move_group(entity, node.parent.index());
         self.wf2q.set_weight(entity, node.weight.into());
@@ -575,6 +579,7 @@ impl Elevator for Bfq {
 
     fn group_gone(&mut self, id: GroupId) {
         self.end_turn(TurnEnd::Asked);
+        self.room.abandon(&mut self.wf2q);
         let wf2q = &mut self.wf2q;
         self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
         let group = wf2q.group(id.index());

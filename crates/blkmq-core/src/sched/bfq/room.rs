@@ -37,8 +37,9 @@ pub(super) struct Room {
     /// Since when, and what all did in a second after the latest probe.
     watched: Mark,
     usual: u64,
-    /// Who is passed over.
+    /// Who is passed over, and who moved at the pace of the probe's subject when it began.
     passed: Vec<EntityId>,
+    alike: Vec<EntityId>,
     window: Window,
 }
 
@@ -48,7 +49,7 @@ struct Member {
     /// In 1/1024, a mean of so many probes.
     reach: u64,
     probes: u64,
-    /// How long a request of it may take, if it is passed over.
+    /// How long a request of it may take, if it is passed over; zero if that is not known, and then as long as it likes.
     time_max: Nanos,
     is_passed: bool,
     /// When it is probed next, and how long it rests after that; zero as long as nobody was held for it.
@@ -124,6 +125,7 @@ impl Room {
             watched: Mark::default(),
             usual: 0,
             passed: Vec::with_capacity(members.min(PASSED_MAX)),
+            alike: Vec::with_capacity(members.min(PASSED_MAX)),
             window: Window::default(),
         }
     }
@@ -149,7 +151,7 @@ impl Room {
     /// Says whether those who are not passed over may have one more in flight.
     #[inline]
     pub(super) fn permits(&self, others: u32) -> bool {
-        !self.window.is_binding || others < self.window.room
+        !self.window.is_binding || others < self.window.room || self.probe.phase != Phase::Resting
     }
 
     /// All that waits is held: for `holder`, or for want of room; the others have so many in flight. Says whether a probe begins,
@@ -190,6 +192,9 @@ impl Room {
             ..self.probe
         };
         self.probe.begin(Phase::Open, None, now);
+        self.alike.clear();
+        let alike = wf2q.alike(subject).filter(|id| *id != subject);
+        self.alike.extend(alike.take(PASSED_MAX));
         true
     }
 
@@ -262,7 +267,8 @@ impl Room {
         let window = &mut self.window;
         window.seen = now;
         window.ends += 1;
-        window.parts += (time.0 * 1024 / self.members[id.index()].time_max.0.max(1)).min(PARTS_MAX);
+        let time_max = self.members[id.index()].time_max.0;
+        window.parts += (time.0 * 1024).checked_div(time_max).unwrap_or(0).min(PARTS_MAX);
         if window.ends >= WINDOW_ENDS {
             window.close(others);
         }
@@ -301,14 +307,33 @@ impl Room {
 
     /// Nothing is known of it any more.
     pub(super) fn forget(&mut self, wf2q: &mut Wf2q, id: EntityId) {
+        self.alike.retain(|alike| *alike != id);
         if std::mem::replace(&mut self.members[id.index()], Member::UNKNOWN).is_passed {
             self.passed.retain(|passed| *passed != id);
             wf2q.count_again(id);
         }
-        if self.probe.phase != Phase::Resting && self.probe.subject == id {
-            self.probe = Probe::resting(id);
-            wf2q.set_only(None);
+        if self.probe.subject == id {
+            self.abandon(wf2q);
         }
+    }
+
+    /// Ends a probe without a result: groups change.
+    pub(super) fn abandon(&mut self, wf2q: &mut Wf2q) {
+        if self.probe.phase != Phase::Resting {
+            self.probe = Probe::resting(self.probe.subject);
+            wf2q.set_only(None);
+            wf2q.set_open(false);
+        }
+    }
+
+    /// Nobody is held for anybody any more, so nobody is passed over.
+    pub(super) fn clear(&mut self, wf2q: &mut Wf2q) {
+        self.abandon(wf2q);
+        for id in self.passed.drain(..) {
+            self.members[id.index()] = Member::UNKNOWN;
+            wf2q.count_again(id);
+        }
+        self.window = Window::default();
     }
 
     #[cold]
@@ -375,7 +400,10 @@ impl Room {
         let subject = self.probe.subject;
         let reach = self.probe.of_due(alone);
         let member = &mut self.members[subject.index()];
-        member.probes = (member.probes + 1).min(PROBES_KEPT);
+        // Who is passed over and could have its due has become another: that is to be known soon.
+        let is_another = member.is_passed && reach > REACH_HIGH;
+        let kept = if is_another { 2 } else { PROBES_KEPT };
+        member.probes = (member.probes + 1).min(kept);
         member.reach = (member.reach * (member.probes - 1) + reach) / member.probes;
         if let Some(time_max) = self.probe.time_max(now) {
             member.time_max = match member.time_max {
@@ -383,7 +411,7 @@ impl Room {
                 mean => Nanos((mean.0 * 3 + time_max.0) / 4),
             };
         }
-        if !member.is_passed && reach < REACH_LOW {
+        if is_another || !member.is_passed && reach < REACH_LOW {
             // To be seen twice, or clearly.
             member.rest = REST_FIRST;
         }
@@ -397,6 +425,9 @@ impl Room {
             self.pass_over_alike(wf2q, subject);
         }
         self.rest(wf2q, now);
+        if is_another {
+            self.passed_quiet_until = self.quiet_until;
+        }
     }
 
     /// The subject is passed over, and so is who moves at its pace: as much by weight, until it is probed itself.
@@ -405,15 +436,14 @@ impl Room {
             (self.window.room, self.window.is_new) = (self.window.held_at.max(1), true);
         }
         let known = self.members[subject.index()];
-        let room = PASSED_MAX - self.passed.len().min(PASSED_MAX);
-        let before = self.passed.len();
-        self.passed.push(subject);
-        let alike = wf2q.alike(subject).filter(|id| *id != subject);
-        self.passed.extend(alike.take(room.saturating_sub(1)));
-        for id in &self.passed[before..] {
+        for id in std::iter::once(subject).chain(self.alike.drain(..)) {
             let member = &mut self.members[id.index()];
+            if member.is_passed || self.passed.len() == PASSED_MAX {
+                continue;
+            }
             (member.is_passed, member.reach, member.time_max) = (true, known.reach, known.time_max);
-            wf2q.pass_over(*id, member.counts(wf2q.waits(*id)));
+            self.passed.push(id);
+            wf2q.pass_over(id, member.counts(wf2q.waits(id)));
         }
     }
 
@@ -430,7 +460,8 @@ impl Room {
         member.rest_from(wf2q.served(subject), now);
         (self.watched.at, self.usual) = (now, 0);
         self.watched.served = wf2q.served(wf2q.group(ROOT.index()));
-        let lasted = now.since(self.probe.began);
+        // A pause of everybody is no part of a probe.
+        let lasted = now.since(self.probe.began).min(STALE);
         self.quiet_until = now + Nanos(lasted.0 * QUIET_TIMES);
         self.passed_quiet_until = now + Nanos(lasted.0 * PASSED_QUIET_TIMES);
         self.probe = Probe::resting(subject);
@@ -495,7 +526,7 @@ impl Mark {
     /// What was served since then, in bytes per second.
     fn since(self, from: Self) -> u64 {
         let elapsed = u128::from(self.at.since(from.at).0.max(1));
-        (u128::from(self.served - from.served) * 1_000_000_000 / elapsed) as u64
+        (u128::from(self.served.saturating_sub(from.served)) * 1_000_000_000 / elapsed) as u64
     }
 }
 
