@@ -610,7 +610,7 @@ const GONE: Nanos = Nanos::from_micros(2900);
 /// From one probe of a member to the next: at first, and at most; it grows by so many times each.
 const REST_FIRST: Nanos = Nanos::from_millis(100);
 const REST_MAX: Nanos = Nanos::from_secs(8);
-const REST_GROWS: u64 = 2;
+const REST_GROWS: u64 = 4;
 /// After a probe there is none for so many times as long, and none of those who are passed over, of which there may be many.
 const QUIET_TIMES: u64 = 8;
 const PASSED_QUIET_TIMES: u64 = 64;
