@@ -22,6 +22,13 @@
 //! How long a request takes beside others, over the time of one by itself, tells less: who has 32 small writes in flight is slow
 //! because of its own, and would be protected from others for ever.
 
+mod member;
+mod probe;
+mod window;
+
+use self::member::{Member, Verdict};
+use self::probe::{Mark, Phase, Probe};
+use self::window::Window;
 use super::wf2q::{EntityId, Wf2q};
 use crate::group::ROOT;
 use crate::time::{Instant, Nanos};
@@ -41,76 +48,6 @@ pub(super) struct Room {
     passed: Vec<EntityId>,
     alike: Vec<EntityId>,
     window: Window,
-}
-
-/// What is known of one group or client.
-#[derive(Clone, Copy, Debug)]
-struct Member {
-    /// In 1/1024, a mean of so many probes.
-    reach: u64,
-    probes: u64,
-    /// How long a request of it may take, if it is passed over; zero if that is not known, and then as long as it likes.
-    time_max: Nanos,
-    is_passed: bool,
-    /// When it is probed next, and how long it rests after that; zero as long as nobody was held for it.
-    probe_at: Instant,
-    rest: Nanos,
-    /// At the end of its latest probe.
-    probed: Mark,
-}
-
-/// What somebody was served until some moment, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mark {
-    served: u64,
-    at: Instant,
-}
-
-/// A phase of the probe of one member.
-#[derive(Clone, Copy, Debug)]
-struct Probe {
-    phase: Phase,
-    subject: EntityId,
-    began: Instant,
-    phase_began: Instant,
-    /// Where this phase began to count, and what was given out since then.
-    from: Option<Mark>,
-    taken: u32,
-    /// When the subject's latest request was given out, or has ended.
-    seen_at: Instant,
-    /// Of the subject, in the last phase: requests that have ended, and how long the drive had them, in all.
-    ends: u64,
-    times: Nanos,
-    /// What was in flight when nobody else was let in any more, and has not ended.
-    before: u32,
-    /// What the subject is due, in bytes per second.
-    due: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Resting,
-    Open,
-    Draining,
-    Alone,
-}
-
-/// How long the requests of those take that are passed over, and what that lets others have in flight.
-#[derive(Debug, Default)]
-struct Window {
-    /// Of so many requests, the sum of times over those that they may take, in 1/1024.
-    ends: u64,
-    parts: u64,
-    /// When one of them began or ended last.
-    seen: Instant,
-    /// What the others had in flight when one of them was held, at most.
-    held_at: u32,
-    /// So much the others may have in flight.
-    room: u32,
-    /// Nobody had too little since somebody was passed over: the room doubles.
-    is_new: bool,
-    /// Somebody who is passed over is there.
-    is_binding: bool,
 }
 
 impl Room {
@@ -151,29 +88,21 @@ impl Room {
     /// Says whether those who are not passed over may have one more in flight.
     #[inline]
     pub(super) fn permits(&self, others: u32) -> bool {
-        !self.window.is_binding || others < self.window.room || self.probe.phase != Phase::Resting
+        self.window.permits(others) || self.probe.phase != Phase::Resting
     }
 
     /// All that waits is held: for `holder`, or for want of room; the others have so many in flight. Says whether a probe begins,
     /// so that nobody is held any more.
     pub(super) fn held(&mut self, wf2q: &Wf2q, holder: Option<EntityId>, others: u32, now: Instant) -> bool {
-        self.window.held_at = self.window.held_at.max(others);
+        self.window.held(others);
         if self.probe.phase != Phase::Resting || now < self.quiet_until {
             return false;
         }
         let is_slow = self.is_slow(wf2q, now);
         let members = &mut self.members;
         let mut is_due = |id: &EntityId| {
-            let member = &mut members[id.index()];
-            if member.rest == Nanos::ZERO {
-                member.rest = REST_FIRST;
-                member.rest_from(wf2q.served(*id), now);
-            }
-            if is_slow && holder == Some(*id) {
-                member.rest = REST_FIRST;
-                return true;
-            }
-            now >= member.probe_at
+            let is_urgent = is_slow && holder == Some(*id);
+            members[id.index()].is_due(wf2q.served(*id), is_urgent, now)
         };
         let is_quiet = now < self.passed_quiet_until;
         let passed = self.passed.iter().copied();
@@ -233,8 +162,7 @@ impl Room {
     #[cold]
     fn doubt(&mut self) {
         for id in &self.passed {
-            let member = &mut self.members[id.index()];
-            (member.probes, member.rest, member.probe_at) = (0, REST_FIRST, Instant(0));
+            self.members[id.index()].doubt();
         }
     }
 
@@ -264,14 +192,8 @@ impl Room {
         let Some(id) = wf2q.with_groups(leaf).find(|id| members[id.index()].is_passed) else {
             return;
         };
-        let window = &mut self.window;
-        window.seen = now;
-        window.ends += 1;
-        let time_max = self.members[id.index()].time_max.0;
-        window.parts += (time.0 * 1024).checked_div(time_max).unwrap_or(0).min(PARTS_MAX);
-        if window.ends >= WINDOW_ENDS {
-            window.close(others);
-        }
+        let time_max = self.members[id.index()].time_max;
+        self.window.note_end(time, time_max, others, now);
     }
 
     /// Says when a phase is over, or nobody is passed over any more, at the latest.
@@ -399,30 +321,16 @@ impl Room {
     fn end_alone(&mut self, wf2q: &mut Wf2q, alone: u64, now: Instant) {
         let subject = self.probe.subject;
         let reach = self.probe.of_due(alone);
+        let time_max = self.probe.time_max(now);
         let member = &mut self.members[subject.index()];
-        // Who is passed over and could have its due has become another: that is to be known soon.
-        let is_another = member.is_passed && reach > REACH_HIGH;
-        let kept = if is_another { 2 } else { PROBES_KEPT };
-        member.probes = (member.probes + 1).min(kept);
-        member.reach = (member.reach * (member.probes - 1) + reach) / member.probes;
-        if let Some(time_max) = self.probe.time_max(now) {
-            member.time_max = match member.time_max {
-                Nanos::ZERO => time_max,
-                mean => Nanos((mean.0 * 3 + time_max.0) / 4),
-            };
-        }
-        if is_another || !member.is_passed && reach < REACH_LOW {
-            // To be seen twice, or clearly.
-            member.rest = REST_FIRST;
-        }
-        if member.is_passed && member.reach > REACH_HIGH {
-            self.count_again(wf2q, subject);
-        } else if member.is_passed {
-            wf2q.pass_over(subject, member.counts(wf2q.waits(subject)));
-        } else if !member.is_passed
-            && (member.reach < REACH_LOW && member.probes > 1 || reach < REACH_LOW / 2)
-        {
-            self.pass_over_alike(wf2q, subject);
+        let (verdict, is_another) = member.learn(reach, time_max);
+        match verdict {
+            Verdict::CountAgain => self.count_again(wf2q, subject),
+            Verdict::PassOver => self.pass_over_alike(wf2q, subject),
+            Verdict::Unchanged if member.is_passed => {
+                wf2q.pass_over(subject, member.counts(wf2q.waits(subject)));
+            }
+            Verdict::Unchanged => {}
         }
         self.rest(wf2q, now);
         if is_another {
@@ -433,7 +341,7 @@ impl Room {
     /// The subject is passed over, and so is who moves at its pace: as much by weight, until it is probed itself.
     fn pass_over_alike(&mut self, wf2q: &mut Wf2q, subject: EntityId) {
         if self.passed.is_empty() {
-            (self.window.room, self.window.is_new) = (self.window.held_at.max(1), true);
+            self.window.open();
         }
         let known = self.members[subject.index()];
         for id in std::iter::once(subject).chain(self.alike.drain(..)) {
@@ -466,162 +374,33 @@ impl Room {
         self.passed_quiet_until = now + Nanos(lasted.0 * PASSED_QUIET_TIMES);
         self.probe = Probe::resting(subject);
         wf2q.set_only(None);
-        (self.window.ends, self.window.parts, self.window.held_at) = (0, 0, 0);
-        self.window.seen = now;
-        self.window.is_binding = !self.passed.is_empty();
+        self.window.begin_again(!self.passed.is_empty(), now);
     }
 }
 
-impl Window {
-    /// Gives the others more room if requests of those who are passed over take no longer than they may, else less.
-    fn close(&mut self, others: u32) {
-        let is_enough = self.parts <= 1024 * self.ends;
-        let step = match self.is_new {
-            true => self.room,
-            false => (self.room / STEP_PART).max(1),
-        };
-        self.is_new &= is_enough;
-        if !is_enough {
-            self.room = self.room.min(self.held_at.max(others));
-            self.room = self.room.saturating_sub(step).max(1);
-        } else if self.held_at >= self.room {
-            // Room that nobody uses does not grow.
-            self.room += step;
-        }
-        (self.ends, self.parts, self.held_at) = (0, 0, 0);
-    }
-}
-
-impl Member {
-    const UNKNOWN: Self = Self {
-        reach: 0,
-        probes: 0,
-        time_max: Nanos::ZERO,
-        is_passed: false,
-        probe_at: Instant(0),
-        rest: Nanos::ZERO,
-        probed: Mark {
-            served: 0,
-            at: Instant(0),
-        },
-    };
-
-    /// How much of its weight counts while it is passed over, in 1/1024. One that has a backlog, also alone, would have the drive to
-    /// itself by its weight: it has what it has alone by a part of it, also where all together do a fifth less.
-    fn counts(&self, has_backlog: bool) -> u32 {
-        match has_backlog {
-            true => (self.reach + self.reach / LONGER_PART) as u32,
-            false => 1024,
-        }
-    }
-
-    fn rest_from(&mut self, served: u64, now: Instant) {
-        self.probe_at = now + self.rest;
-        self.rest = Nanos(self.rest.0 * REST_GROWS).min(REST_MAX);
-        self.probed = Mark { served, at: now };
-    }
-}
-
-impl Mark {
-    /// What was served since then, in bytes per second.
-    fn since(self, from: Self) -> u64 {
-        let elapsed = u128::from(self.at.since(from.at).0.max(1));
-        (u128::from(self.served.saturating_sub(from.served)) * 1_000_000_000 / elapsed) as u64
-    }
-}
-
-impl Probe {
-    fn resting(subject: EntityId) -> Self {
-        Self {
-            phase: Phase::Resting,
-            subject,
-            began: Instant(0),
-            phase_began: Instant(0),
-            from: None,
-            taken: 0,
-            seen_at: Instant(0),
-            ends: 0,
-            times: Nanos::ZERO,
-            before: 0,
-            due: 1,
-        }
-    }
-
-    fn begin(&mut self, phase: Phase, from: Option<Mark>, now: Instant) {
-        (self.phase, self.phase_began, self.from, self.taken) = (phase, now, from, 0);
-        (self.ends, self.times) = (0, Nanos::ZERO);
-    }
-
-    /// So much over the subject's due, in 1/1024.
-    fn of_due(&self, rate: u64) -> u64 {
-        (u128::from(rate) * 1024 / u128::from(self.due)).min(REACH_MAX) as u64
-    }
-
-    /// How long a request of the subject may take if others have room: as long as now that it is alone, and a part of the time from one
-    /// to the next, which is the same if it has no pauses.
-    fn time_max(&self, now: Instant) -> Option<Nanos> {
-        let lasts = now.since(self.from?.at).0;
-        let time = self.times.0.checked_div(self.ends)?;
-        let cycle = (lasts / self.ends).max(time);
-        Some(Nanos(time + cycle / LONGER_PART))
-    }
-
-    /// Until when this phase lasts, or is to begin to count.
-    fn until(&self) -> Instant {
-        match (self.phase, self.from) {
-            (Phase::Draining, _) => self.phase_began + DRAIN_MAX,
-            (_, None) => self.phase_began + SKIP,
-            (_, Some(from)) if self.taken >= TAKEN_MANY => from.at + PHASE_SHORT,
-            (_, Some(from)) if self.taken >= TAKEN_FEW => from.at + PHASE_LONG,
-            (_, Some(from)) => from.at + PHASE_MAX,
-        }
-    }
-}
-
-/// A member is passed over if its reach is below the first, in 1/1024, and no more if it is above the second: exact shares cost up to
-/// a third of the drive.
+/// A member is passed over if its reach is below the first, in 1/1024, and no more if it is above the second: exact shares cost
+/// up to a third of the drive.
 const REACH_LOW: u64 = 635;
 const REACH_HIGH: u64 = 717;
-const REACH_MAX: u128 = 4 * 1024;
-/// It is a mean of so many probes.
-const PROBES_KEPT: u64 = 4;
-/// A request of those who are passed over may take longer by one part in so many of the time from one to the next: they have four
-/// fifths of what they have alone. A single one counts for no more than so many times what it may take, in 1/1024.
+/// A request of a member that is passed over may take longer by one part in so many of the time from one to the next: it has four
+/// fifths of what it has alone.
 const LONGER_PART: u64 = 4;
-const PARTS_MAX: u64 = 4 * 1024;
 /// At most so many are passed over.
 const PASSED_MAX: usize = 256;
-/// A phase counts after this time, that is, when the drive has been filled.
-const SKIP: Nanos = Nanos::from_millis(1);
-/// A phase ends when so many requests were given out in so long a time.
-const TAKEN_MANY: u32 = 64;
-const PHASE_SHORT: Nanos = Nanos::from_millis(5);
-const TAKEN_FEW: u32 = 8;
-/// Of a subject that has left in the last phase: with so many it is known all the same.
+/// If the subject leaves in the last phase, so many requests were enough.
 const TAKEN_KNOWN: u32 = 3;
-const PHASE_LONG: Nanos = Nanos::from_millis(12);
-const PHASE_MAX: Nanos = Nanos::from_millis(24);
-/// So long it waits for what others have in flight.
-const DRAIN_MAX: Nanos = Nanos::from_millis(50);
 /// A phase that is looked at so late says nothing: there was a pause.
 const STALE: Nanos = Nanos::from_millis(200);
 /// A subject that has nothing for so long has left: the others do not wait for it.
 const GONE: Nanos = Nanos::from_micros(2900);
-/// From one probe of a member to the next: at first, and at most; it grows by so many times each.
-const REST_FIRST: Nanos = Nanos::from_millis(100);
-const REST_MAX: Nanos = Nanos::from_secs(8);
-const REST_GROWS: u64 = 4;
-/// After a probe there is none for so many times as long, and none of those who are passed over, of which there may be many.
+/// After a probe there is none for so many times as long, and none of the members that are passed over, of which there may be many.
 const QUIET_TIMES: u64 = 8;
 const PASSED_QUIET_TIMES: u64 = 64;
-/// All together are looked at in pieces of so long.
+/// How often it is looked whether all together have become slow.
 const WATCH: Nanos = Nanos::from_millis(100);
-/// After so long nothing that was known of those who are passed over counts.
+/// If members that are passed over were away for so long, nothing that was known of them counts.
 const LONG_AWAY: Nanos = Nanos::from_millis(200);
-/// How often it is looked whether anybody's rest is over.
+/// How often it is looked whether a member's rest is over.
 const LOOK: Nanos = Nanos::from_millis(10);
-/// The room changes after so many ends of those who are passed over, by one part in so many.
-const WINDOW_ENDS: u64 = 8;
-const STEP_PART: u32 = 8;
-/// So long room is kept for those who are passed over if they have nothing.
+/// So long room is kept for members that are passed over and have nothing.
 const ROOM_KEPT: Nanos = Nanos::from_millis(4);

@@ -26,9 +26,16 @@
 //! Order alone gives shares only to those that always have something waiting. `lead` bounds how far the members of a group
 //! may run ahead of each other, so that those keep their shares too that have all they ask for in flight.
 
+mod check;
+mod entity;
 mod lead;
+mod pass;
+mod tree;
 
-use super::heap::{Heap, Links, Node, before};
+use self::entity::{COUNTS_ALL, Entity, State, UNIT_BITS, WEIGHT_UNIT, effective, inverse};
+pub(super) use self::entity::{EntityId, leaf_number};
+use self::tree::Tree;
+use super::heap::{Links, before};
 
 /// The scheduler: a table of entities, of which the first are groups, and the trees of the groups.
 #[derive(Debug)]
@@ -44,54 +51,6 @@ pub(super) struct Wf2q {
     only: Option<EntityId>,
     /// Groups below the root whose members are all held by the bound: their parents do not count them as waiting.
     held: Vec<u32>,
-}
-
-/// The number of an entity: that of its group, or of its queue behind all the groups.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct EntityId(u32);
-
-#[derive(Clone, Debug)]
-struct Entity {
-    links: Links,
-    state: State,
-    presence: lead::Presence,
-    /// Until it is served next, its finish is its start.
-    is_urgent: bool,
-    class: u8,
-    /// The group that schedules it; the root has itself.
-    parent: u32,
-    /// What it was given, and how much of it counts, in 1/1024.
-    given: u32,
-    counts: u32,
-    /// Both together, in 1/[`WEIGHT_UNIT`].
-    weight: u32,
-    /// [`UNIT`] times 2^32 over the weight.
-    inverse: u64,
-    budget: u32,
-    start: u64,
-    finish: u64,
-}
-
-/// Where an entity is; see the picture above.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Out,
-    Waiting,
-    Eligible,
-    Serving,
-    Lingering,
-}
-
-/// The members of one class of one group.
-#[derive(Clone, Debug)]
-struct Tree {
-    time: u64,
-    /// Of all members that are not `Out`.
-    weight: u64,
-    waiting: Heap<BY_START>,
-    eligible: Heap<BY_FINISH>,
-    lingering: Heap<BY_START>,
-    lead: lead::Lead,
 }
 
 impl Wf2q {
@@ -504,178 +463,6 @@ impl Wf2q {
         let entity = &self.entities[id.index()];
         &mut self.trees[entity.parent as usize][usize::from(entity.class)]
     }
-
-    /// Asserts that every entity is where its state says, its weight counted, its tags in order, and that a group is
-    /// active exactly if a member of it is. `served` is the leaf being served.
-    pub(super) fn check(&self, served: Option<EntityId>) {
-        self.check_lead();
-        let mut found = vec![State::Out; self.entities.len()];
-        let mut weights = vec![[0; CLASSES]; self.trees.len()];
-        let mut at = served.map_or(ROOT, |id| id.0);
-        while at != ROOT {
-            let entity = &self.entities[at as usize];
-            found[at as usize] = State::Serving;
-            weights[entity.parent as usize][usize::from(entity.class)] += u64::from(entity.weight);
-            at = entity.parent;
-        }
-        for (group, classes) in self.trees.iter().enumerate() {
-            for (class, tree) in classes.iter().enumerate() {
-                let members = [
-                    (State::Waiting, tree.waiting.check(&self.entities)),
-                    (State::Eligible, tree.eligible.check(&self.entities)),
-                    (State::Lingering, tree.lingering.check(&self.entities)),
-                ];
-                for (state, id) in members
-                    .iter()
-                    .flat_map(|(state, ids)| ids.iter().map(move |id| (state, *id)))
-                {
-                    let entity = &self.entities[id as usize];
-                    assert_eq!(
-                        (entity.parent as usize, usize::from(entity.class)),
-                        (group, class)
-                    );
-                    assert_eq!(found[id as usize], State::Out, "entity {id} is in two places");
-                    assert!(*state != State::Eligible || !before(tree.time, entity.start));
-                    assert!(*state == State::Lingering || !before(entity.finish, entity.start));
-                    found[id as usize] = *state;
-                    weights[group][class] += u64::from(entity.weight);
-                }
-            }
-        }
-        for (id, entity) in self.entities.iter().enumerate().skip(1) {
-            assert_eq!(entity.state, found[id], "state of entity {id}");
-            if self.is_group(id as u32) && entity.state != State::Serving {
-                let active = matches!(entity.state, State::Waiting | State::Eligible);
-                let is_held = self.held.contains(&(id as u32));
-                let has_members = self.first_class(id as u32).is_some();
-                // A group that was held is looked at again by the next pick.
-                assert!(is_held || active == has_members, "group {id} and its members");
-            }
-        }
-        for (group, classes) in self.trees.iter().enumerate() {
-            for (class, tree) in classes.iter().enumerate() {
-                assert_eq!(
-                    tree.weight, weights[group][class],
-                    "weight of class {class} of group {group}"
-                );
-            }
-        }
-    }
-}
-
-impl Tree {
-    const EMPTY: Self = Self {
-        time: 0,
-        weight: 0,
-        waiting: Heap::EMPTY,
-        eligible: Heap::EMPTY,
-        lingering: Heap::EMPTY,
-        lead: lead::Lead::EMPTY,
-    };
-
-    #[inline]
-    fn has_members(&self) -> bool {
-        self.eligible.first().or(self.waiting.first()).is_some()
-    }
-
-    /// Makes eligible who is by now, and lets go who lingers no longer. If nobody is eligible, time jumps to the first
-    /// start, unless that is too far ahead of the slowest one. Returns who is next. Nobody of this tree is being served.
-    #[inline]
-    fn settle(&mut self, entities: &mut [Entity], reach: u64) -> Option<u32> {
-        if self.eligible.first().is_none() {
-            let start = entities[self.waiting.first()? as usize].start;
-            if !self.allows(entities, reach, start) {
-                return None;
-            }
-            if before(self.time, start) {
-                self.time = start;
-            }
-        }
-        while let Some(id) = self.lingering.first() {
-            let entity = &mut entities[id as usize];
-            if before(self.time, entity.start) {
-                break;
-            }
-            entity.state = State::Out;
-            self.weight -= u64::from(entity.weight);
-            self.lingering.remove(entities, id);
-        }
-        while let Some(id) = self.waiting.first() {
-            let start = entities[id as usize].start;
-            if before(self.time, start) || !self.allows(entities, reach, start) {
-                break;
-            }
-            let entity = &mut entities[id as usize];
-            entity.state = State::Eligible;
-            self.waiting.remove(entities, id);
-            self.eligible.push(entities, id);
-        }
-        self.eligible.first()
-    }
-}
-
-impl Entity {
-    fn set_weight(&mut self, weight: u32) {
-        self.weight = weight;
-        self.inverse = inverse(weight);
-    }
-
-    /// How far `amount` of service moves the start.
-    #[inline]
-    fn span(&self, amount: u32) -> u64 {
-        ((u128::from(amount) * u128::from(self.inverse)) >> 32) as u64
-    }
-}
-
-impl Node for Entity {
-    #[inline]
-    fn links<const BY: usize>(&self) -> &Links {
-        if BY == BY_KNOWN_START {
-            self.presence.links()
-        } else {
-            &self.links
-        }
-    }
-
-    #[inline]
-    fn links_mut<const BY: usize>(&mut self) -> &mut Links {
-        if BY == BY_KNOWN_START {
-            self.presence.links_mut()
-        } else {
-            &mut self.links
-        }
-    }
-
-    #[inline]
-    fn tag<const BY: usize>(&self) -> u64 {
-        match BY {
-            BY_START => self.start,
-            BY_FINISH => self.finish,
-            _ => self.presence.known_start(),
-        }
-    }
-}
-
-impl EntityId {
-    #[inline]
-    pub(super) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// The number of the leaf whose entity this is where there are so many groups; `None` for a group's.
-pub(super) fn leaf_number(id: EntityId, groups: usize) -> Option<usize> {
-    id.index().checked_sub(groups)
-}
-
-fn effective(given: u32, counts: u32) -> u32 {
-    assert!(given > 0, "a weight of 0");
-    let weight = u64::from(given) * u64::from(WEIGHT_UNIT) * u64::from(counts) / u64::from(COUNTS_ALL);
-    (weight as u32).max(1)
-}
-
-fn inverse(weight: u32) -> u64 {
-    (1 << (32 + UNIT_BITS)) / u64::from(weight)
 }
 
 /// Classes of a group's members: the first goes before the others.
@@ -683,16 +470,6 @@ pub(super) const CLASSES: usize = 3;
 /// The class in which groups are members of their parents.
 pub(super) const CLASS_OF_GROUPS: u8 = 1;
 const ROOT: u32 = 0;
-/// Virtual time counts service over weight in units of 2^-20: rounding is far below a byte, and tags of one tree are less
-/// than 2^52 apart, so that they can wrap around.
-const UNIT_BITS: u32 = 20;
-/// Weights are counted in parts, since of a small one only a part may count.
-const WEIGHT_UNIT: u32 = 32;
-/// All of a weight counts.
-const COUNTS_ALL: u32 = 1024;
-const BY_START: usize = 0;
-const BY_FINISH: usize = 1;
-const BY_KNOWN_START: usize = 2;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,113 @@
+//! One probe of a member: its phases, how long each lasts, and what it has counted so far. `room` begins and ends them.
+
+use super::super::wf2q::EntityId;
+use super::LONGER_PART;
+use crate::time::{Instant, Nanos};
+
+/// A probe that is going on, or, in the phase `Resting`, the end of the latest one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub(super) phase: Phase,
+    /// The member that is probed.
+    pub(super) subject: EntityId,
+    pub(super) began: Instant,
+    pub(super) phase_began: Instant,
+    /// Where this phase began to count, and how many requests were given out since then.
+    pub(super) from: Option<Mark>,
+    pub(super) taken: u32,
+    /// When a request of the subject was given out or has ended, at the latest.
+    pub(super) seen_at: Instant,
+    /// In the last phase: requests of the subject that have ended, and the time that the drive had them, summed up.
+    pub(super) ends: u64,
+    pub(super) times: Nanos,
+    /// Requests that were in flight when draining began and have not ended.
+    pub(super) before: u32,
+    /// The subject's due, in bytes per second.
+    pub(super) due: u64,
+}
+
+/// The phases of a probe, in their order: see the picture in `room`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Resting,
+    Open,
+    Draining,
+    Alone,
+}
+
+/// How many bytes a member had been served at some moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Mark {
+    pub(super) served: u64,
+    pub(super) at: Instant,
+}
+
+impl Probe {
+    pub(super) fn resting(subject: EntityId) -> Self {
+        Self {
+            phase: Phase::Resting,
+            subject,
+            began: Instant(0),
+            phase_began: Instant(0),
+            from: None,
+            taken: 0,
+            seen_at: Instant(0),
+            ends: 0,
+            times: Nanos::ZERO,
+            before: 0,
+            due: 1,
+        }
+    }
+
+    /// Begins a phase.
+    pub(super) fn begin(&mut self, phase: Phase, from: Option<Mark>, now: Instant) {
+        (self.phase, self.phase_began, self.from, self.taken) = (phase, now, from, 0);
+        (self.ends, self.times) = (0, Nanos::ZERO);
+    }
+
+    /// A rate in bytes per second as a part of the subject's due, in 1/1024.
+    pub(super) fn of_due(&self, rate: u64) -> u64 {
+        (u128::from(rate) * 1024 / u128::from(self.due)).min(REACH_MAX) as u64
+    }
+
+    /// How long a request of the subject may take when others have room: as long as it takes alone, and a part of the time from
+    /// one to the next more.
+    pub(super) fn time_max(&self, now: Instant) -> Option<Nanos> {
+        let lasts = now.since(self.from?.at).0;
+        let time = self.times.0.checked_div(self.ends)?;
+        let cycle = (lasts / self.ends).max(time);
+        Some(Nanos(time + cycle / LONGER_PART))
+    }
+
+    /// When this phase ends, or begins to count.
+    pub(super) fn until(&self) -> Instant {
+        match (self.phase, self.from) {
+            (Phase::Draining, _) => self.phase_began + DRAIN_MAX,
+            (_, None) => self.phase_began + SKIP,
+            (_, Some(from)) if self.taken >= TAKEN_MANY => from.at + PHASE_SHORT,
+            (_, Some(from)) if self.taken >= TAKEN_FEW => from.at + PHASE_LONG,
+            (_, Some(from)) => from.at + PHASE_MAX,
+        }
+    }
+}
+
+impl Mark {
+    /// The rate since an earlier mark, in bytes per second.
+    pub(super) fn since(self, from: Self) -> u64 {
+        let elapsed = u128::from(self.at.since(from.at).0.max(1));
+        (u128::from(self.served.saturating_sub(from.served)) * 1_000_000_000 / elapsed) as u64
+    }
+}
+
+/// A reach counts for no more than this, in 1/1024.
+const REACH_MAX: u128 = 4 * 1024;
+/// A phase counts after this time: by then the drive is filled.
+const SKIP: Nanos = Nanos::from_millis(1);
+/// How long a phase counts: the shorter, the more requests were given out in it.
+const TAKEN_MANY: u32 = 64;
+const PHASE_SHORT: Nanos = Nanos::from_millis(5);
+const TAKEN_FEW: u32 = 8;
+const PHASE_LONG: Nanos = Nanos::from_millis(12);
+const PHASE_MAX: Nanos = Nanos::from_millis(24);
+/// Draining ends after this time, even if requests of others are still in flight.
+const DRAIN_MAX: Nanos = Nanos::from_millis(50);
