@@ -17,7 +17,7 @@
 //! is low the member is *passed over*: the others' lead is not bounded by it. What bounds them then is *room*: so much they may have
 //! in flight that those who are passed over keep most of what they have alone. A request of theirs may take as long as it does alone,
 //! and a quarter of the time from one to the next more. The room grows by an eighth while that holds, and shrinks by an eighth while
-//! it does not.
+//! it does not; where it gains nothing for them it is lifted (`room/window.rs`).
 //!
 //! How long a request takes beside others, over the time of one by itself, tells less: who has 32 small writes in flight is slow
 //! because of its own, and would be protected from others for ever.
@@ -28,7 +28,7 @@ mod window;
 
 use self::member::{Member, Verdict};
 use self::probe::{Mark, Phase, Probe};
-use self::window::Window;
+use self::window::{ROOM_KEPT, Window};
 use super::wf2q::{EntityId, Wf2q};
 use crate::group::ROOT;
 use crate::time::{Instant, Nanos};
@@ -164,15 +164,25 @@ impl Room {
         for id in &self.passed {
             self.members[id.index()].doubt();
         }
+        self.window.forget_gain();
     }
 
     /// A request of a leaf has ended that the drive has had for `time`, up to now.
     #[inline]
     pub(super) fn ended(&mut self, wf2q: &Wf2q, leaf: EntityId, time: Nanos, others: u32, now: Instant) {
-        let probe = &mut self.probe;
-        match probe.phase {
-            Phase::Resting if self.window.is_binding => self.note_end(wf2q, leaf, time, others, now),
+        match self.probe.phase {
+            Phase::Resting if self.window.is_binding => {
+                if let Some(time_max) = self.time_max_of(wf2q, leaf) {
+                    self.window.note_end(time, time_max, others, now);
+                }
+            }
+            Phase::Resting => {}
+            Phase::Open => {
+                let counts = self.probe.from.is_some() && self.time_max_of(wf2q, leaf).is_some();
+                self.probe.ends += u64::from(counts);
+            }
             Phase::Draining | Phase::Alone => {
+                let probe = &mut self.probe;
                 if now.since(probe.phase_began) <= time {
                     probe.before = probe.before.saturating_sub(1);
                 }
@@ -182,18 +192,16 @@ impl Room {
                     probe.seen_at = now;
                 }
             }
-            _ => {}
         }
     }
 
-    /// Notes how long a request of one who is passed over has taken.
-    fn note_end(&mut self, wf2q: &Wf2q, leaf: EntityId, time: Nanos, others: u32, now: Instant) {
-        let members = &self.members;
-        let Some(id) = wf2q.with_groups(leaf).find(|id| members[id.index()].is_passed) else {
-            return;
-        };
-        let time_max = self.members[id.index()].time_max;
-        self.window.note_end(time, time_max, others, now);
+    /// How long a request of a leaf may take if it, or a group that it is in, is passed over.
+    fn time_max_of(&self, wf2q: &Wf2q, leaf: EntityId) -> Option<Nanos> {
+        let members = wf2q.with_groups(leaf).map(|id| &self.members[id.index()]);
+        members
+            .filter(|member| member.is_passed)
+            .map(|member| member.time_max)
+            .next()
     }
 
     /// Says when a phase is over, or nobody is passed over any more, at the latest.
@@ -298,6 +306,10 @@ impl Room {
     /// It is known what the drive does for all. If the subject had its due of that until now there is nothing to find out.
     fn end_open(&mut self, wf2q: &mut Wf2q, all: u64, in_flight: u32, now: Instant) {
         let subject = self.probe.subject;
+        if let Some(from) = self.probe.from {
+            let ends = self.probe.ends;
+            self.window.note_open(ends, now.since(from.at), all, self.usual);
+        }
         let (own, weights) = wf2q.part(subject);
         let due = (u128::from(all) * u128::from(own) / u128::from(weights)) as u64;
         self.probe.due = due.max(1);
@@ -335,13 +347,15 @@ impl Room {
         self.rest(wf2q, now);
         if is_another {
             self.passed_quiet_until = self.quiet_until;
+        } else if verdict == Verdict::PassOver {
+            self.quiet_until = now + QUIET_NEW;
         }
     }
 
     /// The subject is passed over, and so is who moves at its pace: as much by weight, until it is probed itself.
     fn pass_over_alike(&mut self, wf2q: &mut Wf2q, subject: EntityId) {
         if self.passed.is_empty() {
-            self.window.open();
+            self.window.begin();
         }
         let known = self.members[subject.index()];
         for id in std::iter::once(subject).chain(self.alike.drain(..)) {
@@ -351,6 +365,7 @@ impl Room {
             }
             (member.is_passed, member.reach, member.time_max) = (true, known.reach, known.time_max);
             self.passed.push(id);
+            self.window.forget_gain();
             wf2q.pass_over(id, member.counts(wf2q.waits(id)));
         }
     }
@@ -358,6 +373,7 @@ impl Room {
     fn count_again(&mut self, wf2q: &mut Wf2q, id: EntityId) {
         self.members[id.index()].is_passed = false;
         self.passed.retain(|passed| *passed != id);
+        self.window.forget_gain();
         wf2q.count_again(id);
     }
 
@@ -396,11 +412,11 @@ const GONE: Nanos = Nanos::from_micros(2900);
 /// After a probe there is none for so many times as long, and none of the members that are passed over, of which there may be many.
 const QUIET_TIMES: u64 = 8;
 const PASSED_QUIET_TIMES: u64 = 64;
+/// Where a member has just been passed over: the next one for which others are held may be of its kind.
+const QUIET_NEW: Nanos = Nanos::from_millis(40);
 /// How often it is looked whether all together have become slow.
 const WATCH: Nanos = Nanos::from_millis(100);
 /// If members that are passed over were away for so long, nothing that was known of them counts.
 const LONG_AWAY: Nanos = Nanos::from_millis(200);
 /// How often it is looked whether a member's rest is over.
 const LOOK: Nanos = Nanos::from_millis(10);
-/// So long room is kept for members that are passed over and have nothing.
-const ROOM_KEPT: Nanos = Nanos::from_millis(4);

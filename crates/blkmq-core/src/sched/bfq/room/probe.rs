@@ -17,7 +17,8 @@ pub(super) struct Probe {
     pub(super) taken: u32,
     /// When a request of the subject was given out or has ended, at the latest.
     pub(super) seen_at: Instant,
-    /// In the last phase: requests of the subject that have ended, and the time that the drive had them, summed up.
+    /// Requests that have ended in this phase: of members that are passed over if it is the first one, of the subject in the last
+    /// one, with the time that the drive had them, summed up.
     pub(super) ends: u64,
     pub(super) times: Nanos,
     /// Requests that were in flight when draining began and have not ended.
