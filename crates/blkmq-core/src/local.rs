@@ -238,6 +238,13 @@ impl LocalQueue {
             || (self.sw.has_work_to_start() && !self.queue.is_frozen())
     }
 
+    /// Says whether nothing is under way here and nothing becomes due: until something is submitted, or the reactor is kicked,
+    /// [`LocalQueue::run`] would find nothing to do.
+    pub fn is_quiet(&self) -> bool {
+        let hw_is_quiet = |hw: &HwCtx| hw.in_flight == 0 && !hw.is_restless && hw.has_no_leftovers();
+        self.sw.is_at_rest() && self.hw.as_ref().is_none_or(hw_is_quiet) && self.next_wakeup().is_none()
+    }
+
     /// Says whether something is in flight whose end is found by [`LocalQueue::run`] alone: the driver announces nothing.
     #[inline]
     pub fn must_poll(&self) -> bool {

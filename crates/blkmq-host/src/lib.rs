@@ -23,6 +23,7 @@ mod moved;
 pub mod nbd;
 mod place;
 pub mod plan;
+mod queues;
 mod reactor;
 pub mod ring;
 pub mod runner;

@@ -10,15 +10,17 @@ use blkmq_core::bio::Bio;
 use blkmq_core::driver::Driver;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
-use blkmq_core::mapper::stack::Stack;
+use blkmq_core::mapper::stack::{Queues as _, Stack};
 use blkmq_core::poll::{Oversleep, Verdict, Wait, Waited};
 use blkmq_core::queue::{Effects, Seat};
 use blkmq_core::time::{Instant, Nanos};
+use blkmq_sync::WakeFlag;
 
 use crate::clock::Clock;
 use crate::disk::QueueId;
 use crate::error::Error;
 use crate::moved::Moved;
+use crate::queues::Queues;
 use crate::ring::{BEAT, Completion, Port, RingHandle};
 use crate::shared::{Chair, QueueEntry, Shared};
 use crate::sleep;
@@ -26,7 +28,7 @@ use crate::wait::{Expected, WaitPolicy};
 
 /// One thread's side of the engine.
 pub(crate) struct Place {
-    queues: Vec<LocalQueue>,
+    queues: Queues,
     /// The seats of queues behind these, while it closes.
     given_up: Vec<Seat>,
     /// The bios of mapped disks.
@@ -44,6 +46,8 @@ pub(crate) struct Place {
     host: Oversleep,
     /// A queue wants to be run once more before this thread waits.
     runs_again: bool,
+    /// Other threads have published something since all queues were looked at.
+    is_told: bool,
     moved: Moved,
     /// The ring will complete a beat.
     is_beating: bool,
@@ -81,7 +85,7 @@ impl Place {
         );
         let clock = shared.clock;
         Ok(Self {
-            queues,
+            queues: Queues::new(queues),
             given_up: Vec::new(),
             stack,
             fx: Effects::with_capacity(ENDED_AT_ONCE),
@@ -94,6 +98,7 @@ impl Place {
             mode: shared.wait,
             host,
             runs_again: false,
+            is_told: false,
             moved: Moved::default(),
             is_beating: false,
             shared: Arc::clone(shared),
@@ -162,16 +167,15 @@ impl Place {
         let Some((queue, to)) = self.stack.redirect(&bio) else {
             return self.stack.submit(bio, &mut self.queues, self.now, &mut self.fx);
         };
-        let sent = self.queues[queue].submit_passed(bio, to, self.now, &mut self.fx);
+        let queue = self.queues.queue(queue);
+        let sent = queue.submit_passed(bio, to, self.now, &mut self.fx);
         sent.map_err(|bio| self.stack.take_back(bio))
     }
 
     /// Issues what is staged and wakes whom that concerns.
     #[inline]
     pub(crate) fn unplug(&mut self) {
-        for queue in &mut self.queues {
-            queue.unplug(self.now, &mut self.fx);
-        }
+        self.queues.unplug(self.now, &mut self.fx);
         self.settle();
         self.send_kicks();
     }
@@ -186,9 +190,11 @@ impl Place {
     #[inline]
     pub(crate) fn run_queues(&mut self) {
         self.runs_again = false;
-        for queue in &mut self.queues {
-            queue.run(self.now, &mut self.fx);
+        if !self.queues.are_few() && (self.is_told || self.bell().take_news()) {
+            self.is_told = false;
+            self.queues.activate_all();
         }
+        self.queues.run(self.now, &mut self.fx);
         self.settle();
         self.send_kicks();
     }
@@ -299,8 +305,9 @@ impl Place {
         let Self {
             queues, host, mode, ..
         } = self;
-        let verdicts = queues.iter_mut().map(|queue| queue.verdict(*mode, host, now));
-        verdicts.fold(Verdict::Block, Verdict::and)
+        let mut verdict = Verdict::Block;
+        queues.for_each(|queue| verdict = verdict.and(queue.verdict(*mode, host, now)));
+        verdict
     }
 
     /// Sleeps until `wake`, unless woken before.
@@ -325,7 +332,7 @@ impl Place {
 
     /// Tells the queues how the time until now was spent.
     fn waited(&mut self, how: Waited, now: Instant) {
-        self.queues.iter_mut().for_each(|queue| queue.waited(how, now));
+        self.queues.for_each(|queue| queue.waited(how, now));
     }
 
     /// Says whether something is in flight whose end is found by running the queues alone.
@@ -372,8 +379,7 @@ impl Place {
 
     /// Submits what was pushed and sleeps, in one system call, for at most `timeout`.
     fn sleep(&mut self, timeout: Option<Nanos>, has_news: &impl Fn() -> bool) {
-        let bell = &self.shared.bells[self.id.index()];
-        bell.flag().prepare_to_sleep();
+        self.is_told |= self.bell().prepare_to_sleep();
         if !self.runs_again && !self.has_mail() && !has_news() {
             if self.is_for_io() {
                 self.ring.wait(timeout);
@@ -381,7 +387,7 @@ impl Place {
                 self.ring.sleep(timeout);
             }
         }
-        bell.flag().cancel_sleep();
+        self.is_told |= self.bell().cancel_sleep();
     }
 
     fn is_for_io(&self) -> bool {
@@ -397,14 +403,22 @@ impl Place {
     }
 
     fn has_mail(&self) -> bool {
-        self.queues.iter().any(LocalQueue::has_mail)
+        let has_news = !self.queues.are_few() && (self.is_told || self.bell().has_news());
+        has_news || self.queues.iter().any(LocalQueue::has_mail)
+    }
+
+    #[inline]
+    fn bell(&self) -> &WakeFlag {
+        self.shared.bells[self.id.index()].flag()
     }
 
     #[inline]
     fn send_kicks(&mut self) {
         if !self.fx.kicks.is_empty() {
-            let kicks = std::mem::take(&mut self.fx.kicks);
+            let mut kicks = std::mem::take(&mut self.fx.kicks);
+            // The queue that wants this has been looked at just now, so it is in the next turn.
             self.runs_again |= kicks.contains(self.id);
+            kicks.remove(self.id);
             self.shared.kick(kicks);
         }
     }

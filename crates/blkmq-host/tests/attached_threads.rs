@@ -46,6 +46,49 @@ fn each_bio_ends_once_under_four_attached_threads_and_two_reactors() {
     }
 }
 
+/// Most of 40 queues idle at any moment, so their threads do not look at them; what is submitted, handed to the one reactor that
+/// has a hardware context, or changed meanwhile must be noticed all the same.
+#[test]
+fn queues_that_idle_among_many_notice_what_comes() {
+    const QUEUES: u16 = 40;
+    for elevator in [Kind::None, Kind::Bfq] {
+        let mut queues: Vec<_> = (0..QUEUES)
+            .map(|n| queue(&format!("q{n}"), completing(Completion::Timer), elevator))
+            .collect();
+        queues.iter_mut().for_each(|queue| queue.hctxs = Some(1));
+        let engine = Engine::start(EngineConfig {
+            reactors: 2,
+            attached_max: 2,
+            queues,
+            ..EngineConfig::default()
+        })
+        .unwrap();
+        thread::scope(|scope| {
+            for seed in [0, 1] {
+                let engine = &engine;
+                scope.spawn(move || {
+                    let mut attached = engine.attach().unwrap();
+                    let mut out = Vec::new();
+                    for n in 0..2000_u64 {
+                        let disk = ((n * 7 + seed * 3) / 5 % u64::from(QUEUES)) as u16;
+                        attached.submit(QueueId(disk), read(n)).expect("one bio has room");
+                        while attached.wait(&mut out, Some(Nanos::from_secs(10))) == 0 {
+                            assert_eq!(attached.outstanding(), 0, "disk {disk} forgot a read");
+                        }
+                        out.clear();
+                    }
+                });
+            }
+            let control = engine.control();
+            for n in (0..QUEUES).chain(0..QUEUES) {
+                control.set_depth(QueueId(n), 3).unwrap();
+                control.set_elevator(QueueId(n), Kind::MqDeadline).unwrap();
+            }
+        });
+        engine.shutdown(Nanos::from_secs(10)).unwrap();
+    }
+}
+
 #[test]
 fn the_elevator_is_switched_every_10_ms_under_load_and_nothing_is_lost() {
     let engine = engine(2, 3, completing(Completion::Timer), Kind::None);

@@ -80,6 +80,25 @@ struct Part {
     sent: u64,
 }
 
+/// The queues of one thread, in the order in which the table's leaves name them.
+pub trait Queues {
+    /// The queue with this number, for a bio that goes to it.
+    fn queue(&mut self, index: usize) -> &mut LocalQueue;
+
+    /// Unplugs all that something was submitted to.
+    fn unplug(&mut self, now: Instant, fx: &mut Effects);
+}
+
+impl Queues for Vec<LocalQueue> {
+    fn queue(&mut self, index: usize) -> &mut LocalQueue {
+        &mut self[index]
+    }
+
+    fn unplug(&mut self, now: Instant, fx: &mut Effects) {
+        self.iter_mut().for_each(|queue| queue.unplug(now, fx));
+    }
+}
+
 impl Stack {
     /// A stack for up to `passed_max` bios that are passed on whole and `divided_max` in parts; more are refused for the moment.
     /// Without mapped disks it needs no memory.
@@ -109,12 +128,12 @@ impl Stack {
     pub fn submit(
         &mut self,
         bio: Bio,
-        queues: &mut [LocalQueue],
+        queues: &mut impl Queues,
         now: Instant,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
         if let Some((queue, to)) = self.redirect(&bio) {
-            let sent = queues[queue].submit_passed(bio, to, now, fx);
+            let sent = queues.queue(queue).submit_passed(bio, to, now, fx);
             return sent.map_err(|bio| self.take_back(bio));
         }
         let Some(disk) = self.table.disks().get(bio.disk.index()) else {
@@ -180,13 +199,13 @@ impl Stack {
 
     /// Takes what has ended of the members' bios, sends parts that found no room before, and issues them. Call it when it
     /// [is due](Stack::is_due) after running or unplugging queues. Says whether it is to be called again soon, without an event.
-    pub fn settle(&mut self, queues: &mut [LocalQueue], now: Instant, fx: &mut Effects) -> bool {
+    pub fn settle(&mut self, queues: &mut impl Queues, now: Instant, fx: &mut Effects) -> bool {
         for _ in 0..ROUNDS_MAX {
             self.take_ends(fx);
             if !self.send_all(queues, now, fx) {
                 return false;
             }
-            queues.iter_mut().for_each(|queue| queue.unplug(now, fx));
+            queues.unplug(now, fx);
         }
         true
     }
@@ -224,14 +243,14 @@ impl Stack {
         &mut self,
         bio: Bio,
         to: Run,
-        queues: &mut [LocalQueue],
+        queues: &mut impl Queues,
         now: Instant,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
         let Some((queue, to)) = self.aim(&bio, to) else {
             return Err(bio);
         };
-        let sent = queues[queue].submit_passed(bio, to, now, fx);
+        let sent = queues.queue(queue).submit_passed(bio, to, now, fx);
         sent.map_err(|bio| self.take_back(bio))
     }
 
@@ -257,7 +276,7 @@ impl Stack {
     fn submit_divided(
         &mut self,
         bio: Bio,
-        queues: &mut [LocalQueue],
+        queues: &mut impl Queues,
         now: Instant,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
@@ -336,7 +355,7 @@ impl Stack {
     }
 
     /// Sends parts of all bios that have some, the oldest first. Says whether that got any further.
-    fn send_all(&mut self, queues: &mut [LocalQueue], now: Instant, fx: &mut Effects) -> bool {
+    fn send_all(&mut self, queues: &mut impl Queues, now: Instant, fx: &mut Effects) -> bool {
         let mut any = false;
         for _ in 0..self.sending.len() {
             let index = self.sending.pop_front().expect("counted above");
@@ -351,7 +370,7 @@ impl Stack {
     }
 
     /// Sends parts of one bio, as many as it may have and its members take. Says whether any was sent.
-    fn send(&mut self, index: u32, queues: &mut [LocalQueue], now: Instant, fx: &mut Effects) -> bool {
+    fn send(&mut self, index: u32, queues: &mut impl Queues, now: Instant, fx: &mut Effects) -> bool {
         let Self { table, divided, .. } = self;
         let one = divided[index as usize].as_mut().expect("it is under way");
         let mut any = false;
@@ -368,7 +387,7 @@ impl Stack {
                 origin: Origin(Parent::Part(index)),
                 ..part.bio
             };
-            if queues[usize::from(leaf.queue)].submit(bio, now, fx).is_err() {
+            if queues.queue(leaf.queue.into()).submit(bio, now, fx).is_err() {
                 return any;
             }
             one.sent = part.sent;

@@ -76,6 +76,56 @@ fn an_owner_without_its_fence_is_found() {
     check_with(Fault::NoFenceAfterRmw, a_sleeper_and_two_notifiers);
 }
 
+/// Two notifiers, and an owner that looks for work only if it is told that there is some.
+fn an_owner_that_looks_when_told() {
+    let shared = Arc::new(Shared::default());
+    let notifiers = [0, 1].map(|me| {
+        let shared = Arc::clone(&shared);
+        thread::spawn(move || {
+            shared.work[me].store(1, Ordering::Relaxed);
+            let _ = shared.flag.notify();
+        })
+    });
+    let owner = Arc::clone(&shared);
+    let owner = thread::spawn(move || {
+        let mut seen = 0;
+        if owner.flag.take_news() {
+            seen = owner.work();
+        }
+        let was_told = owner.flag.prepare_to_sleep();
+        if was_told {
+            seen = owner.work();
+        }
+        if owner.flag.cancel_sleep() {
+            seen = owner.work();
+        }
+        seen
+    });
+    join_all(notifiers);
+    let mut seen = owner.join().unwrap();
+    if shared.flag.take_news() {
+        seen = shared.work();
+    }
+    assert_eq!(seen, 2, "work that the owner was not told of");
+}
+
+#[test]
+fn an_owner_is_told_of_all_work() {
+    check(an_owner_that_looks_when_told);
+}
+
+#[test]
+#[should_panic(expected = "work that the owner was not told of")]
+fn a_notifier_without_its_fence_leaves_work_untold() {
+    check_with(Fault::NoFullFence, an_owner_that_looks_when_told);
+}
+
+#[test]
+#[should_panic(expected = "work that the owner was not told of")]
+fn an_owner_without_its_fence_leaves_work_unseen() {
+    check_with(Fault::NoFenceAfterRmw, an_owner_that_looks_when_told);
+}
+
 #[test]
 fn two_notifiers_of_one_sleep_are_told_to_wake_once() {
     check(|| {

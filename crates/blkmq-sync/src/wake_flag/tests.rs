@@ -13,6 +13,19 @@ fn nobody_wakes_an_owner_that_is_awake() {
 }
 
 #[test]
+fn an_owner_hears_once_of_what_was_published() {
+    let flag = WakeFlag::new();
+    assert!(!flag.take_news());
+    assert!(!flag.notify() && !flag.notify());
+    assert!(flag.take_news() && !flag.take_news());
+    assert!(!flag.notify());
+    assert!(flag.prepare_to_sleep(), "told while it was awake");
+    assert!(!flag.cancel_sleep());
+    assert!(!flag.prepare_to_sleep());
+    assert!(flag.notify() && flag.cancel_sleep() && !flag.take_news());
+}
+
+#[test]
 fn one_notifier_in_each_sleep_is_told_to_wake() {
     let flag = WakeFlag::new();
     for _ in 0..3 {

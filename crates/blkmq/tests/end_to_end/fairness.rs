@@ -110,11 +110,7 @@ fn images_that_do_not_fit_are_refused_before_they_are_filled() {
         return;
     }
     let scratch = Scratch::new();
-    let mut command = Command::new(program());
-    command
-        .args(["bench", "fairness", "--clients", "--size", "99999T"])
-        .args(["--dir", &scratch.word("")]);
-    let said = said(&mut command);
+    let said = said(&mut bench_of_clients(&scratch, "99999T", "1"));
     assert!(
         !said.success && said.stderr.contains("do not fit"),
         "{}",
@@ -129,18 +125,8 @@ fn a_signal_ends_a_bench_and_leaves_nothing_behind() {
         return;
     }
     let scratch = Scratch::new();
-    let mut command = Command::new(program());
+    let mut command = bench_of_clients(&scratch, "16M", "1");
     command
-        .args([
-            "bench",
-            "fairness",
-            "--clients",
-            "--size",
-            "16M",
-            "--seconds",
-            "1",
-        ])
-        .args(["--dir", &scratch.word("")])
         .env("TMPDIR", scratch.path(""))
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
@@ -169,22 +155,16 @@ fn a_signal_ends_a_bench_and_leaves_nothing_behind() {
 }
 
 fn bench(scratch: &Scratch, words: &str, json: &Path) -> Said {
+    let mut command = bench_of_clients(scratch, "16M", "0.2");
+    said(command.args(words.split(' ')).arg("--json").arg(json))
+}
+
+fn bench_of_clients(scratch: &Scratch, size: &str, seconds: &str) -> Command {
     let mut command = Command::new(program());
     command
-        .args([
-            "bench",
-            "fairness",
-            "--clients",
-            "--size",
-            "16M",
-            "--seconds",
-            "0.2",
-        ])
-        .args(words.split(' '))
-        .args(["--dir", &scratch.word("")])
-        .arg("--json")
-        .arg(json);
-    said(&mut command)
+        .args(["bench", "fairness", "--clients", "--size", size])
+        .args(["--seconds", seconds, "--dir", &scratch.word("")]);
+    command
 }
 
 fn said(command: &mut Command) -> Said {
