@@ -8,20 +8,24 @@ use blkmq_core::time::Instant;
 
 /// One thread's side of all queues.
 pub(crate) struct Queues {
-    all: Vec<LocalQueue>,
+    all: Vec<Entry>,
     /// Those that are looked at, by number.
     active: Vec<u32>,
-    is_active: Vec<bool>,
+}
+
+struct Entry {
+    queue: LocalQueue,
+    is_active: bool,
 }
 
 impl Queues {
-    pub(crate) fn new(all: Vec<LocalQueue>) -> Self {
-        let count = all.len();
-        Self {
-            all,
-            active: (0..count as u32).collect(),
-            is_active: vec![true; count],
-        }
+    pub(crate) fn new(queues: Vec<LocalQueue>) -> Self {
+        let mut all = Self {
+            all: Vec::with_capacity(queues.len()),
+            active: Vec::with_capacity(queues.len()),
+        };
+        queues.into_iter().for_each(|queue| all.push(queue));
+        all
     }
 
     /// Says whether all are always looked at: with so few, to choose would cost more.
@@ -33,85 +37,87 @@ impl Queues {
     /// A queue that something is about to be submitted to.
     #[inline]
     pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut LocalQueue> {
-        if !*self.is_active.get(index)? {
-            self.activate(index);
+        let entry = self.all.get_mut(index)?;
+        if !entry.is_active {
+            activate(entry, &mut self.active, index);
         }
-        self.all.get_mut(index)
-    }
-
-    #[cold]
-    fn activate(&mut self, index: usize) {
-        self.is_active[index] = true;
-        self.active.push(index as u32);
+        Some(&mut entry.queue)
     }
 
     /// Other threads have published something, for whichever queue: all are looked at in the next turn.
     pub(crate) fn activate_all(&mut self) {
-        for index in 0..self.all.len() {
-            if !self.is_active[index] {
-                self.activate(index);
-            }
-        }
+        let idle = self
+            .all
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, entry)| !entry.is_active);
+        idle.for_each(|(index, entry)| activate(entry, &mut self.active, index));
     }
 
     /// Runs those that are looked at. One that had nothing to do, and has nothing now, is not looked at again; so each has one
     /// turn after its last bio has ended, in which that is told to the others ([`LocalQueue::answered`]).
+    #[inline]
     pub(crate) fn run(&mut self, now: Instant, fx: &mut Effects) {
-        let are_few = self.are_few();
-        let Self {
-            all,
-            active,
-            is_active,
-        } = self;
-        let mut n = 0;
-        while let Some(&index) = active.get(n) {
-            let queue = &mut all[index as usize];
-            let was_quiet = !are_few && queue.is_quiet();
-            queue.run(now, fx);
-            if was_quiet && queue.is_quiet() {
-                is_active[index as usize] = false;
-                active.swap_remove(n);
-            } else {
-                n += 1;
-            }
+        if self.are_few() {
+            self.for_each(|queue| queue.run(now, fx));
+        } else {
+            self.run_and_retire(now, fx);
         }
+    }
+
+    fn run_and_retire(&mut self, now: Instant, fx: &mut Effects) {
+        let Self { all, active } = self;
+        active.retain(|&index| {
+            let Entry { queue, is_active } = &mut all[index as usize];
+            let was_quiet = queue.is_quiet();
+            queue.run(now, fx);
+            *is_active = !(was_quiet && queue.is_quiet());
+            *is_active
+        });
     }
 
     /// Those that are looked at.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &LocalQueue> {
-        self.active.iter().map(|&index| &self.all[index as usize])
+        self.active.iter().map(|&index| &self.all[index as usize].queue)
     }
 
     /// Calls `f` with each of those that are looked at.
     #[inline]
     pub(crate) fn for_each(&mut self, mut f: impl FnMut(&mut LocalQueue)) {
         for &index in &self.active {
-            f(&mut self.all[index as usize]);
+            f(&mut self.all[index as usize].queue);
         }
     }
 
     /// Takes the last one out.
     pub(crate) fn pop(&mut self) -> Option<LocalQueue> {
         let last = self.all.pop()?;
-        self.is_active.pop();
         self.active.retain(|&index| (index as usize) < self.all.len());
-        Some(last)
+        Some(last.queue)
     }
 
     /// Puts one behind the others.
     pub(crate) fn push(&mut self, queue: LocalQueue) {
-        self.all.push(queue);
-        self.is_active.push(false);
-        self.activate(self.all.len() - 1);
+        self.active.push(self.all.len() as u32);
+        self.all.push(Entry {
+            queue,
+            is_active: true,
+        });
     }
+}
+
+#[cold]
+#[inline(never)]
+fn activate(entry: &mut Entry, active: &mut Vec<u32>, index: usize) {
+    entry.is_active = true;
+    active.push(index as u32);
 }
 
 impl stack::Queues for Queues {
     #[inline]
     fn queue(&mut self, index: usize) -> &mut LocalQueue {
-        self.get_mut(index)
-            .expect("a table's leaves are on queues that there are")
+        self.get_mut(index).expect(ON_A_QUEUE)
     }
 
     #[inline]
@@ -120,5 +126,6 @@ impl stack::Queues for Queues {
     }
 }
 
+pub(crate) const ON_A_QUEUE: &str = "a table's leaves are on queues that there are";
 /// So many queues are all looked at in each turn.
 const FEW: usize = 8;

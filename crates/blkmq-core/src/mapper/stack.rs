@@ -128,7 +128,7 @@ impl Stack {
     pub fn submit(
         &mut self,
         bio: Bio,
-        queues: &mut impl Queues,
+        queues: &mut dyn Queues,
         now: Instant,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
@@ -199,7 +199,7 @@ impl Stack {
 
     /// Takes what has ended of the members' bios, sends parts that found no room before, and issues them. Call it when it
     /// [is due](Stack::is_due) after running or unplugging queues. Says whether it is to be called again soon, without an event.
-    pub fn settle(&mut self, queues: &mut impl Queues, now: Instant, fx: &mut Effects) -> bool {
+    pub fn settle(&mut self, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
         for _ in 0..ROUNDS_MAX {
             self.take_ends(fx);
             if !self.send_all(queues, now, fx) {
@@ -243,7 +243,7 @@ impl Stack {
         &mut self,
         bio: Bio,
         to: Run,
-        queues: &mut impl Queues,
+        queues: &mut dyn Queues,
         now: Instant,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
@@ -276,7 +276,7 @@ impl Stack {
     fn submit_divided(
         &mut self,
         bio: Bio,
-        queues: &mut impl Queues,
+        queues: &mut dyn Queues,
         now: Instant,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
@@ -355,7 +355,7 @@ impl Stack {
     }
 
     /// Sends parts of all bios that have some, the oldest first. Says whether that got any further.
-    fn send_all(&mut self, queues: &mut impl Queues, now: Instant, fx: &mut Effects) -> bool {
+    fn send_all(&mut self, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
         let mut any = false;
         for _ in 0..self.sending.len() {
             let index = self.sending.pop_front().expect("counted above");
@@ -370,7 +370,7 @@ impl Stack {
     }
 
     /// Sends parts of one bio, as many as it may have and its members take. Says whether any was sent.
-    fn send(&mut self, index: u32, queues: &mut impl Queues, now: Instant, fx: &mut Effects) -> bool {
+    fn send(&mut self, index: u32, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
         let Self { table, divided, .. } = self;
         let one = divided[index as usize].as_mut().expect("it is under way");
         let mut any = false;
