@@ -14,6 +14,7 @@ pub mod poll;
 pub mod report;
 pub mod rounds;
 pub mod run_queue;
+pub mod scale;
 pub mod single_dispatch;
 pub mod stack;
 pub mod stats;

@@ -11,6 +11,7 @@ use blkmq_bench::fairness::{self, FairnessArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
 use blkmq_bench::poll::{self, PollArgs};
 use blkmq_bench::run_queue::{self, RunQueueArgs};
+use blkmq_bench::scale::{self, ScaleArgs};
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
 use blkmq_bench::stack::{self, StackArgs};
 use blkmq_bench::stats::{self, StatsArgs};
@@ -46,6 +47,12 @@ struct Poll {
 struct Engine {
     #[command(flatten)]
     args: EngineArgs,
+}
+
+#[derive(Parser)]
+struct Scale {
+    #[command(flatten)]
+    args: ScaleArgs,
 }
 
 #[derive(Parser)]
@@ -224,6 +231,42 @@ fn the_stats_bench_measures_all_four_sides() {
     assert_eq!(sides, ["published", "before", "after", "off"].repeat(2));
     assert_eq!(rows[4]["case"], "null/mq-deadline/jobs=2");
     assert!(rows.iter().all(|row| is_positive(&row["iops"])));
+}
+
+#[test]
+fn the_scale_bench_models_every_elevator() {
+    let json = scratch("scale", "json");
+    let line = format!("bench --submitters 1,4 {TINY}");
+    let words = line.split_whitespace().map(PathBuf::from);
+    scale::main(&Scale::parse_from(words.chain(["--json".into(), json.clone()])).args)
+        .expect("the bench runs");
+    let report = read(&json);
+    let rows = report["rows"].as_array().expect("rows");
+    let names = |row: &serde_json::Value| {
+        format!(
+            "{} {}",
+            row["case"].as_str().unwrap(),
+            row["side"].as_str().unwrap()
+        )
+    };
+    let of_bfq: Vec<_> = rows
+        .iter()
+        .map(names)
+        .filter(|name| name.contains("bfq"))
+        .collect();
+    assert_eq!(
+        of_bfq,
+        [
+            "model/bfq/submitters=1 lock",
+            "model/bfq/submitters=1 gate",
+            "model/bfq/submitters=4 lock",
+            "model/bfq/submitters=4 gate",
+            "model/bfq/submitters=4 four-gates"
+        ]
+    );
+    let is_sound = |row: &serde_json::Value| is_positive(&row["iops"]) && is_positive(&row["cpu_ns_per_io"]);
+    assert!(rows.iter().all(is_sound));
+    let _ = std::fs::remove_file(json);
 }
 
 #[test]

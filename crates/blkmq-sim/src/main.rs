@@ -48,7 +48,6 @@ fn main() -> ExitCode {
         for scenario in scenario::ALL {
             println!("{:14} {}", scenario.name, scenario.about);
         }
-        println!("{:14} {}", scenario::scale::NAME, scenario::scale::ABOUT);
         println!("{:14} {}", scenario::clients::NAME, scenario::clients::ABOUT);
         println!("{:14} {}", scenario::fair::NAME, scenario::fair::ABOUT);
         println!("{:14} {}", scenario::poll::NAME, scenario::poll::ABOUT);
@@ -59,10 +58,6 @@ fn main() -> ExitCode {
     };
     let first = args.first_seed.or(args.seed).unwrap_or(1);
     match (name, scenario::by_name(name), args.seeds) {
-        (scenario::scale::NAME, ..) => {
-            print!("{}", scenario::scale::table(first));
-            ExitCode::SUCCESS
-        }
         (scenario::clients::NAME, _, seeds) => {
             for elevator in Kind::ALL.into_iter().filter(|kind| *kind != Kind::None) {
                 println!(

@@ -58,6 +58,8 @@ pub enum Bench {
     Poll(blkmq_bench::poll::PollArgs),
     /// A scheduler's statistics: under its lock, outside of it, and off
     Stats(blkmq_bench::stats::StatsArgs),
+    /// How elevators scale to many submitters, in a model of as many CPUs
+    Scale(blkmq_bench::scale::ScaleArgs),
 }
 
 /// What `serve` takes.

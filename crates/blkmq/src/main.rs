@@ -50,6 +50,7 @@ fn run(command: Command, log: &Log) -> anyhow::Result<()> {
         Command::Bench(Bench::Fairness(args)) => blkmq_bench::fairness::main(&args),
         Command::Bench(Bench::Poll(args)) => blkmq_bench::poll::main(&args),
         Command::Bench(Bench::Stats(args)) => blkmq_bench::stats::main(&args),
+        Command::Bench(Bench::Scale(args)) => blkmq_bench::scale::main(&args),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "blkmq", &mut text);

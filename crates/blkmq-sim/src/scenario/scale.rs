@@ -1,12 +1,11 @@
-//! Decides what `scale` measures: how the elevator's throughput grows with the number of submitters, each on a CPU of its
-//! own, in the CPU model; our gate, where who comes late leaves its work to the holder, against a spin lock.
+//! Decides what a CPU model of many submitters consists of: how an elevator's throughput grows with their number, each on a CPU of
+//! its own; our gate, where who comes late leaves its work to the holder, against a spin lock. `blkmq bench scale` measures it.
 //!
-//! It is a model: two cores cannot show 128. The costs are those of `cpu::Costs::exact`; a null drive ends everything
+//! It is a model: two cores cannot show 64. The costs are those of `cpu::Costs::exact`; a null drive ends everything
 //! inline; all submitters together have the same depth.
 
-use std::fmt::Write;
-
 use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
 
 use crate::cpu::Costs;
 use crate::drive::model::Model;
@@ -15,102 +14,68 @@ use crate::setup::Setup;
 use crate::workload::Workload;
 use crate::world;
 
-/// Its name on the command line.
-pub const NAME: &str = "scale";
-/// What it is about.
-pub const ABOUT: &str =
-    "measures, in the CPU model, 1 to 128 submitters at one elevator: gate against lock; a table";
-
-/// An elevator, and what a request takes of the gate's holder in it, in nanoseconds (the core's test `elevator_cost`).
-#[derive(Clone, Copy, Debug)]
-pub struct Held {
-    kind: Kind,
-    elevate: u64,
-}
-
-const HELD: [Held; 2] = [
-    Held {
-        kind: Kind::MqDeadline,
-        elevate: 60,
-    },
-    Held {
-        kind: Kind::Bfq,
-        elevate: 150,
-    },
-];
-
 /// What one run of the model gave.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// Bios in a second of virtual time.
-    pub iops: u64,
-    /// CPU time per bio, over all CPUs, in nanoseconds.
-    pub cpu_ns: u64,
+    /// Bios that have ended.
+    pub bios: u64,
+    /// How long they took, in virtual time.
+    pub time: Nanos,
+    /// CPU time, over all CPUs.
+    pub busy: Nanos,
 }
 
-/// Measures one point of the model.
+impl Point {
+    /// Bios in a second of virtual time.
+    pub fn iops(&self) -> u64 {
+        self.bios * 1_000_000_000 / self.time.0.max(1)
+    }
+
+    /// CPU time per bio, in nanoseconds.
+    pub fn cpu_ns(&self) -> u64 {
+        self.busy.0 / self.bios.max(1)
+    }
+}
+
+/// Measures one point of the model: so many submitters that keep `depth` bios under way between them, at a gate or at a lock.
 ///
 /// # Panics
 /// If the oracle finds a fault.
-pub fn measure(held: Held, submitters: usize, lock: bool, seed: u64) -> Point {
-    let setup = setup(held, submitters, lock, seed);
+pub fn measure(kind: Kind, submitters: usize, depth: u64, lock: bool, seed: u64) -> Point {
+    let setup = setup(kind, submitters, depth, lock, seed);
     let summary = world::run(&setup, seed, false).expect("a history without faults passes");
     let ended = summary.counts.ended;
     Point {
-        iops: ended * 1_000_000_000 / summary.time.0.max(1),
-        cpu_ns: summary.busy.0 / ended.max(1),
+        bios: ended,
+        time: summary.time,
+        busy: summary.busy,
     }
 }
 
-/// Measures all points and returns the table.
-pub fn table(seed: u64) -> String {
-    let mut table =
-        format!("a null drive, depth {DEPTH} in all, virtual time: a model, see docs/simulator.md\n");
-    for held in HELD {
-        let _ = writeln!(
-            table,
-            "\n{}, {} ns a request\n\
-             submitters   gate M IOPS  of one  CPU ns/IO   lock M IOPS  of one  CPU ns/IO",
-            held.kind.name(),
-            held.elevate
-        );
-        let one = [false, true].map(|lock| measure(held, 1, lock, seed).iops);
-        for submitters in SUBMITTERS {
-            let [gate, lock] = [false, true].map(|lock| measure(held, submitters, lock, seed));
-            let _ = writeln!(
-                table,
-                "{submitters:>10} {} {}",
-                columns(gate, one[0]),
-                columns(lock, one[1])
-            );
-        }
+/// What a request takes of the gate's holder in an elevator, in nanoseconds (the core's test `elevator_cost`).
+fn held_for(kind: Kind) -> u64 {
+    match kind {
+        Kind::None => 0,
+        Kind::MqDeadline => 60,
+        Kind::Kyber => 75,
+        Kind::Bfq => 150,
     }
-    table
 }
 
-fn columns(point: Point, one: u64) -> String {
-    format!(
-        "{:>13.1} {:>5} % {:>10}",
-        point.iops as f64 / 1e6,
-        point.iops * 100 / one.max(1),
-        point.cpu_ns
-    )
-}
-
-fn setup(held: Held, submitters: usize, lock: bool, seed: u64) -> Setup {
+fn setup(kind: Kind, submitters: usize, total: u64, lock: bool, seed: u64) -> Setup {
     let mut setup = Setup::base(&mut Rng::new(seed, 0));
-    let depth = DEPTH / submitters as u64;
+    let depth = total / submitters as u64;
     setup.promises = vec![true; submitters];
-    setup.depth = DEPTH as u32;
+    setup.depth = total as u32;
     setup.requests_per_reactor = depth as u32;
-    setup.elevator = held.kind;
+    setup.elevator = kind;
     setup.interleave = Ppm::NEVER;
     setup.check_every = u64::MAX / 64;
     setup.disk_blocks = vec![4096];
     setup.read_only = vec![false];
     setup.costs = Costs {
         lock,
-        elevate: held.elevate,
+        elevate: held_for(kind),
         ..Costs::exact()
     };
     setup.drive.model = Model::Null {
@@ -133,29 +98,28 @@ fn setup(held: Held, submitters: usize, lock: bool, seed: u64) -> Setup {
     setup
 }
 
-const SUBMITTERS: [usize; 6] = [1, 8, 16, 32, 64, 128];
-/// Requests under way in all, over all submitters.
-const DEPTH: u64 = 1024;
 const BIOS: u64 = 25_600;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const DEPTH: u64 = 1024;
+
     #[test]
     fn in_the_model_8_and_64_submitters_lose_little_against_one_and_burn_less_than_with_a_lock() {
-        for held in HELD {
-            let one = measure(held, 1, false, 1);
+        for kind in [Kind::MqDeadline, Kind::Bfq] {
+            let one = measure(kind, 1, DEPTH, false, 1);
             for submitters in [8, 64] {
-                let gate = measure(held, submitters, false, 1);
-                let lock = measure(held, submitters, true, 1);
+                let gate = measure(kind, submitters, DEPTH, false, 1);
+                let lock = measure(kind, submitters, DEPTH, true, 1);
                 assert!(
-                    gate.iops * 10 >= one.iops * 9,
-                    "{held:?}, {submitters}: {gate:?} {one:?}"
+                    gate.iops() * 10 >= one.iops() * 9,
+                    "{kind}, {submitters}: {gate:?} {one:?}"
                 );
                 assert!(
-                    gate.cpu_ns < lock.cpu_ns,
-                    "{held:?}, {submitters}: {gate:?} {lock:?}"
+                    gate.cpu_ns() < lock.cpu_ns(),
+                    "{kind}, {submitters}: {gate:?} {lock:?}"
                 );
             }
         }
