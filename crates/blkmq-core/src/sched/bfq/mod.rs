@@ -378,6 +378,7 @@ impl Elevator for Bfq {
         self.wf2q.set_reach(self.reach());
         if self.reach() == 0 {
             self.room.clear(&mut self.wf2q);
+            self.end_hold();
         }
         let in_use: Vec<usize> = self.clients.iter().map(|(id, ..)| id).collect();
         in_use.into_iter().for_each(|id| self.weigh(id));

@@ -10,11 +10,15 @@ fn bfq(requests_max: usize) -> Bfq {
 }
 
 fn insert(bfq: &mut Bfq, group: u32, client: u32, block: u64) {
+    insert_sized(bfq, group, client, block, 4096);
+}
+
+fn insert_sized(bfq: &mut Bfq, group: u32, client: u32, block: u64, len: u64) {
     let bio = Bio {
         group: GroupId(group),
         client,
         offset: block * 4096,
-        len: 4096,
+        len,
         ..Bio::default()
     };
     let rq = Request::for_test(ReactorId(0), bio, 0);
@@ -36,6 +40,25 @@ fn more_clients_than_queues_take_turns_with_them() {
             bfq.completed(&Note::of(&rq, Instant(0)));
             bfq.check_invariants();
         }
+    }
+}
+
+#[test]
+fn a_hold_ends_with_the_tunables_that_know_none() {
+    const NOW: Instant = Instant(1000);
+    for (tunable, value) in [("strict_guarantees", 1), ("slice_idle", 0)] {
+        let mut bfq = bfq(256);
+        bfq.set_tunable("low_latency", 0).expect("bfq has it");
+        insert(&mut bfq, 2, 2, 0);
+        let last = bfq.dispatch(NOW).expect("it may go");
+        (0..250).for_each(|n| insert_sized(&mut bfq, 1, 1, 1000 * n, 256 << 10));
+        bfq.completed(&Note::of(&last, NOW));
+        // The bound holds the one until it is known whether the other comes back: that is asked at once.
+        while bfq.dispatch(NOW).is_some() {}
+        assert_eq!((bfq.queued() > 0, bfq.next_wakeup()), (true, Some(NOW)));
+        bfq.set_tunable(tunable, value).expect("bfq has it");
+        bfq.dispatch(NOW);
+        assert_eq!(bfq.next_wakeup(), None, "{tunable}");
     }
 }
 
