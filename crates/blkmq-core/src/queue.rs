@@ -2,6 +2,7 @@
 //! control operations on it. `local` is one reactor's side of it.
 
 mod config;
+mod control;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,7 +27,7 @@ use crate::limits::Limits;
 use crate::poll::Polling;
 use crate::request::Request;
 pub use crate::rerun::Rerun;
-use crate::sched::{self, TunableError};
+use crate::sched;
 use crate::share::Shares;
 use crate::stat::{Shard, Stats, StatsMode, Watch};
 pub use crate::tag::TagMode;
@@ -277,149 +278,9 @@ impl Queue {
         all
     }
 
-    /// Lets no further request start; those that have started go on, and caps hold none of them up (what passes so is
-    /// charged: the averages hold afterwards). Nests. Kick everybody, then wait until [`Queue::is_drained`].
-    pub fn freeze_begin(&self) {
-        self.usage.start_freeze();
-        if self.is_throttled() {
-            self.run_all();
-        }
-    }
-
-    /// Says whether a frozen queue has no request under way.
-    pub fn is_drained(&self) -> bool {
-        self.usage.is_drained()
-    }
-
-    /// Says whether requests cannot start now: frozen or quiesced.
-    pub fn is_frozen(&self) -> bool {
-        self.usage.is_frozen()
-    }
-
-    /// Ends one freeze. Kick everybody afterwards: bios may wait.
-    ///
-    /// # Panics
-    /// If the queue is not frozen.
-    pub fn freeze_end(&self) {
-        self.usage.end_freeze();
-    }
-
-    /// Lets nothing be issued any more; completions go on. Nests. Kick everybody, then wait until
-    /// [`Queue::is_quiesced`].
-    pub fn quiesce_begin(&self) {
-        // In this order: a queue that is frozen and not quiesced is one that drains.
-        self.issuing.start_freeze();
-        self.usage.start_freeze();
-    }
-
-    /// Says whether, since [`Queue::quiesce_begin`], nothing is being issued.
-    pub fn is_quiesced(&self) -> bool {
-        self.usage.is_vacant() && self.issuing.is_vacant()
-    }
-
-    /// Ends one quiesce; every context has a run queued then. Kick everybody afterwards.
-    ///
-    /// # Panics
-    /// If the queue is not quiesced.
-    pub fn quiesce_end(&self) {
-        self.usage.end_freeze();
-        self.issuing.end_freeze();
-        self.run_all();
-    }
-
     /// Says how many requests have started and not ended.
     pub fn outstanding(&self) -> u64 {
         self.usage.outstanding()
-    }
-
-    /// The elevator's kind.
-    pub fn elevator(&self) -> sched::Kind {
-        sched::Kind::ALL[usize::from(self.way.load(Ordering::Relaxed) & !THROTTLED)]
-    }
-
-    /// Replaces the elevator of a frozen, drained queue.
-    ///
-    /// # Errors
-    /// [`Busy`] if the queue is not frozen and drained, or somebody is inside the gate at this moment.
-    pub fn set_elevator(&self, kind: sched::Kind) -> Result<(), Busy> {
-        if !self.usage.is_frozen() || !self.is_drained() {
-            return Err(Busy);
-        }
-        let Some(mut sched) = self.gate.try_enter() else {
-            return Err(Busy);
-        };
-        // The last ends may still lie in the lists of reports.
-        sched.fold_reports(&self.stats);
-        assert!(
-            sched.is_empty(),
-            "queue {}: requests in the gate of a drained queue",
-            self.name
-        );
-        sched.elevator = kind.build(&self.limits, self.requests_max(), &sched.groups);
-        sched.shares = shares(self.tag_mode, kind, self.disks.len(), self.requests_max());
-        // Drained: nobody is on the way to the gate, so this is the moment to forget caps that have been taken off.
-        let is_capped = sched.groups.iter().any(|(_, node)| !node.caps.is_none());
-        let throttled = if is_capped { THROTTLED } else { 0 };
-        self.way.store(kind as u8 | throttled, Ordering::Relaxed);
-        self.leave_gate(sched);
-        Ok(())
-    }
-
-    /// Lists the elevator's tunables.
-    ///
-    /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment.
-    pub fn tunables(&self) -> Result<Vec<(&'static str, u64)>, Busy> {
-        let sched = self.gate.try_enter().ok_or(Busy)?;
-        let tunables = sched
-            .elevator
-            .as_ref()
-            .map_or_else(Vec::new, |elevator| elevator.tunables());
-        self.leave_gate(sched);
-        Ok(tunables)
-    }
-
-    /// Sets a tunable of the elevator.
-    ///
-    /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment; inside, what the elevator says.
-    pub fn set_tunable(&self, name: &str, value: u64) -> Result<Result<(), TunableError>, Busy> {
-        let mut sched = self.gate.try_enter().ok_or(Busy)?;
-        let result = match &mut sched.elevator {
-            Some(elevator) => elevator.set_tunable(name, value),
-            None => Err(TunableError::unknown("none", name)),
-        };
-        self.leave_gate(sched);
-        Ok(result)
-    }
-
-    /// Says whether nothing but the elevator's own decision holds requests back until one that is out has ended; false if
-    /// somebody is inside the gate at this moment. Of use to tests of work conservation.
-    pub fn keeps_back(&self) -> bool {
-        let Some(sched) = self.gate.try_enter() else {
-            return false;
-        };
-        let elevator = sched.elevator.as_ref();
-        let waits = elevator.is_some_and(|elevator| elevator.keeps_back()) || sched.targets.keeps_back();
-        let keeps_back = waits && sched.is_all_taken_in();
-        self.leave_gate(sched);
-        keeps_back
-    }
-
-    /// Bounds the requests in flight, at once: per context without elevator, in all with one.
-    ///
-    /// # Errors
-    /// The largest depth possible, if `depth` is 0 or larger than that.
-    pub fn set_depth(&self, depth: u32) -> Result<(), u32> {
-        let max = self.tag_mode.depth();
-        if !(1..=max).contains(&depth) {
-            return Err(max);
-        }
-        self.depth.store(depth, Ordering::Relaxed);
-        for port in &self.ports[..self.hctxs.into()] {
-            let _ = port.run.run();
-        }
-        Ok(())
     }
 
     /// How many requests may be in flight; see [`Queue::set_depth`].

@@ -4,7 +4,8 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use super::{LocalQueue, REQUEUES_MAX};
+use super::LocalQueue;
+use super::complete::REQUEUES_MAX;
 use crate::bio::Status;
 use crate::gate::Sched;
 use crate::hw_ctx::Outcome;

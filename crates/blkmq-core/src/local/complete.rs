@@ -1,0 +1,196 @@
+//! Decides the way back of a request: taken from the driver, reported to the elevator, inserted again or brought home.
+
+use super::LocalQueue;
+use crate::bio::Status;
+use crate::gate::Report;
+use crate::ids::HctxId;
+use crate::queue::{Dispatch, Effects, Mail};
+use crate::request::{NOT_INSERTED, Request, State};
+use crate::sched::Note;
+use crate::time::Instant;
+
+impl LocalQueue {
+    /// Takes the driver's completions and the requests that have timed out. Says whether the context has to be run.
+    pub(super) fn reap(&mut self, now: Instant, fx: &mut Effects) -> bool {
+        let hw = self.hw.as_mut().expect("the caller has looked");
+        if hw.in_flight == 0 && !hw.is_restless {
+            return false;
+        }
+        let mut done = std::mem::take(&mut self.done);
+        hw.reap(now, &mut done);
+        let mut home = std::mem::take(&mut self.home);
+        let mut any = false;
+        for done in done.drain(..) {
+            let hw = self.hw.as_mut().expect("looked at above");
+            let Some(mut rq) = hw.take_done(&done, now) else {
+                continue;
+            };
+            any = true;
+            let is_plain = done.status.is_ok() && rq.bios == 1 && !rq.from_elevator && !rq.is_flush;
+            if is_plain && rq.owner == self.me {
+                rq.completed_at = now;
+                home.push(rq);
+            } else {
+                self.completed(rq, done.status, now, fx);
+            }
+        }
+        self.bring_all_home(home, fx);
+        self.done = done;
+        if let Some(hw) = &mut self.hw {
+            any |= hw.is_restless && hw.driver.has_made_room();
+            hw.predictor.looked(now);
+            hw.predictor.show(&self.queue.port(self.me).shard.poll);
+        }
+        any |= self.expire(now, fx);
+        if any && self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
+            self.run_other_contexts(fx);
+        }
+        any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.has_no_leftovers()))
+    }
+
+    /// Brings requests home that have ended well (`SwCtx::bring_all_home` says which), and keeps
+    /// the list.
+    pub(super) fn bring_all_home(&mut self, mut list: Vec<Box<Request>>, fx: &mut Effects) {
+        let count = list.len();
+        if count > 0 {
+            self.queue.count_finished(self.me, count as u64);
+            self.sw.bring_all_home(&self.queue, &mut list, count, fx);
+        }
+        self.home = list;
+    }
+
+    pub(super) fn expire(&mut self, now: Instant, fx: &mut Effects) -> bool {
+        let mut any = false;
+        while let Some(rq) = self.hw.as_mut().and_then(|hw| hw.take_expired(now)) {
+            any = true;
+            self.shard().events.timed_out.add(1);
+            self.completed(rq, Status::Timeout, now, fx);
+        }
+        any
+    }
+
+    /// A request has ended at the driver: report it, and bring it home or insert it again.
+    #[inline]
+    pub(super) fn completed(&mut self, mut rq: Box<Request>, status: Status, now: Instant, fx: &mut Effects) {
+        let again = status == Status::Requeue && rq.retries < REQUEUES_MAX;
+        if rq.from_elevator {
+            let report = if again {
+                Report::Requeued(rq.disk(), rq.is_targeted.then(|| rq.group()))
+            } else {
+                Report::Ended(Note::of(&rq, now), rq.disk())
+            };
+            let pushed = self.reports.push(report);
+            assert!(
+                pushed.is_ok(),
+                "reactor {}: more ends to report than the depth allows",
+                self.me
+            );
+        }
+        if again {
+            rq = self.end_what_is_done(rq, now, fx);
+            self.count_requeue(&mut rq);
+            self.requeue(rq, fx);
+        } else {
+            self.end_request(rq, status, now, fx);
+        }
+    }
+
+    pub(super) fn count_requeue(&mut self, rq: &mut Request) {
+        self.shard().events.requeued.add(1);
+        rq.retries += 1;
+        rq.state = State::Staged;
+    }
+
+    /// Puts a request back where it came from: to the elevator's head, or to the dispatch list.
+    pub(super) fn requeue(&mut self, mut rq: Box<Request>, fx: &mut Effects) {
+        if rq.from_elevator && self.queue.is_scheduled() {
+            rq.from_elevator = false;
+            self.publish(rq);
+        } else {
+            self.hw.as_mut().expect("it was in flight here").push_leftover(rq);
+        }
+        self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
+    }
+
+    /// Sends every bio of an ended request home.
+    #[inline]
+    pub(super) fn end_request(
+        &mut self,
+        mut rq: Box<Request>,
+        status: Status,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        if !status.is_ok() {
+            rq = self.end_what_is_done(rq, now, fx);
+        }
+        self.queue.count_finished(self.me, rq.bios.into());
+        rq.completed_at = now;
+        rq.status = if status == Status::Requeue {
+            Status::Io
+        } else {
+            status
+        };
+        if rq.bios == 1 && rq.owner == self.me {
+            self.sw.bring_home(&self.queue, rq, fx);
+            return;
+        }
+        let (inserted_at, issued_at) = (rq.inserted_at, rq.issued_at);
+        let (status, mut stamp) = (rq.status, rq.stamp);
+        if rq.bios > 1 {
+            if self.queue.counts_outside(&rq) {
+                self.shard().count_merged(&rq);
+            }
+            stamp = stamp.of_a_part();
+        }
+        rq.take_apart(|mut rq| {
+            if rq.inserted_at == NOT_INSERTED {
+                // Merged in the plug: it was inserted with the others.
+                rq.inserted_at = inserted_at;
+            }
+            rq.completed_at = now;
+            rq.issued_at = issued_at;
+            rq.stamp = stamp;
+            rq.status = status;
+            self.send_home(rq, fx);
+        });
+    }
+
+    /// Ends the bios well that lie within what is known to be done of a request, and gives back the rest of it.
+    pub(super) fn end_what_is_done(
+        &mut self,
+        rq: Box<Request>,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Box<Request> {
+        if rq.done == 0 {
+            return rq;
+        }
+        let (inserted_at, issued_at, stamp) = (rq.inserted_at, rq.issued_at, rq.stamp.of_a_part());
+        rq.take_done(|mut part| {
+            self.queue.count_finished(self.me, 1);
+            if part.inserted_at == NOT_INSERTED {
+                part.inserted_at = inserted_at;
+            }
+            (part.issued_at, part.completed_at) = (issued_at, now);
+            (part.status, part.stamp) = (Status::Ok, stamp);
+            if self.queue.counts_outside(&part) {
+                self.shard().count_part(&part);
+            }
+            self.send_home(part, fx);
+        })
+    }
+
+    /// Brings a request of one bio home, here or by mail.
+    #[inline]
+    pub(super) fn send_home(&mut self, rq: Box<Request>, fx: &mut Effects) {
+        if rq.owner == self.me {
+            self.sw.bring_home(&self.queue, rq, fx);
+        } else {
+            self.send(rq.owner, Mail::Home(rq), fx);
+        }
+    }
+}
+
+/// How often a driver can have a request again before it ends with an I/O error.
+pub(super) const REQUEUES_MAX: u8 = 100;

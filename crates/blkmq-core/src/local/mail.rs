@@ -1,0 +1,82 @@
+//! Decides how requests go from one reactor to another: to be issued, or home. What is sent is posted when the call ends, in batches.
+
+use super::LocalQueue;
+use crate::ids::ReactorId;
+use crate::plug;
+use crate::queue::{Effects, Mail};
+use crate::request::{Request, State};
+use crate::time::Instant;
+
+impl LocalQueue {
+    /// Hands a request to a reactor that will issue it: the owner of the hardware context that its submitter uses, or
+    /// one that promises to run, if its submitter may stop looking (its requests would hold the depth meanwhile).
+    pub(super) fn hand_over(&mut self, mut rq: Box<Request>, now: Instant, fx: &mut Effects) {
+        if rq.state == State::Staged {
+            rq.inserted_at = now;
+        }
+        rq.state = State::Dispatched;
+        let looks = self.queue.port(rq.owner).promises;
+        let user = if looks {
+            rq.owner
+        } else {
+            self.queue.promising().unwrap_or(rq.owner)
+        };
+        let to = self.queue.hctx_owner(user);
+        match &mut self.hw {
+            Some(hw) if to == self.me => hw.push_leftover(rq),
+            _ => self.send(to, Mail::Issue(rq), fx),
+        }
+    }
+
+    pub(super) fn send(&mut self, to: ReactorId, mail: Mail, fx: &mut Effects) {
+        let outbox = &mut self.outboxes[to.index()];
+        outbox.push(mail);
+        self.outgoing.insert(to);
+        if outbox.len() == plug::REQUESTS_MAX {
+            self.post_to(to);
+        }
+        self.shard().events.handed_over.add(1);
+        fx.kicks.insert(to);
+    }
+
+    /// Posts what is to be sent to others; their kicks follow.
+    #[inline]
+    pub(super) fn post(&mut self) {
+        while let Some(to) = self.outgoing.pop() {
+            self.post_to(to);
+        }
+    }
+
+    pub(super) fn post_to(&mut self, to: ReactorId) {
+        let outbox = &mut self.outboxes[to.index()];
+        self.queue.port(to).mail.push_all(outbox);
+        assert!(
+            outbox.is_empty(),
+            "reactor {to}: mailbox smaller than the requests there are"
+        );
+    }
+
+    /// Takes what other reactors have sent. Says whether the context has to be run.
+    pub(super) fn take_mail(&mut self, fx: &mut Effects) -> bool {
+        let mut must_run = false;
+        while let Some(mail) = self.mailbox.pop() {
+            self.mailbox.peek(MAIL_AHEAD, |mail| match mail {
+                Mail::Home(rq) | Mail::Issue(rq) => rq.fetch(),
+            });
+            match mail {
+                Mail::Home(rq) => self.sw.bring_home(&self.queue, rq, fx),
+                Mail::Issue(rq) => {
+                    must_run = true;
+                    self.hw
+                        .as_mut()
+                        .expect("requests are sent to owners")
+                        .push_leftover(rq);
+                }
+            }
+        }
+        must_run
+    }
+}
+
+/// How far ahead of its turn a request that comes by mail is fetched.
+const MAIL_AHEAD: u64 = 4;
