@@ -1,6 +1,6 @@
 //! Decides what a flush must say of writes that a server may have lost: to each hardware context once.
 
-use super::tests::{Client, RICH, Rig, SHARED, Server, drive, pattern, rig, write};
+use super::rig::{Client, RICH, Rig, SHARED, Server, drive, pattern, rig, write};
 use super::*;
 use crate::drive::Drive;
 use crate::driver::Allocation;

@@ -1,6 +1,6 @@
 //! Decides what must wait for the end of a lost session, with servers that each test plays itself.
 
-use super::tests::{Client, Rig, SHARED, Server, drive, pattern, read, rig, write};
+use super::rig::{Client, Rig, SHARED, Server, drive, pattern, read, rig, write};
 use super::*;
 use crate::drive::Drive;
 use crate::nbd::codec::reply::write_simple;
