@@ -54,19 +54,19 @@ pub trait Driver {
 
     /// Says whether the driver has work of its own between requests: connections to mend, paths to check. It is asked once, at
     /// set-up; [`Driver::reap`] of such a driver is called at every run of its reactor, also while nothing is in flight.
-    fn is_restless(&self) -> bool {
+    fn needs_idle_poll(&self) -> bool {
         false
     }
 
     /// Says, after [`Driver::reap`], whether requests that were pushed back are to be issued again now, because something other
     /// than an end of one has made room: a path that is back, say. Asked of restless drivers only.
-    fn has_made_room(&mut self) -> bool {
+    fn wants_rerun(&mut self) -> bool {
         false
     }
 
     /// Names, after [`Driver::reap`], a request that the driver has taken and wants to be issued to it once more. Asked of restless
     /// drivers only, until there is none.
-    fn take_again(&mut self) -> Option<Cookie> {
+    fn next_reissue(&mut self) -> Option<Cookie> {
         None
     }
 

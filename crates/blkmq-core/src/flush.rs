@@ -12,7 +12,7 @@
 //! flush it joins is issued; so whoever waits for that flush is covered (invariant 5).
 
 use crate::bio::{Bio, Flags, Op, Origin, Parent, Status};
-use crate::holding::Holdings;
+use crate::holding::DynamicThreshold;
 use crate::ids::{DiskId, ReactorId};
 use crate::limits::Limits;
 use crate::request::Request;
@@ -25,7 +25,7 @@ pub(crate) struct Flush {
     slots: Vec<Option<Sequence>>,
     free: Vec<u32>,
     /// Sequences of each group; when they are short, each has a share.
-    held: Holdings,
+    held: DynamicThreshold,
     /// Those of `disks` that may want a flush issued.
     due: Vec<Place>,
     /// Sequences whose data write is to be staged.
@@ -99,7 +99,7 @@ impl Flush {
             disks: (0..disks * PER_DISK).map(|_| disk()).collect(),
             slots: (0..max).map(|_| None).collect(),
             free: (0..max).rev().collect(),
-            held: Holdings::new(groups),
+            held: DynamicThreshold::new(groups),
             due: Vec::with_capacity(2 * (disks * PER_DISK + max as usize)),
             data_due: Vec::with_capacity(max as usize),
             ended: Vec::with_capacity(max as usize),

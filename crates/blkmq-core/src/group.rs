@@ -15,7 +15,7 @@ mod standing;
 pub use caps::{Cap, CapKind, Caps};
 pub use control::Change;
 pub use error::GroupError;
-pub(crate) use standing::Standings;
+pub(crate) use standing::GroupStates;
 
 use crate::ids::GroupId;
 use crate::time::Nanos;

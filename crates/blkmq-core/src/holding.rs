@@ -9,13 +9,13 @@
 
 /// What each user holds, in pieces.
 #[derive(Debug)]
-pub(crate) struct Holdings {
+pub(crate) struct DynamicThreshold {
     held: Box<[u32]>,
     /// Users who hold something.
     users: u32,
 }
 
-impl Holdings {
+impl DynamicThreshold {
     /// Nobody of `users` users holds anything; for fewer than two there are no shares.
     pub(crate) fn new(users: usize) -> Self {
         Self {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     /// Lets a user take all that it may; returns what is free then.
-    fn fill(holdings: &mut Holdings, user: u32, mut free: usize) -> usize {
+    fn fill(holdings: &mut DynamicThreshold, user: u32, mut free: usize) -> usize {
         while holdings.may_take(user, free) {
             holdings.take(user);
             free -= 1;
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn who_comes_after_thirty_users_that_give_nothing_back_finds_its_share() {
-        let mut holdings = Holdings::new(32);
+        let mut holdings = DynamicThreshold::new(32);
         let mut free = 2048;
         for user in 0..31 {
             let before = free;
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn users_of_equal_appetite_end_with_the_same_whoever_came_first() {
-        let mut holdings = Holdings::new(8);
+        let mut holdings = DynamicThreshold::new(8);
         let mut free = fill(&mut holdings, 0, 2048);
         for round in 0..4000 {
             // What comes back goes to whoever may have it.
@@ -122,14 +122,14 @@ mod tests {
 
     #[test]
     fn one_user_alone_has_no_share() {
-        let mut holdings = Holdings::new(1);
+        let mut holdings = DynamicThreshold::new(1);
         assert_eq!((holdings.short_at(64), fill(&mut holdings, 0, 0)), (0, 0));
         assert!((1..64).all(|free| holdings.may_take(0, free)));
     }
 
     #[test]
     fn few_pieces_are_given_to_the_last() {
-        let mut holdings = Holdings::new(2);
+        let mut holdings = DynamicThreshold::new(2);
         assert_eq!(fill(&mut holdings, 0, 8), 4);
         assert_eq!(fill(&mut holdings, 1, 4), 0);
         (0..2).for_each(|user| (0..4).for_each(|_| holdings.give(user)));

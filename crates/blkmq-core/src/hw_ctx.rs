@@ -7,10 +7,10 @@ use crate::bio::Status;
 use crate::driver::{Done, Driver, Issued, TimedOut};
 use crate::held::Held;
 use crate::ids::{Cookie, DiskId, HctxId, Tag};
-use crate::poll::{Oversleep, Policy, Predictor, Setting, Verdict, Wait, Waited, verdict_at};
+use crate::poll::{Policy, Predictor, Setting, Verdict, Wait, Waited, WakeLatency, verdict_at};
 use crate::request::{Request, State};
-use crate::tag::{Tags, Whose};
-use crate::tag_share::Lack;
+use crate::tag::{TagRequest, Tags};
+use crate::tag_share::TagError;
 use crate::time::{Instant, Nanos};
 
 /// A way into the driver: its requests in flight by tag, and its dispatch list.
@@ -37,7 +37,7 @@ pub(crate) struct HwCtx {
     asked_to_poll: bool,
     is_polled: bool,
     /// The driver is to be looked after while it has no request, too.
-    pub(crate) is_restless: bool,
+    pub(crate) needs_idle_poll: bool,
 }
 
 /// What one tag stands for.
@@ -84,7 +84,7 @@ impl HwCtx {
     ) -> Self {
         Self {
             id,
-            is_restless: driver.is_restless(),
+            needs_idle_poll: driver.needs_idle_poll(),
             driver,
             held: Held::new(tags.disks(), requests),
             tags,
@@ -122,7 +122,7 @@ impl HwCtx {
         &mut self,
         wait: Wait,
         policy: Policy,
-        host: &mut Oversleep,
+        host: &mut WakeLatency,
         now: Instant,
     ) -> Verdict {
         if self.in_flight == 0 {
@@ -152,7 +152,7 @@ impl HwCtx {
     #[inline(always)]
     pub(crate) fn issue(&mut self, mut rq: Box<Request>, depth: u32, last: bool, now: Instant) -> Outcome {
         let hctx = self.id;
-        let whose = || Whose {
+        let whose = || TagRequest {
             hctx,
             disk: rq.disk(),
             // The elevator's have been counted, and flushes wait for nobody.
@@ -241,7 +241,7 @@ impl HwCtx {
     #[inline]
     pub(crate) fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
         self.driver.reap(now, done);
-        if self.is_restless {
+        if self.needs_idle_poll {
             self.issue_again(now, done);
         }
     }
@@ -249,7 +249,7 @@ impl HwCtx {
     /// Issues those once more that the driver has and asks for.
     fn issue_again(&mut self, now: Instant, done: &mut Vec<Done>) {
         let mut any = false;
-        while let Some(cookie) = self.driver.take_again() {
+        while let Some(cookie) = self.driver.next_reissue() {
             let slot = self.slots.get(cookie.tag().index());
             let slot = slot.filter(|slot| slot.generation == cookie.generation());
             let Some(rq) = slot.and_then(|slot| slot.rq.as_ref()) else {
@@ -410,14 +410,14 @@ impl HwCtx {
     }
 
     #[inline(never)]
-    fn wait_for_tag(&mut self, mut rq: Box<Request>, lack: Lack) -> Outcome {
+    fn wait_for_tag(&mut self, mut rq: Box<Request>, lack: TagError) -> Outcome {
         rq.state = State::Dispatched;
         match lack {
-            Lack::Tag => {
+            TagError::Tag => {
                 self.dispatch.push_front(rq);
                 Outcome::PushedBack(Hold::Tag)
             }
-            Lack::OfDisk => {
+            TagError::OfDisk => {
                 self.held.push(rq.disk(), rq);
                 Outcome::Held
             }

@@ -27,8 +27,8 @@ use crate::gate::Report;
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
 use crate::ids::{HctxId, ReactorId, ReactorSet};
 use crate::plug;
-use crate::poll::{Oversleep, Verdict, Wait, Waited};
-use crate::queue::{Dispatch, Effects, Mail, NOBODY_SITS, Queue, Seat, Stay};
+use crate::poll::{Verdict, Wait, Waited, WakeLatency};
+use crate::queue::{Dispatch, Effects, Mail, Queue, QueueHandle, QueueRef, UNATTACHED};
 use crate::request::Request;
 use crate::stat::StatsMode;
 use crate::sw_ctx::SwCtx;
@@ -69,22 +69,22 @@ pub struct LocalQueue {
     outgoing: ReactorSet,
 }
 
-impl Seat {
+impl QueueHandle {
     /// Says whether the reactor owns a hardware context, and so needs a driver.
     pub fn owns_hctx(&self) -> bool {
         self.queue.hctx_owner(self.id) == self.id
     }
 
-    /// The reactor whose seat it is.
+    /// The reactor whose handle it is.
     pub fn id(&self) -> ReactorId {
         self.id
     }
 
-    /// Takes the seat, on the reactor's own thread.
+    /// Takes the handle, on the reactor's own thread.
     ///
     /// # Panics
     /// Unless a driver is given exactly if the reactor owns a hardware context.
-    pub fn sit(self, driver: Option<Box<dyn Driver>>) -> LocalQueue {
+    pub fn attach(self, driver: Option<Box<dyn Driver>>) -> LocalQueue {
         assert_eq!(
             driver.is_some(),
             self.owns_hctx(),
@@ -105,7 +105,7 @@ impl Seat {
                 queue.timeout,
             );
             hw.poll_if(queue.is_polled());
-            // Who sat here before has counted too.
+            // Who was attached before has counted too.
             hw.issued = queue.port(self.id).shard.events.issued.get();
             hw
         });
@@ -188,13 +188,17 @@ impl LocalQueue {
             hw.poll_if(self.queue.is_polled());
             // Whoever asks for a run of a restless driver may have left something for its `reap`: what is taken before that is
             // answered by it, and what comes later has a round of its own.
-            let is_restless = hw.is_restless;
+            let needs_idle_poll = hw.needs_idle_poll;
             let run = &self.queue.port(self.me).run;
-            let was_taken = is_restless && run.take(now.0);
+            let was_taken = needs_idle_poll && run.take(now.0);
             must_run |= self.reap(now, fx);
             must_run |= self.sched_timer.take_if(|at| *at <= now).is_some();
             let run = &self.queue.port(self.me).run;
-            let taken = if is_restless { was_taken } else { run.take(now.0) };
+            let taken = if needs_idle_poll {
+                was_taken
+            } else {
+                run.take(now.0)
+            };
             self.run_work(taken, must_run, now, fx);
         }
         if !self.sw.is_idle() {
@@ -242,7 +246,7 @@ impl LocalQueue {
     /// Says whether nothing is under way here and nothing becomes due: until something is submitted, or the reactor is kicked,
     /// [`LocalQueue::run`] would find nothing to do.
     pub fn is_quiet(&self) -> bool {
-        let hw_is_quiet = |hw: &HwCtx| hw.in_flight == 0 && !hw.is_restless && hw.has_no_leftovers();
+        let hw_is_quiet = |hw: &HwCtx| hw.in_flight == 0 && !hw.needs_idle_poll && hw.has_no_leftovers();
         self.sw.is_at_rest() && self.hw.as_ref().is_none_or(hw_is_quiet) && self.next_wakeup().is_none()
     }
 
@@ -255,7 +259,7 @@ impl LocalQueue {
     }
 
     /// Decides how the reactor is to wait for what is in flight at its hardware context. `host` is what is known of its sleeping.
-    pub fn verdict(&mut self, wait: Wait, host: &mut Oversleep, now: Instant) -> Verdict {
+    pub fn verdict(&mut self, wait: Wait, host: &mut WakeLatency, now: Instant) -> Verdict {
         let policy = self.queue.poll_policy();
         let hw = self.hw.as_mut();
         hw.map_or(Verdict::Block, |hw| hw.verdict(wait, policy, host, now))
@@ -290,11 +294,11 @@ impl LocalQueue {
         &self.queue
     }
 
-    /// Gives the seat back, for another thread to take.
+    /// Gives the handle back, for another thread to take.
     ///
     /// # Errors
     /// Gives everything back if something of this reactor is still under way.
-    pub fn stand_up(self) -> Result<Seat, Box<Self>> {
+    pub fn detach(self) -> Result<QueueHandle, Box<Self>> {
         let hw_idle = self
             .hw
             .as_ref()
@@ -308,8 +312,8 @@ impl LocalQueue {
             .port(self.me)
             .answered
             .store(u64::MAX, Ordering::Relaxed);
-        swept.store(NOBODY_SITS, Ordering::Release);
-        Ok(Seat {
+        swept.store(UNATTACHED, Ordering::Release);
+        Ok(QueueHandle {
             queue: Arc::clone(&self.queue),
             id: self.me,
             mailbox: self.mailbox,
@@ -353,7 +357,7 @@ impl LocalQueue {
     /// Sends what is staged on its way, if the queue lets requests start now.
     fn flush_plug(&mut self, now: Instant, fx: &mut Effects) {
         let bios = self.sw.plug.list.iter().map(|rq| u64::from(rq.bios)).sum();
-        let Some(stay) = self.queue.stay_to_start(self.me, bios) else {
+        let Some(entered) = self.queue.enter_to_start(self.me, bios) else {
             return;
         };
         let mut list = self.sw.plug.take();
@@ -362,7 +366,7 @@ impl LocalQueue {
         } else {
             self.send_direct(&mut list, now, fx);
         }
-        self.leave(stay);
+        self.leave(entered);
         self.sw.plug.put_back(list);
     }
 
@@ -379,7 +383,7 @@ impl LocalQueue {
             self.shard().count_inserts(list);
         }
         for mut rq in list.drain(..) {
-            if is_scheduled || self.queue.standings.is_capped(rq.group()) {
+            if is_scheduled || self.queue.group_states.is_capped(rq.group()) {
                 published = true;
                 rq.inserted_at = now;
                 self.publish(rq);
@@ -466,7 +470,7 @@ impl LocalQueue {
 
     /// One run of the hardware context: what was pushed back first, then the elevator.
     fn run_hctx(&mut self, now: Instant, fx: &mut Effects) {
-        let Some(stay) = self.queue.stay_to_issue(self.me) else {
+        let Some(entered) = self.queue.enter_to_issue(self.me) else {
             return;
         };
         self.shard().events.runs.add(1);
@@ -478,7 +482,7 @@ impl LocalQueue {
                 self.dispatch_through_gate(now, fx);
             }
         }
-        self.leave(stay);
+        self.leave(entered);
     }
 
     /// Goes on with what waits in the software context, as far as it can: flushes, waiting bios, the plug.
@@ -509,13 +513,13 @@ impl LocalQueue {
         }
     }
 
-    /// Ends a stay that may have issued requests.
+    /// Leaves the queue, on which requests may have been issued.
     #[inline]
-    fn leave(&mut self, stay: Stay) {
+    fn leave(&mut self, entered: QueueRef) {
         if let Some(hw) = &self.hw {
             self.shard().events.issued.set(hw.issued);
         }
-        self.queue.leave(self.me, stay);
+        self.queue.leave(self.me, entered);
     }
 
     #[inline]

@@ -25,7 +25,7 @@ mod tests;
 use self::in_flight::InFlight;
 use self::low::Low;
 pub(crate) use self::of_queue::Polling;
-pub use self::oversleep::Oversleep;
+pub use self::oversleep::WakeLatency;
 pub use self::policy::{DELAY_MAX_US, Policy, Wait};
 pub(crate) use self::stats::PollShard;
 use self::stats::Windows;
@@ -219,7 +219,7 @@ impl Predictor {
     }
 
     /// Decides how to wait for what is in flight; something is.
-    pub fn verdict(&mut self, setting: Setting, host: &mut Oversleep, now: Instant) -> Verdict {
+    pub fn verdict(&mut self, setting: Setting, host: &mut WakeLatency, now: Instant) -> Verdict {
         match (setting.wait, setting.is_polled) {
             (Wait::Poll, _) => return Verdict::Spin,
             (Wait::Block, false) => return Verdict::Block,
@@ -250,7 +250,7 @@ impl Predictor {
         bucket: Bucket,
         issued: Instant,
         setting: Setting,
-        host: &mut Oversleep,
+        host: &mut WakeLatency,
         now: Instant,
     ) -> Verdict {
         let half_min = self.shortest.map(|shortest| Nanos(shortest.0 / 2));
@@ -299,7 +299,7 @@ impl Of {
         issued: Instant,
         is_settled: bool,
         setting: Setting,
-        host: &mut Oversleep,
+        host: &mut WakeLatency,
         now: Instant,
     ) -> Verdict {
         let Some(low) = self.low.value() else {
@@ -342,7 +342,7 @@ struct Expected {
 
 impl Expected {
     /// Decides how to wait for it; `wake` is when to wake if one sleeps.
-    fn verdict(self, wake: Option<Instant>, setting: Setting, host: &Oversleep, now: Instant) -> Verdict {
+    fn verdict(self, wake: Option<Instant>, setting: Setting, host: &WakeLatency, now: Instant) -> Verdict {
         let by_cost = setting.wait == Wait::Auto && !setting.is_polled;
         // What blocking costs more than having slept for it: the wake-up's latency.
         let worth = Nanos(host.typical().0 * LATENCY_WORTH);
@@ -367,7 +367,7 @@ impl Expected {
 }
 
 /// Decides how to wait for something of which the time is known: a timer, or a drive that says when.
-pub fn verdict_at(at: Instant, wait: Wait, host: &Oversleep, now: Instant) -> Verdict {
+pub fn verdict_at(at: Instant, wait: Wait, host: &WakeLatency, now: Instant) -> Verdict {
     match wait {
         Wait::Block => Verdict::Block,
         Wait::Poll => Verdict::Spin,

@@ -21,7 +21,7 @@ use crate::bio::{Bio, Data, Flags, Op, Parent, Status};
 use crate::flush;
 pub use crate::gate::Dispatch;
 use crate::gate::{Report, Sched};
-use crate::group::Standings;
+use crate::group::GroupStates;
 use crate::ids::{ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::poll::Polling;
@@ -90,7 +90,7 @@ pub(crate) enum Mail {
 
 /// One reactor as the others see it.
 pub(crate) struct Port {
-    pub(crate) promises: bool,
+    pub(crate) is_event_loop: bool,
     pub(crate) mail: mpsc::Sender<Mail>,
     /// The run work of the hardware context that the reactor owns.
     pub(crate) run: CachePadded<RunWork>,
@@ -99,7 +99,7 @@ pub(crate) struct Port {
     /// Up to when the reactor has told its clients of all ends, and taken in what they had to say to them; the end of all time
     /// as long as it does not tell. It alone writes, once a turn.
     pub(crate) answered: CachePadded<AtomicU64>,
-    /// The latest sweep that the reactor has finished (`sw_ctx`); [`NOBODY_SITS`] while it has nothing of its own.
+    /// The latest sweep that the reactor has finished (`sw_ctx`); [`UNATTACHED`] while it has nothing of its own.
     pub(crate) swept: AtomicU64,
 }
 
@@ -131,7 +131,7 @@ pub struct Queue {
     /// right one (the entry orders it).
     way: AtomicU8,
     /// What becomes of bios because of their groups.
-    pub(crate) standings: Standings,
+    pub(crate) group_states: GroupStates,
     /// The latest sweep that all reactors are to make (`sw_ctx`).
     sweep: AtomicU64,
     pub(crate) stats: Stats,
@@ -140,8 +140,8 @@ pub struct Queue {
     pub(crate) polling: Polling,
 }
 
-/// A reactor's place at a queue, to be taken on the reactor's own thread.
-pub struct Seat {
+/// A reactor's handle of a queue, to be attached on the reactor's own thread.
+pub struct QueueHandle {
     pub(crate) queue: Arc<Queue>,
     pub(crate) id: ReactorId,
     pub(crate) mailbox: mpsc::Receiver<Mail>,
@@ -152,7 +152,7 @@ pub struct Seat {
 /// Permission to issue, and perhaps to start, requests; given back by [`Queue::leave`].
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stay {
+pub(crate) enum QueueRef {
     /// Requests may be started and issued.
     Free,
     /// The queue is frozen: what has started may be issued.
@@ -160,11 +160,11 @@ pub(crate) enum Stay {
 }
 
 impl Queue {
-    /// Makes a queue and a seat for each of its reactors, in order.
+    /// Makes a queue and a handle for each of its reactors, in order.
     ///
     /// # Errors
     /// If the configuration is not possible; the text says what, with the value and the limit.
-    pub fn new(config: QueueConfig) -> Result<(Arc<Self>, Vec<Seat>), ConfigError> {
+    pub fn new(config: QueueConfig) -> Result<(Arc<Self>, Vec<QueueHandle>), ConfigError> {
         config.check()?;
         let reactors = config.reactors.len();
         let requests_max = reactors * config.requests_per_reactor as usize;
@@ -180,19 +180,19 @@ impl Queue {
         let mail_max = requests_max + flushes_max;
         let (senders, mailboxes): (Vec<_>, Vec<_>) = (0..reactors).map(|_| mpsc::channel(mail_max)).unzip();
         let port = |(reactor, mail): (&ReactorConfig, _)| Port {
-            promises: reactor.promises,
+            is_event_loop: reactor.is_event_loop,
             mail,
             run: CachePadded::new(RunWork::new()),
             shard: CachePadded::new(Shard::new(config.groups.capacity() as u32)),
             answered: CachePadded::new(AtomicU64::new(u64::MAX)),
-            swept: AtomicU64::new(NOBODY_SITS),
+            swept: AtomicU64::new(UNATTACHED),
         };
         let ports = config.reactors.iter().zip(senders).map(port).collect();
         let groups = config.groups;
         let elevator = config.elevator.build(&config.limits, requests_max, &groups);
         let is_capped = groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };
-        let standings = Standings::new(&groups);
+        let group_states = GroupStates::new(&groups);
         let throttle = Throttle::new(&groups, requests_max + flushes_max, &config.limits);
         let stats = Stats::new(groups.capacity(), config.stats, config.clock);
         let watched = Arc::clone(&stats.watched);
@@ -238,22 +238,22 @@ impl Queue {
             usage: FreezeState::new(reactors),
             issuing: FreezeState::new(reactors),
             way: AtomicU8::new(config.elevator as u8 | throttled),
-            standings,
+            group_states,
             sweep: AtomicU64::new(0),
             stats,
             depth: AtomicU32::new(config.tags.depth()),
             polling: Polling::new(config.io_poll, config.poll_policy),
         });
-        let seats = mailboxes.into_iter().zip(ins).zip(outs).enumerate();
-        let seat = |(id, ((mailbox, inserts), reports))| Seat {
+        let handles = mailboxes.into_iter().zip(ins).zip(outs).enumerate();
+        let handle = |(id, ((mailbox, inserts), reports))| QueueHandle {
             queue: Arc::clone(&queue),
             id: ReactorId(id as u16),
             mailbox,
             inserts,
             reports,
         };
-        let seats = seats.map(seat).collect();
-        Ok((queue, seats))
+        let handles = handles.map(handle).collect();
+        Ok((queue, handles))
     }
 
     /// The queue's name.
@@ -325,11 +325,11 @@ impl Queue {
         ReactorId(reactor.0 % self.hctxs)
     }
 
-    /// A reactor that promises to run, if there is one.
-    pub(crate) fn promising(&self) -> Option<ReactorId> {
+    /// A reactor with an event loop, which always comes back, if there is one.
+    pub(crate) fn event_loop(&self) -> Option<ReactorId> {
         self.ports
             .iter()
-            .position(|port| port.promises)
+            .position(|port| port.is_event_loop)
             .map(|id| ReactorId(id as u16))
     }
 
@@ -371,7 +371,7 @@ impl Queue {
     pub(crate) fn next_sweep(&self) -> u64 {
         // Release: pairs with the Acquire in `wanted_sweep`: who knows of the sweep sees who was removed before it.
         let sweep = self.sweep.fetch_add(1, Ordering::Release) + 1;
-        // Pairs with the fence in `sit_down`.
+        // Pairs with the fence in `attach_port`.
         fence(Ordering::SeqCst);
         sweep
     }
@@ -386,14 +386,14 @@ impl Queue {
     pub(crate) fn swept(&self) -> u64 {
         // Acquire: pairs with the Release of whoever finished; its requests' last traces are visible.
         let swept = self.ports.iter().map(|port| port.swept.load(Ordering::Acquire));
-        swept.min().unwrap_or(NOBODY_SITS)
+        swept.min().unwrap_or(UNATTACHED)
     }
 
-    /// A reactor's seat is taken: from here on its sweeps count. Returns the one to begin with.
-    pub(crate) fn sit_down(&self, me: ReactorId) -> u64 {
+    /// A reactor's handle is taken: from here on its sweeps count. Returns the one to begin with.
+    pub(crate) fn attach_port(&self, me: ReactorId) -> u64 {
         let swept = &self.port(me).swept;
         swept.store(self.wanted_sweep(), Ordering::Relaxed);
-        // Pairs with the fence in `next_sweep`: either who removes a group sees that somebody sits here, or the look below
+        // Pairs with the fence in `next_sweep`: either who removes a group sees that a reactor is attached here, or the look below
         // sees the sweep, and with it the removal.
         fence(Ordering::SeqCst);
         let sweep = self.wanted_sweep();
@@ -425,7 +425,7 @@ impl Queue {
             && bio.len.wrapping_sub(1) < self.plain_max
             && has_room
             && one_piece
-            && self.standings.is_surely_living(bio.group)
+            && self.group_states.is_surely_living(bio.group)
     }
 
     /// Checks a submitter's bio against its disk and the drive.
@@ -441,14 +441,14 @@ impl Queue {
 
     /// Enters to start requests; `None` while frozen or quiesced.
     #[inline]
-    pub(crate) fn stay_to_start(&self, me: ReactorId, requests: u64) -> Option<Stay> {
+    pub(crate) fn enter_to_start(&self, me: ReactorId, requests: u64) -> Option<QueueRef> {
         self.usage.enter(me.index()).then(|| {
             self.usage.add_started(me.index(), requests);
-            Stay::Free
+            QueueRef::Free
         })
     }
 
-    /// Counts requests that `me` starts during a stay.
+    /// Counts requests that `me` starts between entering and leaving.
     #[inline]
     pub(crate) fn count_started(&self, me: ReactorId, requests: u64) {
         self.usage.add_started(me.index(), requests);
@@ -456,19 +456,19 @@ impl Queue {
 
     /// Enters to issue requests that have started; `None` while quiesced.
     #[inline]
-    pub(crate) fn stay_to_issue(&self, me: ReactorId) -> Option<Stay> {
+    pub(crate) fn enter_to_issue(&self, me: ReactorId) -> Option<QueueRef> {
         if self.usage.enter(me.index()) {
-            return Some(Stay::Free);
+            return Some(QueueRef::Free);
         }
-        self.issuing.enter(me.index()).then_some(Stay::Draining)
+        self.issuing.enter(me.index()).then_some(QueueRef::Draining)
     }
 
-    /// Ends a stay.
+    /// Leaves the queue.
     #[inline]
-    pub(crate) fn leave(&self, me: ReactorId, stay: Stay) {
-        match stay {
-            Stay::Free => self.usage.exit(me.index()),
-            Stay::Draining => self.issuing.exit(me.index()),
+    pub(crate) fn leave(&self, me: ReactorId, entered: QueueRef) {
+        match entered {
+            QueueRef::Free => self.usage.exit(me.index()),
+            QueueRef::Draining => self.issuing.exit(me.index()),
         }
     }
 
@@ -489,8 +489,8 @@ impl Queue {
 
 /// In [`Queue::way`]: there are caps.
 const THROTTLED: u8 = 128;
-/// The finished sweep of a seat that nobody has taken: all there will ever be.
-pub(crate) const NOBODY_SITS: u64 = u64::MAX;
+/// The finished sweep of a handle that nobody has taken: all there will ever be.
+pub(crate) const UNATTACHED: u64 = u64::MAX;
 
 /// Disks have a share of the depth where the tags are shared, unless the elevator divides the drive by itself.
 fn shares(tags: TagMode, kind: sched::Kind, disks: usize, requests_max: usize) -> Shares {

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use crate::bio::{Bio, Flags, Parent, Passed, Status};
 use crate::flush::{Begin, Flush};
-use crate::holding::{self, Holdings};
+use crate::holding::{self, DynamicThreshold};
 use crate::ids::ReactorId;
 use crate::lines::Lines;
 use crate::plug::Plug;
@@ -31,7 +31,7 @@ pub(crate) struct SwCtx {
     /// Requests are short while no more than so many are in the pool.
     short_at: usize,
     /// Those that were taken while they were short, for each group.
-    held: Holdings,
+    held: DynamicThreshold,
     pub(crate) plug: Plug,
     /// Bios, and rests of bios, that wait for a request: a line for each group.
     waiting: Lines<Bio>,
@@ -53,8 +53,8 @@ impl SwCtx {
     pub(crate) fn new(queue: &Queue, me: ReactorId) -> Self {
         let requests = queue.requests_per_reactor();
         let max = requests as usize;
-        let groups = queue.standings.capacity();
-        let held = Holdings::new(groups);
+        let groups = queue.group_states.capacity();
+        let held = DynamicThreshold::new(groups);
         let mut sw = Self {
             me,
             pool: (0..max).map(|_| Request::free(me)).collect(),
@@ -69,7 +69,7 @@ impl SwCtx {
             flush: Flush::new(me, queue.disks().len(), requests, groups),
             outstanding: 0,
             requests: max,
-            sweep: queue.sit_down(me),
+            sweep: queue.attach_port(me),
             unswept: 0,
         };
         sw.mark_at_home();
@@ -146,7 +146,7 @@ impl SwCtx {
 
     /// Takes one of this reactor's requests home, with its single bio, and ends the bio.
     #[inline]
-    pub(crate) fn bring_home(&mut self, queue: &Queue, rq: Box<Request>, fx: &mut Effects) {
+    pub(crate) fn end_bio(&mut self, queue: &Queue, rq: Box<Request>, fx: &mut Effects) {
         if rq.is_flush {
             return self.bring_flush_home(queue, rq, fx);
         }
@@ -173,7 +173,7 @@ impl SwCtx {
     /// Takes the first `count` requests of a list home, at least one: each of this reactor's, with
     /// a single bio, no flush, and none whose end the gate's holder counts.
     #[inline]
-    pub(crate) fn bring_all_home(
+    pub(crate) fn end_bios(
         &mut self,
         queue: &Queue,
         list: &mut Vec<Box<Request>>,
@@ -262,7 +262,7 @@ impl SwCtx {
     fn begin_sweep(&mut self, queue: &Queue) {
         self.sweep = queue.wanted_sweep();
         let forward = |bio: &mut Bio| {
-            bio.group = queue.standings.who_takes(bio.group).unwrap_or(bio.group);
+            bio.group = queue.group_states.effective_group(bio.group).unwrap_or(bio.group);
         };
         self.waiting.for_each_mut(forward);
         self.splits.for_each_bio(forward);
@@ -363,7 +363,7 @@ impl SwCtx {
             fx.end(bio, Status::Invalid);
             return Ok(());
         };
-        if !queue.standings.is_living(bio.group) {
+        if !queue.group_states.is_living(bio.group) {
             return self.submit_to_ancestor(queue, bio, fx);
         }
         if let Err(status) = queue.check_bio(&bio, disk) {
@@ -379,7 +379,7 @@ impl SwCtx {
     /// Submits the bio of a removed group to who takes its bios; there is nobody if there never was such a group.
     #[cold]
     fn submit_to_ancestor(&mut self, queue: &Queue, mut bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
-        match queue.standings.who_takes(bio.group) {
+        match queue.group_states.effective_group(bio.group) {
             Some(group) => {
                 bio.group = group;
                 self.submit(queue, bio, fx)
@@ -392,7 +392,7 @@ impl SwCtx {
     }
 
     fn submit_flush(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
-        let is_capped = queue.standings.is_capped(bio.group);
+        let is_capped = queue.group_states.is_capped(bio.group);
         match self.flush.begin(bio, queue.limits(), is_capped) {
             Begin::Full(bio) => return Err(bio),
             Begin::Ended(bio) => fx.give_back(bio),

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use crate::ids::{DiskId, HctxId, Tag};
-use crate::tag_share::{Lack, SharedTags, Use};
+use crate::tag_share::{SharedTags, TagError, Use};
 use crate::time::Instant;
 
-/// Whose tags a hardware context uses.
+/// TagRequest tags a hardware context uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagMode {
     /// Each hardware context has so many of its own.
@@ -38,10 +38,10 @@ fn take_shared(
     hint: &mut u32,
     own: &mut Use,
     limit: u32,
-    whose: Whose,
+    whose: TagRequest,
     now: Instant,
-) -> Result<Tag, Lack> {
-    let Whose { hctx, disk, .. } = whose;
+) -> Result<Tag, TagError> {
+    let TagRequest { hctx, disk, .. } = whose;
     if !whose.is_past_shares
         && let Some(lack) = own.lacks(tags, hctx, disk, limit, now)
     {
@@ -49,7 +49,7 @@ fn take_shared(
     }
     let Some(tag) = tags.set.alloc_or_wait(hint, limit, hctx.0.into()) else {
         own.found_none(tags, hctx, now);
-        return Err(Lack::Tag);
+        return Err(TagError::Tag);
     };
     own.took(disk);
     Ok(Tag(tag))
@@ -64,7 +64,7 @@ fn give_back_shared(tags: &SharedTags, own: &mut Use, freed: &mut u32, tag: Tag,
 
 /// Who asks for a tag.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Whose {
+pub(crate) struct TagRequest {
     pub(crate) hctx: HctxId,
     pub(crate) disk: DiskId,
     pub(crate) is_past_shares: bool,
@@ -109,16 +109,16 @@ impl Tags {
     pub(crate) fn take(
         &mut self,
         limit: u32,
-        whose: impl FnOnce() -> Whose,
+        whose: impl FnOnce() -> TagRequest,
         now: Instant,
-    ) -> Result<Tag, Lack> {
+    ) -> Result<Tag, TagError> {
         match self {
             Self::Own { free, depth } => {
                 let in_use = *depth - free.len() as u32;
                 if in_use >= limit {
-                    return Err(Lack::Tag);
+                    return Err(TagError::Tag);
                 }
-                free.pop().map(Tag).ok_or(Lack::Tag)
+                free.pop().map(Tag).ok_or(TagError::Tag)
             }
             // Registers before it looks a second time, so that a tag freed in between is not missed.
             Self::Shared { tags, hint, own, .. } => take_shared(tags, hint, own, limit, whose(), now),
@@ -185,8 +185,8 @@ mod tests {
 
     const NOW: Instant = Instant(0);
 
-    fn by(hctx: u16) -> Whose {
-        Whose {
+    fn by(hctx: u16) -> TagRequest {
+        TagRequest {
             hctx: HctxId(hctx),
             disk: DiskId(0),
             is_past_shares: false,
@@ -201,7 +201,7 @@ mod tests {
         tags.give_back(Tag(1), DiskId(0));
         assert_eq!(tags.take(3, || by(0), NOW), Ok(Tag(1)));
         assert_eq!(tags.take(4, || by(0), NOW), Ok(Tag(3)));
-        assert_eq!(tags.take(4, || by(0), NOW), Err(Lack::Tag));
+        assert_eq!(tags.take(4, || by(0), NOW), Err(TagError::Tag));
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         let mode = TagMode::Shared(1);
         let (mut a, mut b) = (Tags::new(mode, Some(&set), 1), Tags::new(mode, Some(&set), 1));
         let tag = a.take(1, || by(0), NOW).unwrap();
-        assert_eq!(b.take(1, || by(5), NOW), Err(Lack::Tag));
+        assert_eq!(b.take(1, || by(5), NOW), Err(TagError::Tag));
         a.give_back(tag, DiskId(0));
         assert_eq!((a.take_freed(), set.set.take_waiters()), (1, 1 << 5));
         assert_eq!((a.take_freed(), b.take_freed()), (0, 0));

@@ -47,7 +47,7 @@ struct DiskUse {
 
 /// Why there is no tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lack {
+pub(crate) enum TagError {
     /// None is free, or the context has its share of a shared set.
     Tag,
     /// The disk has its share of the context's.
@@ -123,7 +123,7 @@ impl Use {
         disk: DiskId,
         depth: u32,
         now: Instant,
-    ) -> Option<Lack> {
+    ) -> Option<TagError> {
         let mut must_look = now >= self.look_at;
         if let Some(disk) = self.disks.get_mut(disk.index()) {
             disk.seen_at = now;
@@ -134,11 +134,11 @@ impl Use {
         }
         let of_disk = self.disks.get(disk.index()).map_or(0, |disk| disk.in_use);
         if of_disk >= self.disk_share {
-            return Some(Lack::OfDisk);
+            return Some(TagError::OfDisk);
         }
         let is_full = self.in_use >= self.share;
         self.wants_more |= is_full;
-        is_full.then_some(Lack::Tag)
+        is_full.then_some(TagError::Tag)
     }
 
     /// How many disks have shares; none where there is only one.

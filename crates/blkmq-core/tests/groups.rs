@@ -223,7 +223,7 @@ fn bios_that_wait_for_a_request_are_given_to_the_ancestor_before_the_number_is_f
 #[test]
 fn a_seat_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_does() {
     let mut config = with_groups(2, 2, Kind::None);
-    config.reactors[1] = ReactorConfig { promises: false };
+    config.reactors[1] = ReactorConfig { is_event_loop: false };
     let mut bench = Bench::new(config);
     let away = bench.sides.pop().unwrap();
     let group = create(&bench, ROOT);
@@ -234,9 +234,9 @@ fn a_seat_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_doe
         Ok(1),
         "the other thread has not looked"
     );
-    let seat = away.local.stand_up().map_err(|_| "at rest").unwrap();
+    let handle = away.local.detach().map_err(|_| "at rest").unwrap();
     assert_eq!(bench.queue.retire_groups(), Ok(0));
-    drop(seat);
+    drop(handle);
 }
 
 #[test]

@@ -122,8 +122,8 @@ fn what_a_thread_that_does_not_promise_pushed_back_is_not_left_with_it() {
     for kind in AT_ONCE {
         let mut bench = Bench::new(QueueConfig {
             reactors: vec![
-                ReactorConfig { promises: true },
-                ReactorConfig { promises: false },
+                ReactorConfig { is_event_loop: true },
+                ReactorConfig { is_event_loop: false },
             ],
             ..scheduled(2, kind)
         });

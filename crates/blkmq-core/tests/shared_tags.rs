@@ -80,10 +80,10 @@ fn load(mut config: QueueConfig, rerun: Rerun) -> (u64, u64, u64) {
 
 #[test]
 fn runs_are_scheduled_once_for_each_that_is_made_and_not_for_each_end() {
-    for promises in [true, false] {
+    for is_event_loop in [true, false] {
         let mut config = shared(8, 32);
         // Threads that attach may stop looking; the first is the daemon's.
-        (1..8).for_each(|side| config.reactors[side] = ReactorConfig { promises });
+        (1..8).for_each(|side| config.reactors[side] = ReactorConfig { is_event_loop });
         let (scheduled, runs, ends) = load(config.clone(), Rerun::Waiting);
         assert!(ends > 1_000, "{ends}");
         assert!(

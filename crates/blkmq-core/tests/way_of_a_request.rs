@@ -451,7 +451,7 @@ fn a_shared_tag_that_is_freed_runs_the_context_that_waits_for_it() {
 #[test]
 fn a_thread_that_does_not_promise_never_issues_for_others() {
     let mut config = config(2);
-    config.reactors[1] = ReactorConfig { promises: false };
+    config.reactors[1] = ReactorConfig { is_event_loop: false };
     config.elevator = Kind::MqDeadline;
     config.tags = TagMode::PerHctx(1);
     let mut bench = Bench::new(config);
@@ -497,7 +497,7 @@ fn a_seat_can_be_given_back_and_taken_again() {
     bench.submit(0, bio(Op::Read, 0, 1, 1));
     bench.unplug(0);
     let side = bench.sides.pop().unwrap();
-    let Err(local) = side.local.stand_up() else {
+    let Err(local) = side.local.detach() else {
         panic!("not while something is in flight")
     };
     bench.sides.push(common::Side {
@@ -507,7 +507,7 @@ fn a_seat_can_be_given_back_and_taken_again() {
     });
     bench.run_dry();
     assert_eq!(bench.ended(0).len(), 1);
-    assert!(bench.sides.pop().unwrap().local.stand_up().is_ok());
+    assert!(bench.sides.pop().unwrap().local.detach().is_ok());
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Decides how one job's I/O goes through the engine: staged when fio queues it, issued when fio commits, given back when fio asks for
-//! events. `sys` calls it with what it has read from fio's structures; the engine is `hall`'s.
+//! events. `sys` calls it with what it has read from fio's structures; the engine is `shared_engine`'s.
 
 use std::ops::Range;
 
 use blkmq_core::bio::{Bio, Class, Data, Op, Prio};
 use blkmq_core::time::Nanos;
 
-use crate::hall::Ticket;
+use crate::shared_engine::JobHandle;
 
 /// One I/O as fio wants it.
 pub(crate) struct Io {
@@ -24,7 +24,7 @@ pub(crate) struct Io {
 pub(crate) struct Job {
     /// What bios have in common.
     pattern: Bio,
-    ticket: Ticket,
+    handle: JobHandle,
     /// What has ended. fio may ask for one at a time, so it is only emptied when it has asked for all.
     ended: Vec<Bio>,
     /// What fio was told of last; what is before has been given back.
@@ -32,14 +32,14 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(ticket: Ticket) -> Self {
+    pub(crate) fn new(handle: JobHandle) -> Self {
         Self {
             pattern: Bio {
-                disk: ticket.disk.id,
-                group: ticket.group,
+                disk: handle.disk.id,
+                group: handle.group,
                 ..Bio::default()
             },
-            ticket,
+            handle,
             ended: Vec::with_capacity(ENDED_AT_ONCE),
             told: 0..0,
         }
@@ -58,13 +58,13 @@ impl Job {
             cookie: io.cookie,
             ..self.pattern.clone()
         };
-        self.ticket.attached.submit(self.ticket.disk.queue, bio).is_ok()
+        self.handle.attached.submit(self.handle.disk.queue, bio).is_ok()
     }
 
     /// Issues what is staged.
     #[inline]
     pub(crate) fn commit(&mut self) {
-        self.ticket.attached.unplug();
+        self.handle.attached.unplug();
     }
 
     /// Waits until `min` have ended or `timeout` is over, and says how many of at most `max` have.
@@ -75,7 +75,7 @@ impl Job {
             self.told.end = 0;
         }
         let from = self.told.end;
-        let attached = &mut self.ticket.attached;
+        let attached = &mut self.handle.attached;
         if self.ended.len() - from < min.max(1) {
             attached.poll(&mut self.ended);
         }
@@ -100,9 +100,9 @@ impl Job {
         Some((bio.cookie, bio.status.errno()))
     }
 
-    /// Ends the job, and gives the ticket back.
-    pub(crate) fn into_ticket(self) -> Ticket {
-        self.ticket
+    /// Ends the job, and gives the handle back.
+    pub(crate) fn into_ticket(self) -> JobHandle {
+        self.handle
     }
 }
 
@@ -125,17 +125,17 @@ const ENDED_AT_ONCE: usize = 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hall::{Hall, Wish};
+    use crate::shared_engine::{JobOptions, SharedEngine};
 
     #[test]
     fn what_is_queued_ends_once_and_is_told_in_portions() {
-        let hall = Hall::new();
-        let wish = Wish {
+        let shared_engine = SharedEngine::new();
+        let options = JobOptions {
             disk: "ram=1M,name=job".to_owned(),
-            ..Wish::default()
+            ..JobOptions::default()
         };
-        hall.register(77, wish).unwrap();
-        let mut job = Job::new(hall.enter(77).unwrap());
+        shared_engine.register(77, options).unwrap();
+        let mut job = Job::new(shared_engine.enter(77).unwrap());
         for cookie in 0..10 {
             let is_queued = job.queue(Io {
                 op: if cookie == 9 { Op::Flush } else { Op::WriteZeroes },
@@ -158,7 +158,7 @@ mod tests {
         cookies.sort_unstable();
         assert_eq!(cookies, (0..10).map(|cookie| (cookie, 0)).collect::<Vec<_>>());
         assert_eq!(job.wait(0, 4, None), 0);
-        hall.leave(77, job.into_ticket());
+        shared_engine.leave(77, job.into_ticket());
     }
 
     #[test]

@@ -11,11 +11,11 @@ use anyhow::{Result, bail};
 use blkmq_core::bio::{Data, Lent, Op};
 use blkmq_core::time::Nanos;
 
-use crate::hall::{Hall, Wish};
 use crate::job::{Io, Job};
+use crate::shared_engine::{JobOptions, SharedEngine};
 
 /// The jobs of this process.
-static HALL: Hall = Hall::new();
+static HALL: SharedEngine = SharedEngine::new();
 
 /// A job of fio. Only its address and the places of [`layout`] are known.
 #[repr(C)]
@@ -310,7 +310,7 @@ impl FioOption {
 /// Says how large the job's disk is, and thereby announces the job: fio asks this of all jobs before any of them starts.
 extern "C" fn get_file_size(td: *mut ThreadData, file: *mut FioFile) -> c_int {
     guard(|| {
-        let size = HALL.register(td as usize, wish(td)?)?;
+        let size = HALL.register(td as usize, job_options(td)?)?;
         // SAFETY: fio hands a file of the job, which nobody else uses meanwhile.
         let file = unsafe { &mut *file };
         file.real_file_size = size;
@@ -424,9 +424,9 @@ unsafe fn job<'a>(td: *mut ThreadData) -> &'a mut Job {
 }
 
 /// Reads what the job's options say.
-fn wish(td: *mut ThreadData) -> Result<Wish> {
+fn job_options(td: *mut ThreadData) -> Result<JobOptions> {
     let options = check_layout(td)?;
-    Ok(Wish {
+    Ok(JobOptions {
         disk: string(options.disk),
         config: string(options.config),
         sched: string(options.sched),
@@ -541,8 +541,8 @@ mod tests {
         assert!(is_refused());
         memory[layout::ENGINE / 8] = (&raw const ioengine) as usize;
         assert!(!is_refused());
-        let wish = wish(td).expect("a job of the declared form");
-        assert_eq!((wish.depth, wish.disk.as_str()), (3, ""));
+        let options = job_options(td).expect("a job of the declared form");
+        assert_eq!((options.depth, options.disk.as_str()), (3, ""));
         memory[layout::OPTIONS / 8] += 1;
         assert!(is_refused());
         memory[layout::OPTIONS / 8] = 0;

@@ -50,7 +50,7 @@ fn main() {
         for _ in 0..ROUNDS {
             for (name, rates) in DISKS.iter().zip(&mut rates) {
                 std::thread::scope(|scope| {
-                    let one = || run(&mut engine.attach().expect("a seat"), name, depth, kib << 10);
+                    let one = || run(&mut engine.attach().expect("a handle"), name, depth, kib << 10);
                     let running: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
                     rates.extend(
                         running

@@ -1,5 +1,5 @@
 //! Decides how a library user's own thread does I/O: it attaches, and from then on submits, issues and reaps
-//! by itself. `place` is its side of the queues; nothing is handed to another thread.
+//! by itself. `reactor_core` is its side of the queues; nothing is handed to another thread.
 //!
 //! An attached thread does not promise to come back, so the engine never leaves others' work with it. The
 //! clock is read once per batch: the first submission after a [`Attached::poll`] reads it, and what ends
@@ -13,7 +13,7 @@ use blkmq_core::time::{Instant, Nanos};
 
 use crate::disk::{Disk, QueueId};
 use crate::error::Error;
-use crate::place::Place;
+use crate::reactor_core::ReactorCore;
 use crate::shared::Shared;
 use crate::wait::Expected;
 
@@ -23,9 +23,9 @@ use crate::wait::Expected;
 /// lent out.
 pub struct Attached {
     /// Always there, except while being dropped.
-    place: Option<Place>,
+    core: Option<ReactorCore>,
     shared: Arc<Shared>,
-    /// The place's time is of this batch.
+    /// The core's time is of this batch.
     is_clock_fresh: bool,
     /// Bios submitted and not given back.
     outstanding: u32,
@@ -35,13 +35,13 @@ pub struct Attached {
 
 impl Attached {
     pub(crate) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
-        let chair = shared.take_chair()?;
-        let place = Place::open(shared, chair).map_err(|(error, chair)| {
-            shared.put_chair(chair);
+        let own = shared.take_queues()?;
+        let core = ReactorCore::open(shared, own).map_err(|(error, own)| {
+            shared.put_queues(own);
             error
         })?;
         Ok(Self {
-            place: Some(place),
+            core: Some(core),
             shared: Arc::clone(shared),
             is_clock_fresh: false,
             outstanding: 0,
@@ -59,7 +59,7 @@ impl Attached {
     /// Where there is no such queue, and no such mapped disk, the bio ends as [`Status::Invalid`](blkmq_core::bio::Status).
     #[inline]
     pub fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
-        self.place_at_time().submit(queue, bio)?;
+        self.core_at_time().submit(queue, bio)?;
         self.outstanding += 1;
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Attached {
     /// Issues what is staged.
     #[inline]
     pub fn unplug(&mut self) {
-        self.place_at_time().unplug();
+        self.core_at_time().unplug();
     }
 
     /// Issues what is staged and appends what has ended to `out`. Returns how many bios that were. Never
@@ -86,14 +86,14 @@ impl Attached {
         loop {
             self.look();
             let is_idle = self.outstanding == 0;
-            let place = self.place();
-            if !place.ended().is_empty() || is_idle || until.is_some_and(|until| place.now() >= until) {
+            let core = self.core();
+            if !core.ended().is_empty() || is_idle || until.is_some_and(|until| core.now() >= until) {
                 self.send();
                 return self.take_ended(out);
             }
-            if !place.has_news() {
+            if !core.has_news() {
                 // Submits, too: issuing and waiting are one system call.
-                place.wait(Expected::Io, until, || false);
+                core.wait(Expected::Io, until, || false);
             }
         }
     }
@@ -106,7 +106,7 @@ impl Attached {
 
     /// How often this thread has entered the kernel to submit, reap or wait, for reports.
     pub fn system_calls(&self) -> u64 {
-        self.place.as_ref().map_or(0, |place| place.ring().enters())
+        self.core.as_ref().map_or(0, |core| core.ring().enters())
     }
 
     /// The engine's time.
@@ -128,9 +128,9 @@ impl Attached {
     /// at only once in a while.
     #[inline]
     fn look(&mut self) {
-        let place = self.place_at_time();
-        place.unplug();
-        if place.ended().is_empty() || self.short_polls == SHORT_POLLS_MAX {
+        let core = self.core_at_time();
+        core.unplug();
+        if core.ended().is_empty() || self.short_polls == SHORT_POLLS_MAX {
             self.look_everywhere();
         } else {
             self.short_polls += 1;
@@ -141,24 +141,24 @@ impl Attached {
     /// Looks at ring, mailboxes, completions, run work, timers.
     fn look_everywhere(&mut self) {
         self.short_polls = 0;
-        let place = self.place();
-        place.read_clock();
-        place.reap_ring();
-        place.run_queues();
+        let core = self.core();
+        core.read_clock();
+        core.reap_ring();
+        core.run_queues();
     }
 
     /// Tells the kernel what drivers have pushed.
     #[inline]
     fn send(&mut self) {
-        let place = self.place();
-        if place.uses_ring() {
-            place.ring().submit();
+        let core = self.core();
+        if core.uses_ring() {
+            core.ring().submit();
         }
     }
 
     #[inline]
     fn take_ended(&mut self, out: &mut Vec<Bio>) -> usize {
-        let ended = self.place().ended();
+        let ended = self.core().ended();
         let count = ended.len();
         if out.is_empty() {
             // The two lists take turns: no bio is copied.
@@ -170,20 +170,20 @@ impl Attached {
         count
     }
 
-    /// The place, its time read in this batch.
+    /// The core, its time read in this batch.
     #[inline]
-    fn place_at_time(&mut self) -> &mut Place {
-        let place = self.place.as_mut().expect("a place until dropped");
+    fn core_at_time(&mut self) -> &mut ReactorCore {
+        let core = self.core.as_mut().expect("a place until dropped");
         if !self.is_clock_fresh {
             self.is_clock_fresh = true;
-            place.read_clock();
+            core.read_clock();
         }
-        place
+        core
     }
 
     #[inline]
-    fn place(&mut self) -> &mut Place {
-        self.place.as_mut().expect("a place until dropped")
+    fn core(&mut self) -> &mut ReactorCore {
+        self.core.as_mut().expect("a place until dropped")
     }
 }
 
@@ -200,19 +200,19 @@ impl Drop for Attached {
             }
             out.clear();
         }
-        let Some(mut place) = self.place.take() else {
+        let Some(mut core) = self.core.take() else {
             return;
         };
         loop {
-            match place.close() {
-                Ok(chair) => return self.shared.put_chair(chair),
+            match core.close() {
+                Ok(own) => return self.shared.put_queues(own),
                 // Others may have left mail here: it is passed on by running.
-                Err(open) => place = *open,
+                Err(open) => core = *open,
             }
-            place.read_clock();
-            place.ring().submit();
-            place.reap_ring();
-            place.run_queues();
+            core.read_clock();
+            core.ring().submit();
+            core.reap_ring();
+            core.run_queues();
         }
     }
 }

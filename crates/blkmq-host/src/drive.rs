@@ -52,7 +52,7 @@ pub trait Drive: Allocation {
     fn meet(&self, _runner: Runner) {}
 
     /// The engine shuts down: what the drive holds back is to end, with an error if it must.
-    fn hold_nothing(&self) {}
+    fn abort_queued(&self) {}
 
     /// Is told, before its contexts are opened, that it is one of several paths to the same storage, and which ledger these have
     /// in common. Says whether it keeps that one; drives that lose nothing by themselves, or alone, do not.

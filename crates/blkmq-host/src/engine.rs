@@ -1,4 +1,4 @@
-//! Decides how an engine comes up and goes down: queues and seats, reactor threads, and the order of a
+//! Decides how an engine comes up and goes down: queues and handles, reactor threads, and the order of a
 //! shutdown. `plan` says which disks share a queue; `reactor` is what the threads run; `control` changes a
 //! running engine.
 
@@ -12,13 +12,14 @@ use std::time::Duration;
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{DiskId, GroupId, REACTORS_MAX, ReactorId};
 use blkmq_core::poll::{Policy, Wait};
-use blkmq_core::queue::{DiskConfig, Dispatch, Queue, QueueConfig, ReactorConfig, Rerun, Seat, TagMode};
+use blkmq_core::queue::{
+    DiskConfig, Dispatch, Queue, QueueConfig, QueueHandle, ReactorConfig, Rerun, TagMode,
+};
 use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Nanos;
 
 use crate::attach::Attached;
-use crate::bell::Bell;
 use crate::clock::Clock;
 use crate::control::{self, Control};
 use crate::disk::{Disk, QueueId};
@@ -27,13 +28,14 @@ use crate::driver::Allocation;
 use crate::error::Error;
 use crate::groups::Paths;
 use crate::mapped::{self, MappedSpec};
-use crate::place::Place;
 use crate::reactor::Reactor;
+use crate::reactor_core::ReactorCore;
 use crate::ring::RingConfig;
 use crate::runner::Runner;
 use crate::service::ServiceFactory;
-use crate::shared::{Chair, Inbox, Order, QueueEntry, Shared};
+use crate::shared::{Inbox, Order, QueueEntry, ReactorQueues, Shared};
 use crate::wait;
+use crate::wakeup::Wakeup;
 
 /// What an engine is to be.
 pub struct EngineConfig {
@@ -182,15 +184,15 @@ impl Engine {
     /// What cannot be had, or cannot be as configured. Nothing is left running then.
     pub fn start(config: EngineConfig) -> Result<Self, Error> {
         let reactors = config.reactors.max(1);
-        let (shared, mut chairs) = build(config)?;
-        // The chairs of attached threads stay with the shared state; those of the reactors come first.
-        let spare = chairs.split_off(reactors);
-        spare.into_iter().for_each(|chair| shared.put_chair(chair));
+        let (shared, mut free_queues) = build(config)?;
+        // The free_queues of attached threads stay with the shared state; those of the reactors come first.
+        let spare = free_queues.split_off(reactors);
+        spare.into_iter().for_each(|own| shared.put_queues(own));
         let mut engine = Self {
             shared,
             threads: Vec::with_capacity(reactors),
         };
-        engine.start_reactors(chairs)?;
+        engine.start_reactors(free_queues)?;
         Ok(engine)
     }
 
@@ -249,14 +251,14 @@ impl Engine {
         self.stop(limit)
     }
 
-    fn start_reactors(&mut self, chairs: Vec<Chair>) -> Result<(), Error> {
+    fn start_reactors(&mut self, free_queues: Vec<ReactorQueues>) -> Result<(), Error> {
         let (ready, opened) = mpsc::channel();
-        let count = chairs.len();
-        for chair in chairs {
+        let count = free_queues.len();
+        for own in free_queues {
             let (shared, ready) = (Arc::clone(&self.shared), ready.clone());
-            let name = format!("blkmq-r{}", chair.id);
+            let name = format!("blkmq-r{}", own.id);
             let thread = thread::Builder::new().name(name.clone());
-            let started = thread.spawn(move || serve(&shared, chair, &ready));
+            let started = thread.spawn(move || serve(&shared, own, &ready));
             self.threads.push(started.map_err(|source| Error::Os {
                 what: format!("starting the thread {name}"),
                 source,
@@ -278,7 +280,7 @@ impl Engine {
         let shared = &self.shared;
         for entry in &shared.queues {
             entry.queue.end_caps();
-            entry.drive.hold_nothing();
+            entry.drive.abort_queued();
             shared.kick(entry.queue.everybody());
         }
         let services = || shared.services.load(Ordering::Acquire);
@@ -287,7 +289,7 @@ impl Engine {
             || services() == 0,
             || format!("{} services are not finished", services()),
         )?;
-        let attached = || shared.close_chairs();
+        let attached = || shared.close_free_queues();
         self.wait_for(
             limit,
             || attached() == 0,
@@ -339,22 +341,22 @@ impl Drop for Engine {
     }
 }
 
-/// Makes the queues, and for each thread a chair with its seats at all of them.
-fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
+/// Makes the queues, and for each thread a own with its handles at all of them.
+fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQueues>), Error> {
     let reactors = config.reactors.max(1);
-    let seats = reactors + config.attached_max;
-    if seats > REACTORS_MAX {
+    let handles = reactors + config.attached_max;
+    if handles > REACTORS_MAX {
         return Err(Error::Range {
             name: "number of reactors and attached threads",
-            value: seats as u64,
+            value: handles as u64,
             min: 1,
             max: REACTORS_MAX as u64,
         });
     }
-    let mut chairs: Vec<Chair> = (0..seats)
-        .map(|id| Chair {
+    let mut free_queues: Vec<ReactorQueues> = (0..handles)
+        .map(|id| ReactorQueues {
             id: ReactorId(id as u16),
-            seats: Vec::with_capacity(config.queues.len()),
+            handles: Vec::with_capacity(config.queues.len()),
         })
         .collect();
     let mut disks = Vec::new();
@@ -363,17 +365,17 @@ fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
         let drive = Arc::clone(&spec.drive);
         let entries = spec.disks.clone();
         let paths = Mutex::new(Paths::new(&spec.group_paths));
-        let (queue, seats) = make_queue(spec, reactors, seats)?;
+        let (queue, handles) = make_queue(spec, reactors, handles)?;
         list_disks(&mut disks, QueueId(index as u16), &queue, &drive, entries)?;
-        chairs
+        free_queues
             .iter_mut()
-            .zip(seats)
-            .for_each(|(chair, seat)| chair.seats.push(seat));
+            .zip(handles)
+            .for_each(|(own, handle)| own.handles.push(handle));
         queues.push(QueueEntry { queue, drive, paths });
     }
     let mapped = mapped::add(&mut disks, config.mapped, QueueId(queues.len() as u16))?;
-    let bells: Result<Box<[Bell]>, _> = (0..seats).map(|_| Bell::new()).collect();
-    let bells = bells.map_err(|source| Error::Os {
+    let wakeups: Result<Box<[Wakeup]>, _> = (0..handles).map(|_| Wakeup::new()).collect();
+    let wakeups = wakeups.map_err(|source| Error::Os {
         what: "making an event to wake a reactor with".to_owned(),
         source,
     })?;
@@ -382,13 +384,13 @@ fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
         ring: config.ring,
         spin_max: config.spin_max,
         wait: config.wait,
-        bells,
+        wakeups,
         inboxes: (0..reactors).map(|_| Inbox::default()).collect(),
         queues: queues.into(),
         disks: disks.into(),
         mapped,
-        chairs: Mutex::default(),
-        chairs_max: seats - reactors,
+        free_queues: Mutex::default(),
+        attached_max: handles - reactors,
         services: AtomicU32::new(0),
         is_hurried: AtomicBool::new(false),
     };
@@ -396,10 +398,14 @@ fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<Chair>), Error> {
     for (index, entry) in shared.queues.iter().enumerate() {
         entry.drive.meet(Runner::new(&shared, QueueId(index as u16)));
     }
-    Ok((shared, chairs))
+    Ok((shared, free_queues))
 }
 
-fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Queue>, Vec<Seat>), Error> {
+fn make_queue(
+    spec: QueueSpec,
+    reactors: usize,
+    handles: usize,
+) -> Result<(Arc<Queue>, Vec<QueueHandle>), Error> {
     let io_poll = spec.is_polled()?;
     if io_poll {
         log_polling(&spec.name, &*spec.drive);
@@ -431,14 +437,14 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
     }
     let config = QueueConfig {
         name: spec.name,
-        reactors: (0..seats)
+        reactors: (0..handles)
             .map(|id| ReactorConfig {
-                promises: id < reactors,
+                is_event_loop: id < reactors,
             })
             .collect(),
         hctxs: spec
             .drive
-            .hctxs(spec.hctxs.unwrap_or(seats as u16), reactors as u16),
+            .hctxs(spec.hctxs.unwrap_or(handles as u16), reactors as u16),
         tags: spec.tags,
         requests_per_reactor: spec.requests_per_reactor,
         limits: spec.drive.limits(),
@@ -454,7 +460,7 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
         poll_policy: spec.poll_policy,
         disks,
     };
-    let (queue, seats) = Queue::new(config)?;
+    let (queue, handles) = Queue::new(config)?;
     for (name, value) in spec.tunables {
         let set = queue
             .set_tunable(&name, value)
@@ -464,7 +470,7 @@ fn make_queue(spec: QueueSpec, reactors: usize, seats: usize) -> Result<(Arc<Que
             cause,
         })?;
     }
-    Ok((queue, seats))
+    Ok((queue, handles))
 }
 
 /// Says how a queue will be polled, where that is a question; and has its drive find out.
@@ -507,10 +513,10 @@ fn list_disks(
 }
 
 /// What a reactor's thread does.
-fn serve(shared: &Arc<Shared>, chair: Chair, ready: &Sender<Result<(), Error>>) {
+fn serve(shared: &Arc<Shared>, own: ReactorQueues, ready: &Sender<Result<(), Error>>) {
     let _guard = AbortOnPanic;
     control::mark_reactor();
-    let place = match Place::open(shared, chair) {
+    let place = match ReactorCore::open(shared, own) {
         Ok(place) => place,
         Err((error, _chair)) => {
             // Whoever started us waits for this, and gives up if it is gone.

@@ -16,7 +16,7 @@ pub enum Error {
     /// io_uring is not to be had.
     #[error("reactor {reactor}: no io_uring: {source}; {}", ring_hint(source))]
     Ring {
-        /// Whose.
+        /// TagRequest.
         reactor: ReactorId,
         /// What the kernel said.
         source: io::Error,
@@ -73,9 +73,11 @@ pub enum Error {
         /// How many there are.
         queues: usize,
     },
-    /// All seats for attached threads are taken.
-    #[error("all {max} seats for attached threads are taken; raise attached_max, or drop an Attached first")]
-    NoSeat {
+    /// All handles for attached threads are taken.
+    #[error(
+        "all {max} handles for attached threads are taken; raise attached_max, or drop an Attached first"
+    )]
+    NoQueueHandle {
         /// How many there are.
         max: usize,
     },

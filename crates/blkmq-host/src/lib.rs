@@ -3,12 +3,11 @@
 //!
 //! [`engine`] is the way in: it starts reactors, lets a library user's thread [`attach`], puts doors
 //! ([`service`]) on reactors, and is changed and watched through [`control`]; [`mod@plan`] turns configured
-//! disks into its queues, [`mapped`] puts disks on disks. A reactor is one thread with one place to wait (`place`, [`ring`], [`mod@wait`],
-//! [`sleep`], `bell`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
+//! disks into its queues, [`mapped`] puts disks on disks. A reactor is one thread with one place to wait (`reactor_core`, [`ring`], [`mod@wait`],
+//! [`sleep`], `wakeup`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod attach;
-mod bell;
 pub mod clock;
 pub mod control;
 pub mod disk;
@@ -21,16 +20,17 @@ mod log_budget;
 pub mod mapped;
 mod moved;
 pub mod nbd;
-mod place;
 pub mod plan;
 mod queues;
 mod reactor;
+mod reactor_core;
 pub mod ring;
 pub mod runner;
 pub mod service;
 mod shared;
 pub mod sleep;
 pub mod wait;
+mod wakeup;
 
 pub use attach::Attached;
 pub use control::Control;

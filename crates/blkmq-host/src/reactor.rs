@@ -1,5 +1,5 @@
 //! Decides the order in which one thread does its work: what has come in, queues, what has ended, services,
-//! kicks, wait. `place` knows how to sleep and to run the queues; `engine` starts the threads.
+//! kicks, wait. `reactor_core` knows how to sleep and to run the queues; `engine` starts the threads.
 //!
 //! ```text
 //!   orders, ring, timers -> queues run -> ended bios to services -> unplug -> end_of_batch -> unplug, kicks
@@ -17,15 +17,15 @@ use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::time::Instant;
 
 use crate::disk::QueueId;
-use crate::place::Place;
+use crate::reactor_core::ReactorCore;
 use crate::ring::Completion;
-use crate::service::{Cx, Desk, Service, ServiceFactory};
+use crate::service::{Cx, Service, ServiceFactory, ServiceState};
 use crate::shared::{Order, Shared};
 use crate::wait::Expected;
 
 /// The loop of one thread and the services that live on it.
 pub(crate) struct Reactor {
-    place: Place,
+    core: ReactorCore,
     shared: Arc<Shared>,
     id: ReactorId,
     slots: Vec<Option<Slot>>,
@@ -55,15 +55,15 @@ pub(crate) struct Reactor {
 
 struct Slot {
     service: Box<dyn Service>,
-    desk: Desk,
+    state: ServiceState,
 }
 
 impl Reactor {
-    pub(crate) fn new(place: Place) -> Self {
+    pub(crate) fn new(core: ReactorCore) -> Self {
         Self {
-            shared: Arc::clone(place.shared()),
-            id: place.id(),
-            place,
+            shared: Arc::clone(core.shared()),
+            id: core.id(),
+            core,
             slots: Vec::new(),
             free_slots: Vec::new(),
             arriving: VecDeque::new(),
@@ -87,7 +87,7 @@ impl Reactor {
         while !self.is_stopped {
             self.turn();
             if self.has_news() {
-                self.place.ring().submit();
+                self.core.ring().submit();
             } else {
                 self.wait();
             }
@@ -95,37 +95,37 @@ impl Reactor {
     }
 
     fn turn(&mut self) {
-        self.place.read_clock();
+        self.core.read_clock();
         self.take_orders();
         self.come_and_go();
         self.take_ring();
         self.take_timers();
-        self.place.run_queues();
+        self.core.run_queues();
         self.offer_room();
         for _ in 0..ROUNDS_MAX {
             self.deliver();
-            self.place.unplug();
-            if self.place.ended().is_empty() {
+            self.core.unplug();
+            if self.core.ended().is_empty() {
                 break;
             }
         }
         self.end_batch();
-        self.place.unplug();
-        self.place.answered();
+        self.core.unplug();
+        self.core.answered();
     }
 
     /// Says whether the next turn is due at once.
     fn has_news(&mut self) -> bool {
         self.is_stopped
-            || !self.place.ended().is_empty()
+            || !self.core.ended().is_empty()
             || !self.arriving.is_empty()
             || !self.leaving.is_empty()
             || self.shared.inboxes[self.id.index()].has_orders()
-            || self.place.has_news()
+            || self.core.has_news()
     }
 
     fn wait(&mut self) {
-        let expected = if self.place.has_io() {
+        let expected = if self.core.has_io() {
             Expected::Io
         } else if self.busy > 0 {
             Expected::Message
@@ -134,7 +134,7 @@ impl Reactor {
         };
         let alarm = self.next_timer();
         let inbox = &self.shared.inboxes[self.id.index()];
-        self.place.wait(expected, alarm, || inbox.has_orders());
+        self.core.wait(expected, alarm, || inbox.has_orders());
     }
 
     fn take_orders(&mut self) {
@@ -178,16 +178,16 @@ impl Reactor {
             self.slots.push(None);
             self.slots.len() as u32 - 1
         });
-        let port = self.place.ring().open_port();
+        let port = self.core.ring().open_port();
         let id = usize::from(port.id());
         if self.slot_of_port.len() <= id {
             self.slot_of_port.resize(id + 1, u32::MAX);
         }
         self.slot_of_port[id] = index;
-        let desk = Desk::new(index, port);
+        let state = ServiceState::new(index, port);
         self.slots[index as usize] = Some(Slot {
             service: factory(),
-            desk,
+            state,
         });
         self.call(index, |service, cx| service.start(cx));
     }
@@ -201,7 +201,7 @@ impl Reactor {
 
     fn take_ring(&mut self) {
         self.ready.clear();
-        self.ready.extend_from_slice(self.place.reap_ring());
+        self.ready.extend_from_slice(self.core.reap_ring());
         for at in 0..self.ready.len() {
             let port = usize::from(self.ready[at]);
             // A driver's port has no slot: the driver takes its completions when its queue runs.
@@ -221,7 +221,7 @@ impl Reactor {
     }
 
     fn take_timers(&mut self) {
-        let now = self.place.now();
+        let now = self.core.now();
         while let Some(&Reverse((at, index))) = self.timers.peek() {
             if at > now {
                 return;
@@ -230,11 +230,11 @@ impl Reactor {
             let Some(slot) = &mut self.slots[index as usize] else {
                 continue;
             };
-            if slot.desk.timer_entered == Some(at) {
-                slot.desk.timer_entered = None;
+            if slot.state.timer_entered == Some(at) {
+                slot.state.timer_entered = None;
             }
-            if slot.desk.timer.is_some_and(|due| due <= now) {
-                slot.desk.timer = None;
+            if slot.state.timer.is_some_and(|due| due <= now) {
+                slot.state.timer = None;
                 self.call(index, |service, cx| service.on_timer(cx));
             } else {
                 self.enter_timer(index);
@@ -246,16 +246,16 @@ impl Reactor {
     /// timer in the kernel.
     fn next_timer(&mut self) -> Option<Instant> {
         while let Some(&Reverse((at, index))) = self.timers.peek() {
-            let desk = self.slots[index as usize].as_mut().map(|slot| &mut slot.desk);
-            let wish = desk.as_ref().and_then(|desk| desk.timer);
+            let state = self.slots[index as usize].as_mut().map(|slot| &mut slot.state);
+            let wish = state.as_ref().and_then(|state| state.timer);
             if wish.is_some_and(|due| due <= at) {
                 return Some(at);
             }
             self.timers.pop();
-            if let Some(desk) = desk
-                && desk.timer_entered == Some(at)
+            if let Some(state) = state
+                && state.timer_entered == Some(at)
             {
-                desk.timer_entered = None;
+                state.timer_entered = None;
             }
             self.enter_timer(index);
         }
@@ -267,11 +267,11 @@ impl Reactor {
         let Some(slot) = &mut self.slots[index as usize] else {
             return;
         };
-        let desk = &mut slot.desk;
-        if let Some(due) = desk.timer
-            && desk.timer_entered.is_none_or(|entered| due < entered)
+        let state = &mut slot.state;
+        if let Some(due) = state.timer
+            && state.timer_entered.is_none_or(|entered| due < entered)
         {
-            desk.timer_entered = Some(due);
+            state.timer_entered = Some(due);
             self.timers.push(Reverse((due, index)));
         }
     }
@@ -306,21 +306,21 @@ impl Reactor {
         };
         // If it is refused once more, the call puts it in line again.
         self.call(index, |service, cx| {
-            cx.desk.awaits_room = None;
-            if cx.desk.refused.take().is_some() {
+            cx.state.awaits_room = None;
+            if cx.state.refused.take().is_some() {
                 service.on_room(cx);
             }
         });
         let slot = self.slots[index as usize].as_ref();
-        slot.is_none_or(|slot| slot.desk.awaits_room != Some(of))
+        slot.is_none_or(|slot| slot.state.awaits_room != Some(of))
     }
 
     fn deliver(&mut self) {
         let mut ended = std::mem::take(&mut self.ended);
-        std::mem::swap(&mut ended, self.place.ended());
+        std::mem::swap(&mut ended, self.core.ended());
         for bio in ended.drain(..) {
             self.call(bio.client, |service, cx| {
-                cx.desk.outstanding -= 1;
+                cx.state.outstanding -= 1;
                 service.on_end(cx, bio);
             });
         }
@@ -346,18 +346,18 @@ impl Reactor {
             return;
         };
         let mut cx = Cx {
-            place: &mut self.place,
-            desk: &mut slot.desk,
+            core: &mut self.core,
+            state: &mut slot.state,
         };
         with(&mut *slot.service, &mut cx);
-        if slot.desk.awaits_room.is_none()
-            && let Some(of) = slot.desk.refused
+        if slot.state.awaits_room.is_none()
+            && let Some(of) = slot.state.refused
         {
-            slot.desk.awaits_room = Some(of);
+            slot.state.awaits_room = Some(of);
             self.refused.entry(of).or_default().push_back(index);
         }
-        if !slot.desk.is_touched {
-            slot.desk.is_touched = true;
+        if !slot.state.is_touched {
+            slot.state.is_touched = true;
             self.touched.push(index);
         }
     }
@@ -368,15 +368,15 @@ impl Reactor {
         let Some(slot) = &mut self.slots[index as usize] else {
             return;
         };
-        let Slot { service, desk } = slot;
-        desk.is_touched = false;
-        let is_over = service.is_finished() && desk.outstanding == 0 && desk.port.in_flight() == 0;
+        let Slot { service, state } = slot;
+        state.is_touched = false;
+        let is_over = service.is_finished() && state.outstanding == 0 && state.port.in_flight() == 0;
         let is_busy = !is_over && service.busy();
-        self.busy = self.busy + u32::from(is_busy) - u32::from(desk.is_busy);
-        desk.is_busy = is_busy;
+        self.busy = self.busy + u32::from(is_busy) - u32::from(state.is_busy);
+        state.is_busy = is_busy;
         if is_over {
-            let awaited = desk.awaits_room;
-            self.slot_of_port[usize::from(desk.port.id())] = u32::MAX;
+            let awaited = state.awaits_room;
+            self.slot_of_port[usize::from(state.port.id())] = u32::MAX;
             self.leaving.extend(self.slots[index as usize].take());
             if let Some(line) = awaited.and_then(|of| self.refused.get_mut(&of)) {
                 line.retain(|&refused| refused != index);

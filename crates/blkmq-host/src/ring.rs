@@ -231,7 +231,7 @@ impl RingHandle {
     }
 
     /// Like [`Self::wait`], for a reactor that waits for no drive: from Linux 6.15 on the kernel does not count the
-    /// time as waiting for I/O then. An idle host would otherwise show I/O pressure, since the bell is always watched.
+    /// time as waiting for I/O then. An idle host would otherwise show I/O pressure, since the wake-up event is always watched.
     pub fn sleep(&self, timeout: Option<Nanos>) {
         let wait = Wait::Until {
             timeout,

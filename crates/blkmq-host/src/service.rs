@@ -8,7 +8,7 @@ use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::time::Instant;
 
 use crate::disk::{Disk, QueueId};
-use crate::place::Place;
+use crate::reactor_core::ReactorCore;
 use crate::ring::{Completion, Port};
 use crate::shared::{Order, Shared};
 
@@ -80,16 +80,16 @@ impl std::fmt::Debug for Waker {
 
 /// What a service can do while it is called.
 pub struct Cx<'a> {
-    pub(crate) place: &'a mut Place,
-    pub(crate) desk: &'a mut Desk,
+    pub(crate) core: &'a mut ReactorCore,
+    pub(crate) state: &'a mut ServiceState,
 }
 
 /// What the reactor keeps for one service.
-pub(crate) struct Desk {
+pub(crate) struct ServiceState {
     pub(crate) index: u32,
     pub(crate) port: Port,
     pub(crate) timer: Option<Instant>,
-    /// The earliest entry of this desk in the reactor's heap of timers.
+    /// The earliest entry of this state in the reactor's heap of timers.
     pub(crate) timer_entered: Option<Instant>,
     /// Bios submitted and not ended.
     pub(crate) outstanding: u32,
@@ -103,7 +103,7 @@ pub(crate) struct Desk {
     pub(crate) is_busy: bool,
 }
 
-impl Desk {
+impl ServiceState {
     pub(crate) fn new(index: u32, port: Port) -> Self {
         Self {
             index,
@@ -122,7 +122,7 @@ impl Desk {
 impl Cx<'_> {
     /// The time of this batch.
     pub fn now(&self) -> Instant {
-        self.place.now()
+        self.core.now()
     }
 
     /// Submits a bio; it ends with [`Service::on_end`], after this call. `client` is overwritten.
@@ -131,60 +131,60 @@ impl Cx<'_> {
     /// The bio, if too many are waiting, or its group has had enough data moved in this turn: [`Service::on_room`] says when to try
     /// again.
     pub fn submit(&mut self, queue: QueueId, mut bio: Bio) -> Result<(), Bio> {
-        bio.client = self.desk.index;
+        bio.client = self.state.index;
         let of = (queue, bio.group);
-        if bio.len >= LARGE_BYTES && bio.op.has_data() && !self.place.may_move(bio.group, bio.len) {
-            self.desk.refused = Some(of);
+        if bio.len >= LARGE_BYTES && bio.op.has_data() && !self.core.may_move(bio.group, bio.len) {
+            self.state.refused = Some(of);
             return Err(bio);
         }
-        let submitted = self.place.submit(queue, bio);
+        let submitted = self.core.submit(queue, bio);
         match submitted {
             Ok(()) => {
-                self.desk.outstanding += 1;
-                self.desk.refused = None;
+                self.state.outstanding += 1;
+                self.state.refused = None;
             }
-            Err(_) => self.desk.refused = Some(of),
+            Err(_) => self.state.refused = Some(of),
         }
         submitted
     }
 
     /// How many bios it has submitted that have not ended.
     pub fn outstanding(&self) -> u32 {
-        self.desk.outstanding
+        self.state.outstanding
     }
 
     /// Its port of the reactor's ring.
     pub fn port(&self) -> &Port {
-        &self.desk.port
+        &self.state.port
     }
 
     /// Asks for [`Service::on_timer`] at `at`, instead of any earlier wish.
     pub fn set_timer(&mut self, at: Instant) {
-        self.desk.timer = Some(at);
+        self.state.timer = Some(at);
     }
 
     /// Takes the wish for [`Service::on_timer`] back.
     pub fn clear_timer(&mut self) {
-        self.desk.timer = None;
+        self.state.timer = None;
     }
 
     /// What others can wake it with.
     pub fn waker(&self) -> Waker {
         Waker {
-            shared: Arc::clone(self.place.shared()),
-            reactor: self.place.id(),
-            index: self.desk.index,
+            shared: Arc::clone(self.core.shared()),
+            reactor: self.core.id(),
+            index: self.state.index,
         }
     }
 
     /// The reactor it lives on.
     pub fn reactor(&self) -> ReactorId {
-        self.place.id()
+        self.core.id()
     }
 
     /// How many reactors serve.
     pub fn reactors(&self) -> usize {
-        self.place.shared().inboxes.len()
+        self.core.shared().inboxes.len()
     }
 
     /// Has a service made on a reactor, this one or another. While the engine shuts down the factory is
@@ -193,13 +193,13 @@ impl Cx<'_> {
     /// # Panics
     /// If there is no such reactor.
     pub fn spawn_on(&mut self, reactor: ReactorId, factory: ServiceFactory) {
-        let shared: &Arc<Shared> = self.place.shared();
+        let shared: &Arc<Shared> = self.core.shared();
         shared.order(reactor, Order::Add(factory));
     }
 
     /// All disks.
     pub fn disks(&self) -> &[Disk] {
-        &self.place.shared().disks
+        &self.core.shared().disks
     }
 
     /// Finds a disk by its name.

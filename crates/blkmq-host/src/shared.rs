@@ -1,5 +1,5 @@
-//! Decides what the threads of one engine share: queues, disks, bells, and each reactor's inbox of orders.
-//! `engine` makes it; `place`, `control` and `attach` hold it.
+//! Decides what the threads of one engine share: queues, disks, wakeups, and each reactor's inbox of orders.
+//! `engine` makes it; `reactor_core`, `control` and `attach` hold it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blkmq_core::ids::{ReactorId, ReactorSet};
 use blkmq_core::mapper::table::Table;
 use blkmq_core::poll::Wait;
-use blkmq_core::queue::{Queue, Seat};
+use blkmq_core::queue::{Queue, QueueHandle};
 use blkmq_core::time::Nanos;
 
-use crate::bell::Bell;
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::drive::Drive;
@@ -18,22 +17,23 @@ use crate::error::Error;
 use crate::groups::Paths;
 use crate::ring::RingConfig;
 use crate::service::ServiceFactory;
+use crate::wakeup::Wakeup;
 
 pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) ring: RingConfig,
     pub(crate) spin_max: Nanos,
     pub(crate) wait: Wait,
-    /// One for each reactor, then one for each seat of an attached thread.
-    pub(crate) bells: Box<[Bell]>,
+    /// One for each reactor, then one for each handle of an attached thread.
+    pub(crate) wakeups: Box<[Wakeup]>,
     /// One for each reactor.
     pub(crate) inboxes: Box<[Inbox]>,
     pub(crate) queues: Box<[QueueEntry]>,
     pub(crate) disks: Box<[Disk]>,
     /// What lies where on mapped disks.
     pub(crate) mapped: Arc<Table>,
-    pub(crate) chairs: Mutex<Chairs>,
-    pub(crate) chairs_max: usize,
+    pub(crate) free_queues: Mutex<FreeQueues>,
+    pub(crate) attached_max: usize,
     /// Services that live, or are ordered to, on all reactors.
     pub(crate) services: AtomicU32,
     /// A shutdown that is under way is to give up waiting.
@@ -47,16 +47,16 @@ pub(crate) struct QueueEntry {
     pub(crate) paths: Mutex<Paths>,
 }
 
-/// One thread's seats at all queues.
-pub(crate) struct Chair {
+/// One thread's handles at all queues.
+pub(crate) struct ReactorQueues {
     pub(crate) id: ReactorId,
-    pub(crate) seats: Vec<Seat>,
+    pub(crate) handles: Vec<QueueHandle>,
 }
 
-/// The seats of attached threads that nobody has taken.
+/// The handles of attached threads that nobody has taken.
 #[derive(Default)]
-pub(crate) struct Chairs {
-    free: Vec<Chair>,
+pub(crate) struct FreeQueues {
+    free: Vec<ReactorQueues>,
     /// The engine shuts down: nobody attaches any more.
     is_closed: bool,
 }
@@ -107,35 +107,37 @@ impl Inbox {
 }
 
 impl Shared {
-    /// Takes a chair for an attached thread.
+    /// Takes a own for an attached thread.
     ///
     /// # Errors
     /// If all are taken, or the engine shuts down.
-    pub(crate) fn take_chair(&self) -> Result<Chair, Error> {
-        let mut chairs = self.lock_chairs();
-        if chairs.is_closed {
+    pub(crate) fn take_queues(&self) -> Result<ReactorQueues, Error> {
+        let mut free_queues = self.lock_free_queues();
+        if free_queues.is_closed {
             return Err(Error::Shutdown(
                 "the engine has ended: nobody can attach".to_owned(),
             ));
         }
-        chairs.free.pop().ok_or(Error::NoSeat { max: self.chairs_max })
+        free_queues.free.pop().ok_or(Error::NoQueueHandle {
+            max: self.attached_max,
+        })
     }
 
-    /// Gives a chair back, or adds a new one.
-    pub(crate) fn put_chair(&self, chair: Chair) {
-        self.lock_chairs().free.push(chair);
+    /// Gives a own back, or adds a new one.
+    pub(crate) fn put_queues(&self, own: ReactorQueues) {
+        self.lock_free_queues().free.push(own);
     }
 
     /// How many threads are attached. If none is, none can attach from now on.
-    pub(crate) fn close_chairs(&self) -> usize {
-        let mut chairs = self.lock_chairs();
-        let taken = self.chairs_max - chairs.free.len();
-        chairs.is_closed |= taken == 0;
+    pub(crate) fn close_free_queues(&self) -> usize {
+        let mut free_queues = self.lock_free_queues();
+        let taken = self.attached_max - free_queues.free.len();
+        free_queues.is_closed |= taken == 0;
         taken
     }
 
-    fn lock_chairs(&self) -> MutexGuard<'_, Chairs> {
-        self.chairs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_free_queues(&self) -> MutexGuard<'_, FreeQueues> {
+        self.free_queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives a reactor an order and wakes it.
@@ -145,10 +147,10 @@ impl Shared {
             self.services.fetch_add(1, Ordering::Relaxed);
         }
         self.inboxes[reactor.index()].post(order);
-        self.bells[reactor.index()].ring();
+        self.wakeups[reactor.index()].ring();
     }
 
     pub(crate) fn kick(&self, set: ReactorSet) {
-        crate::bell::ring_all(&self.bells, set);
+        crate::wakeup::wake_all(&self.wakeups, set);
     }
 }

@@ -1,9 +1,9 @@
 //! Decides what is known of the host's sleeping before the first sleep that matters: how late a sleeper wakes, and what a sleep costs.
-//! Measured, not assumed: once per process, by the first thread that opens its place. Each place goes on from there with what it sees.
+//! Measured, not assumed: once per process, by the first thread that opens its core. Each core goes on from there with what it sees.
 
 use std::sync::OnceLock;
 
-use blkmq_core::poll::Oversleep;
+use blkmq_core::poll::WakeLatency;
 use blkmq_core::time::Nanos;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -28,10 +28,10 @@ impl Measured {
 }
 
 /// What the calling thread's reactor begins with. The first call sleeps for about 8 ms in all.
-pub(crate) fn known(ring: &RingHandle, clock: Clock) -> Oversleep {
+pub(crate) fn known(ring: &RingHandle, clock: Clock) -> WakeLatency {
     static KNOWN: OnceLock<Measured> = OnceLock::new();
     let measured = KNOWN.get_or_init(|| measure(ring, clock, SLEEPS));
-    Oversleep::new(measured.cost, &measured.late)
+    WakeLatency::new(measured.cost, &measured.late)
 }
 
 /// Sleeps `sleeps` times in a ring of its own, as a reactor does, with precise timers.

@@ -211,7 +211,7 @@ fn a_dropped_attached_thread_waits_for_its_io_and_leaves_its_seat() {
     let engine = engine(1, 1, null, Kind::MqDeadline);
     for round in 0..3 {
         let mut attached = engine.attach().unwrap();
-        assert!(matches!(engine.attach(), Err(Error::NoSeat { max: 1 })));
+        assert!(matches!(engine.attach(), Err(Error::NoQueueHandle { max: 1 })));
         for cookie in 0..10 {
             attached.submit(Q, read(cookie)).unwrap();
         }

@@ -18,7 +18,7 @@ use crate::workload::Workload;
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// One per reactor: it always comes back to its place of waiting.
-    pub promises: Vec<bool>,
+    pub is_event_loop: Vec<bool>,
     /// How many reactors own a hardware context.
     pub hctxs: u16,
     /// Tags of each hardware context, or of all if shared.
@@ -106,7 +106,7 @@ impl Setup {
     /// three disks of which one is read-only, all operations.
     pub fn base(rng: &mut Rng) -> Self {
         Self {
-            promises: vec![true; rng.from_to(1, 4) as usize],
+            is_event_loop: vec![true; rng.from_to(1, 4) as usize],
             hctxs: u16::MAX,
             depth: rng.from_to(2, 32) as u32,
             shared_tags: false,
@@ -148,12 +148,12 @@ impl Setup {
 
     /// Returns how many hardware contexts there are: at most one per reactor.
     pub fn hctx_count(&self) -> u16 {
-        self.hctxs.min(self.promises.len() as u16)
+        self.hctxs.min(self.is_event_loop.len() as u16)
     }
 
     /// Returns within how many events of a life the power is cut: somewhere in the clients' work.
     pub fn events_before_cut(&self) -> u64 {
-        let bios: u64 = (0..self.promises.len())
+        let bios: u64 = (0..self.is_event_loop.len())
             .map(|id| self.clients[id % self.clients.len()].bios)
             .sum();
         (bios * 6 / (u64::from(self.power_cuts) + 1)).max(10)

@@ -67,7 +67,7 @@ pub struct Failure {
 pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
     let setup = Rc::new(setup.clone());
     let stage = Rc::new(boot::make_stage(&setup, seed, trace));
-    let mut clients: Vec<Client> = (0..setup.promises.len())
+    let mut clients: Vec<Client> = (0..setup.is_event_loop.len())
         .map(|id| boot::make_client(&setup, seed, id))
         .collect();
     let mut rng = Rng::new(seed, STREAM_WORLD);
@@ -154,10 +154,12 @@ struct World {
 
 impl World {
     fn boot(setup: &Rc<Setup>, stage: &Rc<Stage>, clients: Vec<Client>, seed: u64) -> Rc<Self> {
-        let (queue, seats) = Queue::new(boot::queue_config(setup)).expect("a scenario's queue is possible");
-        let reactors = seats.into_iter().zip(clients).enumerate();
+        let (queue, handles) = Queue::new(boot::queue_config(setup)).expect("a scenario's queue is possible");
+        let reactors = handles.into_iter().zip(clients).enumerate();
         let reactors = reactors
-            .map(|(id, (seat, client))| RefCell::new(boot::take_seat(id, seat, client, setup.depth, stage)))
+            .map(|(id, (handle, client))| {
+                RefCell::new(boot::take_seat(id, handle, client, setup.depth, stage))
+            })
             .collect();
         stage
             .oracle
@@ -305,7 +307,7 @@ impl World {
     /// An attached thread may stop looking, whatever is under way.
     fn goes_away(&self, reactor: &mut Reactor) -> bool {
         let mut rng = self.rng.borrow_mut();
-        if self.setup.promises[reactor.id.index()] || !rng.chance(self.setup.away) {
+        if self.setup.is_event_loop[reactor.id.index()] || !rng.chance(self.setup.away) {
             return false;
         }
         let until = self.stage.now.get() + Nanos(rng.below(self.setup.away_max.0 + 1));

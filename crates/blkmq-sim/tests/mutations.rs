@@ -147,7 +147,7 @@ fn a_lost_interrupt_is_found_at_once_although_a_timer_would_make_up_for_it() {
     let faults = faults(|setup| {
         setup.sabotage = Some(Sabotage::LosesInterrupt);
         setup.drive.interrupts = true;
-        setup.promises = vec![true];
+        setup.is_event_loop = vec![true];
         setup.clients[0].depth = (1, 2);
     });
     found(&faults, &["a wake-up was lost"]);
@@ -157,7 +157,7 @@ fn a_lost_interrupt_is_found_at_once_although_a_timer_would_make_up_for_it() {
 fn a_lost_kick_is_found() {
     let faults = faults(|setup| {
         setup.sabotage = Some(Sabotage::LosesKick);
-        setup.promises = vec![true; 2];
+        setup.is_event_loop = vec![true; 2];
         setup.hctxs = 1;
         setup.clients[0].depth = (1, 2);
     });

@@ -46,7 +46,7 @@ fn a_thaw_that_comes_before_the_announcement_of_sleep_is_noticed() {
 #[test]
 fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
     passes(|setup| {
-        setup.promises = vec![false, false, true];
+        setup.is_event_loop = vec![false, false, true];
         setup.elevator = Kind::MqDeadline;
         setup.depth = 3;
         setup.away = Ppm::percent(40);

@@ -11,7 +11,7 @@ use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{ReactorId, ReactorSet};
 use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
-use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig, ReactorConfig, Seat, TagMode};
+use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig, QueueHandle, ReactorConfig, TagMode};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::{Instant, Nanos};
 
@@ -56,8 +56,11 @@ impl Bench {
             ..Drive::default()
         }));
         let depth_max = config.tags.depth();
-        let (queue, seats) = Queue::new(config).expect("a sound configuration");
-        let sides = seats.into_iter().map(|seat| Side::new(seat, &drive)).collect();
+        let (queue, handles) = Queue::new(config).expect("a sound configuration");
+        let sides = handles
+            .into_iter()
+            .map(|handle| Side::new(handle, &drive))
+            .collect();
         Self {
             queue,
             sides,
@@ -232,11 +235,11 @@ impl Bench {
         for side in &self.sides {
             assert!(side.under_way.is_empty(), "never ended: {:?}", side.under_way);
         }
-        self.stand_up();
+        self.detach();
     }
 
     /// Everything is at rest: the queue drains at once and every reactor can leave.
-    fn stand_up(self) {
+    fn detach(self) {
         assert_eq!(self.queue.outstanding(), 0, "requests started and not ended");
         self.queue.freeze_begin();
         assert!(
@@ -246,7 +249,7 @@ impl Bench {
         for mut side in self.sides {
             let local = side.local.take().expect("seated");
             assert_eq!((local.outstanding(), local.hctx_in_flight()), (0, 0));
-            assert!(local.stand_up().is_ok(), "a reactor at rest cannot leave");
+            assert!(local.detach().is_ok(), "a reactor at rest cannot leave");
         }
     }
 
@@ -327,14 +330,14 @@ impl Bench {
 }
 
 impl Side {
-    fn new(seat: Seat, drive: &Rc<RefCell<Drive>>) -> Self {
+    fn new(handle: QueueHandle, drive: &Rc<RefCell<Drive>>) -> Self {
         let hand = Rc::new(RefCell::new(Hand::default()));
-        let driver = seat.owns_hctx().then(|| {
+        let driver = handle.owns_hctx().then(|| {
             let (hand, drive) = (Rc::clone(&hand), Rc::clone(drive));
             Box::new(HandDriver { hand, drive }) as Box<dyn Driver>
         });
         Self {
-            local: Some(seat.sit(driver)),
+            local: Some(handle.attach(driver)),
             hand,
             fx: Effects::default(),
             under_way: BTreeSet::new(),
@@ -366,8 +369,8 @@ fn config([reactors, tags, room, drive]: [u8; 4]) -> QueueConfig {
     if config.hctxs == count {
         // Library users' threads, which may stay away; but somebody always comes back.
         for (index, reactor) in config.reactors.iter_mut().enumerate().skip(1) {
-            let promises = reactors >> (4 + index) & 1 == 0;
-            *reactor = ReactorConfig { promises };
+            let is_event_loop = reactors >> (4 + index) & 1 == 0;
+            *reactor = ReactorConfig { is_event_loop };
         }
     }
     let depth = 1 + u32::from(tags & 7);

@@ -145,7 +145,7 @@ impl Queue {
         }
         let result = change(&mut sched);
         if result.is_ok() {
-            self.standings.update(&sched.groups);
+            self.group_states.update(&sched.groups);
             sched.note_columns();
             let Sched { targets, groups, .. } = &mut *sched;
             let gave_way = targets.keeps_back();

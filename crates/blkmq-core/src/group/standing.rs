@@ -8,21 +8,21 @@ use crate::ids::GroupId;
 
 /// The standing of every group of a queue.
 #[derive(Debug)]
-pub(crate) struct Standings {
+pub(crate) struct GroupStates {
     words: Box<[AtomicU32]>,
     /// All groups below this number live: the look at them that costs no more than a comparison.
     living_below: AtomicU32,
 }
 
-impl Standings {
-    /// The standings of a tree.
+impl GroupStates {
+    /// The group_states of a tree.
     pub(crate) fn new(tree: &GroupTree) -> Self {
-        let standings = Self {
+        let group_states = Self {
             words: (0..tree.capacity()).map(|_| AtomicU32::new(NOBODY)).collect(),
             living_below: AtomicU32::new(0),
         };
-        standings.update(tree);
-        standings
+        group_states.update(tree);
+        group_states
     }
 
     /// How many groups there can be.
@@ -53,7 +53,7 @@ impl Standings {
     }
 
     /// The group that takes a group's bios: itself, its nearest living ancestor, or nobody if it is not in use.
-    pub(crate) fn who_takes(&self, mut id: GroupId) -> Option<GroupId> {
+    pub(crate) fn effective_group(&self, mut id: GroupId) -> Option<GroupId> {
         loop {
             match self.words.get(id.index())?.load(Ordering::Relaxed) {
                 FREE | CAPPED => return Some(id),

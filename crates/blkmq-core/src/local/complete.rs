@@ -13,7 +13,7 @@ impl LocalQueue {
     /// Takes the driver's completions and the requests that have timed out. Says whether the context has to be run.
     pub(super) fn reap(&mut self, now: Instant, fx: &mut Effects) -> bool {
         let hw = self.hw.as_mut().expect("the caller has looked");
-        if hw.in_flight == 0 && !hw.is_restless {
+        if hw.in_flight == 0 && !hw.needs_idle_poll {
             return false;
         }
         let mut done = std::mem::take(&mut self.done);
@@ -34,10 +34,10 @@ impl LocalQueue {
                 self.completed(rq, done.status, now, fx);
             }
         }
-        self.bring_all_home(home, fx);
+        self.end_bios(home, fx);
         self.done = done;
         if let Some(hw) = &mut self.hw {
-            any |= hw.is_restless && hw.driver.has_made_room();
+            any |= hw.needs_idle_poll && hw.driver.wants_rerun();
             hw.predictor.looked(now);
             hw.predictor.show(&self.queue.port(self.me).shard.poll);
         }
@@ -48,13 +48,13 @@ impl LocalQueue {
         any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.has_no_leftovers()))
     }
 
-    /// Brings requests home that have ended well (`SwCtx::bring_all_home` says which), and keeps
+    /// Brings requests home that have ended well (`SwCtx::end_bios` says which), and keeps
     /// the list.
-    pub(super) fn bring_all_home(&mut self, mut list: Vec<Box<Request>>, fx: &mut Effects) {
+    pub(super) fn end_bios(&mut self, mut list: Vec<Box<Request>>, fx: &mut Effects) {
         let count = list.len();
         if count > 0 {
             self.queue.count_finished(self.me, count as u64);
-            self.sw.bring_all_home(&self.queue, &mut list, count, fx);
+            self.sw.end_bios(&self.queue, &mut list, count, fx);
         }
         self.home = list;
     }
@@ -132,7 +132,7 @@ impl LocalQueue {
             status
         };
         if rq.bios == 1 && rq.owner == self.me {
-            self.sw.bring_home(&self.queue, rq, fx);
+            self.sw.end_bio(&self.queue, rq, fx);
             return;
         }
         let (inserted_at, issued_at) = (rq.inserted_at, rq.issued_at);
@@ -185,7 +185,7 @@ impl LocalQueue {
     #[inline]
     pub(super) fn send_home(&mut self, rq: Box<Request>, fx: &mut Effects) {
         if rq.owner == self.me {
-            self.sw.bring_home(&self.queue, rq, fx);
+            self.sw.end_bio(&self.queue, rq, fx);
         } else {
             self.send(rq.owner, Mail::Home(rq), fx);
         }

@@ -32,7 +32,7 @@ impl LocalQueue {
             answered = answer;
             if done > 0 {
                 self.queue.count_finished(self.me, done as u64);
-                self.sw.bring_all_home(&self.queue, list, done, fx);
+                self.sw.end_bios(&self.queue, list, done, fx);
             }
         }
         if !list.is_empty() {

@@ -26,7 +26,7 @@ impl LocalQueue {
         }
     }
 
-    /// Takes requests one by one and issues each to the own driver, outside the elevator. The caller has a stay.
+    /// Takes requests one by one and issues each to the own driver, outside the elevator. The caller has entered the queue.
     pub(super) fn dispatch_for_itself(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
         let port = queue.port(self.me);
@@ -42,7 +42,7 @@ impl LocalQueue {
             let Some(rq) = rq else {
                 break;
             };
-            if !port.promises && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
+            if !port.is_event_loop && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
                 self.hand_over(rq, now, fx);
                 continue;
             }

@@ -12,7 +12,7 @@ impl LocalQueue {
         if !self.sw.flush.has_due() {
             return false;
         }
-        let Some(stay) = self.queue.stay_to_start(self.me, 0) else {
+        let Some(entered) = self.queue.enter_to_start(self.me, 0) else {
             return false;
         };
         let (mut any, mut published) = (false, false);
@@ -38,7 +38,7 @@ impl LocalQueue {
         if published {
             self.look_at_published(now, fx);
         }
-        self.leave(stay);
+        self.leave(entered);
         any
     }
 }

@@ -9,17 +9,17 @@ use crate::time::Instant;
 
 impl LocalQueue {
     /// Hands a request to a reactor that will issue it: the owner of the hardware context that its submitter uses, or
-    /// one that promises to run, if its submitter may stop looking (its requests would hold the depth meanwhile).
+    /// one with an event loop, if its submitter may stop looking (its requests would hold the depth meanwhile).
     pub(super) fn hand_over(&mut self, mut rq: Box<Request>, now: Instant, fx: &mut Effects) {
         if rq.state == State::Staged {
             rq.inserted_at = now;
         }
         rq.state = State::Dispatched;
-        let looks = self.queue.port(rq.owner).promises;
+        let looks = self.queue.port(rq.owner).is_event_loop;
         let user = if looks {
             rq.owner
         } else {
-            self.queue.promising().unwrap_or(rq.owner)
+            self.queue.event_loop().unwrap_or(rq.owner)
         };
         let to = self.queue.hctx_owner(user);
         match &mut self.hw {
@@ -64,7 +64,7 @@ impl LocalQueue {
                 Mail::Home(rq) | Mail::Issue(rq) => rq.fetch(),
             });
             match mail {
-                Mail::Home(rq) => self.sw.bring_home(&self.queue, rq, fx),
+                Mail::Home(rq) => self.sw.end_bio(&self.queue, rq, fx),
                 Mail::Issue(rq) => {
                     must_run = true;
                     self.hw

@@ -19,7 +19,7 @@ impl LocalQueue {
     /// Enters the gate, if it is free, and dispatches for everybody until there is nothing more to do or the depth is
     /// reached. If the gate is held, its holder looks again after this call (invariant 2), so nothing waits here.
     ///
-    /// The caller has a stay: nothing is issued on a quiesced queue.
+    /// The caller has a entered: nothing is issued on a quiesced queue.
     pub(super) fn dispatch_through_gate(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
         let events = &queue.port(self.me).shard.events;
@@ -36,9 +36,9 @@ impl LocalQueue {
                 // Enough done for others: come back to the place of waiting first, then go on; or leave it to one who
                 // does, if this reactor may not come back.
                 if sched.leave_owing() {
-                    let next = match self.queue.port(self.me).promises {
+                    let next = match self.queue.port(self.me).is_event_loop {
                         true => self.me,
-                        false => self.queue.promising().unwrap_or(self.me),
+                        false => self.queue.event_loop().unwrap_or(self.me),
                     };
                     let owner = self.queue.hctx_owner(next);
                     self.queue.run_hctx(HctxId(owner.0), self.me, fx);
@@ -59,7 +59,7 @@ impl LocalQueue {
     /// request that cannot be issued here. Says whether there was one; `blocked` says so of an earlier pass.
     fn pass(&mut self, sched: &mut Sched, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
         let depth = self.queue.depth();
-        let promises = self.queue.port(self.me).promises;
+        let is_event_loop = self.queue.port(self.me).is_event_loop;
         sched.fold(&self.queue.stats, self.queue.is_draining(), now);
         self.tell_who_has_answered(sched, now);
         let mut issued = false;
@@ -67,7 +67,7 @@ impl LocalQueue {
             let Some(rq) = sched.dispatch(depth, &self.queue.stats, now) else {
                 break;
             };
-            if !promises && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
+            if !is_event_loop && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
                 self.hand_over(rq, now, fx);
             } else {
                 issued = true;
@@ -95,7 +95,7 @@ impl LocalQueue {
     /// Says whether a request is a flush that another context is to issue: whoever asked for it is told by the one that it uses
     /// what may be lost.
     pub(super) fn is_flush_of_other_context(&self, rq: &Request) -> bool {
-        rq.is_flush && self.queue.port(rq.owner).promises && self.queue.hctx_owner(rq.owner) != self.me
+        rq.is_flush && self.queue.port(rq.owner).is_event_loop && self.queue.hctx_owner(rq.owner) != self.me
     }
 
     /// Tells the elevator of the reactors that it wonders about.
@@ -157,10 +157,10 @@ impl LocalQueue {
         let depth = if can_issue { self.queue.depth() } else { 0 };
         self.sched_timer = sched.next_wakeup(depth);
         let has_more = self.sched_timer.is_some() || !sched.leftovers.is_empty();
-        if !has_more || self.queue.port(self.me).promises {
+        if !has_more || self.queue.port(self.me).is_event_loop {
             return;
         }
-        if let Some(other) = self.queue.promising() {
+        if let Some(other) = self.queue.event_loop() {
             self.sched_timer = None;
             self.queue
                 .run_hctx(HctxId(self.queue.hctx_owner(other).0), self.me, fx);
@@ -184,7 +184,7 @@ impl LocalQueue {
             }
         }
         self.ended_inside = ended;
-        self.bring_all_home(home, fx);
+        self.end_bios(home, fx);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::time::{Instant, Nanos};
 
 /// What one reactor knows of its own sleeping.
 #[derive(Clone, Debug)]
-pub struct Oversleep {
+pub struct WakeLatency {
     late: Recent<WINDOW>,
     /// Processor time that one sleep costs.
     cost: Nanos,
@@ -29,7 +29,7 @@ struct Allowed {
     rests: u32,
 }
 
-impl Oversleep {
+impl WakeLatency {
     /// Begins with what was measured at set-up: how late sleepers woke, and the processor time that one sleep costs. Without an
     /// observation nobody sleeps.
     pub fn new(cost: Nanos, observed: &[Nanos]) -> Self {
@@ -158,34 +158,34 @@ mod tests {
 
     #[test]
     fn nobody_sleeps_without_a_measurement() {
-        let oversleep = Oversleep::new(us(1), &[]);
+        let oversleep = WakeLatency::new(us(1), &[]);
         assert_eq!(oversleep.wake_for(Instant(0) + us(1000), Instant(0)), None);
     }
 
     #[test]
     fn a_sleep_ends_before_the_event_by_what_sleepers_are_late() {
-        let oversleep = Oversleep::new(us(14), &[us(20); WINDOW]);
+        let oversleep = WakeLatency::new(us(14), &[us(20); WINDOW]);
         let wake = oversleep.wake_for(Instant(0) + us(100), Instant(0));
         assert_eq!(wake, Some(Instant(0) + us(80)));
     }
 
     #[test]
     fn what_is_nearer_than_a_sleeper_is_late_is_not_slept_for() {
-        let oversleep = Oversleep::new(us(1), &[us(20); WINDOW]);
+        let oversleep = WakeLatency::new(us(1), &[us(20); WINDOW]);
         assert_eq!(oversleep.wake_for(Instant(0) + us(20), Instant(0)), None);
         assert_eq!(oversleep.wake_for(Instant(0) + us(5), Instant(0)), None);
     }
 
     #[test]
     fn a_sleep_that_costs_more_than_it_saves_is_not_made() {
-        let oversleep = Oversleep::new(us(30), &[us(20); WINDOW]);
+        let oversleep = WakeLatency::new(us(30), &[us(20); WINDOW]);
         assert_eq!(oversleep.wake_for(Instant(0) + us(30), Instant(0)), None);
         assert!(oversleep.wake_for(Instant(0) + us(50), Instant(0)).is_some());
     }
 
     #[test]
     fn a_burst_of_accidents_changes_nothing_and_a_disturbed_time_is_forgotten_without_sleeping() {
-        let mut oversleep = Oversleep::new(us(14), &[us(20); WINDOW]);
+        let mut oversleep = WakeLatency::new(us(14), &[us(20); WINDOW]);
         (0..12).for_each(|_| oversleep.observe(us(5_000)));
         assert_eq!(oversleep.high(), us(20));
         oversleep.observe(us(5_000));
@@ -196,9 +196,9 @@ mod tests {
 
     #[test]
     fn after_a_sleeper_that_was_too_late_some_requests_of_a_polled_queue_are_not_slept_for() {
-        let mut oversleep = Oversleep::new(us(14), &[us(20); WINDOW]);
+        let mut oversleep = WakeLatency::new(us(14), &[us(20); WINDOW]);
         let at = Instant(0) + us(100);
-        let wake = |oversleep: &mut Oversleep| oversleep.wake_for_polled(at, false, Instant(0));
+        let wake = |oversleep: &mut WakeLatency| oversleep.wake_for_polled(at, false, Instant(0));
         assert_eq!(wake(&mut oversleep), Some(Instant(0) + us(80)));
         oversleep.observe(us(22));
         assert!(
@@ -218,7 +218,7 @@ mod tests {
     fn two_accidents_at_set_up_do_not_keep_a_cautious_reactor_awake_for_long() {
         let mut late = vec![us(20); 128];
         (late[0], late[1]) = (us(900), us(700));
-        let mut oversleep = Oversleep::new(us(14), &late);
+        let mut oversleep = WakeLatency::new(us(14), &late);
         let at = Instant(0) + us(200);
         let mut refused = 0;
         while oversleep.wake_for_polled(at, true, Instant(0)).is_none() {
@@ -233,7 +233,7 @@ mod tests {
         let late: Vec<Nanos> = (0..WINDOW)
             .map(|at| us(if at % 64 == 0 { 90 } else { 20 }))
             .collect();
-        let mut oversleep = Oversleep::new(us(14), &late);
+        let mut oversleep = WakeLatency::new(us(14), &late);
         let mut wake_if =
             |away, is_cautious| oversleep.wake_for_polled(Instant(0) + us(away), is_cautious, Instant(0));
         assert_eq!(
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_host_that_was_slow_for_long_is_tried_again_in_the_end() {
-        let mut oversleep = Oversleep::new(us(14), &[us(100); WINDOW]);
+        let mut oversleep = WakeLatency::new(us(14), &[us(100); WINDOW]);
         let at = Instant(0) + us(50);
         let mut refused = 0;
         while oversleep.wake_for(at, Instant(0)).is_none() {

@@ -1,4 +1,4 @@
-//! Decides whether the predictor keeps what `poll` promises: each invariant by itself.
+//! Decides whether the predictor keeps what `poll` is_event_loop: each invariant by itself.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 /// A device and a reactor at depth 1: the least that shows what a predictor decides.
 struct Rig {
     predictor: Predictor,
-    host: Oversleep,
+    host: WakeLatency,
     setting: Setting,
     now: Instant,
     /// How late a sleeper wakes, in turn.
@@ -33,7 +33,7 @@ impl Rig {
         let observed: Vec<Nanos> = late.iter().cycle().take(128).map(|late| Nanos(*late)).collect();
         Self {
             predictor: Predictor::new(4),
-            host: Oversleep::new(Nanos(2_000), &observed),
+            host: WakeLatency::new(Nanos(2_000), &observed),
             setting,
             now: Instant(1_000_000),
             late: late.to_vec(),
@@ -259,7 +259,7 @@ fn where_completions_wake_it_a_reactor_sleeps_for_what_is_sure_and_blocks_for_wh
 
 #[test]
 fn a_known_time_is_slept_for_and_met_awake() {
-    let host = Oversleep::new(Nanos(14_000), &[Nanos(20_000); 128]);
+    let host = WakeLatency::new(Nanos(14_000), &[Nanos(20_000); 128]);
     let (now, at) = (Instant(0), Instant(100_000));
     assert_eq!(
         verdict_at(at, Wait::Auto, &host, now),

@@ -21,7 +21,7 @@ pub struct QueueConfig {
     /// Its reactors, 1 to 128.
     pub reactors: Vec<ReactorConfig>,
     /// Hardware contexts: 1 to the number of reactors. Reactor `i` owns context `i`; a reactor without one uses context
-    /// `i % hctxs` through its owner, which then must be one that promises to run.
+    /// `i % hctxs` through its owner, which then must be one with an event loop.
     pub hctxs: u16,
     /// Tags, 1 to 65536: how many requests may be in flight.
     pub tags: TagMode,
@@ -58,7 +58,7 @@ pub struct QueueConfig {
 #[derive(Clone, Copy, Debug)]
 pub struct ReactorConfig {
     /// It always comes back to its place of waiting, so others may leave work with it.
-    pub promises: bool,
+    pub is_event_loop: bool,
 }
 
 /// A disk: what a client sees of a drive.
@@ -81,7 +81,7 @@ impl QueueConfig {
     pub fn new(name: impl Into<String>, reactors: u16) -> Self {
         Self {
             name: name.into(),
-            reactors: vec![ReactorConfig { promises: true }; reactors.into()],
+            reactors: vec![ReactorConfig { is_event_loop: true }; reactors.into()],
             hctxs: reactors,
             tags: TagMode::PerHctx(128),
             requests_per_reactor: 256,
@@ -141,7 +141,11 @@ impl QueueConfig {
         }
         range("timeout in ns", self.timeout.0, 1, u64::MAX / 4)?;
         let owners = usize::from(self.hctxs);
-        if owners < self.reactors.len() && !self.reactors[..owners].iter().all(|reactor| reactor.promises) {
+        if owners < self.reactors.len()
+            && !self.reactors[..owners]
+                .iter()
+                .all(|reactor| reactor.is_event_loop)
+        {
             return Err(self.error("hardware contexts for others need owners that promise to run".into()));
         }
         self.disks.iter().try_for_each(|disk| self.check_disk(disk))

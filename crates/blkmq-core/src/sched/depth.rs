@@ -109,7 +109,7 @@ struct Gains {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Raise,
-    Stay,
+    QueueRef,
     Lower,
 }
 
@@ -126,7 +126,7 @@ impl DepthLaw {
             window: Window::default(),
             trial: Trial::default(),
             step: STEP_FIRST,
-            last: Verdict::Stay,
+            last: Verdict::QueueRef,
             rest: 0,
         }
     }
@@ -247,12 +247,12 @@ impl DepthLaw {
             } else {
                 self.phase = Phase::Tracking;
                 self.step = STEP_FIRST;
-                self.last = Verdict::Stay;
+                self.last = Verdict::QueueRef;
             }
             return;
         }
-        let turned = self.last != Verdict::Stay && self.last != verdict;
-        self.step = if verdict == Verdict::Stay || turned {
+        let turned = self.last != Verdict::QueueRef && self.last != verdict;
+        self.step = if verdict == Verdict::QueueRef || turned {
             (self.step / 2).max(STEP_MIN)
         } else {
             (self.step * 2).min(STEP_MAX)
@@ -264,9 +264,9 @@ impl DepthLaw {
                 .operating
                 .saturating_sub(change.min(self.operating / 4).max(1))
                 .max(1),
-            Verdict::Stay => self.operating,
+            Verdict::QueueRef => self.operating,
         };
-        let moves_on = verdict != Verdict::Stay && !turned;
+        let moves_on = verdict != Verdict::QueueRef && !turned;
         self.rest = if moves_on {
             0
         } else {
@@ -349,7 +349,7 @@ impl Trial {
         Some(match mean {
             gain if gain - doubt / 2 > GAIN_RAISE => Verdict::Raise,
             gain if gain < GAIN_LOWER => Verdict::Lower,
-            _ => Verdict::Stay,
+            _ => Verdict::QueueRef,
         })
     }
 }

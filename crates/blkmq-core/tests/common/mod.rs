@@ -133,21 +133,21 @@ pub fn config(reactors: u16) -> QueueConfig {
 
 impl Bench {
     pub fn new(config: QueueConfig) -> Self {
-        let (queue, seats) = Queue::new(config).expect("a sound configuration");
-        let side = |seat: blkmq_core::queue::Seat| {
+        let (queue, handles) = Queue::new(config).expect("a sound configuration");
+        let side = |handle: blkmq_core::queue::QueueHandle| {
             let hand = Rc::new(RefCell::new(Hand::default()));
-            let driver = seat
+            let driver = handle
                 .owns_hctx()
                 .then(|| Box::new(HandDriver(Rc::clone(&hand))) as Box<dyn Driver>);
             Side {
-                local: seat.sit(driver),
+                local: handle.attach(driver),
                 hand,
                 fx: Effects::default(),
             }
         };
         Self {
             queue,
-            sides: seats.into_iter().map(side).collect(),
+            sides: handles.into_iter().map(side).collect(),
             now: Instant(1_000),
         }
     }

@@ -67,8 +67,10 @@ pub(crate) fn rig(members: Members, specs: &[MapSpec]) -> Rig {
         config.requests_per_reactor = members.requests;
         config.disks = vec![crate::common::disk("m", 0, MEMBER)];
         config.timeout = Nanos::from_secs(3600);
-        let (_, mut seats) = Queue::new(config).unwrap();
-        seats.remove(0).sit(Some(Box::new(HandDriver(Rc::clone(hand)))))
+        let (_, mut handles) = Queue::new(config).unwrap();
+        handles
+            .remove(0)
+            .attach(Some(Box::new(HandDriver(Rc::clone(hand)))))
     };
     Rig {
         queues: hands.iter().map(queue).collect(),

@@ -174,7 +174,7 @@ impl World {
             read_only: false,
             logical_block: 512,
         });
-        let (_, mut seats) = Queue::new(queue).unwrap();
+        let (_, mut handles) = Queue::new(queue).unwrap();
         let worker = Rc::default();
         let opener = Box::new(Paths(models.clone(), Rc::clone(&worker)));
         let hctx = MultipathHctx::open(&multipath, HctxId(0), DEPTH, opener)
@@ -184,7 +184,7 @@ impl World {
             multipath,
             models,
             worker,
-            local: seats.remove(0).sit(Some(Box::new(hctx))),
+            local: handles.remove(0).attach(Some(Box::new(hctx))),
             fx: Effects::default(),
             now: Instant(1),
             next: 0,

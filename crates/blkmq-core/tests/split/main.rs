@@ -203,12 +203,12 @@ fn queue(limits: &Limits, elevator: Kind, seen: &Rc<RefCell<Content>>) -> LocalQ
     config.limits = limits.clone();
     config.elevator = elevator;
     config.requests_per_reactor = 6;
-    let (_, mut seats) = Queue::new(config).expect("a sound configuration");
+    let (_, mut handles) = Queue::new(config).expect("a sound configuration");
     let driver = Notes {
         limits: limits.clone(),
         seen: Rc::clone(seen),
     };
-    seats.remove(0).sit(Some(Box::new(driver)))
+    handles.remove(0).attach(Some(Box::new(driver)))
 }
 
 /// Submits all, some of them in one plug, and returns the bios that ended.

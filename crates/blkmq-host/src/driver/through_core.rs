@@ -39,10 +39,10 @@ fn rig(drive: &dyn Drive, size: u64, elevator: Kind) -> Rig {
         read_only: false,
         logical_block: config.limits.logical_block,
     });
-    let (_, mut seats) = Queue::new(config).unwrap();
+    let (_, mut handles) = Queue::new(config).unwrap();
     let driver = drive.open_hctx(&ring, HctxId(0)).unwrap();
     Rig {
-        queue: seats.remove(0).sit(Some(driver)),
+        queue: handles.remove(0).attach(Some(driver)),
         is_virtual: !ring_is_used(&ring),
         ring,
         fx: Effects::default(),

@@ -137,12 +137,12 @@ impl Driver for Port {
         stage.run_meanwhile();
     }
 
-    fn is_restless(&self) -> bool {
-        self.lower.is_restless()
+    fn needs_idle_poll(&self) -> bool {
+        self.lower.needs_idle_poll()
     }
 
-    fn has_made_room(&mut self) -> bool {
-        self.lower.has_made_room()
+    fn wants_rerun(&mut self) -> bool {
+        self.lower.wants_rerun()
     }
 
     fn next_event(&self) -> Option<Instant> {

@@ -1,4 +1,4 @@
-//! Decides what `attached` is: threads that attached themselves, and that stop looking at any moment, beside one that promises to run.
+//! Decides what `attached` is: threads that attached themselves, and that stop looking at any moment, beside one with an event loop.
 
 use blkmq_core::time::Nanos;
 
@@ -9,16 +9,16 @@ use crate::setup::Setup;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached",
-    about: "attached threads that stop looking, beside one that promises",
+    about: "attached threads that stop looking, beside one with an event loop",
     setup,
 };
 
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
     let attached = rng.from_to(1, 3) as usize;
-    setup.promises = vec![false; attached + 1];
+    setup.is_event_loop = vec![false; attached + 1];
     let helper = rng.below(attached as u64 + 1) as usize;
-    setup.promises[helper] = true;
+    setup.is_event_loop[helper] = true;
     setup.elevator = any_elevator(rng);
     setup.shared_tags = rng.chance(Ppm::percent(30));
     setup.away = Ppm::percent(30);

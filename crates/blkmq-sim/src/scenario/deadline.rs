@@ -22,7 +22,7 @@ fn setup(rng: &mut Rng) -> Setup {
     setup.interleave = Ppm::percent(rng.pick(&[5, 50, 90]));
     if rng.chance(Ppm::percent(40)) {
         // Nothing is ever in flight, so no completion makes up for a dispatcher that does not look again.
-        setup.promises = vec![true; 4];
+        setup.is_event_loop = vec![true; 4];
         setup.drive.model = Model::Null {
             inline: Ppm::percent(100),
         };

@@ -17,7 +17,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
-    setup.promises = (0..rng.from_to(1, 5))
+    setup.is_event_loop = (0..rng.from_to(1, 5))
         .map(|id| id == 0 || rng.chance(Ppm::percent(70)))
         .collect();
     setup.away = Ppm::percent(10);

@@ -266,7 +266,7 @@ impl World {
             read_only: false,
             logical_block: 4096,
         });
-        let (_, seats) = Queue::new(config).expect("a possible configuration");
+        let (_, handles) = Queue::new(config).expect("a possible configuration");
         let clock = Rc::new(RefCell::new(Clock {
             rng: Rng::new(seed, 1),
             free: (0..case.units).map(|_| Reverse(Instant(0))).collect(),
@@ -277,9 +277,9 @@ impl World {
         let driver = Flash {
             clock: Rc::clone(&clock),
         };
-        let seat = seats.into_iter().next().expect("one reactor has one seat");
+        let handle = handles.into_iter().next().expect("one reactor has one handle");
         let mut world = Self {
-            queue: seat.sit(Some(Box::new(driver))),
+            queue: handle.attach(Some(Box::new(driver))),
             clock,
             fx: Effects::default(),
             now: Instant(0),

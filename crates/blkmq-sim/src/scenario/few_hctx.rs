@@ -13,8 +13,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
-    setup.promises = vec![true; rng.from_to(2, 6) as usize];
-    setup.hctxs = rng.from_to(1, setup.promises.len() as u64 - 1) as u16;
+    setup.is_event_loop = vec![true; rng.from_to(2, 6) as usize];
+    setup.hctxs = rng.from_to(1, setup.is_event_loop.len() as u64 - 1) as u16;
     setup.elevator = any_elevator(rng);
     setup.shared_tags = rng.chance(Ppm::percent(30));
     setup

@@ -14,7 +14,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
     let reactors = rng.pick(&[1, 4, 8]);
-    setup.promises = vec![true; reactors];
+    setup.is_event_loop = vec![true; reactors];
     setup.elevator = any_elevator(rng);
     let jobs = 64 / reactors as u64;
     for client in &mut setup.clients {

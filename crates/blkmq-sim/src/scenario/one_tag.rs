@@ -13,13 +13,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
-    setup.promises = vec![true; rng.from_to(1, 2) as usize];
+    setup.is_event_loop = vec![true; rng.from_to(1, 2) as usize];
     setup.elevator = any_elevator(rng);
     setup.depth = 1;
     setup.shared_tags = rng.chance(Ppm::percent(50));
     setup.requests_per_reactor = rng.pick(&[16, 256, 1024]);
     setup.check_every = 16;
-    let depth = 1024 / setup.promises.len() as u64;
+    let depth = 1024 / setup.is_event_loop.len() as u64;
     for client in &mut setup.clients {
         client.bios = depth;
         client.depth = (depth, depth);

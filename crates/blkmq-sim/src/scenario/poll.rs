@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 use blkmq_core::bio::Op;
 use blkmq_core::ids::Tag;
-use blkmq_core::poll::{Bucket, Oversleep, Policy, Predictor, Setting, Verdict, Wait, Waited};
+use blkmq_core::poll::{Bucket, Policy, Predictor, Setting, Verdict, Wait, Waited, WakeLatency};
 use blkmq_core::time::{Instant, Nanos};
 
 pub use self::device::{Device, STEP_EVERY, Shape};
@@ -192,7 +192,7 @@ struct Model {
     host: Host,
     rng: Rng,
     predictor: Predictor,
-    oversleep: Oversleep,
+    oversleep: WakeLatency,
     now: Instant,
     busy: Nanos,
     /// When each read under way ends, its tag, its number and when it was issued.
@@ -224,7 +224,7 @@ impl Model {
             host,
             rng,
             predictor: Predictor::new(depth),
-            oversleep: Oversleep::new(host.cost(), &observed),
+            oversleep: WakeLatency::new(host.cost(), &observed),
             now: Instant(1_000_000_000),
             busy: Nanos::ZERO,
             ends: BinaryHeap::new(),

@@ -65,7 +65,7 @@ fn held_for(kind: Kind) -> u64 {
 fn setup(kind: Kind, submitters: usize, total: u64, lock: bool, seed: u64) -> Setup {
     let mut setup = Setup::base(&mut Rng::new(seed, 0));
     let depth = total / submitters as u64;
-    setup.promises = vec![true; submitters];
+    setup.is_event_loop = vec![true; submitters];
     setup.depth = total as u32;
     setup.requests_per_reactor = depth as u32;
     setup.elevator = kind;

@@ -17,7 +17,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
-    setup.promises = vec![true, true];
+    setup.is_event_loop = vec![true, true];
     setup.elevator = any_elevator(rng);
     setup.shared_tags = true;
     setup.depth = rng.pick(&[1, 8, 32]);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use blkmq_core::driver::Driver;
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
-use blkmq_core::queue::{DiskConfig, QueueConfig, ReactorConfig, Seat, TagMode};
+use blkmq_core::queue::{DiskConfig, QueueConfig, QueueHandle, ReactorConfig, TagMode};
 use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Instant;
 
@@ -76,9 +76,9 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
         read_only,
         logical_block: block,
     });
-    let reactor = |&promises: &bool| ReactorConfig { promises };
+    let reactor = |&is_event_loop: &bool| ReactorConfig { is_event_loop };
     QueueConfig {
-        reactors: setup.promises.iter().map(reactor).collect(),
+        reactors: setup.is_event_loop.iter().map(reactor).collect(),
         hctxs: setup.hctx_count(),
         tags: if setup.shared_tags {
             TagMode::Shared(setup.depth)
@@ -93,25 +93,31 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
         merges: setup.merges,
         groups: GroupTree::flat(GROUPS),
         // Most use what is for use; the other way must come to the same sums.
-        stats: if setup.promises.len().is_multiple_of(3) {
+        stats: if setup.is_event_loop.len().is_multiple_of(3) {
             StatsMode::UnderGate
         } else {
             StatsMode::Outside
         },
         disks: disks.collect(),
-        ..QueueConfig::new("sim", setup.promises.len() as u16)
+        ..QueueConfig::new("sim", setup.is_event_loop.len() as u16)
     }
 }
 
-pub(super) fn take_seat(id: usize, seat: Seat, client: Client, depth: u32, stage: &Rc<Stage>) -> Reactor {
+pub(super) fn take_seat(
+    id: usize,
+    handle: QueueHandle,
+    client: Client,
+    depth: u32,
+    stage: &Rc<Stage>,
+) -> Reactor {
     let hctx = HctxId(id as u16);
     let lower = || match &stage.paths {
         Some(paths) => paths.open(hctx, depth, stage),
         None => Box::new(Way::new(hctx.0, Rc::clone(stage))),
     };
     let port = || Box::new(Port::new(hctx, lower(), Rc::clone(stage))) as Box<dyn Driver>;
-    let driver = seat.owns_hctx().then(port);
-    Reactor::new(ReactorId(id as u16), seat.sit(driver), client)
+    let driver = handle.owns_hctx().then(port);
+    Reactor::new(ReactorId(id as u16), handle.attach(driver), client)
 }
 
 /// How many groups there are at first, and at most.

@@ -83,7 +83,7 @@ fn needed(config: &Config, reactors: usize) -> u64 {
 
 /// The socket that listens, and a client for which there is no room yet.
 const FOR_AN_ADDRESS: usize = 2;
-/// A reactor's ring and a ring for polled devices, its bell, and as much again.
+/// A reactor's ring and a ring for polled devices, its wake-up event, and as much again.
 const FOR_A_REACTOR: usize = 6;
 /// For what comes and goes: signals, connections to servers and paths that are made again.
 const SPARE: u64 = 48;

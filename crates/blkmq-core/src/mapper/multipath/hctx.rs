@@ -319,11 +319,11 @@ impl Driver for MultipathHctx {
         }
     }
 
-    fn is_restless(&self) -> bool {
+    fn needs_idle_poll(&self) -> bool {
         true
     }
 
-    fn has_made_room(&mut self) -> bool {
+    fn wants_rerun(&mut self) -> bool {
         std::mem::take(&mut self.has_room)
     }
 
@@ -332,7 +332,7 @@ impl Driver for MultipathHctx {
         known.map_or(0, |place| self.partial.swap_remove(place).1)
     }
 
-    fn take_again(&mut self) -> Option<Cookie> {
+    fn next_reissue(&mut self) -> Option<Cookie> {
         self.inserted.pop()
     }
 

@@ -4,7 +4,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::life::Life;
+use super::history::History;
 use super::requests::Requests;
 use crate::bio::Class;
 use crate::ids::{GroupId, ReactorId};
@@ -25,19 +25,19 @@ pub(super) struct Clients {
 pub(super) struct Queue {
     key: Option<Key>,
     pub(super) requests: Requests,
-    pub(super) life: Life,
+    pub(super) history: History,
     /// Requests that were given out and have not ended.
     pub(super) in_flight: u32,
     /// Whether it has a request, here or in flight; else it is on the list of idle ones.
     is_busy: bool,
     /// The queue into which this client's requests go, and whose that was.
-    partner: Option<(u32, Key)>,
+    cooperator: Option<(u32, Key)>,
     /// On the list of idle queues.
     earlier: u32,
     later: u32,
 }
 
-/// Whose queue it is, and for what.
+/// TagRequest queue it is, and for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// Group and client.
@@ -120,10 +120,10 @@ impl Clients {
         let queue = |number: u32| Queue {
             key: None,
             requests: Requests::new(),
-            life: Life::NEW,
+            history: History::NEW,
             in_flight: 0,
             is_busy: false,
-            partner: None,
+            cooperator: None,
             earlier: number.checked_sub(1).unwrap_or(NONE),
             later: if number < last { number + 1 } else { NONE },
         };
@@ -149,21 +149,21 @@ impl Clients {
     }
 
     /// The queue with which this one works together, if that is still the same client's.
-    pub(super) fn partner(&self, id: usize) -> Option<usize> {
-        let (partner, key) = self.queues[id].partner?;
-        (self.queues[partner as usize].key == Some(key)).then_some(partner as usize)
+    pub(super) fn cooperator(&self, id: usize) -> Option<usize> {
+        let (cooperator, key) = self.queues[id].cooperator?;
+        (self.queues[cooperator as usize].key == Some(key)).then_some(cooperator as usize)
     }
 
     /// Lets the requests of a queue go into another one from now on, and those of that one stay there.
-    pub(super) fn join(&mut self, id: usize, partner: usize) {
-        let key = self.queues[partner].key();
-        self.queues[id].partner = Some((partner as u32, key));
-        self.queues[partner].partner = None;
+    pub(super) fn join(&mut self, id: usize, cooperator: usize) {
+        let key = self.queues[cooperator].key();
+        self.queues[id].cooperator = Some((cooperator as u32, key));
+        self.queues[cooperator].cooperator = None;
     }
 
     /// Lets the requests of a queue go into itself again.
     pub(super) fn part(&mut self, id: usize) {
-        self.queues[id].partner = None;
+        self.queues[id].cooperator = None;
     }
 
     /// The queue has its first request: it is idle no longer. Says whether it was.
@@ -258,8 +258,8 @@ impl Clients {
         self.unkey(id);
         self.queues[id].key = Some(key);
         self.queues[id].requests = Requests::new();
-        self.queues[id].life = Life::NEW;
-        self.queues[id].partner = None;
+        self.queues[id].history = History::NEW;
+        self.queues[id].cooperator = None;
         let place = self.place(key);
         self.table[place] = id as u32;
         id
@@ -350,7 +350,7 @@ impl IndexMut<usize> for Clients {
 }
 
 impl Queue {
-    /// Whose it is.
+    /// TagRequest it is.
     ///
     /// # Panics
     /// If it is nobody's.

@@ -12,7 +12,7 @@ impl Bfq {
     /// Gives out the next request where a turn is one request.
     pub(super) fn dispatch_one(&mut self) -> Option<Box<Request>> {
         let id = self.pick()?;
-        if self.absence.holds() {
+        if self.idling.holds() {
             self.end_hold();
         }
         let slot = self
@@ -28,7 +28,7 @@ impl Bfq {
     }
 
     pub(super) fn end_hold(&mut self) {
-        let ended = self.absence.end_hold(self.now);
+        let ended = self.idling.end_hold(self.now);
         self.idled.extend(ended);
     }
 
@@ -109,15 +109,15 @@ impl Bfq {
 
     pub(super) fn dismiss_absent(&mut self) -> bool {
         let (now, patience) = (self.now, self.patience_on_flash());
-        let (absence, clients) = (&mut self.absence, &self.clients);
+        let (idling, clients) = (&mut self.idling, &self.clients);
         let groups = self.last_class_at.len();
-        absence.look_again();
+        idling.look_again();
         self.wf2q.dismiss(|id| {
             let group = match wf2q::leaf_number(id, groups) {
                 Some(leaf) => clients[leaf].key().group(),
                 None => GroupId(id.index() as u32),
             };
-            absence.is_gone(id, group, patience, now)
+            idling.is_gone(id, group, patience, now)
         })
     }
 
@@ -142,7 +142,7 @@ impl Bfq {
         // What came back was paid for when it went out first.
         if !came_back {
             let cost = self.cost(&rq);
-            self.clients[id].life.served(cost);
+            self.clients[id].history.served(cost);
             self.wf2q.serve(self.wf2q.leaf(id), cost);
         }
         rq

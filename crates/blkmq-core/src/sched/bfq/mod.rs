@@ -1,5 +1,5 @@
 //! Decides the order of requests by the shares of their groups and clients: the bfq elevator. Called by the gate's holder
-//! (see `sched`). Whose turn it is decides `wf2q`, in virtual time; the rest is policy.
+//! (see `sched`). TagRequest turn it is decides `wf2q`, in virtual time; the rest is policy.
 //!
 //! ```text
 //!  insert ─► clients: whose queue? ─► requests: merge, position, arrival ─► (was empty) wf2q: activate
@@ -8,15 +8,15 @@
 //! On a drive that does not seek a turn is one request. On one that does, or with `strict_guarantees`, it is a budget of
 //! requests of one queue (`turn`). `docs/schedulers/bfq.md` says what is as in Linux, what differs and why.
 
-mod absence;
 mod clients;
+mod contention;
 mod dispatch;
 mod heap;
-mod life;
+mod history;
+mod idling;
 mod order;
 mod rate;
 mod requests;
-mod rivals;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -24,12 +24,12 @@ mod tunables;
 mod turn;
 mod wf2q;
 
-use self::absence::Absence;
 use self::clients::{Clients, Key};
-use self::life::TurnEnd;
+use self::contention::Contention;
+use self::history::TurnEnd;
+use self::idling::Idling;
 use self::rate::Rate;
 use self::requests::Held;
-use self::rivals::Rivals;
 use self::room::Room;
 use self::tunables::Tunables;
 use self::turn::{Neighbours, Pace, Turn};
@@ -51,9 +51,9 @@ pub struct Bfq {
     held: Held,
     clients: Clients,
     wf2q: Wf2q,
-    rivals: Rivals,
+    contention: Contention,
     depth: DepthLaw,
-    absence: Absence,
+    idling: Idling,
     rate: Rate,
     room: Room,
     /// All that waits was held the last time, for a slower one.
@@ -61,7 +61,7 @@ pub struct Bfq {
     tunables: Tunables,
     /// Whether the drive seeks.
     rotational: bool,
-    /// Whose turn it is, on a drive on which a turn is more than one request.
+    /// TagRequest turn it is, on a drive on which a turn is more than one request.
     turn: Option<Turn>,
     pace: Pace,
     neighbours: Neighbours,
@@ -91,9 +91,9 @@ impl Bfq {
         let mut bfq = Self {
             clients: Clients::new(queues),
             wf2q: Wf2q::new(capacity, queues),
-            rivals: Rivals::new(capacity),
+            contention: Contention::new(capacity),
             depth: DepthLaw::new(requests_max.max(1) as u32),
-            absence: Absence::new(capacity + queues),
+            idling: Idling::new(capacity + queues),
             rate: Rate::default(),
             room: Room::new(capacity + queues),
             is_held: false,
@@ -128,11 +128,11 @@ impl Bfq {
         let was_idle = self.clients.begin(id);
         if was_idle {
             let (patience, now) = (self.patience_on_flash(), self.now);
-            let absence = &mut self.absence;
+            let idling = &mut self.idling;
             self.wf2q
-                .begin(self.wf2q.leaf(id), |member| absence.came(member, patience, now));
+                .begin(self.wf2q.leaf(id), |member| idling.came(member, patience, now));
             let key = self.clients[id].key();
-            self.rivals.begin(key.group(), key.client());
+            self.contention.begin(key.group(), key.client());
             self.tell_depth();
             if self.learns() {
                 self.learn_of_return(id);
@@ -159,27 +159,27 @@ impl Bfq {
     /// A queue comes back after a pause, or for the first time.
     fn learn_of_return(&mut self, id: usize) {
         let key = self.clients[id].key();
-        let life = &mut self.clients[id].life;
+        let history = &mut self.clients[id].history;
         if self.tunables.low_latency && key.is_sync() && key.class() == Class::Be as usize {
-            life.raise(self.now);
+            history.start_raising(self.now);
         }
-        life.woke(self.now, Nanos(self.tunables.slice_idle.0 * 2));
+        history.woke(self.now, Nanos(self.tunables.slice_idle.0 * 2));
         self.weigh(id);
     }
 
     /// Gives a queue the weight that it has now.
     fn weigh(&mut self, id: usize) {
         if !self.tunables.low_latency {
-            self.clients[id].life.calm();
+            self.clients[id].history.end_raising();
         }
         let queue = &mut self.clients[id];
-        let weight = queue.key().weight() * queue.life.factor(self.now);
+        let weight = queue.key().weight() * queue.history.factor(self.now);
         self.wf2q.set_weight(self.wf2q.leaf(id), weight);
     }
 
     /// A request that was given out is not in flight any more.
     #[inline]
-    fn landed(&mut self, sched_data: u32) {
+    fn dec_in_flight(&mut self, sched_data: u32) {
         self.in_flight -= 1;
         self.passed_in_flight -= u32::from(sched_data & PASSED_OVER != 0);
         self.clients[queue_of(sched_data)].in_flight -= 1;
@@ -192,13 +192,13 @@ impl Bfq {
         if queue.in_flight == 0 && queue.requests.is_empty() {
             let key = queue.key();
             self.clients.end(id);
-            self.rivals.end(key.group(), key.client(), self.now);
-            let (absence, now) = (&mut self.absence, self.now);
+            self.contention.end(key.group(), key.client(), self.now);
+            let (idling, now) = (&mut self.idling, self.now);
             let leaf = self.wf2q.leaf(id);
             self.wf2q
-                .end(leaf, |member| absence.left(member, key.reactor(), ended_at, now));
+                .end(leaf, |member| idling.left(member, key.reactor(), ended_at, now));
             if self.learns() {
-                self.clients[id].life.dried(self.now);
+                self.clients[id].history.dried(self.now);
                 self.dried_in_turn(id);
             }
         }
@@ -208,7 +208,7 @@ impl Bfq {
     #[inline]
     fn tell_depth(&mut self) {
         self.depth
-            .set_contended(self.rivals.compete_at(self.now), self.now);
+            .set_contended(self.contention.compete_at(self.now), self.now);
     }
 
     /// How much one group may have in advance of another, in bytes of the drive's time: what it does in LEAD_TIME. None is
@@ -226,7 +226,7 @@ impl Bfq {
     }
 }
 
-/// Whose request it is, from what [`Bfq::take`] left in it.
+/// TagRequest request it is, from what [`Bfq::take`] left in it.
 #[inline]
 fn queue_of(sched_data: u32) -> usize {
     (sched_data & !(MOVES_NO_DATA | PASSED_OVER)) as usize
@@ -241,7 +241,7 @@ impl Elevator for Bfq {
         self.notice(now);
         if at == InsertAt::Head {
             let id = queue_of(rq.sched_data);
-            self.landed(rq.sched_data);
+            self.dec_in_flight(rq.sched_data);
             let was_empty = self.clients[id].requests.is_empty();
             self.clients[id].requests.requeue(&mut self.held, rq, self.now);
             if was_empty {
@@ -255,18 +255,18 @@ impl Elevator for Bfq {
             let leaf = self.wf2q.leaf(id);
             self.wf2q
                 .place_leaf(leaf, key.group().index(), key.class(), key.weight());
-            self.absence.forget(leaf);
+            self.idling.forget(leaf);
             self.room.forget(&mut self.wf2q, leaf);
         }
         let id = if self.has_turns() {
-            self.partner(id, rq.position())
+            self.cooperator(id, rq.position())
         } else {
             id
         };
         let is_learnt = self.learns();
         let queue = &mut self.clients[id];
         if is_learnt {
-            queue.life.inserted(rq.position(), rq.position_end());
+            queue.history.inserted(rq.position(), rq.position_end());
         }
         let requests = &mut queue.requests;
         let was_empty = requests.is_empty();
@@ -310,7 +310,7 @@ impl Elevator for Bfq {
             0 => note.bytes.min(u64::from(self.cost_max)),
             _ => self.rate.learn_cost_without_data(time, self.in_flight),
         };
-        self.landed(note.sched_data);
+        self.dec_in_flight(note.sched_data);
         let (leaf, others) = (self.wf2q.leaf(id), self.others_in_flight());
         self.room.ended(&self.wf2q, leaf, time, others, self.now);
         self.look_at_room();
@@ -327,12 +327,12 @@ impl Elevator for Bfq {
         if self.has_turns() || self.queued() == 0 {
             return ReactorSet::default();
         }
-        self.absence.awaited()
+        self.idling.awaited()
     }
 
     fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant) {
         self.notice(now);
-        self.absence.answered(reactor, until, self.now);
+        self.idling.answered(reactor, until, self.now);
     }
 
     fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos)) {
@@ -363,8 +363,8 @@ impl Elevator for Bfq {
         let turn = self.turn.and_then(|turn| turn.waits_until);
         // At the limit an end comes first.
         let is_full = self.in_flight >= self.depth.limit();
-        let absence = self.absence.next_wakeup().filter(|_| !is_full);
-        let wakeups = [turn, absence, self.room.next_wakeup(&self.wf2q)];
+        let idling = self.idling.next_wakeup().filter(|_| !is_full);
+        let wakeups = [turn, idling, self.room.next_wakeup(&self.wf2q)];
         wakeups.into_iter().flatten().min()
     }
 
@@ -401,7 +401,7 @@ impl Elevator for Bfq {
         let group = wf2q.group(id.index());
         wf2q.forget(group);
         self.room.forget(&mut self.wf2q, group);
-        self.absence.forget(group);
+        self.idling.forget(group);
     }
 
     fn check_invariants(&self) {
@@ -428,7 +428,7 @@ impl Elevator for Bfq {
         assert_eq!(in_flight, self.in_flight, "requests in flight");
         self.held.slots.check();
         let busy = self.clients.iter().filter(|(_, _, queue)| queue.is_busy());
-        self.rivals
+        self.contention
             .check(busy.map(|(_, key, _)| (key.group(), key.client())));
     }
 }

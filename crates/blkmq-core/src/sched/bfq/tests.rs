@@ -183,7 +183,7 @@ fn assert_found(break_it: fn(&mut Bfq)) {
 fn the_check_finds_what_is_broken() {
     assert_found(|bfq| bfq.in_flight += 1);
     assert_found(|bfq| bfq.clients[1].in_flight += 1);
-    assert_found(|bfq| bfq.rivals.begin(GroupId(1), 7));
+    assert_found(|bfq| bfq.contention.begin(GroupId(1), 7));
     assert_found(|bfq| {
         // A queue that waits is forgotten: its requests would never leave.
         let leaf = bfq.wf2q.pick(|_| false).expect("somebody waits");

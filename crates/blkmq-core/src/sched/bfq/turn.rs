@@ -10,7 +10,7 @@
 
 use super::Bfq;
 use super::clients::Key;
-use super::life::TurnEnd;
+use super::history::TurnEnd;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
@@ -45,7 +45,7 @@ pub(super) struct Pace {
     rate: u64,
 }
 
-/// Whose requests came last in which area of the drive: a small table that forgets.
+/// TagRequest requests came last in which area of the drive: a small table that forgets.
 #[derive(Debug)]
 pub(super) struct Neighbours {
     last: Vec<u32>,
@@ -97,10 +97,10 @@ impl Bfq {
     /// The queue for a request at `position` of the queue `id`: another one if they work together. Clients that read one
     /// area in turn are one queue's as long as they do: else the drive would wait for one while the next request is
     /// another's.
-    pub(super) fn partner(&mut self, id: usize, position: u64) -> usize {
+    pub(super) fn cooperator(&mut self, id: usize, position: u64) -> usize {
         let key = self.clients[id].key();
-        let partner = match self.clients.partner(id) {
-            Some(partner) if !self.clients[partner].life.is_seeky() => Some(partner),
+        let cooperator = match self.clients.cooperator(id) {
+            Some(cooperator) if !self.clients[cooperator].history.is_seeky() => Some(cooperator),
             _ => {
                 self.clients.part(id);
                 let last = self.neighbours.last_at(key, position).filter(|&last| last != id);
@@ -108,7 +108,7 @@ impl Bfq {
                 joins.inspect(|&last| self.clients.join(id, last))
             }
         };
-        let id = partner.unwrap_or(id);
+        let id = cooperator.unwrap_or(id);
         self.neighbours.note(key, position, id);
         id
     }
@@ -119,9 +119,12 @@ impl Bfq {
         own.key().is_sync()
             && other.has_key()
             && own.key().may_join(other.key())
-            && other.life.end().is_some_and(|end| position.abs_diff(end) <= NEAR)
-            && !own.life.is_seeky()
-            && !other.life.is_seeky()
+            && other
+                .history
+                .end()
+                .is_some_and(|end| position.abs_diff(end) <= NEAR)
+            && !own.history.is_seeky()
+            && !other.history.is_seeky()
     }
 
     /// The queue whose turn it is has a request again: the wait is over.
@@ -176,7 +179,7 @@ impl Bfq {
 
     /// The budget of a queue's next turn.
     pub(super) fn turn_budget(&self, id: usize) -> u32 {
-        self.clients[id].life.budget(self.budget_max())
+        self.clients[id].history.budget(self.budget_max())
     }
 
     /// Ends the turn, if there is one: learns from it, charges it, and asks who is next.
@@ -195,7 +198,9 @@ impl Bfq {
             }
         }
         let queue = &mut self.clients[turn.queue];
-        queue.life.turn_ended(why, turn.served, queue.in_flight > 0, max);
+        queue
+            .history
+            .turn_ended(why, turn.served, queue.in_flight > 0, max);
         if !turn.is_waiting {
             let budget = self.next_budget(turn.queue);
             self.wf2q.release(self.wf2q.leaf(turn.queue), budget);
@@ -210,7 +215,7 @@ impl Bfq {
         let elapsed = self.now.since(turn.began).min(timeout);
         let in_time = (u128::from(self.budget_max()) * u128::from(elapsed.0) / u128::from(timeout.0)) as u64;
         let is_slow = elapsed >= SLOW_KNOWN && turn.served < in_time / 2;
-        if !self.rotational || !(is_slow || self.clients[turn.queue].life.is_seeky()) {
+        if !self.rotational || !(is_slow || self.clients[turn.queue].history.is_seeky()) {
             return turn.surcharge;
         }
         let due = in_time.saturating_sub(turn.served + turn.surcharge);
@@ -282,7 +287,7 @@ impl Bfq {
     /// each wait: it is done before the wait is over, or nearly.
     fn inject(&mut self) -> Option<Box<Request>> {
         let turn = self.turn.as_mut()?;
-        let think = &self.clients[turn.queue].life;
+        let think = &self.clients[turn.queue].history;
         let is_long = think.thinks_longer_than(Nanos(self.tunables.slice_idle.0 / INJECT_PART));
         if self.tunables.strict_guarantees || turn.injected >= INJECTED_MAX || !is_long {
             return None;
@@ -298,12 +303,12 @@ impl Bfq {
     /// How long the drive waits for a queue: for one that seeks anyway only briefly.
     fn patience(&self, id: usize) -> Nanos {
         let idle = self.tunables.slice_idle;
-        let is_seeky = self.clients[id].life.is_seeky() && !self.tunables.strict_guarantees;
+        let is_seeky = self.clients[id].history.is_seeky() && !self.tunables.strict_guarantees;
         if is_seeky { idle.min(PATIENCE_SEEKY) } else { idle }
     }
 
     fn thinks_short(&self, id: usize) -> bool {
-        !self.clients[id].life.thinks_longer_than(self.patience(id))
+        !self.clients[id].history.thinks_longer_than(self.patience(id))
     }
 
     /// The largest budget: what is set, or what the drive does in the longest turn.

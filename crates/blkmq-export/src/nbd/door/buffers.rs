@@ -22,7 +22,7 @@ pub(super) struct Buffers {
 
 /// Why there is no memory for a request.
 #[derive(Debug)]
-pub(super) enum Lack {
+pub(super) enum TagError {
     /// Others have it; the connection is woken when it may try again.
     OfMemory,
     /// The system refuses.
@@ -44,7 +44,7 @@ impl Buffers {
     ///
     /// # Errors
     /// If there is none for it now.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<Payload, Lack> {
+    pub(super) fn take(&mut self, bytes: usize) -> Result<Payload, TagError> {
         if bytes <= PIECE_BYTES {
             return self
                 .take_small(bytes)
@@ -52,7 +52,7 @@ impl Buffers {
         }
         let needed = bytes.next_multiple_of(PAGE);
         if !self.account.take(needed as u64) {
-            return Err(Lack::OfMemory);
+            return Err(TagError::OfMemory);
         }
         let mut buffers = Vec::with_capacity(needed.div_ceil(PIECE_BYTES));
         let most = if self.is_for_itself {
@@ -69,7 +69,7 @@ impl Buffers {
                 Err(error) => {
                     self.account.give(paid as u64);
                     self.put_all(buffers);
-                    return Err(Lack::OfTheSystems(error));
+                    return Err(TagError::OfTheSystems(error));
                 }
             }
             paid -= piece;
@@ -91,7 +91,7 @@ impl Buffers {
     }
 
     /// Takes a buffer in one of the regions that there are, or in a new one that others may share.
-    fn take_small(&mut self, bytes: usize) -> Result<Buffer, Lack> {
+    fn take_small(&mut self, bytes: usize) -> Result<Buffer, TagError> {
         if let Some(buffer) = self.own()?.take(bytes) {
             // If it has stood in line for more, that is not needed any more.
             self.account.give_up();
@@ -110,7 +110,7 @@ impl Buffers {
             buffer.untake();
             let unused = self.unused(region);
             self.account.keep(unused.into_iter().collect());
-            return Err(Lack::OfMemory);
+            return Err(TagError::OfMemory);
         } else {
             self.account.make_fit();
         }
@@ -118,13 +118,13 @@ impl Buffers {
     }
 
     /// A buffer of a region that nobody used.
-    fn first_of_a_region(&mut self, bytes: usize) -> Result<Buffer, Lack> {
+    fn first_of_a_region(&mut self, bytes: usize) -> Result<Buffer, TagError> {
         let kept = if self.is_for_itself {
             None
         } else {
             self.account.take_kept_whole()
         };
-        let region = region(kept).map_err(Lack::OfTheSystems)?;
+        let region = region(kept).map_err(TagError::OfTheSystems)?;
         let buffer = region.take(bytes).expect("a new region that is large enough");
         if bytes <= SMALL_BYTES {
             self.shared.push(region);
@@ -154,9 +154,9 @@ impl Buffers {
         chunk.filter(|chunk| chunk.touched_bytes() > 0)
     }
 
-    fn own(&mut self) -> Result<&Region, Lack> {
+    fn own(&mut self) -> Result<&Region, TagError> {
         if self.own.is_none() {
-            self.own = Some(Region::new(ALLOWANCE as usize).map_err(Lack::OfTheSystems)?);
+            self.own = Some(Region::new(ALLOWANCE as usize).map_err(TagError::OfTheSystems)?);
         }
         Ok(self.own.as_ref().expect("it was just made"))
     }

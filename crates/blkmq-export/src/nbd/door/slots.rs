@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use blkmq_core::bio::{Bio, Data};
 
-use super::buffers::{Buffers, Lack};
+use super::buffers::{Buffers, TagError};
 use super::memory::Account;
 use super::payload::Payload;
 use crate::nbd::session::{Op, Request};
@@ -47,7 +47,7 @@ impl Slots {
     ///
     /// # Errors
     /// If there is no memory for that now.
-    pub(super) fn begin(&mut self, request: Request, bytes: usize) -> Result<u32, Lack> {
+    pub(super) fn begin(&mut self, request: Request, bytes: usize) -> Result<u32, TagError> {
         let payload = match bytes {
             0 => None,
             _ => Some(self.buffers().take(bytes)?),

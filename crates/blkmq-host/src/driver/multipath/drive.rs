@@ -323,13 +323,13 @@ impl Drive for MultipathDrive {
         self.shared.set_kick(Arc::new(runner));
     }
 
-    fn hold_nothing(&self) {
+    fn abort_queued(&self) {
         self.set_no_path(NoPath::Fail);
         self.links
             .lock()
             .iter()
             .flatten()
-            .for_each(|drive| drive.hold_nothing());
+            .for_each(|drive| drive.abort_queued());
     }
 
     fn as_multipath(&self) -> Option<&MultipathDrive> {

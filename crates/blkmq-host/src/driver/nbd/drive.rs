@@ -12,7 +12,7 @@ use blkmq_core::limits::Limits;
 use super::disk::NbdDisk;
 use super::hctx::NbdHctx;
 use super::ledger::Ledger;
-use super::mend::Mender;
+use super::mend::Reconnector;
 use crate::drive::{Drive, Polling};
 use crate::driver::{Allocation, Extent, Losses};
 use crate::nbd::codec::TransmissionFlags;
@@ -31,7 +31,7 @@ pub struct NbdDrive {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) disk: NbdDisk,
-    pub(super) mender: Arc<Mender>,
+    pub(super) reconnector: Arc<Reconnector>,
     /// Which of all drives this is: the place where its server is.
     pub(super) place: u64,
     /// Set when the first context is opened, if not before by who joins paths.
@@ -49,11 +49,11 @@ impl NbdDrive {
     /// Makes a drive of a disk, for tags below `depth` and one more, for a probe.
     pub fn new(disk: NbdDisk, depth: u32) -> Self {
         static PLACES: AtomicU64 = AtomicU64::new(0);
-        let mender = Mender::new(disk.config.clone(), disk.shape.clone());
+        let reconnector = Reconnector::new(disk.config.clone(), disk.shape.clone());
         Self {
             shared: Arc::new(Shared {
                 disk,
-                mender,
+                reconnector,
                 // Relaxed: only a number of its own.
                 place: PLACES.fetch_add(1, Ordering::Relaxed),
                 ledger: OnceLock::new(),

@@ -57,7 +57,7 @@ pub(super) struct NbdHctx {
     /// The server keeps things back until a flush.
     has_cache: bool,
     /// A connection was made since it was last asked.
-    has_made_room: bool,
+    wants_rerun: bool,
     /// The time of the last call that said it.
     now: Instant,
     completions: Vec<Completion>,
@@ -107,7 +107,7 @@ impl NbdHctx {
             heard: shared.ledger().losses().count,
             ledger: Arc::clone(shared.ledger()),
             has_cache: shared.disk.shape.can(TransmissionFlags::SEND_FLUSH),
-            has_made_room: false,
+            wants_rerun: false,
             now: Instant(0),
             completions: Vec::with_capacity(count),
             shared,
@@ -126,7 +126,7 @@ impl NbdHctx {
         }
         for (number, lane) in (0..).zip(&hctx.lanes) {
             if lane.line.is_none() {
-                hctx.shared.mender.wish(number, 0, &hctx.mailbox);
+                hctx.shared.reconnector.wish(number, 0, &hctx.mailbox);
             }
         }
         Ok(hctx)
@@ -435,12 +435,12 @@ impl Driver for NbdHctx {
     }
 
     /// Connections are lost and made while nothing is in flight, too.
-    fn is_restless(&self) -> bool {
+    fn needs_idle_poll(&self) -> bool {
         true
     }
 
-    fn has_made_room(&mut self) -> bool {
-        std::mem::take(&mut self.has_made_room)
+    fn wants_rerun(&mut self) -> bool {
+        std::mem::take(&mut self.wants_rerun)
     }
 
     fn next_event(&self) -> Option<Instant> {
@@ -478,7 +478,7 @@ impl Driver for NbdHctx {
 
 impl Drop for NbdHctx {
     fn drop(&mut self) {
-        self.shared.mender.forget(&self.mailbox);
+        self.shared.reconnector.forget(&self.mailbox);
         self.port.push_cancel(user(NEWS, 0, 0), user(CANCEL, 0, 0));
         for (number, lane) in (0..).zip(&mut self.lanes) {
             let Some(line) = &mut lane.line else { continue };

@@ -17,7 +17,7 @@ use super::disk::Shape;
 
 /// What makes the connections of one drive.
 #[derive(Debug)]
-pub(super) struct Mender {
+pub(super) struct Reconnector {
     config: NbdConfig,
     shape: Shape,
     state: Mutex<State>,
@@ -100,7 +100,7 @@ impl Mailbox {
     }
 }
 
-impl Mender {
+impl Reconnector {
     pub(super) fn new(config: NbdConfig, shape: Shape) -> Arc<Self> {
         Arc::new(Self {
             config,
@@ -122,9 +122,9 @@ impl Mender {
         if std::mem::replace(&mut state.is_working, true) {
             return;
         }
-        let mender = Arc::clone(self);
+        let reconnector = Arc::clone(self);
         let thread = thread::Builder::new().name("blkmq-nbd".to_owned());
-        if let Err(error) = thread.spawn(move || mender.work()) {
+        if let Err(error) = thread.spawn(move || reconnector.work()) {
             state.is_working = false;
             tracing::error!(
                 "nbd {}: no thread to connect with, so this connection stays down: {error}",

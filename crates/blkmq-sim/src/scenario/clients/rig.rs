@@ -93,15 +93,15 @@ struct Cpu {
 impl Rig {
     fn new(side: Side, elevator: Kind, clients: usize, seed: u64) -> Self {
         let disk = Rc::new(RefCell::new(Disk::new(seed)));
-        let (_, seats) = Queue::new(config(side, elevator)).expect("the configuration is possible");
-        let cpu = |seat: blkmq_core::queue::Seat| {
-            let hctx = HctxId(seat.id().0);
-            let driver = seat.owns_hctx().then(|| {
+        let (_, handles) = Queue::new(config(side, elevator)).expect("the configuration is possible");
+        let cpu = |handle: blkmq_core::queue::QueueHandle| {
+            let hctx = HctxId(handle.id().0);
+            let driver = handle.owns_hctx().then(|| {
                 let disk = Rc::clone(&disk);
                 Box::new(Port { hctx, disk }) as Box<dyn Driver>
             });
             Cpu {
-                local: seat.sit(driver),
+                local: handle.attach(driver),
                 fx: Effects::default(),
                 inbox: VecDeque::new(),
                 free_at: Instant(0),
@@ -111,7 +111,7 @@ impl Rig {
                 gate_entered: 0,
             }
         };
-        let cpus = seats.into_iter().map(cpu).collect();
+        let cpus = handles.into_iter().map(cpu).collect();
         let program = |id| Program::new(id, CPUS, Rng::new(seed, STREAM_CLIENTS + id as u64));
         Self {
             now: Instant(1),

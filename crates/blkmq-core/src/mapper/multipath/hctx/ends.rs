@@ -58,7 +58,7 @@ impl MultipathHctx {
                 continue;
             };
             driver.reap(now, done);
-            let has_room = self.restless & 1 << path != 0 && driver.has_made_room();
+            let has_room = self.restless & 1 << path != 0 && driver.wants_rerun();
             self.has_room |= has_room;
             back |= u32::from(has_room) << path;
             if done.len() > first {

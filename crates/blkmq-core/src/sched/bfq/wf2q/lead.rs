@@ -1,6 +1,6 @@
 //! Decides how far the members of a group may run ahead of each other. A member is served only while its start is at most the
 //! *bound* ahead of the *floor*, the start of the slowest member that is *present*: it has something waiting or in flight, or
-//! may come back at once. `wf2q` asks before it makes a member eligible; `absence` decides who is present no longer.
+//! may come back at once. `wf2q` asks before it makes a member eligible; `idling` decides who is present no longer.
 //!
 //! Order alone shares a drive only among members that always have something waiting. One that has all it asks for in flight
 //! is behind its due and cannot be served more; the bound keeps the others from running away from it, so they have fewer

@@ -15,7 +15,7 @@ impl Connection {
     #[cold]
     pub(super) fn reset(&mut self, now: Instant) {
         if self.closing == Closing::No {
-            self.heed(Err(io::ErrorKind::ConnectionReset.into()), now);
+            self.handle_recv(Err(io::ErrorKind::ConnectionReset.into()), now);
         }
     }
 

@@ -38,7 +38,7 @@ impl Connection {
             if matches!(received, Ok(Received::Enough)) {
                 return self.come_again(cx);
             }
-            self.heed(received, cx.now());
+            self.handle_recv(received, cx.now());
         }
     }
 
@@ -162,7 +162,7 @@ impl Connection {
     }
 
     /// Takes note of what the socket said.
-    pub(super) fn heed(&mut self, received: io::Result<Received>, now: Instant) {
+    pub(super) fn handle_recv(&mut self, received: io::Result<Received>, now: Instant) {
         match received {
             Ok(Received::Full(_) | Received::Enough) => {}
             // A poll tells of what comes later; but an end that came together with these bytes has been told already.

@@ -3,7 +3,7 @@
 use blkmq_core::bio::{Bio, Status};
 use blkmq_host::service::Cx;
 
-use super::super::buffers::Lack;
+use super::super::buffers::TagError;
 use super::super::lookup::{Answer, Question};
 use super::super::request::{bio, buffer_bytes, error_of, extent};
 use super::{Closing, Connection, SELECTED};
@@ -39,13 +39,13 @@ impl Connection {
 
     /// There is no memory for a request now: others have it, and it waits for its turn; or the system has none.
     #[cold]
-    pub(super) fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: Lack) {
+    pub(super) fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: TagError) {
         match lack {
-            Lack::OfMemory => {
+            TagError::OfMemory => {
                 self.starved = Some(request);
                 self.is_busy = true;
             }
-            Lack::OfTheSystems(error) => {
+            TagError::OfTheSystems(error) => {
                 let what = format_args!("{} closed: no memory for a request: {error}", self.name());
                 self.log().warn(cx.now(), what);
                 self.closing = Closing::Dead;

@@ -41,7 +41,7 @@ impl NbdHctx {
             "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed",
             self.shared.disk.config.text
         );
-        self.shared.mender.wish(number, short_lived, &self.mailbox);
+        self.shared.reconnector.wish(number, short_lived, &self.mailbox);
         self.send_held();
     }
 
@@ -138,7 +138,7 @@ impl NbdHctx {
             match news {
                 News::Connected(number, dialed) => {
                     self.connected(number, dialed);
-                    self.has_made_room = true;
+                    self.wants_rerun = true;
                 }
                 News::Failed => {
                     if std::mem::take(&mut self.is_young) {

@@ -1,3 +1,5 @@
+//! When room counts and when it is lifted.
+
 use super::*;
 
 /// So many ends, one in so many microseconds each, of requests that take too long.

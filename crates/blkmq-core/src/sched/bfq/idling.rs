@@ -19,7 +19,7 @@ use crate::time::{Instant, Nanos};
 
 /// What is known of all groups and clients.
 #[derive(Debug)]
-pub(super) struct Absence {
+pub(super) struct Idling {
     members: Vec<Member>,
     /// Until when each reactor has answered, and when that was told.
     answered: Vec<(Instant, Instant)>,
@@ -58,7 +58,7 @@ struct Held {
     is_late: bool,
 }
 
-impl Absence {
+impl Idling {
     /// Makes what is needed for so many groups and clients.
     pub(super) fn new(members: usize) -> Self {
         let member = Member {
@@ -170,7 +170,7 @@ impl Absence {
         Some((held.group, time))
     }
 
-    /// Whose answers are of interest now.
+    /// TagRequest answers are of interest now.
     #[inline]
     pub(super) fn awaited(&self) -> ReactorSet {
         self.awaited

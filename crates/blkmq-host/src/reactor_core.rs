@@ -1,8 +1,8 @@
 //! Decides how one thread runs its side of all queues and how it sleeps: the part that reactors and attached
 //! threads have in common. `reactor` puts services on it, `attach` a library user.
 //!
-//! Sleeping is announced on the bell before the last look for work, so that whoever publishes work after that
-//! look rings; see `blkmq_sync::wake_flag`.
+//! Sleeping is announced in the wake flag before the last look for work, so that whoever publishes work after that
+//! look wakes it; see `blkmq_sync::wake_flag`.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use blkmq_core::driver::Driver;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::stack::{Queues as _, Stack};
-use blkmq_core::poll::{Oversleep, Verdict, Wait, Waited};
-use blkmq_core::queue::{Effects, Seat};
+use blkmq_core::poll::{Verdict, Wait, Waited, WakeLatency};
+use blkmq_core::queue::{Effects, QueueHandle};
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_sync::WakeFlag;
 
@@ -22,15 +22,15 @@ use crate::error::Error;
 use crate::moved::Moved;
 use crate::queues::Queues;
 use crate::ring::{BEAT, Completion, Port, RingHandle};
-use crate::shared::{Chair, QueueEntry, Shared};
+use crate::shared::{QueueEntry, ReactorQueues, Shared};
 use crate::sleep;
 use crate::wait::{Expected, WaitPolicy};
 
 /// One thread's side of the engine.
-pub(crate) struct Place {
+pub(crate) struct ReactorCore {
     queues: Queues,
-    /// The seats of queues behind these, while it closes.
-    given_up: Vec<Seat>,
+    /// The handles of queues behind these, while it closes.
+    given_up: Vec<QueueHandle>,
     /// The bios of mapped disks.
     stack: Stack,
     fx: Effects,
@@ -38,12 +38,12 @@ pub(crate) struct Place {
     clock: Clock,
     id: ReactorId,
     ring: RingHandle,
-    /// Watches the bell's event.
+    /// Watches the event by which others wake this thread.
     wake: Port,
     policy: WaitPolicy,
     mode: Wait,
     /// How late this thread wakes when it sleeps.
-    host: Oversleep,
+    host: WakeLatency,
     /// A queue wants to be run once more before this thread waits.
     runs_again: bool,
     /// Other threads have published something since all queues were looked at.
@@ -56,23 +56,23 @@ pub(crate) struct Place {
     woken: Vec<Completion>,
 }
 
-impl Place {
-    /// Takes the seats of `chair`, on the thread that will stay.
+impl ReactorCore {
+    /// Takes the handles of `own`, on the thread that will stay.
     ///
     /// # Errors
-    /// What could not be had, and the chair.
-    pub(crate) fn open(shared: &Arc<Shared>, chair: Chair) -> Result<Self, (Error, Chair)> {
-        let (ring, drivers) = match open_ring_and_drivers(shared, &chair) {
+    /// What could not be had, and the own.
+    pub(crate) fn open(shared: &Arc<Shared>, own: ReactorQueues) -> Result<Self, (Error, ReactorQueues)> {
+        let (ring, drivers) = match open_ring_and_drivers(shared, &own) {
             Ok(opened) => opened,
-            Err(error) => return Err((error, chair)),
+            Err(error) => return Err((error, own)),
         };
         sleep::precise_timers();
-        let id = chair.id;
+        let id = own.id;
         let host = sleep::known(&ring, shared.clock);
         let wake = ring.open_port();
         watch(&wake, shared, id);
-        let seats = chair.seats.into_iter().zip(drivers);
-        let queues: Vec<LocalQueue> = seats.map(|(seat, driver)| seat.sit(driver)).collect();
+        let handles = own.handles.into_iter().zip(drivers);
+        let queues: Vec<LocalQueue> = handles.map(|(handle, driver)| handle.attach(driver)).collect();
         let requests: u32 = queues
             .iter()
             .map(|queue| queue.queue().requests_per_reactor())
@@ -111,22 +111,22 @@ impl Place {
         self.id
     }
 
-    /// Gives the seats back, for another thread to take.
+    /// Gives the handles back, for another thread to take.
     ///
     /// # Errors
-    /// The place, if something is still under way.
-    pub(crate) fn close(mut self) -> Result<Chair, Box<Self>> {
+    /// The core, if something is still under way.
+    pub(crate) fn close(mut self) -> Result<ReactorQueues, Box<Self>> {
         while let Some(queue) = self.queues.pop() {
-            match queue.stand_up() {
-                Ok(seat) => self.given_up.push(seat),
+            match queue.detach() {
+                Ok(handle) => self.given_up.push(handle),
                 Err(queue) => {
                     self.queues.push(*queue);
                     return Err(Box::new(self));
                 }
             }
         }
-        let seats = self.given_up.drain(..).rev().collect();
-        Ok(Chair { id: self.id, seats })
+        let handles = self.given_up.drain(..).rev().collect();
+        Ok(ReactorQueues { id: self.id, handles })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -190,7 +190,7 @@ impl Place {
     #[inline]
     pub(crate) fn run_queues(&mut self) {
         self.runs_again = false;
-        if !self.queues.are_few() && (self.is_told || self.bell().take_news()) {
+        if !self.queues.are_few() && (self.is_told || self.wakeup().take_news()) {
             self.is_told = false;
             self.queues.activate_all();
         }
@@ -217,7 +217,7 @@ impl Place {
         &mut self.fx.ended
     }
 
-    /// Hands the ring's completions to their ports and returns the ports that got some, the bell's aside.
+    /// Hands the ring's completions to their ports and returns the ports that got some, that of the wake-up event aside.
     pub(crate) fn reap_ring(&mut self) -> &[u16] {
         self.ready.clear();
         if self.ring.in_flight() == 0 {
@@ -248,7 +248,7 @@ impl Place {
 
     /// Says whether a driver of this thread has work in the ring.
     pub(crate) fn uses_ring(&self) -> bool {
-        // One entry watches the bell, one may beat.
+        // One entry watches the wake-up event, one may beat.
         self.ring.in_flight() > 1 + u32::from(self.is_beating)
     }
 
@@ -259,7 +259,7 @@ impl Place {
     }
 
     /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says.
-    /// `has_news` looks for what the place does not know of.
+    /// `has_news` looks for what the core does not know of.
     pub(crate) fn wait(&mut self, expected: Expected, alarm: Option<Instant>, has_news: impl Fn() -> bool) {
         let alarm = self.earliest_alarm(alarm);
         let start = self.clock.now();
@@ -379,7 +379,7 @@ impl Place {
 
     /// Submits what was pushed and sleeps, in one system call, for at most `timeout`.
     fn sleep(&mut self, timeout: Option<Nanos>, has_news: &impl Fn() -> bool) {
-        self.is_told |= self.bell().prepare_to_sleep();
+        self.is_told |= self.wakeup().prepare_to_sleep();
         if !self.runs_again && !self.has_mail() && !has_news() {
             if self.is_for_io() {
                 self.ring.wait(timeout);
@@ -387,7 +387,7 @@ impl Place {
                 self.ring.sleep(timeout);
             }
         }
-        self.is_told |= self.bell().cancel_sleep();
+        self.is_told |= self.wakeup().cancel_sleep();
     }
 
     fn is_for_io(&self) -> bool {
@@ -403,13 +403,13 @@ impl Place {
     }
 
     fn has_mail(&self) -> bool {
-        let has_news = !self.queues.are_few() && (self.is_told || self.bell().has_news());
+        let has_news = !self.queues.are_few() && (self.is_told || self.wakeup().has_news());
         has_news || self.queues.iter().any(LocalQueue::has_mail)
     }
 
     #[inline]
-    fn bell(&self) -> &WakeFlag {
-        self.shared.bells[self.id.index()].flag()
+    fn wakeup(&self) -> &WakeFlag {
+        self.shared.wakeups[self.id.index()].flag()
     }
 
     #[inline]
@@ -426,23 +426,23 @@ impl Place {
 
 type Drivers = Vec<Option<Box<dyn Driver>>>;
 
-/// Opens what can fail: the ring, and a driver for each hardware context that the chair owns.
-fn open_ring_and_drivers(shared: &Shared, chair: &Chair) -> Result<(RingHandle, Drivers), Error> {
+/// Opens what can fail: the ring, and a driver for each hardware context that the own owns.
+fn open_ring_and_drivers(shared: &Shared, own: &ReactorQueues) -> Result<(RingHandle, Drivers), Error> {
     let ring = RingHandle::new(shared.ring).map_err(|source| Error::Ring {
-        reactor: chair.id,
+        reactor: own.id,
         source,
     })?;
-    let open = |(seat, entry): (&Seat, &QueueEntry)| {
-        let driver = seat
+    let open = |(handle, entry): (&QueueHandle, &QueueEntry)| {
+        let driver = handle
             .owns_hctx()
-            .then(|| entry.drive.open_hctx(&ring, HctxId(chair.id.0)));
+            .then(|| entry.drive.open_hctx(&ring, HctxId(own.id.0)));
         driver.transpose().map_err(|source| Error::Drive {
             queue: entry.queue.name().to_owned(),
             source,
         })
     };
-    let drivers = chair
-        .seats
+    let drivers = own
+        .handles
         .iter()
         .zip(&shared.queues)
         .map(open)
@@ -450,12 +450,12 @@ fn open_ring_and_drivers(shared: &Shared, chair: &Chair) -> Result<(RingHandle, 
     Ok((ring, drivers))
 }
 
-/// Has every ring of the bell complete once in the ring.
+/// Has each write of the wake-up event complete once in the ring.
 fn watch(wake: &Port, shared: &Shared, id: ReactorId) {
-    wake.push_poll(shared.bells[id.index()].event(), libc::POLLIN, true, RUNG);
+    wake.push_poll(shared.wakeups[id.index()].event(), libc::POLLIN, true, RUNG);
 }
 
-/// User data of the bell's entries: it was rung; a beat has passed.
+/// User data of the wake-up event's entries: it was written; a beat has passed.
 const RUNG: u64 = 0;
 const BEATEN: u64 = 1;
 

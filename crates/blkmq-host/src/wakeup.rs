@@ -1,7 +1,7 @@
 //! Decides how a sleeping reactor is woken: by one write to its event, by the first who has something for it.
-//! The announcing of sleep is `blkmq_sync::wake_flag`; `place` sleeps, whoever publishes work rings.
+//! The announcing of sleep is `blkmq_sync::wake_flag`; `reactor_core` sleeps, whoever publishes work rings.
 //!
-//! A reactor that is awake costs a ringer one fence and one load, no system call. The event is watched by a
+//! A reactor that is awake costs the one who wakes it one fence and one load, no system call. The event is watched by a
 //! multishot poll in the reactor's ring and never read: each write is one completion.
 
 use std::io;
@@ -11,14 +11,14 @@ use blkmq_core::ids::ReactorSet;
 use blkmq_sync::{CachePadded, WakeFlag};
 use rustix::event::{EventfdFlags, eventfd};
 
-/// The bell of one reactor. Rung from any thread.
+/// What wakes one reactor, from any thread.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Wakeup {
     flag: CachePadded<WakeFlag>,
     event: OwnedFd,
 }
 
-impl Bell {
+impl Wakeup {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             flag: CachePadded::new(WakeFlag::new()),
@@ -45,9 +45,9 @@ impl Bell {
     }
 }
 
-/// Rings the bell of everybody in `set` once.
-pub(crate) fn ring_all(bells: &[Bell], mut set: ReactorSet) {
+/// Wakes everybody in `set` once.
+pub(crate) fn wake_all(wakeups: &[Wakeup], mut set: ReactorSet) {
     while let Some(reactor) = set.pop() {
-        bells[reactor.index()].ring();
+        wakeups[reactor.index()].ring();
     }
 }

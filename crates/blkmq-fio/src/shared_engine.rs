@@ -14,7 +14,7 @@ use blkmq_host::{Attached, Disk, Engine, EngineConfig};
 
 /// What one job asks for, as fio's options say it; empty or zero where nothing was given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Wish {
+pub(crate) struct JobOptions {
     /// A disk as for `blkmq serve --disk`, or the name of one in `config`.
     pub(crate) disk: String,
     /// A configuration file as for `blkmq serve -c`.
@@ -28,28 +28,28 @@ pub(crate) struct Wish {
 }
 
 /// What a job does its I/O with.
-pub(crate) struct Ticket {
+pub(crate) struct JobHandle {
     pub(crate) attached: Attached,
     pub(crate) disk: Disk,
     pub(crate) group: GroupId,
 }
 
 /// All jobs of a process.
-pub(crate) struct Hall(Mutex<State>);
+pub(crate) struct SharedEngine(Mutex<State>);
 
 struct State {
     /// Jobs by their addresses in fio, as told before the engine starts.
     jobs: BTreeMap<usize, Registered>,
     /// The process in which they were told.
     process: u32,
-    /// Jobs that hold a ticket.
+    /// Jobs that hold a handle.
     inside: usize,
     open: Option<Open>,
 }
 
 /// A job that has not ended.
 struct Registered {
-    wish: Wish,
+    options: JobOptions,
     /// Bytes of its disk.
     size: u64,
 }
@@ -63,8 +63,8 @@ struct Open {
     disks: BTreeMap<usize, String>,
 }
 
-impl Hall {
-    /// A hall with nobody in it.
+impl SharedEngine {
+    /// A shared_engine with nobody in it.
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(State {
             jobs: BTreeMap::new(),
@@ -77,20 +77,20 @@ impl Hall {
     /// Notes what the job at address `job` wants, and returns the size of its disk in bytes.
     ///
     /// # Errors
-    /// What is wrong with the wish, for the user.
-    pub(crate) fn register(&self, job: usize, wish: Wish) -> Result<u64> {
-        let mut hall = self.lock();
-        if let Some(known) = hall.jobs.get(&job)
-            && (hall.open.is_some() || known.wish == wish)
+    /// What is wrong with the options, for the user.
+    pub(crate) fn register(&self, job: usize, options: JobOptions) -> Result<u64> {
+        let mut shared_engine = self.lock();
+        if let Some(known) = shared_engine.jobs.get(&job)
+            && (shared_engine.open.is_some() || known.options == options)
         {
             return Ok(known.size);
         }
         ensure!(
-            hall.open.is_none(),
+            shared_engine.open.is_none(),
             "a job comes after others have started: leave create_serialize at its default, 1"
         );
         // The drives are opened to know the size, and again when the engine starts: only then are all jobs known.
-        let (config, names) = configuration(std::iter::once(&wish))?;
+        let (config, names) = configuration(std::iter::once(&options))?;
         let Plan { queues, mapped, .. } = plan(&config)?;
         let disks = Engine::check(EngineConfig {
             queues,
@@ -102,8 +102,8 @@ impl Hall {
             .find(|disk| disk.name == names[0])
             .expect("a planned disk")
             .size;
-        hall.jobs.insert(job, Registered { wish, size });
-        hall.process = std::process::id();
+        shared_engine.jobs.insert(job, Registered { options, size });
+        shared_engine.process = std::process::id();
         Ok(size)
     }
 
@@ -111,20 +111,20 @@ impl Hall {
     ///
     /// # Errors
     /// What keeps the engine from starting.
-    pub(crate) fn enter(&self, job: usize) -> Result<Ticket> {
-        let mut hall = self.lock();
+    pub(crate) fn enter(&self, job: usize) -> Result<JobHandle> {
+        let mut shared_engine = self.lock();
         ensure!(
-            hall.process == std::process::id(),
+            shared_engine.process == std::process::id(),
             "jobs must be threads of one process, so that they share an engine: give fio --thread"
         );
-        if hall.open.is_none() {
-            hall.open = Some(start(&hall.jobs)?);
+        if shared_engine.open.is_none() {
+            shared_engine.open = Some(start(&shared_engine.jobs)?);
         }
-        let open = hall.open.as_ref().expect("started");
-        let job = hall.jobs.get(&job).zip(open.disks.get(&job));
+        let open = shared_engine.open.as_ref().expect("started");
+        let job = shared_engine.jobs.get(&job).zip(open.disks.get(&job));
         let (job, name) = job.context("the job was not known when the first one started")?;
         let disk = open.engine.disk(name).expect("a started disk").clone();
-        let group = match job.wish.group.as_str() {
+        let group = match job.options.group.as_str() {
             "" => disk.group,
             text => {
                 let path = group::parse(text)?.path;
@@ -133,24 +133,24 @@ impl Hall {
             }
         };
         let attached = open.engine.attach()?;
-        hall.inside += 1;
-        Ok(Ticket {
+        shared_engine.inside += 1;
+        Ok(JobHandle {
             attached,
             disk,
             group,
         })
     }
 
-    /// Takes a job's ticket back. The last one shuts the engine down.
-    pub(crate) fn leave(&self, job: usize, ticket: Ticket) {
+    /// Takes a job's handle back. The last one shuts the engine down.
+    pub(crate) fn leave(&self, job: usize, handle: JobHandle) {
         // Waits for what is under way, so not under the lock.
-        drop(ticket);
-        let mut hall = self.lock();
-        hall.inside -= 1;
-        hall.jobs.remove(&job);
-        if hall.inside == 0
-            && hall.jobs.is_empty()
-            && let Some(open) = hall.open.take()
+        drop(handle);
+        let mut shared_engine = self.lock();
+        shared_engine.inside -= 1;
+        shared_engine.jobs.remove(&job);
+        if shared_engine.inside == 0
+            && shared_engine.jobs.is_empty()
+            && let Some(open) = shared_engine.open.take()
             && let Err(error) = open.engine.shutdown(SHUTDOWN_LIMIT)
         {
             eprintln!("blkmq: {error}");
@@ -163,7 +163,7 @@ impl Hall {
 }
 
 fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
-    let (config, names) = configuration(jobs.values().map(|job| &job.wish))?;
+    let (config, names) = configuration(jobs.values().map(|job| &job.options))?;
     let Plan {
         mut queues,
         mapped,
@@ -188,49 +188,49 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     })
 }
 
-/// Joins wishes into one configuration. Returns the name of each wish's disk, too.
-fn configuration<'a>(wishes: impl Iterator<Item = &'a Wish>) -> Result<(Config, Vec<String>)> {
+/// Joins wishes into one configuration. Returns the name of each options's disk, too.
+fn configuration<'a>(wishes: impl Iterator<Item = &'a JobOptions>) -> Result<(Config, Vec<String>)> {
     let mut config = Config::default();
     let mut files: Vec<&str> = Vec::new();
     // The texts of disks and groups that are in already, so that jobs can share them.
     let mut disks: Vec<(&str, String)> = Vec::new();
     let mut groups: Vec<&str> = Vec::new();
     let mut names = Vec::new();
-    for wish in wishes {
-        if !wish.config.is_empty() && !files.contains(&wish.config.as_str()) {
+    for options in wishes {
+        if !options.config.is_empty() && !files.contains(&options.config.as_str()) {
             ensure!(
                 files.is_empty(),
                 "config={}: all jobs must name the same one",
-                wish.config
+                options.config
             );
-            files.push(&wish.config);
-            let text = std::fs::read_to_string(&wish.config);
-            let text = text.with_context(|| format!("config={} cannot be read", wish.config))?;
-            let file = Config::from_toml(&text).with_context(|| format!("config={}", wish.config))?;
+            files.push(&options.config);
+            let text = std::fs::read_to_string(&options.config);
+            let text = text.with_context(|| format!("config={} cannot be read", options.config))?;
+            let file = Config::from_toml(&text).with_context(|| format!("config={}", options.config))?;
             config.disks.extend(file.disks);
             config.groups.extend(file.groups);
             config.queues.extend(file.queues);
             config.wait = file.wait;
         }
-        let known = disks.iter().find(|(text, _)| *text == wish.disk);
+        let known = disks.iter().find(|(text, _)| *text == options.disk);
         let name = match known {
             Some((_, name)) => name.clone(),
             None => {
-                let name = add_disk(&mut config, &wish.disk, disks.len())?;
-                disks.push((&wish.disk, name.clone()));
+                let name = add_disk(&mut config, &options.disk, disks.len())?;
+                disks.push((&options.disk, name.clone()));
                 name
             }
         };
-        set_queue(&mut config, &name, wish)?;
+        set_queue(&mut config, &name, options)?;
         names.push(name);
-        if !wish.group.is_empty() && !groups.contains(&wish.group.as_str()) {
-            let spec = group::parse(&wish.group)?;
+        if !options.group.is_empty() && !groups.contains(&options.group.as_str()) {
+            let spec = group::parse(&options.group)?;
             ensure!(
                 config.groups.iter().all(|other| other.path != spec.path),
                 "group={}: another job gives the same group other settings",
-                wish.group
+                options.group
             );
-            groups.push(&wish.group);
+            groups.push(&options.group);
             config.groups.push(spec);
         }
     }
@@ -238,7 +238,7 @@ fn configuration<'a>(wishes: impl Iterator<Item = &'a Wish>) -> Result<(Config, 
     Ok((config, names))
 }
 
-/// Finds the disk that a wish names in the configuration file, or adds the one that it describes. Returns its name.
+/// Finds the disk that a options names in the configuration file, or adds the one that it describes. Returns its name.
 fn add_disk(config: &mut Config, text: &str, number: usize) -> Result<String> {
     ensure!(
         !text.is_empty(),
@@ -264,30 +264,30 @@ fn add_disk(config: &mut Config, text: &str, number: usize) -> Result<String> {
 }
 
 /// Gives the disk's queue what a job's options say of it.
-fn set_queue(config: &mut Config, name: &str, wish: &Wish) -> Result<()> {
-    if wish.sched.is_empty() && wish.depth == 0 {
+fn set_queue(config: &mut Config, name: &str, options: &JobOptions) -> Result<()> {
+    if options.sched.is_empty() && options.depth == 0 {
         return Ok(());
     }
     let disk = config.disks.iter_mut().find(|disk| disk.name == name);
     let disk = disk.expect("it was added");
     let queue = disk.queue.get_or_insert_with(|| name.to_owned()).clone();
     let settings: &mut QueueSettings = config.queues.entry(queue.clone()).or_default();
-    if !wish.sched.is_empty() {
-        let kind = Kind::by_name(&wish.sched);
+    if !options.sched.is_empty() {
+        let kind = Kind::by_name(&options.sched);
         let Some(kind) = kind else {
             let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
             bail!(
                 "sched={} rejected: must be one of {}",
-                wish.sched,
+                options.sched,
                 known.join(", ")
             );
         };
         agree(settings.sched.replace(kind), kind, "sched", &queue)?;
     }
-    if wish.depth > 0 {
+    if options.depth > 0 {
         agree(
-            settings.depth.replace(wish.depth),
-            wish.depth,
+            settings.depth.replace(options.depth),
+            options.depth,
             "queue_depth",
             &queue,
         )?;
@@ -316,20 +316,20 @@ mod tests {
 
     use super::*;
 
-    fn wish(disk: &str, group: &str) -> Wish {
-        Wish {
+    fn options(disk: &str, group: &str) -> JobOptions {
+        JobOptions {
             disk: disk.to_owned(),
             group: group.to_owned(),
-            ..Wish::default()
+            ..JobOptions::default()
         }
     }
 
     #[test]
     fn jobs_with_the_same_text_share_a_disk_and_a_group() {
         let wishes = [
-            wish("null=1G", "/a,weight=200"),
-            wish("ram=1M,name=x", ""),
-            wish("null=1G", "/a,weight=200"),
+            options("null=1G", "/a,weight=200"),
+            options("ram=1M,name=x", ""),
+            options("null=1G", "/a,weight=200"),
         ];
         let (config, names) = configuration(wishes.iter()).unwrap();
         assert_eq!(names, ["disk0", "x", "disk0"]);
@@ -340,67 +340,70 @@ mod tests {
     fn jobs_wait_as_the_configuration_file_says() {
         let path = std::env::temp_dir().join(format!("blkmq-fio-wait-{}.toml", std::process::id()));
         std::fs::write(&path, "[daemon]\nwait = \"poll\"\n[disk.a]\nnull = \"1G\"\n").unwrap();
-        let with = Wish {
+        let with = JobOptions {
             config: path.to_str().unwrap().to_owned(),
-            ..wish("a", "")
+            ..options("a", "")
         };
-        let waits = |wishes: &[Wish]| configuration(wishes.iter()).unwrap().0.wait;
-        assert_eq!(waits(&[wish("null=1G", ""), with]), Wait::Poll);
-        assert_eq!(waits(&[wish("null=1G", "")]), Wait::Auto);
+        let waits = |wishes: &[JobOptions]| configuration(wishes.iter()).unwrap().0.wait;
+        assert_eq!(waits(&[options("null=1G", ""), with]), Wait::Poll);
+        assert_eq!(waits(&[options("null=1G", "")]), Wait::Auto);
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
     fn the_engine_is_made_for_all_and_ends_with_the_last() {
-        let hall = Hall::new();
+        let shared_engine = SharedEngine::new();
         let sizes: Vec<u64> = [
-            (1, wish("null=1G,name=t1", "")),
-            (2, wish("ram=1M,name=t2", "/g")),
+            (1, options("null=1G,name=t1", "")),
+            (2, options("ram=1M,name=t2", "/g")),
         ]
         .into_iter()
-        .map(|(job, wish)| hall.register(job, wish).unwrap())
+        .map(|(job, options)| shared_engine.register(job, options).unwrap())
         .collect();
         assert_eq!(sizes, [1 << 30, 1 << 20]);
-        let first = hall.enter(1).unwrap();
-        let second = hall.enter(2).unwrap();
+        let first = shared_engine.enter(1).unwrap();
+        let second = shared_engine.enter(2).unwrap();
         assert_eq!(
             (first.disk.name.as_str(), second.disk.name.as_str()),
             ("t1", "t2")
         );
         assert_ne!(second.group, second.disk.group);
-        assert!(hall.enter(3).is_err());
-        hall.leave(1, first);
-        assert!(hall.lock().open.is_some());
-        hall.leave(2, second);
-        assert!(hall.lock().open.is_none());
+        assert!(shared_engine.enter(3).is_err());
+        shared_engine.leave(1, first);
+        assert!(shared_engine.lock().open.is_some());
+        shared_engine.leave(2, second);
+        assert!(shared_engine.lock().open.is_none());
     }
 
     #[test]
     fn what_is_wrong_is_named() {
-        let sched = Wish {
+        let sched = JobOptions {
             sched: "cfq".to_owned(),
-            ..wish("null=1G", "")
+            ..options("null=1G", "")
         };
         let (deep, deeper) = (
-            Wish {
+            JobOptions {
                 depth: 4,
-                ..wish("null=1G", "")
+                ..options("null=1G", "")
             },
-            Wish {
+            JobOptions {
                 depth: 5,
-                ..wish("null=1G", "")
+                ..options("null=1G", "")
             },
         );
         for (wishes, part) in [
-            (vec![wish("", "")], "disk= is missing"),
-            (vec![wish("vm1", "")], "no [disk.vm1]"),
-            (vec![wish("null=1Q", "")], "null=1Q"),
+            (vec![options("", "")], "disk= is missing"),
+            (vec![options("vm1", "")], "no [disk.vm1]"),
+            (vec![options("null=1Q", "")], "null=1Q"),
             (vec![sched], "sched=cfq rejected: must be one of none"),
             (
-                vec![wish("null=1G", "/a,weight=1"), wish("null=1G", "/a,weight=2")],
+                vec![
+                    options("null=1G", "/a,weight=1"),
+                    options("null=1G", "/a,weight=2"),
+                ],
                 "other settings",
             ),
-            (vec![wish("null=1G", "a")], "as in /customers/a"),
+            (vec![options("null=1G", "a")], "as in /customers/a"),
             (vec![deep, deeper], "queue_depth=5 rejected"),
         ] {
             let error = format!("{:#}", configuration(wishes.iter()).unwrap_err());

@@ -6,7 +6,7 @@ use crate::time::{Instant, Nanos};
 
 /// Who has requests, queued or in flight.
 #[derive(Debug)]
-pub(super) struct Rivals {
+pub(super) struct Contention {
     /// Busy queues of each group.
     queues: Vec<u32>,
     /// Groups that have a busy queue.
@@ -19,7 +19,7 @@ pub(super) struct Rivals {
     lingers_until: Instant,
 }
 
-impl Rivals {
+impl Contention {
     /// Makes the counts for ids of groups below `groups`.
     pub(super) fn new(groups: usize) -> Self {
         Self {

@@ -5,7 +5,7 @@ use crate::time::{Instant, Nanos};
 
 /// What is known of a queue's client.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Life {
+pub(super) struct History {
     /// Of the next turn, in bytes; 0 before the first one.
     budget: u32,
     /// A bit for each of the latest requests: whether it came far from the one before.
@@ -41,7 +41,7 @@ pub(super) enum TurnEnd {
     Asked,
 }
 
-impl Life {
+impl History {
     /// Of a client that nothing is known of.
     pub(super) const NEW: Self = Self {
         budget: 0,
@@ -131,7 +131,7 @@ impl Life {
     /// Whether it is to be raised now that it comes back at `now`: after a long pause, as a program does that somebody
     /// starts (interactive); or not before it has used up what it read last at a moderate rate, as a player does (soft
     /// real time).
-    pub(super) fn raise(&mut self, now: Instant) {
+    pub(super) fn start_raising(&mut self, now: Instant) {
         let pause = self.dry_at.map(|dry_at| now.since(dry_at));
         let is_interactive = pause.is_none_or(|pause| pause >= LONG_PAUSE);
         let is_paced = now >= self.paced_until && !self.is_seeky();
@@ -159,7 +159,7 @@ impl Life {
     }
 
     /// The weight is raised no more.
-    pub(super) fn calm(&mut self) {
+    pub(super) fn end_raising(&mut self) {
         self.raised_until = None;
     }
 }
@@ -192,54 +192,54 @@ mod tests {
 
     #[test]
     fn a_budget_that_is_used_up_grows_to_the_largest_and_an_idle_client_s_shrinks_to_the_smallest() {
-        let mut life = Life::NEW;
-        assert_eq!(life.budget(MAX), MAX / 2);
-        life.turn_ended(TurnEnd::Exhausted, 0, false, MAX);
-        assert_eq!(life.budget(MAX), MAX);
+        let mut history = History::NEW;
+        assert_eq!(history.budget(MAX), MAX / 2);
+        history.turn_ended(TurnEnd::Exhausted, 0, false, MAX);
+        assert_eq!(history.budget(MAX), MAX);
         for _ in 0..8 {
-            life.turn_ended(TurnEnd::TooIdle, 0, false, MAX);
+            history.turn_ended(TurnEnd::TooIdle, 0, false, MAX);
         }
-        assert_eq!(life.budget(MAX), MAX / 32);
-        life.turn_ended(TurnEnd::Timeout, 0, false, MAX);
-        assert_eq!(life.budget(MAX), MAX / 16);
-        life.turn_ended(TurnEnd::Dry, 1 << 20, false, MAX);
-        assert_eq!(life.budget(MAX), 1 << 20);
+        assert_eq!(history.budget(MAX), MAX / 32);
+        history.turn_ended(TurnEnd::Timeout, 0, false, MAX);
+        assert_eq!(history.budget(MAX), MAX / 16);
+        history.turn_ended(TurnEnd::Dry, 1 << 20, false, MAX);
+        assert_eq!(history.budget(MAX), 1 << 20);
     }
 
     #[test]
     fn scattered_requests_make_a_client_seeky_and_a_sequence_ends_it() {
-        let mut life = Life::NEW;
-        (0..40u64).for_each(|n| life.inserted(n << 30, (n << 30) + 4096));
-        assert!(life.is_seeky());
+        let mut history = History::NEW;
+        (0..40u64).for_each(|n| history.inserted(n << 30, (n << 30) + 4096));
+        assert!(history.is_seeky());
         let from = 40u64 << 30;
-        (0..20u64).for_each(|n| life.inserted(from + n * 4096, from + (n + 1) * 4096));
-        assert!(!life.is_seeky());
+        (0..20u64).for_each(|n| history.inserted(from + n * 4096, from + (n + 1) * 4096));
+        assert!(!history.is_seeky());
     }
 
     #[test]
     fn a_new_client_is_raised_for_a_time_and_an_amount() {
-        let mut life = Life::NEW;
-        life.raise(Instant(0));
-        assert_eq!(life.factor(Instant(0)), RAISE);
-        assert_eq!(life.factor(Instant(0) + RAISED_INTERACTIVE), 1);
-        life.raise(Instant(0));
-        life.served(RAISED_SERVICE as u32);
-        assert_eq!(life.factor(Instant(1)), 1);
+        let mut history = History::NEW;
+        history.start_raising(Instant(0));
+        assert_eq!(history.factor(Instant(0)), RAISE);
+        assert_eq!(history.factor(Instant(0) + RAISED_INTERACTIVE), 1);
+        history.start_raising(Instant(0));
+        history.served(RAISED_SERVICE as u32);
+        assert_eq!(history.factor(Instant(1)), 1);
     }
 
     #[test]
     fn a_client_of_a_moderate_rate_is_raised_at_each_burst_and_a_greedy_one_is_not() {
-        let (mut player, mut copier) = (Life::NEW, Life::NEW);
+        let (mut player, mut copier) = (History::NEW, History::NEW);
         let mut at = Instant(0);
-        for life in [&mut player, &mut copier] {
-            life.served(1 << 20);
-            life.dried(at);
+        for history in [&mut player, &mut copier] {
+            history.served(1 << 20);
+            history.dried(at);
         }
         at = at + Nanos::from_millis(1);
-        copier.raise(at);
+        copier.start_raising(at);
         assert_eq!(copier.factor(at), 1);
         at = at + Nanos::from_millis(400);
-        player.raise(at);
+        player.start_raising(at);
         assert_eq!(player.factor(at), RAISE);
     }
 }
