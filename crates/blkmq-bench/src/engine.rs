@@ -24,7 +24,7 @@ pub(crate) use self::load::Job;
 use self::load::Load;
 use crate::args::{BenchArgs, Plan};
 use crate::histogram::Histogram;
-use crate::report::{About, Report, Row};
+use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 use crate::usage::Usage;
 use crate::window::Window;
@@ -110,7 +110,7 @@ pub fn main(args: &EngineArgs) -> Result<()> {
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &args.common)?;
-    print!("{}", summary(&report.rows));
+    report::say(&summary(&report.rows));
     Ok(())
 }
 

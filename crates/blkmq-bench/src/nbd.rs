@@ -12,7 +12,7 @@ use blkmq_export::nbd::codec::HeaderStyle;
 
 use self::peers::{Server, Side};
 use crate::args::{BenchArgs, Plan};
-use crate::report::{About, Report, Row};
+use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 use crate::usage::Usage;
 use crate::window::Window;
@@ -79,7 +79,7 @@ pub fn main(args: &NbdArgs) -> Result<()> {
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &args.common)?;
-    print!("{}", summary(&report.rows));
+    report::say(&summary(&report.rows));
     Ok(())
 }
 

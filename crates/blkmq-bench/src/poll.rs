@@ -24,7 +24,7 @@ use self::drive::Modelled;
 use self::limit::Times;
 use crate::args::{BenchArgs, Plan};
 use crate::histogram::Histogram;
-use crate::report::{About, Report, Row};
+use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 use crate::usage::Usage;
 
@@ -57,7 +57,7 @@ pub fn main(args: &PollArgs) -> Result<()> {
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &args.common)?;
-    print!("{}", summary(&report.rows));
+    report::say(&summary(&report.rows));
     Ok(())
 }
 

@@ -77,6 +77,12 @@ pub struct About {
     pub setting: Vec<String>,
 }
 
+/// Prints a text, of which the reader may take as much as it likes: `blkmq bench engine | head` is no failure.
+pub(crate) fn say(text: &str) {
+    use std::io::Write;
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
 impl Report {
     /// Starts a report: looks at the machine and prints the question, the setting and the circumstances.
     pub fn start(bench: &str, about: About, plan: &Plan) -> Self {
@@ -88,7 +94,7 @@ impl Report {
             rows: Vec::new(),
             about,
         };
-        print!("{}", report.heading(plan));
+        say(&report.heading(plan));
         report
     }
 
@@ -108,11 +114,11 @@ impl Report {
     pub fn finish_with(&mut self, table: &str, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
         self.host.after_run();
         self.rows = rows;
-        print!("{table}");
-        println!(
-            "load average before {:.2}, after {:.2}",
+        let load = format!(
+            "load average before {:.2}, after {:.2}\n",
             self.host.load_before, self.host.load_after
         );
+        say(&(table.to_owned() + &load));
         if let Some(file) = &args.json {
             let text = serde_json::to_string_pretty(self).context("turning the report into JSON")?;
             write(file, &(text + "\n"))?;

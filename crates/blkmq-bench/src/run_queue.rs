@@ -12,7 +12,7 @@ use blkmq_sync::{Published, RunWork};
 
 use crate::args::BenchArgs;
 use crate::on_null::{self, Jobs, check_load};
-use crate::report::{About, Report, Row};
+use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 
 /// Measure run-queue work: contexts run once and only where they wait, against all of them at each completion
@@ -71,8 +71,8 @@ pub fn main(args: &RunQueueArgs) -> Result<()> {
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &args.common)?;
-    print!("{}", summary(&report.rows, &args));
-    print!("{}", cost_of_redundant_runs());
+    report::say(&summary(&report.rows, &args));
+    report::say(&cost_of_redundant_runs());
     Ok(())
 }
 

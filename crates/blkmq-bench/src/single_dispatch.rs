@@ -12,7 +12,7 @@ use blkmq_sim::scenario::clients::{self, CLIENTS, Side};
 
 use crate::args::{BenchArgs, Plan};
 use crate::on_null::{self, Jobs, check_load};
-use crate::report::{About, Report, Row};
+use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Latency, Point, Sample};
 use crate::usage::Usage;
 
@@ -49,8 +49,8 @@ pub fn main(args: &SingleDispatchArgs) -> Result<()> {
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &args.common)?;
-    print!("{}", summary(&report.rows));
-    print!("{}", published(&report.rows, args));
+    report::say(&summary(&report.rows));
+    report::say(&published(&report.rows, args));
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use blkmq_host::driver::null::{NullConfig, NullDrive};
 use crate::args::{BenchArgs, Plan};
 use crate::engine::{self, Job, NULL_BYTES, Opened};
 use crate::on_null;
-use crate::report::{About, Report, Row};
+use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 
 /// Measure request-based multipath: inline, against insertion, completion and queue runs over a worker thread
@@ -95,7 +95,7 @@ pub fn main(args: &StackArgs) -> Result<()> {
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &args.common)?;
-    print!("{}", summary(&report.rows));
+    report::say(&summary(&report.rows));
     Ok(())
 }
 

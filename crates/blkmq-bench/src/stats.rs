@@ -12,7 +12,7 @@ use blkmq_host::driver::null::NullConfig;
 
 use crate::args::BenchArgs;
 use crate::on_null::{self, Jobs, check_load};
-use crate::report::{About, Report, Row};
+use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point};
 use crate::single_dispatch::scheduler;
 
@@ -49,7 +49,7 @@ pub fn main(args: &StatsArgs) -> Result<()> {
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
     report.finish(rows, &args.common)?;
-    print!("{}", summary(&report.rows, &args));
+    report::say(&summary(&report.rows, &args));
     Ok(())
 }
 

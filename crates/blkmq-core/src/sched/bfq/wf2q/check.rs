@@ -46,7 +46,8 @@ impl Wf2q {
             assert_eq!(entity.state, found[id], "state of entity {id}");
             if self.is_group(id as u32) && entity.state != State::Serving {
                 let active = matches!(entity.state, State::Waiting | State::Eligible);
-                let is_held = self.held.contains(&(id as u32));
+                let is_held = entity.presence.is_noted;
+                assert_eq!(is_held, self.held.contains(&(id as u32)), "group {id} is noted");
                 let has_members = self.first_class(id as u32).is_some();
                 // A group that was held is looked at again by the next pick.
                 assert!(is_held || active == has_members, "group {id} and its members");

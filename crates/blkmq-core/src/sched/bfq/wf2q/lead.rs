@@ -25,6 +25,8 @@ pub(super) struct Presence {
     /// Its start when the floor was looked at last: starts grow, so this is never too high.
     known_start: u64,
     pub(super) is_counted: bool,
+    /// Of a group: it is among those whose members are all held.
+    pub(super) is_noted: bool,
     /// It was away for a moment only: what came to be due to it meanwhile is kept.
     keeps_due: bool,
     /// It never counts, and what is due to it is kept.
@@ -160,6 +162,7 @@ impl Wf2q {
     fn look_at_each_held(&mut self) {
         for n in (0..self.held.len()).rev() {
             let group = self.held.swap_remove(n);
+            self.entities[group as usize].presence.is_noted = false;
             self.refresh(group, false);
         }
     }
@@ -167,7 +170,8 @@ impl Wf2q {
     /// All members of a group that wait are held.
     #[cold]
     pub(super) fn note_held(&mut self, group: u32) {
-        if !self.held.contains(&group) {
+        let presence = &mut self.entities[group as usize].presence;
+        if !std::mem::replace(&mut presence.is_noted, true) {
             self.held.push(group);
         }
     }
@@ -350,6 +354,7 @@ impl Presence {
         links: Links::UNLINKED,
         known_start: 0,
         is_counted: false,
+        is_noted: false,
         keeps_due: false,
         is_passed_over: false,
         served: 0,
