@@ -11,6 +11,7 @@ use crate::time::Instant;
 
 impl LocalQueue {
     /// Takes the driver's completions and the requests that have timed out. Says whether the context has to be run.
+    #[inline]
     pub(super) fn reap(&mut self, now: Instant, fx: &mut Effects) -> bool {
         let hw = self.hw.as_mut().expect("the caller has looked");
         if hw.in_flight == 0 && !hw.needs_idle_poll {
@@ -50,6 +51,7 @@ impl LocalQueue {
 
     /// Brings requests home that have ended well (`SwCtx::end_bios` says which), and keeps
     /// the list.
+    #[inline]
     pub(super) fn end_bios(&mut self, mut list: Vec<Box<Request>>, fx: &mut Effects) {
         let count = list.len();
         if count > 0 {
@@ -59,6 +61,7 @@ impl LocalQueue {
         self.home = list;
     }
 
+    #[inline]
     pub(super) fn expire(&mut self, now: Instant, fx: &mut Effects) -> bool {
         let mut any = false;
         while let Some(rq) = self.hw.as_mut().and_then(|hw| hw.take_expired(now)) {

@@ -57,6 +57,7 @@ impl LocalQueue {
     }
 
     /// Takes what other reactors have sent. Says whether the context has to be run.
+    #[inline]
     pub(super) fn take_mail(&mut self, fx: &mut Effects) -> bool {
         let mut must_run = false;
         while let Some(mail) = self.mailbox.pop() {
