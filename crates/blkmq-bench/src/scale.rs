@@ -70,7 +70,7 @@ impl Side {
         match self {
             Self::Lock => kind != Kind::None,
             Self::Gate => true,
-            Self::FourGates => kind != Kind::None && submitters >= 4,
+            Self::FourGates => kind != Kind::None && submitters.is_multiple_of(4),
         }
     }
 }

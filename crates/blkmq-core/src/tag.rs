@@ -7,7 +7,7 @@ use crate::ids::{DiskId, HctxId, Tag};
 use crate::tag_share::{SharedTags, TagError, Use};
 use crate::time::Instant;
 
-/// TagRequest tags a hardware context uses.
+/// Whose tags a hardware context uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagMode {
     /// Each hardware context has so many of its own.

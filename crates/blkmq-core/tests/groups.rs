@@ -221,7 +221,7 @@ fn bios_that_wait_for_a_request_are_given_to_the_ancestor_before_the_number_is_f
 }
 
 #[test]
-fn a_seat_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_does() {
+fn a_handle_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_does() {
     let mut config = with_groups(2, 2, Kind::None);
     config.reactors[1] = ReactorConfig { is_event_loop: false };
     let mut bench = Bench::new(config);

@@ -492,7 +492,7 @@ fn more_bios_than_may_wait_come_back_to_the_submitter() {
 }
 
 #[test]
-fn a_seat_can_be_given_back_and_taken_again() {
+fn a_handle_can_be_given_back_and_taken_again() {
     let mut bench = Bench::new(config(1));
     bench.submit(0, bio(Op::Read, 0, 1, 1));
     bench.unplug(0);

@@ -64,7 +64,7 @@ struct Open {
 }
 
 impl SharedEngine {
-    /// A shared_engine with nobody in it.
+    /// An engine that no job shares yet.
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(State {
             jobs: BTreeMap::new(),
@@ -188,7 +188,7 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     })
 }
 
-/// Joins wishes into one configuration. Returns the name of each options's disk, too.
+/// Joins the options of all jobs into one configuration. Returns the name of each job's disk, too.
 fn configuration<'a>(wishes: impl Iterator<Item = &'a JobOptions>) -> Result<(Config, Vec<String>)> {
     let mut config = Config::default();
     let mut files: Vec<&str> = Vec::new();
@@ -238,7 +238,7 @@ fn configuration<'a>(wishes: impl Iterator<Item = &'a JobOptions>) -> Result<(Co
     Ok((config, names))
 }
 
-/// Finds the disk that a options names in the configuration file, or adds the one that it describes. Returns its name.
+/// Finds the disk that the options name in the configuration file, or adds the one that it describes. Returns its name.
 fn add_disk(config: &mut Config, text: &str, number: usize) -> Result<String> {
     ensure!(
         !text.is_empty(),

@@ -173,7 +173,7 @@ impl Attached {
     /// The core, its time read in this batch.
     #[inline]
     fn core_at_time(&mut self) -> &mut ReactorCore {
-        let core = self.core.as_mut().expect("a place until dropped");
+        let core = self.core.as_mut().expect("there until dropped");
         if !self.is_clock_fresh {
             self.is_clock_fresh = true;
             core.read_clock();
@@ -183,7 +183,7 @@ impl Attached {
 
     #[inline]
     fn core(&mut self) -> &mut ReactorCore {
-        self.core.as_mut().expect("a place until dropped")
+        self.core.as_mut().expect("there until dropped")
     }
 }
 

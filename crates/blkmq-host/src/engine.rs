@@ -185,7 +185,7 @@ impl Engine {
     pub fn start(config: EngineConfig) -> Result<Self, Error> {
         let reactors = config.reactors.max(1);
         let (shared, mut free_queues) = build(config)?;
-        // The free_queues of attached threads stay with the shared state; those of the reactors come first.
+        // The handles of attached threads stay with the shared state; those of the reactors come first.
         let spare = free_queues.split_off(reactors);
         spare.into_iter().for_each(|own| shared.put_queues(own));
         let mut engine = Self {
@@ -341,7 +341,7 @@ impl Drop for Engine {
     }
 }
 
-/// Makes the queues, and for each thread a own with its handles at all of them.
+/// Makes the queues, and for each thread its handles of all of them.
 fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQueues>), Error> {
     let reactors = config.reactors.max(1);
     let handles = reactors + config.attached_max;

@@ -16,7 +16,7 @@ pub enum Error {
     /// io_uring is not to be had.
     #[error("reactor {reactor}: no io_uring: {source}; {}", ring_hint(source))]
     Ring {
-        /// TagRequest.
+        /// Whose.
         reactor: ReactorId,
         /// What the kernel said.
         source: io::Error,

@@ -16,6 +16,8 @@ pub(crate) struct Queues {
 struct Entry {
     queue: LocalQueue,
     is_active: bool,
+    /// It had nothing to do when it was run last.
+    was_quiet: bool,
 }
 
 impl Queues {
@@ -54,8 +56,9 @@ impl Queues {
         idle.for_each(|(index, entry)| activate(entry, &mut self.active, index));
     }
 
-    /// Runs those that are looked at. One that had nothing to do, and has nothing now, is not looked at again; so each has one
-    /// turn after its last bio has ended, in which that is told to the others ([`LocalQueue::answered`]).
+    /// Runs those that are looked at. One that had nothing to do in the turn before, and has nothing now, is not looked at any
+    /// more; so each has one whole turn after its last bio has ended, at whose end that is told to the others
+    /// ([`LocalQueue::answered`]).
     #[inline]
     pub(crate) fn run(&mut self, now: Instant, fx: &mut Effects) {
         if self.are_few() {
@@ -68,11 +71,14 @@ impl Queues {
     fn run_and_retire(&mut self, now: Instant, fx: &mut Effects) {
         let Self { all, active } = self;
         active.retain(|&index| {
-            let Entry { queue, is_active } = &mut all[index as usize];
-            let was_quiet = queue.is_quiet();
-            queue.run(now, fx);
-            *is_active = !(was_quiet && queue.is_quiet());
-            *is_active
+            let entry = &mut all[index as usize];
+            let is_quiet = entry.queue.is_quiet();
+            entry.is_active = !(is_quiet && entry.was_quiet);
+            entry.was_quiet = is_quiet;
+            if entry.is_active {
+                entry.queue.run(now, fx);
+            }
+            entry.is_active
         });
     }
 
@@ -103,6 +109,7 @@ impl Queues {
         self.all.push(Entry {
             queue,
             is_active: true,
+            was_quiet: false,
         });
     }
 }
@@ -110,7 +117,7 @@ impl Queues {
 #[cold]
 #[inline(never)]
 fn activate(entry: &mut Entry, active: &mut Vec<u32>, index: usize) {
-    entry.is_active = true;
+    (entry.is_active, entry.was_quiet) = (true, false);
     active.push(index as u32);
 }
 
@@ -129,3 +136,62 @@ impl stack::Queues for Queues {
 pub(crate) const ON_A_QUEUE: &str = "a table's leaves are on queues that there are";
 /// So many queues are all looked at in each turn.
 const FEW: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+    use blkmq_core::ids::Cookie;
+    use blkmq_core::queue::{Queue, QueueConfig};
+    use blkmq_core::request::Request;
+
+    use super::*;
+
+    /// A driver that nothing is issued to.
+    struct Unused;
+
+    impl Driver for Unused {
+        fn issue(&mut self, _: &Request, _: Cookie, _: bool, _: Instant) -> Issued {
+            unreachable!("nothing is submitted")
+        }
+
+        fn reap(&mut self, _: Instant, _: &mut Vec<Done>) {}
+
+        fn timed_out(&mut self, _: Cookie) -> TimedOut {
+            unreachable!("nothing is issued")
+        }
+    }
+
+    fn queues(count: usize) -> Queues {
+        let attach = |_| {
+            let (_, handles) = Queue::new(QueueConfig::new("q", 1)).expect("a queue");
+            let handle = handles.into_iter().next().expect("one reactor");
+            handle.attach(Some(Box::new(Unused)))
+        };
+        Queues::new((0..count).map(attach).collect())
+    }
+
+    #[test]
+    fn a_queue_is_looked_at_for_one_whole_turn_after_it_has_become_quiet() {
+        let mut queues = queues(FEW + 1);
+        let mut fx = Effects::with_capacity(1);
+        let mut turn = |queues: &mut Queues, now| {
+            queues.run(Instant(now), &mut fx);
+            queues.iter().count()
+        };
+        assert_eq!(turn(&mut queues, 1), FEW + 1, "all are told of this turn");
+        assert_eq!(turn(&mut queues, 2), 0);
+        queues.get_mut(3).expect("it is there");
+        assert_eq!(turn(&mut queues, 3), 1);
+        assert_eq!(turn(&mut queues, 4), 0);
+        queues.activate_all();
+        assert_eq!(turn(&mut queues, 5), FEW + 1);
+    }
+
+    #[test]
+    fn few_queues_are_always_looked_at() {
+        let mut queues = queues(FEW);
+        let mut fx = Effects::with_capacity(1);
+        (0..4).for_each(|now| queues.run(Instant(now), &mut fx));
+        assert_eq!(queues.iter().count(), FEW);
+    }
+}

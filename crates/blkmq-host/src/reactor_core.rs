@@ -60,7 +60,7 @@ impl ReactorCore {
     /// Takes the handles of `own`, on the thread that will stay.
     ///
     /// # Errors
-    /// What could not be had, and the own.
+    /// What could not be had, and the handles.
     pub(crate) fn open(shared: &Arc<Shared>, own: ReactorQueues) -> Result<Self, (Error, ReactorQueues)> {
         let (ring, drivers) = match open_ring_and_drivers(shared, &own) {
             Ok(opened) => opened,
@@ -426,7 +426,7 @@ impl ReactorCore {
 
 type Drivers = Vec<Option<Box<dyn Driver>>>;
 
-/// Opens what can fail: the ring, and a driver for each hardware context that the own owns.
+/// Opens what can fail: the ring, and a driver for each hardware context that these handles own.
 fn open_ring_and_drivers(shared: &Shared, own: &ReactorQueues) -> Result<(RingHandle, Drivers), Error> {
     let ring = RingHandle::new(shared.ring).map_err(|source| Error::Ring {
         reactor: own.id,

@@ -107,7 +107,7 @@ impl Inbox {
 }
 
 impl Shared {
-    /// Takes a own for an attached thread.
+    /// Takes queue handles for an attached thread.
     ///
     /// # Errors
     /// If all are taken, or the engine shuts down.
@@ -123,7 +123,7 @@ impl Shared {
         })
     }
 
-    /// Gives a own back, or adds a new one.
+    /// Gives queue handles back, or adds new ones.
     pub(crate) fn put_queues(&self, own: ReactorQueues) {
         self.lock_free_queues().free.push(own);
     }

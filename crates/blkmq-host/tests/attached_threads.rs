@@ -203,7 +203,7 @@ fn no_kick_is_lost_over_a_thousand_bursts_after_idleness() {
 }
 
 #[test]
-fn a_dropped_attached_thread_waits_for_its_io_and_leaves_its_seat() {
+fn a_dropped_attached_thread_waits_for_its_io_and_leaves_its_handles() {
     let null = NullConfig {
         latency: Nanos::from_millis(20),
         ..completing(Completion::Timer)
@@ -273,7 +273,7 @@ fn a_timeout_ends_a_wait_although_nothing_ended() {
 }
 
 #[test]
-fn an_attachment_that_fails_leaves_its_seat() {
+fn an_attachment_that_fails_leaves_its_handles() {
     let null = NullConfig {
         setup_failure: Some(1),
         ..NullConfig::bare()

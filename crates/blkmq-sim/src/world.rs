@@ -157,9 +157,7 @@ impl World {
         let (queue, handles) = Queue::new(boot::queue_config(setup)).expect("a scenario's queue is possible");
         let reactors = handles.into_iter().zip(clients).enumerate();
         let reactors = reactors
-            .map(|(id, (handle, client))| {
-                RefCell::new(boot::take_seat(id, handle, client, setup.depth, stage))
-            })
+            .map(|(id, (handle, client))| RefCell::new(boot::attach(id, handle, client, setup.depth, stage)))
             .collect();
         stage
             .oracle

@@ -4,7 +4,7 @@
 //! reactor has a shard, and the one who freezes reads them all.
 //!
 //! A user enters its shard, submits, counts what it started, and exits. A request that has started may
-//! outlive the entered; `finished` counts its end, on the shard of whoever ends it.
+//! outlive the stay; `finished` counts its end, on the shard of whoever ends it.
 //!
 //! Pairings: `enter` writes `inside`, passes a fence, then reads the depth; the freezer writes the depth,
 //! passes a fence, then reads `inside`. Whoever passes first is seen by the other: either the user sees the

@@ -78,7 +78,7 @@ impl Bench {
         bio.cookie = self.cookies;
         let side = &mut self.sides[side];
         side.under_way.insert(bio.cookie);
-        let local = side.local.as_mut().expect("seated");
+        let local = side.local.as_mut().expect("attached");
         if let Err(bio) = local.submit(bio, self.now, &mut side.fx) {
             assert!(local.outstanding() > 0, "an idle reactor has no room for a bio");
             assert!(side.under_way.remove(&bio.cookie), "a bio came back twice");
@@ -90,7 +90,7 @@ impl Bench {
         let side = &mut self.sides[side];
         side.local
             .as_mut()
-            .expect("seated")
+            .expect("attached")
             .unplug(self.now, &mut side.fx);
         self.collect();
     }
@@ -98,7 +98,7 @@ impl Bench {
     pub(super) fn run(&mut self, side: usize) {
         let side = &mut self.sides[side];
         side.has_kick = false;
-        side.local.as_mut().expect("seated").run(self.now, &mut side.fx);
+        side.local.as_mut().expect("attached").run(self.now, &mut side.fx);
         self.collect();
     }
 
@@ -199,7 +199,7 @@ impl Bench {
     /// Asserts what must hold between operations.
     pub(super) fn check(&self) {
         for side in &self.sides {
-            let local = side.local.as_ref().expect("seated");
+            let local = side.local.as_ref().expect("attached");
             local.check_invariants();
             assert_eq!(local.outstanding() as usize, side.under_way.len());
             let hand = side.hand.borrow();
@@ -247,7 +247,7 @@ impl Bench {
             "nothing is under way, but the queue does not drain"
         );
         for mut side in self.sides {
-            let local = side.local.take().expect("seated");
+            let local = side.local.take().expect("attached");
             assert_eq!((local.outstanding(), local.hctx_in_flight()), (0, 0));
             assert!(local.detach().is_ok(), "a reactor at rest cannot leave");
         }
@@ -289,7 +289,7 @@ impl Bench {
         let is_waiting = self.sides.iter().any(|side| !side.under_way.is_empty());
         let wakeups = self.sides.iter();
         let first = wakeups
-            .filter_map(|side| side.local.as_ref().expect("seated").next_wakeup())
+            .filter_map(|side| side.local.as_ref().expect("attached").next_wakeup())
             .min();
         let Some(first) = first.filter(|_| is_waiting) else {
             return false;
@@ -352,7 +352,7 @@ impl Side {
     }
 
     fn why_woken(&self, now: Instant) -> [bool; 4] {
-        let local = self.local.as_ref().expect("seated");
+        let local = self.local.as_ref().expect("attached");
         [
             self.has_kick,
             local.hctx_in_flight() > 0 && !self.hand.borrow().done.is_empty(),

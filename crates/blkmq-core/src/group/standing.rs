@@ -15,7 +15,7 @@ pub(crate) struct GroupStates {
 }
 
 impl GroupStates {
-    /// The group_states of a tree.
+    /// The states of the groups of a tree.
     pub(crate) fn new(tree: &GroupTree) -> Self {
         let group_states = Self {
             words: (0..tree.capacity()).map(|_| AtomicU32::new(NOBODY)).collect(),

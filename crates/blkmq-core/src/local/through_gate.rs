@@ -19,7 +19,7 @@ impl LocalQueue {
     /// Enters the gate, if it is free, and dispatches for everybody until there is nothing more to do or the depth is
     /// reached. If the gate is held, its holder looks again after this call (invariant 2), so nothing waits here.
     ///
-    /// The caller has a entered: nothing is issued on a quiesced queue.
+    /// The caller has entered the queue: nothing is issued on a quiesced queue.
     pub(super) fn dispatch_through_gate(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
         let events = &queue.port(self.me).shard.events;

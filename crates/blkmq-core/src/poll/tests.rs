@@ -1,4 +1,4 @@
-//! Decides whether the predictor keeps what `poll` is_event_loop: each invariant by itself.
+//! Decides whether the predictor keeps what `poll` promises: each invariant by itself.
 
 use proptest::prelude::*;
 

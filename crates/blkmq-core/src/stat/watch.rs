@@ -45,7 +45,7 @@ pub(crate) struct Watch {
     /// By group: its top-level group's column.
     columns: Box<[u8]>,
     is_on: bool,
-    /// TagRequest request was dispatched last, and since when without another's in between.
+    /// Whose request was dispatched last, and since when without another's in between.
     turn: Option<GroupId>,
     turn_since: Instant,
 }

@@ -56,7 +56,7 @@ impl World {
             return;
         }
         if self.queue.held_for_caps() != Ok(0) {
-            // Caps hold back what could be issued. Who is away may be the one whose timer it is only if nobody is_event_loop.
+            // Caps hold back what could be issued. Who is away may be the one whose timer it is only if nobody has an event loop.
             if next.is_none() && !self.stage.drive.borrow().is_busy() && away.is_empty() {
                 self.fail_stuck("requests wait for caps, and nobody has a timer");
             }

@@ -103,7 +103,7 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
     }
 }
 
-pub(super) fn take_seat(
+pub(super) fn attach(
     id: usize,
     handle: QueueHandle,
     client: Client,

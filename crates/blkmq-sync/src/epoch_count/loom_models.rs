@@ -39,7 +39,7 @@ impl Queue {
         });
     }
 
-    /// Submits one request, which is used inside and, after the entered, in flight.
+    /// Submits one request, which is used inside and, after the stay, in flight.
     fn submit(&self, shard: usize) -> bool {
         if !self.state.enter(shard) {
             return false;

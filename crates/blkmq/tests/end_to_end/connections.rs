@@ -266,7 +266,7 @@ fn limited(soft: u64, hard: u64, words: &[&str]) -> Command {
     command
 }
 
-/// Clients that connect, maybe select a disk, and entered; some may be refused.
+/// Clients that connect, maybe select a disk, and stay; some may be refused.
 fn crowd(socket: &Path, clients: usize, is_negotiating: bool) -> Vec<UnixStream> {
     let one = |_| {
         let mut stream = greeted(socket).ok()?;

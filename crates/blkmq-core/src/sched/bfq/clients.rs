@@ -37,7 +37,7 @@ pub(super) struct Queue {
     later: u32,
 }
 
-/// TagRequest queue it is, and for what.
+/// Whose queue it is, and for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// Group and client.
@@ -350,7 +350,7 @@ impl IndexMut<usize> for Clients {
 }
 
 impl Queue {
-    /// TagRequest it is.
+    /// Whose it is.
     ///
     /// # Panics
     /// If it is nobody's.

@@ -170,7 +170,7 @@ impl Idling {
         Some((held.group, time))
     }
 
-    /// TagRequest answers are of interest now.
+    /// Whose answers are of interest now.
     #[inline]
     pub(super) fn awaited(&self) -> ReactorSet {
         self.awaited

@@ -61,7 +61,7 @@ pub struct Bfq {
     tunables: Tunables,
     /// Whether the drive seeks.
     rotational: bool,
-    /// TagRequest turn it is, on a drive on which a turn is more than one request.
+    /// Whose turn it is, on a drive on which a turn is more than one request.
     turn: Option<Turn>,
     pace: Pace,
     neighbours: Neighbours,
@@ -226,7 +226,7 @@ impl Bfq {
     }
 }
 
-/// TagRequest request it is, from what [`Bfq::take`] left in it.
+/// Whose request it is, from what [`Bfq::take`] left in it.
 #[inline]
 fn queue_of(sched_data: u32) -> usize {
     (sched_data & !(MOVES_NO_DATA | PASSED_OVER)) as usize

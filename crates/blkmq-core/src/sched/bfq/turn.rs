@@ -45,7 +45,7 @@ pub(super) struct Pace {
     rate: u64,
 }
 
-/// TagRequest requests came last in which area of the drive: a small table that forgets.
+/// Whose requests came last in which area of the drive: a small table that forgets.
 #[derive(Debug)]
 pub(super) struct Neighbours {
     last: Vec<u32>,

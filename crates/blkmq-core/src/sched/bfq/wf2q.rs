@@ -20,7 +20,7 @@
 //! ```
 //! A tree's time advances with each service by its amount over the weight of all entities that are not `Out`. Who leaves
 //! with more than its due lingers, its weight counted, until time has caught up: that keeps the weighted sum of all starts
-//! where time is. Without it time would run ahead of those that entered, and a newcomer, who starts at that time, would
+//! where time is. Without it time would run ahead of those that stay, and a newcomer, who starts at that time, would
 //! wait for all of them to catch up.
 //!
 //! Order alone gives shares only to those that always have something waiting. `lead` bounds how far the members of a group
