@@ -35,9 +35,9 @@ pub struct Attached {
 
 impl Attached {
     pub(crate) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
-        let own = shared.take_queues()?;
-        let core = ReactorCore::open(shared, own).map_err(|(error, own)| {
-            shared.put_queues(own);
+        let reactor_queues = shared.take_queues()?;
+        let core = ReactorCore::open(shared, reactor_queues).map_err(|(error, reactor_queues)| {
+            shared.put_queues(reactor_queues);
             error
         })?;
         Ok(Self {
@@ -205,7 +205,7 @@ impl Drop for Attached {
         };
         loop {
             match core.close() {
-                Ok(own) => return self.shared.put_queues(own),
+                Ok(reactor_queues) => return self.shared.put_queues(reactor_queues),
                 // Others may have left mail here: it is passed on by running.
                 Err(open) => core = *open,
             }

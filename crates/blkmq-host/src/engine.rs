@@ -187,7 +187,9 @@ impl Engine {
         let (shared, mut free_queues) = build(config)?;
         // The handles of attached threads stay with the shared state; those of the reactors come first.
         let spare = free_queues.split_off(reactors);
-        spare.into_iter().for_each(|own| shared.put_queues(own));
+        spare
+            .into_iter()
+            .for_each(|reactor_queues| shared.put_queues(reactor_queues));
         let mut engine = Self {
             shared,
             threads: Vec::with_capacity(reactors),
@@ -254,11 +256,11 @@ impl Engine {
     fn start_reactors(&mut self, free_queues: Vec<ReactorQueues>) -> Result<(), Error> {
         let (ready, opened) = mpsc::channel();
         let count = free_queues.len();
-        for own in free_queues {
+        for reactor_queues in free_queues {
             let (shared, ready) = (Arc::clone(&self.shared), ready.clone());
-            let name = format!("blkmq-r{}", own.id);
+            let name = format!("blkmq-r{}", reactor_queues.id);
             let thread = thread::Builder::new().name(name.clone());
-            let started = thread.spawn(move || serve(&shared, own, &ready));
+            let started = thread.spawn(move || serve(&shared, reactor_queues, &ready));
             self.threads.push(started.map_err(|source| Error::Os {
                 what: format!("starting the thread {name}"),
                 source,
@@ -370,7 +372,7 @@ fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQueues>), Erro
         free_queues
             .iter_mut()
             .zip(handles)
-            .for_each(|(own, handle)| own.handles.push(handle));
+            .for_each(|(reactor_queues, handle)| reactor_queues.handles.push(handle));
         queues.push(QueueEntry { queue, drive, paths });
     }
     let mapped = mapped::add(&mut disks, config.mapped, QueueId(queues.len() as u16))?;
@@ -513,18 +515,18 @@ fn list_disks(
 }
 
 /// What a reactor's thread does.
-fn serve(shared: &Arc<Shared>, own: ReactorQueues, ready: &Sender<Result<(), Error>>) {
+fn serve(shared: &Arc<Shared>, reactor_queues: ReactorQueues, ready: &Sender<Result<(), Error>>) {
     let _guard = AbortOnPanic;
     control::mark_reactor();
-    let place = match ReactorCore::open(shared, own) {
-        Ok(place) => place,
+    let core = match ReactorCore::open(shared, reactor_queues) {
+        Ok(core) => core,
         Err((error, _chair)) => {
             // Whoever started us waits for this, and gives up if it is gone.
             let _ = ready.send(Err(error));
             return;
         }
     };
-    let reactor = Reactor::new(place);
+    let reactor = Reactor::new(core);
     let _ = ready.send(Ok(()));
     reactor.run();
 }

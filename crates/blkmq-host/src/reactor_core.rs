@@ -57,21 +57,24 @@ pub(crate) struct ReactorCore {
 }
 
 impl ReactorCore {
-    /// Takes the handles of `own`, on the thread that will stay.
+    /// Takes the handles of `reactor_queues`, on the thread that will stay.
     ///
     /// # Errors
     /// What could not be had, and the handles.
-    pub(crate) fn open(shared: &Arc<Shared>, own: ReactorQueues) -> Result<Self, (Error, ReactorQueues)> {
-        let (ring, drivers) = match open_ring_and_drivers(shared, &own) {
+    pub(crate) fn open(
+        shared: &Arc<Shared>,
+        reactor_queues: ReactorQueues,
+    ) -> Result<Self, (Error, ReactorQueues)> {
+        let (ring, drivers) = match open_ring_and_drivers(shared, &reactor_queues) {
             Ok(opened) => opened,
-            Err(error) => return Err((error, own)),
+            Err(error) => return Err((error, reactor_queues)),
         };
         sleep::precise_timers();
-        let id = own.id;
+        let id = reactor_queues.id;
         let host = sleep::known(&ring, shared.clock);
         let wake = ring.open_port();
         watch(&wake, shared, id);
-        let handles = own.handles.into_iter().zip(drivers);
+        let handles = reactor_queues.handles.into_iter().zip(drivers);
         let queues: Vec<LocalQueue> = handles.map(|(handle, driver)| handle.attach(driver)).collect();
         let requests: u32 = queues
             .iter()
@@ -427,21 +430,24 @@ impl ReactorCore {
 type Drivers = Vec<Option<Box<dyn Driver>>>;
 
 /// Opens what can fail: the ring, and a driver for each hardware context that these handles own.
-fn open_ring_and_drivers(shared: &Shared, own: &ReactorQueues) -> Result<(RingHandle, Drivers), Error> {
+fn open_ring_and_drivers(
+    shared: &Shared,
+    reactor_queues: &ReactorQueues,
+) -> Result<(RingHandle, Drivers), Error> {
     let ring = RingHandle::new(shared.ring).map_err(|source| Error::Ring {
-        reactor: own.id,
+        reactor: reactor_queues.id,
         source,
     })?;
     let open = |(handle, entry): (&QueueHandle, &QueueEntry)| {
         let driver = handle
             .owns_hctx()
-            .then(|| entry.drive.open_hctx(&ring, HctxId(own.id.0)));
+            .then(|| entry.drive.open_hctx(&ring, HctxId(reactor_queues.id.0)));
         driver.transpose().map_err(|source| Error::Drive {
             queue: entry.queue.name().to_owned(),
             source,
         })
     };
-    let drivers = own
+    let drivers = reactor_queues
         .handles
         .iter()
         .zip(&shared.queues)

@@ -124,8 +124,8 @@ impl Shared {
     }
 
     /// Gives queue handles back, or adds new ones.
-    pub(crate) fn put_queues(&self, own: ReactorQueues) {
-        self.lock_free_queues().free.push(own);
+    pub(crate) fn put_queues(&self, reactor_queues: ReactorQueues) {
+        self.lock_free_queues().free.push(reactor_queues);
     }
 
     /// How many threads are attached. If none is, none can attach from now on.

@@ -1,5 +1,5 @@
 //! Decides the order of requests by the shares of their groups and clients: the bfq elevator. Called by the gate's holder
-//! (see `sched`). TagRequest turn it is decides `wf2q`, in virtual time; the rest is policy.
+//! (see `sched`). Whose turn it is decides `wf2q`, in virtual time; the rest is policy.
 //!
 //! ```text
 //!  insert ─► clients: whose queue? ─► requests: merge, position, arrival ─► (was empty) wf2q: activate
