@@ -7,6 +7,7 @@
 //! ```
 
 mod admission;
+mod arena;
 mod buffers;
 mod connection;
 mod departed;

@@ -1,12 +1,13 @@
-//! Decides where a connection's buffers lie and what they count for. It has one region of its own, [`ALLOWANCE`] bytes, which
+//! Decides where a connection's buffers lie and what they count for. It has one region of its own, [`PIECE_BYTES`] long, which
 //! counts for nothing; what it needs beyond that lies in further regions of the same size: a long request in as many as it needs,
-//! small ones together. They come from those that are kept (`pool`), or else from the system. What counts is every page from its
+//! small ones together. They come from those that are kept (`pool`), or else from the arena. What counts is every page from its
 //! first use on, until its region is given back: so the memory that is taken is the memory that is counted, rounding included.
 
 use std::io;
 
-use super::memory::{ALLOWANCE, Account};
-use super::payload::{PIECE_BYTES, Payload};
+use super::arena::PIECE_BYTES;
+use super::memory::Account;
+use super::payload::Payload;
 use super::sys::{Buffer, Chunk, Region};
 
 /// The memory of one connection.
@@ -64,7 +65,7 @@ impl Buffers {
         let mut paid = needed;
         while paid > 0 {
             let piece = paid.min(PIECE_BYTES);
-            match region(kept.next()) {
+            match self.region(kept.next()) {
                 Ok(region) => buffers.push(region.take(piece).expect("a region that is large enough")),
                 Err(error) => {
                     self.account.give(paid as u64);
@@ -124,7 +125,7 @@ impl Buffers {
         } else {
             self.account.take_kept_whole()
         };
-        let region = region(kept).map_err(TagError::OfTheSystems)?;
+        let region = self.region(kept).map_err(TagError::OfTheSystems)?;
         let buffer = region.take(bytes).expect("a new region that is large enough");
         if bytes <= SMALL_BYTES {
             self.shared.push(region);
@@ -156,15 +157,19 @@ impl Buffers {
 
     fn own(&mut self) -> Result<&Region, TagError> {
         if self.own.is_none() {
-            self.own = Some(Region::new(ALLOWANCE as usize).map_err(TagError::OfTheSystems)?);
+            self.own = Some(self.region(None).map_err(TagError::OfTheSystems)?);
         }
         Ok(self.own.as_ref().expect("it was just made"))
     }
-}
 
-/// A region that was kept, or one of the system.
-fn region(kept: Option<Chunk>) -> io::Result<Region> {
-    kept.map_or_else(|| Region::new(PIECE_BYTES), |chunk| Ok(chunk.into_region()))
+    /// A region that was kept, or another one.
+    fn region(&self, kept: Option<Chunk>) -> io::Result<Region> {
+        match kept {
+            Some(chunk) => Ok(chunk.into_region()),
+            None if self.is_for_itself => Region::new_blank(PIECE_BYTES),
+            None => Region::new(PIECE_BYTES),
+        }
+    }
 }
 
 const PAGE: usize = 4096;

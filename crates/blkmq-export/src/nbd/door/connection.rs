@@ -162,7 +162,7 @@ impl Connection {
             session.replies().read_sent(&request);
         });
         match sent {
-            Ok((Sent::All, _)) => self.unread_since = None,
+            Ok((Sent::All | Sent::Enough, _)) => self.unread_since = None,
             Ok((Sent::Blocked, bytes)) => {
                 self.is_blocked = true;
                 if bytes > 0 || self.unread_since.is_none() {
@@ -287,7 +287,7 @@ impl Service for Connection {
         let mut rounds = 0;
         while self.may_send() && !self.transmit.is_empty() {
             rounds += 1;
-            if rounds > ROUNDS_MAX {
+            if rounds > ROUNDS_MAX || self.transmit.has_sent_enough() {
                 self.come_again(cx);
                 break;
             }
@@ -304,6 +304,7 @@ impl Service for Connection {
             self.wind_up(cx);
         }
         self.receive.begin_turn();
+        self.transmit.begin_turn();
         self.watch_time(cx);
     }
 

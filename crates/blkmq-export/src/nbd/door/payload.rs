@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use blkmq_core::bio::{Data, Lent};
 
+use super::arena::PIECE_BYTES;
 use super::sys::Buffer;
 
 /// The memory of one request's payload. All buffers but the last are [`PIECE_BYTES`] long.
@@ -14,9 +15,6 @@ pub(super) struct Payload {
     /// Empty for all but long requests, and so nothing to be allocated.
     rest: Vec<Buffer>,
 }
-
-/// Bytes of each buffer but the last one.
-pub(super) const PIECE_BYTES: usize = super::memory::ALLOWANCE as usize;
 
 impl Payload {
     /// # Panics
@@ -58,6 +56,15 @@ impl Payload {
             .chain(&mut self.rest)
             .filter(|buffer| buffer.is_lent())
             .for_each(Buffer::take_back);
+    }
+
+    /// Where the buffer ends in which the byte at `at` lies, if nobody had that memory before; else there is no such end.
+    pub(super) fn end_of_fresh(&self, at: usize) -> usize {
+        let index = at / PIECE_BYTES;
+        match self.buffer(index).fresh_bytes() {
+            0 => usize::MAX,
+            _ => (index + 1) * PIECE_BYTES,
+        }
     }
 
     /// The bytes of a range, while not lent, piece by piece.

@@ -8,11 +8,13 @@ use std::rc::Rc;
 use std::slice;
 
 use blkmq_core::bio::Lent;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Memory from the system, page by page: what was never touched takes none, and a fresh one costs no clearing. Buffers are
-/// taken from it and go back when they are dropped. Clones are the same region; it goes back to the system with the last of them
-/// and of its buffers.
+use super::arena::{ARENA, PIECE_BYTES};
+
+/// Memory, page by page: what was never touched takes none. Buffers are taken from it and go back when they are dropped. Clones are
+/// the same region; it goes back to the arena, or to the system if it is larger than a piece, with the last of them and of its
+/// buffers.
 #[derive(Clone, Debug)]
 pub(super) struct Region(Rc<Mapping>);
 
@@ -20,6 +22,8 @@ pub(super) struct Region(Rc<Mapping>);
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
+    /// What it lies in, if that is not a mapping of its own.
+    piece: Option<Piece>,
     /// One bit for each page that is part of a buffer. A region of more than 64 pages is one buffer, and has one bit.
     taken: Cell<u64>,
     /// The pages that have ever been part of one, and so take memory, by the same bits.
@@ -43,7 +47,7 @@ pub(super) struct Buffer {
 }
 
 impl Region {
-    /// Gets a region of at least `bytes` bytes.
+    /// Gets a region of at least `bytes` bytes. It holds zeroes or what was in it before.
     ///
     /// # Errors
     /// What the system says: it has no memory, or no more mappings.
@@ -51,21 +55,32 @@ impl Region {
     /// # Panics
     /// If `bytes` is 0.
     pub(super) fn new(bytes: usize) -> io::Result<Self> {
+        Self::get(bytes, false)
+    }
+
+    /// Gets a region that holds zeroes.
+    ///
+    /// # Errors
+    /// As [`Region::new`].
+    ///
+    /// # Panics
+    /// If `bytes` is 0.
+    pub(super) fn new_blank(bytes: usize) -> io::Result<Self> {
+        Self::get(bytes, true)
+    }
+
+    fn get(bytes: usize, is_blank: bool) -> io::Result<Self> {
         assert!(bytes > 0, "an empty region");
         let bytes = bytes.next_multiple_of(PAGE);
-        // SAFETY: no address is asked for, so nothing that is mapped changes.
-        let start = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let piece = (bytes <= PIECE_BYTES).then(|| ARENA.take(is_blank)).transpose()?;
+        let start = match &piece {
+            Some(piece) => piece.start,
+            None => map(bytes)?,
+        };
         Ok(Self(Rc::new(Mapping {
             start,
             bytes,
+            piece,
             taken: Cell::new(0),
             touched: Cell::new(0),
         })))
@@ -163,10 +178,77 @@ unsafe impl Send for Chunk {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            ARENA.put(piece, self.touched.get() == 0);
+            return;
+        }
         // SAFETY: the mapping is ours, and whoever could reach it had a part in the count that has come to nothing.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "giving back what was mapped: {unmapped:?}");
     }
+}
+
+/// A part of a slab, [`PIECE_BYTES`] long, that its owner alone reaches. If it is lost, its addresses are.
+#[derive(Debug)]
+pub(super) struct Piece {
+    start: NonNull<u8>,
+}
+
+// SAFETY: nobody else has these addresses, and nothing of them belongs to a thread.
+unsafe impl Send for Piece {}
+
+#[cfg(test)]
+impl Piece {
+    /// Its first byte.
+    pub(super) fn first(&mut self) -> &mut u8 {
+        // SAFETY: it is mapped, readable and writable, and borrowed exclusively.
+        unsafe { self.start.as_mut() }
+    }
+}
+
+/// Maps a slab of `count` pieces, which stays mapped. Huge pages are not asked for: they would take memory for what nobody touches.
+///
+/// # Errors
+/// What the system says: it has no memory, or no more mappings.
+pub(super) fn map_slab(count: usize) -> io::Result<impl Iterator<Item = Piece>> {
+    let start = map(count * PIECE_BYTES)?;
+    // SAFETY: the range was mapped just now, and holds nothing that this could change. A system without huge pages refuses.
+    let _ = unsafe {
+        madvise(
+            start.as_ptr().cast(),
+            count * PIECE_BYTES,
+            Advice::LinuxNoHugepage,
+        )
+    };
+    Ok((0..count).map(move |index| {
+        // SAFETY: inside the slab, which is that long.
+        let start = unsafe { start.add(index * PIECE_BYTES) };
+        Piece { start }
+    }))
+}
+
+/// Gives what a piece holds back to the system; it reads as zeroes then.
+///
+/// # Errors
+/// What the system says: these addresses are locked in memory.
+pub(super) fn forget(piece: &Piece) -> io::Result<()> {
+    // SAFETY: the range is mapped, private and anonymous, and nobody but the piece's owner reaches it.
+    let forgotten = unsafe { madvise(piece.start.as_ptr().cast(), PIECE_BYTES, Advice::LinuxDontNeed) };
+    Ok(forgotten?)
+}
+
+/// Maps memory.
+fn map(bytes: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: no address is asked for, so nothing that is mapped changes.
+    let start = unsafe {
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )
+    }?;
+    NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory.into())
 }
 
 impl Buffer {
