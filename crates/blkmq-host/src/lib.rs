@@ -19,7 +19,6 @@ pub mod groups;
 mod log_budget;
 pub mod mapped;
 mod moved;
-pub mod nbd;
 pub mod plan;
 mod queues;
 mod reactor;

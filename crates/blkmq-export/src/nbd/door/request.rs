@@ -2,9 +2,9 @@
 
 use blkmq_core::bio::{Bio, Flags, Op as BioOp, Status};
 use blkmq_host::disk::Disk;
+use blkmq_nbd::codec::reply::Extent;
+use blkmq_nbd::codec::{CommandFlags, ErrorCode, ExtentState};
 
-use crate::nbd::codec::reply::Extent;
-use crate::nbd::codec::{CommandFlags, ErrorCode, ExtentState};
 use crate::nbd::session::{Op, Request};
 
 /// Bytes of the buffer that a request needs. One for block status reads a block.

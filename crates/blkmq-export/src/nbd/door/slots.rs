@@ -166,7 +166,7 @@ mod tests {
     use super::super::payload::PIECE_BYTES;
     use super::super::sys::Region;
     use super::*;
-    use crate::nbd::codec::CommandFlags;
+    use blkmq_nbd::codec::CommandFlags;
 
     #[test]
     fn a_large_request_goes_to_the_disk_in_pieces_that_cover_it() {

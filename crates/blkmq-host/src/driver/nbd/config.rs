@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::uri::Uri;
+use blkmq_nbd::uri::{Uri, UriError};
+
 use crate::driver::value::{self, ConfigError};
 
 /// A disk on an NBD server. `docs/drivers/nbd.md` has every key's default, unit and trade-off.
@@ -34,13 +35,11 @@ impl NbdConfig {
     /// # Errors
     /// `Refused`, with what is wrong with the URI.
     pub fn new(uri: &str) -> Result<Self, ConfigError> {
-        let parsed = uri
-            .parse()
-            .map_err(|error: super::UriError| ConfigError::Refused {
-                key: "nbd".to_owned(),
-                value: uri.to_owned(),
-                why: error.to_string(),
-            })?;
+        let parsed = uri.parse().map_err(|error: UriError| ConfigError::Refused {
+            key: "nbd".to_owned(),
+            value: uri.to_owned(),
+            why: error.to_string(),
+        })?;
         Ok(Self {
             text: uri.to_owned(),
             uri: parsed,

@@ -8,15 +8,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use blkmq_nbd::client::{Agreed, Failure, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::codec::HeaderStyle;
+use blkmq_nbd::codec::handshake::SessionName;
+use blkmq_nbd::identity;
+use blkmq_nbd::uri::{Address, Uri};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::fences::Named;
-use super::uri::{Address, Uri};
-use crate::nbd::client::{Agreed, Failure, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
-use crate::nbd::codec::HeaderStyle;
-use crate::nbd::codec::handshake::SessionName;
-use crate::nbd::identity;
 
 /// A connection that is ready for requests.
 #[derive(Debug)]

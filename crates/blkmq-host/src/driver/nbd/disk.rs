@@ -4,12 +4,12 @@
 use std::sync::Mutex;
 
 use blkmq_core::limits::Limits;
+use blkmq_nbd::client::Agreed;
+use blkmq_nbd::codec::{HeaderStyle, TransmissionFlags};
 
 use super::config::NbdConfig;
 use super::dial::{DialError, Dialed, dial};
 use super::slots::SEGMENTS_MAX;
-use crate::nbd::client::Agreed;
-use crate::nbd::codec::{HeaderStyle, TransmissionFlags};
 
 /// An export of a server, with the connection that was made to learn about it.
 #[derive(Debug)]
@@ -224,7 +224,7 @@ const RANGE_MAX_LONG: u64 = 1 << 40;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nbd::codec::option_reply::BlockSizes;
+    use blkmq_nbd::codec::option_reply::BlockSizes;
 
     fn agreed() -> Agreed {
         Agreed {

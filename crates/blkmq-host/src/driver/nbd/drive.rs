@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use blkmq_core::driver::Driver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
+use blkmq_nbd::codec::TransmissionFlags;
 
 use super::disk::NbdDisk;
 use super::hctx::NbdHctx;
@@ -15,7 +16,6 @@ use super::ledger::Ledger;
 use super::mend::Reconnector;
 use crate::drive::{Drive, Polling};
 use crate::driver::{Allocation, Extent, Losses};
-use crate::nbd::codec::TransmissionFlags;
 use crate::ring::RingHandle;
 
 /// A disk on an NBD server, as a drive of its own.

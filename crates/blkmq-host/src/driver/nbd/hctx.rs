@@ -20,13 +20,13 @@ use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
+use blkmq_nbd::codec::TransmissionFlags;
 
 use super::drive::Shared;
 use super::ledger::Ledger;
 use super::line::{Line, Lost};
 use super::mend::Mailbox;
 use super::slots::{Slots, State};
-use crate::nbd::codec::TransmissionFlags;
 use crate::ring::{Completion, Port, RingHandle};
 
 /// The driver's side of one hardware context.

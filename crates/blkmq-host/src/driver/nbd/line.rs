@@ -10,14 +10,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
+use blkmq_nbd::codec::request::{Command, EXTENDED_BYTES, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
+use blkmq_nbd::replies::{Fault, RECEIVE_BYTES_MIN, Replies};
+
 use super::fences::Named;
 #[cfg(test)]
 use super::slots::State;
 use super::slots::{OfLine, Slots};
 use super::sys::{self, Pieces};
-use crate::nbd::codec::request::{Command, EXTENDED_BYTES, RequestHeader};
-use crate::nbd::codec::{CommandFlags, HeaderStyle};
-use crate::nbd::replies::{Fault, RECEIVE_BYTES_MIN, Replies};
 
 /// One connection in the transmission phase.
 pub(super) struct Line {

@@ -8,13 +8,13 @@ use blkmq_core::bio::{Flags, Lent, Op, Status};
 use blkmq_core::ids::{Cookie, Tag};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, ErrorCode};
+use blkmq_nbd::cover::Cover;
+use blkmq_nbd::replies::{Asked, Book};
 
 use super::fences::Range;
 use super::sys::{self, Pieces};
-use crate::nbd::codec::request::{Command, RequestHeader};
-use crate::nbd::codec::{CommandFlags, ErrorCode};
-use crate::nbd::cover::Cover;
-use crate::nbd::replies::{Asked, Book};
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

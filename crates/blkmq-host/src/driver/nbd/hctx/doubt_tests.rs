@@ -1,13 +1,14 @@
 //! Decides what a flush must say of writes that a server may have lost: to each hardware context once.
 
+use blkmq_nbd::codec::reply::write_simple;
+use blkmq_nbd::codec::{ErrorCode, HeaderStyle};
+
 use super::rig::{Client, RICH, Rig, SHARED, Server, drive, pattern, rig, write};
 use super::*;
 use crate::drive::Drive;
 use crate::driver::Allocation;
 use crate::driver::nbd::NbdDrive;
 use crate::driver::testing::request;
-use crate::nbd::codec::reply::write_simple;
-use crate::nbd::codec::{ErrorCode, HeaderStyle};
 
 /// Answers one request, with an error or none.
 fn answer(mut client: Client, error: Option<ErrorCode>) -> std::thread::JoinHandle<Client> {

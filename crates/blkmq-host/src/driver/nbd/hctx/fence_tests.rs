@@ -1,11 +1,12 @@
 //! Decides what must wait for the end of a lost session, with servers that each test plays itself.
 
+use blkmq_nbd::codec::reply::write_simple;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{ErrorCode, HeaderStyle};
+
 use super::rig::{Client, Rig, SHARED, Server, drive, pattern, read, rig, write};
 use super::*;
 use crate::drive::Drive;
-use crate::nbd::codec::reply::write_simple;
-use crate::nbd::codec::request::{Command, RequestHeader};
-use crate::nbd::codec::{ErrorCode, HeaderStyle};
 
 fn server() -> Server {
     let mut server = Server::new(HeaderStyle::Simple, SHARED);

@@ -2,13 +2,13 @@
 
 use blkmq_core::bio::Status;
 use blkmq_core::time::Nanos;
+use blkmq_nbd::codec::TransmissionFlags;
 
 use super::super::dial::Dialed;
 use super::super::line::{Line, Lost};
 use super::super::mend::News;
 use super::super::slots::State;
 use super::{CANCEL, EPOCH_MAX, NEWS, NbdHctx, READABLE, WRITABLE, user};
-use crate::nbd::codec::TransmissionFlags;
 
 impl NbdHctx {
     /// Gives a connection up, and decides what becomes of its requests.

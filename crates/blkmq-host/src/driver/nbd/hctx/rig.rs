@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use blkmq_core::ids::HctxId;
+use blkmq_nbd::codec::handshake::{OptionCode, write_greeting};
+use blkmq_nbd::codec::option_reply::{Info, OptionReplies, ReplyKind};
+use blkmq_nbd::codec::reply::{write_data_head, write_simple};
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{HandshakeFlags, HeaderStyle};
 
 use super::*;
 use crate::drive::Drive;
 use crate::driver::nbd::{NbdConfig, NbdDisk, NbdDrive};
 use crate::driver::testing::{cookie, lend, request_with};
-use crate::nbd::codec::handshake::{OptionCode, write_greeting};
-use crate::nbd::codec::option_reply::{Info, OptionReplies, ReplyKind};
-use crate::nbd::codec::reply::{write_data_head, write_simple};
-use crate::nbd::codec::request::{Command, RequestHeader};
-use crate::nbd::codec::{HandshakeFlags, HeaderStyle};
 use crate::ring::RingConfig;
 
 pub(super) const RICH: TransmissionFlags = TransmissionFlags::HAS_FLAGS
@@ -145,13 +145,13 @@ impl Client {
         match self.style {
             HeaderStyle::Simple => write_simple(header.cookie, None, &mut out),
             style if data.is_empty() => {
-                use crate::nbd::codec::reply::{ChunkHead, ChunkKind, write_chunk_head};
+                use blkmq_nbd::codec::reply::{ChunkHead, ChunkKind, write_chunk_head};
                 let head = ChunkHead {
                     cookie: header.cookie,
                     offset: header.offset,
                     payload_bytes: 0,
                     kind: ChunkKind::NONE,
-                    flags: crate::nbd::codec::ChunkFlags::DONE,
+                    flags: blkmq_nbd::codec::ChunkFlags::DONE,
                 };
                 write_chunk_head(style, &head, &mut out);
             }

@@ -3,13 +3,13 @@
 use std::io::Read;
 use std::time::Duration;
 
-use super::*;
-use crate::driver::testing::{cookie, flagged, lend, request, request_with};
-use crate::nbd::codec::reply::{write_data_head, write_hole_chunk, write_simple};
-use crate::nbd::codec::request::{Command, RequestHeader};
-use crate::nbd::codec::{CommandFlags, ErrorCode, HeaderStyle};
+use blkmq_nbd::codec::reply::{write_data_head, write_hole_chunk, write_simple};
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, ErrorCode, HeaderStyle};
 
 use super::rig::*;
+use super::*;
+use crate::driver::testing::{cookie, flagged, lend, request, request_with};
 
 #[test]
 fn data_goes_both_ways_whatever_the_memory_looks_like() {

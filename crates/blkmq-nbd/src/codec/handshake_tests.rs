@@ -1,8 +1,9 @@
 //! Greeting and options: there and back, and what is refused.
 
-use super::*;
-use crate::nbd::codec::STRING_BYTES_MAX;
 use proptest::prelude::*;
+
+use super::*;
+use crate::codec::STRING_BYTES_MAX;
 
 #[test]
 fn the_greeting_is_eighteen_bytes_and_says_newstyle() {

@@ -1,7 +1,8 @@
 //! Answers to options: there and back, and what is refused.
 
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
 
 fn data_of(out: &[u8]) -> (ReplyHeader, &[u8]) {
     let header = ReplyHeader::parse(out).unwrap().unwrap();

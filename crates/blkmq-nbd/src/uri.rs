@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::nbd::codec::STRING_BYTES_MAX;
+use crate::codec::STRING_BYTES_MAX;
 
 /// An export of a server, as an NBD URI names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::nbd::codec::reply::{
+use crate::codec::reply::{
     write_chunk_head, write_data_head, write_error_chunk, write_hole_chunk, write_simple,
 };
 

@@ -1,7 +1,8 @@
 //! Replies of the transmission phase: there and back, and what is refused.
 
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
 
 const CHUNKED: [HeaderStyle; 2] = [HeaderStyle::Structured, HeaderStyle::Extended];
 
