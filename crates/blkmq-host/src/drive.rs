@@ -12,8 +12,8 @@ use blkmq_core::limits::Limits;
 use crate::driver::Allocation;
 use crate::driver::multipath::MultipathDrive;
 use crate::driver::nbd::Ledger;
-use crate::ring::RingHandle;
-use crate::runner::Runner;
+use crate::reactor::runner::Runner;
+use crate::uring::ring::RingHandle;
 
 /// Whether the ends of a drive's requests can be found by looking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

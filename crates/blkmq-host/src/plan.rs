@@ -23,10 +23,10 @@ use crate::driver::multipath::MultipathConfig;
 use crate::driver::nbd::{NbdConfig, NbdDisk, NbdDrive};
 use crate::driver::null::{NullConfig, NullDrive};
 use crate::driver::ram::{RamConfig, RamDrive};
+use crate::engine::group_spec::{self, GroupSpec};
+use crate::engine::mapped::{MapConfig, MappedSpec};
 use crate::engine::{DiskEntry, QueueSpec};
 use crate::error::Error;
-use crate::groups::{self, GroupSpec};
-use crate::mapped::{MapConfig, MappedSpec};
 
 pub use self::multipath::{MultipathSource, PathRef};
 use self::multipath::{OpenPath, Paths};
@@ -134,8 +134,8 @@ pub fn plan(
     let mut mapped = Vec::new();
     for spec in disks {
         let path = spec.group.as_deref().unwrap_or("/");
-        groups::check_path(path)?;
-        let group = groups::number_of(&mut paths, path);
+        group_spec::check_path(path)?;
+        let group = group_spec::number_of(&mut paths, path);
         let (queue, member) = match spec.source {
             Source::Mapped(_) => {
                 mapped.push(mapped_disk(spec, group)?);
@@ -182,15 +182,15 @@ impl Plan {
     /// the drive.
     pub fn set_groups(&mut self, specs: &[GroupSpec]) -> Result<(), Error> {
         for (at, spec) in specs.iter().enumerate() {
-            groups::check_path(&spec.path)?;
+            group_spec::check_path(&spec.path)?;
             if specs[..at].iter().any(|other| other.path == spec.path) {
                 let path = &spec.path;
                 return Err(Error::Disk(format!("group {path}: it is given twice; keep one")));
             }
-            groups::number_of(&mut self.groups, &spec.path);
+            group_spec::number_of(&mut self.groups, &spec.path);
         }
         for queue in &mut self.queues {
-            queue.groups = groups::tree_of(&self.groups, specs, &queue.drive.limits())?;
+            queue.groups = group_spec::tree_of(&self.groups, specs, &queue.drive.limits())?;
             queue.group_paths = self.groups.clone();
         }
         Ok(())

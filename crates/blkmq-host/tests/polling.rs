@@ -12,7 +12,6 @@ use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use blkmq_host::driver::null::{Completion, NullConfig};
 use blkmq_host::{Engine, EngineConfig, QueueId, QueueSpec};
-
 use common::{read, submit_and_count};
 
 const Q: QueueId = QueueId(0);

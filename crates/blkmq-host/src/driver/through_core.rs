@@ -14,7 +14,7 @@ use super::null::{NullConfig, NullDrive};
 use super::ram::{RamConfig, RamDrive};
 use super::testing::{lend, scratch_file};
 use crate::drive::Drive;
-use crate::ring::{RingConfig, RingHandle};
+use crate::uring::ring::{RingConfig, RingHandle};
 
 /// A queue of one reactor with one disk.
 struct Rig {

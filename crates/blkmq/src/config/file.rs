@@ -9,7 +9,7 @@ use blkmq_core::ids::REACTORS_MAX;
 use blkmq_core::poll::Policy;
 use blkmq_core::time::Nanos;
 use blkmq_host::driver::value;
-use blkmq_host::groups::GroupSpec;
+use blkmq_host::group_spec::GroupSpec;
 use serde::Deserialize;
 use toml::Value;
 

@@ -15,7 +15,7 @@ use super::hctx::FileHctx;
 use super::sys::Mapping;
 use crate::drive::{Drive, Polling};
 use crate::driver::{Allocation, Extent};
-use crate::ring::RingHandle;
+use crate::uring::ring::RingHandle;
 
 /// Disks in files that share a drive, and so a queue.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use super::drive::{SEGMENTS_MAX, Shared, ZEROES_BYTES};
 use super::polled::Polled;
 use super::slot::{Memory, Next, Slot, Step};
 use super::sys::{self, Vectors};
-use crate::ring::{Completion, Port, RingHandle, USER_MAX};
+use crate::uring::ring::{Completion, Port, RingHandle, USER_MAX};
 
 /// The driver's side of one hardware context.
 pub(super) struct FileHctx {

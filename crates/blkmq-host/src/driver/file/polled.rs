@@ -11,7 +11,7 @@ use super::disk::{Device, FileDisk};
 use super::hctx::Target;
 use super::slot::{Slot, Step};
 use super::sys::{self, Mapping};
-use crate::ring::{Completion, Port, RingConfig, RingHandle};
+use crate::uring::ring::{Completion, Port, RingConfig, RingHandle};
 
 /// A hardware context's ring onto devices that are polled.
 pub(super) struct Polled {

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use blkmq_core::bio::Lent;
 use io_uring::squeue;
 
-use crate::ring::Port;
+use crate::uring::ring::Port;
 
 /// Anonymous memory with the alignment of a page, for I/O past the page cache. Reads as zeroes until it is written.
 #[derive(Debug)]

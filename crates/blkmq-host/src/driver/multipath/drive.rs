@@ -1,5 +1,5 @@
 //! Decides what a multipath drive is made of, and how it is changed while it runs: the messages by the paths' names.
-//! `plan` makes it from configured disks, a library user from drives; `crate::control` leads to it.
+//! `plan` makes it from configured disks, a library user from drives; `crate::engine::control` leads to it.
 
 use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -21,8 +21,8 @@ use crate::drive::{Drive, Polling};
 use crate::driver::file::Mapping;
 use crate::driver::nbd::Ledger;
 use crate::driver::{Allocation, Extent, Losses};
-use crate::ring::RingHandle;
-use crate::runner::Runner;
+use crate::reactor::runner::Runner;
+use crate::uring::ring::RingHandle;
 
 /// A drive that is one of the ways to another: its disk 0 is the multipath drive's.
 #[derive(Clone)]

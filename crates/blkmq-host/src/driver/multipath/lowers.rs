@@ -14,7 +14,7 @@ use blkmq_core::time::Nanos;
 
 use super::opener::Links;
 use crate::clock::Clock;
-use crate::ring::{RingConfig, RingHandle};
+use crate::uring::ring::{RingConfig, RingHandle};
 
 /// The worker's side of all paths.
 pub(super) struct Lowers {

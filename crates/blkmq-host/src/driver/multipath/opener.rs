@@ -10,7 +10,7 @@ use blkmq_core::mapper::multipath::{Detour, Opener, PATHS_MAX, PathId};
 use super::worker::Workshop;
 use crate::drive::Drive;
 use crate::driver::file::Mapping;
-use crate::ring::RingHandle;
+use crate::uring::ring::RingHandle;
 
 /// The drives of all paths, by the paths' numbers. Locked while a path is added, removed or opened.
 #[derive(Default)]

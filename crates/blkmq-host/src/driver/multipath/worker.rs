@@ -14,7 +14,7 @@ use blkmq_sync::mpsc::{self, Receiver, Sender};
 
 use super::lowers::Lowers;
 use super::opener::Links;
-use crate::runner::Runner;
+use crate::reactor::runner::Runner;
 
 /// Where a drive's worker comes from: nowhere, until somebody needs it.
 #[derive(Default)]

@@ -16,7 +16,7 @@ use super::ledger::Ledger;
 use super::mend::Reconnector;
 use crate::drive::{Drive, Polling};
 use crate::driver::{Allocation, Extent, Losses};
-use crate::ring::RingHandle;
+use crate::uring::ring::RingHandle;
 
 /// A disk on an NBD server, as a drive of its own.
 #[derive(Debug)]

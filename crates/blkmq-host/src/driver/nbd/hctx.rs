@@ -27,7 +27,7 @@ use super::ledger::Ledger;
 use super::line::{Line, Lost};
 use super::mend::Mailbox;
 use super::slots::{Slots, State};
-use crate::ring::{Completion, Port, RingHandle};
+use crate::uring::ring::{Completion, Port, RingHandle};
 
 /// The driver's side of one hardware context.
 pub(super) struct NbdHctx {

@@ -14,7 +14,7 @@ use super::hctx::NullHctx;
 use super::service::Capacity;
 use crate::drive::{Drive, Polling};
 use crate::driver::{Allocation, ConfigError, Extent};
-use crate::ring::RingHandle;
+use crate::uring::ring::RingHandle;
 
 /// A drive without a medium.
 #[derive(Clone, Debug)]

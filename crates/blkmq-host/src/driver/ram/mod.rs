@@ -12,7 +12,7 @@ use self::hctx::RamHctx;
 use super::store::Store;
 use super::{Allocation, ConfigError, Extent, value};
 use crate::drive::Drive;
-use crate::ring::RingHandle;
+use crate::uring::ring::RingHandle;
 
 mod hctx;
 

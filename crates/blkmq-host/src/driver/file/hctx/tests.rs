@@ -14,7 +14,7 @@ use crate::driver::chance::Chance;
 use crate::driver::file::sys::Mapping;
 use crate::driver::file::{Direct, FileConfig, FileDrive};
 use crate::driver::testing::{cookie, flagged, lend, request, request_with, scratch_file, scratch_file_in};
-use crate::ring::RingConfig;
+use crate::uring::ring::RingConfig;
 
 /// A hardware context with its ring, onto some files.
 pub(super) struct Rig {

@@ -17,7 +17,7 @@ use super::*;
 use crate::drive::Drive;
 use crate::driver::nbd::{NbdConfig, NbdDisk, NbdDrive};
 use crate::driver::testing::{cookie, lend, request_with};
-use crate::ring::RingConfig;
+use crate::uring::ring::RingConfig;
 
 pub(super) const RICH: TransmissionFlags = TransmissionFlags::HAS_FLAGS
     .with(TransmissionFlags::SEND_FLUSH)

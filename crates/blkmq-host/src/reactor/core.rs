@@ -17,14 +17,14 @@ use blkmq_core::time::{Instant, Nanos};
 use blkmq_sync::WakeFlag;
 
 use crate::clock::Clock;
-use crate::disk::QueueId;
+use crate::engine::disk::QueueId;
+use crate::engine::shared::{QueueEntry, ReactorQueues, Shared};
 use crate::error::Error;
-use crate::moved::Moved;
-use crate::queues::Queues;
-use crate::ring::{BEAT, Completion, Port, RingHandle};
-use crate::shared::{QueueEntry, ReactorQueues, Shared};
-use crate::sleep;
-use crate::wait::{Expected, WaitPolicy};
+use crate::reactor::moved::Moved;
+use crate::reactor::queues::Queues;
+use crate::reactor::sleep;
+use crate::reactor::wait::{Expected, WaitPolicy};
+use crate::uring::ring::{BEAT, Completion, Port, RingHandle};
 
 /// One thread's side of the engine.
 pub(crate) struct ReactorCore {

@@ -15,12 +15,12 @@ use blkmq_core::sched::Kind;
 use blkmq_core::stat::{EventStats, GroupStats};
 use blkmq_core::time::Nanos;
 
-use crate::disk::{Disk, QueueId};
 use crate::drive::Polling;
 use crate::driver::multipath::MultipathDrive;
+use crate::engine::disk::{Disk, QueueId};
 use crate::engine::log_polling;
+use crate::engine::shared::{QueueEntry, Shared};
 use crate::error::Error;
-use crate::shared::{QueueEntry, Shared};
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
 #[derive(Clone)]

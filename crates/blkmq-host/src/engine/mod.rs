@@ -2,6 +2,13 @@
 //! shutdown. `plan` says which disks share a queue; `reactor` is what the threads run; `control` changes a
 //! running engine.
 
+pub mod attach;
+pub mod control;
+pub mod disk;
+pub mod group_spec;
+pub mod mapped;
+pub(crate) mod shared;
+
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -19,23 +26,23 @@ use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Nanos;
 
-use crate::attach::Attached;
+use self::attach::Attached;
+use self::control::Control;
+use self::disk::{Disk, QueueId};
+use self::group_spec::Paths;
+use self::mapped::MappedSpec;
+use self::shared::{Inbox, Order, QueueEntry, ReactorQueues, Shared};
 use crate::clock::Clock;
-use crate::control::{self, Control};
-use crate::disk::{Disk, QueueId};
 use crate::drive::{Drive, Polling};
 use crate::driver::Allocation;
 use crate::error::Error;
-use crate::groups::Paths;
-use crate::mapped::{self, MappedSpec};
 use crate::reactor::Reactor;
-use crate::reactor_core::ReactorCore;
-use crate::ring::RingConfig;
-use crate::runner::Runner;
-use crate::service::ServiceFactory;
-use crate::shared::{Inbox, Order, QueueEntry, ReactorQueues, Shared};
-use crate::wait;
-use crate::wakeup::Wakeup;
+use crate::reactor::core::ReactorCore;
+use crate::reactor::runner::Runner;
+use crate::reactor::service::ServiceFactory;
+use crate::reactor::wait;
+use crate::reactor::wakeup::Wakeup;
+use crate::uring::ring::RingConfig;
 
 /// What an engine is to be.
 pub struct EngineConfig {

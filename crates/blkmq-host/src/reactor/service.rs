@@ -7,10 +7,10 @@ use blkmq_core::bio::Bio;
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::time::Instant;
 
-use crate::disk::{Disk, QueueId};
-use crate::reactor_core::ReactorCore;
-use crate::ring::{Completion, Port};
-use crate::shared::{Order, Shared};
+use crate::engine::disk::{Disk, QueueId};
+use crate::engine::shared::{Order, Shared};
+use crate::reactor::core::ReactorCore;
+use crate::uring::ring::{Completion, Port};
 
 /// A connection or a listener, living on one reactor.
 ///

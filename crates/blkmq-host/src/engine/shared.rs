@@ -1,5 +1,5 @@
 //! Decides what the threads of one engine share: queues, disks, wakeups, and each reactor's inbox of orders.
-//! `engine` makes it; `reactor_core`, `control` and `attach` hold it.
+//! `engine` makes it; `reactor::core`, `control` and `attach` hold it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,13 +11,13 @@ use blkmq_core::queue::{Queue, QueueHandle};
 use blkmq_core::time::Nanos;
 
 use crate::clock::Clock;
-use crate::disk::Disk;
 use crate::drive::Drive;
+use crate::engine::disk::Disk;
+use crate::engine::group_spec::Paths;
 use crate::error::Error;
-use crate::groups::Paths;
-use crate::ring::RingConfig;
-use crate::service::ServiceFactory;
-use crate::wakeup::Wakeup;
+use crate::reactor::service::ServiceFactory;
+use crate::reactor::wakeup::Wakeup;
+use crate::uring::ring::RingConfig;
 
 pub(crate) struct Shared {
     pub(crate) clock: Clock,
@@ -151,6 +151,6 @@ impl Shared {
     }
 
     pub(crate) fn kick(&self, set: ReactorSet) {
-        crate::wakeup::wake_all(&self.wakeups, set);
+        crate::reactor::wakeup::wake_all(&self.wakeups, set);
     }
 }

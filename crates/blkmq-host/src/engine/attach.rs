@@ -1,5 +1,5 @@
 //! Decides how a library user's own thread does I/O: it attaches, and from then on submits, issues and reaps
-//! by itself. `reactor_core` is its side of the queues; nothing is handed to another thread.
+//! by itself. `reactor::core` is its side of the queues; nothing is handed to another thread.
 //!
 //! An attached thread does not promise to come back, so the engine never leaves others' work with it. The
 //! clock is read once per batch: the first submission after a [`Attached::poll`] reads it, and what ends
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use blkmq_core::bio::Bio;
 use blkmq_core::time::{Instant, Nanos};
 
-use crate::disk::{Disk, QueueId};
+use crate::engine::disk::{Disk, QueueId};
+use crate::engine::shared::Shared;
 use crate::error::Error;
-use crate::reactor_core::ReactorCore;
-use crate::shared::Shared;
-use crate::wait::Expected;
+use crate::reactor::core::ReactorCore;
+use crate::reactor::wait::Expected;
 
 /// A thread's own way to all disks of an engine. Stays on the thread that attached.
 ///

@@ -1,5 +1,5 @@
 //! Decides how a sleeping reactor is woken: by one write to its event, by the first who has something for it.
-//! The announcing of sleep is `blkmq_sync::wake_flag`; `reactor_core` sleeps, whoever publishes work rings.
+//! The announcing of sleep is `blkmq_sync::wake_flag`; `reactor::core` sleeps, whoever publishes work rings.
 //!
 //! A reactor that is awake costs the one who wakes it one fence and one load, and at times one write; no system call. The event is watched by a
 //! multishot poll in the reactor's ring and never read: each write is one completion.

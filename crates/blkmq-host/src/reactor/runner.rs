@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use blkmq_core::ids::{HctxId, ReactorSet};
 
-use crate::disk::QueueId;
-use crate::shared::Shared;
+use crate::engine::disk::QueueId;
+use crate::engine::shared::Shared;
 
 /// Has hardware contexts of one queue run, from any thread.
 #[derive(Clone)]

@@ -1,5 +1,5 @@
 //! Decides how a reactor waits for what nobody can predict: whether to look for a while before it blocks, and for how long.
-//! `reactor_core` asks before each wait and tells afterwards what a look found. For what is in flight it asks `blkmq_core::poll` first.
+//! `reactor::core` asks before each wait and tells afterwards what a look found. For what is in flight it asks `blkmq_core::poll` first.
 //!
 //! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of processor time, and a peer
 //! that takes turns with us has to be woken, too, before it sends. So looking for about that long together pays if the next

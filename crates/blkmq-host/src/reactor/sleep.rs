@@ -8,7 +8,7 @@ use blkmq_core::time::Nanos;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::clock::Clock;
-use crate::ring::RingHandle;
+use crate::uring::ring::RingHandle;
 
 /// What was measured.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub(crate) fn known(ring: &RingHandle, clock: Clock) -> WakeLatency {
 /// # Errors
 /// If there is no ring to be had.
 pub fn measure_host(sleeps: u32) -> std::io::Result<Measured> {
-    let ring = RingHandle::new(crate::ring::RingConfig::default())?;
+    let ring = RingHandle::new(crate::uring::ring::RingConfig::default())?;
     precise_timers();
     Ok(measure(&ring, Clock::get(), sleeps))
 }

@@ -1,5 +1,5 @@
 //! Decides which of a thread's queues are looked at in a turn: those that something is under way in, and all if other threads have
-//! published something. A host of many disks that mostly idle pays for those that do not. Kept by `reactor_core`.
+//! published something. A host of many disks that mostly idle pays for those that do not. Kept by `reactor::core`.
 
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::stack;

@@ -9,10 +9,10 @@ use blkmq_core::queue::Queue;
 use blkmq_core::time::Nanos;
 
 use super::Control;
-use crate::disk::{Disk, QueueId};
+use crate::engine::disk::{Disk, QueueId};
+use crate::engine::group_spec::{Paths, check_path, group_error, join, parent_of};
+use crate::engine::shared::QueueEntry;
 use crate::error::Error;
-use crate::groups::{Paths, check_path, group_error, join, parent_of};
-use crate::shared::QueueEntry;
 
 /// Groups. All of these are for any thread but a reactor's; they insist for a while if the gate is in use.
 impl Control {

@@ -1,5 +1,5 @@
 //! Decides how much data one group may have moved in one turn of a reactor. Drives that end requests while they are issued (memory, the
-//! page cache) copy all that one group asks for on the reactor's thread, and everybody else waits meanwhile. Kept by `reactor_core`,
+//! page cache) copy all that one group asks for on the reactor's thread, and everybody else waits meanwhile. Kept by `reactor::core`,
 //! asked by `service`.
 
 use blkmq_core::ids::GroupId;

@@ -1,11 +1,20 @@
 //! Decides the order in which one thread does its work: what has come in, queues, what has ended, services,
-//! kicks, wait. `reactor_core` knows how to sleep and to run the queues; `engine` starts the threads.
+//! kicks, wait. `reactor::core` knows how to sleep and to run the queues; `engine` starts the threads.
 //!
 //! ```text
 //!   orders, ring, timers -> queues run -> ended bios to services -> unplug -> end_of_batch -> unplug, kicks
 //!            ^                                                                                       |
 //!            +----------------------------- wait, unless there is news <-----------------------------+
 //! ```
+
+pub(crate) mod core;
+mod moved;
+mod queues;
+pub mod runner;
+pub mod service;
+pub mod sleep;
+pub mod wait;
+pub(crate) mod wakeup;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -16,12 +25,12 @@ use blkmq_core::bio::Bio;
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::time::Instant;
 
-use crate::disk::QueueId;
-use crate::reactor_core::ReactorCore;
-use crate::ring::Completion;
-use crate::service::{Cx, Service, ServiceFactory, ServiceState};
-use crate::shared::{Order, Shared};
-use crate::wait::Expected;
+use self::core::ReactorCore;
+use self::service::{Cx, Service, ServiceFactory, ServiceState};
+use self::wait::Expected;
+use crate::engine::disk::QueueId;
+use crate::engine::shared::{Order, Shared};
+use crate::uring::ring::Completion;
 
 /// The loop of one thread and the services that live on it.
 pub(crate) struct Reactor {
