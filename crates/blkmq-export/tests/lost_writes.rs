@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
 use blkmq_core::time::Nanos;
+use blkmq_drivers::nbd::NbdConfig;
+use blkmq_drivers::ram::RamConfig;
 use blkmq_export::nbd::door::{self, Address, AddressLimits, CONNECTIONS_MAX, Common, Socket};
 use blkmq_export::nbd::limits::Limits;
-use blkmq_host::driver::nbd::NbdConfig;
-use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::engine::{Engine, EngineConfig};
-use blkmq_host::plan::{DiskSpec, QueueSettings, Source, plan};
 use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_nbd::codec::reply::ReplyHead;
 use blkmq_nbd::codec::request::{Command, RequestHeader};

@@ -10,7 +10,7 @@ use blkmq_core::bio::Status;
 use blkmq_core::poll::{Policy, Wait};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_host::driver::null::{Completion, NullConfig};
+use blkmq_drivers::null::{Completion, NullConfig};
 use blkmq_host::{Engine, EngineConfig, QueueId, QueueSpec};
 use common::{read, submit_and_count};
 

@@ -15,8 +15,7 @@ use blkmq_core::sched::Kind;
 use blkmq_core::stat::{EventStats, GroupStats};
 use blkmq_core::time::Nanos;
 
-use crate::drive::Polling;
-use crate::driver::multipath::MultipathDrive;
+use crate::drive::{Drive, Polling};
 use crate::engine::disk::{Disk, QueueId};
 use crate::engine::log_polling;
 use crate::engine::shared::{QueueEntry, Shared};
@@ -237,18 +236,12 @@ impl Control {
         })
     }
 
-    /// The drive of a queue that is reached over several paths: what its paths do, and messages to change them.
+    /// The drive of a queue, for what its driver has to say or to change beside I/O: ask it as the type that it is.
     ///
     /// # Errors
-    /// If the queue's drive is of another kind.
-    pub fn multipath(&self, queue: QueueId) -> Result<&MultipathDrive, Error> {
-        let entry = &self.shared.queues[queue.index()];
-        entry.drive.as_multipath().ok_or_else(|| {
-            let name = entry.queue.name();
-            Error::Disk(format!(
-                "queue {name}: its drive has no paths; only a multipath disk has"
-            ))
-        })
+    /// If there is no such queue.
+    pub fn drive(&self, queue: QueueId) -> Result<&dyn Drive, Error> {
+        self.entry(queue).map(|entry| &*entry.drive)
     }
 
     /// Has a shutdown that is under way return at once, with an error that says what was not finished.

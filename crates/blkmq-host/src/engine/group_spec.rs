@@ -8,8 +8,8 @@ use blkmq_core::ids::GroupId;
 use blkmq_core::limits::Limits;
 use blkmq_core::time::Nanos;
 
-use crate::driver::value::{self, ConfigError};
 use crate::error::Error;
+use crate::value::{self, ConfigError};
 
 /// A group as it is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ impl Paths {
 }
 
 /// Makes the tree of `paths`, numbered in this order, each after the one that it is part of, with room for some more.
-pub(crate) fn tree_of(paths: &[String], specs: &[GroupSpec], limits: &Limits) -> Result<GroupTree, Error> {
+pub fn tree_of(paths: &[String], specs: &[GroupSpec], limits: &Limits) -> Result<GroupTree, Error> {
     let mut tree = GroupTree::new(paths.len() as u32 + SPARE);
     let numbered = Paths::new(paths);
     for path in &paths[1..] {
@@ -150,7 +150,7 @@ pub(crate) fn tree_of(paths: &[String], specs: &[GroupSpec], limits: &Limits) ->
 }
 
 /// Finds the number of a path in a list, adding what is missing: the path, and before it those that it is part of.
-pub(crate) fn number_of(paths: &mut Vec<String>, path: &str) -> GroupId {
+pub fn number_of(paths: &mut Vec<String>, path: &str) -> GroupId {
     if let Some(known) = paths.iter().position(|known| known == path) {
         return GroupId(known as u32);
     }

@@ -126,7 +126,7 @@ impl RingHandle {
     ///
     /// # Errors
     /// As for [`Self::new`].
-    pub(crate) fn new_polled(config: RingConfig) -> io::Result<Self> {
+    pub fn new_polled(config: RingConfig) -> io::Result<Self> {
         Self::make(config, IoUring::builder().setup_iopoll())
     }
 
@@ -335,8 +335,8 @@ impl Port {
             .push(self.id, opcode::AsyncCancel::new(target).build(), user);
     }
 
-    /// Completes after about a [`BEAT`].
-    pub(crate) fn push_beat(&self, user: u64) {
+    /// Completes after about a second.
+    pub fn push_beat(&self, user: u64) {
         let entry = opcode::Timeout::new(std::ptr::from_ref(&BEAT_TIMESPEC)).build();
         self.ring.push(self.id, entry, user);
     }

@@ -4,7 +4,7 @@
 use blkmq_core::mapper::table::MapKind;
 
 use super::{MapConfig, Member};
-use crate::driver::value::{self, ConfigError};
+use crate::value::{self, ConfigError};
 
 impl MapConfig {
     /// Reads `linear=MEMBERS`.
