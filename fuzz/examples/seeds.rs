@@ -4,16 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use blkmq_export::nbd::client::{Handshake, Progress, Wanted};
-use blkmq_export::nbd::codec::handshake::{
-    InfoKind, InfoRequest, MetaRequest, OptionCode, SessionName, write_client_flags, write_option,
-};
-use blkmq_export::nbd::codec::reply::Extent;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
-use blkmq_export::nbd::codec::{ClientFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
 use blkmq_export::nbd::export::{Export, ExportId, ExportTable};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_export::nbd::session::{Event, Op, Session};
+use blkmq_nbd::client::{Handshake, Progress, Wanted};
+use blkmq_nbd::codec::handshake::{
+    InfoKind, InfoRequest, MetaRequest, OptionCode, SessionName, write_client_flags, write_option,
+};
+use blkmq_nbd::codec::reply::Extent;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{ClientFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
 
 const STYLES: [(&str, HeaderStyle); 3] = [
     ("simple", HeaderStyle::Simple),

@@ -3,10 +3,10 @@
 //! The first two bytes choose what the client wants and the size of the pieces the stream arrives in; the rest is the
 //! stream. Broken would be: a panic, options without end, or a message that is waited for though no buffer holds it.
 
-use blkmq_export::nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
-use blkmq_export::nbd::codec::HeaderStyle;
-use blkmq_export::nbd::codec::handshake::SessionName;
-use blkmq_export::nbd::codec::reply::{ChunkPayload, ReplyHead};
+use blkmq_nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::codec::HeaderStyle;
+use blkmq_nbd::codec::handshake::SessionName;
+use blkmq_nbd::codec::reply::{ChunkPayload, ReplyHead};
 
 /// Longest payload of a chunk that this client takes.
 const PAYLOAD_BYTES_MAX: u64 = 4096;

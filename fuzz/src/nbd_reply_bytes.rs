@@ -4,9 +4,9 @@
 //! stream. Broken would be: a panic, a request that ends twice, data out of its place, an answer that is called whole and is
 //! not, or a message that is waited for though no buffer holds it.
 
-use blkmq_host::nbd::codec::{ErrorCode, HeaderStyle};
-use blkmq_host::nbd::cover::Cover;
-use blkmq_host::nbd::replies::{Asked, Book, Fault, RECEIVE_BYTES_MIN, Replies};
+use blkmq_nbd::codec::{ErrorCode, HeaderStyle};
+use blkmq_nbd::cover::Cover;
+use blkmq_nbd::replies::{Asked, Book, Fault, RECEIVE_BYTES_MIN, Replies};
 
 /// A request, what was written of its answer, and whether it has failed or ended.
 struct Request {

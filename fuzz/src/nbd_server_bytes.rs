@@ -7,14 +7,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use blkmq_export::nbd::codec::handshake::{
-    InfoRequest, MetaRequest, OptionCode, SessionName, write_client_flags, write_option,
-};
-use blkmq_export::nbd::codec::reply::{ChunkPayload, Extent, ReplyHead};
-use blkmq_export::nbd::codec::{ChunkFlags, ClientFlags, ErrorCode, ExtentState, HeaderStyle};
 use blkmq_export::nbd::export::{Export, ExportId, ExportTable};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_export::nbd::session::{Event, Op, Request, Session};
+use blkmq_nbd::codec::handshake::{
+    InfoRequest, MetaRequest, OptionCode, SessionName, write_client_flags, write_option,
+};
+use blkmq_nbd::codec::reply::{ChunkPayload, Extent, ReplyHead};
+use blkmq_nbd::codec::{ChunkFlags, ClientFlags, ErrorCode, ExtentState, HeaderStyle};
 
 /// Bytes of the disk.
 const DISK_BYTES: usize = 128 << 10;

@@ -1,6 +1,6 @@
 //! Text against the parser of NBD URIs: any text is an URI or a clear error.
 
-use blkmq_host::driver::nbd::{Address, Uri};
+use blkmq_nbd::uri::{Address, Uri};
 
 /// Runs one input.
 ///

@@ -30,7 +30,7 @@ pub(crate) fn run(steps: &mut Steps, sanitizer: Sanitizer) -> Result<()> {
     }
     // A target is named so that the flags do not reach build scripts and procedural macros.
     let mut command = cargo(
-        "test -Zbuild-std --target x86_64-unknown-linux-gnu --tests -p blkmq-sync -p blkmq-host -p blkmq-export",
+        "test -Zbuild-std --target x86_64-unknown-linux-gnu --tests -p blkmq-sync -p blkmq-nbd -p blkmq-host -p blkmq-drivers -p blkmq-config -p blkmq-export",
     );
     command
         // The flags are in the stable compiler, which hides them.

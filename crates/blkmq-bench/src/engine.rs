@@ -15,8 +15,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use blkmq_core::bio::Op;
 use blkmq_core::sched::Kind;
-use blkmq_host::driver::value;
 use blkmq_host::engine::Engine;
+use blkmq_host::value;
 
 pub use self::device::Device;
 pub(crate) use self::device::{NULL_BYTES, Opened, start};

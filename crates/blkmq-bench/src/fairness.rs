@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_host::driver::value;
+use blkmq_host::value;
 
 use self::images::Images;
 use self::kernel::Loop;

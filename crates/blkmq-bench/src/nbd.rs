@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blkmq_export::nbd::codec::HeaderStyle;
+use blkmq_nbd::codec::HeaderStyle;
 
 use self::peers::{Server, Side};
 use crate::args::{BenchArgs, Plan};

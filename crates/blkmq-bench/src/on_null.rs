@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::queue::TagMode;
 use blkmq_core::time::Nanos;
-use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDrive};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 
 use self::load::Load;

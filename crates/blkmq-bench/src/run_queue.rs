@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use blkmq_core::queue::{Rerun, TagMode};
-use blkmq_host::driver::null::{Completion, NullConfig};
+use blkmq_drivers::null::{Completion, NullConfig};
 use blkmq_sync::{Published, RunWork};
 
 use crate::args::BenchArgs;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use blkmq_core::queue::Dispatch;
 use blkmq_core::sched::Kind;
-use blkmq_host::driver::null::NullConfig;
+use blkmq_drivers::null::NullConfig;
 use blkmq_sim::scenario::clients::{self, CLIENTS, Side};
 
 use crate::args::{BenchArgs, Plan};

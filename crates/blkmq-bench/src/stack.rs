@@ -10,9 +10,9 @@ use blkmq_core::bio::Op;
 use blkmq_core::mapper::multipath::{Detours, Selector};
 use blkmq_core::mapper::table::MapKind;
 use blkmq_core::sched::Kind;
+use blkmq_drivers::multipath::{MultipathConfig, MultipathDrive, PathDrive};
+use blkmq_drivers::null::{NullConfig, NullDrive};
 use blkmq_host::drive::Drive;
-use blkmq_host::driver::multipath::{MultipathConfig, MultipathDrive, PathDrive};
-use blkmq_host::driver::null::{NullConfig, NullDrive};
 
 use crate::args::{BenchArgs, Plan};
 use crate::engine::{self, Job, NULL_BYTES, Opened};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
-use blkmq_host::driver::null::NullConfig;
+use blkmq_drivers::null::NullConfig;
 
 use crate::args::BenchArgs;
 use crate::on_null::{self, Jobs, check_load};

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
-use blkmq_export::nbd::codec::reply::ReplyHead;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
-use blkmq_export::nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
+use blkmq_drivers::ram::RamConfig;
 use blkmq_export::nbd::door::{
     self, ALLOWANCE, Address, AddressLimits, CONNECTIONS_MAX, Common, Memory, Socket,
 };
 use blkmq_export::nbd::limits::Limits;
-use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::engine::{Engine, EngineConfig};
-use blkmq_host::plan::{DiskSpec, QueueSettings, Source, plan};
+use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::codec::reply::ReplyHead;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
 
 #[test]
 fn pipelined_block_status_and_refused_requests_are_all_answered() {

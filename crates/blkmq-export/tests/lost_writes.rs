@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
-use blkmq_export::nbd::codec::reply::ReplyHead;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
-use blkmq_export::nbd::codec::{CommandFlags, HeaderStyle};
+use blkmq_drivers::nbd::NbdConfig;
+use blkmq_drivers::ram::RamConfig;
 use blkmq_export::nbd::door::{self, Address, AddressLimits, CONNECTIONS_MAX, Common, Socket};
 use blkmq_export::nbd::limits::Limits;
-use blkmq_host::driver::nbd::NbdConfig;
-use blkmq_host::driver::ram::RamConfig;
 use blkmq_host::engine::{Engine, EngineConfig};
-use blkmq_host::plan::{DiskSpec, QueueSettings, Source, plan};
+use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::codec::reply::ReplyHead;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
 
 #[test]
 fn each_client_hears_once_of_writes_that_a_server_took_along() {

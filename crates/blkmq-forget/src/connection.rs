@@ -9,10 +9,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use blkmq_export::nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
-use blkmq_export::nbd::codec::HeaderStyle;
-use blkmq_export::nbd::codec::reply::ReplyHead;
-use blkmq_export::nbd::codec::request::RequestHeader;
+use blkmq_nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::codec::HeaderStyle;
+use blkmq_nbd::codec::reply::ReplyHead;
+use blkmq_nbd::codec::request::RequestHeader;
 
 /// A connection, and of each request under way what the caller wants to know when it ends.
 #[derive(Debug)]

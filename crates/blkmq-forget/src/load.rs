@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
-use blkmq_export::nbd::codec::{CommandFlags, TransmissionFlags};
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, TransmissionFlags};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
-use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDrive};
 use blkmq_host::mapped::{MapConfig, MappedSpec};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueSpec};
 

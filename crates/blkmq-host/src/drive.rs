@@ -1,19 +1,17 @@
 //! Decides what the engine needs of a drive: its limits, a driver for each hardware context, and what is
-//! allocated. `plan` makes drives from the specifications of disks, `engine` has their hardware contexts
+//! allocated, and how much of it may be lost. `blkmq-drivers` has the drives there are; `engine` has their hardware contexts
 //! opened on the reactors.
 
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
 use blkmq_core::driver::Driver;
-use blkmq_core::ids::HctxId;
+use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 
-use crate::driver::Allocation;
-use crate::driver::multipath::MultipathDrive;
-use crate::driver::nbd::Ledger;
-use crate::ring::RingHandle;
-use crate::runner::Runner;
+use crate::reactor::runner::Runner;
+use crate::uring::ring::RingHandle;
 
 /// Whether the ends of a drive's requests can be found by looking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +25,7 @@ pub enum Polling {
 }
 
 /// A drive: what all hardware contexts of one queue share.
-pub trait Drive: Allocation {
+pub trait Drive: Allocation + Any {
     /// What one request may be.
     fn limits(&self) -> Limits;
 
@@ -54,15 +52,11 @@ pub trait Drive: Allocation {
     /// The engine shuts down: what the drive holds back is to end, with an error if it must.
     fn abort_queued(&self) {}
 
-    /// Is told, before its contexts are opened, that it is one of several paths to the same storage, and which ledger these have
-    /// in common. Says whether it keeps that one; drives that lose nothing by themselves, or alone, do not.
-    fn keep_ledger(&self, _ledger: &Arc<Ledger>) -> bool {
+    /// Is told, before its contexts are opened, that it is one of several paths to the same storage, and what these have in common
+    /// of their writes' durability: a type that the drivers concerned know. Says whether it keeps that one; drives that lose
+    /// nothing by themselves, or alone, do not.
+    fn keep_ledger(&self, _ledger: &Arc<dyn Any + Send + Sync>) -> bool {
         false
-    }
-
-    /// The drive, if it is one of several paths.
-    fn as_multipath(&self) -> Option<&MultipathDrive> {
-        None
     }
 
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`
@@ -71,4 +65,83 @@ pub trait Drive: Allocation {
     /// # Errors
     /// What the operating system says, with the object named.
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>>;
+}
+
+/// A run of bytes of a disk of which all are stored in the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes, at least 1.
+    pub len: u64,
+    /// Nothing is allocated for these bytes.
+    pub hole: bool,
+    /// These bytes are known to read as zeroes.
+    pub zero: bool,
+}
+
+impl Extent {
+    /// Makes an extent of `len` stored bytes.
+    pub const fn data(len: u64) -> Self {
+        Self {
+            len,
+            hole: false,
+            zero: false,
+        }
+    }
+
+    /// Makes an extent of `len` bytes that are not stored and read as zeroes.
+    pub const fn hole(len: u64) -> Self {
+        Self {
+            len,
+            hole: true,
+            zero: true,
+        }
+    }
+}
+
+/// How often writes that had been completed may have been lost before a flush covered them. Each user's flush is to fail once
+/// for each of these times, so a user compares with what it was told of last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// How often.
+    pub count: u64,
+    /// How many of these times at least one user has been told of. A new user begins here: what nobody has been told of may be
+    /// what it, or who it stands for, has written over a former connection.
+    pub told: u64,
+}
+
+impl Losses {
+    /// Both disks' together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            count: self.count + other.count,
+            told: self.told + other.told,
+        }
+    }
+}
+
+/// What a drive knows about its disks beside their I/O: allocation, for a door's block status, and losses.
+pub trait Allocation: Send + Sync {
+    /// Appends what is stored where, from `offset` on, in order and without gaps: at most `max` extents, which together
+    /// cover at least 1 and at most `len` bytes. May be called from any thread; may block for as long as the
+    /// filesystem needs to look up its extents.
+    ///
+    /// # Errors
+    /// What the operating system says, or `InvalidInput` for a disk or a range that is not there.
+    fn extents(
+        &self,
+        disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()>;
+
+    /// Says how often completed writes may have been lost.
+    fn losses(&self, _disk: DiskId) -> Losses {
+        Losses::default()
+    }
+
+    /// Takes note that a user has been told of all losses that there are.
+    fn tell_losses(&self, _disk: DiskId) {}
 }

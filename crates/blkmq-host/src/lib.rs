@@ -1,40 +1,29 @@
-//! The engine in the real world: reactors on io_uring, the clock, and the drivers that meet the operating
-//! system.
+//! The engine in the real world: reactors on io_uring, the clock, and what it needs of a drive. The drives there are lie in
+//! `blkmq-drivers`; `blkmq-config` makes the queues of an engine from what is configured.
 //!
-//! [`engine`] is the way in: it starts reactors, lets a library user's thread [`attach`], puts doors
-//! ([`service`]) on reactors, and is changed and watched through [`control`]; [`mod@plan`] turns configured
-//! disks into its queues, [`mapped`] puts disks on disks. A reactor is one thread with one place to wait (`reactor_core`, [`ring`], [`mod@wait`],
-//! [`sleep`], `wakeup`). [`drive`] is what the engine needs of a drive, [`driver`] those there are.
+//! | folder | decides |
+//! |---|---|
+//! | [`engine`] | set-up, changes and the end: it starts reactors, lets a library user's thread [`attach`], is changed and watched through [`control`], and puts disks on disks ([`mapped`]) |
+//! | `reactor` | what one thread does with one place to wait: run the queues, call doors ([`service`]), [`sleep`] or [`mod@wait`] |
+//! | `uring` | how a thread's io_uring is shared among drivers and doors ([`ring`]) |
+//!
+//! [`drive`] is what the engine needs of a drive, [`value`] how the values of keys are written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod attach;
 pub mod clock;
-pub mod control;
-pub mod disk;
 pub mod drive;
-pub mod driver;
 pub mod engine;
 pub mod error;
-pub mod groups;
 mod log_budget;
-pub mod mapped;
-mod moved;
-pub mod nbd;
-pub mod plan;
-mod queues;
 mod reactor;
-mod reactor_core;
-pub mod ring;
-pub mod runner;
-pub mod service;
-mod shared;
-pub mod sleep;
-pub mod wait;
-mod wakeup;
+mod uring;
+pub mod value;
 
-pub use attach::Attached;
-pub use control::Control;
-pub use disk::{Disk, QueueId};
-pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
+pub use engine::attach::Attached;
+pub use engine::control::Control;
+pub use engine::disk::{Disk, QueueId};
+pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec, attach, control, disk, group_spec, mapped};
 pub use error::Error;
 pub use log_budget::LogBudget;
+pub use reactor::{runner, service, sleep, wait};
+pub use uring::ring;

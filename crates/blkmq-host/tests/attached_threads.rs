@@ -10,7 +10,7 @@ use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_host::driver::null::{Completion, NullConfig};
+use blkmq_drivers::null::{Completion, NullConfig};
 use blkmq_host::{Engine, EngineConfig, Error, QueueId};
 use common::{engine, queue, read, submit_and_count};
 

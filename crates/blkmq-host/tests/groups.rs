@@ -11,7 +11,7 @@ use blkmq_core::group::{CapKind, Caps, GroupTree};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_host::driver::null::NullConfig;
+use blkmq_drivers::null::NullConfig;
 use blkmq_host::{Attached, Engine, EngineConfig, Error, QueueId};
 use common::{queue, read};
 

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use blkmq_core::sched::Kind;
-use blkmq_host::driver::null::NullConfig;
+use blkmq_drivers::null::NullConfig;
 use blkmq_host::{Engine, EngineConfig};
 
 #[test]

@@ -10,9 +10,8 @@ use blkmq_core::bio::Status;
 use blkmq_core::poll::{Policy, Wait};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_host::driver::null::{Completion, NullConfig};
+use blkmq_drivers::null::{Completion, NullConfig};
 use blkmq_host::{Engine, EngineConfig, QueueId, QueueSpec};
-
 use common::{read, submit_and_count};
 
 const Q: QueueId = QueueId(0);

@@ -11,7 +11,7 @@ use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::{Instant, Nanos};
-use blkmq_host::driver::null::{Completion, NullConfig};
+use blkmq_drivers::null::{Completion, NullConfig};
 use blkmq_host::ring::Completion as Completed;
 use blkmq_host::service::{Cx, Service, ServiceFactory};
 use blkmq_host::{Engine, EngineConfig, Error, QueueId};
@@ -278,7 +278,7 @@ fn a_shutdown_waits_for_what_is_under_way() {
 fn a_shutdown_that_cannot_finish_says_why_and_can_be_hurried() {
     // Nothing ever ends, and the time limit of 30 s is far away.
     let null = NullConfig {
-        timeout_rate: blkmq_host::driver::Rate::new(1.0),
+        timeout_rate: blkmq_drivers::null::Rate::new(1.0),
         ..NullConfig::bare()
     };
     let engine = engine(1, 0, null, Kind::None);

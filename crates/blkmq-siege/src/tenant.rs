@@ -8,12 +8,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use blkmq_export::nbd::codec::CommandFlags;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
 use blkmq_forget::connection::Connection;
 use blkmq_forget::history::{History, content};
 use blkmq_forget::load::{Load, Trouble, read_all};
 use blkmq_forget::medium::SECTOR_BYTES;
+use blkmq_nbd::codec::CommandFlags;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
 
 /// A tenant under way.
 #[derive(Debug)]

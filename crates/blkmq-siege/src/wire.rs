@@ -8,11 +8,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use blkmq_export::nbd::codec::handshake::{
+use blkmq_nbd::codec::handshake::{
     InfoKind, InfoRequest, MetaRequest, OptionCode, write_client_flags, write_option,
 };
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
-use blkmq_export::nbd::codec::{ClientFlags, CommandFlags, HeaderStyle};
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{ClientFlags, CommandFlags, HeaderStyle};
 use rustix::net::sockopt;
 
 /// A connection that keeps to no rules.

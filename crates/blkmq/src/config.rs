@@ -15,7 +15,7 @@ use blkmq_core::poll::{DELAY_MAX_US, Policy, Wait};
 use blkmq_core::sched::Kind;
 use blkmq_export::nbd::limits::Limits;
 
-pub use blkmq_host::groups::GroupSpec;
+pub use blkmq_host::group_spec::GroupSpec;
 pub use disk::{DiskSpec, Source};
 pub use export::{Address, ExportSpec};
 

@@ -1,14 +1,14 @@
 //! Decides how the configuration becomes what the engine is started with. Which disks share a queue is up to
-//! `blkmq_host::plan`; here the elevators that disks ask for are put on their queues.
+//! `blkmq_config::plan`; here the elevators that disks ask for are put on their queues.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
+use blkmq_config::plan as host;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use blkmq_host::engine::QueueSpec;
 use blkmq_host::mapped::MappedSpec;
-use blkmq_host::plan as host;
 
 use crate::config::{Config, DiskSpec, QueueSettings, Source};
 
@@ -165,6 +165,7 @@ fn poll_as_disks_say(queue: &mut QueueSpec, disks: &[DiskSpec]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use blkmq_core::poll::Policy;
+    use blkmq_drivers::multipath::MultipathDrive;
 
     use super::*;
 
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(names, ["m", "other"]);
         let queue = &plan.queues[0];
         assert_eq!((queue.elevator, queue.disks[0].size), (Kind::MqDeadline, 1 << 20));
-        let paths = queue.drive.as_multipath().expect("it has paths").paths();
+        let paths = MultipathDrive::of(&*queue.drive).expect("it has paths").paths();
         let told: Vec<_> = paths
             .iter()
             .map(|path| (path.name.as_str(), path.group, path.throughput))

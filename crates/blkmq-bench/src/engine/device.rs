@@ -11,12 +11,12 @@ use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::table::MapKind;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
+use blkmq_drivers::file::{Direct, FileConfig, FileDisk, FileDrive};
+use blkmq_drivers::nbd::{NbdConfig, NbdDisk, NbdDrive};
+use blkmq_drivers::null::{NullConfig, NullDrive};
+use blkmq_drivers::ram::{RamConfig, RamDrive};
 use blkmq_host::disk::Disk;
 use blkmq_host::drive::Drive;
-use blkmq_host::driver::file::{Direct, FileConfig, FileDisk, FileDrive};
-use blkmq_host::driver::nbd::{NbdConfig, NbdDisk, NbdDrive};
-use blkmq_host::driver::null::{NullConfig, NullDrive};
-use blkmq_host::driver::ram::{RamConfig, RamDrive};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_host::mapped::{MapConfig, MappedSpec, Member};
 

@@ -23,10 +23,10 @@ use blkmq_core::mapper::table::MapKind;
 use blkmq_core::request::Request;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Instant;
+use blkmq_drivers::multipath::{MultipathConfig, MultipathDrive, PathDrive, Selector};
+use blkmq_drivers::null::{Completion, NullConfig, NullDrive};
+use blkmq_host::drive::{Allocation, Extent};
 use blkmq_host::drive::{Drive, Polling};
-use blkmq_host::driver::multipath::{MultipathConfig, MultipathDrive, PathDrive, Selector};
-use blkmq_host::driver::null::{Completion, NullConfig, NullDrive};
-use blkmq_host::driver::{Allocation, Extent};
 use blkmq_host::ring::RingHandle;
 
 use super::device::{self, NULL_BYTES, Opened};

@@ -9,7 +9,7 @@ use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
-use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDrive};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 
 use super::device::NULL_BYTES;

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use blkmq_host::driver::file::{Direct, FileConfig, FileDisk};
+use blkmq_drivers::file::{Direct, FileConfig, FileDisk};
 
 use crate::interrupt;
 

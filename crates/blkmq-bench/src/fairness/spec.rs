@@ -3,7 +3,7 @@
 
 use blkmq_core::bio::Op;
 use blkmq_core::group::{ROOT, WEIGHT_MAX, WEIGHT_MIN};
-use blkmq_host::driver::value;
+use blkmq_host::value;
 
 use super::cases::scale;
 use super::scene::{Load, Scene};

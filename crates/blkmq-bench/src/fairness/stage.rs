@@ -13,10 +13,10 @@ use blkmq_core::poll::Policy;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
+use blkmq_drivers::file::{Direct, FileConfig, FileDisk, FileDrive};
+use blkmq_drivers::null::{NullConfig, NullDrive};
 use blkmq_host::QueueId;
 use blkmq_host::drive::Drive;
-use blkmq_host::driver::file::{Direct, FileConfig, FileDisk, FileDrive};
-use blkmq_host::driver::null::{NullConfig, NullDrive};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_host::service::Service;
 

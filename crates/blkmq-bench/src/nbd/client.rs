@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use blkmq_export::nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
-use blkmq_export::nbd::codec::reply::ReplyHead;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
-use blkmq_export::nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
+use blkmq_nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::codec::reply::ReplyHead;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
@@ -333,8 +333,8 @@ const SILENCE_MAX_TIMESPEC: Timespec = Timespec {
 
 #[cfg(test)]
 mod tests {
-    use blkmq_export::nbd::codec::ErrorCode;
-    use blkmq_export::nbd::codec::reply::{ChunkHead, ChunkKind, write_chunk_head, write_simple};
+    use blkmq_nbd::codec::ErrorCode;
+    use blkmq_nbd::codec::reply::{ChunkHead, ChunkKind, write_chunk_head, write_simple};
 
     use super::*;
 

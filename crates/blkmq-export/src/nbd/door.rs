@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
-use blkmq_host::nbd::identity;
+use blkmq_nbd::identity;
 
 use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;

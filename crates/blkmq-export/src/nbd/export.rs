@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::codec::{HeaderStyle, STRING_BYTES_MAX, TransmissionFlags};
+use blkmq_nbd::codec::{HeaderStyle, STRING_BYTES_MAX, TransmissionFlags};
 
 /// Names an export to the code that owns the disks; unique within a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

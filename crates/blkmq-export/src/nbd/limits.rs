@@ -102,7 +102,7 @@ impl Limits {
 
     /// Bytes a receive buffer must be able to hold, so that every message which is looked at as a whole fits.
     pub fn receive_bytes_min(&self) -> usize {
-        super::codec::handshake::OPTION_HEADER_BYTES + self.option_bytes_max as usize
+        blkmq_nbd::codec::handshake::OPTION_HEADER_BYTES + self.option_bytes_max as usize
     }
 
     /// Longest payload of a refused request that is read and thrown away; a longer one ends the connection.

@@ -26,11 +26,12 @@ use std::sync::Arc;
 pub use reply::Replies;
 pub use rules::Fault;
 
+use blkmq_nbd::codec::handshake::{OptionCode, SessionName, write_greeting};
+use blkmq_nbd::codec::request::RequestHeader;
+use blkmq_nbd::codec::{BadMagic, ClientFlags, CommandFlags, ErrorCode, HandshakeFlags, HeaderStyle};
+
 use self::negotiation::{Negotiation, Next};
 use self::transmission::Transmission;
-use super::codec::handshake::{OptionCode, SessionName, write_greeting};
-use super::codec::request::RequestHeader;
-use super::codec::{BadMagic, ClientFlags, CommandFlags, ErrorCode, HandshakeFlags, HeaderStyle};
 use super::export::{Export, ExportTable};
 use super::limits::Limits;
 

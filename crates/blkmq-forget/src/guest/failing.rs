@@ -7,6 +7,8 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use blkmq_nbd::codec::CommandFlags;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
 
 use super::Plan;
 use super::devices::{Mapped, NullDisk};
@@ -16,8 +18,6 @@ use crate::daemon::{Daemon, EXPORT};
 use crate::history::{History, Wrong};
 use crate::load::{Allowed, Counts, Load, Trouble, read_all};
 use crate::medium::SECTOR_BYTES;
-use blkmq_export::nbd::codec::CommandFlags;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
 
 /// What was seen.
 #[derive(Clone, Copy, Debug, Default)]

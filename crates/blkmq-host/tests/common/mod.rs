@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::sched::Kind;
-use blkmq_host::driver::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDrive};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueId, QueueSpec};
 
 /// Bytes of every disk here.

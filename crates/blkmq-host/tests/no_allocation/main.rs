@@ -6,7 +6,7 @@ mod common;
 mod sys;
 
 use blkmq_core::sched::Kind;
-use blkmq_host::driver::null::NullConfig;
+use blkmq_drivers::null::NullConfig;
 use blkmq_host::{Attached, QueueId};
 use common::{engine, read};
 

@@ -7,10 +7,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
-use blkmq_export::nbd::codec::{CommandFlags, HeaderStyle};
 use blkmq_forget::chance::Chance;
 use blkmq_forget::connection::Connection;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{BIG, BIG_BYTES, LOADED_MAX, PREY, PREY_BYTES, Site, THREADS, Tally, pick};

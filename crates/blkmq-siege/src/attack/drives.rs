@@ -6,11 +6,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use blkmq_export::nbd::codec::CommandFlags;
-use blkmq_export::nbd::codec::request::{Command, RequestHeader};
 use blkmq_forget::chance::Chance;
 use blkmq_forget::connection::{Connection, Ended};
 use blkmq_forget::mount::Faults;
+use blkmq_nbd::codec::CommandFlags;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
 
 use super::{BROKEN, CUT, CUT_BYTES, DISK_BYTES, FULL, SLOW, Site, Tally, pick};
 use crate::wire::MARK;

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use blkmq_export::nbd::codec::handshake::{MetaRequest, OptionCode, write_client_flags, write_option};
-use blkmq_export::nbd::codec::request::Command;
-use blkmq_export::nbd::codec::{ClientFlags, CommandFlags, HeaderStyle};
 use blkmq_forget::chance::Chance;
+use blkmq_nbd::codec::handshake::{MetaRequest, OptionCode, write_client_flags, write_option};
+use blkmq_nbd::codec::request::Command;
+use blkmq_nbd::codec::{ClientFlags, CommandFlags, HeaderStyle};
 
 use super::{BIG, HOLES, HOLES_BYTES, PREY, Site, Tally, pick};
 use crate::wire::{Wire, conversation, info, negotiation, push_request};

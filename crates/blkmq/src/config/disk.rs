@@ -2,15 +2,15 @@
 //! configuration file with the same keys. The driver's own keys are checked by the driver's configuration.
 
 use anyhow::{Context, Result, bail};
+use blkmq_config::plan::MultipathSource;
 use blkmq_core::sched::Kind;
-use blkmq_host::driver::file::FileConfig;
-use blkmq_host::driver::multipath::MultipathConfig;
-use blkmq_host::driver::nbd::NbdConfig;
-use blkmq_host::driver::null::NullConfig;
-use blkmq_host::driver::ram::RamConfig;
-use blkmq_host::driver::value;
+use blkmq_drivers::file::FileConfig;
+use blkmq_drivers::multipath::MultipathConfig;
+use blkmq_drivers::nbd::NbdConfig;
+use blkmq_drivers::null::NullConfig;
+use blkmq_drivers::ram::RamConfig;
 use blkmq_host::mapped::MapConfig;
-use blkmq_host::plan::MultipathSource;
+use blkmq_host::value;
 
 use super::{Polling, check_name, elevator, paths, poll_delay};
 

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use blkmq_core::ids::REACTORS_MAX;
 use blkmq_core::poll::Policy;
 use blkmq_core::time::Nanos;
-use blkmq_host::driver::value;
-use blkmq_host::groups::GroupSpec;
+use blkmq_host::group_spec::GroupSpec;
+use blkmq_host::value;
 use serde::Deserialize;
 use toml::Value;
 

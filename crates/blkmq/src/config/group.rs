@@ -1,8 +1,8 @@
 //! Decides how one group is described: `/customers/a,weight=200,iops=5000` on the command line, or a table of the
-//! configuration file with the same keys. The keys themselves are `blkmq_host::groups`'.
+//! configuration file with the same keys. The keys themselves are `blkmq_host::group_spec`'.
 
 use anyhow::{Context, Result, bail};
-use blkmq_host::groups::GroupSpec;
+use blkmq_host::group_spec::GroupSpec;
 
 /// Reads `PATH,key=value,key=value`.
 ///

@@ -2,8 +2,8 @@
 //! preferred, and after a colon how much a path carries in comparison with the others.
 
 use anyhow::{Result, bail};
-use blkmq_host::driver::value;
-use blkmq_host::plan::PathRef;
+use blkmq_config::plan::PathRef;
+use blkmq_host::value;
 
 use super::check_name;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use blkmq_core::group::{CapKind, Caps};
 use blkmq_core::sched::Kind;
-use blkmq_host::groups::GroupSpec;
+use blkmq_host::group_spec::GroupSpec;
 
 use super::client::{Client, Job};
 use super::drive::{Drive, Medium, Scratch};

@@ -7,10 +7,10 @@ use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::multipath::NoPath;
 use blkmq_core::stat::{DirectionStats, GroupStats};
+use blkmq_drivers::multipath::MultipathDrive;
 use blkmq_export::nbd::door::Common;
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
-use blkmq_host::driver::multipath::MultipathDrive;
 
 /// Writes what all groups of all queues did since the start.
 pub(super) fn statistics(control: &Control) -> String {
@@ -42,7 +42,7 @@ pub(super) fn statistics(control: &Control) -> String {
         if let Some(how) = control.describe_polling(QueueId(number)) {
             let _ = writeln!(out, "  polled: {how}");
         }
-        if let Ok(drive) = control.multipath(QueueId(number)) {
+        if let Ok(drive) = MultipathDrive::of_queue(control, QueueId(number)) {
             out += &path_lines(drive);
         }
         for (bucket, seen) in control.poll_stats(QueueId(number)) {

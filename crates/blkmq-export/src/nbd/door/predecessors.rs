@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 
 use blkmq_host::service::Waker;
+use blkmq_nbd::codec::handshake::SessionName;
 
 use super::departed::{Departed, Wait};
 use super::departures::Departures;
-use crate::nbd::codec::handshake::SessionName;
 
 /// The connections that have selected a disk, by the disk's place in the engine's table.
 #[derive(Debug, Default)]

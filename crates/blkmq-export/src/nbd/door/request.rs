@@ -2,9 +2,9 @@
 
 use blkmq_core::bio::{Bio, Flags, Op as BioOp, Status};
 use blkmq_host::disk::Disk;
+use blkmq_nbd::codec::reply::Extent;
+use blkmq_nbd::codec::{CommandFlags, ErrorCode, ExtentState};
 
-use crate::nbd::codec::reply::Extent;
-use crate::nbd::codec::{CommandFlags, ErrorCode, ExtentState};
 use crate::nbd::session::{Op, Request};
 
 /// Bytes of the buffer that a request needs. One for block status reads a block.
@@ -56,7 +56,7 @@ fn zeroes_flags(flags: CommandFlags) -> Flags {
     found
 }
 
-pub(super) fn extent(extent: &blkmq_host::driver::Extent) -> Extent {
+pub(super) fn extent(extent: &blkmq_host::drive::Extent) -> Extent {
     let state = ExtentState::default()
         .with_if(extent.hole, ExtentState::HOLE)
         .with_if(extent.zero, ExtentState::ZERO);

@@ -174,7 +174,7 @@ mod tests {
     use super::super::arena::PIECE_BYTES;
     use super::super::sys::Region;
     use super::*;
-    use crate::nbd::codec::CommandFlags;
+    use blkmq_nbd::codec::CommandFlags;
 
     /// Where a request of `length` bytes at 4096 is cut.
     fn pieces(op: Op, length: u64, region: impl Fn() -> Region) -> Vec<(u64, u64)> {

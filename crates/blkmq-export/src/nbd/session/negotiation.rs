@@ -8,15 +8,16 @@
 
 use std::sync::Arc;
 
-use super::{CloseReason, Event};
-use crate::nbd::codec::handshake::{
+use blkmq_nbd::codec::handshake::{
     InfoKind, InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionCode, OptionHeader, SessionName,
     parse_client_flags, parse_name,
 };
-use crate::nbd::codec::option_reply::{
+use blkmq_nbd::codec::option_reply::{
     BlockSizes, Info, OptionReplies, ReplyKind, truncate, write_export_name_reply,
 };
-use crate::nbd::codec::{ClientFlags, HeaderStyle, STRING_BYTES_MAX};
+use blkmq_nbd::codec::{ClientFlags, HeaderStyle, STRING_BYTES_MAX};
+
+use super::{CloseReason, Event};
 use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;
 

@@ -1,14 +1,15 @@
 //! Decides which form a reply takes under what was negotiated, and counts requests and buffers until they are free.
 //! Heads are appended to the caller's buffer; a read's data stays where it is and is sent behind its head.
 
-use super::negotiation::{ALLOCATION_CONTEXT_ID, Selection};
-use super::{Op, Request};
-use crate::nbd::codec::reply::{
+use blkmq_nbd::codec::reply::{
     ChunkHead, ChunkKind, Extent, write_chunk_head, write_data_head, write_error_chunk, write_hole_chunk,
     write_simple, write_status_chunk,
 };
-use crate::nbd::codec::request::RequestHeader;
-use crate::nbd::codec::{ChunkFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
+use blkmq_nbd::codec::request::RequestHeader;
+use blkmq_nbd::codec::{ChunkFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
+
+use super::negotiation::{ALLOCATION_CONTEXT_ID, Selection};
+use super::{Op, Request};
 use crate::nbd::limits::Limits;
 
 /// The replies of one connection. Each request begun is replied to by exactly one of [`Replies::ok`],

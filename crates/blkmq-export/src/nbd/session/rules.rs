@@ -3,11 +3,12 @@
 
 use std::fmt;
 
+use blkmq_nbd::codec::handshake::SessionName;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, ErrorCode, HeaderStyle, TransmissionFlags};
+
 use super::negotiation::Selection;
 use super::{Op, Request};
-use crate::nbd::codec::handshake::SessionName;
-use crate::nbd::codec::request::{Command, RequestHeader};
-use crate::nbd::codec::{CommandFlags, ErrorCode, HeaderStyle, TransmissionFlags};
 use crate::nbd::limits::Limits;
 
 /// What is wrong with a request.

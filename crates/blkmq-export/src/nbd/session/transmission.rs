@@ -1,13 +1,14 @@
 //! Decides what becomes of each request's header: begun, refused, or the end.
 //! `rules` knows what is allowed; `reply` counts what is begun and writes the answers.
 
+use blkmq_nbd::codec::HeaderStyle;
+use blkmq_nbd::codec::handshake::SessionName;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+
 use super::negotiation::Selection;
 use super::reply::Replies;
 use super::rules::{Fault, Rules, request};
 use super::{CloseReason, Event, Op, Refused, Step};
-use crate::nbd::codec::HeaderStyle;
-use crate::nbd::codec::handshake::SessionName;
-use crate::nbd::codec::request::{Command, RequestHeader};
 use crate::nbd::limits::Limits;
 
 #[derive(Debug)]

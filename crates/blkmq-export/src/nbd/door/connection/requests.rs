@@ -2,13 +2,13 @@
 
 use blkmq_core::bio::{Bio, Status};
 use blkmq_host::service::Cx;
+use blkmq_nbd::codec::ErrorCode;
+use blkmq_nbd::codec::reply::Extent;
 
 use super::super::buffers::TagError;
 use super::super::lookup::{Answer, Question};
 use super::super::request::{bio, buffer_bytes, error_of, extent};
 use super::{Closing, Connection, SELECTED};
-use crate::nbd::codec::ErrorCode;
-use crate::nbd::codec::reply::Extent;
 use crate::nbd::session::{Op, Request};
 
 impl Connection {

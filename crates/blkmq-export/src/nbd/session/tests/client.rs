@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use blkmq_nbd::client::*;
+use blkmq_nbd::codec::TransmissionFlags;
+use blkmq_nbd::codec::option_reply::{OptionReplies, write_export_name_reply};
+
 use super::*;
-use crate::nbd::client::*;
-use crate::nbd::codec::TransmissionFlags;
-use crate::nbd::codec::option_reply::{OptionReplies, write_export_name_reply};
 use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;
 use crate::nbd::session::{Event, Session};

@@ -1,9 +1,10 @@
 //! How a session gets a name, and who may fence which.
 
+use blkmq_nbd::client::{Handshake, Progress, Wanted};
+use blkmq_nbd::codec::handshake::SessionName;
+use blkmq_nbd::codec::option_reply::parse_session;
+
 use super::*;
-use crate::nbd::client::{Handshake, Progress, Wanted};
-use crate::nbd::codec::handshake::SessionName;
-use crate::nbd::codec::option_reply::parse_session;
 use crate::nbd::session::{Fault, Op};
 
 const NAME: SessionName = SessionName {

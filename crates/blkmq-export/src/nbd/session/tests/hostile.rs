@@ -1,11 +1,11 @@
 //! Every violation has one answer: an error for the request, or the end for the connection.
 
-use super::*;
-use crate::nbd::codec::BadMagic;
-use crate::nbd::session::{CloseReason, Fault};
-
 use CommandFlags as F;
 use HeaderStyle::{Extended, Simple, Structured};
+use blkmq_nbd::codec::BadMagic;
+
+use super::*;
+use crate::nbd::session::{CloseReason, Fault};
 
 fn read_only() -> Export {
     let mut export = disk();

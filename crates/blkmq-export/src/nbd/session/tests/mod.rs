@@ -9,14 +9,15 @@ mod transmission;
 
 use std::sync::Arc;
 
-use super::{Event, Refused, Request, Session};
-use crate::nbd::codec::handshake::{
+use blkmq_nbd::codec::handshake::{
     InfoKind, InfoRequest, MetaRequest, OptionCode, write_client_flags, write_option,
 };
-use crate::nbd::codec::option_reply::{REPLY_HEADER_BYTES, ReplyHeader, ReplyKind};
-use crate::nbd::codec::reply::{ChunkPayload, Extent, ReplyHead};
-use crate::nbd::codec::request::{Command, RequestHeader};
-use crate::nbd::codec::{ClientFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
+use blkmq_nbd::codec::option_reply::{REPLY_HEADER_BYTES, ReplyHeader, ReplyKind};
+use blkmq_nbd::codec::reply::{ChunkPayload, Extent, ReplyHead};
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{ClientFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
+
+use super::{Event, Refused, Request, Session};
 use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;
 

@@ -1,10 +1,11 @@
 //! What a client may ask before it selects an export, and what it is told.
 
-use super::*;
-use crate::nbd::codec::TransmissionFlags;
-use crate::nbd::codec::option_reply::{
+use blkmq_nbd::codec::TransmissionFlags;
+use blkmq_nbd::codec::option_reply::{
     BlockSizes, Info, parse_export_name_reply, parse_meta_context, parse_server,
 };
+
+use super::*;
 use crate::nbd::session::CloseReason;
 
 fn second_disk() -> Export {

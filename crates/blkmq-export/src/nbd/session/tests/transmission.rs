@@ -1,8 +1,9 @@
 //! What becomes of requests that keep to the protocol, and of their replies.
 
+use blkmq_nbd::codec::ChunkFlags;
+use blkmq_nbd::codec::reply::{ChunkHead, ChunkKind};
+
 use super::*;
-use crate::nbd::codec::ChunkFlags;
-use crate::nbd::codec::reply::{ChunkHead, ChunkKind};
 use crate::nbd::session::{Fault, Op};
 
 const STYLES: [HeaderStyle; 3] = [

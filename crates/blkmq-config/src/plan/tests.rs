@@ -1,0 +1,247 @@
+//! Decides whether disks land on the queues they should, with real files where files are meant.
+
+use std::path::{Path, PathBuf};
+
+use blkmq_drivers::file::Direct;
+use blkmq_drivers::multipath::MultipathDrive;
+use blkmq_drivers::nbd::NbdConfig;
+
+use super::*;
+
+/// A directory that is gone after the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("blkmq-plan-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn spec(name: &str, source: Source) -> DiskSpec {
+    DiskSpec {
+        name: name.to_owned(),
+        description: String::new(),
+        source,
+        size: Some(1 << 20),
+        read_only: false,
+        block_size: None,
+        queue: None,
+        group: None,
+    }
+}
+
+fn null(name: &str) -> DiskSpec {
+    spec(name, Source::Null(NullConfig::default()))
+}
+
+fn file(name: &str, directory: &Path) -> DiskSpec {
+    let config = FileConfig {
+        path: directory.join(name),
+        ..FileConfig::default()
+    };
+    spec(name, Source::File(config))
+}
+
+fn on(queue: &str, mut spec: DiskSpec) -> DiskSpec {
+    spec.queue = Some(queue.to_owned());
+    spec
+}
+
+fn planned(disks: Vec<DiskSpec>) -> Result<Vec<(String, Vec<String>)>, String> {
+    let plan = plan(disks, &BTreeMap::new(), &QueueSettings::default()).map_err(|error| error.to_string())?;
+    let names = |queue: QueueSpec| {
+        (
+            queue.name,
+            queue.disks.into_iter().map(|disk| disk.name).collect(),
+        )
+    };
+    Ok(plan.queues.into_iter().map(names).collect())
+}
+
+#[test]
+fn files_on_one_filesystem_share_a_queue_unless_told_otherwise() {
+    let scratch = Scratch::new("share");
+    let disks = ["a", "b", "c"].map(|name| file(name, &scratch.0));
+    let [a, b, c] = disks;
+    let queues = planned(vec![a, on("own", b), c]).unwrap();
+    assert_eq!(queues.len(), 2);
+    assert!(queues[0].0.starts_with("fs-"), "{queues:?}");
+    assert_eq!(queues[0].1, ["a", "c"]);
+    assert_eq!(queues[1], ("own".to_owned(), vec!["b".to_owned()]));
+}
+
+#[test]
+fn null_and_ram_disks_have_their_own_queues_unless_joined() {
+    let ram = spec("m", Source::Ram(RamConfig::default()));
+    let queues = planned(vec![null("x"), on("q", null("y")), ram, on("q", null("z"))]).unwrap();
+    let names: Vec<&str> = queues.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["x", "q", "m"]);
+    assert_eq!(queues[1].1, ["y", "z"]);
+}
+
+#[test]
+fn drives_of_different_kinds_cannot_share_a_queue() {
+    let ram = spec("m", Source::Ram(RamConfig::default()));
+    let error = planned(vec![on("q", null("x")), on("q", ram)]).unwrap_err();
+    assert!(
+        error.contains("queue q") && error.contains("x (null)") && error.contains("m (ram)"),
+        "{error}"
+    );
+    let mut slow = null("y");
+    slow.source = Source::Null(NullConfig {
+        latency: Nanos::from_micros(10),
+        ..NullConfig::default()
+    });
+    let error = planned(vec![on("q", null("x")), on("q", slow)]).unwrap_err();
+    assert!(error.contains("null disks x and y"), "{error}");
+}
+
+#[test]
+fn null_disks_share_their_tags_if_asked_to() {
+    let shared = |name| {
+        let mut disk = null(name);
+        disk.source = Source::Null(NullConfig {
+            shared_tags: true,
+            depth: 64,
+            ..NullConfig::default()
+        });
+        on("host", disk)
+    };
+    let disks = vec![shared("a"), shared("b"), null("c")];
+    let plan = plan(disks, &BTreeMap::new(), &QueueSettings::default()).unwrap();
+    assert_eq!(plan.queues[0].disks.len(), 2);
+    assert_eq!(plan.queues[0].tags, TagMode::Shared(64));
+    assert_eq!(plan.queues[1].tags, TagMode::PerHctx(1024));
+    let error = planned(vec![shared("a"), on("host", null("b"))]).unwrap_err();
+    assert!(error.contains("null disks a and b"), "{error}");
+}
+
+#[test]
+fn a_disk_without_a_size_is_named() {
+    let mut disk = null("x");
+    disk.size = None;
+    assert_eq!(planned(vec![disk]).unwrap_err(), "disk x: has no size; set size=");
+}
+
+#[test]
+fn settings_of_a_queue_without_disks_are_an_error_that_lists_the_queues() {
+    let settings = BTreeMap::from([("fsat".to_owned(), QueueSettings::default())]);
+    let error = plan(vec![on("fast", null("x"))], &settings, &QueueSettings::default())
+        .err()
+        .unwrap();
+    assert_eq!(
+        error.to_string(),
+        "queue fsat: no disk lies on it; the queues are: fast"
+    );
+}
+
+#[test]
+fn groups_are_numbered_over_all_queues_and_the_root_is_the_first() {
+    let mut a = null("a");
+    a.group = Some("/x".to_owned());
+    let mut b = null("b");
+    b.group = Some("/y".to_owned());
+    let mut c = null("c");
+    c.group = Some("/x".to_owned());
+    let plan = plan(
+        vec![null("r"), a, b, c],
+        &BTreeMap::new(),
+        &QueueSettings::default(),
+    )
+    .unwrap();
+    assert_eq!(plan.groups, ["/", "/x", "/y"]);
+    let ids: Vec<u32> = plan.queues.iter().map(|queue| queue.disks[0].group.0).collect();
+    assert_eq!(ids, [0, 1, 2, 1]);
+    assert!(plan.queues.iter().all(|queue| queue.groups.iter().count() == 3));
+}
+
+fn multipath(name: &str, paths: &[&str]) -> DiskSpec {
+    let path = |name: &&str| PathRef {
+        name: (*name).to_owned(),
+        throughput: 1,
+    };
+    let source = MultipathSource {
+        groups: vec![paths.iter().map(path).collect()],
+        config: MultipathConfig::default(),
+    };
+    spec(name, Source::Multipath(source))
+}
+
+#[test]
+fn a_path_through_the_page_cache_is_refused() {
+    let scratch = Scratch::new("cached-path");
+    let path = |direct| {
+        let config = FileConfig {
+            path: scratch.0.join(format!("{direct:?}")),
+            direct,
+            ..FileConfig::default()
+        };
+        spec("f", Source::File(config))
+    };
+    let error = planned(vec![path(Direct::Off), null("a"), multipath("m", &["a", "f"])]).unwrap_err();
+    assert!(
+        error.contains("disk m: path f rejected: it goes through the page cache"),
+        "{error}"
+    );
+    match planned(vec![path(Direct::On), null("a"), multipath("m", &["a", "f"])]) {
+        Ok(_) => {}
+        Err(error) if error.contains("direct=on rejected") => {
+            eprintln!("SKIPPED: the filesystem of temporary files has no direct I/O");
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_path_is_a_drive_and_no_multipath_disk_vanishes() {
+    let refused = |disks: Vec<DiskSpec>| {
+        let planned = plan(disks, &BTreeMap::new(), &QueueSettings::default());
+        planned.err().expect("refused").to_string()
+    };
+    let of_itself = vec![null("a"), multipath("m", &["a", "m"])];
+    let of_each_other = vec![null("a"), multipath("m", &["n"]), multipath("n", &["a", "m"])];
+    for error in [refused(of_itself), refused(of_each_other)] {
+        assert!(
+            error.contains("a path of a disk that is a path itself"),
+            "{error}"
+        );
+    }
+    let stacked = vec![null("a"), multipath("m", &["a"]), multipath("n", &["m"])];
+    let error = refused(stacked);
+    assert!(error.contains("m rejected"), "{error}");
+    let uri = "nbd+unix:///?socket=/nowhere";
+    let mut config = NbdConfig::new(uri).unwrap();
+    config.set("reconnect", "60").unwrap();
+    let waits = vec![
+        null("a"),
+        spec("l", Source::Nbd(config)),
+        multipath("m", &["a", "l"]),
+    ];
+    let error = refused(waits);
+    assert!(error.contains("path l rejected: reconnect="), "{error}");
+}
+
+#[test]
+fn a_server_that_is_down_at_the_start_is_left_out_unless_it_is_the_only_path() {
+    let gone = || {
+        let config = NbdConfig::new("nbd+unix:///?socket=/nowhere").unwrap();
+        spec("l", Source::Nbd(config))
+    };
+    let planned = |disks| plan(disks, &BTreeMap::new(), &QueueSettings::default());
+    let some = planned(vec![null("a"), gone(), multipath("m", &["l", "a"])]).unwrap();
+    assert_eq!(some.queues.len(), 1);
+    let drive = MultipathDrive::of(&*some.queues[0].drive).expect("a multipath drive");
+    assert_eq!(drive.paths().len(), 1);
+    let error = planned(vec![gone(), multipath("m", &["l"])])
+        .err()
+        .expect("refused");
+    assert!(error.to_string().contains("/nowhere"), "{error}");
+}

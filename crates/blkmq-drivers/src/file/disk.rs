@@ -1,0 +1,296 @@
+//! Decides what is known of one disk in a file: its size and alignment, what its filesystem turned out not to support,
+//! and where it has holes. Made by `open`, joined with others by `drive`, used by all hardware contexts at once.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use blkmq_core::time::Instant;
+use blkmq_host::LogBudget;
+use blkmq_host::drive::Extent;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::syncs::Syncs;
+
+/// One disk in a file or on a block device, open and locked.
+#[derive(Debug)]
+pub struct FileDisk {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+    pub(super) size: u64,
+    pub(super) block_size: u32,
+    pub(super) read_only: bool,
+    pub(super) device: Device,
+    /// What direct I/O demands; `None` where the disk goes through the page cache.
+    pub(super) direct: Option<Alignment>,
+    /// Submitting a request may block, whatever the kernel was asked for: see [`may_block`].
+    pub(super) may_block: bool,
+    pub(super) lacks: Lacks,
+    pub(super) syncs: Syncs,
+    /// Whether the device can be polled, once that was tried; if not, why.
+    pub(super) polling: OnceLock<Result<(), String>>,
+    /// A flush has failed: the kernel may have dropped the data and would call the next flush good, so none succeeds.
+    pub(super) flush_failed: AtomicBool,
+    /// Whether the last request failed, so that a failure is logged once, and how many lines may be about that.
+    is_failing: AtomicBool,
+    log: LogBudget,
+    errors: AtomicU64,
+}
+
+/// The device whose capacity a disk uses: disks on the same one belong on one queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Device {
+    /// The device number of the filesystem that a file lies on.
+    Filesystem(u64),
+    /// The device number of a block device.
+    Block(u64),
+}
+
+/// What direct I/O demands of memory and of ranges, in bytes, both powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of the address of each piece of memory.
+    pub memory: u32,
+    /// Of offset and length on the disk, and of the length of each piece of memory.
+    pub range: u32,
+}
+
+/// What the filesystem or the device has refused once and is not asked for again. Relaxed throughout: a late look costs one more refusal.
+#[derive(Debug, Default)]
+pub(super) struct Lacks {
+    pub(super) punching: AtomicBool,
+    pub(super) zeroing: AtomicBool,
+    pub(super) polling: AtomicBool,
+}
+
+impl FileDisk {
+    /// Joins what `open` found out.
+    pub(super) fn new(file: File, path: PathBuf, size: u64, block_size: u32, device: Device) -> Self {
+        Self {
+            may_block: matches!(device, Device::Filesystem(_)) && may_block(&file),
+            file,
+            path,
+            size,
+            block_size,
+            read_only: false,
+            device,
+            direct: None,
+            lacks: Lacks::default(),
+            syncs: Syncs::new(),
+            polling: OnceLock::new(),
+            flush_failed: AtomicBool::new(false),
+            is_failing: AtomicBool::new(false),
+            log: LogBudget::new("it"),
+            errors: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the path under which it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns the logical block size in bytes.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Says whether it was opened for reading only.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Returns what direct I/O demands, if requests go past the page cache.
+    pub fn direct(&self) -> Option<Alignment> {
+        self.direct
+    }
+
+    /// Returns the device whose capacity the disk uses.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Returns how many requests have failed.
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    /// Says whether zeroes have to be written, as far as is known: no holes can be made.
+    pub(super) fn writes_zeroes(&self) -> bool {
+        self.lacks.punching.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_block_device(&self) -> bool {
+        matches!(self.device, Device::Block(_))
+    }
+
+    pub(super) fn fd(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Counts a failed request, and logs it if the one before did not fail, and not too many lines were written lately.
+    pub(super) fn note_failure(&self, now: Instant, doing: &'static str, offset: u64, len: u64, errno: i32) {
+        // Relaxed: a counter and a latch for the log, which order nothing.
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        if self.is_failing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let Some(withheld) = self.log.take(now) else {
+            return;
+        };
+        let error = match errno {
+            0 => io::Error::other("the file ends before the disk does: was it made smaller?"),
+            _ => io::Error::from_raw_os_error(errno),
+        };
+        tracing::error!(
+            "file {:?}: {doing} of {len} bytes at {offset} failed: {error}; further failures are counted only{withheld}",
+            self.path
+        );
+    }
+
+    /// Notes a request that went well.
+    #[inline]
+    pub(super) fn note_success(&self, now: Instant) {
+        if self.is_failing.load(Ordering::Relaxed) {
+            self.note_recovery(now);
+        }
+    }
+
+    #[cold]
+    fn note_recovery(&self, now: Instant) {
+        self.is_failing.store(false, Ordering::Relaxed);
+        if let Some(withheld) = self.log.take(now) {
+            tracing::info!("file {:?}: requests succeed again{withheld}", self.path);
+        }
+    }
+
+    /// Appends where the file has holes; see [`blkmq_host::drive::Allocation`].
+    pub(super) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
+        let end = offset.saturating_add(len).min(self.size);
+        if offset >= end || max == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if self.is_block_device() {
+            out.push(Extent::data(end - offset));
+            return Ok(());
+        }
+        let mut at = offset;
+        for _ in 0..max {
+            let data = self.next(SeekFrom::Data(at))?.min(end);
+            let (extent, until) = if data > at {
+                (Extent::hole(data - at), data)
+            } else {
+                let hole = self.next(SeekFrom::Hole(at))?.clamp(at + 1, end);
+                (Extent::data(hole - at), hole)
+            };
+            out.push(extent);
+            at = until;
+            if at == end {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns where the file's next data or hole begins, its end if there is none.
+    fn next(&self, from: SeekFrom) -> io::Result<u64> {
+        match rustix::fs::seek(&self.file, from) {
+            Ok(at) => Ok(at),
+            Err(Errno::NXIO) => Ok(self.size),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Says whether the file's filesystem may block who submits a request. io_uring first tries each request on the submitting thread, and asks
+/// the filesystem not to wait; FUSE waits all the same until its server has answered a write (seen on Linux 6.18), and network
+/// filesystems are of its kind. Only what is known to keep its word is trusted.
+fn may_block(file: &File) -> bool {
+    let kind = rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff);
+    !NEVER_BLOCK.contains(&kind)
+}
+
+/// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as statfs(2) has them. tmpfs says itself that it cannot go on
+/// without waiting, and is left to the kernel's threads.
+const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use blkmq_core::time::Nanos;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+    use crate::testing::scratch_file;
+    use blkmq_host::drive::Drive;
+
+    /// Counts the lines that would be written.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<AtomicU32>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_disk_that_fails_and_succeeds_in_turns_does_not_fill_the_log() {
+        let path = scratch_file("log", 4096);
+        let file = File::open(&*path).unwrap();
+        let disk = FileDisk::new(file, path.to_path_buf(), 4096, 512, Device::Filesystem(1));
+        let lines = Lines::default();
+        tracing::subscriber::with_default(lines.clone(), || {
+            for ms in 0..10_000 {
+                let now = Instant(1) + Nanos::from_millis(ms);
+                disk.note_failure(now, "read", 0, 512, libc::EIO);
+                disk.note_success(now);
+            }
+        });
+        let lines = lines.0.load(Ordering::Relaxed);
+        assert_eq!(disk.errors(), 10_000);
+        assert!((60..=80).contains(&lines), "{lines} lines in 10 seconds");
+    }
+
+    #[test]
+    fn where_no_holes_can_be_made_zeroing_is_charged_as_writing() {
+        let path = scratch_file("punching", 4096);
+        let config = crate::file::FileConfig {
+            path: path.to_path_buf(),
+            ..Default::default()
+        };
+        let limits = |disk| crate::file::FileDrive::new(vec![disk], 8).unwrap().limits();
+        let disk = FileDisk::open(&config).unwrap();
+        assert!(!disk.writes_zeroes(), "filesystems that tests run on can");
+        assert_eq!(
+            std::fs::metadata(&*path).unwrap().len(),
+            4096,
+            "trying has changed nothing"
+        );
+        disk.lacks.punching.store(true, Ordering::Relaxed);
+        assert!(limits(disk).zeroes_are_written);
+        assert!(!limits(FileDisk::open(&config).unwrap()).zeroes_are_written);
+    }
+}

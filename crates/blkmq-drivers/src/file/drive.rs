@@ -1,0 +1,156 @@
+//! Decides how disks in files share a queue: their common limits, and a hardware context for each reactor.
+//! The disks come from `open`; what a request becomes is up to `hctx`.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blkmq_core::driver::Driver;
+use blkmq_core::ids::{DiskId, HctxId};
+use blkmq_core::limits::Limits;
+use blkmq_host::drive::{Allocation, Drive, Extent, Polling};
+use blkmq_host::ring::RingHandle;
+
+use super::bounce::LARGE_BYTES;
+use super::disk::FileDisk;
+use super::hctx::FileHctx;
+use crate::mapping::Mapping;
+
+/// Disks in files that share a drive, and so a queue.
+#[derive(Clone, Debug)]
+pub struct FileDrive {
+    shared: Arc<Shared>,
+    depth: u32,
+}
+
+/// What the hardware contexts of a drive share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) disks: Vec<FileDisk>,
+    /// Never written: the data of zeroes where the filesystem cannot zero by itself.
+    pub(super) zeroes: Mapping,
+    /// Requests whose end was found by polling their device.
+    pub(super) ended_polled: AtomicU64,
+}
+
+impl FileDrive {
+    /// Joins disks, in the order of their ids, on a queue whose tags number at most `depth`.
+    ///
+    /// A disk whose direct I/O needs larger blocks than another disk of the drive has goes through the page cache, since
+    /// the drive's requests may be cut at the smaller ones; a warning says so.
+    ///
+    /// # Errors
+    /// `OutOfMemory` if there is no room for a megabyte of zeroes.
+    pub fn new(mut disks: Vec<FileDisk>, depth: u32) -> io::Result<Self> {
+        let block = smallest_block(&disks);
+        for disk in &mut disks {
+            if disk.direct.is_some_and(|needs| needs.range > block) {
+                disk.use_page_cache();
+                tracing::warn!(
+                    "file {:?}: goes through the page cache, since its queue has a disk with blocks of {block} bytes; \
+                     give that one a queue= of its own",
+                    disk.path
+                );
+            }
+        }
+        let zeroes = Mapping::new(ZEROES_BYTES)?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                disks,
+                zeroes,
+                ended_polled: AtomicU64::new(0),
+            }),
+            depth,
+        })
+    }
+
+    /// Returns the disks.
+    pub fn disks(&self) -> &[FileDisk] {
+        &self.shared.disks
+    }
+
+    /// Returns how many requests ended that were found by polling their device (IOPOLL).
+    pub fn ended_polled(&self) -> u64 {
+        self.shared.ended_polled.load(Ordering::Relaxed)
+    }
+
+    /// Makes a hardware context.
+    pub(super) fn hctx(&self, ring: &RingHandle) -> io::Result<FileHctx> {
+        FileHctx::new(Arc::clone(&self.shared), ring, self.depth)
+    }
+}
+
+impl Drive for FileDrive {
+    fn polling(&self) -> Polling {
+        Polling::Possible
+    }
+
+    fn describe_polling(&self) -> Option<String> {
+        let disks = self.disks();
+        let mut refused = disks
+            .iter()
+            .filter_map(|disk| Some((disk, disk.polling().err()?)));
+        let first = refused.next();
+        let polled = disks.len() - first.iter().len() - refused.count();
+        let mut text = format!(
+            "the devices of {polled} of {} disks (IOPOLL, {} requests so far)",
+            disks.len(),
+            self.ended_polled()
+        );
+        if let Some((disk, reason)) = first {
+            text += &format!("; of {:?} the ring is looked at, since {reason}", disk.path);
+        }
+        Some(text)
+    }
+
+    fn limits(&self) -> Limits {
+        let block = smallest_block(&self.shared.disks);
+        Limits {
+            logical_block: block,
+            physical_block: block.max(PHYSICAL_BLOCK),
+            transfer_max: LARGE_BYTES as u32,
+            segments_max: SEGMENTS_MAX as u16,
+            discard_max: DISCARD_MAX,
+            zeroes_max: ZEROES_MAX,
+            zeroes_are_written: self.disks().iter().any(FileDisk::writes_zeroes),
+            cache: true,
+            // Through the page cache each forced write would be a sync of its own; the queue has them share their flushes.
+            fua: self.shared.disks.iter().all(|disk| disk.direct.is_some()),
+            ..Limits::default()
+        }
+    }
+
+    fn open_hctx(&self, ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+        Ok(Box::new(self.hctx(ring)?))
+    }
+}
+
+impl Allocation for FileDrive {
+    fn extents(
+        &self,
+        disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let disk = self.shared.disks.get(disk.index());
+        disk.ok_or(io::ErrorKind::InvalidInput)?
+            .extents(offset, len, max, out)
+    }
+}
+
+fn smallest_block(disks: &[FileDisk]) -> u32 {
+    disks.iter().map(FileDisk::block_size).min().unwrap_or(512)
+}
+
+/// Most pieces of memory in one request: a row of the table of each slot.
+pub(super) const SEGMENTS_MAX: usize = 128;
+/// The data of zeroes, in bytes: the largest piece in which they are written.
+pub(super) const ZEROES_BYTES: usize = 1 << 20;
+/// Largest discard in one request, in bytes. The kernel does it on a thread of its own.
+const DISCARD_MAX: u64 = 1 << 30;
+/// Largest zeroing in one request, in bytes: where it must be written out, it still ends well within a time limit.
+const ZEROES_MAX: u64 = 256 << 20;
+/// The usual page and block size of filesystems, in bytes.
+const PHYSICAL_BLOCK: u32 = 4096;

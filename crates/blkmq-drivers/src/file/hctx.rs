@@ -1,0 +1,447 @@
+//! Decides how a request becomes an entry of the reactor's ring (or of the one of `polled`), and which memory the entry names.
+//! One hardware context belongs to one reactor; `slot` decides what follows an entry's completion.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blkmq_core::bio::{Lent, Op, Status};
+use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::ids::Cookie;
+use blkmq_core::request::Request;
+use blkmq_core::time::Instant;
+use blkmq_host::ring::{Completion, Port, RingHandle, USER_MAX};
+use io_uring::types::{Fd, FsyncFlags, Timespec};
+use io_uring::{opcode, squeue};
+
+use super::bounce::Bounces;
+use super::disk::FileDisk;
+use super::drive::{SEGMENTS_MAX, Shared, ZEROES_BYTES};
+use super::polled::Polled;
+use super::slot::{Memory, Next, Slot, Step};
+use super::sys::{self, Vectors};
+
+/// The driver's side of one hardware context.
+pub(super) struct FileHctx {
+    port: Port,
+    drive: Arc<Shared>,
+    /// Of each disk: how the ring knows its file.
+    targets: Vec<Target>,
+    /// The ring onto devices that are polled, from when that is switched on until what was in it then has ended.
+    polled: Option<Polled>,
+    /// A request under way for each tag.
+    slots: Box<[Slot]>,
+    /// Taken by [`Drop`] when the kernel may still use it; else always there.
+    held: Option<Held>,
+    in_flight: u32,
+    /// Requests that the latest look has found to have failed, and how much of them was transferred before.
+    partial: Vec<(Cookie, u64)>,
+    /// Entries pushed in this turn that this context has not submitted.
+    pushed: u32,
+    completions: Vec<Completion>,
+}
+
+/// What entries of the ring point to beside clients' memory.
+struct Held {
+    vectors: Vectors,
+    bounces: Bounces,
+}
+
+/// A file as the ring knows it.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    fd: i32,
+    flags: squeue::Flags,
+    /// What an address, or a length, must not have set for direct I/O; 0 through the page cache.
+    memory_mask: u64,
+    length_mask: u64,
+}
+
+impl FileHctx {
+    /// Makes a context for tags below `depth` on the reactor of `ring`.
+    pub(super) fn new(drive: Arc<Shared>, ring: &RingHandle, depth: u32) -> io::Result<Self> {
+        let held = Held {
+            vectors: Vectors::new(depth as usize * SEGMENTS_MAX),
+            bounces: Bounces::new()?,
+        };
+        Ok(Self {
+            port: ring.open_port(),
+            targets: drive.disks.iter().map(|disk| Target::new(disk, ring)).collect(),
+            polled: None,
+            slots: vec![Slot::IDLE; depth as usize].into(),
+            held: Some(held),
+            partial: Vec::with_capacity(depth as usize),
+            in_flight: 0,
+            pushed: 0,
+            completions: Vec::with_capacity(depth as usize),
+            drive,
+        })
+    }
+
+    fn start(&mut self, rq: &Request, cookie: Cookie) -> Result<(), Issued> {
+        let number = cookie.tag().index();
+        let disk = self
+            .drive
+            .disks
+            .get(rq.disk().index())
+            .ok_or(Issued::Done(Status::Invalid))?;
+        debug_assert_eq!(
+            self.slots[number].step,
+            Step::Idle,
+            "tag {number} is issued twice"
+        );
+        let mut slot = Slot::new(rq, cookie);
+        if let Some(status) = slot.start(disk) {
+            return Err(Issued::Done(status));
+        }
+        if slot.step == Step::Transfer {
+            slot.memory = self.memory_of(rq, number)?;
+        }
+        let disk = &self.drive.disks[slot.disk as usize];
+        let polled = self.polled.as_ref();
+        slot.is_polled = polled.is_some_and(|polled| polled.takes(&slot, disk));
+        self.slots[number] = slot;
+        self.push(number);
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// Pushes the entry of a slot's step to the ring that the slot is for.
+    #[inline]
+    fn push(&mut self, number: usize) {
+        let slot = &mut self.slots[number];
+        slot.pushed(&self.drive.disks[slot.disk as usize]);
+        let slot = &self.slots[number];
+        if let Some(polled) = self.polled.as_ref().filter(|_| slot.is_polled) {
+            let entry = self.entry(slot, polled.target(slot));
+            sys::push(&polled.port, entry, number as u64);
+            self.polled.as_mut().expect("looked at above").pushed();
+        } else {
+            let entry = self.entry(slot, self.targets[slot.disk as usize]);
+            sys::push(&self.port, entry, number as u64);
+        }
+    }
+
+    /// Decides which memory the kernel is to use for a transfer.
+    #[inline]
+    fn memory_of(&mut self, rq: &Request, number: usize) -> Result<Memory, Issued> {
+        let target = self.targets[rq.disk().index()];
+        if let Some(piece) = rq.single_piece()
+            && u64::from(piece.len()) == rq.len()
+            && target.can_use(piece)
+        {
+            return Ok(Memory::Flat(piece));
+        }
+        self.memory_of_pieces(rq, number, target)
+    }
+
+    fn memory_of_pieces(&mut self, rq: &Request, number: usize, target: Target) -> Result<Memory, Issued> {
+        let vectors = &mut held(&mut self.held).vectors;
+        let first = number * SEGMENTS_MAX;
+        let (mut count, mut len, mut usable) = (0, 0, true);
+        rq.for_each_piece(|piece| {
+            if count < SEGMENTS_MAX {
+                vectors.set(first + count, piece);
+            }
+            count += 1;
+            len += u64::from(piece.len());
+            usable &= target.can_use(piece);
+        });
+        if len != rq.len() || count > SEGMENTS_MAX {
+            return Err(Issued::Done(Status::Invalid));
+        }
+        let row = first..first + count;
+        if usable {
+            return Ok(Memory::List(row));
+        }
+        let Held { vectors, bounces } = held(&mut self.held);
+        let Some(area) = bounces.take(len) else {
+            // All areas are with requests in flight here, each of which will give one back.
+            return Err(Issued::DeviceResource);
+        };
+        if rq.op() == Op::Write {
+            vectors.gather(row.clone(), bounces.lend(area, 0..len));
+        }
+        Ok(Memory::Bounced(area, row))
+    }
+
+    /// Makes the entry for a slot's step.
+    fn entry(&self, slot: &Slot, target: Target) -> squeue::Entry {
+        let fd = Fd(target.fd);
+        let offset = slot.offset + slot.moved;
+        let left = slot.len - slot.moved;
+        let zeroing = |mode| opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build();
+        let entry = match slot.step {
+            Step::Transfer => self.transfer(slot, fd, offset),
+            Step::Punch => zeroing(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
+            Step::ZeroRange => zeroing(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
+            Step::WriteOut => {
+                let piece = self.drive.zeroes.lend(0..left.min(ZEROES_BYTES as u64) as usize);
+                flat(Op::Write, fd, piece, offset, 0)
+            }
+            Step::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Step::AwaitSyncs => return opcode::Timeout::new(&AWAIT_SYNCS).build(),
+            Step::Idle => unreachable!("an entry for an idle slot"),
+        };
+        entry.flags(target.flags)
+    }
+
+    fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
+        let is_forced = slot.is_forced(&self.drive.disks[slot.disk as usize]);
+        let rw_flags = if is_forced && !cfg!(blkmq_mutant = "dsync") {
+            libc::RWF_DSYNC
+        } else {
+            0
+        };
+        let held = self.held.as_ref().expect("held until the context is dropped");
+        match &slot.memory {
+            Memory::Flat(piece) => {
+                let rest = piece.part(slot.moved as u32, piece.len());
+                flat(slot.op, fd, rest, offset, rw_flags)
+            }
+            Memory::Bounced(area, _) => {
+                let rest = held.bounces.lend(*area, slot.moved..slot.len);
+                flat(slot.op, fd, rest, offset, rw_flags)
+            }
+            Memory::List(row) => {
+                let (address, count) = (held.vectors.address(row), row.len() as u32);
+                match slot.op {
+                    Op::Read => opcode::Readv::new(fd, address, count).offset(offset).build(),
+                    _ => opcode::Writev::new(fd, address, count)
+                        .offset(offset)
+                        .rw_flags(rw_flags)
+                        .build(),
+                }
+            }
+            Memory::None => unreachable!("a transfer without memory"),
+        }
+    }
+
+    /// Takes the result of a slot's entry. Returns how the request ended, if it did.
+    fn take_result(&mut self, number: usize, result: i32, now: Instant) -> Option<Done> {
+        let slot = &mut self.slots[number];
+        let disk = &self.drive.disks[slot.disk as usize];
+        let was_polled = slot.is_polled;
+        let next = slot.take_result(result, disk, now);
+        if was_polled && let Some(polled) = &mut self.polled {
+            polled.completed(matches!(next, Next::End(_)));
+        }
+        match next {
+            Next::Submit(moved) => {
+                if let Memory::List(row) = &mut slot.memory {
+                    held(&mut self.held).vectors.advance(row, moved as usize);
+                }
+                self.push(number);
+                None
+            }
+            Next::End(status) => {
+                let slot = std::mem::replace(slot, Slot::IDLE);
+                if status.is_ok() {
+                    disk.note_success(now);
+                }
+                self.in_flight -= 1;
+                if !status.is_ok() && slot.keeps_what_moved() {
+                    self.partial.push((slot.cookie, slot.moved));
+                }
+                self.end_bounce(&slot, status);
+                Some(Done {
+                    cookie: slot.cookie,
+                    status,
+                })
+            }
+        }
+    }
+
+    /// Copies what was read to where it belongs and gives the area back.
+    fn end_bounce(&mut self, slot: &Slot, status: Status) {
+        let Memory::Bounced(area, row) = &slot.memory else {
+            return;
+        };
+        let Held { vectors, bounces } = held(&mut self.held);
+        if slot.op == Op::Read && status.is_ok() {
+            vectors.scatter(row.clone(), bounces.lend(*area, 0..slot.len));
+        }
+        bounces.put(*area);
+    }
+}
+
+impl Driver for FileHctx {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, _now: Instant) -> Issued {
+        let issued = match self.start(rq, cookie) {
+            Ok(()) => {
+                self.pushed += 1;
+                Issued::Queued
+            }
+            Err(answer) => answer,
+        };
+        if self.pushed >= SUBMIT_AT {
+            // The device starts on these while the rest of the batch is prepared.
+            self.pushed = 0;
+            self.port.ring().submit();
+            self.commit();
+        } else if last {
+            self.commit();
+        }
+        issued
+    }
+
+    /// The reactor submits its own ring when it waits; of the other one it knows nothing.
+    fn commit(&mut self) {
+        if let Some(polled) = &self.polled {
+            polled.port.ring().submit();
+        }
+    }
+
+    fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
+        // A new turn: what was pushed in the last one has been submitted.
+        self.pushed = 0;
+        self.partial.clear();
+        let mut completions = std::mem::take(&mut self.completions);
+        self.port.take(&mut completions);
+        if let Some(polled) = &self.polled {
+            polled.look(&mut completions);
+        }
+        for completion in completions.drain(..) {
+            if completion.user != CANCEL {
+                done.extend(self.take_result(completion.user as usize, completion.result, now));
+            }
+        }
+        self.completions = completions;
+        if let Some(polled) = &mut self.polled {
+            let ended = polled.take_ended();
+            if ended > 0 {
+                // Relaxed: a counter, which orders nothing.
+                self.drive.ended_polled.fetch_add(ended, Ordering::Relaxed);
+            }
+            // What goes on after a short transfer.
+            polled.port.ring().submit();
+        }
+    }
+
+    /// Devices that can be polled get a ring for that. Of others the ends come through the reactor's ring, where looking costs no
+    /// system call: nothing changes but how the reactor waits.
+    fn set_polled(&mut self, on: bool) -> bool {
+        if on && self.polled.is_none() {
+            self.polled = Polled::open(&self.drive.disks, self.slots.len() as u32).unwrap_or_else(|error| {
+                tracing::warn!(
+                    "file driver: devices are not polled, since there is no ring for that: {error}"
+                );
+                None
+            });
+        }
+        if let Some(polled) = &mut self.polled {
+            polled.set_open(on);
+        }
+        if let Some(polled) = self.polled.take_if(|polled| polled.is_over()) {
+            polled.let_go();
+        }
+        on || self.polled.is_some()
+    }
+
+    fn done_before(&mut self, cookie: Cookie) -> u64 {
+        let known = self.partial.iter().find(|(partial, _)| *partial == cookie);
+        known.map_or(0, |(_, moved)| *moved)
+    }
+
+    /// Asks the kernel to stop; until it has, the buffers are in its hands.
+    fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
+        let number = cookie.tag().index();
+        let slot = &mut self.slots[number];
+        if slot.step == Step::Idle || slot.cookie != cookie {
+            return TimedOut::Ended;
+        }
+        if !slot.is_cancelled {
+            slot.is_cancelled = true;
+            match self.polled.as_ref().filter(|_| slot.is_polled) {
+                Some(polled) => polled.port.push_cancel(number as u64, CANCEL),
+                None => self.port.push_cancel(number as u64, CANCEL),
+            }
+            self.commit();
+        }
+        TimedOut::Wait
+    }
+}
+
+impl Drop for FileHctx {
+    fn drop(&mut self) {
+        if self.in_flight > 0 {
+            tracing::error!(
+                "file driver: a hardware context ends with {} requests under way; the memory they use is not freed",
+                self.in_flight
+            );
+            std::mem::forget(self.held.take());
+            std::mem::forget(Arc::clone(&self.drive));
+            return;
+        }
+        self.targets
+            .iter()
+            .for_each(|target| target.unregister(self.port.ring()));
+        if let Some(polled) = &self.polled {
+            polled.let_go();
+        }
+    }
+}
+
+impl Target {
+    pub(super) fn new(disk: &FileDisk, ring: &RingHandle) -> Self {
+        let (fd, flags) = match ring.register_file(disk.fd()) {
+            Ok(slot) => (slot as i32, squeue::Flags::FIXED_FILE),
+            // More files than slots: it works as well, if a little slower.
+            Err(_) => (disk.fd(), squeue::Flags::empty()),
+        };
+        let flags = match disk.may_block && !cfg!(blkmq_mutant = "inline_io") {
+            true => flags | squeue::Flags::ASYNC,
+            false => flags,
+        };
+        let mask = |bytes: u32| u64::from(bytes) - 1;
+        Self {
+            fd,
+            flags,
+            memory_mask: disk.direct.map_or(0, |needs| mask(needs.memory)),
+            length_mask: disk.direct.map_or(0, |needs| mask(needs.range)),
+        }
+    }
+
+    /// Has the ring forget the file, if it was registered.
+    pub(super) fn unregister(&self, ring: &RingHandle) {
+        if self.flags == squeue::Flags::FIXED_FILE {
+            ring.unregister_file(self.fd as u32);
+        }
+    }
+
+    /// Says whether the kernel can use a piece of memory as it is.
+    fn can_use(&self, piece: Lent) -> bool {
+        piece.start().as_ptr().addr() as u64 & self.memory_mask == 0
+            && u64::from(piece.len()) & self.length_mask == 0
+    }
+}
+
+fn flat(op: Op, fd: Fd, piece: Lent, offset: u64, rw_flags: i32) -> squeue::Entry {
+    let (address, len) = (piece.start().as_ptr(), piece.len());
+    match op {
+        Op::Read => opcode::Read::new(fd, address, len).offset(offset).build(),
+        _ => opcode::Write::new(fd, address, len)
+            .offset(offset)
+            .rw_flags(rw_flags)
+            .build(),
+    }
+}
+
+fn held(held: &mut Option<Held>) -> &mut Held {
+    held.as_mut().expect("held until the context is dropped")
+}
+
+/// How long a sync waits before it looks again for those that overlapped it.
+static AWAIT_SYNCS: Timespec = Timespec::new().nsec(100_000);
+/// User data of a cancellation, apart from all tags.
+const CANCEL: u64 = USER_MAX;
+/// Entries that are submitted together, at most. More save system calls, but keep the device waiting: prepared all at once,
+/// a batch of 31 reached it about 30 µs late.
+const SUBMIT_AT: u32 = 8;
+
+#[cfg(test)]
+mod full_tests;
+#[cfg(test)]
+mod polled_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Decides who may use a file at the same time: one writer, or any number of readers. `open` takes the lock.
+//!
+//! Two locks, because two kinds of neighbours look at different ones. `flock` is what scripts and udev use (udev leaves a
+//! block device alone while it is held), and /proc/locks names its holder. Open-file-description locks on byte ranges are
+//! what QEMU uses on images: a writer here locks all bytes, which excludes every QEMU that has the image open; a reader
+//! takes the two bytes by which QEMU's users say "I read" and "nobody else may write" (`docs/drivers/file.md`), so that
+//! both can read an image together. Both locks end with the file description, however the process ends; if it was killed
+//! the kernel may need a moment to take its rings apart, and who starts at once in its place waits for that.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+
+use super::error::FileError;
+use super::sys::{self, ByteLock};
+
+/// Locks an open file for one writer, or among readers. Waits, for a while, for a holder that has ended already or
+/// cannot be seen (it has let go since, or lives in another container); one that lives makes it fail at once.
+pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
+    let deadline = Instant::now() + LEAVING_TIME_MAX;
+    loop {
+        let result = try_lock(file, path, for_reading);
+        let is_held = matches!(result, Err(FileError::Locked { .. }));
+        // After a conflict over bytes alone the whole file is locked by ourselves: a holder that lives.
+        if !is_held || holders_of(file).any(|pid| !has_ended(pid)) || Instant::now() > deadline {
+            return result;
+        }
+        thread::sleep(LEAVING_LOOK);
+    }
+}
+
+fn try_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
+    let whole = if for_reading {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    rustix::fs::flock(file, whole).map_err(|error| refused(path, error.into(), || holder_of(file)))?;
+    let ranges = if for_reading {
+        lock_as_reader(file)
+    } else {
+        sys::lock_bytes(file, ByteLock::Exclusive, 0, 0)
+    };
+    // Holders of byte ranges are not to be found out.
+    ranges.map_err(|error| refused(path, error, || None))
+}
+
+fn lock_as_reader(file: &File) -> io::Result<()> {
+    sys::lock_bytes(file, ByteLock::Shared, QEMU_READS, 1)?;
+    sys::lock_bytes(file, ByteLock::Shared, QEMU_FORBIDS_WRITES, 1)?;
+    if sys::is_locked(file, QEMU_WRITES, 1)? {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    Ok(())
+}
+
+fn refused(path: &Path, error: io::Error, holder: impl FnOnce() -> Option<String>) -> FileError {
+    let path = path.to_owned();
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::PermissionDenied => FileError::Locked {
+            path,
+            holder: holder().unwrap_or_else(|| "another program (QEMU, for instance)".to_owned()),
+            advice: "stop the other user, or serve it read-only on both sides",
+        },
+        _ => FileError::System {
+            path,
+            action: "lock it",
+            source: error,
+            advice: "; lock=off serves it without a lock",
+        },
+    }
+}
+
+/// Names a process that holds a `flock` on the file.
+fn holder_of(file: &File) -> Option<String> {
+    holders_of(file).map(describe).next()
+}
+
+/// The processes that took a `flock` on the file which is still held.
+fn holders_of(file: &File) -> impl Iterator<Item = u32> {
+    let id = file.metadata().map(|meta| {
+        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        format!("{major:02x}:{minor:02x}:{}", meta.ino())
+    });
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let holder = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let is_flock = words.next() == Some("FLOCK");
+        // Waiters have an arrow in front of the kind, so they are not taken for holders.
+        let mut words = words.skip(2);
+        let pid: u32 = words.next()?.parse().ok()?;
+        (is_flock && words.next() == id.as_deref().ok()).then_some(pid)
+    };
+    let holders: Vec<u32> = locks.lines().filter_map(holder).collect();
+    holders.into_iter()
+}
+
+/// Says whether a process is gone, or dead and not yet buried.
+fn has_ended(pid: u32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        // The state follows the name, which may itself have parentheses.
+        Ok(stat) => stat
+            .rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])),
+        Err(_) => true,
+    }
+}
+
+fn describe(pid: u32) -> String {
+    if pid == std::process::id() {
+        return "this process (another disk has the same file)".to_owned();
+    }
+    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{} (process {pid})", name.trim_end()),
+        Err(_) => format!("process {pid}"),
+    }
+}
+
+/// How long to wait for the kernel to finish with a process that has ended. It took up to 0.1 s where it was watched.
+const LEAVING_TIME_MAX: Duration = Duration::from_secs(5);
+const LEAVING_LOOK: Duration = Duration::from_millis(5);
+/// Where QEMU's users of an image that rely on consistent reads hold a shared lock.
+const QEMU_READS: u64 = 100;
+/// Where those that write hold one.
+const QEMU_WRITES: u64 = 101;
+/// Where those that let nobody else write hold one.
+const QEMU_FORBIDS_WRITES: u64 = 201;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::scratch_file;
+
+    fn open(path: &Path) -> File {
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    #[test]
+    fn a_second_writer_is_told_who_has_the_file() {
+        let path = scratch_file("second_writer", 4096);
+        let first = open(&path);
+        lock(&first, &path, false).unwrap();
+        let error = lock(&open(&path), &path, false).unwrap_err().to_string();
+        assert!(
+            error.contains("in use by this process") && error.contains("serve it read-only"),
+            "{error}"
+        );
+        assert!(
+            lock(&open(&path), &path, true).is_err(),
+            "a reader beside a writer"
+        );
+        drop(first);
+        lock(&open(&path), &path, false).unwrap();
+    }
+
+    #[test]
+    fn readers_share_and_keep_writers_out() {
+        let path = scratch_file("readers_share", 4096);
+        let readers = [open(&path), open(&path)];
+        for reader in &readers {
+            lock(reader, &path, true).unwrap();
+        }
+        assert!(lock(&open(&path), &path, false).is_err());
+    }
+
+    #[test]
+    fn another_process_is_named() {
+        let path = scratch_file("other_process", 4096);
+        let child = std::process::Command::new("flock")
+            .arg(&*path)
+            .args(["-c", "echo locked; read -r _"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn();
+        let Ok(mut child) = child else {
+            eprintln!("SKIPPED: the command flock is not installed");
+            return;
+        };
+        let mut line = String::new();
+        let mut output = io::BufReader::new(child.stdout.take().unwrap());
+        io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let error = lock(&open(&path), &path, false).unwrap_err().to_string();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(error.contains("in use by flock (process "), "{error}");
+    }
+
+    #[test]
+    fn an_image_that_qemu_writes_is_not_served() {
+        let path = scratch_file("qemu_writes", 4096);
+        let qemu = open(&path);
+        sys::lock_bytes(&qemu, ByteLock::Shared, QEMU_WRITES, 1).unwrap();
+        for for_reading in [true, false] {
+            let error = lock(&open(&path), &path, for_reading).unwrap_err().to_string();
+            assert!(error.contains("another program (QEMU"), "{error}");
+        }
+    }
+}

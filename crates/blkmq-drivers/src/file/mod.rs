@@ -1,0 +1,21 @@
+//! Decides how a disk is kept in a file or on a block device, through the reactor's io_uring.
+//! [`FileDisk::open`] locks and probes one disk, [`FileDrive`] joins those that share a queue, and each reactor has a
+//! hardware context that turns a request into one entry of its ring.
+
+mod bounce;
+mod config;
+mod disk;
+mod drive;
+mod error;
+mod hctx;
+mod lock;
+mod open;
+mod polled;
+mod slot;
+mod syncs;
+mod sys;
+
+pub use config::{Direct, FileConfig};
+pub use disk::{Device, FileDisk};
+pub use drive::FileDrive;
+pub use error::FileError;

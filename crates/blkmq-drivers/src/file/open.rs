@@ -1,0 +1,434 @@
+//! Decides whether a file can be served as a disk, and how: it is opened or created, locked, measured, and tried for direct
+//! I/O. Everything that can be wrong with it ends here in an error that says what to do.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
+
+use super::config::{Direct, FileConfig};
+use super::disk::{Alignment, Device, FileDisk};
+use super::error::FileError;
+use super::lock;
+use crate::mapping::Mapping;
+
+impl FileDisk {
+    /// Opens, locks and probes a file or block device. Blocks for a few system calls and one read.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn open(config: &FileConfig) -> Result<Self, FileError> {
+        refuse_other_kinds(config)?;
+        let (file, is_new) = open_or_create(config)?;
+        let disk = Self::of(file, is_new, config);
+        if is_new && disk.is_err() {
+            // Nobody asked for a file that cannot be served. The first error is the one to report.
+            let _ = std::fs::remove_file(&config.path);
+        }
+        disk
+    }
+
+    fn of(file: File, is_new: bool, config: &FileConfig) -> Result<Self, FileError> {
+        if !config.unlocked {
+            lock::lock(&file, &config.path, config.read_only)?;
+        }
+        if is_new {
+            set_size(&file, config)?;
+        }
+        let device = device_of(&file, config)?;
+        let size = measured_size(&file, config)?;
+        let direct = direct_alignment(&file, config, size, device);
+        let mut disk = FileDisk::new(file, config.path.clone(), size, 0, device);
+        disk.read_only = config.read_only;
+        disk.block_size = choose_block_size(&disk, config, direct.as_ref().ok())?;
+        disk.settle_direct(config, direct)?;
+        let can_punch = disk.read_only || can_punch(&disk);
+        disk.lacks.punching.store(!can_punch, Ordering::Relaxed);
+        Ok(disk)
+    }
+
+    /// Goes past the page cache if that was found to work and suits the block size.
+    fn settle_direct(
+        &mut self,
+        config: &FileConfig,
+        found: Result<Alignment, String>,
+    ) -> Result<(), FileError> {
+        let block = self.block_size;
+        let suited = found.and_then(|found| {
+            if found.range <= block {
+                return Ok(found);
+            }
+            Err(format!(
+                "the block size {block} is smaller than the {} that direct I/O needs here",
+                found.range
+            ))
+        });
+        match suited {
+            Ok(alignment) => {
+                self.direct = Some(alignment);
+                return Ok(());
+            }
+            Err(reason) if config.direct == Direct::On => {
+                return Err(FileError::NotDirect {
+                    path: self.path.clone(),
+                    reason,
+                });
+            }
+            Err(_) if config.direct == Direct::Off => {}
+            Err(reason) => tracing::warn!(
+                "file {:?}: goes through the page cache, since {reason}; direct=off says so without this warning",
+                self.path
+            ),
+        }
+        self.use_page_cache();
+        Ok(())
+    }
+
+    /// Goes through the page cache from now on.
+    pub(super) fn use_page_cache(&mut self) {
+        self.direct = None;
+        // Clearing the flag of an open file does not fail.
+        let cleared = set_direct(&self.file, false);
+        debug_assert!(cleared.is_ok(), "{cleared:?}");
+    }
+}
+
+fn refuse_other_kinds(config: &FileConfig) -> Result<(), FileError> {
+    let Ok(meta) = std::fs::metadata(&config.path) else {
+        return Ok(());
+    };
+    let kind = meta.file_type();
+    let kind = match () {
+        () if kind.is_file() || kind.is_block_device() => return Ok(()),
+        () if kind.is_dir() => "a directory",
+        () if kind.is_char_device() => "a character device",
+        () if kind.is_fifo() => "a pipe",
+        () => "a socket",
+    };
+    Err(FileError::Kind {
+        path: config.path.clone(),
+        kind,
+    })
+}
+
+/// Opens the file, or creates it if it is missing and its size is known. Says whether it was created.
+fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
+    let mut options = File::options();
+    options.read(true).write(!config.read_only);
+    let is_device = std::fs::metadata(&config.path).is_ok_and(|meta| meta.file_type().is_block_device());
+    if is_device && !config.read_only {
+        // Of a block device, O_EXCL without O_CREAT demands that nothing in the kernel, a mount say, uses it.
+        options.custom_flags(libc::O_EXCL);
+    }
+    match options.open(&config.path) {
+        Ok(file) => Ok((file, false)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(cannot_open(config, error)),
+        Err(_) if config.read_only || config.size.is_none() => Err(FileError::Missing {
+            path: config.path.clone(),
+        }),
+        Err(_) => {
+            let created = options.create_new(true).mode(0o600).open(&config.path);
+            let file = created.map_err(|error| system(config, "create it", error, ""))?;
+            Ok((file, true))
+        }
+    }
+}
+
+fn cannot_open(config: &FileConfig, error: io::Error) -> FileError {
+    let advice = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !config.read_only => {
+            ": change its permissions, or serve it with ro=on"
+        }
+        io::ErrorKind::PermissionDenied => ": change its permissions",
+        io::ErrorKind::ExecutableFileBusy => {
+            ": a program that runs cannot be written to; serve it with ro=on"
+        }
+        io::ErrorKind::ResourceBusy => ": the device is mounted or otherwise in use by the kernel",
+        _ => "",
+    };
+    system(config, "open it", error, advice)
+}
+
+fn system(config: &FileConfig, action: &'static str, source: io::Error, advice: &'static str) -> FileError {
+    FileError::System {
+        path: config.path.clone(),
+        action,
+        source,
+        advice,
+    }
+}
+
+/// Gives a new file its size.
+fn set_size(file: &File, config: &FileConfig) -> Result<(), FileError> {
+    let sized = file.set_len(config.size.unwrap_or(0));
+    sized.map_err(|error| system(config, "give it its size", error, ""))
+}
+
+fn device_of(file: &File, config: &FileConfig) -> Result<Device, FileError> {
+    let meta = file
+        .metadata()
+        .map_err(|error| system(config, "inspect it", error, ""))?;
+    Ok(if meta.file_type().is_block_device() {
+        Device::Block(meta.rdev())
+    } else {
+        Device::Filesystem(meta.dev())
+    })
+}
+
+fn measured_size(file: &File, config: &FileConfig) -> Result<u64, FileError> {
+    // The end of a block device is where its size is, too; its metadata says 0.
+    let end = rustix::fs::seek(file, SeekFrom::End(0));
+    let size = end.map_err(|error| system(config, "measure it", error.into(), ""))?;
+    let path = config.path.clone();
+    match config.size {
+        _ if size == 0 => Err(FileError::Empty { path }),
+        Some(wanted) if wanted != size => Err(FileError::OtherSize { path, size, wanted }),
+        _ => Ok(size),
+    }
+}
+
+/// Takes the block size that was asked for, or the one of direct I/O if the size allows it, and checks it.
+fn choose_block_size(
+    disk: &FileDisk,
+    config: &FileConfig,
+    direct: Option<&Alignment>,
+) -> Result<u32, FileError> {
+    let path = || config.path.clone();
+    let sector = if disk.is_block_device() {
+        let sector = rustix::fs::ioctl_blksszget(&disk.file);
+        sector.map_err(|error| system(config, "ask for its sector size", error.into(), ""))?
+    } else {
+        LEAST_BLOCK
+    };
+    let preferred = direct.map_or(LEAST_BLOCK, |found| found.range).max(sector);
+    let by_default = if disk.size.is_multiple_of(u64::from(preferred)) {
+        preferred
+    } else {
+        sector
+    };
+    let block = config.block_size.unwrap_or(by_default);
+    if block < sector {
+        return Err(FileError::BlockTooSmall {
+            path: path(),
+            block,
+            least: sector,
+        });
+    }
+    if !disk.size.is_multiple_of(u64::from(block)) {
+        return Err(FileError::Ragged {
+            path: path(),
+            size: disk.size,
+            block,
+            next: disk.size.next_multiple_of(u64::from(block)),
+        });
+    }
+    Ok(block)
+}
+
+/// Switches direct I/O on and finds out what it demands. On error it is off, and the error says why.
+fn direct_alignment(
+    file: &File,
+    config: &FileConfig,
+    size: u64,
+    device: Device,
+) -> Result<Alignment, String> {
+    if config.direct == Direct::Off {
+        return Err("direct=off".to_owned());
+    }
+    set_direct(file, true).map_err(|error| format!("the filesystem has no direct I/O ({error})"))?;
+    let tried = announced_alignments(file, device)
+        .into_iter()
+        .find(|alignment| can_read(file, *alignment, size));
+    tried.ok_or_else(|| "a direct read was tried and failed".to_owned())
+}
+
+/// Returns what the kernel says that direct I/O demands, or what is usual where it says nothing.
+fn announced_alignments(file: &File, device: Device) -> Vec<Alignment> {
+    let statx = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    if let Ok(statx) = statx
+        && StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN)
+        && statx.stx_dio_offset_align > 0
+    {
+        let range = statx.stx_dio_offset_align.max(LEAST_BLOCK);
+        let memory = statx.stx_dio_mem_align.max(1);
+        return vec![Alignment { memory, range }];
+    }
+    if let (Device::Block(_), Ok(sector)) = (device, rustix::fs::ioctl_blksszget(file)) {
+        return vec![Alignment {
+            memory: sector,
+            range: sector,
+        }];
+    }
+    let usual = [LEAST_BLOCK, 4096].map(|bytes| Alignment {
+        memory: bytes,
+        range: bytes,
+    });
+    usual.into()
+}
+
+/// Says whether holes can be made, unless that cannot be found out. A filesystem is asked for one behind the end of the file,
+/// where there is nothing to lose.
+fn can_punch(disk: &FileDisk) -> bool {
+    match disk.device {
+        Device::Filesystem(_) => {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let behind = disk.size.next_multiple_of(PUNCHED);
+            let punched = rustix::fs::fallocate(&disk.file, mode, behind, PUNCHED);
+            !matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS))
+        }
+        Device::Block(number) => {
+            let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+            // A partition has its queue where its device has it.
+            let most = ["queue", "../queue"].iter().find_map(|queue| {
+                let path = format!("/sys/dev/block/{major}:{minor}/{queue}/write_zeroes_max_bytes");
+                std::fs::read_to_string(path).ok()
+            });
+            most.is_none_or(|most| most.trim() != "0")
+        }
+    }
+}
+
+fn can_read(file: &File, alignment: Alignment, size: u64) -> bool {
+    let wanted = alignment.range as usize;
+    let Ok(mut memory) = Mapping::new(wanted) else {
+        return false;
+    };
+    let read = rustix::io::pread(file, memory.bytes_mut(), 0);
+    read.is_ok_and(|read| read as u64 == size.min(wanted as u64))
+}
+
+fn set_direct(file: &File, is_direct: bool) -> io::Result<()> {
+    let mut flags = rustix::fs::fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, is_direct);
+    Ok(rustix::fs::fcntl_setfl(file, flags)?)
+}
+
+/// A hole to try with, in bytes: a page.
+const PUNCHED: u64 = 4096;
+/// The smallest logical block, in bytes.
+const LEAST_BLOCK: u32 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::scratch_file;
+
+    fn config(path: &std::path::Path) -> FileConfig {
+        FileConfig {
+            path: path.to_owned(),
+            ..FileConfig::default()
+        }
+    }
+
+    fn error(config: &FileConfig) -> String {
+        FileDisk::open(config).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_file_that_was_created_and_cannot_be_served_is_removed() {
+        let path = scratch_file("refused", 4096);
+        std::fs::remove_file(&*path).unwrap();
+        for size in [0, 1000, u64::MAX] {
+            let wish = FileConfig {
+                size: Some(size),
+                ..config(&path)
+            };
+            FileDisk::open(&wish).expect_err("no size of a disk");
+            assert!(!path.exists(), "size={size} left a file behind");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_created_sparse_only_if_its_size_is_given() {
+        let path = scratch_file("created", 4096);
+        std::fs::remove_file(&*path).unwrap();
+        assert!(error(&config(&path)).contains("give size= to have it created"));
+        let wish = FileConfig {
+            size: Some(64 << 20),
+            ..config(&path)
+        };
+        let disk = FileDisk::open(&wish).unwrap();
+        assert_eq!(disk.size(), 64 << 20);
+        assert_eq!(disk.file.metadata().unwrap().blocks(), 0);
+        drop(disk);
+        FileDisk::open(&wish).expect("a file of the right size is served again");
+        let other = FileConfig {
+            size: Some(1 << 20),
+            ..config(&path)
+        };
+        assert!(error(&other).contains("size 67108864 differs from size=1048576"));
+    }
+
+    #[test]
+    fn sizes_that_are_no_whole_blocks_are_refused_with_one_that_would_do() {
+        let path = scratch_file("ragged", 1000);
+        let message = error(&config(&path));
+        assert!(
+            message.contains("size 1000 rejected: must be a multiple of the block size 512")
+                && message.contains("truncate -s 1024"),
+            "{message}"
+        );
+        assert!(error(&config(&scratch_file("empty", 0))).contains("is empty"));
+        let path = scratch_file("big_blocks", 512);
+        let big_blocks = FileConfig {
+            block_size: Some(4096),
+            ..config(&path)
+        };
+        assert!(error(&big_blocks).contains("block size 4096"));
+    }
+
+    #[test]
+    fn what_is_no_file_or_device_is_refused_by_name() {
+        assert!(error(&config(&std::env::temp_dir())).contains("is a directory"));
+        assert!(error(&config("/dev/null".as_ref())).contains("is a character device"));
+    }
+
+    #[test]
+    fn a_file_in_use_is_refused_and_lock_off_does_not_care() {
+        let path = scratch_file("in_use", 4096);
+        let _first = FileDisk::open(&config(&path)).unwrap();
+        assert!(error(&config(&path)).contains("in use by this process"));
+        let unlocked = FileConfig {
+            unlocked: true,
+            ..config(&path)
+        };
+        FileDisk::open(&unlocked).unwrap();
+    }
+
+    #[test]
+    fn direct_io_is_off_when_asked_for_or_when_blocks_are_too_small() {
+        let path = scratch_file("direct", 8192);
+        let off = FileConfig {
+            direct: Direct::Off,
+            ..config(&path)
+        };
+        let disk = FileDisk::open(&off).unwrap();
+        assert_eq!(disk.direct(), None);
+        assert!(
+            !rustix::fs::fcntl_getfl(&disk.file)
+                .unwrap()
+                .contains(OFlags::DIRECT)
+        );
+        drop(disk);
+        let mut disk = FileDisk::open(&config(&path)).unwrap();
+        disk.block_size = 512;
+        let coarse = Ok(Alignment {
+            memory: 512,
+            range: 4096,
+        });
+        disk.settle_direct(&config(&path), coarse.clone()).unwrap();
+        assert_eq!(disk.direct(), None);
+        let forced = FileConfig {
+            direct: Direct::On,
+            ..config(&path)
+        };
+        let message = disk.settle_direct(&forced, coarse).unwrap_err().to_string();
+        assert!(
+            message.contains("direct=on rejected: the block size 512 is smaller than the 4096"),
+            "{message}"
+        );
+    }
+}

@@ -1,0 +1,177 @@
+//! Decides which requests go through a ring of their own whose ends are found by polling the device (IOPOLL), and whether a
+//! device can be polled at all. `hctx` makes such a ring when polling is switched on; for everything else it looks at the reactor's.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use blkmq_core::bio::{Flags, Op};
+use blkmq_host::ring::{Completion, Port, RingConfig, RingHandle};
+use io_uring::{opcode, types::Fd};
+
+use super::disk::{Device, FileDisk};
+use super::hctx::Target;
+use super::slot::{Slot, Step};
+use super::sys;
+use crate::mapping::Mapping;
+
+/// A hardware context's ring onto devices that are polled.
+pub(super) struct Polled {
+    pub(super) port: Port,
+    /// Of each disk whose device is polled: how the ring knows its file.
+    targets: Vec<Option<Target>>,
+    /// Requests that are in the ring.
+    in_flight: u32,
+    /// Requests that ended here and have not been counted.
+    ended: u64,
+    /// Polling was switched off: what is in flight here ends, nothing is added.
+    is_closing: bool,
+}
+
+impl Polled {
+    /// Makes the ring for at most `depth` requests, if one of the devices can be polled.
+    pub(super) fn open(disks: &[FileDisk], depth: u32) -> io::Result<Option<Self>> {
+        if disks.iter().all(|disk| disk.polling().is_err()) {
+            return Ok(None);
+        }
+        let ring = RingHandle::new_polled(RingConfig {
+            entries: depth.clamp(1, ENTRIES_MAX),
+            // One for each request, and one for its cancellation.
+            completions: 2 * depth,
+            files: (disks.len() as u32).min(RingConfig::default().files),
+            ..RingConfig::default()
+        })?;
+        let target = |disk: &FileDisk| disk.polling().is_ok().then(|| Target::new(disk, &ring));
+        Ok(Some(Self {
+            targets: disks.iter().map(target).collect(),
+            port: ring.open_port(),
+            in_flight: 0,
+            ended: 0,
+            is_closing: false,
+        }))
+    }
+
+    /// Says whether a request that begins goes here: reads and writes alone, and none that may have a flush of the device behind it.
+    pub(super) fn takes(&self, slot: &Slot, disk: &FileDisk) -> bool {
+        let is_durable = slot.op == Op::Write && slot.flags.has(Flags::FUA);
+        slot.step == Step::Transfer
+            && !is_durable
+            && !self.is_closing
+            && self.targets[slot.disk as usize].is_some()
+            && !disk.lacks.polling.load(Ordering::Relaxed)
+    }
+
+    /// How the ring knows the file of a request that it has taken.
+    pub(super) fn target(&self, slot: &Slot) -> Target {
+        self.targets[slot.disk as usize].expect("only requests onto polled devices are taken")
+    }
+
+    /// A request's entry was pushed.
+    pub(super) fn pushed(&mut self) {
+        self.in_flight += 1;
+    }
+
+    /// A request's entry has completed, and with it the request or not.
+    pub(super) fn completed(&mut self, has_ended: bool) {
+        self.in_flight -= 1;
+        self.ended += u64::from(has_ended);
+    }
+
+    /// Looks at the devices, once, and appends what has completed.
+    pub(super) fn look(&self, into: &mut Vec<Completion>) {
+        if self.in_flight > 0 {
+            self.port.ring().reap();
+            self.port.take(into);
+        }
+    }
+
+    /// How many requests ended here since the last call.
+    pub(super) fn take_ended(&mut self) -> u64 {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Takes requests, or takes none any more.
+    pub(super) fn set_open(&mut self, is_open: bool) {
+        self.is_closing = !is_open;
+    }
+
+    /// Says whether it takes no more and holds none: it can be dropped.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_closing && self.in_flight == 0
+    }
+
+    /// Gives the files back. The kernel takes rings apart some time after they are closed, and would hold the files' locks until then.
+    pub(super) fn let_go(&self) {
+        let registered = self.targets.iter().flatten();
+        registered.for_each(|target| target.unregister(self.port.ring()));
+    }
+}
+
+impl FileDisk {
+    /// Says whether its device can be polled (IOPOLL); if not, why. The first call finds out, and blocks for one small read.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    pub fn polling(&self) -> Result<(), &str> {
+        let tried = self.polling.get_or_init(|| self.try_polling());
+        tried.as_ref().map_err(String::as_str).copied()
+    }
+
+    fn try_polling(&self) -> Result<(), String> {
+        let Some(alignment) = self.direct else {
+            return Err("it goes through the page cache".to_owned());
+        };
+        let read = self.read_polled(alignment.range as usize);
+        match read.map_err(|error| error.raw_os_error()) {
+            Err(Some(libc::EOPNOTSUPP)) => return Err("its device has no poll queues".to_owned()),
+            Err(errno) => {
+                let error = errno.map_or(io::ErrorKind::UnexpectedEof.into(), io::Error::from_raw_os_error);
+                return Err(format!("a polled read was tried and failed ({error})"));
+            }
+            Ok(()) => {}
+        }
+        // Some kernels take the read and let the device interrupt: then looking at the reactor's ring costs less.
+        if has_poll_queues(self.device) == Some(false) {
+            return Err("its device has no poll queues".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Reads the first `len` bytes through a polled ring.
+    fn read_polled(&self, len: usize) -> io::Result<()> {
+        let ring = RingHandle::new_polled(RingConfig {
+            entries: 1,
+            completions: 2,
+            files: 0,
+            ..RingConfig::default()
+        })?;
+        let memory = Mapping::new(len)?;
+        let (port, piece) = (ring.open_port(), memory.lend(0..len));
+        let entry = opcode::Read::new(Fd(self.fd()), piece.start().as_ptr(), piece.len());
+        sys::push(&port, entry.build(), 0);
+        let mut completed = Vec::new();
+        while completed.is_empty() {
+            ring.wait(None);
+            ring.reap();
+            port.take(&mut completed);
+        }
+        match completed[0].result {
+            errno @ ..0 => Err(io::Error::from_raw_os_error(-errno)),
+            read if read as usize == len.min(self.size as usize) => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+/// What the system says of the queues of a device, or of the one below a filesystem; nothing where there is no single one.
+fn has_poll_queues(device: Device) -> Option<bool> {
+    let (Device::Filesystem(number) | Device::Block(number)) = device;
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    // A partition's queue is that of the whole device, one level up.
+    let said = ["queue", "../queue"].into_iter().find_map(|place| {
+        std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{place}/io_poll")).ok()
+    })?;
+    Some(said.trim() != "0")
+}
+
+/// Entries that wait for submission; more requests than that are submitted in between.
+const ENTRIES_MAX: u32 = 1024;

@@ -1,0 +1,576 @@
+//! Decides the steps that a request takes on a file, and what the result of one step leads to: the next step, the rest of
+//! a short transfer, a retry, or the end. `hctx` turns each step into an entry of the ring.
+//!
+//! ```text
+//!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again; FUA through the page cache: Sync behind)
+//!  flush ───────► Sync ─────┤                     (others overlapped it: AwaitSyncs behind)
+//!  discard ─────► Punch ────┼─► end               (not supported: nothing to do)
+//!  zeroes ──────► Punch ────┤
+//!                   │ not supported, or the range must stay allocated
+//!                   ▼       │
+//!               ZeroRange ──┤
+//!                   │ not supported (an error if only fast zeroing will do)
+//!                   ▼       │
+//!                WriteOut ──┘                     (piece by piece; each with FUA: Sync behind)
+//! ```
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use blkmq_core::bio::{Flags, Lent, Op, Status};
+use blkmq_core::ids::Cookie;
+use blkmq_core::request::Request;
+use blkmq_core::time::Instant;
+
+use super::bounce::Area;
+use super::disk::FileDisk;
+use super::syncs::{Begun, Fence};
+
+/// What a request is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Step {
+    /// There is no request.
+    #[default]
+    Idle,
+    /// Data moves between memory and file.
+    Transfer,
+    /// A hole is made.
+    Punch,
+    /// The filesystem zeroes the range.
+    ZeroRange,
+    /// Zeroes are written.
+    WriteOut,
+    /// What was written is made durable.
+    Sync,
+    /// It is, if no sync fails that overlapped this one: a while passes until they are heard of.
+    AwaitSyncs,
+}
+
+/// The memory of a transfer.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Memory {
+    /// None.
+    #[default]
+    None,
+    /// One piece that the kernel can use.
+    Flat(Lent),
+    /// Several; a row of the table, of which what has been transferred is cut off.
+    List(Range<usize>),
+    /// Pieces that direct I/O cannot use (a row of the table), and the area that stands in for them.
+    Bounced(Area, Range<usize>),
+}
+
+/// One request under way.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) cookie: Cookie,
+    pub(super) step: Step,
+    pub(super) op: Op,
+    pub(super) flags: Flags,
+    /// It has been asked to stop.
+    pub(super) is_cancelled: bool,
+    /// Its entry is in the ring onto polled devices.
+    pub(super) is_polled: bool,
+    retries: u8,
+    pub(super) disk: u32,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// Bytes that are done.
+    pub(super) moved: u64,
+    pub(super) memory: Memory,
+    /// The sync that the kernel has, and what it has to wait for after.
+    sync: Option<Begun>,
+    fence: Fence,
+}
+
+/// What follows a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Push an entry for the slot's step; this many more bytes are done.
+    Submit(u64),
+    /// The request has ended.
+    End(Status),
+}
+
+impl Slot {
+    /// A slot without a request.
+    pub(super) const IDLE: Self = Self {
+        cookie: Cookie::from_raw(0),
+        step: Step::Idle,
+        op: Op::Read,
+        flags: Flags::NONE,
+        is_cancelled: false,
+        is_polled: false,
+        retries: 0,
+        disk: 0,
+        offset: 0,
+        len: 0,
+        moved: 0,
+        memory: Memory::None,
+        sync: None,
+        fence: Fence::NONE,
+    };
+
+    /// Says whether bytes that were moved before an error are as good as those of a request that ends well: where they belong, and
+    /// no more was promised of them.
+    pub(super) fn keeps_what_moved(&self) -> bool {
+        self.step == Step::Transfer
+            && !self.flags.has(Flags::FUA)
+            && !matches!(self.memory, Memory::Bounced(..))
+    }
+
+    /// Says whether the write itself is to be durable when it ends (RWF_DSYNC).
+    ///
+    /// Past the page cache only. Through it, the kernel would write first and sync then, and say ENOSPC or EDQUOT in either
+    /// case: that this write had no room, or that an earlier one, which had ended well, found none when it was written out.
+    /// The second is told once, so the two are asked for apart: what the write says is about this request, and what the
+    /// sync behind it says is about the disk.
+    pub(super) fn is_forced(&self, disk: &FileDisk) -> bool {
+        self.op == Op::Write && self.flags.has(Flags::FUA) && disk.direct.is_some()
+    }
+
+    /// Makes the slot of a request that has not been started.
+    pub(super) fn new(rq: &Request, cookie: Cookie) -> Self {
+        Self {
+            cookie,
+            op: rq.op(),
+            flags: rq.flags(),
+            disk: rq.disk().0,
+            offset: rq.offset(),
+            len: rq.len(),
+            ..Self::IDLE
+        }
+    }
+
+    /// Starts a request at its first step. Returns its status if there is nothing to do.
+    pub(super) fn start(&mut self, disk: &FileDisk) -> Option<Status> {
+        let first = match self.op {
+            Op::Read | Op::Write => Ok(Step::Transfer),
+            Op::Flush if disk.flush_failed.load(Ordering::Relaxed) => Err(Status::Io),
+            Op::Flush if disk.read_only => Err(Status::Ok),
+            Op::Flush if cfg!(blkmq_mutant = "fsync") => Err(Status::Ok),
+            Op::Flush => Ok(Step::Sync),
+            Op::Discard | Op::WriteZeroes => self.way_to_zero(disk),
+        };
+        match first {
+            Ok(step) => {
+                self.step = step;
+                None
+            }
+            Err(status) => Some(status),
+        }
+    }
+
+    /// Decides what the result of the slot's step leads to: a count of bytes, or a negative errno.
+    pub(super) fn take_result(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
+        match -result {
+            libc::EOPNOTSUPP if self.is_polled => {
+                disk.lacks.polling.store(true, Ordering::Relaxed);
+                return self.repeat();
+            }
+            libc::EINTR | libc::EAGAIN if self.retries < RETRIES_MAX && !self.is_cancelled => {
+                self.retries += 1;
+                return self.repeat();
+            }
+            libc::ECANCELED => {
+                self.end_sync(disk);
+                return Next::End(Status::Timeout);
+            }
+            _ => {}
+        }
+        match self.step {
+            Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
+            Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
+            Step::Sync => {
+                disk.flush_failed
+                    .fetch_or(result != 0 && !cfg!(blkmq_mutant = "latch"), Ordering::Relaxed);
+                self.end_sync(disk);
+                match result {
+                    0 => self.await_syncs(disk),
+                    _ => self.fail(-result, disk, now),
+                }
+            }
+            Step::AwaitSyncs => self.await_syncs(disk),
+            Step::Idle => unreachable!("a completion for an idle slot"),
+        }
+    }
+
+    /// To be called when the slot's entry is pushed.
+    pub(super) fn pushed(&mut self, disk: &FileDisk) {
+        if self.step == Step::Sync && self.sync.is_none() {
+            self.sync = Some(disk.syncs.begin());
+        }
+    }
+
+    /// Notes that the kernel has nothing of this sync any more.
+    fn end_sync(&mut self, disk: &FileDisk) {
+        if let Some(begun) = self.sync.take() {
+            self.fence = disk.syncs.end(begun);
+        }
+    }
+
+    /// Ends a sync that went well, if those that overlapped it have ended, too, and went well.
+    fn await_syncs(&mut self, disk: &FileDisk) -> Next {
+        let is_past = disk.syncs.is_past(self.fence) || cfg!(blkmq_mutant = "overlap");
+        if !is_past && !self.is_cancelled {
+            self.step = Step::AwaitSyncs;
+            return Next::Submit(0);
+        }
+        // Looked at behind `is_past`: who fails says so before it ends.
+        Next::End(match disk.flush_failed.load(Ordering::Relaxed) {
+            _ if self.is_cancelled => Status::Timeout,
+            true => Status::Io,
+            false => Status::Ok,
+        })
+    }
+
+    /// Does the step again, through the reactor's ring: a device that is too busy to be polled will announce the end.
+    fn repeat(&mut self) -> Next {
+        if self.is_cancelled {
+            return Next::End(Status::Timeout);
+        }
+        self.is_polled = false;
+        Next::Submit(0)
+    }
+
+    /// Says which way of zeroing is the first that the filesystem has not refused yet.
+    fn way_to_zero(&self, disk: &FileDisk) -> Result<Step, Status> {
+        let is_fast_only = self.flags.has(Flags::FAST_ONLY);
+        let may_punch = self.op == Op::Discard || !self.flags.has(Flags::NO_UNMAP);
+        if may_punch && !disk.lacks.punching.load(Ordering::Relaxed) {
+            return Ok(Step::Punch);
+        }
+        if self.op == Op::Discard {
+            return Err(Status::Ok);
+        }
+        // The kernel zeroes a range of a block device by writing where the device cannot do it, and does not tell.
+        let may_be_slow = disk.is_block_device() && is_fast_only;
+        if !may_be_slow && !disk.lacks.zeroing.load(Ordering::Relaxed) {
+            return Ok(Step::ZeroRange);
+        }
+        if is_fast_only {
+            return Err(Status::NotSupported);
+        }
+        Ok(Step::WriteOut)
+    }
+
+    fn take_moved(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
+        let Ok(moved) = u64::try_from(result) else {
+            if self.op == Op::Write && self.flags.has(Flags::FUA) && !is_no_room(-result) {
+                // The kernel may have synced the file for this write, and told us alone of an earlier write that it lost.
+                disk.flush_failed.store(true, Ordering::Relaxed);
+            }
+            return self.fail(-result, disk, now);
+        };
+        let left = self.len - self.moved;
+        if moved >= left {
+            self.moved = self.len;
+            return self.end_of_change(disk);
+        }
+        // A short transfer that direct I/O could not go on from is repeated from the last whole block.
+        let block = disk.direct.map_or(1, |needs| u64::from(needs.range));
+        let moved = moved - moved % block;
+        if moved == 0 {
+            return self.fail(0, disk, now);
+        }
+        self.moved += moved;
+        if self.is_cancelled {
+            return Next::End(Status::Timeout);
+        }
+        Next::Submit(moved)
+    }
+
+    fn take_zeroed(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
+        match -result {
+            0 => self.end_of_change(disk),
+            libc::EOPNOTSUPP | libc::ENOSYS => {
+                let lack = if self.step == Step::Punch {
+                    &disk.lacks.punching
+                } else {
+                    &disk.lacks.zeroing
+                };
+                lack.store(true, Ordering::Relaxed);
+                match self.way_to_zero(disk) {
+                    Ok(step) => {
+                        self.step = step;
+                        Next::Submit(0)
+                    }
+                    Err(status) => Next::End(status),
+                }
+            }
+            errno => self.fail(errno, disk, now),
+        }
+    }
+
+    /// Ends a request, or makes durable what has to be and is not.
+    fn end_of_change(&mut self, disk: &FileDisk) -> Next {
+        let is_durable = self.step == Step::Transfer && self.is_forced(disk);
+        if self.op.is_write() && self.flags.has(Flags::FUA) && !is_durable {
+            self.step = Step::Sync;
+            return Next::Submit(0);
+        }
+        Next::End(Status::Ok)
+    }
+
+    fn fail(&self, errno: i32, disk: &FileDisk, now: Instant) -> Next {
+        disk.note_failure(
+            now,
+            self.doing(),
+            self.offset + self.moved,
+            self.len - self.moved,
+            errno,
+        );
+        Next::End(match errno {
+            0 => Status::Io,
+            libc::EFBIG => Status::NoSpace,
+            errno => Status::from_errno(errno),
+        })
+    }
+
+    fn doing(&self) -> &'static str {
+        match (self.step, self.op) {
+            (Step::Transfer, Op::Read) => "read",
+            (Step::Transfer | Step::WriteOut, _) => "write",
+            (Step::Sync | Step::AwaitSyncs, _) => "flush",
+            (_, Op::Discard) => "discard",
+            _ => "zeroing",
+        }
+    }
+}
+
+/// How often one request is repeated after EINTR or EAGAIN.
+const RETRIES_MAX: u8 = 32;
+
+/// Says whether an error of a write means that the write itself had no room, and nothing written before is in doubt.
+fn is_no_room(errno: i32) -> bool {
+    matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::disk::{Alignment, Device};
+    use crate::testing::scratch_file;
+
+    fn disk(name: &str, is_block_device: bool) -> FileDisk {
+        let path = scratch_file(name, 1 << 20);
+        let device = if is_block_device {
+            Device::Block(1)
+        } else {
+            Device::Filesystem(1)
+        };
+        let file = std::fs::File::open(&*path).unwrap();
+        FileDisk::new(file, path.to_path_buf(), 1 << 20, 512, device)
+    }
+
+    fn slot(op: Op, flags: Flags) -> Slot {
+        Slot {
+            op,
+            flags,
+            len: 65536,
+            ..Slot::IDLE
+        }
+    }
+
+    #[test]
+    fn a_short_transfer_goes_on_from_the_last_whole_block() {
+        let mut disk = disk("short", false);
+        disk.direct = Some(Alignment {
+            memory: 512,
+            range: 512,
+        });
+        let mut slot = slot(Op::Read, Flags::NONE);
+        assert_eq!(slot.start(&disk), None);
+        assert_eq!(slot.take_result(4096 + 100, &disk, NOW), Next::Submit(4096));
+        assert_eq!(slot.take_result(-libc::EINTR, &disk, NOW), Next::Submit(0));
+        assert_eq!(slot.take_result(65536 - 4096, &disk, NOW), Next::End(Status::Ok));
+        assert_eq!(disk.errors(), 0);
+    }
+
+    #[test]
+    fn the_end_of_the_file_is_an_error() {
+        let disk = disk("eof", false);
+        let mut slot = slot(Op::Read, Flags::NONE);
+        slot.start(&disk);
+        assert_eq!(slot.take_result(1000, &disk, NOW), Next::Submit(1000));
+        assert_eq!(slot.take_result(0, &disk, NOW), Next::End(Status::Io));
+        assert_eq!(disk.errors(), 1);
+    }
+
+    #[test]
+    fn interruptions_are_retried_but_not_for_ever() {
+        let disk = disk("retries", false);
+        let mut slot = slot(Op::Write, Flags::NONE);
+        slot.start(&disk);
+        for _ in 0..RETRIES_MAX {
+            assert_eq!(slot.take_result(-libc::EAGAIN, &disk, NOW), Next::Submit(0));
+        }
+        assert_eq!(slot.take_result(-libc::EAGAIN, &disk, NOW), Next::End(Status::Io));
+    }
+
+    #[test]
+    fn what_polling_did_not_do_is_repeated_through_the_reactors_ring() {
+        for (errno, is_lacking) in [(libc::EOPNOTSUPP, true), (libc::EAGAIN, false)] {
+            let disk = disk(&format!("polled-{errno}"), false);
+            let mut slot = slot(Op::Read, Flags::NONE);
+            slot.start(&disk);
+            slot.is_polled = true;
+            assert_eq!(slot.take_result(4096, &disk, NOW), Next::Submit(4096));
+            assert!(slot.is_polled, "the rest of a short transfer is polled, too");
+            assert_eq!(slot.take_result(-errno, &disk, NOW), Next::Submit(0));
+            assert!(!slot.is_polled);
+            assert_eq!(disk.lacks.polling.load(Ordering::Relaxed), is_lacking);
+            assert_eq!(slot.take_result(65536 - 4096, &disk, NOW), Next::End(Status::Ok));
+            assert_eq!(disk.errors(), 0);
+        }
+    }
+
+    #[test]
+    fn what_was_cancelled_is_not_repeated() {
+        let disk = disk("cancelled", false);
+        let mut slot = slot(Op::Read, Flags::NONE);
+        slot.start(&disk);
+        (slot.is_polled, slot.is_cancelled) = (true, true);
+        assert_eq!(
+            slot.take_result(-libc::EOPNOTSUPP, &disk, NOW),
+            Next::End(Status::Timeout)
+        );
+    }
+
+    #[test]
+    fn zeroing_takes_the_next_way_when_one_is_not_supported() {
+        let disk = disk("ways", false);
+        let mut first = slot(Op::WriteZeroes, Flags::FUA);
+        assert_eq!(first.start(&disk), None);
+        let mut steps = vec![first.step];
+        while let Next::Submit(_) = first.take_result(
+            match first.step {
+                Step::WriteOut => 65536,
+                Step::Sync => 0,
+                _ => -libc::EOPNOTSUPP,
+            },
+            &disk,
+            NOW,
+        ) {
+            steps.push(first.step);
+        }
+        assert_eq!(steps, [Step::Punch, Step::ZeroRange, Step::WriteOut, Step::Sync]);
+        let mut second = slot(Op::WriteZeroes, Flags::NONE);
+        second.start(&disk);
+        assert_eq!(second.step, Step::WriteOut, "what was refused is not tried again");
+        assert_eq!(
+            slot(Op::WriteZeroes, Flags::FAST_ONLY).start(&disk),
+            Some(Status::NotSupported)
+        );
+        assert_eq!(slot(Op::Discard, Flags::NONE).start(&disk), Some(Status::Ok));
+    }
+
+    #[test]
+    fn zeroes_that_must_stay_allocated_are_never_punched() {
+        let disk = disk("no_unmap", false);
+        let mut slot = slot(Op::WriteZeroes, Flags::NO_UNMAP);
+        slot.start(&disk);
+        assert_eq!(slot.step, Step::ZeroRange);
+    }
+
+    #[test]
+    fn a_block_device_is_not_asked_for_fast_zeroes_that_may_be_slow() {
+        let disk = disk("device", true);
+        let mut slot = slot(Op::WriteZeroes, Flags::FAST_ONLY);
+        slot.start(&disk);
+        assert_eq!(slot.step, Step::Punch);
+        let refused = slot.take_result(-libc::EOPNOTSUPP, &disk, NOW);
+        assert_eq!(refused, Next::End(Status::NotSupported));
+    }
+
+    #[test]
+    fn after_a_failed_flush_no_flush_succeeds() {
+        let disk = disk("flush", false);
+        let mut first = slot(Op::Flush, Flags::NONE);
+        first.start(&disk);
+        assert_eq!(first.take_result(-libc::EIO, &disk, NOW), Next::End(Status::Io));
+        assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), Some(Status::Io));
+    }
+
+    #[test]
+    fn a_flush_that_overlaps_a_failed_one_does_not_succeed() {
+        for is_first_told in [true, false] {
+            let disk = disk(&format!("overlap-{is_first_told}"), false);
+            let [mut told, mut other] = [0; 2].map(|_| slot(Op::Flush, Flags::NONE));
+            for flush in [&mut told, &mut other] {
+                assert_eq!(flush.start(&disk), None);
+                flush.pushed(&disk);
+            }
+            if !is_first_told {
+                assert_eq!(
+                    other.take_result(0, &disk, NOW),
+                    Next::Submit(0),
+                    "not heard of the first"
+                );
+            }
+            assert_eq!(told.take_result(-libc::EIO, &disk, NOW), Next::End(Status::Io));
+            let later = if is_first_told { 0 } else { -libc::ETIME };
+            assert_eq!(other.take_result(later, &disk, NOW), Next::End(Status::Io));
+        }
+    }
+
+    #[test]
+    fn a_flush_that_overlaps_another_that_goes_well_ends_after_it() {
+        let disk = disk("overlap-well", false);
+        let [mut first, mut second] = [0; 2].map(|_| slot(Op::Flush, Flags::NONE));
+        for flush in [&mut first, &mut second] {
+            assert_eq!(flush.start(&disk), None);
+            flush.pushed(&disk);
+        }
+        assert_eq!(second.take_result(0, &disk, NOW), Next::Submit(0));
+        assert_eq!(second.take_result(-libc::ETIME, &disk, NOW), Next::Submit(0));
+        assert_eq!(first.take_result(0, &disk, NOW), Next::End(Status::Ok));
+        assert_eq!(
+            second.take_result(-libc::ETIME, &disk, NOW),
+            Next::End(Status::Ok)
+        );
+    }
+
+    #[test]
+    fn after_a_failed_fua_write_no_flush_succeeds_unless_there_was_just_no_room() {
+        for (errno, flush) in [(libc::EIO, Some(Status::Io)), (libc::ENOSPC, None)] {
+            let mut disk = disk(&format!("fua-{errno}"), false);
+            disk.direct = Some(Alignment {
+                memory: 512,
+                range: 512,
+            });
+            let mut write = slot(Op::Write, Flags::FUA);
+            write.start(&disk);
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
+            assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), flush, "errno {errno}");
+        }
+    }
+
+    #[test]
+    fn after_a_fua_write_whose_sync_failed_for_want_of_room_no_flush_succeeds() {
+        for errno in [libc::ENOSPC, libc::EDQUOT, libc::EIO] {
+            let disk = disk(&format!("fua-sync-{errno}"), false);
+            let mut write = slot(Op::Write, Flags::FUA);
+            write.start(&disk);
+            assert!(!write.is_forced(&disk), "through the page cache");
+            assert_eq!(write.take_result(65536, &disk, NOW), Next::Submit(0));
+            assert_eq!(write.step, Step::Sync);
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
+            let flush = slot(Op::Flush, Flags::NONE).start(&disk);
+            assert_eq!(flush, Some(Status::Io), "errno {errno}: the kernel tells it once");
+        }
+    }
+
+    #[test]
+    fn a_fua_write_through_the_page_cache_that_had_no_room_puts_nothing_else_in_doubt() {
+        for errno in [libc::ENOSPC, libc::EDQUOT] {
+            let disk = disk(&format!("fua-write-{errno}"), false);
+            let mut write = slot(Op::Write, Flags::FUA);
+            write.start(&disk);
+            assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
+            assert_eq!(slot(Op::Flush, Flags::NONE).start(&disk), None, "errno {errno}");
+        }
+    }
+
+    const NOW: Instant = Instant(1);
+}

@@ -1,0 +1,37 @@
+//! Decides which drives there are: a folder and a cargo feature for each driver.
+//!
+//! | feature | driver |
+//! |---|---|
+//! | `null` | [`null`]: no medium; service times and faults on request |
+//! | `ram` | [`ram`]: sparse memory of this process |
+//! | `file` | [`file`]: an image file or a block device, through the reactor's io_uring |
+//! | `nbd` | [`nbd`]: an export of an NBD server |
+//! | `multipath` | [`multipath`]: other drives that lead to the same disk |
+//!
+//! A driver is a configuration (`Send`), a drive (the state that its hardware contexts share) and, made on the reactor that
+//! owns it, a hardware context: the `blkmq_core::driver::Driver`. What the engine needs of a drive stands in
+//! `blkmq_host::drive`.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+#[cfg(any(feature = "null", test))]
+mod chance;
+#[cfg(feature = "file")]
+pub mod file;
+#[cfg(any(feature = "file", feature = "multipath"))]
+mod mapping;
+#[cfg(feature = "multipath")]
+pub mod multipath;
+#[cfg(feature = "nbd")]
+pub mod nbd;
+#[cfg(feature = "null")]
+pub mod null;
+#[cfg(feature = "ram")]
+pub mod ram;
+#[cfg(any(feature = "null", feature = "ram"))]
+mod store;
+#[cfg(any(feature = "null", feature = "ram", test))]
+mod sys;
+#[cfg(test)]
+mod testing;
+#[cfg(all(test, feature = "null", feature = "ram", feature = "file"))]
+mod through_core;

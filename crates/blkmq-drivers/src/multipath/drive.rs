@@ -1,0 +1,416 @@
+//! Decides what a multipath drive is made of, and how it is changed while it runs: the messages by the paths' names.
+//! `blkmq-config` makes it from configured disks, a library user from drives; [`MultipathDrive::of_queue`] finds it again.
+
+use std::any::Any;
+use std::io;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blkmq_core::driver::Driver;
+use blkmq_core::ids::{DiskId, HctxId};
+use blkmq_core::limits::Limits;
+use blkmq_core::mapper::multipath::{
+    Config, Detours, Failback, GroupStats, MessageError, Multipath, MultipathHctx, NoPath, PATHS_MAX,
+    PathSpec, PathStats, Selector,
+};
+use blkmq_core::queue::Queue;
+use blkmq_host::clock::Clock;
+use blkmq_host::drive::{Allocation, Drive, Extent, Losses, Polling};
+use blkmq_host::ring::RingHandle;
+use blkmq_host::runner::Runner;
+use blkmq_host::{Control, Error, QueueId};
+
+use super::MultipathConfig;
+use super::opener::{Links, PathOpener};
+use super::worker::Workshop;
+use crate::mapping::Mapping;
+use crate::nbd::Ledger;
+
+/// A drive that is one of the ways to another: its disk 0 is the multipath drive's.
+#[derive(Clone)]
+pub struct PathDrive {
+    /// Its name, unique among the paths.
+    pub name: String,
+    /// The drive. Its contexts must take tags up to the queue's depth, that one included (it is the probes').
+    pub drive: Arc<dyn Drive>,
+    /// Bytes of its disk 0.
+    pub size: u64,
+    /// Its priority group, 0 first.
+    pub group: u8,
+    /// How much it carries in comparison with the others, 0 to 100.
+    pub throughput: u32,
+}
+
+/// Why a multipath drive, or a change of one, cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum MultipathError {
+    /// What the paths themselves do not allow.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// A path does not lead to the same disk.
+    #[error(
+        "multipath {drive}: path {path} has {size} bytes, the others have {others}: they cannot lead to the same disk"
+    )]
+    Size {
+        /// The drive.
+        drive: String,
+        /// The path.
+        path: String,
+        /// Its bytes.
+        size: u64,
+        /// Those of the others.
+        others: u64,
+    },
+    /// A path that is to be added takes less than the drive has promised.
+    #[error(
+        "multipath {drive}: path {path} rejected: its limits are narrower than those of the paths that the drive began with; \
+         have it there from the start"
+    )]
+    Limits {
+        /// The drive.
+        drive: String,
+        /// The path.
+        path: String,
+    },
+    /// Memory for probes.
+    #[error("multipath {drive}: no memory for probes: {source}")]
+    Memory {
+        /// The drive.
+        drive: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A drive that is reached over several others.
+pub struct MultipathDrive {
+    shared: Arc<Multipath>,
+    links: Arc<Links>,
+    /// What the paths have in common of their writes' durability.
+    ledger: Arc<Ledger>,
+    workshop: Arc<Workshop>,
+    limits: Limits,
+    size: u64,
+    depth: u32,
+    /// Its hardware contexts, as a path that is added has to know.
+    hctxs: AtomicU16,
+    clock: Clock,
+}
+
+impl MultipathDrive {
+    /// Joins paths to a drive whose tags number at most `depth`.
+    ///
+    /// # Errors
+    /// If there is none, their sizes differ, or names or numbers cannot be.
+    pub fn new(
+        name: &str,
+        config: &MultipathConfig,
+        paths: Vec<PathDrive>,
+        depth: u32,
+    ) -> Result<Self, MultipathError> {
+        let specs = paths.iter().map(PathDrive::spec).collect();
+        let shared = Multipath::new(Config {
+            selector: config.selector,
+            failback: config.failback,
+            no_path: config.no_path,
+            check_interval: config.check_interval,
+            check_timeout: config.check_timeout,
+            detours: config.detours,
+            ..Config::new(name, specs)
+        })?;
+        let size = paths[0].size;
+        paths.iter().try_for_each(|path| path.check_size(name, size))?;
+        let limits = paths.iter().map(|path| path.drive.limits());
+        let limits = limits
+            .reduce(|all, one| all.stack(&one))
+            .expect("at least one path");
+        let ledger: Arc<Ledger> = Arc::default();
+        for path in &paths {
+            path.drive.keep_ledger(&any(&ledger));
+        }
+        let links = Arc::new(Links::default());
+        for (slot, path) in links.lock().iter_mut().zip(paths) {
+            *slot = Some(path.drive);
+        }
+        Ok(Self {
+            shared,
+            links,
+            ledger,
+            workshop: Arc::default(),
+            limits,
+            size,
+            depth,
+            hctxs: AtomicU16::new(u16::MAX),
+            clock: Clock::get(),
+        })
+    }
+
+    /// The drive as what it is, if it is one of several paths.
+    pub fn of(drive: &dyn Drive) -> Option<&Self> {
+        let drive: &dyn Any = drive;
+        drive.downcast_ref()
+    }
+
+    /// The drive of a queue of a running engine: what its paths do, and messages to change them.
+    ///
+    /// # Errors
+    /// If there is no such queue, or its drive is of another kind.
+    pub fn of_queue(control: &Control, queue: QueueId) -> Result<&Self, Error> {
+        let drive = control.drive(queue)?;
+        Self::of(drive).ok_or_else(|| {
+            let name = control.queues().nth(queue.index()).map_or("?", Queue::name);
+            Error::Disk(format!(
+                "queue {name}: its drive has no paths; only a multipath disk has"
+            ))
+        })
+    }
+
+    /// The paths with their states and counts.
+    pub fn paths(&self) -> Vec<PathStats> {
+        self.shared.path_stats()
+    }
+
+    /// The current group, and what holds for all paths.
+    pub fn groups(&self) -> GroupStats {
+        self.shared.group_stats()
+    }
+
+    /// Bytes of its disk.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Stops using a path until it is reinstated by message. What is in flight there goes on.
+    ///
+    /// # Errors
+    /// If there is no such path.
+    pub fn fail_path(&self, name: &str) -> Result<(), MultipathError> {
+        let path = self.shared.path_of(name)?;
+        Ok(self.shared.fail_path(path, self.clock.now())?)
+    }
+
+    /// Uses a path again, whoever failed it.
+    ///
+    /// # Errors
+    /// If there is no such path.
+    pub fn reinstate_path(&self, name: &str) -> Result<(), MultipathError> {
+        let path = self.shared.path_of(name)?;
+        Ok(self.shared.reinstate_path(path, self.clock.now())?)
+    }
+
+    /// Makes a group the current one.
+    ///
+    /// # Errors
+    /// If it has no usable path.
+    pub fn switch_group(&self, group: u8) -> Result<(), MultipathError> {
+        Ok(self.shared.switch_group(group, self.clock.now())?)
+    }
+
+    /// Adds a path; reactors open it when they look next, which they are told to.
+    ///
+    /// # Errors
+    /// If it does not lead to a disk of the same size, takes less than was promised, or has a name that is taken.
+    pub fn add_path(&self, path: PathDrive) -> Result<(), MultipathError> {
+        path.check_size(self.shared.name(), self.size)?;
+        if self.limits.stack(&path.drive.limits()) != self.limits {
+            let (drive, path) = (self.shared.name().to_owned(), path.name);
+            return Err(MultipathError::Limits { drive, path });
+        }
+        let hctxs = self.hctxs.load(Ordering::Relaxed);
+        path.drive.hctxs(hctxs, hctxs);
+        path.drive.keep_ledger(&any(&self.ledger));
+        // Held until the drive is in its place: who opens the path waits for that.
+        let mut links = self.links.lock();
+        let id = self.shared.add_path(path.spec(), self.clock.now())?;
+        links[id.index()] = Some(path.drive);
+        Ok(())
+    }
+
+    /// Removes a path: nothing more is issued there, what is in flight ends, then the reactors close it.
+    ///
+    /// # Errors
+    /// If there is no such path, or it is the last.
+    pub fn remove_path(&self, name: &str) -> Result<(), MultipathError> {
+        let path = self.shared.path_of(name)?;
+        let mut links = self.links.lock();
+        self.shared.remove_path(path, self.clock.now())?;
+        links[path.index()] = None;
+        Ok(())
+    }
+
+    /// Sets how much a path carries in comparison with the others.
+    ///
+    /// # Errors
+    /// If there is no such path, or the number is above 100.
+    pub fn set_throughput(&self, name: &str, throughput: u32) -> Result<(), MultipathError> {
+        let path = self.shared.path_of(name)?;
+        Ok(self.shared.set_throughput(path, throughput, self.clock.now())?)
+    }
+
+    /// Sets what becomes of requests while no path is usable; of those that are held now, too.
+    pub fn set_no_path(&self, no_path: NoPath) {
+        self.shared.set_no_path(no_path, self.clock.now());
+    }
+
+    /// Sets how a path is chosen.
+    pub fn set_selector(&self, selector: Selector) {
+        self.shared.set_selector(selector, self.clock.now());
+    }
+
+    /// Sets when a higher group is returned to.
+    pub fn set_failback(&self, failback: Failback) {
+        self.shared.set_failback(failback, self.clock.now());
+    }
+
+    /// Sets which parts of a request's way go over a worker thread. There to be measured.
+    pub fn set_detours(&self, detours: Detours) {
+        self.shared.set_detours(detours, self.clock.now());
+    }
+
+    fn first_drive(&self) -> Option<Arc<dyn Drive>> {
+        self.links.lock().iter().flatten().next().cloned()
+    }
+}
+
+impl PathDrive {
+    /// A path of the first group.
+    pub fn new(name: impl Into<String>, drive: Arc<dyn Drive>, size: u64) -> Self {
+        Self {
+            name: name.into(),
+            drive,
+            size,
+            group: 0,
+            throughput: 1,
+        }
+    }
+
+    fn spec(&self) -> PathSpec {
+        PathSpec {
+            name: self.name.clone(),
+            group: self.group,
+            throughput: self.throughput,
+        }
+    }
+
+    fn check_size(&self, drive: &str, others: u64) -> Result<(), MultipathError> {
+        if self.size == others {
+            return Ok(());
+        }
+        Err(MultipathError::Size {
+            drive: drive.to_owned(),
+            path: self.name.clone(),
+            size: self.size,
+            others,
+        })
+    }
+}
+
+impl Drive for MultipathDrive {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    /// As many as the path with the fewest ways in has.
+    fn hctxs(&self, wanted: u16, reactors: u16) -> u16 {
+        let links = self.links.lock();
+        let fewest = links
+            .iter()
+            .flatten()
+            .fold(wanted, |fewest, drive| drive.hctxs(fewest, reactors));
+        for drive in links.iter().flatten() {
+            drive.hctxs(fewest, fewest);
+        }
+        self.hctxs.store(fewest, Ordering::Relaxed);
+        fewest
+    }
+
+    /// As is common to all paths.
+    fn polling(&self) -> Polling {
+        let links = self.links.lock();
+        let mut all = links.iter().flatten().map(|drive| drive.polling());
+        if all.clone().any(|one| one == Polling::Impossible) {
+            Polling::Impossible
+        } else if all.all(|one| one == Polling::Usual) {
+            Polling::Usual
+        } else {
+            Polling::Possible
+        }
+    }
+
+    fn meet(&self, runner: Runner) {
+        for drive in self.links.lock().iter().flatten() {
+            drive.meet(runner.clone());
+        }
+        let _ = self.workshop.runner.set(runner.clone());
+        self.shared.set_kick(Arc::new(runner));
+    }
+
+    fn abort_queued(&self) {
+        self.set_no_path(NoPath::Fail);
+        self.links
+            .lock()
+            .iter()
+            .flatten()
+            .for_each(|drive| drive.abort_queued());
+    }
+
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+        let problem = Arc::new(Mutex::new(String::new()));
+        let opener = PathOpener {
+            links: Arc::clone(&self.links),
+            ring: ring.clone(),
+            hctx,
+            workshop: Arc::clone(&self.workshop),
+            hctxs: self.hctxs.load(Ordering::Relaxed),
+            depth: self.depth,
+            memory: Some(Mapping::new(PATHS_MAX * self.limits.logical_block as usize)?),
+            block: self.limits.logical_block,
+            problem: Arc::clone(&problem),
+        };
+        let opened = MultipathHctx::open(&self.shared, hctx, self.depth, Box::new(opener));
+        match opened {
+            Ok(hctx) => Ok(Box::new(hctx)),
+            Err(path) => {
+                let stats = self.paths();
+                let name = stats
+                    .iter()
+                    .find(|stats| stats.id == path)
+                    .map_or("?", |stats| &stats.name);
+                let problem = problem.lock().unwrap_or_else(PoisonError::into_inner);
+                Err(io::Error::other(format!("path {name}: {problem}")))
+            }
+        }
+    }
+}
+
+impl Allocation for MultipathDrive {
+    fn extents(
+        &self,
+        disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let drive = self.first_drive().ok_or(io::ErrorKind::NotConnected)?;
+        drive.extents(disk, offset, len, max, out)
+    }
+
+    fn losses(&self, disk: DiskId) -> Losses {
+        let ledger = any(&self.ledger);
+        let links = self.links.lock();
+        let alone = links.iter().flatten().filter(|drive| !drive.keep_ledger(&ledger));
+        alone.fold(self.ledger.losses(), |all, drive| all.and(drive.losses(disk)))
+    }
+
+    fn tell_losses(&self, disk: DiskId) {
+        self.ledger.tell(self.ledger.losses().count);
+        let links = self.links.lock();
+        links.iter().flatten().for_each(|drive| drive.tell_losses(disk));
+    }
+}
+
+/// The ledger as drives are told of it.
+fn any(ledger: &Arc<Ledger>) -> Arc<dyn Any + Send + Sync> {
+    Arc::<Ledger>::clone(ledger)
+}

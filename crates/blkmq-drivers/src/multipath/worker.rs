@@ -1,0 +1,224 @@
+//! Decides how a request takes a detour over a worker thread, as Linux' request-based device mapper once did it: the thread is
+//! woken, issues the request (or gives its name back), and has the reactor that owns the context go on. One thread for a drive, as
+//! one kernel worker ran its queues; it lives from the first detour on, and sleeps without a timer while there is none.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+
+use blkmq_core::driver::{Done, Issued};
+use blkmq_core::ids::{HctxId, REACTORS_MAX};
+use blkmq_core::mapper::multipath::{Detour, Job};
+use blkmq_host::runner::Runner;
+use blkmq_sync::mpsc::{self, Receiver, Sender};
+
+use super::lowers::Lowers;
+use super::opener::Links;
+
+/// Where a drive's worker comes from: nowhere, until somebody needs it.
+#[derive(Default)]
+pub(super) struct Workshop {
+    pub(super) runner: OnceLock<Runner>,
+    worker: OnceLock<Worker>,
+}
+
+/// The worker of a drive. Ends with it.
+struct Worker {
+    lane: Arc<Lane>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the reactors and the worker share.
+struct Lane {
+    tasks: Sender<Task>,
+    /// Contexts that are to be run and whose task is under way: a run is asked for once.
+    runs: [AtomicBool; REACTORS_MAX],
+    backs: Vec<Back>,
+    thread: OnceLock<Thread>,
+    is_over: AtomicBool,
+}
+
+/// The way back to one context. The receiver is away while the context is open.
+struct Back {
+    sender: Sender<Job>,
+    receiver: Mutex<Option<Receiver<Job>>>,
+}
+
+struct Task {
+    hctx: HctxId,
+    job: Job,
+}
+
+/// One context's side of the worker.
+struct Side {
+    hctx: HctxId,
+    lane: Arc<Lane>,
+    /// Always there until dropped.
+    receiver: Option<Receiver<Job>>,
+}
+
+impl Workshop {
+    /// Opens a context's side of the worker, which is started for the first one. None if the drive is not in an engine, whose
+    /// reactors would have to be run, or there is no thread to be had.
+    pub(super) fn open(
+        &self,
+        links: &Arc<Links>,
+        hctx: HctxId,
+        hctxs: u16,
+        depth: u32,
+    ) -> Option<Box<dyn Detour>> {
+        let runner = self.runner.get()?;
+        let lane = match self.worker.get() {
+            Some(worker) => Arc::clone(&worker.lane),
+            None => self.start(
+                links,
+                runner,
+                usize::from(hctxs).min(REACTORS_MAX),
+                depth as usize,
+            )?,
+        };
+        let receiver = lock(&lane.backs.get(hctx.index())?.receiver).take()?;
+        Some(Box::new(Side {
+            hctx,
+            lane,
+            receiver: Some(receiver),
+        }))
+    }
+
+    fn start(&self, links: &Arc<Links>, runner: &Runner, hctxs: usize, depth: usize) -> Option<Arc<Lane>> {
+        let worker = self.worker.get_or_init(|| {
+            // Of each context, every request once, and one run.
+            let (tasks, receiver) = mpsc::channel(hctxs * (depth + 1));
+            let back = || {
+                let (sender, receiver) = mpsc::channel(depth);
+                Back {
+                    sender,
+                    receiver: Mutex::new(Some(receiver)),
+                }
+            };
+            let lane = Arc::new(Lane {
+                tasks,
+                runs: [const { AtomicBool::new(false) }; REACTORS_MAX],
+                backs: (0..hctxs).map(|_| back()).collect(),
+                thread: OnceLock::new(),
+                is_over: AtomicBool::new(false),
+            });
+            let thread = spawn(Arc::clone(&lane), Arc::clone(links), runner.clone(), receiver);
+            match &thread {
+                // Before anybody can send: no task is without somebody to wake.
+                Ok(thread) => _ = lane.thread.set(thread.thread().clone()),
+                Err(error) => {
+                    tracing::warn!("multipath: no worker thread, so nothing takes a detour: {error}");
+                }
+            }
+            Worker {
+                lane,
+                thread: Mutex::new(thread.ok()),
+            }
+        });
+        let is_there = lock(&worker.thread).is_some();
+        is_there.then(|| Arc::clone(&worker.lane))
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        let Some(worker) = self.worker.get() else { return };
+        let Some(thread) = lock(&worker.thread).take() else {
+            return;
+        };
+        worker.lane.is_over.store(true, Ordering::Release);
+        thread.thread().unpark();
+        // Not joined: it may be the worker that drops the drive, with the last hold on the engine. It has nothing of it but the
+        // lane, never blocks but in `park`, and ends by itself.
+    }
+}
+
+fn spawn(
+    lane: Arc<Lane>,
+    links: Arc<Links>,
+    runner: Runner,
+    mut tasks: Receiver<Task>,
+) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new()
+        .name("blkmq-mpath".to_owned())
+        .spawn(move || {
+            let mut lowers = Lowers::new(links);
+            while !lane.is_over.load(Ordering::Acquire) {
+                let mut woken = 0u128;
+                while let Some(Task { hctx, job }) = tasks.pop() {
+                    if let Some(back) = lane.carry_out(hctx, job, &mut lowers) {
+                        lane.give_back(hctx, back);
+                    }
+                    woken |= 1 << hctx.0;
+                }
+                lowers.commit();
+                lowers.reap(|hctx, end| {
+                    lane.give_back(hctx, Job::Complete(end));
+                    woken |= 1 << hctx.0;
+                });
+                while woken != 0 {
+                    runner.run(HctxId(woken.trailing_zeros() as u16));
+                    woken &= woken - 1;
+                }
+                // A task pushed meanwhile has left its token: this returns at once.
+                lowers.wait();
+            }
+        })
+}
+
+impl Lane {
+    /// Does what a context has asked for, and says what it is to be told, if anything.
+    fn carry_out(&self, hctx: HctxId, job: Job, lowers: &mut Lowers) -> Option<Job> {
+        match job {
+            Job::Run => {
+                // Before the run: whoever asks from here on is a new one.
+                self.runs[hctx.index()].store(false, Ordering::SeqCst);
+                None
+            }
+            Job::Issue(job) => match lowers.issue(hctx, &job) {
+                Issued::Queued => None,
+                Issued::Done(status) => Some(Job::Complete(Done {
+                    cookie: job.cookie,
+                    status,
+                })),
+                Issued::Resource | Issued::DeviceResource => Some(Job::Insert(job.cookie)),
+            },
+            job => Some(job),
+        }
+    }
+
+    fn give_back(&self, hctx: HctxId, job: Job) {
+        let sent = self.backs[hctx.index()].sender.push(job);
+        assert!(sent.is_ok(), "a way back shorter than the tags there are");
+    }
+}
+
+impl Detour for Side {
+    fn send(&mut self, job: Job) {
+        if matches!(job, Job::Run) && self.lane.runs[self.hctx.index()].swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let hctx = self.hctx;
+        let sent = self.lane.tasks.push(Task { hctx, job });
+        assert!(sent.is_ok(), "a list of tasks shorter than the tags there are");
+        if let Some(thread) = self.lane.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    fn take(&mut self) -> Option<Job> {
+        self.receiver.as_mut()?.pop()
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        *lock(&self.lane.backs[self.hctx.index()].receiver) = self.receiver.take();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

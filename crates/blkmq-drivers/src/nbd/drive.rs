@@ -1,0 +1,160 @@
+//! Decides how an export becomes a drive: how many hardware contexts there are, and which connections each has.
+//! The export comes from `disk`; what a request becomes is up to `hctx`.
+
+use std::any::Any;
+use std::io;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use blkmq_core::driver::Driver;
+use blkmq_core::ids::{DiskId, HctxId};
+use blkmq_core::limits::Limits;
+use blkmq_host::drive::{Allocation, Drive, Extent, Losses, Polling};
+use blkmq_host::ring::RingHandle;
+use blkmq_nbd::codec::TransmissionFlags;
+
+use super::disk::NbdDisk;
+use super::hctx::NbdHctx;
+use super::ledger::Ledger;
+use super::mend::Reconnector;
+
+/// A disk on an NBD server, as a drive of its own.
+#[derive(Debug)]
+pub struct NbdDrive {
+    shared: Arc<Shared>,
+    depth: u32,
+    /// Hardware contexts among which the connections are divided.
+    hctxs: AtomicU16,
+}
+
+/// What the hardware contexts of a drive share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) disk: NbdDisk,
+    pub(super) reconnector: Arc<Reconnector>,
+    /// Which of all drives this is: the place where its server is.
+    pub(super) place: u64,
+    /// Set when the first context is opened, if not before by who joins paths.
+    ledger: OnceLock<Arc<Ledger>>,
+}
+
+impl Shared {
+    /// Which writes may be lost with the server.
+    pub(super) fn ledger(&self) -> &Arc<Ledger> {
+        self.ledger.get_or_init(Arc::default)
+    }
+}
+
+impl NbdDrive {
+    /// Makes a drive of a disk, for tags below `depth` and one more, for a probe.
+    pub fn new(disk: NbdDisk, depth: u32) -> Self {
+        static PLACES: AtomicU64 = AtomicU64::new(0);
+        let reconnector = Reconnector::new(disk.config.clone(), disk.shape.clone());
+        Self {
+            shared: Arc::new(Shared {
+                disk,
+                reconnector,
+                // Relaxed: only a number of its own.
+                place: PLACES.fetch_add(1, Ordering::Relaxed),
+                ledger: OnceLock::new(),
+            }),
+            depth,
+            hctxs: AtomicU16::new(u16::MAX),
+        }
+    }
+
+    /// Returns the disk.
+    pub fn disk(&self) -> &NbdDisk {
+        &self.shared.disk
+    }
+
+    /// Makes a hardware context.
+    pub(super) fn hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<NbdHctx> {
+        // Relaxed: set once, before the threads that ask are started.
+        let hctxs = self.hctxs.load(Ordering::Relaxed);
+        let wanted = self.shared.disk.config.connections;
+        let lines = wanted.map_or(1, |count| {
+            let (count, hctxs) = (u32::from(count), u32::from(hctxs));
+            (count + hctxs - 1 - u32::from(hctx.0)) / hctxs
+        });
+        if lines == 0 || wanted == Some(1) && hctx.0 > 0 {
+            return Err(io::Error::other(format!(
+                "nbd {}: hardware context {hctx} would be without a connection: there are {}; raise connections=, \
+                 or use fewer hardware contexts (hctxs)",
+                self.shared.disk.config.text,
+                wanted.unwrap_or(1)
+            )));
+        }
+        NbdHctx::new(
+            Arc::clone(&self.shared),
+            ring,
+            hctx,
+            self.depth as usize + 1,
+            lines as u16,
+        )
+    }
+}
+
+impl Drive for NbdDrive {
+    fn polling(&self) -> Polling {
+        Polling::Possible
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.disk.limits()
+    }
+
+    /// As many as there are connections. The connections beyond them are divided among them.
+    fn hctxs(&self, wanted: u16, reactors: u16) -> u16 {
+        let hctxs = match self.shared.disk.config.connections {
+            Some(count) if count < wanted => count.min(reactors),
+            _ => wanted,
+        };
+        self.hctxs.store(hctxs, Ordering::Relaxed);
+        hctxs
+    }
+
+    /// A flush to a server without CAN_MULTI_CONN covers what was written over the same connection alone.
+    fn keep_ledger(&self, ledger: &Arc<dyn Any + Send + Sync>) -> bool {
+        let Ok(ledger) = Arc::downcast::<Ledger>(Arc::clone(ledger)) else {
+            return false;
+        };
+        if !self.shared.disk.shape.can(TransmissionFlags::CAN_MULTI_CONN) {
+            return false;
+        }
+        let kept = self.shared.ledger.get_or_init(|| Arc::clone(&ledger));
+        Arc::ptr_eq(kept, &ledger)
+    }
+
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+        Ok(Box::new(self.hctx(ring, hctx)?))
+    }
+}
+
+/// All is data: doors ask on a reactor, which must not wait for a server's answer.
+impl Allocation for NbdDrive {
+    fn extents(
+        &self,
+        _disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let size = self.shared.disk.size();
+        if offset >= size || len == 0 || max == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        out.push(Extent::data(len.min(size - offset)));
+        Ok(())
+    }
+
+    fn losses(&self, _disk: DiskId) -> Losses {
+        self.shared.ledger().losses()
+    }
+
+    fn tell_losses(&self, _disk: DiskId) {
+        let ledger = self.shared.ledger();
+        ledger.tell(ledger.losses().count);
+    }
+}

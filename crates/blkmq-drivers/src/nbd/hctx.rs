@@ -1,0 +1,535 @@
+//! Decides which connection a request goes through, and what becomes of it when that connection is lost.
+//!
+//! A batch goes through one connection, the least busy, so that it is sent with one call. When a connection is lost, what
+//! was under way on it is ended with `Transport`, or, within `reconnect` seconds, sent again: every operation here can be
+//! repeated. What cannot be repeated is what had been *completed* before and was only in the server's cache: `ledger` knows
+//! when that may be gone, and then the next flush of each context fails. And what the server may still carry out of the lost
+//! connection must not land behind its repetition: `fence` holds changes back until the server has ended that session.
+//!
+//! One hardware context belongs to one reactor. `line` sends and receives, `mend` connects.
+
+mod fence;
+mod loss;
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use blkmq_core::bio::{Flags, Op, Status};
+use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::ids::{Cookie, DiskId, HctxId};
+use blkmq_core::request::Request;
+use blkmq_core::time::{Instant, Nanos};
+use blkmq_host::ring::{Completion, Port, RingHandle};
+use blkmq_nbd::codec::TransmissionFlags;
+
+use super::drive::Shared;
+use super::ledger::Ledger;
+use super::line::{Line, Lost};
+use super::mend::Mailbox;
+use super::slots::{Slots, State};
+
+/// The driver's side of one hardware context.
+pub(super) struct NbdHctx {
+    port: Port,
+    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    lanes: Box<[Lane]>,
+    /// The lane that the batch goes through which is being issued.
+    batch: Option<u16>,
+    slots: Slots,
+    /// Requests without a connection, in the order in which they came, and changes that wait for a session to be fenced.
+    held: VecDeque<u32>,
+    /// What has ended outside of `reap`.
+    done: Vec<Done>,
+    /// When the last connection went, or none was there yet; none while there is one.
+    down_since: Option<Instant>,
+    /// Until the first attempt to connect has ended, nothing is refused.
+    is_young: bool,
+    /// The ring will have requests looked for that had their time.
+    is_beating: bool,
+    /// What is known of writes that may be lost; this context's number there, and what it noted last.
+    ledger: Arc<Ledger>,
+    number: HctxId,
+    noted: u64,
+    /// Losses that a flush here has told of.
+    heard: u64,
+    /// The server keeps things back until a flush.
+    has_cache: bool,
+    /// A connection was made since it was last asked.
+    wants_rerun: bool,
+    /// The time of the last call that said it.
+    now: Instant,
+    completions: Vec<Completion>,
+}
+
+/// A place for a connection.
+struct Lane {
+    line: Option<Line>,
+    /// How many connections have been here: completions for former ones are stale.
+    epoch: u32,
+    /// When the last one was made, and how many in a row did not live long.
+    since: Instant,
+    short_lived: u32,
+}
+
+impl Lane {
+    const EMPTY: Self = Self {
+        line: None,
+        epoch: 0,
+        since: Instant(0),
+        short_lived: 0,
+    };
+}
+
+impl NbdHctx {
+    /// Makes a context of `count` slots and `lines` connections on the reactor of `ring`. Does not wait for them.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        ring: &RingHandle,
+        number: HctxId,
+        count: usize,
+        lines: u16,
+    ) -> io::Result<Self> {
+        let mut hctx = Self {
+            port: ring.open_port(),
+            mailbox: Mailbox::new()?,
+            lanes: (0..lines).map(|_| Lane::EMPTY).collect(),
+            batch: None,
+            slots: Slots::new(count),
+            held: VecDeque::with_capacity(count),
+            done: Vec::with_capacity(count),
+            down_since: Some(Instant(0)),
+            is_young: true,
+            is_beating: false,
+            number,
+            noted: 0,
+            heard: shared.ledger().losses().count,
+            ledger: Arc::clone(shared.ledger()),
+            has_cache: shared.disk.shape.can(TransmissionFlags::SEND_FLUSH),
+            wants_rerun: false,
+            now: Instant(0),
+            completions: Vec::with_capacity(count),
+            shared,
+        };
+        hctx.ledger.fences().join(&hctx.mailbox);
+        hctx.watch_news();
+        let first = hctx
+            .shared
+            .disk
+            .first
+            .lock()
+            .ok()
+            .and_then(|mut first| first.take());
+        if let Some(dialed) = first {
+            hctx.connected(0, dialed);
+        }
+        for (number, lane) in (0..).zip(&hctx.lanes) {
+            if lane.line.is_none() {
+                hctx.shared.reconnector.wish(number, 0, &hctx.mailbox);
+            }
+        }
+        Ok(hctx)
+    }
+
+    /// Answers what needs no server. None if the request is to be sent.
+    fn answer(&mut self, rq: &Request) -> Option<Status> {
+        let shape = &self.shared.disk.shape;
+        match rq.op() {
+            _ if rq.disk() != DiskId(0) => Some(Status::Invalid),
+            Op::Flush if !shape.can(TransmissionFlags::SEND_FLUSH) => Some(Status::Ok),
+            Op::WriteZeroes
+                if rq.flags().has(Flags::FAST_ONLY) && !shape.can(TransmissionFlags::SEND_FAST_ZERO) =>
+            {
+                Some(Status::NotSupported)
+            }
+            _ => None,
+        }
+    }
+
+    /// Chooses the lane for a batch: the one with the fewest requests. None if no connection is there.
+    #[inline]
+    fn lane_for_batch(&mut self) -> Option<u16> {
+        if let Some(lane) = self.batch {
+            return Some(lane);
+        }
+        let up = (0..).zip(&self.lanes).filter_map(|(number, lane)| {
+            let line = lane.line.as_ref()?;
+            Some((line.in_flight, number))
+        });
+        self.batch = up.min().map(|(_, number)| number);
+        self.batch
+    }
+
+    /// Says whether requests wait for a connection, rather than fail.
+    fn holds(&self) -> bool {
+        let Some(since) = self.down_since else {
+            return true;
+        };
+        let reconnect = nanos(self.shared.disk.config.reconnect);
+        self.is_young || reconnect > Nanos::ZERO && self.now < since + reconnect
+    }
+
+    /// Gives a request to a lane, to be sent with the others of the batch.
+    #[inline]
+    fn push(&mut self, lane: u16, number: u32) {
+        let timeout = nanos(self.shared.disk.config.timeout);
+        let slot = self.slots.get_mut(number);
+        slot.state = State::Sent(lane);
+        if slot.op == Op::Flush && !slot.is_fence {
+            slot.epoch = self.ledger.flush_sent();
+        }
+        if timeout > Nanos::ZERO {
+            slot.expires = self.now + timeout;
+            self.beat();
+        }
+        let line = self.lanes[usize::from(lane)].line.as_mut();
+        line.expect("a lane with a connection").push(&self.slots, number);
+    }
+
+    /// Sends what is pushed.
+    fn send_batch(&mut self) {
+        if let Some(lane) = self.batch.take() {
+            self.send(lane);
+        }
+    }
+
+    fn send(&mut self, number: u16) {
+        let lane = &mut self.lanes[usize::from(number)];
+        let Some(line) = &mut lane.line else {
+            return;
+        };
+        if line.is_blocked {
+            return;
+        }
+        match line.send(&self.slots) {
+            Ok(()) if line.is_blocked => {
+                let user = user(WRITABLE, number, lane.epoch);
+                self.port.push_poll(line.fd(), libc::POLLOUT, false, user);
+            }
+            Ok(()) => {}
+            Err(lost) => self.lose(number, &lost),
+        }
+    }
+
+    /// Takes replies in. What has ended is appended to `done`.
+    fn receive(&mut self, number: u16, done: &mut Vec<Done>) {
+        let lane = &mut self.lanes[usize::from(number)];
+        let Some(line) = &mut lane.line else {
+            return;
+        };
+        let received = line.receive(&mut self.slots, number);
+        self.take_ended(done);
+        match received {
+            Ok(true) => self
+                .port
+                .push_nop(user(READABLE, number, self.lanes[usize::from(number)].epoch)),
+            Ok(false) => {}
+            Err(lost) => self.lose(number, &lost),
+        }
+    }
+
+    #[inline]
+    fn take_ended(&mut self, done: &mut Vec<Done>) {
+        let mut ended = std::mem::take(&mut self.slots.ended);
+        for number in ended.drain(..) {
+            let slot = self.slots.get(number);
+            if slot.is_fence {
+                self.end_fence(slot.range().0, slot.status);
+                continue;
+            }
+            let (cookie, mut status) = (slot.cookie, slot.status);
+            if slot.op == Op::Flush {
+                status = self.end_flush(status, slot.epoch);
+            } else if status.is_ok() && slot.leaves_dirt() && self.has_cache {
+                self.ledger.wrote(self.number, &mut self.noted);
+            } else if status == Status::Io && slot.is_forced() {
+                // The server may have flushed for this write, and have told of an earlier one that it lost.
+                self.ledger.lose();
+            }
+            done.push(Done { cookie, status });
+        }
+        self.slots.ended = ended;
+    }
+
+    /// Decides how a flush ends that the server has answered: with an error if it, or an earlier loss that no flush here has told
+    /// of, may have cost writes.
+    fn end_flush(&mut self, status: Status, epoch: u64) -> Status {
+        if status.is_ok() {
+            self.ledger.flushed(epoch);
+        } else {
+            // A server forgets what it could not make durable, and would call the next flush good.
+            self.ledger.lose();
+        }
+        let losses = self.ledger.losses().count;
+        if std::mem::replace(&mut self.heard, losses) == losses {
+            return status;
+        }
+        self.ledger.tell(losses);
+        // Of the medium: no other path has what was lost.
+        Status::Medium
+    }
+
+    /// Ends a request outside of the way of replies; the next `reap` tells.
+    fn end(&mut self, number: u32, status: Status) {
+        let slot = self.slots.get_mut(number);
+        slot.state = State::Idle;
+        if self.done.is_empty() {
+            self.port.push_nop(user(CANCEL, 0, 0));
+        }
+        self.done.push(Done {
+            cookie: slot.cookie,
+            status,
+        });
+    }
+
+    /// Takes what the ring tells.
+    #[inline]
+    fn take_completion(&mut self, completion: &Completion, done: &mut Vec<Done>) {
+        let (kind, number, epoch) = parts(completion.user);
+        match kind {
+            NEWS => {
+                self.take_news();
+                if !completion.has_more() {
+                    self.watch_news();
+                }
+            }
+            READABLE | WRITABLE | MORE => {
+                let lane = self.lanes.get_mut(usize::from(number));
+                let Some(line) = lane
+                    .filter(|lane| lane.epoch == epoch)
+                    .and_then(|lane| lane.line.as_mut())
+                else {
+                    return;
+                };
+                if kind == WRITABLE {
+                    line.is_blocked = false;
+                    return self.send(number);
+                }
+                if kind == READABLE && !completion.has_more() {
+                    self.port
+                        .push_poll(line.fd(), libc::POLLIN, true, completion.user);
+                }
+                self.receive(number, done);
+            }
+            BEAT => {
+                self.is_beating = false;
+                self.look_for_late();
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives connections up on which a request had its time. Looks again while one has not.
+    #[cold]
+    fn look_for_late(&mut self) {
+        for lane in 0..self.lanes.len() as u16 {
+            let sent = self
+                .slots
+                .iter()
+                .filter(|(_, slot)| slot.state == State::Sent(lane));
+            let late = sent.filter(|(_, slot)| slot.expires <= self.now);
+            let late: Vec<u32> = late.map(|(number, _)| number).collect();
+            if late.is_empty() {
+                continue;
+            }
+            self.give_up_session(lane);
+            for number in late {
+                if self.slots.get(number).is_fence {
+                    continue;
+                }
+                if std::mem::replace(&mut self.slots.get_mut(number).was_late, true) {
+                    self.end(number, Status::Timeout);
+                }
+            }
+            self.lose(lane, &Lost::Late);
+        }
+        if self
+            .slots
+            .iter()
+            .any(|(_, slot)| matches!(slot.state, State::Sent(_)))
+        {
+            self.beat();
+        }
+    }
+
+    /// Has the ring tell within about a second: a timer for each request would cost as much as the request.
+    #[inline]
+    fn beat(&mut self) {
+        if !std::mem::replace(&mut self.is_beating, true) {
+            self.port.push_beat(user(BEAT, 0, 0));
+        }
+    }
+
+    /// When requests that are held are to fail.
+    fn end_of_hold(&self) -> Option<Instant> {
+        if self.held.is_empty() || self.is_young {
+            return None;
+        }
+        let since = self.down_since?;
+        Some(since + nanos(self.shared.disk.config.reconnect))
+    }
+
+    /// Asserts that all parts agree on what is where.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        for (number, lane) in (0..).zip(&self.lanes) {
+            lane.line.iter().for_each(|line| line.check(&self.slots, number));
+        }
+        let held = self.slots.iter().filter(|(_, slot)| slot.state == State::Held);
+        assert_eq!(held.count(), self.held.len(), "requests that are held");
+    }
+
+    /// How many connections there are.
+    #[cfg(test)]
+    pub(super) fn connections(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.line.is_some()).count()
+    }
+}
+
+impl Driver for NbdHctx {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        self.now = now;
+        let answer = match self.answer(rq) {
+            Some(status) => Err(status),
+            None if self.down_since.is_some() && !self.holds() => Err(Status::Transport),
+            None => self.slots.fill(rq, cookie),
+        };
+        let issued = match answer {
+            Ok(number) => {
+                match self.lane_for_batch() {
+                    Some(lane) if !self.must_wait(lane, number) => self.push(lane, number),
+                    _ => {
+                        self.slots.get_mut(number).state = State::Held;
+                        self.held.push_back(number);
+                    }
+                }
+                Issued::Queued
+            }
+            Err(status) => Issued::Done(status),
+        };
+        if last {
+            self.send_batch();
+        }
+        issued
+    }
+
+    fn commit(&mut self) {
+        self.send_batch();
+    }
+
+    fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
+        self.now = now;
+        if self.port.has_completed() {
+            let mut completions = std::mem::take(&mut self.completions);
+            self.port.take(&mut completions);
+            for completion in completions.drain(..) {
+                self.take_completion(&completion, done);
+            }
+            self.completions = completions;
+        }
+        if self.end_of_hold().is_some_and(|at| at <= now) {
+            self.send_held();
+        }
+        done.append(&mut self.done);
+    }
+
+    /// Connections are lost and made while nothing is in flight, too.
+    fn needs_idle_poll(&self) -> bool {
+        true
+    }
+
+    fn wants_rerun(&mut self) -> bool {
+        std::mem::take(&mut self.wants_rerun)
+    }
+
+    fn next_event(&self) -> Option<Instant> {
+        self.end_of_hold()
+    }
+
+    /// Ends come through the ring in any case, where looking costs no system call.
+    fn set_polled(&mut self, on: bool) -> bool {
+        on
+    }
+
+    /// Gives the connection up: nothing else makes a server let go. With `reconnect` the request is sent once more; if it is
+    /// late again, it ends.
+    fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
+        let number = cookie.tag().0;
+        let may_wait = !self.shared.disk.config.reconnect.is_zero();
+        let slot = self.slots.get_mut(number);
+        match slot.state {
+            _ if slot.cookie != cookie => TimedOut::Ended,
+            State::Held if self.down_since.is_none() => self.fence_timed_out(number),
+            State::Idle | State::Held => TimedOut::Wait,
+            State::Sent(lane) => {
+                self.give_up_session(lane);
+                let slot = self.slots.get_mut(number);
+                let is_over = !may_wait || std::mem::replace(&mut slot.was_late, true);
+                if is_over {
+                    slot.state = State::Idle;
+                }
+                self.lose(lane, &Lost::Late);
+                if is_over { TimedOut::Ended } else { TimedOut::Wait }
+            }
+        }
+    }
+}
+
+impl Drop for NbdHctx {
+    fn drop(&mut self) {
+        self.shared.reconnector.forget(&self.mailbox);
+        self.port.push_cancel(user(NEWS, 0, 0), user(CANCEL, 0, 0));
+        for (number, lane) in (0..).zip(&mut self.lanes) {
+            let Some(line) = &mut lane.line else { continue };
+            self.ledger.session_lost();
+            let fence = self.slots.get(self.slots.fence());
+            if fence.state == State::Sent(number) {
+                self.ledger.fences().release(fence.range().0);
+            }
+            line.say_goodbye(&self.slots);
+            line.shut();
+            for kind in [READABLE, WRITABLE] {
+                self.port
+                    .push_cancel(user(kind, number, lane.epoch), user(CANCEL, 0, 0));
+            }
+        }
+        self.port.ring().submit();
+    }
+}
+
+fn nanos(duration: std::time::Duration) -> Nanos {
+    Nanos(duration.as_nanos() as u64)
+}
+
+/// User data of an entry of the ring: what it is about, the lane and its epoch.
+fn user(kind: u8, lane: u16, epoch: u32) -> u64 {
+    u64::from(kind) << 40 | u64::from(lane) << 24 | u64::from(epoch)
+}
+
+fn parts(user: u64) -> (u8, u16, u32) {
+    ((user >> 40) as u8, (user >> 24) as u16, user as u32 & EPOCH_MAX)
+}
+
+/// There is something to receive, or the end.
+const READABLE: u8 = 0;
+/// The socket takes bytes again.
+const WRITABLE: u8 = 1;
+/// Something in the mailbox.
+const NEWS: u8 = 2;
+/// There may be more to receive.
+const MORE: u8 = 3;
+/// It is time to look for requests that had theirs.
+const BEAT: u8 = 4;
+/// Of no interest, or only to have `reap` called.
+const CANCEL: u8 = 5;
+const EPOCH_MAX: u32 = (1 << 24) - 1;
+
+#[cfg(test)]
+mod doubt_tests;
+#[cfg(test)]
+mod fence_tests;
+#[cfg(test)]
+mod rig;
+#[cfg(test)]
+mod tests;

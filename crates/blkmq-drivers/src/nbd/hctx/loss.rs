@@ -1,0 +1,161 @@
+//! Decides what becomes of requests when a connection is lost, and what a new one is given to do.
+
+use blkmq_core::bio::Status;
+use blkmq_core::time::Nanos;
+use blkmq_nbd::codec::TransmissionFlags;
+
+use super::super::dial::Dialed;
+use super::super::line::{Line, Lost};
+use super::super::mend::News;
+use super::super::slots::State;
+use super::{CANCEL, EPOCH_MAX, NEWS, NbdHctx, READABLE, WRITABLE, user};
+
+impl NbdHctx {
+    /// Gives a connection up, and decides what becomes of its requests.
+    #[cold]
+    pub(super) fn lose(&mut self, number: u16, why: &Lost) {
+        self.give_up_session(number);
+        let lane = &mut self.lanes[usize::from(number)];
+        let Some(line) = lane.line.take() else {
+            return;
+        };
+        line.abandon();
+        for kind in [READABLE, WRITABLE] {
+            self.port
+                .push_cancel(user(kind, number, lane.epoch), user(CANCEL, number, 0));
+        }
+        lane.epoch = lane.epoch.wrapping_add(1) & EPOCH_MAX;
+        let is_short = self.now < lane.since + SHORT_LIFE;
+        lane.short_lived = if is_short { lane.short_lived + 1 } else { 0 };
+        let short_lived = lane.short_lived;
+        if self.batch == Some(number) {
+            self.batch = None;
+        }
+        let is_last = self.lanes.iter().all(|lane| lane.line.is_none());
+        if is_last {
+            self.down_since = Some(self.now);
+        }
+        self.ledger.session_lost();
+        let (again, failed) = self.settle_lost(number);
+        tracing::warn!(
+            "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed",
+            self.shared.disk.config.text
+        );
+        self.shared.reconnector.wish(number, short_lived, &self.mailbox);
+        self.send_held();
+    }
+
+    /// Holds the requests of a lost connection, or ends them. Says how many were held, and how many ended.
+    pub(super) fn settle_lost(&mut self, lane: u16) -> (u32, u32) {
+        let may_repeat = !self.shared.disk.config.reconnect.is_zero() && self.holds();
+        let lost = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.state == State::Sent(lane));
+        let lost: Vec<u32> = lost.map(|(number, _)| number).collect();
+        let (mut again, mut failed) = (0, 0);
+        for number in lost {
+            let slot = self.slots.get_mut(number);
+            if slot.is_fence {
+                slot.state = State::Idle;
+                let session = slot.range().0;
+                self.ledger.fences().release(session);
+                continue;
+            }
+            slot.losses = slot.losses.saturating_add(1);
+            if may_repeat && slot.losses <= LOSSES_MAX {
+                slot.rewind();
+                self.held.push_back(number);
+                again += 1;
+            } else {
+                self.end(number, Status::Transport);
+                failed += 1;
+            }
+        }
+        (again, failed)
+    }
+
+    /// Sends what is held, if there is a connection; ends it, if it is to wait no longer.
+    pub(super) fn send_held(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let Some(lane) = self.lane_for_batch() else {
+            if !self.holds() {
+                while let Some(number) = self.held.pop_front() {
+                    self.end(number, Status::Transport);
+                }
+            }
+            return;
+        };
+        for _ in 0..self.held.len() {
+            let number = self.held.pop_front().expect("as many as there are");
+            if self.must_wait(lane, number) {
+                self.held.push_back(number);
+            } else {
+                self.push(lane, number);
+            }
+        }
+        self.send_batch();
+    }
+
+    /// Begins to use a connection.
+    pub(super) fn connected(&mut self, number: u16, dialed: Dialed) {
+        let shape = &self.shared.disk.shape;
+        let can_fua = shape.can(TransmissionFlags::SEND_FUA);
+        let requests = self.held.capacity();
+        let lane = &mut self.lanes[usize::from(number)];
+        let mut line = Line::new(dialed.socket, dialed.agreed.style, can_fua, requests);
+        line.session = dialed.session;
+        self.port
+            .push_poll(line.fd(), libc::POLLIN, true, user(READABLE, number, lane.epoch));
+        let was_lost = lane.epoch > 0;
+        lane.since = self.now;
+        lane.line = Some(line);
+        self.down_since = None;
+        self.is_young = false;
+        if was_lost {
+            tracing::info!("nbd {}: connected again", self.shared.disk.config.text);
+        }
+        let instance = dialed.session.map(|session| session.instance);
+        if self.ledger.session_made(self.shared.place, instance) {
+            tracing::warn!(
+                "nbd {}: what was written and not flushed may be lost with the server: each user's next flush fails",
+                self.shared.disk.config.text
+            );
+        }
+        self.send_fence();
+        self.send_held();
+    }
+
+    pub(super) fn watch_news(&self) {
+        self.port
+            .push_poll(self.mailbox.fd(), libc::POLLIN, true, user(NEWS, 0, 0));
+    }
+
+    pub(super) fn take_news(&mut self) {
+        for news in self.mailbox.take() {
+            match news {
+                News::Connected(number, dialed) => {
+                    self.connected(number, dialed);
+                    self.wants_rerun = true;
+                }
+                News::Failed => {
+                    if std::mem::take(&mut self.is_young) {
+                        self.down_since = Some(self.now);
+                    }
+                    self.send_held();
+                }
+                News::Fences => {
+                    self.send_fence();
+                    self.send_held();
+                }
+            }
+        }
+    }
+}
+
+/// A connection that is lost sooner was short-lived.
+const SHORT_LIFE: Nanos = Nanos::from_secs(1);
+/// How many connections a request may be lost with.
+const LOSSES_MAX: u8 = 100;

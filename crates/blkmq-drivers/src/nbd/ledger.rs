@@ -1,0 +1,270 @@
+//! Decides which writes may be lost with a server: those that were completed and that no flush has covered when the server, or
+//! what it kept in memory, is gone. All hardware contexts of a drive share one ledger; so do paths to the same storage.
+//!
+//! Time is counted in flushes: each flush that is sent begins an *epoch*, and a context notes the epoch in which its latest
+//! write ended. A flush that was sent at the end of an epoch and has succeeded covers what ended in that epoch and before.
+//!
+//! ```text
+//!  write ends: context is dirty in this epoch       flush sent: epoch + 1       flush answered: durable = its epoch
+//!  sessions are gone, a new one is made:   dirty beyond `durable`?  ──► losses + 1: every user's next flush fails, once
+//! ```
+//!
+//! Whether the server still is the one that took the writes is decided when a session is made. A server that names the instance
+//! it is (ours does) has kept its memory if the name is the same as before at the same place. Of another one nothing is known
+//! but that a session which was there all the time leads to the same one: so there is a loss when no session was left.
+//!
+//! Whoever shares the ledger shares the fences, too: which changes wait for the end of a lost session.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use blkmq_core::ids::{HctxId, REACTORS_MAX};
+use blkmq_host::drive::Losses;
+use blkmq_sync::CachePadded;
+
+use super::fences::Fences;
+
+/// What is known of the durability of what was written to one server's disk.
+#[derive(Debug)]
+pub struct Ledger {
+    /// The current epoch, from 1 on. Alone on its line: every write that ends reads it.
+    epoch: CachePadded<AtomicU64>,
+    /// The last epoch that is covered.
+    durable: AtomicU64,
+    /// How often writes may have been lost, and how many of these times at least one user has been told of.
+    losses: AtomicU64,
+    told: AtomicU64,
+    sessions: Mutex<Sessions>,
+    fences: Fences,
+    /// By hardware context: the epoch in which its latest write ended. Written once an epoch, so the lines may be shared.
+    dirty: Box<[AtomicU64]>,
+}
+
+/// The connections that are there.
+#[derive(Debug, Default)]
+struct Sessions {
+    count: u32,
+    /// By place: what the server of the latest one says it is.
+    instances: BTreeMap<u64, Option<u64>>,
+    /// Instances that another has taken the place of.
+    gone: VecDeque<u64>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            epoch: CachePadded::new(AtomicU64::new(1)),
+            durable: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            sessions: Mutex::default(),
+            fences: Fences::default(),
+            dirty: (0..REACTORS_MAX).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+}
+
+// SeqCst throughout: a write that ended before a flush was sent, or before a session was made, on whichever thread, must be
+// seen there. What is on the way of each write is one load of a line that is written once a flush.
+impl Ledger {
+    /// Notes that a write which only a flush makes durable has ended. `latest` is the context's own memory of what it noted.
+    #[inline]
+    pub(super) fn wrote(&self, hctx: HctxId, latest: &mut u64) {
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        if *latest != epoch {
+            *latest = epoch;
+            self.dirty[hctx.index()].fetch_max(epoch, Ordering::SeqCst);
+        }
+    }
+
+    /// Begins an epoch with a flush that is about to be sent. Returns the one that it covers if it succeeds.
+    pub(super) fn flush_sent(&self) -> u64 {
+        self.epoch.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// A flush has succeeded.
+    pub(super) fn flushed(&self, epoch: u64) {
+        self.durable.fetch_max(epoch, Ordering::SeqCst);
+    }
+
+    /// What was written may be lost, as the server says itself.
+    pub(super) fn lose(&self) {
+        self.losses.fetch_add(1, Ordering::SeqCst);
+        self.flushed(self.flush_sent());
+    }
+
+    /// A session has been made with the server at a place. Says whether writes may have been lost between the ones before and
+    /// this one.
+    pub(super) fn session_made(&self, place: u64, instance: Option<u64>) -> bool {
+        let mut sessions = self.sessions();
+        let before = sessions.instances.get(&place).copied().flatten();
+        let has_survived = match (before, instance) {
+            (Some(_), _) => before == instance,
+            (None, Some(_)) if sessions.instances.values().any(|known| *known == instance) => true,
+            _ => sessions.count > 0,
+        };
+        sessions.count += 1;
+        sessions.instances.insert(place, instance);
+        if let Some(gone) = before.filter(|before| Some(*before) != instance)
+            && sessions.replace(gone, instance)
+        {
+            self.fences.server_gone(gone);
+        }
+        let is_loss = !has_survived && self.is_dirty();
+        if is_loss {
+            self.lose();
+        }
+        is_loss
+    }
+
+    /// Which changes have to wait for the end of a lost session.
+    pub(super) fn fences(&self) -> &Fences {
+        &self.fences
+    }
+
+    /// A session is over.
+    pub(super) fn session_lost(&self) {
+        let mut sessions = self.sessions();
+        debug_assert!(sessions.count > 0, "a session ends that was not made");
+        sessions.count = sessions.count.saturating_sub(1);
+    }
+
+    /// Says whether there are writes that no flush has covered.
+    pub(super) fn is_dirty(&self) -> bool {
+        let durable = self.durable.load(Ordering::SeqCst);
+        self.dirty
+            .iter()
+            .any(|epoch| epoch.load(Ordering::SeqCst) > durable)
+    }
+
+    /// How often writes may have been lost.
+    pub(crate) fn losses(&self) -> Losses {
+        Losses {
+            told: self.told.load(Ordering::SeqCst),
+            count: self.losses.load(Ordering::SeqCst),
+        }
+    }
+
+    /// A user has been told of the first `count` losses.
+    pub(crate) fn tell(&self, count: u64) {
+        self.told.fetch_max(count, Ordering::SeqCst);
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sessions {
+    /// Another instance of a server is where one was: wherever that one was, it is now. Says whether this is so: not if the other
+    /// one was replaced before, and this is a late word of it.
+    fn replace(&mut self, gone: u64, now: Option<u64>) -> bool {
+        if now.is_some_and(|now| self.gone.contains(&now)) {
+            return false;
+        }
+        for known in self.instances.values_mut().filter(|known| **known == Some(gone)) {
+            *known = now;
+        }
+        if self.gone.len() == GONE_MAX {
+            self.gone.pop_front();
+        }
+        self.gone.push_back(gone);
+        true
+    }
+}
+
+/// How many instances are remembered that are gone. Words of older ones are on their way no more.
+const GONE_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger() -> (Ledger, u64) {
+        let ledger = Ledger::default();
+        assert!(!ledger.session_made(0, None));
+        (ledger, 0)
+    }
+
+    #[test]
+    fn what_ended_after_a_flush_was_sent_is_not_covered_by_it() {
+        let (ledger, mut latest) = ledger();
+        ledger.wrote(HctxId(0), &mut latest);
+        let flush = ledger.flush_sent();
+        ledger.flushed(flush);
+        assert!(!ledger.is_dirty());
+        let flush = ledger.flush_sent();
+        ledger.wrote(HctxId(3), &mut 0);
+        ledger.flushed(flush);
+        assert!(ledger.is_dirty());
+        ledger.session_lost();
+        assert!(ledger.session_made(0, None));
+        assert_eq!(ledger.losses(), Losses { count: 1, told: 0 });
+        assert!(!ledger.is_dirty(), "what is lost is accounted for");
+    }
+
+    #[test]
+    fn a_session_that_was_there_all_the_time_leads_to_the_same_server() {
+        let (ledger, mut latest) = ledger();
+        assert!(!ledger.session_made(0, None));
+        ledger.wrote(HctxId(0), &mut latest);
+        ledger.session_lost();
+        assert!(!ledger.session_made(0, None));
+        ledger.session_lost();
+        ledger.session_lost();
+        assert!(ledger.session_made(0, None), "none was left");
+    }
+
+    #[test]
+    fn a_server_that_names_its_instance_is_believed() {
+        let ledger = Ledger::default();
+        ledger.session_made(0, Some(7));
+        ledger.wrote(HctxId(0), &mut 0);
+        ledger.session_lost();
+        assert!(!ledger.session_made(0, Some(7)), "it has kept its memory");
+        assert!(
+            ledger.session_made(0, Some(8)),
+            "the session that is still counted leads to a server that is gone"
+        );
+        ledger.wrote(HctxId(0), &mut 0);
+        assert!(
+            ledger.session_made(0, None),
+            "one that does not know has taken its place"
+        );
+    }
+
+    #[test]
+    fn places_of_one_server_know_it_together_and_places_of_others_do_not() {
+        let ledger = Ledger::default();
+        ledger.session_made(0, Some(7));
+        ledger.session_made(1, Some(7));
+        ledger.session_made(2, Some(9));
+        ledger.wrote(HctxId(0), &mut 0);
+        assert!(
+            !ledger.session_made(1, Some(7)),
+            "the other server is another one"
+        );
+        assert!(ledger.session_made(0, Some(8)), "the first has started again");
+        ledger.wrote(HctxId(0), &mut 1);
+        assert!(!ledger.session_made(1, Some(8)), "that is known");
+    }
+
+    #[test]
+    fn a_late_word_of_a_server_that_is_gone_ends_no_fence_of_the_next_one() {
+        use crate::nbd::fences::Named;
+        let ledger = Ledger::default();
+        ledger.session_made(0, Some(7));
+        ledger.session_made(0, Some(8));
+        let session = Named {
+            number: 1,
+            instance: 8,
+        };
+        ledger.fences().lost(session, vec![(0, 512)]);
+        ledger.session_made(0, Some(7));
+        assert!(ledger.fences().is_any());
+        ledger.session_made(0, Some(8));
+        ledger.session_made(0, Some(10));
+        assert!(!ledger.fences().is_any(), "it is gone itself");
+    }
+}

@@ -1,0 +1,377 @@
+//! Decides in how few calls requests and replies pass through one connection, and which bytes are copied.
+//!
+//! Headers of a batch and the memory of its writes go out with one `sendmsg`. Replies come in through a buffer, so that one
+//! call brings many of them; where reads are large the call ends with the next header, and their data is received straight
+//! into its place together with the header that follows. Calls never wait: the ring tells when to try again, which costs
+//! no more than doing them in the ring (`docs/design/0003`), and leaves no memory with the kernel when a connection is given
+//! up. `hctx` owns the lines.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use blkmq_nbd::codec::request::{Command, EXTENDED_BYTES, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
+use blkmq_nbd::replies::{Fault, RECEIVE_BYTES_MIN, Replies};
+
+use super::fences::Named;
+#[cfg(test)]
+use super::slots::State;
+use super::slots::{OfLine, Slots};
+use super::sys::{self, Pieces};
+
+/// One connection in the transmission phase.
+pub(super) struct Line {
+    socket: OwnedFd,
+    /// The session's name, if the server knows one.
+    pub(super) session: Option<Named>,
+    style: HeaderStyle,
+    can_fua: bool,
+    replies: Replies,
+    /// Received and not taken: `buffer[..filled]`.
+    buffer: Box<[u8]>,
+    filled: usize,
+    /// Headers that are not sent, and before `sent`, some that are.
+    headers: Vec<u8>,
+    sent: usize,
+    outgoing: VecDeque<Outgoing>,
+    /// The socket takes no more; the ring will tell.
+    pub(super) is_blocked: bool,
+    /// Requests without their reply.
+    pub(super) in_flight: u32,
+    /// Reads among them, and their bytes.
+    reads: u32,
+    read_bytes: u64,
+}
+
+/// Bytes on their way out.
+#[derive(Clone, Copy, Debug)]
+enum Outgoing {
+    /// So many of the headers.
+    Headers(usize),
+    /// The data of a write, from `from` on.
+    Data { slot: u32, from: u64, len: u64 },
+}
+
+/// Why a connection cannot be used any more.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Lost {
+    /// The server has closed it.
+    #[error("the server has closed it")]
+    Closed,
+    /// The system says so.
+    #[error("{0}")]
+    System(#[from] io::Error),
+    /// The server does not keep to the protocol.
+    #[error("{0}")]
+    Fault(#[from] Fault),
+    /// The server says that it is going away.
+    #[error("the server is shutting down")]
+    Leaving,
+    /// A request got no answer.
+    #[error("no answer in time")]
+    Late,
+}
+
+impl Line {
+    /// Makes a line of a connection that has been negotiated, for at most `requests` requests.
+    pub(super) fn new(socket: OwnedFd, style: HeaderStyle, can_fua: bool, requests: usize) -> Self {
+        Self {
+            socket,
+            session: None,
+            style,
+            can_fua,
+            replies: Replies::new(style),
+            buffer: vec![0; BUFFER_BYTES].into(),
+            filled: 0,
+            headers: Vec::with_capacity((requests + 1) * EXTENDED_BYTES),
+            sent: 0,
+            outgoing: VecDeque::with_capacity(2 * requests + 1),
+            is_blocked: false,
+            in_flight: 0,
+            reads: 0,
+            read_bytes: 0,
+        }
+    }
+
+    /// For the ring to watch.
+    pub(super) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Says whether something waits to be sent.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Puts a request behind those that wait to be sent.
+    #[inline]
+    pub(super) fn push(&mut self, slots: &Slots, number: u32) {
+        let slot = slots.get(number);
+        self.in_flight += 1;
+        if slot.read_bytes() > 0 {
+            self.reads += 1;
+            self.read_bytes += slot.read_bytes();
+        }
+        let mut header = slot.header(self.can_fua);
+        let has_length_of_payload = self.style == HeaderStyle::Extended && slot.write_bytes() > 0;
+        header.flags = header
+            .flags
+            .with_if(has_length_of_payload, CommandFlags::PAYLOAD_LEN);
+        self.push_header(&header);
+        if slot.write_bytes() > 0 {
+            self.outgoing.push_back(Outgoing::Data {
+                slot: number,
+                from: 0,
+                len: slot.write_bytes(),
+            });
+        }
+    }
+
+    fn push_header(&mut self, header: &RequestHeader) {
+        header.write(self.style, &mut self.headers);
+        let bytes = self.style.request_bytes();
+        match self.outgoing.back_mut() {
+            Some(Outgoing::Headers(count)) => *count += bytes,
+            _ => self.outgoing.push_back(Outgoing::Headers(bytes)),
+        }
+    }
+
+    /// Sends what the socket takes.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub(super) fn send(&mut self, slots: &Slots) -> Result<(), Lost> {
+        self.is_blocked = false;
+        while !self.outgoing.is_empty() {
+            let mut pieces = Pieces::new();
+            let mut header_at = self.sent;
+            for piece in &self.outgoing {
+                if pieces.is_full() {
+                    break;
+                }
+                match *piece {
+                    Outgoing::Headers(bytes) => {
+                        pieces.push(&self.headers[header_at..header_at + bytes]);
+                        header_at += bytes;
+                    }
+                    Outgoing::Data { slot, from, len } => slots.gather(slot, from, len - from, &mut pieces),
+                }
+            }
+            let offered = pieces.bytes();
+            match sys::send(self.socket.as_fd(), &pieces) {
+                Ok(sent) => {
+                    self.advance(sent);
+                    self.is_blocked = sent < offered;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_blocked = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+            if self.is_blocked {
+                return Ok(());
+            }
+        }
+        self.headers.clear();
+        self.sent = 0;
+        Ok(())
+    }
+
+    fn advance(&mut self, mut sent: usize) {
+        while sent > 0 {
+            let piece = self.outgoing.front_mut().expect("no more is sent than waits");
+            let (now, is_through) = match piece {
+                Outgoing::Headers(bytes) => {
+                    let now = sent.min(*bytes);
+                    *bytes -= now;
+                    self.sent += now;
+                    (now, *bytes == 0)
+                }
+                Outgoing::Data { from, len, .. } => {
+                    let now = (sent as u64).min(*len - *from);
+                    *from += now;
+                    (now as usize, from == len)
+                }
+            };
+            sent -= now;
+            if is_through {
+                self.outgoing.pop_front();
+            }
+        }
+    }
+
+    /// Receives and carries out replies that are there. What has ended is in `slots.ended`. Says whether there may be more:
+    /// what has ended should not wait for them, since others can be sent in its place.
+    ///
+    /// # Errors
+    /// The connection is lost; what has ended before that has ended.
+    pub(super) fn receive(&mut self, slots: &mut Slots, number: u16) -> Result<bool, Lost> {
+        let mut is_leaving = false;
+        for _ in 0..CALLS_MAX {
+            let (offered, received, direct) = match self.receive_once(slots) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error.into()),
+            };
+            if received == 0 {
+                return Err(Lost::Closed);
+            }
+            let before = slots.ended.len();
+            let mut book = OfLine {
+                slots,
+                line: number,
+                is_leaving: &mut is_leaving,
+            };
+            let straight = received.min(direct);
+            self.replies.took(straight as u64, &mut book)?;
+            self.filled += received - straight;
+            let taken = self.replies.receive(&self.buffer[..self.filled], &mut book);
+            self.count_ended(slots, before);
+            let taken = taken?;
+            self.buffer.copy_within(taken..self.filled, 0);
+            self.filled -= taken;
+            if is_leaving {
+                return Err(Lost::Leaving);
+            }
+            if received < offered {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// One call. Returns the bytes that there was room for, those that came, and how many of the room's first are data's own.
+    #[inline]
+    fn receive_once(&mut self, slots: &Slots) -> io::Result<(usize, usize, usize)> {
+        let mut pieces = Pieces::new();
+        let mut window = self.window();
+        let mut is_buffered = true;
+        if let Some(data) = self.replies.pending()
+            && self.filled == 0
+            && slots.has_memory(data.request)
+        {
+            slots.gather(data.request, data.at, data.left, &mut pieces);
+            is_buffered = pieces.bytes() as u64 == data.left;
+        } else if self.replies.pending().is_some() {
+            window = self.buffer.len();
+        }
+        let direct = pieces.bytes();
+        if is_buffered {
+            let end = self.buffer.len().min(self.filled + window);
+            pieces.push_room(&mut self.buffer[self.filled..end]);
+        }
+        let offered = pieces.bytes();
+        let received = sys::receive(self.socket.as_fd(), &mut pieces)?;
+        Ok((offered, received, direct))
+    }
+
+    /// How many bytes are to be received through the buffer at once. Where reads are large, not much more than a header, so
+    /// that their data is not copied twice.
+    #[inline]
+    fn window(&self) -> usize {
+        if self.read_bytes >= u64::from(self.reads) * STRAIGHT_FROM && self.reads > 0 {
+            WINDOW_BYTES
+        } else {
+            self.buffer.len()
+        }
+    }
+
+    #[inline]
+    fn count_ended(&mut self, slots: &Slots, before: usize) {
+        for &number in &slots.ended[before..] {
+            let bytes = slots.get(number).read_bytes();
+            self.in_flight -= 1;
+            if bytes > 0 {
+                self.reads -= 1;
+                self.read_bytes -= bytes;
+            }
+        }
+    }
+
+    /// Tells the server that no more requests come, if it is told of all that came before.
+    pub(super) fn say_goodbye(&mut self, slots: &Slots) {
+        if self.has_unsent() {
+            return;
+        }
+        self.push_header(&RequestHeader {
+            cookie: 0,
+            offset: 0,
+            length: 0,
+            command: Command::DISC,
+            flags: CommandFlags::NONE,
+        });
+        // A server that is gone does not need it.
+        let _ = self.send(slots);
+    }
+
+    /// Ends a connection that is given up. What the system has not sent by now must never arrive: its requests are repeated
+    /// elsewhere, and their blocks may be written again before the network lets it through.
+    pub(super) fn abandon(&self) {
+        // TCP forgets what is unsent, and resets the connection; closed, it would go on sending for minutes. A unix socket
+        // refuses this, and has nothing unsent.
+        let _ = rustix::net::connect_unspec(&self.socket);
+        self.shut();
+    }
+
+    /// Ends the connection on both sides: the ring's watch on the socket keeps it open until it is cancelled.
+    pub(super) fn shut(&self) {
+        // It may be down already.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
+    /// Asserts that the counts agree with the table.
+    #[cfg(test)]
+    pub(super) fn check(&self, slots: &Slots, number: u16) {
+        let mine = slots.iter().filter(|(_, slot)| slot.state == State::Sent(number));
+        assert_eq!(mine.count(), self.in_flight as usize, "requests of line {number}");
+    }
+}
+
+/// Of a connection's receive buffer. More replies per call, against memory and the reach of the cache.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Received behind data, or alone, where reads are large: a header, and a little.
+const WINDOW_BYTES: usize = 64;
+/// Mean bytes of the reads under way from which their data is received straight into place.
+const STRAIGHT_FROM: u64 = 8 << 10;
+/// Calls in one turn.
+const CALLS_MAX: u32 = 16;
+
+const _: () = assert!(BUFFER_BYTES >= 2 * RECEIVE_BYTES_MIN);
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_sent_when_a_connection_is_given_up_never_arrives() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut given = 0;
+        let full = loop {
+            match stream.write(&[7; 1 << 16]) {
+                Ok(count) => given += count,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        let line = Line::new(stream.into(), HeaderStyle::Extended, true, 1);
+        line.abandon();
+        // Still open, as it is while the ring watches it.
+        let (mut arrived, mut bytes) = (0, vec![0; 1 << 16]);
+        let end = loop {
+            match server.read(&mut bytes) {
+                Ok(0) => panic!("all {given} bytes were sent, and the end"),
+                Ok(count) => arrived += count,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+        assert!(arrived < given, "{arrived} of {given} bytes have arrived");
+    }
+}

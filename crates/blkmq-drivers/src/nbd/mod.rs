@@ -1,0 +1,28 @@
+//! Decides how a disk on an NBD server is reached: over several connections, which are made again when they are lost.
+//!
+//! [`NbdDisk::open`] connects and learns what the export is, [`NbdDrive`] divides the connections among hardware contexts,
+//! and each of those turns requests into the protocol's. What travels is decided in [`blkmq_nbd`].
+//!
+//! ```text
+//!  issue ─► slots ─► line: headers, data ─► sendmsg          ring: readable ─► recvmsg ─► replies ─► slots ─► reap
+//!             ▲ held                                                              │ lost
+//!             └────────── connected again ◄── mend (thread) ◄─────────────────────┘
+//! ```
+
+mod config;
+mod dial;
+mod disk;
+mod drive;
+mod fences;
+mod hctx;
+mod ledger;
+mod line;
+mod mend;
+mod slots;
+mod sys;
+
+pub use config::NbdConfig;
+pub use dial::DialError;
+pub use disk::{NbdDisk, NbdError};
+pub use drive::NbdDrive;
+pub use ledger::Ledger;

@@ -1,0 +1,13 @@
+//! Decides what a drive without a medium does with requests: the reference load of benches and the fault injector of tests.
+//! A [`NullConfig`] makes a [`NullDrive`], which hands a hardware context to each reactor; `value` parses its keys.
+
+mod cache;
+mod config;
+mod disk;
+mod drive;
+mod hctx;
+mod service;
+
+pub use crate::chance::Rate;
+pub use config::{Completion, NullConfig};
+pub use drive::{NullDrive, NullError};

@@ -1,0 +1,107 @@
+//! Decides what a drive is whose disks live in this process's memory: sparse, complete at once, gone with the process.
+//! The content is kept by `store`; each reactor has a hardware context of its own onto the same content.
+
+use std::io;
+use std::sync::Arc;
+
+use blkmq_core::driver::Driver;
+use blkmq_core::ids::{DiskId, HctxId};
+use blkmq_core::limits::Limits;
+use blkmq_host::drive::{Allocation, Drive, Extent};
+use blkmq_host::ring::RingHandle;
+use blkmq_host::value::{self, ConfigError};
+
+use self::hctx::RamHctx;
+use super::store::Store;
+
+mod hctx;
+
+/// What a ram drive does. `docs/drivers/ram.md` has every key's default, unit and trade-off.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RamConfig {
+    /// Take memory in huge pages: quicker, but a single block may take 2 MiB. Default off.
+    pub hugepages: bool,
+}
+
+/// A drive whose disks are memory.
+#[derive(Clone, Debug)]
+pub struct RamDrive {
+    disks: Arc<[Store]>,
+}
+
+impl RamConfig {
+    /// Sets one key from its text form.
+    ///
+    /// # Errors
+    /// `UnknownKey`, or `BadValue` with what is allowed.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
+        if key != "hugepages" {
+            return Err(ConfigError::UnknownKey {
+                driver: "ram",
+                key: key.to_owned(),
+                known: "hugepages",
+            });
+        }
+        self.hugepages = value::switch(key, value)?;
+        Ok(())
+    }
+}
+
+impl RamDrive {
+    /// Makes a drive with empty disks of these sizes, in bytes, in the order of their ids.
+    pub fn new(config: &RamConfig, sizes: &[u64]) -> Self {
+        if config.hugepages && !has_huge_pages() {
+            tracing::warn!(
+                "ram driver: hugepages=on has no effect: the system has no transparent huge pages"
+            );
+        }
+        let store = |size: &u64| Store::new(*size, config.hugepages);
+        Self {
+            disks: sizes.iter().map(store).collect(),
+        }
+    }
+
+    /// Returns how many bytes of a disk are backed by memory, 0 for a disk that is not there. Looks at the whole table
+    /// of the disk: for reports.
+    pub fn present_bytes(&self, disk: DiskId) -> u64 {
+        self.disks.get(disk.index()).map_or(0, Store::present_bytes)
+    }
+}
+
+impl Drive for RamDrive {
+    fn limits(&self) -> Limits {
+        Limits {
+            discard_max: OP_MAX,
+            zeroes_max: OP_MAX,
+            ..Limits::default()
+        }
+    }
+
+    fn open_hctx(&self, _ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+        Ok(Box::new(RamHctx::new(Arc::clone(&self.disks))))
+    }
+}
+
+impl Allocation for RamDrive {
+    fn extents(
+        &self,
+        disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let disk = self.disks.get(disk.index()).ok_or(io::ErrorKind::InvalidInput)?;
+        disk.extents(offset, len, max, out)
+    }
+}
+
+/// Says whether the system backs memory by huge pages where it is asked to.
+fn has_huge_pages() -> bool {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+        .is_ok_and(|modes| !modes.contains("[never]"))
+}
+
+/// Largest discard or zeroing in one request, in bytes: what takes less than a millisecond, since the reactor does it
+/// itself, and the largest page there is.
+const OP_MAX: u64 = 2 << 20;

@@ -1,0 +1,223 @@
+//! Decides how a library user's own thread does I/O: it attaches, and from then on submits, issues and reaps
+//! by itself. `reactor::core` is its side of the queues; nothing is handed to another thread.
+//!
+//! An attached thread does not promise to come back, so the engine never leaves others' work with it. The
+//! clock is read once per batch: the first submission after a [`Attached::poll`] reads it, and what ends
+//! while it is being issued (a drive that completes inline) is given out without another reading, for a
+//! bounded number of times in a row.
+
+use std::sync::Arc;
+
+use blkmq_core::bio::Bio;
+use blkmq_core::time::{Instant, Nanos};
+
+use crate::engine::disk::{Disk, QueueId};
+use crate::engine::shared::Shared;
+use crate::error::Error;
+use crate::reactor::core::ReactorCore;
+use crate::reactor::wait::Expected;
+
+/// A thread's own way to all disks of an engine. Stays on the thread that attached.
+///
+/// Dropping it issues what is staged and blocks until everything it submitted has ended, since buffers are
+/// lent out.
+pub struct Attached {
+    /// Always there, except while being dropped.
+    core: Option<ReactorCore>,
+    shared: Arc<Shared>,
+    /// The core's time is of this batch.
+    is_clock_fresh: bool,
+    /// Bios submitted and not given back.
+    outstanding: u32,
+    /// Polls in a row that gave out only what had ended inline.
+    short_polls: u32,
+}
+
+impl Attached {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
+        let reactor_queues = shared.take_queues()?;
+        let core = ReactorCore::open(shared, reactor_queues).map_err(|(error, reactor_queues)| {
+            shared.put_queues(reactor_queues);
+            error
+        })?;
+        Ok(Self {
+            core: Some(core),
+            shared: Arc::clone(shared),
+            is_clock_fresh: false,
+            outstanding: 0,
+            short_polls: 0,
+        })
+    }
+
+    /// Takes a bio in. It is staged until [`Self::unplug`], [`Self::poll`] or [`Self::wait`], or until 32
+    /// are.
+    ///
+    /// # Errors
+    /// The bio, if as many bios of this thread wait as the queue has requests per reactor, or, if there is not much room
+    /// left, too many of its group: submit it after an end.
+    ///
+    /// Where there is no such queue, and no such mapped disk, the bio ends as [`Status::Invalid`](blkmq_core::bio::Status).
+    #[inline]
+    pub fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
+        self.core_at_time().submit(queue, bio)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// Issues what is staged.
+    #[inline]
+    pub fn unplug(&mut self) {
+        self.core_at_time().unplug();
+    }
+
+    /// Issues what is staged and appends what has ended to `out`. Returns how many bios that were. Never
+    /// blocks.
+    #[inline]
+    pub fn poll(&mut self, out: &mut Vec<Bio>) -> usize {
+        self.look();
+        self.send();
+        self.take_ended(out)
+    }
+
+    /// Like [`Self::poll`], but blocks until something has ended or `timeout` is over (never, if there is
+    /// none). With nothing under way it returns at once.
+    pub fn wait(&mut self, out: &mut Vec<Bio>, timeout: Option<Nanos>) -> usize {
+        let until = timeout.map(|timeout| self.shared.clock.now() + timeout);
+        loop {
+            self.look();
+            let is_idle = self.outstanding == 0;
+            let core = self.core();
+            if !core.ended().is_empty() || is_idle || until.is_some_and(|until| core.now() >= until) {
+                self.send();
+                return self.take_ended(out);
+            }
+            if !core.has_news() {
+                // Submits, too: issuing and waiting are one system call.
+                core.wait(Expected::Io, until, || false);
+            }
+        }
+    }
+
+    /// Bios of this thread that have not been given back.
+    #[inline]
+    pub fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// How often this thread has entered the kernel to submit, reap or wait, for reports.
+    pub fn system_calls(&self) -> u64 {
+        self.core.as_ref().map_or(0, |core| core.ring().enters())
+    }
+
+    /// The engine's time.
+    pub fn now(&self) -> Instant {
+        self.shared.clock.now()
+    }
+
+    /// All disks.
+    pub fn disks(&self) -> &[Disk] {
+        &self.shared.disks
+    }
+
+    /// Finds a disk by its name.
+    pub fn disk(&self, name: &str) -> Option<&Disk> {
+        self.disks().iter().find(|disk| disk.name == name)
+    }
+
+    /// Issues what is staged and looks for what has ended. Where something ended inline, the rest is looked
+    /// at only once in a while.
+    #[inline]
+    fn look(&mut self) {
+        let core = self.core_at_time();
+        core.unplug();
+        if core.ended().is_empty() || self.short_polls == SHORT_POLLS_MAX {
+            self.look_everywhere();
+        } else {
+            self.short_polls += 1;
+        }
+        self.is_clock_fresh = false;
+    }
+
+    /// Looks at ring, mailboxes, completions, run work, timers.
+    fn look_everywhere(&mut self) {
+        self.short_polls = 0;
+        let core = self.core();
+        core.read_clock();
+        core.reap_ring();
+        core.run_queues();
+    }
+
+    /// Tells the kernel what drivers have pushed.
+    #[inline]
+    fn send(&mut self) {
+        let core = self.core();
+        if core.uses_ring() {
+            core.ring().submit();
+        }
+    }
+
+    #[inline]
+    fn take_ended(&mut self, out: &mut Vec<Bio>) -> usize {
+        let ended = self.core().ended();
+        let count = ended.len();
+        if out.is_empty() {
+            // The two lists take turns: no bio is copied.
+            std::mem::swap(out, ended);
+        } else {
+            out.append(ended);
+        }
+        self.outstanding -= count as u32;
+        count
+    }
+
+    /// The core, its time read in this batch.
+    #[inline]
+    fn core_at_time(&mut self) -> &mut ReactorCore {
+        let core = self.core.as_mut().expect("there until dropped");
+        if !self.is_clock_fresh {
+            self.is_clock_fresh = true;
+            core.read_clock();
+        }
+        core
+    }
+
+    #[inline]
+    fn core(&mut self) -> &mut ReactorCore {
+        self.core.as_mut().expect("there until dropped")
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let mut out = Vec::new();
+        while self.outstanding() > 0 {
+            self.wait(&mut out, Some(DROP_REPORT));
+            if out.is_empty() {
+                tracing::warn!(
+                    outstanding = self.outstanding(),
+                    "an attached thread leaves and waits for its I/O to end"
+                );
+            }
+            out.clear();
+        }
+        let Some(mut core) = self.core.take() else {
+            return;
+        };
+        loop {
+            match core.close() {
+                Ok(reactor_queues) => return self.shared.put_queues(reactor_queues),
+                // Others may have left mail here: it is passed on by running.
+                Err(open) => core = *open,
+            }
+            core.read_clock();
+            core.ring().submit();
+            core.reap_ring();
+            core.run_queues();
+        }
+    }
+}
+
+/// Between two full polls, at most so many give out only what ended inline.
+const SHORT_POLLS_MAX: u32 = 32;
+/// A drop that waits longer for its I/O says so.
+const DROP_REPORT: Nanos = Nanos::from_secs(5);

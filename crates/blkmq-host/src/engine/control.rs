@@ -1,0 +1,350 @@
+//! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, groups, statistics. The
+//! queue's own operations never block; here they are waited for, by the calling thread, which is no reactor.
+
+mod groups;
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use blkmq_core::ids::GroupId;
+use blkmq_core::poll::{Bucket, BucketStats, DELAY_MAX_US, Policy};
+use blkmq_core::queue::{Busy, Queue};
+use blkmq_core::sched::Kind;
+use blkmq_core::stat::{EventStats, GroupStats};
+use blkmq_core::time::Nanos;
+
+use crate::drive::{Drive, Polling};
+use crate::engine::disk::{Disk, QueueId};
+use crate::engine::log_polling;
+use crate::engine::shared::{QueueEntry, Shared};
+use crate::error::Error;
+
+/// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
+#[derive(Clone)]
+pub struct Control {
+    shared: Arc<Shared>,
+}
+
+/// A queue that starts no request, until this is dropped.
+#[must_use = "the queue thaws when this is dropped"]
+pub struct Frozen {
+    shared: Arc<Shared>,
+    queue: QueueId,
+}
+
+/// A queue whose drive gets no request, until this is dropped.
+#[must_use = "the queue goes on when this is dropped"]
+pub struct Quiesced {
+    shared: Arc<Shared>,
+    queue: QueueId,
+}
+
+impl Control {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// All disks.
+    pub fn disks(&self) -> &[Disk] {
+        &self.shared.disks
+    }
+
+    /// The queues, in the order of their ids.
+    pub fn queues(&self) -> impl Iterator<Item = &Queue> {
+        self.shared.queues.iter().map(|entry| &*entry.queue)
+    }
+
+    /// Finds a queue by its name.
+    ///
+    /// # Errors
+    /// If there is none; the text lists those there are.
+    pub fn queue(&self, name: &str) -> Result<QueueId, Error> {
+        let found = self.queues().position(|queue| queue.name() == name);
+        found
+            .map(|index| QueueId(index as u16))
+            .ok_or_else(|| Error::NoQueue {
+                name: name.to_owned(),
+                known: self.queues().map(Queue::name).collect::<Vec<_>>().join(", "),
+            })
+    }
+
+    /// What a group did on a queue.
+    ///
+    /// # Panics
+    /// If there is no such queue or group.
+    pub fn group_stats(&self, queue: QueueId, group: GroupId) -> GroupStats {
+        self.known(queue).queue.group_stats(group)
+    }
+
+    /// How often the engine did what on a queue.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    pub fn event_stats(&self, queue: QueueId) -> EventStats {
+        self.known(queue).queue.event_stats()
+    }
+
+    /// Freezes a queue: new requests wait, and this call until those under way have ended. Nests.
+    ///
+    /// # Errors
+    /// If the queue has not drained in 30 s (it is thawed then), or on a reactor's thread.
+    pub fn freeze(&self, queue: QueueId) -> Result<Frozen, Error> {
+        let core = self.core(queue)?;
+        off_reactors(core)?;
+        core.freeze_begin();
+        let frozen = Frozen {
+            shared: Arc::clone(&self.shared),
+            queue,
+        };
+        self.wait_until(queue, || core.is_drained())?;
+        Ok(frozen)
+    }
+
+    /// Quiesces a queue: when this returns, nothing is being issued to its drive; completions go on. Nests.
+    ///
+    /// # Errors
+    /// As for [`Self::freeze`].
+    pub fn quiesce(&self, queue: QueueId) -> Result<Quiesced, Error> {
+        let core = self.core(queue)?;
+        off_reactors(core)?;
+        core.quiesce_begin();
+        let quiesced = Quiesced {
+            shared: Arc::clone(&self.shared),
+            queue,
+        };
+        self.wait_until(queue, || core.is_quiesced())?;
+        Ok(quiesced)
+    }
+
+    /// Replaces a queue's elevator, under load too: freezes, waits until the queue is drained, replaces,
+    /// thaws.
+    ///
+    /// # Errors
+    /// As for [`Self::freeze`]; the old elevator stays then.
+    pub fn set_elevator(&self, queue: QueueId, kind: Kind) -> Result<(), Error> {
+        let _frozen = self.freeze(queue)?;
+        let core = self.core(queue)?;
+        self.wait_until(queue, || core.set_elevator(kind).is_ok())
+    }
+
+    /// Bounds the requests in flight: per hardware context without an elevator, in all with one. Takes effect
+    /// at once.
+    ///
+    /// # Errors
+    /// If `depth` is 0 or more than the queue was made for.
+    pub fn set_depth(&self, queue: QueueId, depth: u32) -> Result<(), Error> {
+        let core = self.core(queue)?;
+        let set = core.set_depth(depth).map_err(|max| Error::Range {
+            name: "depth",
+            value: depth.into(),
+            min: 1,
+            max: max.into(),
+        });
+        self.shared.kick(core.everybody());
+        set
+    }
+
+    /// Has the ends of a queue's requests looked for (`io_poll`), or waited for. Takes effect at once.
+    ///
+    /// # Errors
+    /// If they are to be, and its drive cannot be polled.
+    pub fn set_io_poll(&self, queue: QueueId, on: bool) -> Result<(), Error> {
+        if on {
+            self.insist_on_polling(queue, "io_poll", "on")?;
+            let entry = self.entry(queue)?;
+            log_polling(entry.queue.name(), &*entry.drive);
+        }
+        let core = self.core(queue)?;
+        core.set_polled(on);
+        self.shared.kick(core.everybody());
+        Ok(())
+    }
+
+    /// Sets how long a reactor sleeps for a request of a polled queue before it looks (`io_poll_delay`): −1 not at all, 0 half of the
+    /// mean, else so many microseconds. [`Self::set_poll_policy`] has all ways, the default one among them.
+    ///
+    /// # Errors
+    /// If it is another number, or the queue's drive cannot be polled.
+    pub fn set_io_poll_delay(&self, queue: QueueId, delay: i64) -> Result<(), Error> {
+        let core = self.core(queue)?;
+        let policy = Policy::from_delay(delay).ok_or_else(|| Error::Attribute {
+            queue: core.name().to_owned(),
+            name: "io_poll_delay",
+            value: delay.to_string(),
+            limit: format!(
+                "must be -1 (look at once), 0 (sleep half of the mean) or microseconds from 1 to {DELAY_MAX_US}"
+            ),
+        })?;
+        self.set_poll_policy(queue, policy)
+    }
+
+    /// Sets how a reactor sleeps for requests of a polled queue.
+    ///
+    /// # Errors
+    /// If its drive cannot be polled.
+    pub fn set_poll_policy(&self, queue: QueueId, policy: Policy) -> Result<(), Error> {
+        self.insist_on_polling(queue, "io_poll_delay", &policy.to_string())?;
+        self.core(queue)?.set_poll_policy(policy);
+        Ok(())
+    }
+
+    /// What was seen of the times of a queue's requests, for each bucket (direction and size) in which there were any.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    pub fn poll_stats(&self, queue: QueueId) -> Vec<(Bucket, BucketStats)> {
+        let core = &self.known(queue).queue;
+        let all = Bucket::all().map(|bucket| (bucket, core.poll_stats(bucket)));
+        all.filter(|(_, stats)| stats.samples > 0).collect()
+    }
+
+    /// Says, for people, how the ends of a polled queue's requests are found, if there is more than one way and it is polled.
+    pub fn describe_polling(&self, queue: QueueId) -> Option<String> {
+        let entry = &self.shared.queues[queue.index()];
+        entry.queue.is_polled().then(|| entry.drive.describe_polling())?
+    }
+
+    fn insist_on_polling(&self, queue: QueueId, name: &'static str, value: &str) -> Result<(), Error> {
+        let entry = self.entry(queue)?;
+        if entry.drive.polling() == Polling::Impossible {
+            return Err(Error::not_polled(entry.queue.name(), name, value));
+        }
+        Ok(())
+    }
+
+    /// Lists the tunables of a queue's elevator.
+    ///
+    /// # Errors
+    /// If the elevator was in use all the time for 30 s, or on a reactor's thread.
+    pub fn tunables(&self, queue: QueueId) -> Result<Vec<(&'static str, u64)>, Error> {
+        let core = self.core(queue)?;
+        self.insist(queue, || core.tunables())
+    }
+
+    /// Sets a tunable of a queue's elevator.
+    ///
+    /// # Errors
+    /// What the elevator says of the name or the value; else as for [`Self::tunables`].
+    pub fn set_tunable(&self, queue: QueueId, name: &str, value: u64) -> Result<(), Error> {
+        let core = self.core(queue)?;
+        let set = self.insist(queue, || core.set_tunable(name, value))?;
+        set.map_err(|cause| Error::Tunable {
+            queue: core.name().to_owned(),
+            cause,
+        })
+    }
+
+    /// The drive of a queue, for what its driver has to say or to change beside I/O: ask it as the type that it is.
+    ///
+    /// # Errors
+    /// If there is no such queue.
+    pub fn drive(&self, queue: QueueId) -> Result<&dyn Drive, Error> {
+        self.entry(queue).map(|entry| &*entry.drive)
+    }
+
+    /// Has a shutdown that is under way return at once, with an error that says what was not finished.
+    pub fn hurry(&self) {
+        // Relaxed: nothing is published with it.
+        self.shared.is_hurried.store(true, Ordering::Relaxed);
+    }
+
+    fn core(&self, queue: QueueId) -> Result<&Queue, Error> {
+        self.entry(queue).map(|entry| &*entry.queue)
+    }
+
+    fn entry(&self, queue: QueueId) -> Result<&QueueEntry, Error> {
+        let queues = &self.shared.queues;
+        let none = || Error::NoQueueNumber {
+            number: queue.0,
+            queues: queues.len(),
+        };
+        queues.get(queue.index()).ok_or_else(none)
+    }
+
+    /// The same, for what has no other way to fail.
+    fn known(&self, queue: QueueId) -> &QueueEntry {
+        self.entry(queue).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Tries until somebody is not inside the gate.
+    fn insist<T>(&self, queue: QueueId, attempt: impl Fn() -> Result<T, Busy>) -> Result<T, Error> {
+        off_reactors(self.core(queue)?)?;
+        let mut result = None;
+        self.wait_until(queue, || {
+            result = attempt().ok();
+            result.is_some()
+        })?;
+        Ok(result.expect("waited until there was one"))
+    }
+
+    fn wait_until(&self, queue: QueueId, is_so: impl FnMut() -> bool) -> Result<(), Error> {
+        wait_until(&self.shared, queue, DRAIN_MAX, is_so)
+    }
+}
+
+/// Waits until `is_so`, kicking everybody of the queue meanwhile, with short sleeps.
+pub(crate) fn wait_until(
+    shared: &Shared,
+    queue: QueueId,
+    at_most: Nanos,
+    mut is_so: impl FnMut() -> bool,
+) -> Result<(), Error> {
+    let core = &shared.queues[queue.index()].queue;
+    let start = shared.clock.now();
+    let mut pause = PAUSE_MIN;
+    while !is_so() {
+        let waited = shared.clock.now().since(start);
+        if waited > at_most || shared.is_hurried.load(Ordering::Relaxed) {
+            return Err(Error::NotDrained {
+                queue: core.name().to_owned(),
+                outstanding: core.outstanding(),
+                waited,
+            });
+        }
+        shared.kick(core.everybody());
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+    shared.kick(core.everybody());
+    Ok(())
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let queue = &self.shared.queues[self.queue.index()].queue;
+        queue.freeze_end();
+        self.shared.kick(queue.everybody());
+    }
+}
+
+impl Drop for Quiesced {
+    fn drop(&mut self) {
+        let queue = &self.shared.queues[self.queue.index()].queue;
+        queue.quiesce_end();
+        self.shared.kick(queue.everybody());
+    }
+}
+
+thread_local! {
+    static IS_REACTOR: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Marks the calling thread as a reactor's, where control operations would wait for themselves.
+pub(crate) fn mark_reactor() {
+    IS_REACTOR.set(true);
+}
+
+fn off_reactors(queue: &Queue) -> Result<(), Error> {
+    if IS_REACTOR.get() {
+        return Err(Error::OnReactor {
+            queue: queue.name().to_owned(),
+        });
+    }
+    Ok(())
+}
+
+const DRAIN_MAX: Nanos = Nanos::from_secs(30);
+const PAUSE_MIN: Duration = Duration::from_micros(50);
+const PAUSE_MAX: Duration = Duration::from_millis(2);

@@ -1,0 +1,188 @@
+//! Decides how the groups of a queue in use are found and changed by their paths. Each change is one of the core's, which
+//! makes it as a whole; only the making of a group with its ancestors is several.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use blkmq_core::group::{Caps, Change, GroupError, Node, ROOT, WEIGHT_DEFAULT};
+use blkmq_core::ids::GroupId;
+use blkmq_core::queue::Queue;
+use blkmq_core::time::Nanos;
+
+use super::Control;
+use crate::engine::disk::{Disk, QueueId};
+use crate::engine::group_spec::{Paths, check_path, group_error, join, parent_of};
+use crate::engine::shared::QueueEntry;
+use crate::error::Error;
+
+/// Groups. All of these are for any thread but a reactor's; they insist for a while if the gate is in use.
+impl Control {
+    /// Lists the paths of a queue's groups with their ids, in the order of their paths.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    pub fn groups(&self, queue: QueueId) -> Vec<(String, GroupId)> {
+        let paths = lock(self.known(queue));
+        paths.iter().map(|(path, id)| (path.clone(), *id)).collect()
+    }
+
+    /// Returns a group's weight, caps and latency target.
+    ///
+    /// # Errors
+    /// If there is none of that path, or the gate was in use all the time for 30 s, or on a reactor's thread.
+    pub fn group(&self, queue: QueueId, path: &str) -> Result<Node, Error> {
+        let paths = self.paths(queue)?;
+        let id = self.find_group(queue, &paths, path)?;
+        let core = self.core(queue)?;
+        let node = self.insist(queue, || core.group(id))?;
+        node.ok_or_else(|| group_error(path, GroupError::Unknown { id }))
+    }
+
+    /// Finds a group, or makes it with the default weight; what it is part of is made, too, where it is missing.
+    ///
+    /// # Errors
+    /// If the path is none, is nested too deeply, or there is no room; nothing is left of it then. Else as
+    /// [`Control::group`].
+    pub fn make_group(&self, queue: QueueId, path: &str) -> Result<GroupId, Error> {
+        check_path(path)?;
+        let mut paths = self.paths(queue)?;
+        let mut made = Vec::new();
+        let result = self.make_path(queue, &mut paths, path, &mut made);
+        if result.is_err() {
+            for (path, id) in made.into_iter().rev() {
+                paths.remove(&path);
+                self.change(queue, &path, |core| core.remove_group(id))?;
+            }
+        }
+        result
+    }
+
+    /// Changes a group's share against its siblings, 1 to 1000.
+    ///
+    /// # Errors
+    /// If there is no such group, or the weight is out of range. Else as [`Control::group`].
+    pub fn set_group_weight(&self, queue: QueueId, path: &str, weight: u16) -> Result<(), Error> {
+        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
+        self.change(queue, path, |core| core.set_group_weight(id, weight))
+    }
+
+    /// Replaces a group's caps; what waits for them is timed anew.
+    ///
+    /// # Errors
+    /// If there is no such group, or a cap is out of range. Else as [`Control::group`].
+    pub fn set_group_caps(&self, queue: QueueId, path: &str, caps: Caps) -> Result<(), Error> {
+        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
+        let clock = &self.shared.clock;
+        self.change(queue, path, |core| core.set_group_caps(id, caps, clock.now()))
+    }
+
+    /// Sets or takes off a group's latency target.
+    ///
+    /// # Errors
+    /// If there is no such group. Else as [`Control::group`].
+    pub fn set_group_latency_target(
+        &self,
+        queue: QueueId,
+        path: &str,
+        target: Option<Nanos>,
+    ) -> Result<(), Error> {
+        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
+        self.change(queue, path, |core| core.set_group_latency_target(id, target))
+    }
+
+    /// Makes a group, with all that is below it, part of another. Returns its new path.
+    ///
+    /// # Errors
+    /// If one of the two is not there, the other is part of it or has one of that name, or what is below would be nested
+    /// too deeply. Else as [`Control::group`].
+    pub fn move_group(&self, queue: QueueId, path: &str, parent: &str) -> Result<String, Error> {
+        let mut paths = self.paths(queue)?;
+        let id = self.find_group(queue, &paths, path)?;
+        let to = self.find_group(queue, &paths, parent)?;
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let new = join(parent, name);
+        if id != ROOT && new != path && paths.get(&new).is_some() {
+            let queue = self.known(queue).queue.name().to_owned();
+            return Err(Error::GroupExists { queue, path: new });
+        }
+        self.change(queue, path, |core| core.move_group(id, to))?;
+        paths.rename(path, &new);
+        Ok(new)
+    }
+
+    /// Removes a group. What is under way goes on; what library users still submit to its id is its parent's.
+    ///
+    /// # Errors
+    /// If there is no such group, others are part of it, or a disk is accounted to it. Else as [`Control::group`].
+    pub fn remove_group(&self, queue: QueueId, path: &str) -> Result<(), Error> {
+        let mut paths = self.paths(queue)?;
+        let id = self.find_group(queue, &paths, path)?;
+        let mut disks = self.shared.disks.iter();
+        // A mapped disk's I/O is its group's on the queue of each member.
+        let queues = self.shared.queues.len();
+        let may_use = |disk: &Disk| disk.queue == queue || disk.queue.index() >= queues;
+        if let Some(disk) = disks.find(|disk| may_use(disk) && disk.group == id && id != ROOT) {
+            return Err(Error::GroupInUse {
+                queue: self.known(queue).queue.name().to_owned(),
+                path: path.to_owned(),
+                disk: disk.name.clone(),
+            });
+        }
+        self.change(queue, path, |core| core.remove_group(id))?;
+        paths.remove(path);
+        Ok(())
+    }
+
+    fn make_path(
+        &self,
+        queue: QueueId,
+        paths: &mut Paths,
+        path: &str,
+        made: &mut Vec<(String, GroupId)>,
+    ) -> Result<GroupId, Error> {
+        if let Some(id) = paths.get(path) {
+            return Ok(id);
+        }
+        let parent = self.make_path(queue, paths, parent_of(path), made)?;
+        let id = self.change(queue, path, |core| core.create_group(parent, WEIGHT_DEFAULT))?;
+        paths.insert(path.to_owned(), id);
+        made.push((path.to_owned(), id));
+        Ok(id)
+    }
+
+    fn change<T>(
+        &self,
+        queue: QueueId,
+        path: &str,
+        change: impl Fn(&Queue) -> Change<T>,
+    ) -> Result<T, Error> {
+        let core = self.core(queue)?;
+        let result = self.insist(queue, || change(core))?;
+        result.map_err(|source| group_error(path, source))
+    }
+
+    fn find_group(&self, queue: QueueId, paths: &Paths, path: &str) -> Result<GroupId, Error> {
+        paths.get(path).ok_or_else(|| {
+            let known: Vec<&str> = paths
+                .iter()
+                .map(|(path, _)| path.as_str())
+                .take(KNOWN_MAX)
+                .collect();
+            Error::NoGroup {
+                queue: self.known(queue).queue.name().to_owned(),
+                path: path.to_owned(),
+                known: known.join(", "),
+            }
+        })
+    }
+
+    fn paths(&self, queue: QueueId) -> Result<MutexGuard<'_, Paths>, Error> {
+        self.entry(queue).map(lock)
+    }
+}
+
+fn lock(entry: &QueueEntry) -> MutexGuard<'_, Paths> {
+    entry.paths.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many paths an error lists.
+const KNOWN_MAX: usize = 20;

@@ -1,0 +1,404 @@
+//! Decides the order in which one thread does its work: what has come in, queues, what has ended, services,
+//! kicks, wait. `reactor::core` knows how to sleep and to run the queues; `engine` starts the threads.
+//!
+//! ```text
+//!   orders, ring, timers -> queues run -> ended bios to services -> unplug -> end_of_batch -> unplug, kicks
+//!            ^                                                                                       |
+//!            +----------------------------- wait, unless there is news <-----------------------------+
+//! ```
+
+pub(crate) mod core;
+mod moved;
+mod queues;
+pub mod runner;
+pub mod service;
+pub mod sleep;
+pub mod wait;
+pub(crate) mod wakeup;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blkmq_core::bio::Bio;
+use blkmq_core::ids::{GroupId, ReactorId};
+use blkmq_core::time::Instant;
+
+use self::core::ReactorCore;
+use self::service::{Cx, Service, ServiceFactory, ServiceState};
+use self::wait::Expected;
+use crate::engine::disk::QueueId;
+use crate::engine::shared::{Order, Shared};
+use crate::uring::ring::Completion;
+
+/// The loop of one thread and the services that live on it.
+pub(crate) struct Reactor {
+    core: ReactorCore,
+    shared: Arc<Shared>,
+    id: ReactorId,
+    slots: Vec<Option<Slot>>,
+    free_slots: Vec<u32>,
+    /// Services to be made.
+    arriving: VecDeque<ServiceFactory>,
+    /// Services that have finished, to be dropped.
+    leaving: VecDeque<Slot>,
+    /// The slot of each port of the ring.
+    slot_of_port: Vec<u32>,
+    timers: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// Slots called in this turn.
+    touched: Vec<u32>,
+    /// Slots to which `on_room` is owed, by what they want room for.
+    refused: BTreeMap<(QueueId, GroupId), VecDeque<u32>>,
+    /// Kept for its memory.
+    offers: Vec<(QueueId, GroupId)>,
+    /// Services that expect something soon.
+    busy: u32,
+    is_draining: bool,
+    is_stopped: bool,
+    /// Kept for their memory.
+    ended: Vec<Bio>,
+    completed: Vec<Completion>,
+    ready: Vec<u16>,
+}
+
+struct Slot {
+    service: Box<dyn Service>,
+    state: ServiceState,
+}
+
+impl Reactor {
+    pub(crate) fn new(core: ReactorCore) -> Self {
+        Self {
+            shared: Arc::clone(core.shared()),
+            id: core.id(),
+            core,
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            arriving: VecDeque::new(),
+            leaving: VecDeque::new(),
+            slot_of_port: Vec::new(),
+            timers: BinaryHeap::with_capacity(64),
+            touched: Vec::with_capacity(64),
+            refused: BTreeMap::new(),
+            offers: Vec::new(),
+            busy: 0,
+            is_draining: false,
+            is_stopped: false,
+            ended: Vec::with_capacity(ENDED_AT_ONCE),
+            completed: Vec::with_capacity(ENDED_AT_ONCE),
+            ready: Vec::with_capacity(64),
+        }
+    }
+
+    /// Turns until ordered to stop.
+    pub(crate) fn run(mut self) {
+        while !self.is_stopped {
+            self.turn();
+            if self.has_news() {
+                self.core.ring().submit();
+            } else {
+                self.wait();
+            }
+        }
+    }
+
+    fn turn(&mut self) {
+        self.core.read_clock();
+        self.take_orders();
+        self.come_and_go();
+        self.take_ring();
+        self.take_timers();
+        self.core.run_queues();
+        self.offer_room();
+        for _ in 0..ROUNDS_MAX {
+            self.deliver();
+            self.core.unplug();
+            if self.core.ended().is_empty() {
+                break;
+            }
+        }
+        self.end_batch();
+        self.core.unplug();
+        self.core.answered();
+    }
+
+    /// Says whether the next turn is due at once.
+    fn has_news(&mut self) -> bool {
+        self.is_stopped
+            || !self.core.ended().is_empty()
+            || !self.arriving.is_empty()
+            || !self.leaving.is_empty()
+            || self.shared.inboxes[self.id.index()].has_orders()
+            || self.core.has_news()
+    }
+
+    fn wait(&mut self) {
+        let expected = if self.core.has_io() {
+            Expected::Io
+        } else if self.busy > 0 {
+            Expected::Message
+        } else {
+            Expected::Nothing
+        };
+        let alarm = self.next_timer();
+        let inbox = &self.shared.inboxes[self.id.index()];
+        self.core.wait(expected, alarm, || inbox.has_orders());
+    }
+
+    fn take_orders(&mut self) {
+        let inbox = &self.shared.inboxes[self.id.index()];
+        if !inbox.has_orders() {
+            return;
+        }
+        for order in inbox.take() {
+            match order {
+                Order::Add(factory) => self.arriving.push_back(factory),
+                Order::Wake(index) if (index as usize) < self.slots.len() => {
+                    self.call(index, |service, cx| service.on_wake(cx));
+                }
+                Order::Wake(_) => {}
+                Order::Drain => self.drain(),
+                Order::Stop => self.is_stopped = true,
+            }
+        }
+    }
+
+    /// Makes and drops a few services: each maps, unmaps and closes something, and those that are there wait meanwhile.
+    fn come_and_go(&mut self) {
+        for _ in 0..COME_AND_GO_MAX {
+            if let Some(factory) = self.arriving.pop_front() {
+                self.add(factory);
+            }
+            if let Some(slot) = self.leaving.pop_front() {
+                drop(slot);
+                // Release: pairs with the Acquire of who waits for the last service to go.
+                self.shared.services.fetch_sub(1, Ordering::Release);
+            }
+        }
+    }
+
+    fn add(&mut self, factory: ServiceFactory) {
+        if self.is_draining {
+            self.shared.services.fetch_sub(1, Ordering::Release);
+            return;
+        }
+        let index = self.free_slots.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        let port = self.core.ring().open_port();
+        let id = usize::from(port.id());
+        if self.slot_of_port.len() <= id {
+            self.slot_of_port.resize(id + 1, u32::MAX);
+        }
+        self.slot_of_port[id] = index;
+        let state = ServiceState::new(index, port);
+        self.slots[index as usize] = Some(Slot {
+            service: factory(),
+            state,
+        });
+        self.call(index, |service, cx| service.start(cx));
+    }
+
+    fn drain(&mut self) {
+        self.is_draining = true;
+        for index in 0..self.slots.len() as u32 {
+            self.call(index, |service, cx| service.drain(cx));
+        }
+    }
+
+    fn take_ring(&mut self) {
+        self.ready.clear();
+        self.ready.extend_from_slice(self.core.reap_ring());
+        for at in 0..self.ready.len() {
+            let port = usize::from(self.ready[at]);
+            // A driver's port has no slot: the driver takes its completions when its queue runs.
+            let Some(&index) = self.slot_of_port.get(port).filter(|&&index| index != u32::MAX) else {
+                continue;
+            };
+            let mut completed = std::mem::take(&mut self.completed);
+            completed.clear();
+            self.call(index, |service, cx| {
+                cx.port().take(&mut completed);
+                if !completed.is_empty() {
+                    service.on_ring(cx, &completed);
+                }
+            });
+            self.completed = completed;
+        }
+    }
+
+    fn take_timers(&mut self) {
+        let now = self.core.now();
+        while let Some(&Reverse((at, index))) = self.timers.peek() {
+            if at > now {
+                return;
+            }
+            self.timers.pop();
+            let Some(slot) = &mut self.slots[index as usize] else {
+                continue;
+            };
+            if slot.state.timer_entered == Some(at) {
+                slot.state.timer_entered = None;
+            }
+            if slot.state.timer.is_some_and(|due| due <= now) {
+                slot.state.timer = None;
+                self.call(index, |service, cx| service.on_timer(cx));
+            } else {
+                self.enter_timer(index);
+            }
+        }
+    }
+
+    /// Says when the next timer is due. Takes entries out that nobody wishes for any more: a wait that knows of none costs no
+    /// timer in the kernel.
+    fn next_timer(&mut self) -> Option<Instant> {
+        while let Some(&Reverse((at, index))) = self.timers.peek() {
+            let state = self.slots[index as usize].as_mut().map(|slot| &mut slot.state);
+            let wish = state.as_ref().and_then(|state| state.timer);
+            if wish.is_some_and(|due| due <= at) {
+                return Some(at);
+            }
+            self.timers.pop();
+            if let Some(state) = state
+                && state.timer_entered == Some(at)
+            {
+                state.timer_entered = None;
+            }
+            self.enter_timer(index);
+        }
+        None
+    }
+
+    /// Puts a service's timer on the heap, unless an entry there comes early enough to look again.
+    fn enter_timer(&mut self, index: u32) {
+        let Some(slot) = &mut self.slots[index as usize] else {
+            return;
+        };
+        let state = &mut slot.state;
+        if let Some(due) = state.timer
+            && state.timer_entered.is_none_or(|entered| due < entered)
+        {
+            state.timer_entered = Some(due);
+            self.timers.push(Reverse((due, index)));
+        }
+    }
+
+    /// Offers room to those who were refused: for each group of a queue to one after the other, until one is refused again. So what a
+    /// turn costs does not grow with the services of a group for which there is no room.
+    fn offer_room(&mut self) {
+        if self.refused.is_empty() {
+            return;
+        }
+        let mut offers = std::mem::take(&mut self.offers);
+        offers.extend(self.refused.keys());
+        for of in offers.drain(..) {
+            // Who is refused once more stands behind those who have waited as long.
+            let waiting = self.refused.get(&of).map_or(0, VecDeque::len);
+            for _ in 0..waiting {
+                if !self.offer_room_to_next(of) {
+                    break;
+                }
+            }
+            if self.refused.get(&of).is_some_and(VecDeque::is_empty) {
+                self.refused.remove(&of);
+            }
+        }
+        self.offers = offers;
+    }
+
+    /// Offers room to the next one in a line. Says whether there may be more for others.
+    fn offer_room_to_next(&mut self, of: (QueueId, GroupId)) -> bool {
+        let Some(index) = self.refused.get_mut(&of).and_then(VecDeque::pop_front) else {
+            return false;
+        };
+        // If it is refused once more, the call puts it in line again.
+        self.call(index, |service, cx| {
+            cx.state.awaits_room = None;
+            if cx.state.refused.take().is_some() {
+                service.on_room(cx);
+            }
+        });
+        let slot = self.slots[index as usize].as_ref();
+        slot.is_none_or(|slot| slot.state.awaits_room != Some(of))
+    }
+
+    fn deliver(&mut self) {
+        let mut ended = std::mem::take(&mut self.ended);
+        std::mem::swap(&mut ended, self.core.ended());
+        for bio in ended.drain(..) {
+            self.call(bio.client, |service, cx| {
+                cx.state.outstanding -= 1;
+                service.on_end(cx, bio);
+            });
+        }
+        self.ended = ended;
+    }
+
+    fn end_batch(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for &index in &touched {
+            self.call(index, |service, cx| service.end_of_batch(cx));
+        }
+        for &index in &touched {
+            self.settle(index);
+        }
+        touched.clear();
+        self.touched = touched;
+    }
+
+    /// Calls a service, if it still lives, and notes that the batch has to be ended for it.
+    #[inline]
+    fn call(&mut self, index: u32, with: impl FnOnce(&mut dyn Service, &mut Cx<'_>)) {
+        let Some(slot) = &mut self.slots[index as usize] else {
+            return;
+        };
+        let mut cx = Cx {
+            core: &mut self.core,
+            state: &mut slot.state,
+        };
+        with(&mut *slot.service, &mut cx);
+        if slot.state.awaits_room.is_none()
+            && let Some(of) = slot.state.refused
+        {
+            slot.state.awaits_room = Some(of);
+            self.refused.entry(of).or_default().push_back(index);
+        }
+        if !slot.state.is_touched {
+            slot.state.is_touched = true;
+            self.touched.push(index);
+        }
+    }
+
+    /// Notes what a service wants after a batch: its timer, whether it is busy, whether it lives on.
+    fn settle(&mut self, index: u32) {
+        self.enter_timer(index);
+        let Some(slot) = &mut self.slots[index as usize] else {
+            return;
+        };
+        let Slot { service, state } = slot;
+        state.is_touched = false;
+        let is_over = service.is_finished() && state.outstanding == 0 && state.port.in_flight() == 0;
+        let is_busy = !is_over && service.busy();
+        self.busy = self.busy + u32::from(is_busy) - u32::from(state.is_busy);
+        state.is_busy = is_busy;
+        if is_over {
+            let awaited = state.awaits_room;
+            self.slot_of_port[usize::from(state.port.id())] = u32::MAX;
+            self.leaving.extend(self.slots[index as usize].take());
+            if let Some(line) = awaited.and_then(|of| self.refused.get_mut(&of)) {
+                line.retain(|&refused| refused != index);
+            }
+            self.free_slots.push(index);
+        }
+    }
+}
+
+/// Rounds of delivering and issuing in one turn, where drivers complete inline: then the ring and the timers
+/// are due.
+const ROUNDS_MAX: usize = 4;
+/// Services that are made, and as many that are dropped, in one turn: 10 to 20 µs each.
+const COME_AND_GO_MAX: usize = 2;
+/// Room for what ends in one turn, before a list has to grow.
+const ENDED_AT_ONCE: usize = 1024;

@@ -1,0 +1,197 @@
+//! Decides which of a thread's queues are looked at in a turn: those that something is under way in, and all if other threads have
+//! published something. A host of many disks that mostly idle pays for those that do not. Kept by `reactor::core`.
+
+use blkmq_core::local::LocalQueue;
+use blkmq_core::mapper::stack;
+use blkmq_core::queue::Effects;
+use blkmq_core::time::Instant;
+
+/// One thread's side of all queues.
+pub(crate) struct Queues {
+    all: Vec<Entry>,
+    /// Those that are looked at, by number.
+    active: Vec<u32>,
+}
+
+struct Entry {
+    queue: LocalQueue,
+    is_active: bool,
+    /// It had nothing to do when it was run last.
+    was_quiet: bool,
+}
+
+impl Queues {
+    pub(crate) fn new(queues: Vec<LocalQueue>) -> Self {
+        let mut all = Self {
+            all: Vec::with_capacity(queues.len()),
+            active: Vec::with_capacity(queues.len()),
+        };
+        queues.into_iter().for_each(|queue| all.push(queue));
+        all
+    }
+
+    /// Says whether all are always looked at: with so few, to choose would cost more.
+    #[inline]
+    pub(crate) fn are_few(&self) -> bool {
+        self.all.len() <= FEW
+    }
+
+    /// A queue that something is about to be submitted to.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut LocalQueue> {
+        let entry = self.all.get_mut(index)?;
+        if !entry.is_active {
+            activate(entry, &mut self.active, index);
+        }
+        Some(&mut entry.queue)
+    }
+
+    /// Other threads have published something, for whichever queue: all are looked at in the next turn.
+    pub(crate) fn activate_all(&mut self) {
+        let idle = self
+            .all
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, entry)| !entry.is_active);
+        idle.for_each(|(index, entry)| activate(entry, &mut self.active, index));
+    }
+
+    /// Runs those that are looked at. One that had nothing to do in the turn before, and has nothing now, is not looked at any
+    /// more; so each has one whole turn after its last bio has ended, at whose end that is told to the others
+    /// ([`LocalQueue::answered`]).
+    #[inline]
+    pub(crate) fn run(&mut self, now: Instant, fx: &mut Effects) {
+        if self.are_few() {
+            self.for_each(|queue| queue.run(now, fx));
+        } else {
+            self.run_and_retire(now, fx);
+        }
+    }
+
+    fn run_and_retire(&mut self, now: Instant, fx: &mut Effects) {
+        let Self { all, active } = self;
+        active.retain(|&index| {
+            let entry = &mut all[index as usize];
+            let is_quiet = entry.queue.is_quiet();
+            entry.is_active = !(is_quiet && entry.was_quiet);
+            entry.was_quiet = is_quiet;
+            if entry.is_active {
+                entry.queue.run(now, fx);
+            }
+            entry.is_active
+        });
+    }
+
+    /// Those that are looked at.
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &LocalQueue> {
+        self.active.iter().map(|&index| &self.all[index as usize].queue)
+    }
+
+    /// Calls `f` with each of those that are looked at.
+    #[inline]
+    pub(crate) fn for_each(&mut self, mut f: impl FnMut(&mut LocalQueue)) {
+        for &index in &self.active {
+            f(&mut self.all[index as usize].queue);
+        }
+    }
+
+    /// Takes the last one out.
+    pub(crate) fn pop(&mut self) -> Option<LocalQueue> {
+        let last = self.all.pop()?;
+        self.active.retain(|&index| (index as usize) < self.all.len());
+        Some(last.queue)
+    }
+
+    /// Puts one behind the others.
+    pub(crate) fn push(&mut self, queue: LocalQueue) {
+        self.active.push(self.all.len() as u32);
+        self.all.push(Entry {
+            queue,
+            is_active: true,
+            was_quiet: false,
+        });
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn activate(entry: &mut Entry, active: &mut Vec<u32>, index: usize) {
+    (entry.is_active, entry.was_quiet) = (true, false);
+    active.push(index as u32);
+}
+
+impl stack::Queues for Queues {
+    #[inline]
+    fn queue(&mut self, index: usize) -> &mut LocalQueue {
+        self.get_mut(index).expect(ON_A_QUEUE)
+    }
+
+    #[inline]
+    fn unplug(&mut self, now: Instant, fx: &mut Effects) {
+        self.for_each(|queue| queue.unplug(now, fx));
+    }
+}
+
+pub(crate) const ON_A_QUEUE: &str = "a table's leaves are on queues that there are";
+/// So many queues are all looked at in each turn.
+const FEW: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+    use blkmq_core::ids::Cookie;
+    use blkmq_core::queue::{Queue, QueueConfig};
+    use blkmq_core::request::Request;
+
+    use super::*;
+
+    /// A driver that nothing is issued to.
+    struct Unused;
+
+    impl Driver for Unused {
+        fn issue(&mut self, _: &Request, _: Cookie, _: bool, _: Instant) -> Issued {
+            unreachable!("nothing is submitted")
+        }
+
+        fn reap(&mut self, _: Instant, _: &mut Vec<Done>) {}
+
+        fn timed_out(&mut self, _: Cookie) -> TimedOut {
+            unreachable!("nothing is issued")
+        }
+    }
+
+    fn queues(count: usize) -> Queues {
+        let attach = |_| {
+            let (_, handles) = Queue::new(QueueConfig::new("q", 1)).expect("a queue");
+            let handle = handles.into_iter().next().expect("one reactor");
+            handle.attach(Some(Box::new(Unused)))
+        };
+        Queues::new((0..count).map(attach).collect())
+    }
+
+    #[test]
+    fn a_queue_is_looked_at_for_one_whole_turn_after_it_has_become_quiet() {
+        let mut queues = queues(FEW + 1);
+        let mut fx = Effects::with_capacity(1);
+        let mut turn = |queues: &mut Queues, now| {
+            queues.run(Instant(now), &mut fx);
+            queues.iter().count()
+        };
+        assert_eq!(turn(&mut queues, 1), FEW + 1, "all are told of this turn");
+        assert_eq!(turn(&mut queues, 2), 0);
+        queues.get_mut(3).expect("it is there");
+        assert_eq!(turn(&mut queues, 3), 1);
+        assert_eq!(turn(&mut queues, 4), 0);
+        queues.activate_all();
+        assert_eq!(turn(&mut queues, 5), FEW + 1);
+    }
+
+    #[test]
+    fn few_queues_are_always_looked_at() {
+        let mut queues = queues(FEW);
+        let mut fx = Effects::with_capacity(1);
+        (0..4).for_each(|now| queues.run(Instant(now), &mut fx));
+        assert_eq!(queues.iter().count(), FEW);
+    }
+}

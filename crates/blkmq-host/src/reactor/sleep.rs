@@ -1,0 +1,95 @@
+//! Decides what is known of the host's sleeping before the first sleep that matters: how late a sleeper wakes, and what a sleep costs.
+//! Measured, not assumed: once per process, by the first thread that opens its core. Each core goes on from there with what it sees.
+
+use std::sync::OnceLock;
+
+use blkmq_core::poll::WakeLatency;
+use blkmq_core::time::Nanos;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::clock::Clock;
+use crate::uring::ring::RingHandle;
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// How late each sleeper woke, sorted.
+    pub late: Vec<Nanos>,
+    /// Processor time of one sleep, on average.
+    pub cost: Nanos,
+}
+
+impl Measured {
+    /// The lateness below which so many percent of the sleeps were.
+    pub fn late_percent(&self, percent: usize) -> Nanos {
+        let last = self.late.len().saturating_sub(1);
+        self.late.get(last * percent / 100).copied().unwrap_or_default()
+    }
+}
+
+/// What the calling thread's reactor begins with. The first call sleeps for about 8 ms in all.
+pub(crate) fn known(ring: &RingHandle, clock: Clock) -> WakeLatency {
+    static KNOWN: OnceLock<Measured> = OnceLock::new();
+    let measured = KNOWN.get_or_init(|| measure(ring, clock, SLEEPS));
+    WakeLatency::new(measured.cost, &measured.late)
+}
+
+/// Sleeps `sleeps` times in a ring of its own, as a reactor does, with precise timers.
+///
+/// # Errors
+/// If there is no ring to be had.
+pub fn measure_host(sleeps: u32) -> std::io::Result<Measured> {
+    let ring = RingHandle::new(crate::uring::ring::RingConfig::default())?;
+    precise_timers();
+    Ok(measure(&ring, Clock::get(), sleeps))
+}
+
+fn measure(ring: &RingHandle, clock: Clock, sleeps: u32) -> Measured {
+    let mut late = Vec::with_capacity(sleeps as usize);
+    let before = thread_cpu_ns();
+    for _ in 0..sleeps {
+        let wake = clock.now() + SLEEP;
+        ring.sleep(Some(SLEEP));
+        let now = clock.now();
+        // An entry of the ring that completes ends a sleep early: that one says nothing.
+        if now >= wake {
+            late.push(now.since(wake));
+        }
+    }
+    let cost = (thread_cpu_ns() - before) / u64::from(sleeps.max(1));
+    late.sort_unstable();
+    Measured {
+        late,
+        cost: Nanos(cost),
+    }
+}
+
+/// Has this thread's timers end within about 1 ns of their time instead of 50 µs (wake-up latency aside).
+pub(crate) fn precise_timers() {
+    let slack = rustix::thread::set_current_timer_slack(Some(std::num::NonZeroU64::MIN));
+    if let Err(error) = slack {
+        tracing::warn!("timers will be up to 50 µs late: setting the timer slack failed: {error}");
+    }
+}
+
+fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+const SLEEPS: u32 = 128;
+/// As short as sleeps are that this is about.
+const SLEEP: Nanos = Nanos::from_micros(40);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleeper_is_late_by_something_and_a_sleep_costs_something() {
+        let measured = measure_host(64).unwrap();
+        assert!(measured.late.len() > 32, "{measured:?}");
+        assert!(measured.late_percent(99) >= measured.late_percent(50));
+        assert!(measured.late_percent(50) > Nanos::ZERO && measured.cost > Nanos::ZERO);
+    }
+}

@@ -1,0 +1,53 @@
+//! Decides how a sleeping reactor is woken: by one write to its event, by the first who has something for it.
+//! The announcing of sleep is `blkmq_sync::wake_flag`; `reactor::core` sleeps, whoever publishes work rings.
+//!
+//! A reactor that is awake costs the one who wakes it one fence and one load, and at times one write; no system call. The event is watched by a
+//! multishot poll in the reactor's ring and never read: each write is one completion.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use blkmq_core::ids::ReactorSet;
+use blkmq_sync::{CachePadded, WakeFlag};
+use rustix::event::{EventfdFlags, eventfd};
+
+/// What wakes one reactor, from any thread.
+#[derive(Debug)]
+pub(crate) struct Wakeup {
+    flag: CachePadded<WakeFlag>,
+    event: OwnedFd,
+}
+
+impl Wakeup {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            flag: CachePadded::new(WakeFlag::new()),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// Wakes the owner if it sleeps. The caller has published the work before.
+    pub(crate) fn ring(&self) {
+        if self.flag.notify() {
+            // The counter cannot overflow: it takes 2^64 writes. Nothing else can fail on an open event.
+            let written = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            assert_eq!(written, Ok(8), "waking a reactor");
+        }
+    }
+
+    /// The owner's side: announce, look for work, block or not, say that it is awake.
+    pub(crate) fn flag(&self) -> &WakeFlag {
+        &self.flag
+    }
+
+    pub(crate) fn event(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}
+
+/// Wakes everybody in `set` once.
+pub(crate) fn wake_all(wakeups: &[Wakeup], mut set: ReactorSet) {
+    while let Some(reactor) = set.pop() {
+        wakeups[reactor.index()].ring();
+    }
+}

@@ -1,0 +1,596 @@
+//! Decides how one reactor shares its io_uring among drivers and doors: each has a port, completions go to
+//! their port. `reactor` and `attach` own the ring, submit and wait; drivers and services push entries
+//! through a [`Port`].
+//!
+//! Entries that are pushed reach the kernel with the next [`RingHandle::submit`] or [`RingHandle::wait`], so
+//! that a batch, and at depth 1 even submission and waiting, cost one system call. The ring is made with
+//! DEFER_TASKRUN: completions are posted only when its thread enters the kernel asking for them, which
+//! [`RingHandle::reap`] does whenever the kernel's taskrun flag says that there is something to post.
+//!
+//! A ring onto polled devices ([`RingHandle::new_polled`]) takes reads and writes alone. Nothing announces their ends: the kernel looks
+//! at the devices whenever it is entered, so each [`RingHandle::reap`] enters it while something is in flight.
+
+mod sys;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+
+use blkmq_core::time::Nanos;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+/// The end, or one of several, of an entry that was pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// As given to [`Port::push`].
+    pub user: u64,
+    /// What the operation returned: negative errno on error.
+    pub result: i32,
+    /// The kernel's `IORING_CQE_F_*`.
+    pub flags: u32,
+}
+
+impl Completion {
+    /// Says whether the same entry will complete again (multishot).
+    pub fn has_more(&self) -> bool {
+        cqueue::more(self.flags)
+    }
+}
+
+/// How large a ring is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingConfig {
+    /// Entries that can wait for submission, 1 to 32768; the kernel rounds up to a power of two. More are
+    /// never lost, they cost a system call. Default 512.
+    pub entries: u32,
+    /// Completions that can wait to be reaped. More are kept by the kernel, slowly. Default 4096.
+    pub completions: u32,
+    /// Slots for registered files. Default 256.
+    pub files: u32,
+    /// Threads of the kernel's that carry out for this thread what would block: flushes, discards, I/O through the page cache and on
+    /// filesystems that cannot do it otherwise. There are as many as block at the moment, 16 KiB of the kernel's memory each. They
+    /// are common to all drives, so one that blocks for long may not use them up: by default there are 1024, for four drives that
+    /// do not answer with 256 requests each. (The kernel's own default is four for each processor: one such drive held up all.)
+    pub workers: u32,
+}
+
+impl Default for RingConfig {
+    fn default() -> Self {
+        Self {
+            entries: 512,
+            completions: 4096,
+            files: 256,
+            workers: 1024,
+        }
+    }
+}
+
+/// Largest user data of an entry: 48 bits; the others name the port.
+pub const USER_MAX: u64 = (1 << PORT_SHIFT) - 1;
+
+/// A reactor's ring. Cheap to clone; stays on the thread that made it.
+#[derive(Clone)]
+pub struct RingHandle(Rc<Ring>);
+
+/// One user of a ring: a driver's hardware context or a door.
+///
+/// A dropped port forgets its completions. What it pushed goes on in the kernel: whoever drops a port has
+/// drained it, or keeps the buffers alive by other means ([`Port::in_flight`] tells).
+pub struct Port {
+    ring: RingHandle,
+    id: u16,
+}
+
+struct Ring {
+    state: RefCell<RingState>,
+    /// Entries pushed whose last completion has not been reaped.
+    in_flight: Cell<u32>,
+}
+
+struct RingState {
+    uring: IoUring,
+    /// Pushed while the submission queue was full and the kernel took nothing.
+    backlog: VecDeque<squeue::Entry>,
+    ports: Vec<PortState>,
+    /// Numbers of ports that are closed and drained.
+    unused: Vec<u16>,
+    /// Ports with completions that [`RingHandle::take_ready`] has not reported.
+    ready: Vec<u16>,
+    free_files: Vec<u32>,
+    /// How often the kernel was entered.
+    enters: u64,
+}
+
+#[derive(Default)]
+struct PortState {
+    completed: Vec<Completion>,
+    /// Entries pushed whose last completion has not been reaped.
+    in_flight: u32,
+    is_open: bool,
+    is_ready: bool,
+}
+
+impl RingHandle {
+    /// Makes a ring for the calling thread.
+    ///
+    /// # Errors
+    /// What the kernel said: `ENOSYS` or `EPERM` where io_uring is missing or forbidden, `EINVAL` for a
+    /// kernel before 6.1 or a size out of range, `ENOMEM` where locked memory is limited.
+    pub fn new(config: RingConfig) -> io::Result<Self> {
+        Self::make(config, &mut IoUring::builder())
+    }
+
+    /// Makes a ring for the calling thread whose completions are found by polling devices (IOPOLL).
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn new_polled(config: RingConfig) -> io::Result<Self> {
+        Self::make(config, IoUring::builder().setup_iopoll())
+    }
+
+    fn make(config: RingConfig, builder: &mut io_uring::Builder) -> io::Result<Self> {
+        let uring = builder
+            .setup_cqsize(config.completions.max(config.entries))
+            .setup_clamp()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .build(config.entries)?;
+        // Only those for files: no entry of ours waits for a peer.
+        if !cfg!(blkmq_mutant = "workers") {
+            uring
+                .submitter()
+                .register_iowq_max_workers(&mut [config.workers, 0])?;
+        }
+        if config.files > 0 {
+            uring.submitter().register_files_sparse(config.files)?;
+        }
+        let state = RingState {
+            backlog: VecDeque::new(),
+            ports: Vec::new(),
+            unused: Vec::new(),
+            ready: Vec::new(),
+            free_files: (0..config.files).rev().collect(),
+            uring,
+            enters: 0,
+        };
+        Ok(Self(Rc::new(Ring {
+            state: RefCell::new(state),
+            in_flight: Cell::new(0),
+        })))
+    }
+
+    /// Opens a port.
+    ///
+    /// # Panics
+    /// If 65536 ports are open or not yet drained.
+    pub fn open_port(&self) -> Port {
+        let mut state = self.0.state.borrow_mut();
+        let id = state.unused.pop().unwrap_or_else(|| {
+            let id = u16::try_from(state.ports.len()).expect("fewer than 65536 ports of one ring");
+            state.ports.push(PortState::default());
+            id
+        });
+        state.ports[usize::from(id)].is_open = true;
+        Port {
+            ring: self.clone(),
+            id,
+        }
+    }
+
+    /// Tells the kernel about everything that was pushed. Does not wait.
+    pub fn submit(&self) {
+        let mut state = self.0.state.borrow_mut();
+        if state.has_unsubmitted() {
+            state.enter(Wait::No);
+        }
+    }
+
+    /// Says whether entries were pushed that the kernel does not know of.
+    pub fn has_unsubmitted(&self) -> bool {
+        self.0.state.borrow_mut().has_unsubmitted()
+    }
+
+    /// Hands what has completed to the ports. Returns how many completions that were. Enters the kernel only
+    /// if it has announced completions that it has not posted, or has to look at devices.
+    pub fn reap(&self) -> usize {
+        let mut state = self.0.state.borrow_mut();
+        let mut reaped = state.distribute();
+        if reaped.completions == 0 && state.must_enter(self.in_flight()) {
+            state.enter(Wait::No);
+            reaped = state.distribute();
+        }
+        self.0.in_flight.set(self.0.in_flight.get() - reaped.entries);
+        reaped.completions
+    }
+
+    /// Says whether [`Self::reap`] would find something.
+    pub fn has_completed(&self) -> bool {
+        let mut state = self.0.state.borrow_mut();
+        !state.uring.completion().is_empty() || state.must_enter(self.in_flight())
+    }
+
+    /// Entries pushed, through all ports, whose last completion has not been reaped.
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        self.0.in_flight.get()
+    }
+
+    /// Submits what was pushed and blocks, in the same system call, until something has completed or
+    /// `timeout` is over. Returns at once if completions are there already. What completed is handed to the
+    /// ports by [`Self::reap`].
+    pub fn wait(&self, timeout: Option<Nanos>) {
+        let wait = Wait::Until {
+            timeout,
+            is_for_io: true,
+        };
+        self.0.state.borrow_mut().enter(wait);
+    }
+
+    /// Like [`Self::wait`], for a reactor that waits for no drive: from Linux 6.15 on the kernel does not count the
+    /// time as waiting for I/O then. An idle host would otherwise show I/O pressure, since the wake-up event is always watched.
+    pub fn sleep(&self, timeout: Option<Nanos>) {
+        let wait = Wait::Until {
+            timeout,
+            is_for_io: false,
+        };
+        self.0.state.borrow_mut().enter(wait);
+    }
+
+    /// How often the kernel has been entered to submit, reap or wait.
+    pub fn enters(&self) -> u64 {
+        self.0.state.borrow().enters
+    }
+
+    /// Appends the ids of the ports that have got completions since the last call.
+    pub fn take_ready(&self, into: &mut Vec<u16>) {
+        let state = &mut *self.0.state.borrow_mut();
+        for id in state.ready.drain(..) {
+            state.ports[usize::from(id)].is_ready = false;
+            into.push(id);
+        }
+    }
+
+    /// Registers a file, which saves a reference count per operation. Returns its slot, for `types::Fixed`.
+    ///
+    /// # Errors
+    /// `ENFILE` if all slots are used, or what the kernel said.
+    pub fn register_file(&self, fd: RawFd) -> io::Result<u32> {
+        let mut state = self.0.state.borrow_mut();
+        let slot = state
+            .free_files
+            .pop()
+            .ok_or(io::Error::from_raw_os_error(libc::ENFILE))?;
+        let registered = state.uring.submitter().register_files_update(slot, &[fd]);
+        if let Err(error) = registered {
+            state.free_files.push(slot);
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
+    /// Gives a slot of [`Self::register_file`] back.
+    pub fn unregister_file(&self, slot: u32) {
+        let mut state = self.0.state.borrow_mut();
+        // Emptying a slot that exists cannot fail; if it did, the slot would merely not be used again.
+        if state.uring.submitter().register_files_update(slot, &[-1]).is_ok() {
+            state.free_files.push(slot);
+        }
+    }
+
+    fn push(&self, port: u16, entry: squeue::Entry, user: u64) {
+        assert!(
+            user <= USER_MAX,
+            "user data {user:#x} of a ring entry needs more than 48 bits"
+        );
+        let mut state = self.0.state.borrow_mut();
+        let entry = entry.user_data(u64::from(port) << PORT_SHIFT | user);
+        state.ports[usize::from(port)].in_flight += 1;
+        state.queue(entry);
+        self.0.in_flight.set(self.0.in_flight.get() + 1);
+    }
+}
+
+impl Port {
+    /// The port's number, as [`RingHandle::take_ready`] reports it.
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// The ring.
+    pub fn ring(&self) -> &RingHandle {
+        &self.ring
+    }
+
+    /// Appends what has completed since the last call.
+    pub fn take(&self, into: &mut Vec<Completion>) {
+        let mut state = self.ring.0.state.borrow_mut();
+        into.append(&mut state.ports[usize::from(self.id)].completed);
+    }
+
+    /// Says whether [`Self::take`] would give something.
+    pub fn has_completed(&self) -> bool {
+        let state = self.ring.0.state.borrow();
+        !state.ports[usize::from(self.id)].completed.is_empty()
+    }
+
+    /// How many entries were pushed whose last completion has not been reaped by the ring.
+    pub fn in_flight(&self) -> u32 {
+        self.ring.0.state.borrow().ports[usize::from(self.id)].in_flight
+    }
+
+    /// Completes once, or again and again, when `fd` becomes ready for `events` (`libc::POLLIN`…).
+    pub fn push_poll(&self, fd: RawFd, events: i16, multishot: bool, user: u64) {
+        let entry = opcode::PollAdd::new(types::Fd(fd), events as u32).multi(multishot);
+        self.ring.push(self.id, entry.build(), user);
+    }
+
+    /// Cancels this port's entry with user data `target`; both complete.
+    pub fn push_cancel(&self, target: u64, user: u64) {
+        let target = u64::from(self.id) << PORT_SHIFT | target;
+        self.ring
+            .push(self.id, opcode::AsyncCancel::new(target).build(), user);
+    }
+
+    /// Completes after about a second.
+    pub fn push_beat(&self, user: u64) {
+        let entry = opcode::Timeout::new(std::ptr::from_ref(&BEAT_TIMESPEC)).build();
+        self.ring.push(self.id, entry, user);
+    }
+
+    /// Does nothing and completes.
+    pub fn push_nop(&self, user: u64) {
+        self.ring.push(self.id, opcode::Nop::new().build(), user);
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        let mut state = self.ring.0.state.borrow_mut();
+        let port = &mut state.ports[usize::from(self.id)];
+        port.is_open = false;
+        port.completed.clear();
+        if port.is_unused() {
+            state.unused.push(self.id);
+        }
+    }
+}
+
+impl PortState {
+    /// A number is given out again when no completion of its former port can come any more.
+    fn is_unused(&self) -> bool {
+        !self.is_open && self.in_flight == 0
+    }
+}
+
+/// What was found in the completion queue.
+#[derive(Default)]
+struct Reaped {
+    completions: usize,
+    /// Entries that will complete no more.
+    entries: u32,
+}
+
+#[derive(Clone, Copy)]
+enum Wait {
+    No,
+    Until { timeout: Option<Nanos>, is_for_io: bool },
+}
+
+impl RingState {
+    /// Puts an entry on the submission queue; submits first if that is full.
+    fn queue(&mut self, entry: squeue::Entry) {
+        if self.backlog.is_empty() && sys::push(&mut self.uring.submission(), &entry) {
+            return;
+        }
+        self.backlog.push_back(entry);
+        self.enter(Wait::No);
+    }
+
+    fn has_unsubmitted(&mut self) -> bool {
+        !self.backlog.is_empty() || !self.uring.submission().is_empty()
+    }
+
+    fn queue_backlog(&mut self) {
+        let mut submission = self.uring.submission();
+        while let Some(entry) = self.backlog.front() {
+            if !sys::push(&mut submission, entry) {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    /// Completions are announced but not posted, or overflowed into the kernel's memory, or never announced.
+    fn must_enter(&mut self, in_flight: u32) -> bool {
+        if self.uring.params().is_setup_iopoll() {
+            return in_flight > 0;
+        }
+        let submission = self.uring.submission();
+        submission.taskrun() || submission.cq_overflow()
+    }
+
+    fn distribute(&mut self) -> Reaped {
+        let mut reaped = Reaped::default();
+        for entry in self.uring.completion() {
+            reaped.completions += 1;
+            let id = (entry.user_data() >> PORT_SHIFT) as usize;
+            let port = &mut self.ports[id];
+            let completion = Completion {
+                user: entry.user_data() & USER_MAX,
+                result: entry.result(),
+                flags: entry.flags(),
+            };
+            if !completion.has_more() {
+                port.in_flight -= 1;
+                reaped.entries += 1;
+            }
+            if !port.is_open {
+                if port.is_unused() {
+                    self.unused.push(id as u16);
+                }
+                continue;
+            }
+            port.completed.push(completion);
+            if !port.is_ready {
+                port.is_ready = true;
+                self.ready.push(id as u16);
+            }
+        }
+        reaped
+    }
+
+    /// Enters the kernel: submits, runs the deferred work, and waits as `wait` says. Time over, a signal, and
+    /// a kernel that takes nothing before completions are reaped, are all reasons to return: the caller
+    /// loops.
+    fn enter(&mut self, mut wait: Wait) {
+        self.queue_backlog();
+        if !self.backlog.is_empty() {
+            wait = Wait::No;
+        }
+        self.enters += 1;
+        let entered = match wait {
+            Wait::No => self.uring.submitter().submit(),
+            Wait::Until { timeout, is_for_io } => sys::submit_and_wait(&mut self.uring, timeout, is_for_io),
+        };
+        if let Err(error) = entered {
+            let errno = error.raw_os_error().unwrap_or(0);
+            let is_passing = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN].contains(&errno);
+            assert!(is_passing, "io_uring_enter: {error}");
+        }
+        self.queue_backlog();
+    }
+}
+
+/// How often a thread with I/O in flight looks at distant alarms.
+pub(crate) const BEAT: Nanos = Nanos::from_secs(1);
+/// The same for the kernel, which reads it when the entry is submitted.
+static BEAT_TIMESPEC: types::Timespec = types::Timespec::new().sec(1);
+
+/// Where the port's number begins in an entry's user data.
+const PORT_SHIFT: u32 = 48;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(entries: u32) -> RingHandle {
+        let config = RingConfig {
+            entries,
+            ..RingConfig::default()
+        };
+        RingHandle::new(config).expect("io_uring is available")
+    }
+
+    fn completed(port: &Port) -> Vec<u64> {
+        let mut done = Vec::new();
+        port.take(&mut done);
+        done.iter().map(|done| done.user).collect()
+    }
+
+    #[test]
+    fn each_port_gets_its_own_completions() {
+        let ring = ring(8);
+        let (one, two) = (ring.open_port(), ring.open_port());
+        one.push_nop(1);
+        two.push_nop(2);
+        two.push_nop(USER_MAX);
+        ring.wait(None);
+        assert_eq!(ring.reap(), 3);
+        let mut ready = Vec::new();
+        ring.take_ready(&mut ready);
+        assert_eq!(ready, [one.id(), two.id()]);
+        assert_eq!((completed(&one), completed(&two)), (vec![1], vec![2, USER_MAX]));
+        assert_eq!(two.in_flight(), 0);
+    }
+
+    #[test]
+    fn more_entries_than_the_queue_holds_are_submitted_in_between() {
+        let ring = ring(4);
+        let port = ring.open_port();
+        for user in 0..1000 {
+            port.push_nop(user);
+        }
+        let mut seen = Vec::new();
+        while seen.len() < 1000 {
+            ring.wait(None);
+            ring.reap();
+            seen.extend(completed(&port));
+        }
+        assert_eq!(seen, (0..1000).collect::<Vec<_>>());
+        assert!(!ring.has_unsubmitted());
+    }
+
+    #[test]
+    fn waiting_ends_when_its_time_is_over() {
+        let ring = ring(4);
+        let before = std::time::Instant::now();
+        ring.sleep(Some(Nanos::from_millis(20)));
+        assert!(before.elapsed().as_millis() >= 20, "{:?}", before.elapsed());
+        assert_eq!(ring.reap(), 0);
+    }
+
+    #[test]
+    fn a_number_of_a_dropped_port_is_used_again_only_when_its_entries_are_done() {
+        let ring = ring(4);
+        let first = ring.open_port();
+        let id = first.id();
+        first.push_nop(7);
+        drop(first);
+        let second = ring.open_port();
+        assert_ne!(second.id(), id);
+        ring.wait(None);
+        ring.reap();
+        let third = ring.open_port();
+        assert_eq!(third.id(), id);
+        assert_eq!(completed(&third), []);
+    }
+
+    #[test]
+    fn numbers_of_ports_are_used_again_however_they_come_and_go() {
+        let ring = ring(8);
+        let mut open = std::collections::VecDeque::new();
+        for round in 0..10_000 {
+            let port = ring.open_port();
+            assert!(
+                open.iter().all(|other: &Port| other.id() != port.id()),
+                "given out twice"
+            );
+            if round % 3 == 0 {
+                port.push_nop(round);
+            }
+            open.push_back(port);
+            if open.len() == 3 {
+                open.pop_front();
+            }
+            if round % 5 == 0 {
+                ring.submit();
+                ring.reap();
+            }
+        }
+        let used = ring.0.state.borrow().ports.len();
+        assert!(used <= 8, "{used} numbers for 3 ports at a time");
+    }
+
+    #[test]
+    fn spinning_sees_a_completion_that_the_kernel_has_deferred() {
+        let ring = ring(4);
+        let port = ring.open_port();
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        port.push_poll(std::os::fd::AsRawFd::as_raw_fd(&event), libc::POLLIN, true, 3);
+        ring.submit();
+        assert_eq!(ring.reap(), 0);
+        for _ in 0..3 {
+            rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
+            let mut reaped = 0;
+            while reaped == 0 {
+                reaped = ring.reap();
+            }
+            assert_eq!(completed(&port), [3]);
+        }
+        assert_eq!(port.in_flight(), 1);
+    }
+}

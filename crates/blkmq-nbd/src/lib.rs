@@ -1,0 +1,22 @@
+//! Decides what travels between an NBD client and server, as bytes; opens no socket itself.
+//! The server's states are in `blkmq-export`; the driver `nbd` and the load generators are clients.
+//!
+//! Bytes in, typed values and bytes out, no clock, no thread; the one system call draws the random names of [`identity`].
+//! The protocol followed is the NBD project's `doc/proto.md`, with the extended headers of its `extension-ext-header` branch.
+//!
+//! | part | holds |
+//! |---|---|
+//! | [`codec`] | every message of both sides as bytes |
+//! | [`client`] | the client's negotiation |
+//! | [`identity`] | the names of this process: as a client, and as a server |
+//! | [`replies`] | what replies do to a client's requests; [`cover`]: whether they are complete |
+//! | [`uri`] | how a server and one of its exports are named |
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+pub mod client;
+pub mod codec;
+pub mod cover;
+pub mod identity;
+pub mod replies;
+pub mod uri;
