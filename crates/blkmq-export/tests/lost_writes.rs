@@ -12,7 +12,8 @@ use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
 use blkmq_core::time::Nanos;
 use blkmq_drivers::nbd::NbdConfig;
 use blkmq_drivers::ram::RamConfig;
-use blkmq_export::nbd::door::{self, Address, AddressLimits, CONNECTIONS_MAX, Common, Socket};
+use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, Socket};
+use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
@@ -119,7 +120,7 @@ fn start(name: &str, source: Source, size: Option<u64>) -> Engine {
     // The one of an engine that has ended may be left.
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
-    let address = Address {
+    let address = Served {
         socket: Socket::Unix(listener, Some(path)),
         disks: None,
         limits: Limits::default(),

@@ -17,7 +17,7 @@ use blkmq_export::nbd::limits::Limits;
 
 pub use blkmq_host::group_spec::GroupSpec;
 pub use disk::{DiskSpec, Source};
-pub use export::{Address, ExportSpec};
+pub use export::ExportSpec;
 
 /// What a daemon serves, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +75,7 @@ impl Default for Config {
         Self {
             reactors: None,
             shutdown_limit: Duration::from_secs(10),
-            nbd_memory: blkmq_export::nbd::door::BYTES_MAX,
+            nbd_memory: blkmq_export::common::BYTES_MAX,
             nbd_connections: None,
             nbd_handshake_deadline: Limits::default().handshake_deadline,
             disks: Vec::new(),

@@ -11,7 +11,7 @@ use blkmq_host::group_spec::GroupSpec;
 
 use super::client::{Client, Job};
 use super::drive::{Drive, Medium, Scratch};
-use crate::config::{Address, Config, DiskSpec, ExportSpec, QueueSettings};
+use crate::config::{Config, DiskSpec, ExportSpec, QueueSettings};
 use crate::plan;
 use crate::serve::Daemon;
 
@@ -110,7 +110,7 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
         depth: Some(depth),
         ..QueueSettings::default()
     };
-    let export = ExportSpec::new(Address::Unix(socket.to_owned()));
+    let export = ExportSpec::new("nbd", &format!("unix:{}", socket.display()));
     let config = Config {
         // One, so that both tenants meet in one place whatever the number of processors.
         reactors: Some(1),

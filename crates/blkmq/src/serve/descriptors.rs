@@ -4,7 +4,7 @@
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use blkmq_export::nbd::door::{CONNECTIONS_MAX, LEAVING_MAX};
+use blkmq_export::common::{CONNECTIONS_MAX, LEAVING_MAX};
 use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::config::{Config, Source};

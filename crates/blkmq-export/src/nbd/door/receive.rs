@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::sys::{Buffer, Region};
+use crate::common::sys::{Buffer, Region};
 
 /// Received bytes that the session has not taken.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use blkmq_core::bio::{Bio, Data};
 
-use super::buffers::{Buffers, TagError};
-use super::memory::Account;
-use super::payload::Payload;
+use crate::common::buffers::{Buffers, TagError};
+use crate::common::memory::Account;
+use crate::common::payload::Payload;
 use crate::nbd::session::{Op, Request};
 
 /// The requests under way on one connection.
@@ -171,9 +171,9 @@ const LOOKED_AT_ONCE: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use super::super::arena::PIECE_BYTES;
-    use super::super::sys::Region;
     use super::*;
+    use crate::common::arena::PIECE_BYTES;
+    use crate::common::sys::Region;
     use blkmq_nbd::codec::CommandFlags;
 
     /// Where a request of `length` bytes at 4096 is cut.

@@ -12,7 +12,7 @@ use super::sys::{Buffer, Chunk, Region};
 
 /// The memory of one connection.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     account: Account,
     /// Only what nobody has used: its drive's reads may leave in the buffers what was there.
     is_for_itself: bool,
@@ -23,7 +23,7 @@ pub(super) struct Buffers {
 
 /// Why there is no memory for a request.
 #[derive(Debug)]
-pub(super) enum TagError {
+pub(crate) enum TagError {
     /// Others have it; the connection is woken when it may try again.
     OfMemory,
     /// The system refuses.
@@ -32,7 +32,7 @@ pub(super) enum TagError {
 
 impl Buffers {
     /// Makes it without any. `is_for_itself` if it may have no memory that other connections have used.
-    pub(super) fn new(account: Account, is_for_itself: bool) -> Self {
+    pub(crate) fn new(account: Account, is_for_itself: bool) -> Self {
         Self {
             account,
             is_for_itself,
@@ -45,7 +45,7 @@ impl Buffers {
     ///
     /// # Errors
     /// If there is none for it now.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<Payload, TagError> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<Payload, TagError> {
         if bytes <= PIECE_BYTES {
             return self
                 .take_small(bytes)
@@ -82,12 +82,12 @@ impl Buffers {
     }
 
     /// Takes memory back.
-    pub(super) fn put(&mut self, payload: Payload) {
+    pub(crate) fn put(&mut self, payload: Payload) {
         self.put_all(payload.into_buffers());
     }
 
     /// Gives the place in the line for memory up.
-    pub(super) fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.account.give_up();
     }
 

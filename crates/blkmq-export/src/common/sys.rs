@@ -16,7 +16,7 @@ use super::arena::{ARENA, PIECE_BYTES};
 /// the same region; it goes back to the arena, or to the system if it is larger than a piece, with the last of them and of its
 /// buffers.
 #[derive(Clone, Debug)]
-pub(super) struct Region(Rc<Mapping>);
+pub(crate) struct Region(Rc<Mapping>);
 
 #[derive(Debug)]
 struct Mapping {
@@ -32,11 +32,11 @@ struct Mapping {
 
 /// A region that nobody uses, on no thread.
 #[derive(Debug)]
-pub(super) struct Chunk(Mapping);
+pub(crate) struct Chunk(Mapping);
 
 /// A piece of memory aligned for direct I/O. It holds zeroes or what was in it before.
 #[derive(Debug)]
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     region: Region,
     start: NonNull<u8>,
     bytes: usize,
@@ -54,7 +54,7 @@ impl Region {
     ///
     /// # Panics
     /// If `bytes` is 0.
-    pub(super) fn new(bytes: usize) -> io::Result<Self> {
+    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
         Self::get(bytes, false)
     }
 
@@ -65,7 +65,7 @@ impl Region {
     ///
     /// # Panics
     /// If `bytes` is 0.
-    pub(super) fn new_blank(bytes: usize) -> io::Result<Self> {
+    pub(crate) fn new_blank(bytes: usize) -> io::Result<Self> {
         Self::get(bytes, true)
     }
 
@@ -99,17 +99,17 @@ impl Region {
     }
 
     /// Says whether no buffer is taken from it.
-    pub(super) fn is_unused(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         self.0.taken.get() == 0
     }
 
     /// Takes it off its thread, if nobody else has a part in it.
-    pub(super) fn into_chunk(self) -> Option<Chunk> {
+    pub(crate) fn into_chunk(self) -> Option<Chunk> {
         Rc::into_inner(self.0).map(Chunk)
     }
 
     /// Says whether two are the same.
-    pub(super) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
@@ -117,7 +117,7 @@ impl Region {
     ///
     /// # Panics
     /// If `bytes` is 0.
-    pub(super) fn take(&self, bytes: usize) -> Option<Buffer> {
+    pub(crate) fn take(&self, bytes: usize) -> Option<Buffer> {
         assert!(bytes > 0, "an empty buffer");
         let (pages, of_all) = (bytes.div_ceil(PAGE), self.0.bytes / PAGE);
         let taken = self.0.taken.get();
@@ -163,12 +163,12 @@ impl Mapping {
 
 impl Chunk {
     /// Has this thread use it.
-    pub(super) fn into_region(self) -> Region {
+    pub(crate) fn into_region(self) -> Region {
         Region(Rc::new(self.0))
     }
 
     /// Bytes of the pages that have ever been part of a buffer.
-    pub(super) fn touched_bytes(&self) -> usize {
+    pub(crate) fn touched_bytes(&self) -> usize {
         self.0.touched_bytes()
     }
 }
@@ -190,7 +190,7 @@ impl Drop for Mapping {
 
 /// A part of a slab, [`PIECE_BYTES`] long, that its owner alone reaches. If it is lost, its addresses are.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(crate) struct Piece {
     start: NonNull<u8>,
 }
 
@@ -200,7 +200,7 @@ unsafe impl Send for Piece {}
 #[cfg(test)]
 impl Piece {
     /// Its first byte.
-    pub(super) fn first(&mut self) -> &mut u8 {
+    pub(crate) fn first(&mut self) -> &mut u8 {
         // SAFETY: it is mapped, readable and writable, and borrowed exclusively.
         unsafe { self.start.as_mut() }
     }
@@ -210,7 +210,7 @@ impl Piece {
 ///
 /// # Errors
 /// What the system says: it has no memory, or no more mappings.
-pub(super) fn map_slab(count: usize) -> io::Result<impl Iterator<Item = Piece>> {
+pub(crate) fn map_slab(count: usize) -> io::Result<impl Iterator<Item = Piece>> {
     let start = map(count * PIECE_BYTES)?;
     // SAFETY: the range was mapped just now, and holds nothing that this could change. A system without huge pages refuses.
     let _ = unsafe {
@@ -231,7 +231,7 @@ pub(super) fn map_slab(count: usize) -> io::Result<impl Iterator<Item = Piece>> 
 ///
 /// # Errors
 /// What the system says: these addresses are locked in memory.
-pub(super) fn forget(piece: &Piece) -> io::Result<()> {
+pub(crate) fn forget(piece: &Piece) -> io::Result<()> {
     // SAFETY: the range is mapped, private and anonymous, and nobody but the piece's owner reaches it.
     let forgotten = unsafe { madvise(piece.start.as_ptr().cast(), PIECE_BYTES, Advice::LinuxDontNeed) };
     Ok(forgotten?)
@@ -253,28 +253,28 @@ fn map(bytes: usize) -> io::Result<NonNull<u8>> {
 
 impl Buffer {
     /// Returns its size.
-    pub(super) fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.bytes
     }
 
     /// Bytes of the pages that no buffer had before this one.
-    pub(super) fn fresh_bytes(&self) -> usize {
+    pub(crate) fn fresh_bytes(&self) -> usize {
         self.region.0.bytes_of(self.fresh)
     }
 
     /// Gives it back as if it had not been taken: nobody has touched it.
-    pub(super) fn untake(self) {
+    pub(crate) fn untake(self) {
         let touched = &self.region.0.touched;
         touched.set(touched.get() & !self.fresh);
     }
 
     /// The region that it is taken from.
-    pub(super) fn region(&self) -> &Region {
+    pub(crate) fn region(&self) -> &Region {
         &self.region
     }
 
     /// Says whether it is lent.
-    pub(super) fn is_lent(&self) -> bool {
+    pub(crate) fn is_lent(&self) -> bool {
         self.is_lent
     }
 
@@ -282,7 +282,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If it is lent already, or shorter.
-    pub(super) fn lend(&mut self, from: usize, len: u32) -> Lent {
+    pub(crate) fn lend(&mut self, from: usize, len: u32) -> Lent {
         assert!(
             !self.is_lent && from <= self.capacity() && len as usize <= self.capacity() - from,
             "lending {len} bytes from {from} of {self:?}"
@@ -297,7 +297,7 @@ impl Buffer {
     }
 
     /// Ends the loan. To be called when the bio that carried it has ended, and not before.
-    pub(super) fn take_back(&mut self) {
+    pub(crate) fn take_back(&mut self) {
         debug_assert!(self.is_lent, "taking back what is not lent");
         self.is_lent = false;
     }
@@ -306,7 +306,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If it is lent.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         assert!(!self.is_lent, "reading a lent buffer");
         // SAFETY: the mapping is that long from here, readable, and these pages are nobody else's while it is not lent.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
@@ -316,7 +316,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If it is lent.
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.is_lent, "writing a lent buffer");
         // SAFETY: as in `bytes`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }

@@ -12,7 +12,7 @@ use super::sys::{Piece, forget, map_slab};
 
 /// Pieces that nobody uses.
 #[derive(Debug, Default)]
-pub(super) struct Arena(Mutex<Free>);
+pub(crate) struct Arena(Mutex<Free>);
 
 #[derive(Debug, Default)]
 struct Free {
@@ -23,7 +23,7 @@ struct Free {
 }
 
 /// The arena of the process.
-pub(super) static ARENA: Arena = Arena(Mutex::new(Free {
+pub(crate) static ARENA: Arena = Arena(Mutex::new(Free {
     used: Vec::new(),
     blank: Vec::new(),
 }));
@@ -33,7 +33,7 @@ impl Arena {
     ///
     /// # Errors
     /// What the system says: it has no memory, or no more mappings.
-    pub(super) fn take(&self, is_blank: bool) -> io::Result<Piece> {
+    pub(crate) fn take(&self, is_blank: bool) -> io::Result<Piece> {
         let mut free = self.lock();
         let used = if is_blank { None } else { free.used.pop() };
         if let Some(piece) = used.or_else(|| free.blank.pop()) {
@@ -45,7 +45,7 @@ impl Arena {
     }
 
     /// Takes a piece back.
-    pub(super) fn put(&self, piece: Piece, is_blank: bool) {
+    pub(crate) fn put(&self, piece: Piece, is_blank: bool) {
         let is_blank = is_blank || {
             let is_enough = self.lock().used.len() >= USED_MAX;
             is_enough && forget(&piece).is_ok()
@@ -64,7 +64,7 @@ impl Arena {
 }
 
 /// Bytes of a piece.
-pub(super) const PIECE_BYTES: usize = ALLOWANCE as usize;
+pub(crate) const PIECE_BYTES: usize = ALLOWANCE as usize;
 /// Pieces of a slab: 16 MiB of addresses, of which only what is used takes memory.
 const SLAB_PIECES: usize = 64;
 /// Pieces that are kept as they are, 4 MiB at most.
