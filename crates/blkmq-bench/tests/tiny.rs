@@ -313,6 +313,27 @@ fn the_engine_bench_measures_every_elevator_and_submitter() {
 }
 
 #[test]
+fn the_engine_bench_with_groups_gives_each_submitter_its_own() {
+    let json = scratch("groups", "json");
+    run_engine(
+        &format!("--groups --elevator bfq --jobs 2 --depth 8 {TINY}"),
+        &json,
+    )
+    .expect("the bench runs");
+    let row = &read(&json)["rows"][0];
+    assert_eq!(row["case"], "null/bfq/jobs=2/depth=8/groups");
+    assert!(is_positive(&row["iops"]), "{row}");
+    let error = run_engine(&format!("--groups --device ram {TINY}"), &json).expect_err("refused");
+    assert!(
+        error
+            .to_string()
+            .contains("--groups rejected: it needs --device null"),
+        "{error:#}"
+    );
+    let _ = std::fs::remove_file(json);
+}
+
+#[test]
 fn every_pattern_runs_on_memory_and_on_a_file() {
     let (json, disk) = (scratch("patterns", "json"), scratch("disk", "raw"));
     std::fs::write(&disk, vec![7; 4 << 20]).expect("the file is written");
