@@ -10,7 +10,7 @@ mod load;
 mod nbdcopy;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use blkmq_core::bio::Op;
@@ -58,6 +58,9 @@ pub struct EngineArgs {
     /// Allow writing to the file or server: what is there is lost
     #[arg(long)]
     pub overwrite: bool,
+    /// Give each submitter a disk and a group of its own, on the null drive: a scheduler then counts and shares by group
+    #[arg(long)]
+    pub groups: bool,
     /// Another build of blkmq to compare with: it becomes the side `before`, this one `after`
     #[arg(long, value_name = "PROGRAM")]
     pub before: Option<PathBuf>,
@@ -95,6 +98,13 @@ impl Pattern {
             Self::Read => "read",
             Self::Write => "write",
         }
+    }
+}
+
+impl EngineArgs {
+    /// Whether whole copies are timed, start and handshake with them: as `nbdcopy`, which can be timed in no other way.
+    fn copies(&self) -> bool {
+        matches!(self.device, Device::Nbd(_)) && self.rw == Pattern::Read
     }
 }
 
@@ -140,6 +150,10 @@ fn settle(args: &EngineArgs) -> Result<EngineArgs> {
     if let Device::File(path) = &args.device {
         device::check_file(path, args.bs)?;
     }
+    ensure!(
+        !args.groups || args.device == Device::Null,
+        "--groups rejected: it needs --device null"
+    );
     let content = match &args.device {
         Device::Null | Device::Ram => None,
         Device::File(path) => Some(path.display().to_string()),
@@ -182,7 +196,7 @@ fn points(args: &EngineArgs) -> Vec<Point<'_>> {
                     measure: Box::new(move |plan| measure(args, elevator, jobs, depth, plan)),
                 });
                 if let Device::Nbd(uri) = &args.device
-                    && args.rw == Pattern::Read
+                    && args.copies()
                     && nbdcopy::is_installed()
                 {
                     points.push(Point {
@@ -215,16 +229,22 @@ fn case(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32) -> String {
     if args.bs != 4096 {
         case += &format!("/bs={}", args.bs);
     }
+    if args.groups {
+        case += "/groups";
+    }
     case
 }
 
 /// Starts an engine, loads it from `jobs` attached threads for the plan's window, and ends it.
 fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
     let writable = args.rw.op().is_write() || args.device == Device::Ram;
-    let engine = args.device.start(elevator, jobs, depth, writable)?;
-    if args.device == Device::Ram {
-        device::fill(&engine)?;
-    }
+    let start = || {
+        if args.groups {
+            device::start_with_groups(elevator, jobs, depth)
+        } else {
+            args.device.start(elevator, jobs, depth, writable)
+        }
+    };
     let job = Job {
         op: args.rw.op(),
         block_bytes: args.bs,
@@ -237,7 +257,63 @@ fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan
             1
         },
     };
+    if args.copies() {
+        return copy_again_and_again(start, job, jobs, plan);
+    }
+    let engine = start()?;
+    if args.device == Device::Ram {
+        device::fill(&engine)?;
+    }
     load_attached(engine, job, jobs, plan)
+}
+
+/// Reads as much as the disk holds, divided between `jobs` attached threads, again and again for the plan's window or a
+/// little longer. The start of the engine, the handshakes and the shutdown are in the time.
+fn copy_again_and_again(
+    start: impl Fn() -> Result<Engine>,
+    job: Job,
+    jobs: u32,
+    plan: &Plan,
+) -> Result<Sample> {
+    let (before, began) = (Usage::of_this_process()?, Instant::now());
+    let (mut ios, mut latency) = (0, Histogram::new());
+    while began.elapsed() < plan.window {
+        let engine = start()?;
+        let blocks = device::loaded(&engine, 0)?.size / u64::from(job.block_bytes);
+        let copied = std::thread::scope(|scope| {
+            let copiers: Vec<_> = (0..jobs as usize)
+                .map(|index| {
+                    let engine = &engine;
+                    scope.spawn(move || {
+                        let load = Load::new(
+                            engine.attach()?,
+                            device::loaded(engine, index)?,
+                            job,
+                            index as u64,
+                        );
+                        load.copy(blocks.div_ceil(u64::from(jobs)))
+                    })
+                })
+                .collect();
+            copiers
+                .into_iter()
+                .map(|copier| copier.join().expect("a copier does not panic"))
+                .collect::<Result<Vec<_>>>()
+        })?;
+        for (count, latencies) in copied {
+            ios += count;
+            latency.merge(&latencies);
+        }
+        engine.shutdown(SHUTDOWN_WITHIN)?;
+    }
+    Ok(Sample {
+        ios,
+        elapsed: began.elapsed(),
+        latency: (&latency).into(),
+        usage: Usage::of_this_process()? - before,
+        client: None,
+        figures: Vec::new(),
+    })
 }
 
 /// Loads an engine's disk from `jobs` attached threads for the plan's window, and ends the engine.
@@ -252,7 +328,7 @@ pub(crate) fn load_attached(engine: Engine, job: Job, jobs: u32, plan: &Plan) ->
                 let (engine, window) = (&engine, &window);
                 scope.spawn(move || {
                     let attached = engine.attach().inspect_err(|_| window.fail())?;
-                    let disk = device::loaded(engine)?;
+                    let disk = device::loaded(engine, index)?;
                     Load::new(attached, disk, job, index as u64).run(window, index)
                 })
             })
@@ -305,7 +381,7 @@ fn about(args: &EngineArgs) -> About {
         setting.push("fio: io_uring, direct, registered file, same depth, jobs and block size".into());
     } else if let Device::Nbd(_) = args.device {
         setting.push(
-            "nbdcopy: the whole export to null:, same connections, threads, requests and block size; ours does not merge".into(),
+            "nbdcopy: the whole export to null:, same connections, threads, requests and block size; ours does not merge; whole copies with start and handshake, of both".into(),
         );
     } else {
         setting.push("latency is sampled: one batch of I/Os in 64 / depth, at least every 64th I/O".into());

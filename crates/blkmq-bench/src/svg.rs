@@ -228,6 +228,8 @@ mod tests {
             commit: "c".into(),
             host: Default::default(),
             command: String::new(),
+            rounds: 1,
+            seconds: 1.0,
             rows: vec![
                 row("a<b", "ours", 3e6),
                 row("a<b", "nbdkit", 1e6),
