@@ -5,12 +5,13 @@ pub mod direct;
 pub mod many;
 
 mod before;
+mod copies;
 mod device;
 mod load;
 mod nbdcopy;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use blkmq_core::bio::Op;
@@ -258,62 +259,13 @@ fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan
         },
     };
     if args.copies() {
-        return copy_again_and_again(start, job, jobs, plan);
+        return copies::measure(start, job, jobs, plan);
     }
     let engine = start()?;
     if args.device == Device::Ram {
         device::fill(&engine)?;
     }
     load_attached(engine, job, jobs, plan)
-}
-
-/// Reads as much as the disk holds, divided between `jobs` attached threads, again and again for the plan's window or a
-/// little longer. The start of the engine, the handshakes and the shutdown are in the time.
-fn copy_again_and_again(
-    start: impl Fn() -> Result<Engine>,
-    job: Job,
-    jobs: u32,
-    plan: &Plan,
-) -> Result<Sample> {
-    let (before, began) = (Usage::of_this_process()?, Instant::now());
-    let (mut ios, mut latency) = (0, Histogram::new());
-    while began.elapsed() < plan.window {
-        let engine = start()?;
-        let blocks = device::loaded(&engine, 0)?.size / u64::from(job.block_bytes);
-        let copied = std::thread::scope(|scope| {
-            let copiers: Vec<_> = (0..jobs as usize)
-                .map(|index| {
-                    let engine = &engine;
-                    scope.spawn(move || {
-                        let load = Load::new(
-                            engine.attach()?,
-                            device::loaded(engine, index)?,
-                            job,
-                            index as u64,
-                        );
-                        load.copy(blocks.div_ceil(u64::from(jobs)))
-                    })
-                })
-                .collect();
-            copiers
-                .into_iter()
-                .map(|copier| copier.join().expect("a copier does not panic"))
-                .collect::<Result<Vec<_>>>()
-        })?;
-        for (count, latencies) in copied {
-            ios += count;
-            latency.merge(&latencies);
-        }
-        engine.shutdown(SHUTDOWN_WITHIN)?;
-    }
-    Ok(Sample {
-        ios,
-        elapsed: began.elapsed(),
-        latency: (&latency).into(),
-        usage: Usage::of_this_process()? - before,
-        client: None,
-        figures: Vec::new(),
-    })
 }
 
 /// Loads an engine's disk from `jobs` attached threads for the plan's window, and ends the engine.

@@ -355,6 +355,44 @@ fn every_pattern_runs_on_memory_and_on_a_file() {
 }
 
 #[test]
+fn whole_copies_from_an_nbd_server_count_the_processor_time_of_threads_that_have_ended() {
+    for program in ["nbdkit", "nbdcopy"] {
+        if Command::new(program).arg("--version").output().is_err() {
+            blkmq_skip::skip(&format!("{program} is not installed (run `cargo xtask setup`)"));
+            return;
+        }
+    }
+    let (json, socket) = (scratch("copies", "json"), scratch("copies", "sock"));
+    let mut server = Command::new("nbdkit")
+        .args(["-f", "-U"])
+        .arg(&socket)
+        .args(["memory", "16M"])
+        .spawn()
+        .expect("nbdkit starts");
+    while !socket.exists() {
+        let ended = server.try_wait().expect("our own child can be asked");
+        assert!(ended.is_none(), "nbdkit ended: {ended:?}");
+        std::thread::yield_now();
+    }
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let result = run_engine(
+        &format!("--device {uri} --rw read --bs 256k --jobs 2 {TINY}"),
+        &json,
+    );
+    server.kill().expect("our own child can be killed");
+    let _ = server.wait();
+    result.expect("the bench runs");
+    let report = read(&json);
+    let rows = report["rows"].as_array().expect("rows");
+    let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+    assert_eq!(sides, ["ours", "nbdcopy"]);
+    // To receive 256 KiB takes a thread more than a microsecond anywhere.
+    let cpu_ns = rows[0]["cpu_ns_per_io"].as_f64().expect("a number");
+    assert!(is_positive(&rows[0]["iops"]) && cpu_ns > 1000.0, "{}", rows[0]);
+    let _ = (std::fs::remove_file(json), std::fs::remove_file(socket));
+}
+
+#[test]
 fn a_file_is_not_written_to_without_leave() {
     let disk = scratch("precious", "raw");
     std::fs::write(&disk, vec![7; 8192]).expect("the file is written");
