@@ -1,5 +1,5 @@
 //! Decides the life of the daemon: from the configuration to open doors, until a signal, and down again.
-//! Comes after `config` and `plan`; the reactors of `blkmq_host` do the work meanwhile.
+//! Comes after `blkmq_config`; the reactors of `blkmq_host` do the work meanwhile.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -16,20 +16,19 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use blkmq_config::{Config, DiskSpec, ExportSpec, Plan, group, plan};
 use blkmq_core::time::Nanos;
 use blkmq_export::nbd::door::{self, AddressLimits, Common};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
+use last_sync::Files;
+use placeholder::Placeholders;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, DiskSpec, ExportSpec, group};
 use crate::log::Log;
-use crate::plan::{self, Plan};
-use last_sync::Files;
-use placeholder::Placeholders;
 
 /// Serves until a signal.
 ///
@@ -42,7 +41,7 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     if args.check {
         return check(&config);
     }
-    let plan = plan::plan(&config)?;
+    let plan = plan(&config)?;
     let daemon = Daemon::start(&config, plan)?;
     daemon.run(signals, config.shutdown_limit, log)
 }
@@ -50,7 +49,7 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
 /// Opens the disks, makes the queues and says whether they can be served; does not listen. Files that had to be made for that are taken away again.
 fn check(config: &Config) -> Result<()> {
     let made = Placeholders::make(config);
-    let queues = plan::plan(config).and_then(|plan| {
+    let queues = plan(config).and_then(|plan| {
         let queues = plan.queues.len();
         let _files = Files::open(config)?;
         descriptors::connections(config, reactors(config))?;
@@ -95,6 +94,17 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
     Ok(config)
 }
 
+/// What a client may do, and for how long.
+fn limits(config: &Config) -> Limits {
+    let default = Limits::default();
+    Limits {
+        handshake_deadline: config
+            .nbd_handshake_deadline
+            .unwrap_or(default.handshake_deadline),
+        ..default
+    }
+}
+
 /// What the engine is to be.
 fn engine(config: &Config, plan: Plan) -> EngineConfig {
     EngineConfig {
@@ -127,7 +137,8 @@ impl Daemon {
         // Listen first: an address that is taken should not cost a start of the engine.
         let doors = sockets::open(&config.exports)?;
         let engine = Engine::start(engine(config, plan))?;
-        let common = Arc::new(Common::new(config.nbd_memory, connections_max));
+        let memory = config.nbd_memory.unwrap_or(door::BYTES_MAX);
+        let common = Arc::new(Common::new(memory, connections_max));
         let mut addresses = Vec::new();
         for (socket, export) in doors {
             let disks = export.disks.as_deref();
@@ -136,10 +147,7 @@ impl Daemon {
             let address = door::Address {
                 socket,
                 disks,
-                limits: Limits {
-                    handshake_deadline: config.nbd_handshake_deadline,
-                    ..Limits::default()
-                },
+                limits: limits(config),
                 admitted: admitted(&export),
             };
             door::serve(&engine, address, &common).with_context(|| format!("export {}", export.address))?;

@@ -8,9 +8,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use blkmq_config::{Address, ExportSpec};
 use blkmq_export::nbd::door::Socket;
-
-use crate::config::{Address, ExportSpec};
 
 /// Opens all addresses, in order.
 ///
