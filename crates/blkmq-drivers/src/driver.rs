@@ -33,8 +33,11 @@ pub struct Driver {
     pub keys: &'static [Key],
     /// Reads the driver's keys, its name among them; all that is left in the list is the driver's. What cannot be is refused
     /// with the key, the value and what is allowed; whoever calls adds the disk's name.
-    pub parse: fn(&mut Pairs, &DiskRequest<'_>) -> Result<Arc<dyn DriverConfig>, ConfigError>,
+    pub parse: Parse,
 }
+
+/// How a driver reads its keys.
+pub type Parse = fn(&mut Pairs, &DiskRequest<'_>) -> Result<Arc<dyn DriverConfig>, ConfigError>;
 
 /// A key of a driver. Its page in `docs/drivers` says more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

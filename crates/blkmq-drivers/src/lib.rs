@@ -21,6 +21,7 @@ pub mod file;
 pub mod keys;
 #[cfg(any(feature = "file", feature = "multipath"))]
 mod mapping;
+pub mod memory;
 #[cfg(feature = "multipath")]
 pub mod multipath;
 #[cfg(feature = "nbd")]
@@ -32,7 +33,6 @@ pub mod ram;
 pub mod registry;
 #[cfg(any(feature = "null", feature = "ram"))]
 mod store;
-#[cfg(any(feature = "null", feature = "ram", test))]
 mod sys;
 #[cfg(test)]
 mod testing;

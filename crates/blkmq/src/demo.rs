@@ -17,12 +17,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use blkmq_core::sched::Kind;
 use clap::{Args, ValueEnum};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
 use client::Job;
 use drive::Medium;
 use report::{Run, Tenant};
 use scene::{FLOOD_DEPTH, Rule, Scene};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
 use stage::Stage;
 
 /// What `demo` takes.

@@ -22,13 +22,13 @@ use blkmq_export::nbd::door::{self, AddressLimits, Common};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
-use last_sync::Files;
-use placeholder::Placeholders;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
 use crate::log::Log;
+use last_sync::Files;
+use placeholder::Placeholders;
 
 /// Serves until a signal.
 ///
