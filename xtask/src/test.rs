@@ -19,6 +19,10 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
         "clippy",
         &mut cargo("clippy --workspace --all-targets -- -D warnings"),
     )?;
+    steps.run(
+        "the command alone",
+        &mut cargo("check -p blkmq --no-default-features"),
+    )?;
     check_dependencies(steps)?;
     loom::run(steps, loom::Depth::Short)?;
     steps.run(

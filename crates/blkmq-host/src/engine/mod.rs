@@ -5,7 +5,7 @@
 pub mod attach;
 pub mod control;
 pub mod disk;
-pub mod group_spec;
+pub mod group_paths;
 pub mod mapped;
 pub(crate) mod shared;
 
@@ -29,7 +29,7 @@ use blkmq_core::time::Nanos;
 use self::attach::Attached;
 use self::control::Control;
 use self::disk::{Disk, QueueId};
-use self::group_spec::Paths;
+use self::group_paths::Paths;
 use self::mapped::MappedSpec;
 use self::shared::{Inbox, Order, QueueEntry, ReactorQueues, Shared};
 use crate::clock::Clock;
