@@ -2,7 +2,7 @@
 //! and that a mounted file forgets.
 
 use std::fs::OpenOptions;
-use std::io::IoSlice;
+use std::io::{IoSlice, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
