@@ -1,6 +1,8 @@
-//! Decides what becomes of skipped tests and steps: each is listed, and in a strict run each must be allowed.
+//! Decides what becomes of skipped tests and steps: each is listed, and in a strict run each must
+//! be allowed.
 //!
-//! Tests append to the list by `blkmq-skip`, whatever captures their output; [`steps`](crate::steps) keeps its own.
+//! Tests append to the list by `blkmq-skip`, whatever captures their output;
+//! [`steps`](crate::steps) keeps its own.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,7 +1,8 @@
-//! Decides what `cargo xtask test` checks and in which order: cheap and likely to fail first, the test suite last.
+//! Decides what `cargo xtask test` checks and in which order: cheap and likely to fail first, the
+//! test suite last.
 //!
-//! The suite comes last so that its own closing lines close the whole run: the list of what was skipped stands before the
-//! documentation's tests, which cannot skip.
+//! The suite comes last so that its own closing lines close the whole run: the list of what was
+//! skipped stands before the documentation's tests, which cannot skip.
 
 use anyhow::Result;
 
@@ -37,7 +38,8 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     run_suite(steps, &skips, mode)
 }
 
-/// Licences, sources and bans need the lock file alone; advisories need their database from the network.
+/// Licences, sources and bans need the lock file alone; advisories need their database from the
+/// network.
 fn check_dependencies(steps: &mut Steps) -> Result<()> {
     if !has_cargo_command("deny") {
         steps.skip(
@@ -61,7 +63,8 @@ fn check_dependencies(steps: &mut Steps) -> Result<()> {
 
 /// The test suite; the end-to-end tests in it drive the release build of the command.
 ///
-/// Property tests draw from one seed, so that a failure is of the change under test; [`soak`](crate::soak) draws new ones.
+/// Property tests draw from one seed, so that a failure is of the change under test;
+/// [`soak`](crate::soak) draws new ones.
 fn run_suite(steps: &Steps, skips: &skips::List, mode: skips::Mode) -> Result<()> {
     steps.print_summary();
     println!("\n==> tests");

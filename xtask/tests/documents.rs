@@ -1,4 +1,5 @@
-//! Decides that a reader finds every document: each page is reached from the index, and no link leads nowhere.
+//! Decides that a reader finds every document: each page is reached from the index, and no link
+//! leads nowhere.
 
 use std::collections::BTreeSet;
 use std::fs;

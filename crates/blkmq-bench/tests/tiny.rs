@@ -366,7 +366,7 @@ fn whole_copies_from_an_nbd_server_count_the_processor_time_of_threads_that_have
     let mut server = Command::new("nbdkit")
         .args(["-f", "-U"])
         .arg(&socket)
-        .args(["memory", "16M"])
+        .args(["memory", "256M"])
         .spawn()
         .expect("nbdkit starts");
     while !socket.exists() {
@@ -386,9 +386,9 @@ fn whole_copies_from_an_nbd_server_count_the_processor_time_of_threads_that_have
     let rows = report["rows"].as_array().expect("rows");
     let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
     assert_eq!(sides, ["ours", "nbdcopy"]);
-    // To receive 256 KiB takes a thread more than a microsecond anywhere.
+    // To receive 256 KiB takes a thread longer than this anywhere; the start of an engine, over a thousand I/Os, does not.
     let cpu_ns = rows[0]["cpu_ns_per_io"].as_f64().expect("a number");
-    assert!(is_positive(&rows[0]["iops"]) && cpu_ns > 1000.0, "{}", rows[0]);
+    assert!(is_positive(&rows[0]["iops"]) && cpu_ns > 5000.0, "{}", rows[0]);
     let _ = (std::fs::remove_file(json), std::fs::remove_file(socket));
 }
 

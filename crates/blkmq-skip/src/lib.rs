@@ -1,7 +1,8 @@
-//! Decides how a test reports that it was skipped: aloud, and in a list that outlives the test runner's capture.
+//! Decides how a test reports that it was skipped: aloud, and in a list that outlives the test
+//! runner's capture.
 //!
-//! `cargo xtask test` names the list in [`LIST`], prints it at the end of the run, and with `--strict` fails for
-//! each skip that `.ci/allowed-skips.txt` does not allow. For tests alone.
+//! `cargo xtask test` names the list in [`LIST`], prints it at the end of the run, and with
+//! `--strict` fails for each skip that `.ci/allowed-skips.txt` does not allow. For tests alone.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,7 +14,8 @@ pub const LIST: &str = "BLKMQ_SKIPS";
 /// Reports that the test on this thread is skipped, and why.
 ///
 /// # Panics
-/// If the list that [`LIST`] names cannot be written: a skip that nobody counts looks like a test that ran.
+/// If the list that [`LIST`] names cannot be written: a skip that nobody counts looks like a test
+/// that ran.
 pub fn skip(reason: &str) {
     let thread = std::thread::current();
     let program = std::env::current_exe().unwrap_or_default();

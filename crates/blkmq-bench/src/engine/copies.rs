@@ -1,5 +1,5 @@
-//! Decides how whole copies of a disk are timed, start, handshakes and shutdown with them: as `nbdcopy` beside it, which can
-//! be timed in no other way.
+//! Decides how whole copies of a disk are timed, start, handshakes and shutdown with them: as
+//! `nbdcopy` beside it, which can be timed in no other way.
 
 use std::time::Instant;
 
@@ -21,8 +21,8 @@ struct Copied {
     usage: Usage,
 }
 
-/// Reads as much as the disk holds, divided between `jobs` attached threads of a new engine, again and again for the plan's
-/// window or a little longer.
+/// Reads as much as the disk holds, divided between `jobs` attached threads of a new engine, again
+/// and again for the plan's window or a little longer.
 ///
 /// # Errors
 /// If an engine cannot be started, a thread cannot attach, or an I/O fails.
