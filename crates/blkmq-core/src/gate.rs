@@ -49,7 +49,7 @@ pub(crate) enum Report {
 }
 
 /// What the gate protects: the elevator, the reading ends of everybody's lists, and the count against the depth.
-pub(crate) struct Sched {
+pub(crate) struct GateState {
     pub(crate) elevator: Option<Box<dyn Elevator>>,
     pub(crate) inserts: Vec<Consumer<Box<Request>>>,
     pub(crate) reports: Vec<Consumer<Report>>,
@@ -73,7 +73,7 @@ pub(crate) struct Sched {
     pub(crate) passed: VecDeque<Box<Request>>,
 }
 
-impl Sched {
+impl GateState {
     /// Takes in what all reactors have published, and what the caps let pass by now: everything, if the queue `drains`.
     pub(crate) fn fold(&mut self, stats: &Stats, drains: bool, now: Instant) {
         self.shares.look(now);
@@ -236,7 +236,7 @@ impl Sched {
     }
 
     /// Puts a request back that the driver wants again.
-    pub(crate) fn put_back(&mut self, rq: Box<Request>, stats: &Stats, now: Instant) {
+    pub(crate) fn requeue(&mut self, rq: Box<Request>, stats: &Stats, now: Instant) {
         self.in_flight -= 1;
         self.shares.ended(rq.disk());
         if rq.is_targeted {

@@ -307,13 +307,13 @@ impl LocalQueue {
         if !self.sw.is_at_rest() || !hw_idle || !self.mailbox.is_empty() {
             return Err(Box::new(self));
         }
-        // Release: as for a finished sweep: nothing of anybody's is here.
-        let swept = &self.queue.port(self.me).swept;
+        // Release: as at the end of a grace period: nothing of anybody's is here.
+        let grace_period_done = &self.queue.port(self.me).grace_period_done;
         self.queue
             .port(self.me)
             .answered
             .store(u64::MAX, Ordering::Relaxed);
-        swept.store(UNATTACHED, Ordering::Release);
+        grace_period_done.store(UNATTACHED, Ordering::Release);
         Ok(QueueHandle {
             queue: Arc::clone(&self.queue),
             id: self.me,
@@ -368,7 +368,7 @@ impl LocalQueue {
             self.send_direct(&mut list, now, fx);
         }
         self.leave(entered);
-        self.sw.plug.put_back(list);
+        self.sw.plug.keep_list(list);
     }
 
     /// The scheduled path: publish on the own insert list, then try the gate. Without an elevator it is that of requests

@@ -113,7 +113,10 @@ impl LocalQueue {
             rq.from_elevator = false;
             self.publish(rq);
         } else {
-            self.hw.as_mut().expect("it was in flight here").push_leftover(rq);
+            self.hw
+                .as_mut()
+                .expect("it was in flight here")
+                .add_to_dispatch_list(rq);
         }
         self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
     }

@@ -48,7 +48,7 @@ impl LocalQueue {
                 break;
             };
             if !port.is_event_loop && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
-                self.hand_over(rq, now, fx);
+                self.send_to_owner(rq, now, fx);
                 continue;
             }
             issued = true;

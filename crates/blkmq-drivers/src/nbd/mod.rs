@@ -4,12 +4,13 @@
 //! and each of those turns requests into the protocol's. What travels is decided in [`blkmq_nbd`].
 //!
 //! ```text
-//!  issue ─► slots ─► line: headers, data ─► sendmsg          ring: readable ─► recvmsg ─► replies ─► slots ─► reap
+//!  issue ─► slots ─► connection: headers ─► sendmsg          ring: readable ─► recvmsg ─► replies ─► slots ─► reap
 //!             ▲ held                                                              │ lost
-//!             └────────── connected again ◄── mend (thread) ◄─────────────────────┘
+//!             └────────── connected again ◄── reconnect (thread) ◄────────────────────┘
 //! ```
 
 mod config;
+mod connection;
 mod dial;
 mod disk;
 mod drive;
@@ -17,8 +18,7 @@ mod driver;
 mod fences;
 mod hctx;
 mod ledger;
-mod line;
-mod mend;
+mod reconnect;
 mod slots;
 mod sys;
 
