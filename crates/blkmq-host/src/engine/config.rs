@@ -82,7 +82,7 @@ pub struct QueueSpec {
     pub merges: bool,
     /// The groups to begin with, and room for more. Default: the root alone.
     pub groups: GroupTree,
-    /// The paths of the groups, by their ids: the names under which [`Control`] knows them.
+    /// The paths of the groups, by their ids: the names under which [`Control`](crate::Control) knows them.
     pub group_paths: Vec<String>,
     /// Who keeps the statistics of groups. Default: each thread, outside the gate.
     pub stats: StatsMode,
