@@ -61,12 +61,13 @@ struct Queue {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Export {
-    nbd: String,
     disks: Option<Vec<String>>,
     connections: Option<u32>,
     group_connections: Option<u32>,
+    /// The address, with the name of its front door.
+    #[serde(flatten)]
+    address: BTreeMap<String, Value>,
 }
 
 /// Reads a configuration file's text.
@@ -214,15 +215,32 @@ fn pairs(head: &str, table: toml::Table) -> Result<Vec<(String, String)>> {
     table.into_iter().map(pair).collect()
 }
 
+/// One key is not known here: that of the front door. Whoever serves knows whether there is such a one, and reads the address.
 fn export(export: Export) -> Result<ExportSpec> {
-    let context = || format!("[[export]] {}", export.nbd);
+    let mut given = export.address.iter();
+    let (Some((door, address)), None) = (given.next(), given.next()) else {
+        let keys: Vec<&str> = export.address.keys().map(String::as_str).collect();
+        bail!(
+            "[[export]] with {} rejected: must have one address, such as nbd = \"unix:PATH\", and beside it no keys but disks, \
+             connections and group_connections",
+            if keys.is_empty() {
+                "no address".to_owned()
+            } else {
+                keys.join(", ")
+            }
+        );
+    };
+    let Value::String(address) = address else {
+        bail!("[[export]] {door} rejected: must be a text, not {address}");
+    };
+    let context = || format!("[[export]] {address}");
     at_least_one("connections", export.connections).with_context(context)?;
     at_least_one("group_connections", export.group_connections).with_context(context)?;
     Ok(ExportSpec {
-        address: export.nbd.parse().context("[[export]] nbd")?,
         disks: export.disks,
         connections: export.connections,
         group_connections: export.group_connections,
+        ..ExportSpec::new(door, address)
     })
 }
 
@@ -365,7 +383,12 @@ mod tests {
                 "[daemon]\nreactors = 0",
                 "reactors=0 rejected: must be from 1 to 128",
             ),
-            ("[[export]]\nnbd = \"smoke\"", "unix:PATH"),
+            ("[[export]]\ndisks = []", "must have one address"),
+            (
+                "[[export]]\nnbd = \"unix:x\"\ndisk = \"a\"",
+                "with disk, nbd rejected",
+            ),
+            ("[[export]]\nnbd = 7", "[[export]] nbd rejected: must be a text"),
             ("[daemon]\nshutdown_limit = \"soon\"", "shutdown_limit=soon"),
             (
                 "[daemon]\nnbd_memory = 1024",

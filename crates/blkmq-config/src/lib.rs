@@ -24,7 +24,7 @@ pub mod queue;
 
 pub use config::Config;
 pub use disk::{DiskSpec, Source};
-pub use export::{Address, ExportSpec};
+pub use export::ExportSpec;
 pub use group::GroupSpec;
 pub use plan::{Plan, plan};
 pub use queue::{Polling, QueueSettings};

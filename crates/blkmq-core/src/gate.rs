@@ -16,7 +16,7 @@ use crate::ids::{DiskId, GroupId};
 use crate::request::{Request, State};
 use crate::sched::{Elevator, InsertAt, Note};
 use crate::share::Shares;
-use crate::stat::{Stats, StatsMode, Watch};
+use crate::stat::{Stats, Watch};
 use crate::target::Targets;
 use crate::throttle::Throttle;
 use crate::time::Instant;
@@ -32,8 +32,10 @@ pub enum Dispatch {
     /// one request at a time and issues it to its own driver, outside. So Linux did until 5.10 where somebody asked for all
     /// contexts at completions: SCSI, and `bfq` whenever the drive had become empty. For measuring what `Single` gains. It costs
     /// a run of every context per batch of completions, and decision order is not issue order.
+    #[cfg(feature = "baselines")]
     EveryContext,
     /// The same where nobody asked for all: a batch of completions runs its own context alone.
+    #[cfg(feature = "baselines")]
     OwnContext,
 }
 
@@ -325,15 +327,13 @@ fn tell_targets(targets: &mut Targets, note: &Note, knows_groups: bool) {
 
 #[inline]
 fn count_end(stats: &Stats, note: &Note) {
-    match stats.mode {
-        StatsMode::Off | StatsMode::Outside => {}
-        StatsMode::UnderGate => stats.under_gate.count_note(note),
-        StatsMode::UnderGateTimed => {
-            let completed_at = stats.time_of_update(note.completed_at);
-            stats.under_gate.count_note(&Note {
-                completed_at,
-                ..*note
-            });
-        }
+    if stats.mode.is_timed() {
+        let completed_at = stats.time_of_update(note.completed_at);
+        stats.under_gate.count_note(&Note {
+            completed_at,
+            ..*note
+        });
+    } else if stats.mode.is_under_gate() {
+        stats.under_gate.count_note(note);
     }
 }

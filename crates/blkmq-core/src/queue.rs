@@ -112,6 +112,7 @@ pub struct Queue {
     tag_mode: TagMode,
     requests_per_reactor: u32,
     merges: bool,
+    #[cfg(feature = "baselines")]
     pub(crate) dispatch: Dispatch,
     pub(crate) rerun: Rerun,
     /// Largest read or write that needs no look at boundaries; 0 if all do.
@@ -215,6 +216,7 @@ impl Queue {
             tag_mode: config.tags,
             requests_per_reactor: config.requests_per_reactor,
             merges: config.merges,
+            #[cfg(feature = "baselines")]
             dispatch: config.dispatch,
             rerun: config.rerun,
             timeout: config.timeout,

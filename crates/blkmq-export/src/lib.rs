@@ -3,7 +3,11 @@
 //! | feature | door |
 //! |---|---|
 //! | `nbd` (default) | [`nbd`]: the network block device protocol, over unix sockets and TCP |
+//!
+//! [`front_door`] says what they are to others and has their registry; [`common`] is what they share.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod common;
+pub mod front_door;
 #[cfg(feature = "nbd")]
 pub mod nbd;

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::nbd::door::{
-    self, ALLOWANCE, Address, AddressLimits, CONNECTIONS_MAX, Common, Memory, Socket,
-};
+use blkmq_export::common::{ALLOWANCE, AddressLimits, CONNECTIONS_MAX, Common, Memory, Socket};
+use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
@@ -275,8 +274,8 @@ fn memory_that_cannot_hold_one_request_is_refused() {
     engine.shutdown(Nanos::from_secs(5)).unwrap();
 }
 
-fn address(socket: Socket, limits: Limits) -> Address<'static> {
-    Address {
+fn address(socket: Socket, limits: Limits) -> Served<'static> {
+    Served {
         socket,
         disks: None,
         limits,

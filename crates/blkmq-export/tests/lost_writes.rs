@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::nbd::door::{self, Address, AddressLimits, CONNECTIONS_MAX, Common, Socket};
+use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, Socket};
+use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
@@ -108,7 +109,7 @@ fn start(name: &str, disk: &str) -> Engine {
     // The one of an engine that has ended may be left.
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
-    let address = Address {
+    let address = Served {
         socket: Socket::Unix(listener, Some(path)),
         disks: None,
         limits: Limits::default(),

@@ -100,16 +100,12 @@ struct Fio {
 impl Fio {
     /// Finds fio 3.33, or says that the test is skipped.
     fn find() -> Option<Self> {
-        let test = std::thread::current().name().unwrap_or("a test").to_owned();
         let version = Command::new("fio").arg("--version").output();
         let version = version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
         if !version.as_ref().is_ok_and(|version| version == "fio-3.33") {
-            // Around the test runner's capture: a skipped test must not look like one that ran.
-            let line =
-                format!("SKIPPED {test}: fio 3.33 is needed, found {version:?} (run `cargo xtask setup`)\n");
-            std::io::stderr()
-                .write_all(line.as_bytes())
-                .expect("stderr is there");
+            blkmq_skip::skip(&format!(
+                "fio 3.33 is needed, found {version:?} (run `cargo xtask setup`)"
+            ));
             return None;
         }
         // Cargo builds the shared library beside this program.

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use blkmq_core::poll::Wait;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use blkmq_export::front_door::{FRONT_DOORS, FrontDoor};
+use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 #[cfg(feature = "demo")]
@@ -76,9 +77,9 @@ pub struct ServeArgs {
     /// Bound or weight a group; may be given again. PATH,KEY=VALUE,… as listed below
     #[arg(long, value_name = "PATH,KEY=VALUE,...")]
     pub group: Vec<String>,
-    /// Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT or systemd; may be given again
-    #[arg(long, value_name = "ADDRESS")]
-    pub nbd: Vec<String>,
+    /// Where disks are served.
+    #[command(flatten)]
+    pub addresses: Addresses,
     /// Read disks, queues, groups and exports from FILE (TOML); flags add to it
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -92,6 +93,42 @@ pub struct ServeArgs {
     /// Check the configuration, open the disks, and end
     #[arg(long)]
     pub check: bool,
+}
+
+/// Addresses at which all disks are served, each with its front door: a flag for each of those.
+#[derive(Clone, Debug, Default)]
+pub struct Addresses(pub Vec<(String, String)>);
+
+impl Args for Addresses {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let flag = |command: clap::Command, door: &&dyn FrontDoor| {
+            let flag = Arg::new(door.name()).long(door.name()).value_name("ADDRESS");
+            command.arg(flag.action(ArgAction::Append).help(door.help()))
+        };
+        FRONT_DOORS.iter().fold(command, flag)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Addresses {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let of = |door: &&dyn FrontDoor| {
+            let name = door.name();
+            let given = matches.get_many::<String>(name).into_iter().flatten();
+            given
+                .map(|address| (name.to_owned(), address.clone()))
+                .collect::<Vec<_>>()
+        };
+        Ok(Self(FRONT_DOORS.iter().flat_map(of).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// Writes the manual page of the command and of each of its commands.

@@ -7,7 +7,6 @@ mod descriptors;
 mod last_sync;
 mod placeholder;
 mod report;
-mod sockets;
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -18,8 +17,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use blkmq_config::{Config, DiskSpec, ExportSpec, Plan, group, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::nbd::door::{self, AddressLimits, Common};
-use blkmq_export::nbd::limits::Limits;
+use blkmq_export::common::{self, AddressLimits, Common};
+use blkmq_export::front_door::{self, FRONT_DOORS, Offer};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -81,28 +80,21 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
     for group in &args.group {
         config.groups.push(group::parse(group)?);
     }
-    for address in &args.nbd {
-        let address = address.parse().with_context(|| format!("--nbd {address}"))?;
-        config.exports.push(ExportSpec::new(address));
+    for (door, address) in &args.addresses.0 {
+        let export = ExportSpec::new(door, address);
+        read(&export).with_context(|| format!("--{door} {address}"))?;
+        config.exports.push(export);
     }
     config.reactors = args.reactors.or(config.reactors);
     config.wait = args.wait.unwrap_or(config.wait);
     config.check()?;
+    for export in &config.exports {
+        read(export).with_context(|| format!("[[export]] {}", export.door))?;
+    }
     if config.exports.is_empty() && !args.check {
         bail!("no address to serve at: give --nbd unix:PATH, or a configuration with [[export]]");
     }
     Ok(config)
-}
-
-/// What a client may do, and for how long.
-fn limits(config: &Config) -> Limits {
-    let default = Limits::default();
-    Limits {
-        handshake_deadline: config
-            .nbd_handshake_deadline
-            .unwrap_or(default.handshake_deadline),
-        ..default
-    }
 }
 
 /// What the engine is to be.
@@ -135,22 +127,28 @@ impl Daemon {
         let files = Files::open(config)?;
         let connections_max = descriptors::connections(config, reactors(config))?;
         // Listen first: an address that is taken should not cost a start of the engine.
-        let doors = sockets::open(&config.exports)?;
+        let mut opened = Vec::new();
+        for export in &config.exports {
+            let address = read(export)?;
+            let all = address.open()?.into_iter();
+            opened.extend(all.map(|one| (one, address.to_string(), export)));
+        }
         let engine = Engine::start(engine(config, plan))?;
-        let memory = config.nbd_memory.unwrap_or(door::BYTES_MAX);
+        let memory = config.nbd_memory.unwrap_or(common::BYTES_MAX);
         let common = Arc::new(Common::new(memory, connections_max));
         let mut addresses = Vec::new();
-        for (socket, export) in doors {
+        for (opened, address, export) in opened {
             let disks = export.disks.as_deref();
             let served = served(config, &engine, disks);
-            addresses.extend(served.map(|disk| sockets::uri(&socket, &disk.name)));
-            let address = door::Address {
-                socket,
+            addresses.extend(served.map(|disk| opened.client_line(&disk.name)));
+            let offer = Offer {
                 disks,
-                limits: limits(config),
-                admitted: admitted(&export),
+                admitted: admitted(&address, export),
+                handshake_deadline: config.nbd_handshake_deadline,
             };
-            door::serve(&engine, address, &common).with_context(|| format!("export {}", export.address))?;
+            opened
+                .serve(&engine, offer, &common)
+                .with_context(|| format!("export {address}"))?;
         }
         Ok(Self {
             engine,
@@ -208,11 +206,27 @@ impl Daemon {
     }
 }
 
+/// Reads an address as its front door has it.
+///
+/// # Errors
+/// What is wrong with it.
+fn read(export: &ExportSpec) -> Result<Box<dyn front_door::Address>> {
+    let Some(door) = front_door::find(&export.door) else {
+        let known: Vec<&str> = FRONT_DOORS.iter().map(|door| door.name()).collect();
+        bail!(
+            "key {} rejected: there is no such front door; known are {}, and beside them disks, connections, group_connections",
+            export.door,
+            known.join(", ")
+        );
+    };
+    Ok(door.parse(&export.address)?)
+}
+
 /// How many connections an address may have.
-fn admitted(export: &ExportSpec) -> AddressLimits {
+fn admitted(address: &str, export: &ExportSpec) -> AddressLimits {
     let default = AddressLimits::default();
     AddressLimits {
-        name: export.address.to_string(),
+        name: address.to_owned(),
         connections_max: export.connections.unwrap_or(default.connections_max),
         group_connections_max: export.group_connections.unwrap_or(default.group_connections_max),
     }

@@ -4,7 +4,9 @@ use super::LocalQueue;
 use crate::bio::Status;
 use crate::gate::Report;
 use crate::ids::HctxId;
-use crate::queue::{Dispatch, Effects, Mail};
+#[cfg(feature = "baselines")]
+use crate::queue::Dispatch;
+use crate::queue::{Effects, Mail};
 use crate::request::{NOT_INSERTED, Request, State};
 use crate::sched::Note;
 use crate::time::Instant;
@@ -43,6 +45,7 @@ impl LocalQueue {
             hw.predictor.show(&self.queue.port(self.me).shard.poll);
         }
         any |= self.expire(now, fx);
+        #[cfg(feature = "baselines")]
         if any && self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
             self.run_other_contexts(fx);
         }

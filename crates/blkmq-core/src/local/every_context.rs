@@ -10,6 +10,11 @@ use crate::queue::{Dispatch, Effects};
 use crate::time::Instant;
 
 impl LocalQueue {
+    /// Says whether each context dispatches for itself.
+    pub(super) fn dispatches_for_itself(&self) -> bool {
+        self.queue.is_scheduled() && self.queue.dispatch != Dispatch::Single
+    }
+
     /// Takes what was published into the elevator, then has the own context run: at once, or by who owns it.
     pub(super) fn insert_and_run_own(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);

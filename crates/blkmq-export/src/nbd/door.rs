@@ -6,63 +6,53 @@
 //!                                          socket ◄─ transmit ◄── reply ◄─ slots ◄─ end of bio
 //! ```
 
-mod admission;
-mod buffers;
 mod connection;
 mod departed;
 mod departures;
-mod listener;
-mod log;
-mod lookup;
 mod losses;
-mod memory;
-mod pace;
-mod payload;
-mod peer;
-mod pool;
 mod predecessors;
 mod receive;
 mod request;
 mod slots;
-mod sys;
 mod transmit;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
+use blkmq_host::service::ServiceFactory;
 use blkmq_nbd::identity;
 
+use self::connection::Connection;
 use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
+use crate::common::listener::Listener;
+use crate::common::log::Log;
+use crate::common::{AddressLimits, Common, Socket};
 
-pub use admission::{AddressLimits, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
-pub use listener::Socket;
-pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
-
-/// What the connections of all addresses have in common.
+/// What the connections of all NBD addresses have in common.
 #[derive(Debug)]
-pub struct Common {
-    /// What payload is held in.
-    pub memory: Arc<Memory>,
-    /// How many there are and may be.
-    pub connections: Arc<Connections>,
-    /// Who asks what is allocated.
-    lookups: lookup::Lookups,
+struct Shared {
     /// Who has selected which disk.
     disks: Arc<predecessors::Disks>,
-    /// Somebody gives memory back that is kept for nobody.
-    has_trimmer: AtomicBool,
     /// Which instance of a server this is.
     instance: Option<u64>,
 }
 
-/// An address at which disks are served.
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            disks: Arc::default(),
+            instance: identity::new_instance(),
+        }
+    }
+}
+
+/// What is served at a socket.
 #[derive(Debug)]
-pub struct Address<'a> {
+pub struct Served<'a> {
     /// The socket that listens.
     pub socket: Socket,
     /// The disks, by name; none for all that no mapped disk lies on.
@@ -80,36 +70,21 @@ pub(crate) struct Door {
     exports: Arc<ExportTable>,
     limits: Limits,
     common: Arc<Common>,
-    /// Its number among the addresses.
-    address: u32,
-    log: log::Log,
-}
-
-impl Common {
-    /// Memory of so many bytes, and so many connections at most.
-    pub fn new(memory_bytes: u64, connections_max: u32) -> Self {
-        Self {
-            memory: Arc::new(Memory::new(memory_bytes)),
-            connections: Arc::new(Connections::new(connections_max)),
-            lookups: lookup::Lookups::new(),
-            disks: Arc::default(),
-            has_trimmer: AtomicBool::new(false),
-            instance: identity::new_instance(),
-        }
-    }
+    shared: Arc<Shared>,
+    log: Arc<Log>,
 }
 
 /// Serves disks at a socket that listens.
 ///
 /// # Errors
 /// The limit that is out of its range, or the disk that cannot be offered, with the reason.
-pub fn serve(engine: &Engine, address: Address<'_>, common: &Arc<Common>) -> Result<(), ServeError> {
-    let Address {
+pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Result<(), ServeError> {
+    let Served {
         socket,
         disks,
         limits,
         admitted,
-    } = address;
+    } = served;
     limits.check()?;
     if common.memory.bytes_max() < u64::from(limits.payload_bytes_max) {
         return Err(ServeError::Memory {
@@ -118,26 +93,27 @@ pub fn serve(engine: &Engine, address: Address<'_>, common: &Arc<Common>) -> Res
         });
     }
     let mut exports = exports(engine.disks(), disks)?;
-    exports.instance = common.instance;
+    let shared = common.of_door::<Shared>();
+    exports.instance = shared.instance;
     let group = |export: &Arc<Export>| engine.disks()[export.id.0 as usize].group;
     let groups: BTreeSet<GroupId> = exports.iter().map(group).collect();
+    let address = common.connections.add_address(admitted, groups.len() as u32);
+    let log = Arc::new(Log::new("nbd"));
     let door = Arc::new(Door {
         exports: Arc::new(exports),
         limits,
         common: Arc::clone(common),
-        address: common.connections.add_address(admitted, groups.len() as u32),
-        log: log::Log::default(),
+        shared,
+        log: Arc::clone(&log),
     });
-    let listener = listener::Listener::new(socket, door).map_err(ServeError::Socket)?;
+    let connect = move |client| -> ServiceFactory {
+        let door = Arc::clone(&door);
+        Box::new(move || Box::new(Connection::new(client, door)))
+    };
+    let listener =
+        Listener::new(socket, common, address, &log, Box::new(connect)).map_err(ServeError::Socket)?;
     engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
-    // Relaxed: addresses are added by one thread.
-    if !common.has_trimmer.swap(true, Ordering::Relaxed) {
-        let memory = Arc::clone(&common.memory);
-        engine.add_service(
-            ReactorId(0),
-            Box::new(move || Box::new(pool::Trimmer::new(memory))),
-        );
-    }
+    common.trim(engine);
     Ok(())
 }
 

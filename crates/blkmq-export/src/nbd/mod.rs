@@ -12,5 +12,8 @@
 
 pub mod door;
 pub mod export;
+mod front_door;
 pub mod limits;
 pub mod session;
+
+pub use front_door::Nbd;

@@ -156,7 +156,7 @@ impl ReactorCore {
 
     /// Says whether a group may have so many bytes more moved in this turn. If not there is another turn at once.
     pub(crate) fn may_move(&mut self, group: GroupId, bytes: u64) -> bool {
-        let may = self.moved.admit(group, bytes);
+        let may = self.moved.admit(group, bytes, self.clock.now());
         self.runs_again |= !may;
         may
     }

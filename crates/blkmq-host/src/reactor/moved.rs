@@ -1,12 +1,22 @@
-//! Decides how much data one group may have moved in one turn of a reactor. Drives that end requests while they are issued (memory, the
-//! page cache) copy all that one group asks for on the reactor's thread, and everybody else waits meanwhile. Kept by `reactor::core`,
-//! asked by `service`.
+//! Decides how much data one group may have moved in one turn of a reactor, in bytes and in time. Drives that end requests while they
+//! are issued (memory, the page cache) copy all that one group asks for on the reactor's thread, and everybody else waits
+//! meanwhile. Kept by `reactor::core`, asked by `service`.
 
 use blkmq_core::ids::GroupId;
+use blkmq_core::time::{Instant, Nanos};
 
-/// Bytes of large bios that each group has submitted in this turn.
+/// What each group has had moved in this turn.
 #[derive(Debug, Default)]
-pub(crate) struct Moved(Vec<(GroupId, u64)>);
+pub(crate) struct Moved(Vec<Share>);
+
+#[derive(Debug)]
+struct Share {
+    group: GroupId,
+    /// When its first large bio of this turn was submitted.
+    since: Instant,
+    /// Bytes of its large bios.
+    bytes: u64,
+}
 
 impl Moved {
     /// A new turn begins.
@@ -16,38 +26,60 @@ impl Moved {
     }
 
     /// Takes note of a bio, unless its group has had enough: the first one of a turn goes, whatever its size.
-    pub(crate) fn admit(&mut self, group: GroupId, bytes: u64) -> bool {
-        let Some((_, moved)) = self.0.iter_mut().find(|(of, _)| *of == group) else {
-            self.0.push((group, bytes));
+    pub(crate) fn admit(&mut self, group: GroupId, bytes: u64, now: Instant) -> bool {
+        let Some(share) = self.0.iter_mut().find(|share| share.group == group) else {
+            self.0.push(Share {
+                group,
+                since: now,
+                bytes,
+            });
             return true;
         };
-        if *moved + bytes > BYTES_MAX && !cfg!(blkmq_mutant = "moved") {
+        let is_enough = share.bytes + bytes > BYTES_MAX || now.since(share.since) > TIME_MAX;
+        if is_enough && !cfg!(blkmq_mutant = "moved") {
             return false;
         }
-        *moved += bytes;
+        share.bytes += bytes;
         true
     }
 }
 
-/// About half a millisecond of copying to memory that is touched for the first time, a tenth of it otherwise.
+/// A tenth of a millisecond of copying to memory that is in use already.
 const BYTES_MAX: u64 = 1 << 20;
+/// Memory that is touched for the first time takes ten times as long.
+const TIME_MAX: Nanos = Nanos::from_micros(100);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+    const NOW: Instant = Instant(0);
 
     #[test]
     fn a_group_that_has_had_enough_holds_up_no_other_and_goes_on_in_the_next_turn() {
         let (flood, light) = (GroupId(1), GroupId(2));
         let mut moved = Moved::default();
-        let admitted = (0..100).filter(|_| moved.admit(flood, MIB)).count();
+        let admitted = (0..100).filter(|_| moved.admit(flood, MIB, NOW)).count();
         assert_eq!(admitted, 1);
-        assert!(moved.admit(light, MIB), "of another group");
-        assert!(!moved.admit(flood, MIB));
+        assert!(moved.admit(light, MIB, NOW), "of another group");
+        assert!(!moved.admit(flood, MIB, NOW));
         moved.clear();
-        assert!(moved.admit(flood, 32 * MIB), "the first one, whatever its size");
-        assert!(!moved.admit(flood, 32 << 10));
+        assert!(
+            moved.admit(flood, 32 * MIB, NOW),
+            "the first one, whatever its size"
+        );
+        assert!(!moved.admit(flood, 32 << 10, NOW));
+    }
+
+    #[test]
+    fn a_group_whose_data_moves_slowly_has_as_much_time_as_others() {
+        let group = GroupId(1);
+        let mut moved = Moved::default();
+        let at = |us| NOW + Nanos::from_micros(us);
+        let admitted = (0..16)
+            .filter(|n| moved.admit(group, 32 << 10, at(n * 30)))
+            .count();
+        assert_eq!(admitted, 4, "at 0, 30, 60 and 90 µs");
     }
 }

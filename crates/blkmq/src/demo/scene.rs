@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blkmq_config::{Address, Config, DiskSpec, ExportSpec, GroupSpec, QueueSettings, plan};
+use blkmq_config::{Config, DiskSpec, ExportSpec, GroupSpec, QueueSettings, plan};
 use blkmq_core::group::{CapKind, Caps};
 use blkmq_core::sched::Kind;
 
@@ -108,7 +108,7 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
         depth: Some(depth),
         ..QueueSettings::default()
     };
-    let export = ExportSpec::new(Address::Unix(socket.to_owned()));
+    let export = ExportSpec::new("nbd", &format!("unix:{}", socket.display()));
     let config = Config {
         // One, so that both tenants meet in one place whatever the number of processors.
         reactors: Some(1),

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, bail};
 use blkmq_config::{Config, DiskSpec};
-use blkmq_export::nbd::door::{CONNECTIONS_MAX, LEAVING_MAX};
+use blkmq_export::common::{CONNECTIONS_MAX, LEAVING_MAX};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -8,7 +8,7 @@ use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::multipath::NoPath;
 use blkmq_core::stat::{DirectionStats, GroupStats};
 use blkmq_drivers::multipath::MultipathDrive;
-use blkmq_export::nbd::door::Common;
+use blkmq_export::common::Common;
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
 

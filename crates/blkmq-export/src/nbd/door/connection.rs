@@ -23,15 +23,16 @@ use blkmq_host::service::{Cx, Service};
 use rustix::net::sockopt;
 
 use super::Door;
-use super::admission::Ticket;
-use super::log::Log;
-use super::lookup::Asker;
 use super::losses::Heard;
-use super::peer::{peer, watch_for_a_silent_end};
 use super::predecessors::{Fenced, Place};
 use super::receive::Receive;
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
+use crate::common::admission::Ticket;
+use crate::common::listener::Client;
+use crate::common::log::Log;
+use crate::common::lookup::Asker;
+use crate::common::peer::{peer, watch_for_a_silent_end};
 use crate::nbd::session::{Request, Session};
 
 /// One client.
@@ -98,7 +99,12 @@ enum Closing {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, is_tcp: bool, door: Arc<Door>, ticket: Ticket) -> Self {
+    pub(super) fn new(client: Client, door: Arc<Door>) -> Self {
+        let Client {
+            socket,
+            is_tcp,
+            ticket,
+        } = client;
         if is_tcp {
             // Replies are sent in whole batches; waiting for more would only delay them.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
@@ -162,7 +168,7 @@ impl Connection {
             session.replies().read_sent(&request);
         });
         match sent {
-            Ok((Sent::All, _)) => self.unread_since = None,
+            Ok((Sent::All | Sent::Enough, _)) => self.unread_since = None,
             Ok((Sent::Blocked, bytes)) => {
                 self.is_blocked = true;
                 if bytes > 0 || self.unread_since.is_none() {
@@ -287,7 +293,7 @@ impl Service for Connection {
         let mut rounds = 0;
         while self.may_send() && !self.transmit.is_empty() {
             rounds += 1;
-            if rounds > ROUNDS_MAX {
+            if rounds > ROUNDS_MAX || self.transmit.has_sent_enough() {
                 self.come_again(cx);
                 break;
             }
@@ -304,6 +310,7 @@ impl Service for Connection {
             self.wind_up(cx);
         }
         self.receive.begin_turn();
+        self.transmit.begin_turn();
         self.watch_time(cx);
     }
 

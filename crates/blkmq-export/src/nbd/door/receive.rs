@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::sys::{Buffer, Region};
+use crate::common::sys::{Buffer, Region};
 
 /// Received bytes that the session has not taken.
 #[derive(Debug)]
@@ -37,8 +37,7 @@ pub(super) enum Received {
 }
 
 impl Receive {
-    /// Makes a buffer that holds `bytes_min` at least. It is a mapping of its own, so that only what is used of it takes memory: the
-    /// allocator hands out what others have used before, and clears all of it.
+    /// Makes a buffer that holds `bytes_min` at least. It is a region of its own, of which only what is used takes memory.
     pub(super) fn new(bytes_min: usize) -> Self {
         let bytes = bytes_min.max(BYTES);
         let region = Region::new(bytes).ok();

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use blkmq_core::time::Instant;
 use blkmq_host::service::Cx;
 
-use super::super::lookup::Asker;
 use super::super::losses::Heard;
-use super::super::memory::Account;
 use super::super::receive::Received;
 use super::super::slots::Slots;
 use super::{AGAIN, Closing, Connection};
+use crate::common::lookup::Asker;
+use crate::common::memory::Account;
 use crate::nbd::session::Event;
 
 impl Connection {
@@ -103,7 +103,7 @@ impl Connection {
         self.slots.set_account(account, disk.limits.leaves_buffers);
         self.heard = Heard::new(&disk);
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
-        let disks = &self.door.common.disks;
+        let disks = &self.door.shared.disks;
         let entered = disks.enter(index as u32, &self.socket, self.session.name(), &cx.waker());
         let mut place = match entered {
             Ok(place) => place,

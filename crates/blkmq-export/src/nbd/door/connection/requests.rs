@@ -5,10 +5,10 @@ use blkmq_host::service::Cx;
 use blkmq_nbd::codec::ErrorCode;
 use blkmq_nbd::codec::reply::Extent;
 
-use super::super::buffers::TagError;
-use super::super::lookup::{Answer, Question};
 use super::super::request::{bio, buffer_bytes, error_of, extent};
 use super::{Closing, Connection, SELECTED};
+use crate::common::buffers::TagError;
+use crate::common::lookup::{Answer, Question};
 use crate::nbd::session::{Op, Request};
 
 impl Connection {

@@ -1,17 +1,18 @@
-//! Decides where a connection's buffers lie and what they count for. It has one region of its own, [`ALLOWANCE`] bytes, which
+//! Decides where a connection's buffers lie and what they count for. It has one region of its own, [`PIECE_BYTES`] long, which
 //! counts for nothing; what it needs beyond that lies in further regions of the same size: a long request in as many as it needs,
-//! small ones together. They come from those that are kept (`pool`), or else from the system. What counts is every page from its
+//! small ones together. They come from those that are kept (`pool`), or else from the arena. What counts is every page from its
 //! first use on, until its region is given back: so the memory that is taken is the memory that is counted, rounding included.
 
 use std::io;
 
-use super::memory::{ALLOWANCE, Account};
-use super::payload::{PIECE_BYTES, Payload};
+use super::arena::PIECE_BYTES;
+use super::memory::Account;
+use super::payload::Payload;
 use super::sys::{Buffer, Chunk, Region};
 
 /// The memory of one connection.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     account: Account,
     /// Only what nobody has used: its drive's reads may leave in the buffers what was there.
     is_for_itself: bool,
@@ -22,7 +23,7 @@ pub(super) struct Buffers {
 
 /// Why there is no memory for a request.
 #[derive(Debug)]
-pub(super) enum TagError {
+pub(crate) enum TagError {
     /// Others have it; the connection is woken when it may try again.
     OfMemory,
     /// The system refuses.
@@ -31,7 +32,7 @@ pub(super) enum TagError {
 
 impl Buffers {
     /// Makes it without any. `is_for_itself` if it may have no memory that other connections have used.
-    pub(super) fn new(account: Account, is_for_itself: bool) -> Self {
+    pub(crate) fn new(account: Account, is_for_itself: bool) -> Self {
         Self {
             account,
             is_for_itself,
@@ -44,7 +45,7 @@ impl Buffers {
     ///
     /// # Errors
     /// If there is none for it now.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<Payload, TagError> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<Payload, TagError> {
         if bytes <= PIECE_BYTES {
             return self
                 .take_small(bytes)
@@ -64,7 +65,7 @@ impl Buffers {
         let mut paid = needed;
         while paid > 0 {
             let piece = paid.min(PIECE_BYTES);
-            match region(kept.next()) {
+            match self.region(kept.next()) {
                 Ok(region) => buffers.push(region.take(piece).expect("a region that is large enough")),
                 Err(error) => {
                     self.account.give(paid as u64);
@@ -81,12 +82,12 @@ impl Buffers {
     }
 
     /// Takes memory back.
-    pub(super) fn put(&mut self, payload: Payload) {
+    pub(crate) fn put(&mut self, payload: Payload) {
         self.put_all(payload.into_buffers());
     }
 
     /// Gives the place in the line for memory up.
-    pub(super) fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.account.give_up();
     }
 
@@ -124,7 +125,7 @@ impl Buffers {
         } else {
             self.account.take_kept_whole()
         };
-        let region = region(kept).map_err(TagError::OfTheSystems)?;
+        let region = self.region(kept).map_err(TagError::OfTheSystems)?;
         let buffer = region.take(bytes).expect("a new region that is large enough");
         if bytes <= SMALL_BYTES {
             self.shared.push(region);
@@ -156,15 +157,19 @@ impl Buffers {
 
     fn own(&mut self) -> Result<&Region, TagError> {
         if self.own.is_none() {
-            self.own = Some(Region::new(ALLOWANCE as usize).map_err(TagError::OfTheSystems)?);
+            self.own = Some(self.region(None).map_err(TagError::OfTheSystems)?);
         }
         Ok(self.own.as_ref().expect("it was just made"))
     }
-}
 
-/// A region that was kept, or one of the system.
-fn region(kept: Option<Chunk>) -> io::Result<Region> {
-    kept.map_or_else(|| Region::new(PIECE_BYTES), |chunk| Ok(chunk.into_region()))
+    /// A region that was kept, or another one.
+    fn region(&self, kept: Option<Chunk>) -> io::Result<Region> {
+        match kept {
+            Some(chunk) => Ok(chunk.into_region()),
+            None if self.is_for_itself => Region::new_blank(PIECE_BYTES),
+            None => Region::new(PIECE_BYTES),
+        }
+    }
 }
 
 const PAGE: usize = 4096;

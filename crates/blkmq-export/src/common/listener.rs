@@ -5,56 +5,42 @@
 //! wait in the kernel's backlog, and the daemon has no more descriptors than it counts.
 
 use std::io;
-use std::net::TcpListener;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
 use blkmq_host::ring::Completion;
-use blkmq_host::service::{Cx, Service};
+use blkmq_host::service::{Cx, Service, ServiceFactory};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{SocketFlags, accept_with, listen};
 
-use super::Door;
-use super::admission::NoRoom;
-use super::connection::Connection;
+use super::Common;
+use super::admission::{NoRoom, Ticket};
+use super::log::Log;
 use super::pace::Pace;
+use super::socket::Socket;
 
-/// A socket that listens.
-#[derive(Debug)]
-pub enum Socket {
-    /// A unix socket; the path, if any, is removed when the door closes.
-    Unix(UnixListener, Option<PathBuf>),
-    /// A TCP socket.
-    Tcp(TcpListener),
-}
+/// Makes the connection of a client that has been let in.
+pub(crate) type Connect = Box<dyn Fn(Client) -> ServiceFactory + Send>;
 
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unix(listener, _) => listener.as_fd(),
-            Self::Tcp(listener) => listener.as_fd(),
-        }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if let Self::Unix(_, Some(path)) = self {
-            // Gone already is as good.
-            let _ = std::fs::remove_file(path);
-        }
-    }
+/// A client that has been let in.
+pub(crate) struct Client {
+    pub(crate) socket: OwnedFd,
+    pub(crate) is_tcp: bool,
+    /// Its place among the connections, for as long as it is kept.
+    pub(crate) ticket: Ticket,
 }
 
 /// Accepts the connections of one address.
-pub(super) struct Listener {
+pub(crate) struct Listener {
     socket: Option<Socket>,
-    door: Arc<Door>,
+    common: Arc<Common>,
+    /// Its number among the addresses.
+    address: u32,
+    log: Arc<Log>,
+    connect: Connect,
     next: usize,
     pace: Pace,
     /// Accepted, and there is no room for it yet.
@@ -70,13 +56,22 @@ pub(super) struct Listener {
 impl Listener {
     /// # Errors
     /// If the socket cannot be asked without waiting.
-    pub(super) fn new(socket: Socket, door: Arc<Door>) -> io::Result<Self> {
+    pub(crate) fn new(
+        socket: Socket,
+        common: &Arc<Common>,
+        address: u32,
+        log: &Arc<Log>,
+        connect: Connect,
+    ) -> io::Result<Self> {
         ioctl_fionbio(&socket, true)?;
         // Fewer than the system allows: who comes is accepted or refused in a moment.
         listen(&socket, BACKLOG)?;
         Ok(Self {
             socket: Some(socket),
-            door,
+            common: Arc::clone(common),
+            address,
+            log: Arc::clone(log),
+            connect,
             next: 0,
             pace: Pace::default(),
             waiting: None,
@@ -132,31 +127,28 @@ impl Listener {
 
     /// Has a client served, or turns it away. Says whether the next one can be looked at: not while there is no room yet.
     fn admit(&mut self, cx: &mut Cx<'_>, fd: OwnedFd) -> bool {
-        let ticket = match self
-            .door
-            .common
-            .connections
-            .admit(self.door.address, || cx.waker())
-        {
+        let admitted = self.common.connections.admit(self.address, || cx.waker());
+        let ticket = match admitted {
             Ok(ticket) => ticket,
             Err(NoRoom::Yet) => {
                 self.waiting = Some(fd);
                 return false;
             }
             Err(NoRoom::AtAll(refusal)) => {
-                let log = &self.door.log;
-                log.warn(cx.now(), format_args!("connection refused: {refusal}"));
+                let what = format_args!("connection refused: {refusal}");
+                self.log.warn(cx.now(), what);
                 return true;
             }
         };
         let is_tcp = matches!(self.socket, Some(Socket::Tcp(_)));
-        let door = Arc::clone(&self.door);
         let reactor = ReactorId((self.next % cx.reactors()) as u16);
         self.next += 1;
-        cx.spawn_on(
-            reactor,
-            Box::new(move || Box::new(Connection::new(fd, is_tcp, door, ticket))),
-        );
+        let connection = (self.connect)(Client {
+            socket: fd,
+            is_tcp,
+            ticket,
+        });
+        cx.spawn_on(reactor, connection);
         true
     }
 
@@ -171,11 +163,11 @@ impl Listener {
 
     fn failed(&mut self, cx: &mut Cx<'_>, errno: Errno) {
         if matches!(errno, Errno::MFILE | Errno::NFILE) {
-            self.door.common.connections.displace_some();
+            self.common.connections.displace_some();
         }
         if !std::mem::replace(&mut self.is_failing, true) {
             let what = format_args!("no connection can be accepted: {errno}; trying again every 100 ms");
-            self.door.log.warn(cx.now(), what);
+            self.log.warn(cx.now(), what);
         }
         cx.set_timer(cx.now() + RETRY);
     }

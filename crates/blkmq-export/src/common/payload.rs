@@ -5,23 +5,21 @@ use std::ops::Range;
 
 use blkmq_core::bio::{Data, Lent};
 
+use super::arena::PIECE_BYTES;
 use super::sys::Buffer;
 
 /// The memory of one request's payload. All buffers but the last are [`PIECE_BYTES`] long.
 #[derive(Debug)]
-pub(super) struct Payload {
+pub(crate) struct Payload {
     first: Buffer,
     /// Empty for all but long requests, and so nothing to be allocated.
     rest: Vec<Buffer>,
 }
 
-/// Bytes of each buffer but the last one.
-pub(super) const PIECE_BYTES: usize = super::memory::ALLOWANCE as usize;
-
 impl Payload {
     /// # Panics
     /// If a buffer but the last one is shorter than [`PIECE_BYTES`].
-    pub(super) fn new(first: Buffer, rest: Vec<Buffer>) -> Self {
+    pub(crate) fn new(first: Buffer, rest: Vec<Buffer>) -> Self {
         let lasting = rest.len();
         let before_last = std::iter::once(&first).chain(&rest).take(lasting);
         assert!(
@@ -34,12 +32,12 @@ impl Payload {
     }
 
     /// Its buffers, to be given back.
-    pub(super) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
+    pub(crate) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
         std::iter::once(self.first).chain(self.rest)
     }
 
     /// Lends a range to a bio, until [`Payload::take_back`].
-    pub(super) fn lend(&mut self, range: Range<usize>) -> Data {
+    pub(crate) fn lend(&mut self, range: Range<usize>) -> Data {
         let mut lent = parts(range).map(|(index, part)| {
             let buffer = self.buffer_mut(index);
             buffer.lend(part.start, part.len() as u32)
@@ -53,20 +51,29 @@ impl Payload {
     }
 
     /// Ends the loan. To be called when the bio that carried it has ended, and not before.
-    pub(super) fn take_back(&mut self) {
+    pub(crate) fn take_back(&mut self) {
         std::iter::once(&mut self.first)
             .chain(&mut self.rest)
             .filter(|buffer| buffer.is_lent())
             .for_each(Buffer::take_back);
     }
 
+    /// Where the buffer ends in which the byte at `at` lies, if nobody had that memory before; else there is no such end.
+    pub(crate) fn end_of_fresh(&self, at: usize) -> usize {
+        let index = at / PIECE_BYTES;
+        match self.buffer(index).fresh_bytes() {
+            0 => usize::MAX,
+            _ => (index + 1) * PIECE_BYTES,
+        }
+    }
+
     /// The bytes of a range, while not lent, piece by piece.
-    pub(super) fn slices(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn slices(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         parts(range).map(|(index, part)| &self.buffer(index).bytes()[part])
     }
 
     /// The first bytes of a range, for writing, while not lent: as many as lie in one piece.
-    pub(super) fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+    pub(crate) fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         let (index, part) = parts(range).next().unwrap_or((0, 0..0));
         &mut self.buffer_mut(index).bytes_mut()[part]
     }

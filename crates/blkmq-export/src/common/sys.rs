@@ -8,18 +8,22 @@ use std::rc::Rc;
 use std::slice;
 
 use blkmq_core::bio::Lent;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Memory from the system, page by page: what was never touched takes none, and a fresh one costs no clearing. Buffers are
-/// taken from it and go back when they are dropped. Clones are the same region; it goes back to the system with the last of them
-/// and of its buffers.
+use super::arena::{ARENA, PIECE_BYTES};
+
+/// Memory, page by page: what was never touched takes none. Buffers are taken from it and go back when they are dropped. Clones are
+/// the same region; it goes back to the arena, or to the system if it is larger than a piece, with the last of them and of its
+/// buffers.
 #[derive(Clone, Debug)]
-pub(super) struct Region(Rc<Mapping>);
+pub(crate) struct Region(Rc<Mapping>);
 
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
+    /// What it lies in, if that is not a mapping of its own.
+    piece: Option<Piece>,
     /// One bit for each page that is part of a buffer. A region of more than 64 pages is one buffer, and has one bit.
     taken: Cell<u64>,
     /// The pages that have ever been part of one, and so take memory, by the same bits.
@@ -28,11 +32,11 @@ struct Mapping {
 
 /// A region that nobody uses, on no thread.
 #[derive(Debug)]
-pub(super) struct Chunk(Mapping);
+pub(crate) struct Chunk(Mapping);
 
 /// A piece of memory aligned for direct I/O. It holds zeroes or what was in it before.
 #[derive(Debug)]
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     region: Region,
     start: NonNull<u8>,
     bytes: usize,
@@ -43,29 +47,40 @@ pub(super) struct Buffer {
 }
 
 impl Region {
-    /// Gets a region of at least `bytes` bytes.
+    /// Gets a region of at least `bytes` bytes. It holds zeroes or what was in it before.
     ///
     /// # Errors
     /// What the system says: it has no memory, or no more mappings.
     ///
     /// # Panics
     /// If `bytes` is 0.
-    pub(super) fn new(bytes: usize) -> io::Result<Self> {
+    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
+        Self::get(bytes, false)
+    }
+
+    /// Gets a region that holds zeroes.
+    ///
+    /// # Errors
+    /// As [`Region::new`].
+    ///
+    /// # Panics
+    /// If `bytes` is 0.
+    pub(crate) fn new_blank(bytes: usize) -> io::Result<Self> {
+        Self::get(bytes, true)
+    }
+
+    fn get(bytes: usize, is_blank: bool) -> io::Result<Self> {
         assert!(bytes > 0, "an empty region");
         let bytes = bytes.next_multiple_of(PAGE);
-        // SAFETY: no address is asked for, so nothing that is mapped changes.
-        let start = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let piece = (bytes <= PIECE_BYTES).then(|| ARENA.take(is_blank)).transpose()?;
+        let start = match &piece {
+            Some(piece) => piece.start,
+            None => map(bytes)?,
+        };
         Ok(Self(Rc::new(Mapping {
             start,
             bytes,
+            piece,
             taken: Cell::new(0),
             touched: Cell::new(0),
         })))
@@ -84,17 +99,17 @@ impl Region {
     }
 
     /// Says whether no buffer is taken from it.
-    pub(super) fn is_unused(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         self.0.taken.get() == 0
     }
 
     /// Takes it off its thread, if nobody else has a part in it.
-    pub(super) fn into_chunk(self) -> Option<Chunk> {
+    pub(crate) fn into_chunk(self) -> Option<Chunk> {
         Rc::into_inner(self.0).map(Chunk)
     }
 
     /// Says whether two are the same.
-    pub(super) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
@@ -102,7 +117,7 @@ impl Region {
     ///
     /// # Panics
     /// If `bytes` is 0.
-    pub(super) fn take(&self, bytes: usize) -> Option<Buffer> {
+    pub(crate) fn take(&self, bytes: usize) -> Option<Buffer> {
         assert!(bytes > 0, "an empty buffer");
         let (pages, of_all) = (bytes.div_ceil(PAGE), self.0.bytes / PAGE);
         let taken = self.0.taken.get();
@@ -148,12 +163,12 @@ impl Mapping {
 
 impl Chunk {
     /// Has this thread use it.
-    pub(super) fn into_region(self) -> Region {
+    pub(crate) fn into_region(self) -> Region {
         Region(Rc::new(self.0))
     }
 
     /// Bytes of the pages that have ever been part of a buffer.
-    pub(super) fn touched_bytes(&self) -> usize {
+    pub(crate) fn touched_bytes(&self) -> usize {
         self.0.touched_bytes()
     }
 }
@@ -163,36 +178,103 @@ unsafe impl Send for Chunk {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            ARENA.put(piece, self.touched.get() == 0);
+            return;
+        }
         // SAFETY: the mapping is ours, and whoever could reach it had a part in the count that has come to nothing.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "giving back what was mapped: {unmapped:?}");
     }
 }
 
+/// A part of a slab, [`PIECE_BYTES`] long, that its owner alone reaches. If it is lost, its addresses are.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    start: NonNull<u8>,
+}
+
+// SAFETY: nobody else has these addresses, and nothing of them belongs to a thread.
+unsafe impl Send for Piece {}
+
+#[cfg(test)]
+impl Piece {
+    /// Its first byte.
+    pub(crate) fn first(&mut self) -> &mut u8 {
+        // SAFETY: it is mapped, readable and writable, and borrowed exclusively.
+        unsafe { self.start.as_mut() }
+    }
+}
+
+/// Maps a slab of `count` pieces, which stays mapped. Huge pages are not asked for: they would take memory for what nobody touches.
+///
+/// # Errors
+/// What the system says: it has no memory, or no more mappings.
+pub(crate) fn map_slab(count: usize) -> io::Result<impl Iterator<Item = Piece>> {
+    let start = map(count * PIECE_BYTES)?;
+    // SAFETY: the range was mapped just now, and holds nothing that this could change. A system without huge pages refuses.
+    let _ = unsafe {
+        madvise(
+            start.as_ptr().cast(),
+            count * PIECE_BYTES,
+            Advice::LinuxNoHugepage,
+        )
+    };
+    Ok((0..count).map(move |index| {
+        // SAFETY: inside the slab, which is that long.
+        let start = unsafe { start.add(index * PIECE_BYTES) };
+        Piece { start }
+    }))
+}
+
+/// Gives what a piece holds back to the system; it reads as zeroes then.
+///
+/// # Errors
+/// What the system says: these addresses are locked in memory.
+pub(crate) fn forget(piece: &Piece) -> io::Result<()> {
+    // SAFETY: the range is mapped, private and anonymous, and nobody but the piece's owner reaches it.
+    let forgotten = unsafe { madvise(piece.start.as_ptr().cast(), PIECE_BYTES, Advice::LinuxDontNeed) };
+    Ok(forgotten?)
+}
+
+/// Maps memory.
+fn map(bytes: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: no address is asked for, so nothing that is mapped changes.
+    let start = unsafe {
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )
+    }?;
+    NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory.into())
+}
+
 impl Buffer {
     /// Returns its size.
-    pub(super) fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.bytes
     }
 
     /// Bytes of the pages that no buffer had before this one.
-    pub(super) fn fresh_bytes(&self) -> usize {
+    pub(crate) fn fresh_bytes(&self) -> usize {
         self.region.0.bytes_of(self.fresh)
     }
 
     /// Gives it back as if it had not been taken: nobody has touched it.
-    pub(super) fn untake(self) {
+    pub(crate) fn untake(self) {
         let touched = &self.region.0.touched;
         touched.set(touched.get() & !self.fresh);
     }
 
     /// The region that it is taken from.
-    pub(super) fn region(&self) -> &Region {
+    pub(crate) fn region(&self) -> &Region {
         &self.region
     }
 
     /// Says whether it is lent.
-    pub(super) fn is_lent(&self) -> bool {
+    pub(crate) fn is_lent(&self) -> bool {
         self.is_lent
     }
 
@@ -200,7 +282,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If it is lent already, or shorter.
-    pub(super) fn lend(&mut self, from: usize, len: u32) -> Lent {
+    pub(crate) fn lend(&mut self, from: usize, len: u32) -> Lent {
         assert!(
             !self.is_lent && from <= self.capacity() && len as usize <= self.capacity() - from,
             "lending {len} bytes from {from} of {self:?}"
@@ -215,7 +297,7 @@ impl Buffer {
     }
 
     /// Ends the loan. To be called when the bio that carried it has ended, and not before.
-    pub(super) fn take_back(&mut self) {
+    pub(crate) fn take_back(&mut self) {
         debug_assert!(self.is_lent, "taking back what is not lent");
         self.is_lent = false;
     }
@@ -224,7 +306,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If it is lent.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         assert!(!self.is_lent, "reading a lent buffer");
         // SAFETY: the mapping is that long from here, readable, and these pages are nobody else's while it is not lent.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
@@ -234,7 +316,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If it is lent.
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.is_lent, "writing a lent buffer");
         // SAFETY: as in `bytes`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }

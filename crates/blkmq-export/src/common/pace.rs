@@ -6,21 +6,21 @@ use blkmq_core::time::{Instant, Nanos};
 
 /// When the next one may come: the generic cell rate algorithm (ITU-T I.371), in virtual scheduling.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     /// When the next one would come if all came one [`INTERVAL`] behind the other.
     due: Instant,
 }
 
 impl Pace {
     /// Says when the next one may come, if not now.
-    pub(super) fn wait(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn wait(&self, now: Instant) -> Option<Instant> {
         let is_early = self.due > now + BURST && !cfg!(blkmq_mutant = "pace");
         // No later than `due`, so nothing is lost by the roundabout way.
         is_early.then(|| now + self.due.since(now + BURST))
     }
 
     /// One has come.
-    pub(super) fn note(&mut self, now: Instant) {
+    pub(crate) fn note(&mut self, now: Instant) {
         self.due = self.due.max(now) + INTERVAL;
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::net::{getpeername, sockopt};
 
 /// Names who is at the other end: its address, or of a unix socket the process that connected.
-pub(super) fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
+pub(crate) fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
     if !is_tcp {
         return match sockopt::socket_peercred(socket) {
             Ok(peer) => format!(
@@ -26,7 +26,7 @@ pub(super) fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
 
 /// Has the kernel ask a peer that says nothing for long whether it is still there: of a host that lost its power or its way here,
 /// nothing else tells. Whatever cannot be set is left at the system's.
-pub(super) fn watch_for_a_silent_end(socket: &OwnedFd) {
+pub(crate) fn watch_for_a_silent_end(socket: &OwnedFd) {
     let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_AFTER);
     let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_EVERY);
     let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES);

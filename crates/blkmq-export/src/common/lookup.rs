@@ -15,7 +15,7 @@ use blkmq_host::service::Waker;
 
 /// The threads that look up, and what waits for them. Bounded by the requests that connections may have under way.
 #[derive(Debug)]
-pub(super) struct Lookups(Arc<Shared>);
+pub(crate) struct Lookups(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -41,13 +41,13 @@ struct Turns<T> {
 }
 
 /// What a connection wants to know.
-pub(super) struct Question {
+pub(crate) struct Question {
     /// Its number for the request.
-    pub(super) slot: u32,
-    pub(super) offset: u64,
-    pub(super) len: u64,
+    pub(crate) slot: u32,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
     /// Extents that the answer may have.
-    pub(super) max: usize,
+    pub(crate) max: usize,
     disk: DiskId,
     group: GroupId,
     allocation: Arc<dyn Allocation>,
@@ -56,7 +56,7 @@ pub(super) struct Question {
 
 /// Where a connection finds its answers.
 #[derive(Debug)]
-pub(super) struct Asker {
+pub(crate) struct Asker {
     answers: Mutex<Vec<Answer>>,
     /// Nobody wants the answers any more: they may be empty.
     is_gone: AtomicBool,
@@ -65,18 +65,18 @@ pub(super) struct Asker {
 
 /// What is stored where, for the request of a number.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) slot: u32,
-    pub(super) extents: io::Result<Vec<Extent>>,
+pub(crate) struct Answer {
+    pub(crate) slot: u32,
+    pub(crate) extents: io::Result<Vec<Extent>>,
 }
 
 impl Lookups {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Arc::default())
     }
 
     /// Has a question answered: soon, and then the asker is woken.
-    pub(super) fn ask(&self, question: Question) {
+    pub(crate) fn ask(&self, question: Question) {
         let mut state = self.0.lock();
         state.questions.push(question.group, question);
         if state.idle > 0 {
@@ -187,7 +187,7 @@ impl<T> Default for Turns<T> {
 
 impl Question {
     /// What is stored where on a disk.
-    pub(super) fn new(disk: &Disk, slot: u32, range: (u64, u64), max: usize, asker: &Arc<Asker>) -> Self {
+    pub(crate) fn new(disk: &Disk, slot: u32, range: (u64, u64), max: usize, asker: &Arc<Asker>) -> Self {
         Self {
             slot,
             offset: range.0,
@@ -217,7 +217,7 @@ impl Question {
 }
 
 impl Asker {
-    pub(super) fn new(waker: Waker) -> Self {
+    pub(crate) fn new(waker: Waker) -> Self {
         Self {
             answers: Mutex::default(),
             is_gone: AtomicBool::new(false),
@@ -226,12 +226,12 @@ impl Asker {
     }
 
     /// Takes the answers that have come. What was begun is answered, too, when they are not wanted any more.
-    pub(super) fn take(&self) -> Vec<Answer> {
+    pub(crate) fn take(&self) -> Vec<Answer> {
         std::mem::take(&mut *self.lock())
     }
 
     /// The client is gone: what waits is not looked up.
-    pub(super) fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         // Relaxed: a late look costs one lookup.
         self.is_gone.store(true, Ordering::Relaxed);
     }

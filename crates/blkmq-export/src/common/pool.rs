@@ -17,7 +17,7 @@ use super::sys::Chunk;
 
 /// Regions that nobody uses.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(crate) struct Pool {
     /// What they take of the system's memory: what was touched of them.
     bytes: AtomicU64,
     state: Mutex<State>,
@@ -37,13 +37,13 @@ struct State {
 
 impl Pool {
     /// What the regions take of the system's memory, in bytes.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         // Relaxed: a late look trims something a moment later.
         self.bytes.load(Ordering::Relaxed)
     }
 
     /// Takes as many as there are, `most` at most.
-    pub(super) fn take(&self, most: usize) -> Vec<Chunk> {
+    pub(crate) fn take(&self, most: usize) -> Vec<Chunk> {
         if most == 0 || self.bytes() == 0 {
             return Vec::new();
         }
@@ -53,7 +53,7 @@ impl Pool {
     }
 
     /// Keeps some.
-    pub(super) fn put(&self, chunks: Vec<Chunk>) {
+    pub(crate) fn put(&self, chunks: Vec<Chunk>) {
         let mut state = self.lock();
         // Relaxed: changed below the lock alone.
         self.bytes.fetch_add(bytes_of(&chunks), Ordering::Relaxed);
@@ -103,13 +103,13 @@ fn bytes_of(chunks: &[Chunk]) -> u64 {
 }
 
 /// Gives back what is kept for nobody.
-pub(super) struct Trimmer {
+pub(crate) struct Trimmer {
     memory: Arc<Memory>,
     is_over: bool,
 }
 
 impl Trimmer {
-    pub(super) fn new(memory: Arc<Memory>) -> Self {
+    pub(crate) fn new(memory: Arc<Memory>) -> Self {
         Self {
             memory,
             is_over: false,

@@ -63,7 +63,7 @@ struct Waiter {
 
 /// What one connection holds of it.
 #[derive(Debug)]
-pub(super) struct Account {
+pub(crate) struct Account {
     memory: Arc<Memory>,
     id: GroupId,
     group: Arc<Holding>,
@@ -112,7 +112,7 @@ impl Memory {
     }
 
     /// What is kept for requests to come.
-    pub(super) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
 
@@ -255,7 +255,7 @@ fn wake(waker: Option<Waker>) {
 }
 
 impl Account {
-    pub(super) fn new(memory: Arc<Memory>, group: GroupId, waker: Waker) -> Self {
+    pub(crate) fn new(memory: Arc<Memory>, group: GroupId, waker: Waker) -> Self {
         Self {
             id: group,
             group: memory.holding(group),
@@ -268,7 +268,7 @@ impl Account {
 
     /// Takes bytes. If there are none now, the connection stands in line: it is woken when it may try again.
     #[inline]
-    pub(super) fn take(&mut self, bytes: u64) -> bool {
+    pub(crate) fn take(&mut self, bytes: u64) -> bool {
         let is_taken = self.take_common(bytes);
         self.held += if is_taken { bytes } else { 0 };
         is_taken
@@ -276,7 +276,7 @@ impl Account {
 
     /// Gives bytes back.
     #[inline]
-    pub(super) fn give(&mut self, bytes: u64) {
+    pub(crate) fn give(&mut self, bytes: u64) {
         self.held -= bytes;
         if bytes > 0 {
             self.memory.give(&self.group, bytes);
@@ -284,12 +284,12 @@ impl Account {
     }
 
     /// Takes regions that are kept, as many as there are and `most` at most, to be used for bytes that were taken.
-    pub(super) fn take_kept(&self, most: usize) -> Vec<Chunk> {
+    pub(crate) fn take_kept(&self, most: usize) -> Vec<Chunk> {
         self.memory.pool.take(most)
     }
 
     /// Takes one that is kept, with the bytes that it has already, if there are so many.
-    pub(super) fn take_kept_whole(&mut self) -> Option<Chunk> {
+    pub(crate) fn take_kept_whole(&mut self) -> Option<Chunk> {
         let chunk = self.memory.pool.take(1).pop()?;
         let bytes = chunk.touched_bytes() as u64;
         if !self.memory.try_take(&self.group, bytes) {
@@ -301,7 +301,7 @@ impl Account {
     }
 
     /// Gives regions back, and what was taken for them.
-    pub(super) fn keep(&mut self, chunks: Vec<Chunk>) {
+    pub(crate) fn keep(&mut self, chunks: Vec<Chunk>) {
         let bytes = chunks.iter().map(|chunk| chunk.touched_bytes() as u64).sum();
         if bytes > 0 {
             self.memory.pool.put(chunks);
@@ -310,13 +310,13 @@ impl Account {
     }
 
     /// Memory was touched for the first time: as much goes back of what is kept, if all would be too much.
-    pub(super) fn make_fit(&self) {
+    pub(crate) fn make_fit(&self) {
         let memory = &self.memory;
         while memory.used() + memory.pool.bytes() > memory.bytes_max && !memory.pool.take(1).is_empty() {}
     }
 
     /// Gives its place in the line up: the request that waited there is not wanted any more.
-    pub(super) fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let memory = &self.memory;
             let next = memory.leave_line(&mut memory.lock(), ticket, self.id);

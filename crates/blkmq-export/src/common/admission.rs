@@ -90,7 +90,7 @@ struct Negotiator {
 
 /// One connection in the counts, for as long as it lives.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     connections: Arc<Connections>,
     address: u32,
     number: u64,
@@ -102,7 +102,7 @@ pub(super) struct Ticket {
 
 /// Why a client that was accepted is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoRoom {
+pub(crate) enum NoRoom {
     /// There will be room for it, or it will be known that there is none: its listener is woken then.
     Yet,
     /// It is to be closed.
@@ -111,7 +111,7 @@ pub(super) enum NoRoom {
 
 /// Why a connection is closed: what its address or its group has already, and whether that is its limit or its share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     whose: &'static str,
     open: u32,
     is_limit: bool,
@@ -141,7 +141,7 @@ impl Connections {
     }
 
     /// Adds an address where disks of so many groups are served. Returns its number.
-    pub(super) fn add_address(&self, limits: AddressLimits, groups: u32) -> u32 {
+    pub(crate) fn add_address(&self, limits: AddressLimits, groups: u32) -> u32 {
         let mut state = self.lock();
         state.addresses.push(Address {
             limits,
@@ -159,7 +159,7 @@ impl Connections {
     ///
     /// # Errors
     /// If there is no room yet, or none and nobody to make any.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         self: &Arc<Self>,
         address: u32,
         listener: impl FnOnce() -> Waker,
@@ -198,7 +198,7 @@ impl Connections {
     }
 
     /// Has some make room that have selected nothing yet: the system is out of descriptors.
-    pub(super) fn displace_some(&self) {
+    pub(crate) fn displace_some(&self) {
         let mut state = self.lock();
         let addresses = 0..state.addresses.len() as u32;
         let most = addresses.max_by_key(|&address| state.of(address).count());
@@ -302,7 +302,7 @@ impl State {
 
 impl Ticket {
     /// The connection lives on its reactor, and may be told to make room with `waker`.
-    pub(super) fn arrive(&mut self, waker: Waker) {
+    pub(crate) fn arrive(&mut self, waker: Waker) {
         let is_displaced = Arc::clone(&self.is_displaced);
         let negotiator = Negotiator { is_displaced, waker };
         self.has_arrived = true;
@@ -315,7 +315,7 @@ impl Ticket {
     }
 
     /// Says whether it has to make room for another.
-    pub(super) fn is_displaced(&self) -> bool {
+    pub(crate) fn is_displaced(&self) -> bool {
         // Acquire: pairs with the Release in `displace`.
         self.is_displaced.load(Ordering::Acquire)
     }
@@ -324,7 +324,7 @@ impl Ticket {
     ///
     /// # Errors
     /// If the group may have no more connections here.
-    pub(super) fn select(&mut self, group: GroupId) -> Result<(), Refusal> {
+    pub(crate) fn select(&mut self, group: GroupId) -> Result<(), Refusal> {
         let mut state = self.connections.lock();
         let room = state.room_for(self.connections.max, self.address, group);
         let of = &mut state.addresses[self.address as usize];

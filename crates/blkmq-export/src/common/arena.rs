@@ -1,0 +1,98 @@
+//! Decides where the pieces of memory come from that payload and received bytes lie in: from slabs that are mapped once and stay.
+//! All mappings of a process have one lock, so if each connection mapped and unmapped its own, reactors would wait for each
+//! other wherever clients come and go.
+//!
+//! What a piece held goes back to the system when the piece does, but for the few latest: they are taken first, and are there.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::memory::ALLOWANCE;
+use super::sys::{Piece, forget, map_slab};
+
+/// Pieces that nobody uses.
+#[derive(Debug, Default)]
+pub(crate) struct Arena(Mutex<Free>);
+
+#[derive(Debug, Default)]
+struct Free {
+    /// They hold what was in them before.
+    used: Vec<Piece>,
+    /// They take no memory, and read as zeroes.
+    blank: Vec<Piece>,
+}
+
+/// The arena of the process.
+pub(crate) static ARENA: Arena = Arena(Mutex::new(Free {
+    used: Vec::new(),
+    blank: Vec::new(),
+}));
+
+impl Arena {
+    /// Takes a piece; one that others have used, unless it has to be blank.
+    ///
+    /// # Errors
+    /// What the system says: it has no memory, or no more mappings.
+    pub(crate) fn take(&self, is_blank: bool) -> io::Result<Piece> {
+        let mut free = self.lock();
+        let used = if is_blank { None } else { free.used.pop() };
+        if let Some(piece) = used.or_else(|| free.blank.pop()) {
+            return Ok(piece);
+        }
+        // With the lock held, so that those who need memory at once map one slab.
+        free.blank.extend(map_slab(SLAB_PIECES)?);
+        Ok(free.blank.pop().expect("a slab has pieces"))
+    }
+
+    /// Takes a piece back.
+    pub(crate) fn put(&self, piece: Piece, is_blank: bool) {
+        let is_blank = is_blank || {
+            let is_enough = self.lock().used.len() >= USED_MAX;
+            is_enough && forget(&piece).is_ok()
+        };
+        let mut free = self.lock();
+        if is_blank {
+            free.blank.push(piece);
+        } else {
+            free.used.push(piece);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes of a piece.
+pub(crate) const PIECE_BYTES: usize = ALLOWANCE as usize;
+/// Pieces of a slab: 16 MiB of addresses, of which only what is used takes memory.
+const SLAB_PIECES: usize = 64;
+/// Pieces that are kept as they are, 4 MiB at most.
+const USED_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_used_again_and_blank_ones_hold_zeroes() {
+        let arena = Arena::default();
+        let mut pieces: Vec<Piece> = (0..2 * USED_MAX).map(|_| arena.take(false).unwrap()).collect();
+        for mut piece in pieces.drain(..) {
+            *piece.first() = 7;
+            arena.put(piece, false);
+        }
+        let mut blank: Vec<Piece> = (0..SLAB_PIECES).map(|_| arena.take(true).unwrap()).collect();
+        assert!(blank.iter_mut().all(|piece| *piece.first() == 0), "not blank");
+        let mut used: Vec<Piece> = (0..USED_MAX).map(|_| arena.take(false).unwrap()).collect();
+        assert!(
+            used.iter_mut().all(|piece| *piece.first() == 7),
+            "used ones go first"
+        );
+        assert_eq!(
+            *arena.take(false).unwrap().first(),
+            0,
+            "there are no more of them"
+        );
+    }
+}

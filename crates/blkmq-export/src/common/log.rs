@@ -1,0 +1,38 @@
+//! Decides what an address writes to the log about its connections: no more lines than its budget has. `listener` and `connection`
+//! say what they have to say through it.
+
+use std::fmt;
+
+use blkmq_core::time::Instant;
+use blkmq_host::LogBudget;
+
+/// The lines that may still be written; all connections of an address share it.
+#[derive(Debug)]
+pub(crate) struct Log {
+    /// The front door, with which each line begins.
+    door: &'static str,
+    budget: LogBudget,
+}
+
+impl Log {
+    pub(crate) fn new(door: &'static str) -> Self {
+        Self {
+            door,
+            budget: LogBudget::new("other connections of this address"),
+        }
+    }
+
+    /// Writes a warning, unless too many lines were written lately.
+    pub(crate) fn warn(&self, now: Instant, what: fmt::Arguments<'_>) {
+        if let Some(withheld) = self.budget.take(now) {
+            tracing::warn!("{}: {what}{withheld}", self.door);
+        }
+    }
+
+    /// Writes what is no defect of ours or the client's, unless too many lines were written lately.
+    pub(crate) fn info(&self, now: Instant, what: fmt::Arguments<'_>) {
+        if let Some(withheld) = self.budget.take(now) {
+            tracing::info!("{}: {what}{withheld}", self.door);
+        }
+    }
+}

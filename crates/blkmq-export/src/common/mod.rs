@@ -1,0 +1,90 @@
+//! Decides what all front doors have in common: who is let in, what memory payload lies in, who looks up what a drive has
+//! allocated, and how many lines an address writes to the log.
+//!
+//! | part | decides |
+//! |---|---|
+//! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
+//! | `listener` | which reactor a client lives on, and how many are accepted in a turn (`pace`) |
+//! | `admission` | how many there may be: in all, of an address, of a group |
+//! | `memory` | how much payload all of them may hold, and who gets memory first when it is short |
+//! | `arena`, `pool`, `sys` | where memory comes from, and when it goes back to the system |
+//! | `buffers`, `payload` | what of it one connection has, and how one request lies in it |
+//! | `lookup` | in which order drives are asked what is allocated |
+//! | `log`, `peer` | what is said of clients, and what they are called |
+
+pub(crate) mod address;
+pub(crate) mod admission;
+pub(crate) mod arena;
+pub(crate) mod buffers;
+pub(crate) mod listener;
+pub(crate) mod log;
+pub(crate) mod lookup;
+pub(crate) mod memory;
+mod pace;
+pub(crate) mod payload;
+pub(crate) mod peer;
+mod pool;
+pub(crate) mod socket;
+pub(crate) mod sys;
+
+use std::any::{Any, TypeId};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blkmq_core::ids::ReactorId;
+use blkmq_host::engine::Engine;
+
+pub use address::{Address, AddressError};
+pub use admission::{AddressLimits, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
+pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
+pub use socket::{OpenError, Socket, open};
+
+/// What the connections of all addresses have in common, of whatever front door.
+#[derive(Debug)]
+pub struct Common {
+    /// What payload is held in.
+    pub memory: Arc<Memory>,
+    /// How many there are and may be.
+    pub connections: Arc<Connections>,
+    /// Who asks what is allocated.
+    pub(crate) lookups: lookup::Lookups,
+    /// Somebody gives memory back that is kept for nobody.
+    has_trimmer: AtomicBool,
+    /// What each front door keeps for all of its addresses.
+    of_doors: Mutex<BTreeMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Common {
+    /// Memory of so many bytes, and so many connections at most.
+    pub fn new(memory_bytes: u64, connections_max: u32) -> Self {
+        Self {
+            memory: Arc::new(Memory::new(memory_bytes)),
+            connections: Arc::new(Connections::new(connections_max)),
+            lookups: lookup::Lookups::new(),
+            has_trimmer: AtomicBool::new(false),
+            of_doors: Mutex::default(),
+        }
+    }
+
+    /// Has memory given back that is kept for nobody, from the first address on.
+    pub(crate) fn trim(&self, engine: &Engine) {
+        // Relaxed: addresses are added by one thread.
+        if !self.has_trimmer.swap(true, Ordering::Relaxed) {
+            let memory = Arc::clone(&self.memory);
+            engine.add_service(
+                ReactorId(0),
+                Box::new(move || Box::new(pool::Trimmer::new(memory))),
+            );
+        }
+    }
+
+    /// What a front door keeps for all of its addresses; made when it is first asked for.
+    pub fn of_door<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        let mut all = self.of_doors.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_door = all
+            .entry(TypeId::of::<T>())
+            .or_insert_with(|| Arc::<T>::default());
+        Arc::clone(of_door).downcast().expect("found by its type")
+    }
+}

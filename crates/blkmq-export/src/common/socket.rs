@@ -1,0 +1,170 @@
+//! Decides how addresses become sockets that listen: unix paths, TCP, and the sockets that systemd hands over.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use super::address::Address;
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum Socket {
+    /// A unix socket; the path, if any, is removed when the door closes.
+    Unix(UnixListener, Option<PathBuf>),
+    /// A TCP socket.
+    Tcp(TcpListener),
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener, _) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Self::Unix(_, Some(path)) = self {
+            // Gone already is as good.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// An address that cannot be listened at: what is wrong, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct OpenError {
+    what: String,
+    source: Option<io::Error>,
+}
+
+/// Opens an address: one socket, or as many as systemd hands over.
+///
+/// # Errors
+/// If it cannot be had.
+pub fn open(address: &Address) -> Result<Vec<Socket>, OpenError> {
+    match address {
+        Address::Unix(path) => Ok(vec![unix(path)?]),
+        Address::Tcp(address) => Ok(vec![tcp(*address)?]),
+        Address::Systemd => inherited(),
+    }
+}
+
+fn unix(path: &Path) -> Result<Socket, OpenError> {
+    remove_stale(path)?;
+    let listener = UnixListener::bind(path).map_err(|error| {
+        let what = "cannot listen there: is the directory there, and may we write to it?";
+        failed(&at(path), what, error)
+    })?;
+    Ok(Socket::Unix(listener, Some(path.to_owned())))
+}
+
+/// Takes a socket away that nobody listens on any more, such as one that a killed daemon left.
+fn remove_stale(path: &Path) -> Result<(), OpenError> {
+    let Ok(found) = std::fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !found.file_type().is_socket() {
+        let what = "there is something else than a socket: choose another path, or move it away";
+        return Err(refused(&at(path), what));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|error| failed(&at(path), "old socket stays", error))
+        }
+        Ok(_) => {
+            let what = "another server listens there: stop it, or choose another path";
+            Err(refused(&at(path), what))
+        }
+        Err(error) => {
+            let what = format!("cannot tell whether the socket is in use: {error}");
+            Err(refused(&at(path), &what))
+        }
+    }
+}
+
+fn tcp(address: SocketAddr) -> Result<Socket, OpenError> {
+    let listener = TcpListener::bind(address).map_err(|error| {
+        let what =
+            "cannot listen there: another server may, or it is no address of this host; choose another";
+        failed(&format!("tcp:{address}"), what, error)
+    })?;
+    if !address.ip().is_loopback() {
+        tracing::warn!("export tcp:{address}: reachable from other machines without authentication");
+    }
+    Ok(Socket::Tcp(listener))
+}
+
+/// Takes the sockets that systemd hands over (`LISTEN_FDS`).
+fn inherited() -> Result<Vec<Socket>, OpenError> {
+    let mut handed = listenfd::ListenFd::from_env();
+    let count = handed.len();
+    if count == 0 {
+        let what = "no socket was handed over: start this service from a .socket unit (LISTEN_FDS)";
+        return Err(refused("systemd", what));
+    }
+    let mut take = |index| match handed.take_unix_listener(index) {
+        Ok(Some(listener)) => Ok(Socket::Unix(listener, None)),
+        _ => match handed.take_tcp_listener(index) {
+            Ok(Some(listener)) => Ok(Socket::Tcp(listener)),
+            _ => {
+                let what = format!("socket {index} is no listening unix or TCP stream socket");
+                Err(refused("systemd", &what))
+            }
+        },
+    };
+    (0..count).map(&mut take).collect()
+}
+
+fn at(path: &Path) -> String {
+    format!("unix:{}", path.display())
+}
+
+fn refused(address: &str, what: &str) -> OpenError {
+    OpenError {
+        what: format!("export {address}: {what}"),
+        source: None,
+    }
+}
+
+fn failed(address: &str, what: &str, source: io::Error) -> OpenError {
+    OpenError {
+        source: Some(source),
+        ..refused(address, what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> std::path::PathBuf {
+        std::env::temp_dir().join(format!("blkmq-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn a_socket_left_by_a_killed_daemon_is_taken_over_but_a_living_one_is_not() {
+        let path = scratch("stale");
+        drop(UnixListener::bind(&path).unwrap());
+        let socket = unix(&path).unwrap();
+        let error = unix(&path).map(drop).expect_err("in use").to_string();
+        assert!(error.contains("another server listens there"), "{error}");
+        drop(socket);
+        assert!(!path.exists(), "removed when the door closes");
+    }
+
+    #[test]
+    fn a_file_in_the_way_is_left_alone() {
+        let path = scratch("file");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(unix(&path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,79 @@
+//! Decides what a front door is: a protocol by which clients reach disks. Each is one entry of [`FRONT_DOORS`], which is all that
+//! others know of it: the daemon reads addresses, opens them before the engine starts, and serves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blkmq_host::engine::Engine;
+
+use crate::common::{AddressLimits, Common, OpenError};
+
+pub use crate::common::AddressError;
+
+/// A protocol by which clients reach disks.
+pub trait FrontDoor: Sync {
+    /// Its name: the key of its addresses in `[[export]]`, and the flag of the command, such as `nbd`.
+    fn name(&self) -> &'static str;
+
+    /// One line for people: what is served, and how an address is written.
+    fn help(&self) -> &'static str;
+
+    /// Reads an address.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what is allowed.
+    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError>;
+}
+
+/// An address that has been read; nothing is open yet. It is shown as people write it.
+pub trait Address: std::fmt::Debug + std::fmt::Display {
+    /// Opens it, so that an address that cannot be had costs no start of the engine.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    fn open(&self) -> Result<Vec<Box<dyn Opened>>, OpenError>;
+}
+
+/// Where clients come to.
+pub trait Opened {
+    /// What a client is given to reach a disk.
+    fn client_line(&self, disk: &str) -> String;
+
+    /// Serves disks there until the engine ends.
+    ///
+    /// # Errors
+    /// The limit that is out of its range, or the disk that cannot be offered, with the reason.
+    fn serve(
+        self: Box<Self>,
+        engine: &Engine,
+        what: Offer<'_>,
+        common: &Arc<Common>,
+    ) -> Result<(), ServeError>;
+}
+
+/// What is served at an address.
+#[derive(Debug)]
+pub struct Offer<'a> {
+    /// The disks, by name; none for all that no mapped disk lies on.
+    pub disks: Option<&'a [String]>,
+    /// How many connections there may be.
+    pub admitted: AddressLimits,
+    /// How long a client may take to begin. Default: the front door's.
+    pub handshake_deadline: Option<Duration>,
+}
+
+/// Why disks cannot be served at an address.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct ServeError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// The front doors that there are.
+pub static FRONT_DOORS: &[&dyn FrontDoor] = &[
+    #[cfg(feature = "nbd")]
+    &crate::nbd::Nbd,
+];
+
+/// Finds a front door by its name.
+pub fn find(name: &str) -> Option<&'static dyn FrontDoor> {
+    FRONT_DOORS.iter().copied().find(|door| door.name() == name)
+}

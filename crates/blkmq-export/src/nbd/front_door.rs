@@ -1,0 +1,95 @@
+//! Decides how NBD is one of the front doors: its name, its addresses, and the URI that a client is given.
+
+use std::sync::Arc;
+
+use blkmq_host::engine::Engine;
+
+use super::door::{self, Served};
+use super::limits::Limits;
+use crate::common::{self, AddressError, Common, OpenError, Socket};
+use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
+
+/// The network block device protocol.
+#[derive(Debug)]
+pub struct Nbd;
+
+impl FrontDoor for Nbd {
+    fn name(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn help(&self) -> &'static str {
+        "Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT or systemd; may be given again"
+    }
+
+    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
+        Ok(Box::new(text.parse::<common::Address>()?))
+    }
+}
+
+impl Address for common::Address {
+    fn open(&self) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+        let opened = common::open(self)?.into_iter();
+        Ok(opened.map(|socket| Box::new(socket) as Box<dyn Opened>).collect())
+    }
+}
+
+impl Opened for Socket {
+    fn client_line(&self, disk: &str) -> String {
+        match self {
+            Self::Unix(listener, _) => {
+                let address = listener.local_addr().ok();
+                let path = address.as_ref().and_then(|address| address.as_pathname());
+                let path = path.map_or_else(|| "?".to_owned(), |path| escape(&path.to_string_lossy()));
+                format!("nbd+unix:///{disk}?socket={path}")
+            }
+            Self::Tcp(listener) => {
+                let address = listener
+                    .local_addr()
+                    .map_or_else(|_| "?".to_owned(), |address| address.to_string());
+                format!("nbd://{address}/{disk}")
+            }
+        }
+    }
+
+    fn serve(
+        self: Box<Self>,
+        engine: &Engine,
+        what: Offer<'_>,
+        common: &Arc<Common>,
+    ) -> Result<(), ServeError> {
+        let mut limits = Limits::default();
+        limits.handshake_deadline = what.handshake_deadline.unwrap_or(limits.handshake_deadline);
+        let served = Served {
+            socket: *self,
+            disks: what.disks,
+            limits,
+            admitted: what.admitted,
+        };
+        door::serve(engine, served, common).map_err(|error| ServeError(error.into()))
+    }
+}
+
+/// Writes a path into the query of a URI.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' | b'~' => {
+                escaped.push(byte.into())
+            }
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uri_carries_odd_paths() {
+        assert_eq!(escape("/run/a b&c.sock"), "/run/a%20b%26c.sock");
+    }
+}
