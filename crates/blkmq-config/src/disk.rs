@@ -3,7 +3,7 @@
 //!
 //! Three kinds of disks are none of a driver's, since they refer to other disks by name: `linear` and `striped`, which the engine
 //! maps (`blkmq_host::mapped`), and `multipath`, whose drive is made of its paths' drives. They are special here and in
-//! [`plan`](crate::plan), and nowhere else.
+//! [`mod@crate::plan`], and nowhere else.
 
 use std::sync::Arc;
 

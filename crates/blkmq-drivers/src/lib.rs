@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `null` | [`null`]: no medium; service times and faults on request |
 //! | `ram` | [`ram`]: sparse memory of this process |
-//! | `file` | [`file`]: an image file or a block device, through the reactor's io_uring |
+//! | `file` | [`mod@file`]: an image file or a block device, through the reactor's io_uring |
 //! | `nbd` | [`nbd`]: an export of an NBD server |
 //! | `multipath` | [`multipath`]: other drives that lead to the same disk |
 //!
