@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
-use blkmq_drivers::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::mapped::{MapConfig, MappedSpec};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueSpec};
 
@@ -24,8 +24,8 @@ fn main() {
         .unwrap_or_default();
     let threads: usize = args.next().and_then(|count| count.parse().ok()).unwrap_or(1);
     let kib: u64 = args.next().and_then(|kib| kib.parse().ok()).unwrap_or(4);
-    let drive = NullDrive::new(NullConfig::bare(), &[SIZE; 4]).expect("a null drive");
-    let mut spec = QueueSpec::new("null", Arc::new(drive));
+    let device = NullDevice::new(NullConfig::bare(), &[SIZE; 4]).expect("a null drive");
+    let mut spec = QueueSpec::new("null", Arc::new(device));
     spec.elevator = elevator;
     spec.requests_per_reactor = 1024;
     spec.disks.extend(["null", "b", "c", "d"].map(|name| DiskEntry {

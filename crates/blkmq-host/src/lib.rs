@@ -7,11 +7,11 @@
 //! | `reactor` | what one thread does with one place to wait: run the queues, call doors ([`service`]), [`sleep`] or [`mod@wait`] |
 //! | `uring` | how a thread's io_uring is shared among drivers and doors ([`ring`]) |
 //!
-//! [`drive`] is what the engine needs of a drive, [`value`] how the values of keys are written.
+//! [`device`] is what the engine needs of a drive, [`value`] how the values of keys are written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod clock;
-pub mod drive;
+pub mod device;
 pub mod engine;
 pub mod error;
 mod log_budget;

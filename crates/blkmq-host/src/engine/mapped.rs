@@ -15,7 +15,7 @@ use blkmq_core::limits::Limits;
 use blkmq_core::mapper::Below;
 use blkmq_core::mapper::table::{Leaf, MapKind, MapSpec, MemberSpec, Run, Table};
 
-use crate::drive::{Allocation, Extent, Losses};
+use crate::device::{Allocation, Extent, Losses};
 use crate::engine::disk::{Disk, QueueId};
 use crate::error::Error;
 

@@ -143,7 +143,7 @@ impl Engine {
         let shared = &self.shared;
         for entry in &shared.queues {
             entry.queue.end_caps();
-            entry.drive.abort_queued();
+            entry.device.abort_queued();
             shared.kick(entry.queue.everybody());
         }
         let services = || shared.services.load(Ordering::Acquire);
@@ -210,7 +210,7 @@ fn serve(shared: &Arc<Shared>, reactor_queues: ReactorQueues, ready: &Sender<Res
     control::mark_reactor();
     let core = match ReactorCore::open(shared, reactor_queues) {
         Ok(core) => core,
-        Err((error, _chair)) => {
+        Err((error, _queues)) => {
             // Whoever started us waits for this, and gives up if it is gone.
             let _ = ready.send(Err(error));
             return;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::stack::{Queues as _, Stack};
@@ -24,7 +24,7 @@ use crate::reactor::moved::Moved;
 use crate::reactor::queues::Queues;
 use crate::reactor::sleep;
 use crate::reactor::wait::{Expected, WaitPolicy};
-use crate::uring::ring::{BEAT, Completion, Port, RingHandle};
+use crate::uring::ring::{BEAT, Completion, RingClient, RingHandle};
 
 /// One thread's side of the engine.
 pub(crate) struct ReactorCore {
@@ -39,7 +39,7 @@ pub(crate) struct ReactorCore {
     id: ReactorId,
     ring: RingHandle,
     /// Watches the event by which others wake this thread.
-    wake: Port,
+    wake: RingClient,
     policy: WaitPolicy,
     mode: Wait,
     /// How late this thread wakes when it sleeps.
@@ -72,7 +72,7 @@ impl ReactorCore {
         sleep::precise_timers();
         let id = reactor_queues.id;
         let host = sleep::known(&ring, shared.clock);
-        let wake = ring.open_port();
+        let wake = ring.open_client();
         watch(&wake, shared, id);
         let handles = reactor_queues.handles.into_iter().zip(drivers);
         let queues: Vec<LocalQueue> = handles.map(|(handle, driver)| handle.attach(driver)).collect();
@@ -179,7 +179,7 @@ impl ReactorCore {
     #[inline]
     pub(crate) fn unplug(&mut self) {
         self.queues.unplug(self.now, &mut self.fx);
-        self.settle();
+        self.complete_parts();
         self.send_kicks();
     }
 
@@ -198,15 +198,17 @@ impl ReactorCore {
             self.queues.activate_all();
         }
         self.queues.run(self.now, &mut self.fx);
-        self.settle();
+        self.complete_parts();
         self.send_kicks();
     }
 
     /// Brings ends of parts to the bios of mapped disks that they are of.
     #[inline]
-    fn settle(&mut self) {
+    fn complete_parts(&mut self) {
         if self.stack.is_due(&self.fx) {
-            self.runs_again |= self.stack.settle(&mut self.queues, self.now, &mut self.fx);
+            self.runs_again |= self
+                .stack
+                .complete_parts(&mut self.queues, self.now, &mut self.fx);
         }
     }
 
@@ -235,7 +237,7 @@ impl ReactorCore {
         self.ring.take_ready(&mut self.ready);
         let wake = self.wake.id();
         if self.ready.contains(&wake) {
-            self.ready.retain(|&port| port != wake);
+            self.ready.retain(|&client| client != wake);
             self.woken.clear();
             self.wake.take(&mut self.woken);
             for woken in &self.woken {
@@ -427,7 +429,7 @@ impl ReactorCore {
     }
 }
 
-type Drivers = Vec<Option<Box<dyn Driver>>>;
+type Drivers = Vec<Option<Box<dyn HctxDriver>>>;
 
 /// Opens what can fail: the ring, and a driver for each hardware context that these handles own.
 fn open_ring_and_drivers(
@@ -441,8 +443,8 @@ fn open_ring_and_drivers(
     let open = |(handle, entry): (&QueueHandle, &QueueEntry)| {
         let driver = handle
             .owns_hctx()
-            .then(|| entry.drive.open_hctx(&ring, HctxId(reactor_queues.id.0)));
-        driver.transpose().map_err(|source| Error::Drive {
+            .then(|| entry.device.open_hctx(&ring, HctxId(reactor_queues.id.0)));
+        driver.transpose().map_err(|source| Error::Device {
             queue: entry.queue.name().to_owned(),
             source,
         })
@@ -457,7 +459,7 @@ fn open_ring_and_drivers(
 }
 
 /// Has each write of the wake-up event complete once in the ring.
-fn watch(wake: &Port, shared: &Shared, id: ReactorId) {
+fn watch(wake: &RingClient, shared: &Shared, id: ReactorId) {
     wake.push_poll(shared.wakeups[id.index()].event(), libc::POLLIN, true, RUNG);
 }
 

@@ -43,8 +43,8 @@ pub(crate) struct Reactor {
     arriving: VecDeque<ServiceFactory>,
     /// Services that have finished, to be dropped.
     leaving: VecDeque<Slot>,
-    /// The slot of each port of the ring.
-    slot_of_port: Vec<u32>,
+    /// The slot of each client of the ring.
+    slot_of_client: Vec<u32>,
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
     /// Slots called in this turn.
     touched: Vec<u32>,
@@ -77,7 +77,7 @@ impl Reactor {
             free_slots: Vec::new(),
             arriving: VecDeque::new(),
             leaving: VecDeque::new(),
-            slot_of_port: Vec::new(),
+            slot_of_client: Vec::new(),
             timers: BinaryHeap::with_capacity(64),
             touched: Vec::with_capacity(64),
             refused: BTreeMap::new(),
@@ -187,13 +187,13 @@ impl Reactor {
             self.slots.push(None);
             self.slots.len() as u32 - 1
         });
-        let port = self.core.ring().open_port();
-        let id = usize::from(port.id());
-        if self.slot_of_port.len() <= id {
-            self.slot_of_port.resize(id + 1, u32::MAX);
+        let ring_client = self.core.ring().open_client();
+        let id = usize::from(ring_client.id());
+        if self.slot_of_client.len() <= id {
+            self.slot_of_client.resize(id + 1, u32::MAX);
         }
-        self.slot_of_port[id] = index;
-        let state = ServiceState::new(index, port);
+        self.slot_of_client[id] = index;
+        let state = ServiceState::new(index, ring_client);
         self.slots[index as usize] = Some(Slot {
             service: factory(),
             state,
@@ -212,15 +212,19 @@ impl Reactor {
         self.ready.clear();
         self.ready.extend_from_slice(self.core.reap_ring());
         for at in 0..self.ready.len() {
-            let port = usize::from(self.ready[at]);
-            // A driver's port has no slot: the driver takes its completions when its queue runs.
-            let Some(&index) = self.slot_of_port.get(port).filter(|&&index| index != u32::MAX) else {
+            let ring_client = usize::from(self.ready[at]);
+            // A driver's client has no slot: the driver takes its completions when its queue runs.
+            let Some(&index) = self
+                .slot_of_client
+                .get(ring_client)
+                .filter(|&&index| index != u32::MAX)
+            else {
                 continue;
             };
             let mut completed = std::mem::take(&mut self.completed);
             completed.clear();
             self.call(index, |service, cx| {
-                cx.port().take(&mut completed);
+                cx.ring_client().take(&mut completed);
                 if !completed.is_empty() {
                     service.on_ring(cx, &completed);
                 }
@@ -342,7 +346,7 @@ impl Reactor {
             self.call(index, |service, cx| service.end_of_batch(cx));
         }
         for &index in &touched {
-            self.settle(index);
+            self.note_wants(index);
         }
         touched.clear();
         self.touched = touched;
@@ -372,20 +376,20 @@ impl Reactor {
     }
 
     /// Notes what a service wants after a batch: its timer, whether it is busy, whether it lives on.
-    fn settle(&mut self, index: u32) {
+    fn note_wants(&mut self, index: u32) {
         self.enter_timer(index);
         let Some(slot) = &mut self.slots[index as usize] else {
             return;
         };
         let Slot { service, state } = slot;
         state.is_touched = false;
-        let is_over = service.is_finished() && state.outstanding == 0 && state.port.in_flight() == 0;
+        let is_over = service.is_finished() && state.outstanding == 0 && state.ring_client.in_flight() == 0;
         let is_busy = !is_over && service.busy();
         self.busy = self.busy + u32::from(is_busy) - u32::from(state.is_busy);
         state.is_busy = is_busy;
         if is_over {
             let awaited = state.awaits_room;
-            self.slot_of_port[usize::from(state.port.id())] = u32::MAX;
+            self.slot_of_client[usize::from(state.ring_client.id())] = u32::MAX;
             self.leaving.extend(self.slots[index as usize].take());
             if let Some(line) = awaited.and_then(|of| self.refused.get_mut(&of)) {
                 line.retain(|&refused| refused != index);

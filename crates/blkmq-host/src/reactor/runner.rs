@@ -1,5 +1,5 @@
 //! Decides how a drive has one of its hardware contexts run from outside the reactors: by a thread of its own, or because an
-//! operator has changed something. `engine` gives a drive its runner; `drive` says what else it is told.
+//! operator has changed something. `engine` gives a drive its runner; `device` says what else it is told.
 
 use std::sync::{Arc, Weak};
 

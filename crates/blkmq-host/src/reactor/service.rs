@@ -10,7 +10,7 @@ use blkmq_core::time::Instant;
 use crate::engine::disk::{Disk, QueueId};
 use crate::engine::shared::{Order, Shared};
 use crate::reactor::core::ReactorCore;
-use crate::uring::ring::{Completion, Port};
+use crate::uring::ring::{Completion, RingClient};
 
 /// A connection or a listener, living on one reactor.
 ///
@@ -87,7 +87,7 @@ pub struct Cx<'a> {
 /// What the reactor keeps for one service.
 pub(crate) struct ServiceState {
     pub(crate) index: u32,
-    pub(crate) port: Port,
+    pub(crate) ring_client: RingClient,
     pub(crate) timer: Option<Instant>,
     /// The earliest entry of this state in the reactor's heap of timers.
     pub(crate) timer_entered: Option<Instant>,
@@ -104,10 +104,10 @@ pub(crate) struct ServiceState {
 }
 
 impl ServiceState {
-    pub(crate) fn new(index: u32, port: Port) -> Self {
+    pub(crate) fn new(index: u32, ring_client: RingClient) -> Self {
         Self {
             index,
-            port,
+            ring_client,
             timer: None,
             timer_entered: None,
             outstanding: 0,
@@ -125,7 +125,7 @@ impl Cx<'_> {
         self.core.now()
     }
 
-    /// Submits a bio; it ends with [`Service::on_end`], after this call. `client` is overwritten.
+    /// Submits a bio; it ends with [`Service::on_end`], after this call. `ring_client` is overwritten.
     ///
     /// # Errors
     /// The bio, if too many are waiting, or its group has had enough data moved in this turn: [`Service::on_room`] says when to try
@@ -153,9 +153,9 @@ impl Cx<'_> {
         self.state.outstanding
     }
 
-    /// Its port of the reactor's ring.
-    pub fn port(&self) -> &Port {
-        &self.state.port
+    /// What it pushes to and takes from the reactor's ring with.
+    pub fn ring_client(&self) -> &RingClient {
+        &self.state.ring_client
     }
 
     /// Asks for [`Service::on_timer`] at `at`, instead of any earlier wish.

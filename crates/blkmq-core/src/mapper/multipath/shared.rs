@@ -299,7 +299,7 @@ impl Multipath {
 
     /// Counts the change, lets go of the table and wakes those who should look.
     fn publish(&self, mut table: MutexGuard<'_, Table>, now: Instant) {
-        table.settle(now);
+        table.update_state(now);
         let open = table.open;
         // Release: pairs with the Acquire in `epoch`. Only changed under the lock.
         let next = self.epoch.load(Ordering::Relaxed) + 1;

@@ -235,7 +235,7 @@ impl Table {
     }
 
     /// Brings what depends on the paths' states up to date: the current group, and since when there is no path.
-    pub(super) fn settle(&mut self, now: Instant) {
+    pub(super) fn update_state(&mut self, now: Instant) {
         let best = self.best_group();
         match best {
             Some(best) if !self.is_usable(self.current) => self.go_to(best),

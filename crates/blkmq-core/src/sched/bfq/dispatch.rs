@@ -67,9 +67,9 @@ impl Bfq {
         if self.dismiss_absent() {
             return true;
         }
-        self.depth.held();
+        self.depth.note_held_back();
         let (holder, others) = (self.wf2q.holder(), self.others_in_flight());
-        let is_over = self.room.held(&self.wf2q, holder, others, self.now);
+        let is_over = self.room.note_held_back(&self.wf2q, holder, others, self.now);
         self.wf2q.set_open(is_over);
         is_over
     }
