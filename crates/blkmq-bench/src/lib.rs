@@ -23,6 +23,7 @@ mod facts;
 mod fio;
 mod offsets;
 mod on_null;
+mod output;
 mod progress;
 mod server;
 mod svg;

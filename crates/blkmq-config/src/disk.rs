@@ -16,6 +16,7 @@ use blkmq_drivers::registry::Registry;
 use blkmq_host::mapped::MapConfig;
 use blkmq_host::value;
 
+use crate::mapped;
 use crate::name::check_name;
 use crate::paths;
 use crate::queue::{Polling, elevator, poll_delay};
@@ -231,10 +232,10 @@ fn source(
         [key @ ("linear" | "striped")] => {
             let members = pairs.take(key)?.expect("it is given");
             let mut map = match key {
-                "linear" => MapConfig::linear(&members)?,
-                _ => MapConfig::striped(&members)?,
+                "linear" => mapped::linear(&members)?,
+                _ => mapped::striped(&members)?,
             };
-            pairs.set_all(|key, value| map.set(key, value))?;
+            pairs.set_all(|key, value| mapped::set(&mut map, key, value))?;
             Ok(Source::Mapped(map))
         }
         [name] => {
@@ -379,8 +380,8 @@ mod tests {
         let Source::Mapped(map) = disk.source else {
             panic!("on others")
         };
-        let mut wanted = MapConfig::striped("a+b:1G:2G").unwrap();
-        wanted.set("chunk", "128K").unwrap();
+        let mut wanted = mapped::striped("a+b:1G:2G").unwrap();
+        mapped::set(&mut wanted, "chunk", "128K").unwrap();
         assert_eq!((map, disk.read_only), (wanted, true));
     }
 

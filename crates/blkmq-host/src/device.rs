@@ -10,7 +10,7 @@ use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 
-use crate::reactor::runner::Runner;
+use crate::runner::Runner;
 use crate::uring::ring::RingHandle;
 
 /// Whether the ends of a drive's requests can be found by looking.

@@ -12,18 +12,21 @@
 
 pub mod clock;
 pub mod device;
+pub mod disk;
 pub mod engine;
 pub mod error;
+pub mod group_paths;
 mod log_budget;
 mod reactor;
+pub mod runner;
 mod uring;
 pub mod value;
 
+pub use disk::{Disk, QueueId};
 pub use engine::attach::Attached;
 pub use engine::control::Control;
-pub use engine::disk::{Disk, QueueId};
-pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec, attach, control, disk, group_paths, mapped};
+pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec, attach, control, mapped};
 pub use error::Error;
 pub use log_budget::LogBudget;
-pub use reactor::{runner, service, sleep, wait};
+pub use reactor::{service, sleep, wait};
 pub use uring::ring;

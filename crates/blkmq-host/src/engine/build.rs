@@ -3,19 +3,19 @@
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
-use blkmq_core::ids::{DiskId, REACTORS_MAX, ReactorId};
+use blkmq_core::ids::{DiskId, REACTORS_MAX, ReactorId, ReactorSet};
 use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, QueueHandle, ReactorConfig};
 
 use crate::clock::Clock;
 use crate::device::{Allocation, Device};
+use crate::disk::{Disk, QueueId};
 use crate::engine::config::{DiskEntry, EngineConfig, QueueSpec};
-use crate::engine::disk::{Disk, QueueId};
-use crate::engine::group_paths::Paths;
 use crate::engine::mapped;
-use crate::engine::shared::{Inbox, QueueEntry, ReactorQueues, Shared};
 use crate::error::Error;
-use crate::reactor::runner::Runner;
+use crate::group_paths::Paths;
+use crate::reactor::shared::{Inbox, QueueEntry, ReactorQueues, Shared};
 use crate::reactor::wakeup::Wakeup;
+use crate::runner::Runner;
 
 /// Makes the queues, and for each thread its handles of all of them.
 pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQueues>), Error> {
@@ -72,9 +72,24 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
     };
     let shared = Arc::new(shared);
     for (index, entry) in shared.queues.iter().enumerate() {
-        entry.device.meet(Runner::new(&shared, QueueId(index as u16)));
+        entry.device.meet(runner(&shared, index));
     }
     Ok((shared, free_queues))
+}
+
+/// What runs a queue's hardware contexts. It does not keep the engine alive, which owns the device that has it.
+fn runner(shared: &Arc<Shared>, queue: usize) -> Runner {
+    let shared = Arc::downgrade(shared);
+    Runner::new(move |hctx| {
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        if let Some(reactor) = shared.queues[queue].queue.ask_to_run(hctx) {
+            let mut kicks = ReactorSet::default();
+            kicks.insert(reactor);
+            shared.kick(kicks);
+        }
+    })
 }
 
 fn make_queue(

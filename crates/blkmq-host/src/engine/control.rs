@@ -16,10 +16,10 @@ use blkmq_core::stat::{EventStats, GroupStats};
 use blkmq_core::time::Nanos;
 
 use crate::device::{Device, Polling};
+use crate::disk::{Disk, QueueId};
 use crate::engine::build::log_polling;
-use crate::engine::disk::{Disk, QueueId};
-use crate::engine::shared::{QueueEntry, Shared};
 use crate::error::Error;
+use crate::reactor::shared::{QueueEntry, Shared};
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
 #[derive(Clone)]

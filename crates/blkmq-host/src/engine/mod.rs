@@ -5,10 +5,7 @@ pub mod attach;
 mod build;
 mod config;
 pub mod control;
-pub mod disk;
-pub mod group_paths;
 pub mod mapped;
-pub(crate) mod shared;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -23,12 +20,12 @@ use blkmq_core::time::Nanos;
 use self::attach::Attached;
 use self::build::build;
 use self::control::Control;
-use self::disk::{Disk, QueueId};
-use self::shared::{Order, ReactorQueues, Shared};
+use crate::disk::{Disk, QueueId};
 use crate::error::Error;
 use crate::reactor::Reactor;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::service::ServiceFactory;
+use crate::reactor::shared::{Order, ReactorQueues, Shared};
 
 pub use config::{DiskEntry, EngineConfig, QueueSpec};
 

@@ -17,11 +17,11 @@ use blkmq_core::time::{Instant, Nanos};
 use blkmq_sync::WakeFlag;
 
 use crate::clock::Clock;
-use crate::engine::disk::QueueId;
-use crate::engine::shared::{QueueEntry, ReactorQueues, Shared};
+use crate::disk::QueueId;
 use crate::error::Error;
 use crate::reactor::moved::Moved;
 use crate::reactor::queues::Queues;
+use crate::reactor::shared::{QueueEntry, ReactorQueues, Shared};
 use crate::reactor::sleep;
 use crate::reactor::wait::{Expected, WaitPolicy};
 use crate::uring::ring::{BEAT, Completion, RingClient, RingHandle};

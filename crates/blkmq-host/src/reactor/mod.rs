@@ -10,8 +10,8 @@
 pub(crate) mod core;
 mod moved;
 mod queues;
-pub mod runner;
 pub mod service;
+pub(crate) mod shared;
 pub mod sleep;
 pub mod wait;
 pub(crate) mod wakeup;
@@ -28,8 +28,8 @@ use blkmq_core::time::Instant;
 use self::core::ReactorCore;
 use self::service::{Cx, Service, ServiceFactory, ServiceState};
 use self::wait::Expected;
-use crate::engine::disk::QueueId;
-use crate::engine::shared::{Order, Shared};
+use crate::disk::QueueId;
+use crate::reactor::shared::{Order, Shared};
 use crate::uring::ring::Completion;
 
 /// The loop of one thread and the services that live on it.

@@ -7,9 +7,9 @@ use blkmq_core::bio::Bio;
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::time::Instant;
 
-use crate::engine::disk::{Disk, QueueId};
-use crate::engine::shared::{Order, Shared};
+use crate::disk::{Disk, QueueId};
 use crate::reactor::core::ReactorCore;
+use crate::reactor::shared::{Order, Shared};
 use crate::uring::ring::{Completion, RingClient};
 
 /// A connection or a listener, living on one reactor.

@@ -12,9 +12,9 @@ use blkmq_core::time::Nanos;
 
 use crate::clock::Clock;
 use crate::device::Device;
-use crate::engine::disk::Disk;
-use crate::engine::group_paths::Paths;
+use crate::disk::Disk;
 use crate::error::Error;
+use crate::group_paths::Paths;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::wakeup::Wakeup;
 use crate::uring::ring::RingConfig;
