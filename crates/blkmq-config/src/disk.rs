@@ -18,7 +18,7 @@ use blkmq_host::value;
 
 use crate::mapped;
 use crate::name::check_name;
-use crate::paths;
+use crate::paths::{self, PathRef};
 use crate::queue::{Polling, elevator, poll_delay};
 
 /// One disk as it is asked for.
@@ -62,15 +62,6 @@ pub struct MultipathSource {
     pub groups: Vec<Vec<PathRef>>,
     /// How paths are used.
     pub config: MultipathConfig,
-}
-
-/// A disk that is a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathRef {
-    /// The disk's name.
-    pub name: String,
-    /// How much it carries in comparison with the others, 0 to 100.
-    pub throughput: u32,
 }
 
 impl Source {

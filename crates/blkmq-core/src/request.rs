@@ -7,7 +7,7 @@ use blkmq_sync::prefetch;
 use crate::bio::{Bio, Flags, Lent, Op, Prio, Status};
 use crate::ids::{DiskId, GroupId, ReactorId, Tag};
 use crate::limits::Limits;
-use crate::stat::Stamp;
+use crate::stat::stamp::Stamp;
 use crate::time::Instant;
 
 /// Where a request is on its way.

@@ -11,7 +11,8 @@ use blkmq_host::device::Device;
 use blkmq_host::{DiskEntry, Error};
 
 use super::{Member, disk_error};
-use crate::disk::{DiskSpec, MultipathSource, PathRef, Source};
+use crate::disk::{DiskSpec, MultipathSource, Source};
+use crate::paths::PathRef;
 
 /// The disks that are paths, by their names.
 pub(super) struct Paths(BTreeMap<String, DiskSpec>);

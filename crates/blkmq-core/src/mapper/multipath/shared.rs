@@ -12,9 +12,9 @@ use crate::ids::{HctxId, REACTORS_MAX};
 use crate::time::{Instant, Nanos};
 
 use super::detour::Detours;
-use super::message::{Failback, MessageError, NoPath};
+use super::message::MessageError;
 use super::shard::Shard;
-use super::table::{Path, PathState, Table};
+use super::table::{Failback, NoPath, Path, PathState, Table};
 use super::{GroupStats, PATHS_MAX, PathId, PathSpec, PathStats, Selector};
 
 /// What a multipath drive is to be.

@@ -1,11 +1,11 @@
 //! Gives out requests: which queue may be next, which of its requests that is, and what it counts as. `turn` does so in its own
 //! way where a turn is more than one request.
 
-use super::super::Elevator;
 use super::super::slots::SlotId;
 use super::{Bfq, MOVES_NO_DATA, PASSED_OVER, wf2q};
 use crate::ids::GroupId;
 use crate::request::Request;
+use crate::sched::elevator::Elevator;
 use crate::time::Nanos;
 
 impl Bfq {

@@ -35,12 +35,12 @@ use self::tunables::Tunables;
 use self::turn::{Neighbours, Pace, Turn};
 use self::wf2q::Wf2q;
 use super::depth::DepthLaw;
-use super::{Elevator, InsertAt, Inserted, Note, TunableError};
 use crate::bio::Class;
 use crate::group::{GroupTree, Node};
 use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::request::Request;
+use crate::sched::elevator::{Elevator, InsertAt, Inserted, Note, TunableError};
 use crate::time::{Instant, Nanos};
 
 /// The bfq elevator.

@@ -6,7 +6,7 @@ use super::tunables::Tunables;
 use crate::limits::Limits;
 use crate::merge::{self, Fit};
 use crate::request::Request;
-use crate::sched::Inserted;
+use crate::sched::elevator::Inserted;
 use crate::sched::slots::{Fifo, SlotId, Slots};
 use crate::time::{Instant, Nanos};
 
