@@ -116,6 +116,14 @@ impl Window {
         self.bytes
     }
 
+    /// Writes bytes, for tests.
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        bytes
+            .iter()
+            .enumerate()
+            .for_each(|(index, byte)| self.store(at + index, *byte));
+    }
+
     #[inline]
     fn at(&self, at: usize, bytes: usize) -> NonNull<u8> {
         assert!(
