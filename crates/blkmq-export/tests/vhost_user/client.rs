@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::server::Server;
+use std::path::Path;
 
 pub(crate) struct Client {
     stream: UnixStream,
@@ -22,18 +22,31 @@ pub(crate) struct Client {
 
 impl Client {
     /// Connects and shares memory; no ring is set up yet.
-    pub(crate) fn connect(server: &Server) -> Self {
-        let stream = UnixStream::connect(&server.path).unwrap();
+    pub(crate) fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, MEMORY_BYTES).unwrap();
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let client = Self { stream, memory, kick };
-        client.send(3, &[], &[]);
-        client.send(2, &words(&[FEATURES]), &[]);
-        client.send(16, &words(&[PROTOCOL]), &[]);
-        client.share(MEMORY_BYTES);
+        client.set_up();
         client
+    }
+
+    /// Connects again, with the same memory.
+    pub(crate) fn connect_again(&mut self, path: &Path) {
+        self.stream = UnixStream::connect(path).unwrap();
+        self.stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        self.set_up();
+    }
+
+    fn set_up(&self) {
+        self.send(3, &[], &[]);
+        self.send(2, &words(&[FEATURES]), &[]);
+        self.send(16, &words(&[PROTOCOL]), &[]);
+        self.share(MEMORY_BYTES);
     }
 
     /// Sends a table of one region of the memory.

@@ -130,7 +130,7 @@ fn zeroes_and_discards(attached: &mut Attached, content: &[u8]) {
 #[test]
 fn a_ring_is_stopped_where_it_is_and_goes_on_from_there() {
     let server = Server::start();
-    let mut client = Client::connect(&server);
+    let mut client = Client::connect(&server.path);
     client.start();
     client.request(0, 1, 8);
     client.write(DATA + 512, &[0x5a; 512]);
@@ -152,7 +152,7 @@ fn a_ring_is_stopped_where_it_is_and_goes_on_from_there() {
 #[test]
 fn errors_are_the_requests_own() {
     let server = Server::start();
-    let client = Client::connect(&server);
+    let client = Client::connect(&server.path);
     client.start();
     // Beyond the end, not known, a name in too short a buffer.
     client.request(0, 0, DISK_BYTES / 512);
@@ -169,10 +169,10 @@ fn errors_are_the_requests_own() {
 #[test]
 fn a_hostile_driver_loses_its_device_and_no_other_notices() {
     let server = Server::start();
-    let good = Client::connect(&server);
+    let good = Client::connect(&server.path);
     good.start();
     for trick in 0..5 {
-        let mut bad = Client::connect(&server);
+        let mut bad = Client::connect(&server.path);
         bad.start();
         bad.request(0, 0, 0);
         match trick {
@@ -211,14 +211,14 @@ fn a_hostile_driver_loses_its_device_and_no_other_notices() {
 fn a_front_end_that_breaks_the_rules_is_hung_up_on() {
     let server = Server::start();
     // More memory than its file has, a pipe for an event, a message that nobody knows.
-    let mut client = Client::connect(&server);
+    let mut client = Client::connect(&server.path);
     client.share(MEMORY_BYTES + 4096);
     assert!(client.is_hung_up());
-    let mut client = Client::connect(&server);
+    let mut client = Client::connect(&server.path);
     let (pipe, _other) = rustix::pipe::pipe().unwrap();
     client.send(12, &words(&[0]), &[pipe.as_fd()]);
     assert!(client.is_hung_up());
-    let mut client = Client::connect(&server);
+    let mut client = Client::connect(&server.path);
     client.send(999, &[], &[]);
     assert!(client.is_hung_up());
     server.end();
@@ -227,7 +227,7 @@ fn a_front_end_that_breaks_the_rules_is_hung_up_on() {
 #[test]
 fn what_a_killed_daemon_had_taken_is_done_again_in_order_and_once() {
     let server = Server::start();
-    let client = Client::connect(&server);
+    let client = Client::connect(&server.path);
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     let bytes = 16 + 16 * 16 + 48;
     ftruncate(&record, bytes).unwrap();
