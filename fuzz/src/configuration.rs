@@ -3,7 +3,7 @@
 //! Every input is given to all of them. Broken would be: a panic, an error that names nothing, an address that does not
 //! come back as it was written, or settings that passed though they cannot be.
 
-use blkmq::config::{Config, DiskSpec, GroupSpec, group};
+use blkmq_config::{Config, DiskSpec, GroupSpec, group};
 use blkmq_export::common::Address;
 
 /// Runs one input.

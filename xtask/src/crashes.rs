@@ -37,27 +37,29 @@ pub(crate) fn run(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
 /// # Errors
 /// If a mutant gets through, or cannot be built, or there is none of that name.
 pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Option<&str>) -> Result<()> {
-    let is_wanted = |(name, _): &&(&str, &str)| only.is_none_or(|only| only == *name);
-    let names = MUTANTS.map(|(name, _)| name).join(", ");
+    let is_wanted = |mutant: &&Mutant| only.is_none_or(|only| only == mutant.name);
+    let names = MUTANTS.map(|mutant| mutant.name).join(", ");
     ensure!(
         MUTANTS.iter().any(|mutant| is_wanted(&mutant)),
         "there is no such mutant; there are {names}"
     );
     let prover = build_prover(steps)?;
-    for (mutant, what) in MUTANTS.iter().filter(is_wanted) {
-        let program = steps.time(&format!("build of mutant {mutant}"), || {
-            mutant::build(mutant, false)
-        })?;
-        let name = format!("mutant {mutant}: {what}");
-        let verdict = steps.time(&name, || prove(&prover, &program, crashes, seed))?;
+    for Mutant { name, what, proof } in MUTANTS.iter().filter(is_wanted) {
+        let step = format!("mutant {name}: {what}");
+        if let Proof::Test(words) = proof {
+            steps.time(&step, || fails(name, words))?;
+            continue;
+        }
+        let program = steps.time(&format!("build of mutant {name}"), || mutant::build(name, false))?;
+        let verdict = steps.time(&step, || prove(&prover, &program, crashes, seed))?;
         match verdict {
-            Verdict::Lost => println!("    mutant {mutant}: caught"),
+            Verdict::Lost => println!("    mutant {name}: caught"),
             Verdict::Right => {
-                bail!("mutant {mutant} ({what}) got through {crashes} crashes from seed {seed}")
+                bail!("mutant {name} ({what}) got through {crashes} crashes from seed {seed}")
             }
-            Verdict::Broken => bail!("mutant {mutant}: the proof could not be made"),
+            Verdict::Broken => bail!("mutant {name}: the proof could not be made"),
             Verdict::NoFuse => {
-                steps.skip(&name, NO_FUSE);
+                steps.skip(&step, NO_FUSE);
                 return Ok(());
             }
         }
@@ -97,21 +99,74 @@ fn prove(prover: &Path, program: &Path, crashes: u64, seed: u64) -> Result<Verdi
     })
 }
 
-/// What each mutant leaves out; the code has it as `cfg!(blkmq_mutant = "NAME")`.
-const MUTANTS: [(&str, &str); 7] = [
-    ("fsync", "a flush does nothing on the file"),
-    ("dsync", "a forced write is an ordinary one"),
-    ("preflush", "a flush is acknowledged without one"),
-    (
+/// Runs the tests that are to catch a mutant, on a build with it and on one without.
+///
+/// # Errors
+/// If they cannot be built, do not pass without the mutant, or pass with it.
+fn fails(mutant: &str, words: &str) -> Result<()> {
+    let run = |mutant: &str, more: &str| mutant::test(mutant, &format!("test --quiet {words} {more}"));
+    for mutant in ["none", mutant] {
+        ensure!(run(mutant, "--no-run")?, "cargo test {words} cannot be built");
+    }
+    ensure!(run("none", "")?, "cargo test {words} fails without a mutant");
+    ensure!(
+        !run(mutant, "")?,
+        "mutant {mutant} got through cargo test {words}"
+    );
+    println!("    mutant {mutant}: caught");
+    Ok(())
+}
+
+/// A build that loses data.
+struct Mutant {
+    /// The code has it as `cfg!(blkmq_mutant = "NAME")`.
+    name: &'static str,
+    /// What it leaves out.
+    what: &'static str,
+    proof: Proof,
+}
+
+/// What is to catch a mutant.
+enum Proof {
+    Crashes,
+    /// These tests, as `cargo test` takes them: what is left out shows only if two things happen within a microsecond, or
+    /// beside a network that keeps bytes back.
+    Test(&'static str),
+}
+
+const fn by_crashes(name: &'static str, what: &'static str) -> Mutant {
+    let proof = Proof::Crashes;
+    Mutant { name, what, proof }
+}
+
+const fn by_test(name: &'static str, what: &'static str, words: &'static str) -> Mutant {
+    let proof = Proof::Test(words);
+    Mutant { name, what, proof }
+}
+
+const MUTANTS: [Mutant; 8] = [
+    by_crashes("fsync", "a flush does nothing on the file"),
+    by_crashes("dsync", "a forced write is an ordinary one"),
+    by_crashes("preflush", "a flush is acknowledged without one"),
+    by_crashes(
         "postflush",
         "forced zeroes, and forced writes through the page cache, are not followed by a flush",
     ),
-    (
+    by_crashes(
         "joined_flush",
         "a flush joins the one under way, which began before it",
     ),
-    ("latch", "a failed flush is forgotten"),
-    ("overlap", "a flush does not wait for those that overlapped it"),
+    by_crashes("latch", "a failed flush is forgotten"),
+    by_test(
+        "overlap",
+        "a flush does not wait for those that overlapped it",
+        "-p blkmq-drivers --lib file::slot::tests::a_flush_that_overlaps",
+    ),
+    by_test(
+        "late_writes",
+        "a repeated write does not wait for the end of the connection that was lost with it",
+        "-p blkmq --test end_to_end late_writes",
+    ),
 ];
 const NO_FUSE: &str =
     "no filesystem can be mounted through FUSE: that needs /dev/fuse and root, or fusermount3";

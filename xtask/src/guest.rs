@@ -154,11 +154,7 @@ fn find_place(steps: &mut Steps) -> Result<Option<Place>> {
 }
 
 fn run_polled(steps: &mut Steps, place: &Place) -> Result<()> {
-    let mut tests = build_command(
-        place,
-        None,
-        "test -p blkmq-drivers -p blkmq-config --lib --test files",
-    );
+    let mut tests = build_command(place, None, "test -p blkmq-drivers --lib --test files");
     tests.args(["--", "--nocapture", "--test-threads=1", "polled"]);
     tests.env(RUNNER, format!("{} {BOOT}", std::env::current_exe()?.display()));
     steps.run("polled devices in a guest", &mut tests)

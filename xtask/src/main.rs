@@ -2,6 +2,7 @@
 
 mod args;
 mod crashes;
+mod figures;
 mod fio;
 mod fuzz;
 mod guest;
@@ -14,6 +15,7 @@ mod sanitize;
 mod setup;
 mod siege;
 mod sim;
+mod skips;
 mod soak;
 mod steps;
 mod test;
@@ -40,8 +42,13 @@ fn run(mut args: Args) -> anyhow::Result<()> {
     let mut steps = Steps::new();
     match chore.as_str() {
         "test" => {
+            let mode = if args.flag("--strict") {
+                skips::Mode::Strict
+            } else {
+                skips::Mode::Listed
+            };
             args.finish()?;
-            test::run(&mut steps)
+            test::run(&mut steps, mode)
         }
         "setup" => {
             args.finish()?;
@@ -52,6 +59,7 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             args.finish()?;
             instructions::run(&mut steps, update)
         }
+        "figures" => figures::run(&args.rest()),
         "loom" => {
             let depth = if args.flag("--deep") {
                 loom::Depth::Deep
@@ -150,9 +158,10 @@ fn run(mut args: Args) -> anyhow::Result<()> {
 }
 
 const HELP: &str = "\
-cargo xtask test                            set up what the tests need, then every check and test (what CI runs)
+cargo xtask test [--strict]                 set up what the tests need, then every check and test; --strict (what CI runs): a skip fails
 cargo xtask setup                           only the set-up: the Debian packages that the tests use
 cargo xtask instructions [--update]         instructions per I/O by callgrind, against bench/instructions.toml
+cargo xtask figures [REPORT.json ...]       take in reports of `blkmq bench --json`, and write the tables of figures anew
 cargo xtask loom [--deep]                   model-check blkmq-sync: two preemptions, or four with --deep
 cargo xtask sim [--seeds N]                 every simulator scenario with N seeds (default 1000)
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)

@@ -1,6 +1,7 @@
 //! Decides how a daemon is built that lacks something on purpose, away from all other builds.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -15,6 +16,29 @@ use crate::steps::run_shown;
 /// # Errors
 /// If it cannot be built.
 pub(crate) fn build(mutant: &str, optimized: bool) -> Result<PathBuf> {
+    let (target, mut command) = with(mutant, optimized, "build --quiet -p blkmq")?;
+    run_shown(&mut command)?;
+    let built = target.join("debug/blkmq");
+    // The next mutant's build replaces it.
+    let program = target.join(format!("blkmq-{mutant}"));
+    std::fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
+    ensure!(program.is_file(), "{} was not built", program.display());
+    Ok(program)
+}
+
+/// Runs tests with a mutant in what they test. Says whether they passed.
+///
+/// # Errors
+/// If cargo cannot be started.
+pub(crate) fn test(mutant: &str, words: &str) -> Result<bool> {
+    let (_, mut command) = with(mutant, false, words)?;
+    // The program that the tests run is the one that is built for them.
+    let status = command.env_remove("BLKMQ_BIN").status();
+    Ok(status.context("starting cargo")?.success())
+}
+
+/// A cargo command that builds with a mutant, and the directory that it builds in.
+fn with(mutant: &str, optimized: bool, words: &str) -> Result<(PathBuf, Command)> {
     // Each in a directory of its own, so that neither undoes what the other has built.
     let (name, level) = match optimized {
         true => ("mutants-optimized", "2"),
@@ -23,18 +47,12 @@ pub(crate) fn build(mutant: &str, optimized: bool) -> Result<PathBuf> {
     let target = target_dir()?.join(name);
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     let flags = format!("{flags} --cfg blkmq_mutant=\"{mutant}\"");
-    run_shown(
-        cargo("build --quiet -p blkmq")
-            .env("RUSTFLAGS", flags.trim())
-            // Quicker to build; nobody debugs it.
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .env("CARGO_PROFILE_DEV_OPT_LEVEL", level)
-            .env("CARGO_TARGET_DIR", &target),
-    )?;
-    let built = target.join("debug/blkmq");
-    // The next mutant's build replaces it.
-    let program = target.join(format!("blkmq-{mutant}"));
-    std::fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
-    ensure!(program.is_file(), "{} was not built", program.display());
-    Ok(program)
+    let mut command = cargo(words);
+    command
+        .env("RUSTFLAGS", flags.trim())
+        // Quicker to build; nobody debugs it.
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", level)
+        .env("CARGO_TARGET_DIR", &target);
+    Ok((target, command))
 }

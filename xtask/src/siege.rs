@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::mutant;
 use crate::place::{cargo, target_dir};
+use crate::skips;
 use crate::steps::Steps;
 
 /// # Errors
@@ -27,7 +28,7 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&st
             // So short a siege runs beside whatever else the machine does: times are shown.
             command.arg("--lenient");
         }
-        match verdict(&mut command)? {
+        match verdict(skips::listed(&mut command)?)? {
             Verdict::Held => Ok(()),
             Verdict::Fell => bail!("the siege has found something; {again}"),
         }

@@ -66,6 +66,14 @@ impl Steps {
             .push((name.to_owned(), Outcome::Skipped(reason.to_owned())));
     }
 
+    /// The steps that were skipped, as the list of skipped tests has its lines: `name: reason`.
+    pub(crate) fn skipped(&self) -> impl Iterator<Item = String> {
+        self.taken.iter().filter_map(|(name, outcome)| match outcome {
+            Outcome::Skipped(reason) => Some(format!("{name}: {reason}")),
+            Outcome::Took(_) => None,
+        })
+    }
+
     /// Prints every step with its time, and the sum.
     pub(crate) fn print_summary(&self) {
         println!("\n==> steps so far");

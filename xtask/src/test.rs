@@ -1,21 +1,28 @@
-//! Decides what `cargo xtask test` checks and in which order: cheap and likely to fail first, the test suite last.
+//! Decides what `cargo xtask test` checks and in which order: cheap and likely to fail first, the
+//! test suite last.
 //!
-//! The suite comes last so that its own closing lines close the whole run.
+//! The suite comes last so that its own closing lines close the whole run: the list of what was
+//! skipped stands before the documentation's tests, which cannot skip.
 
 use anyhow::Result;
 
 use crate::place::{cargo, has_cargo_command, target_dir};
 use crate::steps::{Steps, run_shown};
-use crate::{fuzz, instructions, loom, path_loss, setup, siege, sim};
+use crate::{fuzz, instructions, loom, path_loss, setup, siege, sim, skips};
 
 /// # Errors
-/// The first step that fails.
-pub(crate) fn run(steps: &mut Steps) -> Result<()> {
+/// The first step that fails; with [`skips::Mode::Strict`] also a skip that is not allowed.
+pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
+    let skips = skips::List::start()?;
     setup::run(steps)?;
     steps.run("format", &mut cargo("fmt --all --check"))?;
     steps.run(
         "clippy",
         &mut cargo("clippy --workspace --all-targets -- -D warnings"),
+    )?;
+    steps.run(
+        "the command alone",
+        &mut cargo("check -p blkmq --no-default-features"),
     )?;
     check_dependencies(steps)?;
     loom::run(steps, loom::Depth::Short)?;
@@ -28,10 +35,11 @@ pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     fuzz::replay(steps)?;
     path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
     siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
-    run_suite(steps)
+    run_suite(steps, &skips, mode)
 }
 
-/// Licences, sources and bans need the lock file alone; advisories need their database from the network.
+/// Licences, sources and bans need the lock file alone; advisories need their database from the
+/// network.
 fn check_dependencies(steps: &mut Steps) -> Result<()> {
     if !has_cargo_command("deny") {
         steps.skip(
@@ -55,16 +63,22 @@ fn check_dependencies(steps: &mut Steps) -> Result<()> {
 
 /// The test suite; the end-to-end tests in it drive the release build of the command.
 ///
-/// Property tests draw from one seed, so that a failure is of the change under test; [`soak`](crate::soak) draws new ones.
-fn run_suite(steps: &Steps) -> Result<()> {
+/// Property tests draw from one seed, so that a failure is of the change under test;
+/// [`soak`](crate::soak) draws new ones.
+fn run_suite(steps: &Steps, skips: &skips::List, mode: skips::Mode) -> Result<()> {
     steps.print_summary();
     println!("\n==> tests");
     let command = target_dir()?.join("release/blkmq");
-    run_shown(
-        cargo("test --workspace --no-fail-fast")
+    let tests = run_shown(
+        skips::listed(&mut cargo("test --workspace --no-fail-fast --lib --bins --tests"))?
             .env("BLKMQ_BIN", command)
             .env(PROPERTY_SEED, "1"),
-    )
+    );
+    println!("\n==> skipped");
+    let skipped = skips.judge(steps.skipped(), mode);
+    println!("\n==> tests in the documentation");
+    let documentation = run_shown(&mut cargo("test --workspace --no-fail-fast --doc"));
+    tests.and(documentation).and(skipped)
 }
 
 /// What proptest reads its seed from.

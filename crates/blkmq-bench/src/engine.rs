@@ -5,6 +5,7 @@ pub mod direct;
 pub mod many;
 
 mod before;
+mod copies;
 mod device;
 mod load;
 mod nbdcopy;
@@ -58,6 +59,9 @@ pub struct EngineArgs {
     /// Allow writing to the file or server: what is there is lost
     #[arg(long)]
     pub overwrite: bool,
+    /// Give each submitter a disk and a group of its own, on the null drive: a scheduler then counts and shares by group
+    #[arg(long)]
+    pub groups: bool,
     /// Another build of blkmq to compare with: it becomes the side `before`, this one `after`
     #[arg(long, value_name = "PROGRAM")]
     pub before: Option<PathBuf>,
@@ -95,6 +99,13 @@ impl Pattern {
             Self::Read => "read",
             Self::Write => "write",
         }
+    }
+}
+
+impl EngineArgs {
+    /// Whether whole copies are timed, start and handshake with them: as `nbdcopy`, which can be timed in no other way.
+    fn copies(&self) -> bool {
+        matches!(self.device, Device::Nbd(_)) && self.rw == Pattern::Read
     }
 }
 
@@ -140,6 +151,10 @@ fn settle(args: &EngineArgs) -> Result<EngineArgs> {
     if let Device::File(path) = &args.device {
         device::check_file(path, args.bs)?;
     }
+    ensure!(
+        !args.groups || args.device == Device::Null,
+        "--groups rejected: it needs --device null"
+    );
     let content = match &args.device {
         Device::Null | Device::Ram => None,
         Device::File(path) => Some(path.display().to_string()),
@@ -182,7 +197,7 @@ fn points(args: &EngineArgs) -> Vec<Point<'_>> {
                     measure: Box::new(move |plan| measure(args, elevator, jobs, depth, plan)),
                 });
                 if let Device::Nbd(uri) = &args.device
-                    && args.rw == Pattern::Read
+                    && args.copies()
                     && nbdcopy::is_installed()
                 {
                     points.push(Point {
@@ -215,16 +230,22 @@ fn case(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32) -> String {
     if args.bs != 4096 {
         case += &format!("/bs={}", args.bs);
     }
+    if args.groups {
+        case += "/groups";
+    }
     case
 }
 
 /// Starts an engine, loads it from `jobs` attached threads for the plan's window, and ends it.
 fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
     let writable = args.rw.op().is_write() || args.device == Device::Ram;
-    let engine = args.device.start(elevator, jobs, depth, writable)?;
-    if args.device == Device::Ram {
-        device::fill(&engine)?;
-    }
+    let start = || {
+        if args.groups {
+            device::start_with_groups(elevator, jobs, depth)
+        } else {
+            args.device.start(elevator, jobs, depth, writable)
+        }
+    };
     let job = Job {
         op: args.rw.op(),
         block_bytes: args.bs,
@@ -237,6 +258,13 @@ fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan
             1
         },
     };
+    if args.copies() {
+        return copies::measure(start, job, jobs, plan);
+    }
+    let engine = start()?;
+    if args.device == Device::Ram {
+        device::fill(&engine)?;
+    }
     load_attached(engine, job, jobs, plan)
 }
 
@@ -252,7 +280,7 @@ pub(crate) fn load_attached(engine: Engine, job: Job, jobs: u32, plan: &Plan) ->
                 let (engine, window) = (&engine, &window);
                 scope.spawn(move || {
                     let attached = engine.attach().inspect_err(|_| window.fail())?;
-                    let disk = device::loaded(engine)?;
+                    let disk = device::loaded(engine, index)?;
                     Load::new(attached, disk, job, index as u64).run(window, index)
                 })
             })
@@ -305,7 +333,7 @@ fn about(args: &EngineArgs) -> About {
         setting.push("fio: io_uring, direct, registered file, same depth, jobs and block size".into());
     } else if let Device::Nbd(_) = args.device {
         setting.push(
-            "nbdcopy: the whole export to null:, same connections, threads, requests and block size; ours does not merge".into(),
+            "nbdcopy: the whole export to null:, same connections, threads, requests and block size; ours does not merge; whole copies with start and handshake, of both".into(),
         );
     } else {
         setting.push("latency is sampled: one batch of I/Os in 64 / depth, at least every 64th I/O".into());

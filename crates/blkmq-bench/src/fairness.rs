@@ -81,7 +81,7 @@ pub struct FairnessArgs {
 pub enum Side {
     /// An elevator, or none.
     Elevator(Kind),
-    /// No elevator, and every tenant capped at its due part of what the drive did without.
+    /// No elevator, and every tenant, the light one included, capped at its due part of what the drive does.
     Caps,
     /// bfq, and a latency target for the light tenant's group.
     Target,
@@ -208,7 +208,11 @@ fn points<'a>(
 ) -> Vec<Point<'a>> {
     let mut points = Vec::new();
     for scene in scenes {
-        let has_meaning = |side: &&Side| **side != Side::Target || scene.victim.is_some();
+        let has_meaning = |side: &&Side| match side {
+            Side::Target => scene.victim.is_some(),
+            Side::Caps => scene.caps_can_bind(),
+            Side::Elevator(_) => true,
+        };
         for &side in sides.iter().filter(has_meaning) {
             points.push(Point {
                 case: scene.case.clone(),
@@ -234,7 +238,13 @@ fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, pl
     let none = reference.none.borrow().get(&scene.case).copied();
     let visit = match side {
         Side::Elevator(kind) => play(scene, ground, kind, None, plan)?,
-        Side::Caps => play(scene, ground, Kind::None, none.map(|none| none.bytes), plan)?,
+        Side::Caps => play(
+            scene,
+            ground,
+            Kind::None,
+            none.map(|none| scene.capacity(none.ios, none.bytes)),
+            plan,
+        )?,
         Side::Target => play(&scene.with_target(ground.target), ground, Kind::Bfq, None, plan)?,
     };
     let is_none = side == Side::Elevator(Kind::None);
@@ -387,7 +397,7 @@ fn about(ground: &Ground) -> About {
         setting: vec![
             ground.medium.description(),
             format!("{} reactor(s), tenants spread over them; a tenant submits again as soon as an I/O has ended; shares are shares of bytes", ground.reactors),
-            "caps: no elevator, every tenant capped at its due part of what the drive did with none".into(),
+            "caps: no elevator, every tenant, the light one included, capped at its due part of what the drive did with none".into(),
             format!("bfq-target: bfq, and the light tenant's group has a latency target of {} µs", ground.target.0 / 1000),
             "percentiles are the light tenant's where there is one, else the first tenant's; alone: the same tenant by itself, none, in the same round".into(),
         ],

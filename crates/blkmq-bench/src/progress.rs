@@ -1,4 +1,6 @@
 //! Decides what a waiting user sees of a long run: which point is being measured and how much is left, on stderr.
+//! By hand and not by `indicatif`: a line a step reads the same in a terminal and in a log, and no thread draws while others
+//! are measured.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};

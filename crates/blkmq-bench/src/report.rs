@@ -61,6 +61,10 @@ pub struct Report {
     pub host: Host,
     /// The command that makes the same measurement.
     pub command: String,
+    /// How often each point was visited.
+    pub rounds: u32,
+    /// How long each visit measured, in seconds.
+    pub seconds: f64,
     /// The results.
     pub rows: Vec<Row>,
     /// What is asked, of what, at which block size: for the reader of the table and the picture.
@@ -91,6 +95,8 @@ impl Report {
             commit: facts::commit(),
             host: Host::before_run(),
             command: facts::command_line(),
+            rounds: plan.rounds,
+            seconds: plan.window.as_secs_f64(),
             rows: Vec::new(),
             about,
         };
@@ -168,6 +174,8 @@ mod tests {
             commit: "c0ffee".into(),
             host: Host::default(),
             command: "blkmq bench engine".into(),
+            rounds: 3,
+            seconds: 1.0,
             rows: vec![Row {
                 case: "null/none/jobs=1/depth=64".into(),
                 side: "ours".into(),
@@ -179,7 +187,10 @@ mod tests {
         };
         let json = serde_json::to_value(&report).unwrap();
         let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        assert_eq!(keys(&json), ["bench", "command", "commit", "host", "rows"]);
+        assert_eq!(
+            keys(&json),
+            ["bench", "command", "commit", "host", "rounds", "rows", "seconds"]
+        );
         assert_eq!(
             keys(&json["rows"][0]),
             [

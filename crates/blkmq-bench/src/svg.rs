@@ -1,5 +1,6 @@
 //! Decides how a report looks as a picture: a bar per row on one scale, whiskers from the slowest to the fastest round,
-//! latency and CPU in words beside it. Written by hand, since text and rectangles are all it needs.
+//! latency and CPU in words beside it. By hand and not by `plotters`: bars with words beside them are text and rectangles,
+//! and none of its axes would be used.
 
 use std::fmt::Write;
 
@@ -228,6 +229,8 @@ mod tests {
             commit: "c".into(),
             host: Default::default(),
             command: String::new(),
+            rounds: 1,
+            seconds: 1.0,
             rows: vec![
                 row("a<b", "ours", 3e6),
                 row("a<b", "nbdkit", 1e6),

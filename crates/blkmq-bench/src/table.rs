@@ -1,4 +1,6 @@
 //! Decides how rows look on a terminal: one line each, columns aligned, numbers with as many digits as mean something.
+//! By hand and not by `comfy-table`: padding takes ten lines, and borders, wrapping and terminal widths would be in the way of
+//! `awk` and of a report that is pasted into a document.
 
 use std::collections::BTreeSet;
 

@@ -2,7 +2,7 @@
 //! `rounds` takes the difference over a window; the engine bench reads this process, the NBD bench the server's.
 
 use std::fs;
-use std::ops::Sub;
+use std::ops::{AddAssign, Sub};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -25,6 +25,14 @@ impl Usage {
         Self::of(std::process::id())
     }
 
+    /// Reads what this thread has used: what is read of the process forgets threads that have ended.
+    ///
+    /// # Errors
+    /// If procfs is not there or looks unlike Linux's.
+    pub fn of_this_thread() -> Result<Self> {
+        of_thread(Path::new("/proc/thread-self"))
+    }
+
     /// Reads what the living threads of process `pid` have used. A running thread's time may be up to a scheduler tick
     /// (at most 10 ms) old.
     ///
@@ -44,6 +52,13 @@ impl Usage {
         }
         ensure!(found > 0, "{tasks}: no thread's usage could be read");
         Ok(sum)
+    }
+}
+
+impl AddAssign for Usage {
+    fn add_assign(&mut self, more: Self) {
+        self.cpu_ns += more.cpu_ns;
+        self.switches += more.switches;
     }
 }
 

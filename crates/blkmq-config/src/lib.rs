@@ -1,5 +1,30 @@
-//! Decides what disks, queues and groups are as they are configured, and which queues of an engine they become ([`mod@plan`]).
+//! Decides what a disk, a queue, a group and an export are, as whoever runs an engine asks for them: one vocabulary for the daemon
+//! and the fio engine, read from flags and from TOML into a [`Config`], which [`plan()`] turns into the queues of an engine, once.
+//!
+//! | part | decides |
+//! |---|---|
+//! | [`disk`] | what one disk stands on: a driver of the registry, or other disks |
+//! | [`queue`] | a queue's settings |
+//! | [`group`] | a group's weight, caps and latency target |
+//! | [`export`] | where clients connect |
+//! | `file` | the configuration file |
+//! | [`mod@plan`] | which disks share a queue; opens them |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod config;
+pub mod disk;
+pub mod export;
+mod file;
+pub mod group;
+mod name;
+mod paths;
 pub mod plan;
+pub mod queue;
+
+pub use config::Config;
+pub use disk::{DiskSpec, Source};
+pub use export::ExportSpec;
+pub use group::GroupSpec;
+pub use plan::{Plan, plan};
+pub use queue::{Polling, QueueSettings};

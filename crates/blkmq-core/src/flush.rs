@@ -27,7 +27,7 @@ pub(crate) struct Flush {
     /// Sequences of each group; when they are short, each has a share.
     held: DynamicThreshold,
     /// Those of `disks` that may want a flush issued.
-    due: Vec<Place>,
+    due: Vec<FlushKey>,
     /// Sequences whose data write is to be staged.
     data_due: Vec<u32>,
     /// Bios that are through.
@@ -36,7 +36,7 @@ pub(crate) struct Flush {
 
 /// A place in the list of flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place(u32);
+struct FlushKey(u32);
 
 /// How many flushes a disk has on each reactor.
 pub(crate) const PER_DISK: usize = 2;
@@ -207,7 +207,7 @@ impl Flush {
     /// Takes the engine's flush request home, and lets everybody go on who waited for it.
     pub(crate) fn flush_ended(&mut self, mut rq: Box<Request>) {
         let status = rq.status;
-        let place = Place(rq.bio.cookie as u32);
+        let place = FlushKey(rq.bio.cookie as u32);
         rq.state = crate::request::State::Free;
         let disk = &mut self.disks[place.0 as usize];
         debug_assert!(disk.rq.is_none(), "two flush requests of disk {}", place.disk());
@@ -240,12 +240,12 @@ impl Flush {
         used.map(|sequence| &mut sequence.bio).for_each(visit);
     }
 
-    /// Marks the flush requests that are at home with a sweep of `sw_ctx`; returns how many are not.
-    pub(crate) fn mark_at_home(&mut self, sweep: u32) -> usize {
+    /// Marks the flush requests that are at home with a grace period of `sw_ctx`; returns how many are not.
+    pub(crate) fn mark_at_home(&mut self, grace_period: u32) -> usize {
         let mut away = 0;
         for disk in &mut self.disks {
             match &mut disk.rq {
-                Some(rq) => rq.sweep = sweep,
+                Some(rq) => rq.grace_period = grace_period,
                 None => away += 1,
             }
         }
@@ -260,7 +260,7 @@ impl Flush {
     /// Takes a sequence to its next step, or to its end.
     fn advance(&mut self, index: u32) {
         let sequence = self.sequence(index);
-        let place = Place::new(sequence.bio.disk, sequence.is_capped);
+        let place = FlushKey::new(sequence.bio.disk, sequence.is_capped);
         let steps = &mut sequence.steps;
         if !sequence.status.is_ok() {
             *steps = Steps::default();
@@ -276,7 +276,7 @@ impl Flush {
         }
     }
 
-    fn wait_for_flush(&mut self, index: u32, place: Place) {
+    fn wait_for_flush(&mut self, index: u32, place: FlushKey) {
         let lists = &mut self.disks[place.0 as usize];
         let joins_running = cfg!(blkmq_mutant = "joined_flush") && lists.rq.is_none();
         let list = if joins_running {
@@ -310,7 +310,7 @@ impl Flush {
     }
 }
 
-impl Place {
+impl FlushKey {
     fn new(disk: DiskId, is_capped: bool) -> Self {
         Self(disk.0 * PER_DISK as u32 + u32::from(is_capped))
     }

@@ -16,7 +16,7 @@ use crate::ids::{DiskId, GroupId};
 use crate::request::{Request, State};
 use crate::sched::{Elevator, InsertAt, Note};
 use crate::share::Shares;
-use crate::stat::{Stats, StatsMode, Watch};
+use crate::stat::{Stats, Watch};
 use crate::target::Targets;
 use crate::throttle::Throttle;
 use crate::time::Instant;
@@ -32,8 +32,10 @@ pub enum Dispatch {
     /// one request at a time and issues it to its own driver, outside. So Linux did until 5.10 where somebody asked for all
     /// contexts at completions: SCSI, and `bfq` whenever the drive had become empty. For measuring what `Single` gains. It costs
     /// a run of every context per batch of completions, and decision order is not issue order.
+    #[cfg(feature = "baselines")]
     EveryContext,
     /// The same where nobody asked for all: a batch of completions runs its own context alone.
+    #[cfg(feature = "baselines")]
     OwnContext,
 }
 
@@ -47,7 +49,7 @@ pub(crate) enum Report {
 }
 
 /// What the gate protects: the elevator, the reading ends of everybody's lists, and the count against the depth.
-pub(crate) struct Sched {
+pub(crate) struct GateState {
     pub(crate) elevator: Option<Box<dyn Elevator>>,
     pub(crate) inserts: Vec<Consumer<Box<Request>>>,
     pub(crate) reports: Vec<Consumer<Report>>,
@@ -71,7 +73,7 @@ pub(crate) struct Sched {
     pub(crate) passed: VecDeque<Box<Request>>,
 }
 
-impl Sched {
+impl GateState {
     /// Takes in what all reactors have published, and what the caps let pass by now: everything, if the queue `drains`.
     pub(crate) fn fold(&mut self, stats: &Stats, drains: bool, now: Instant) {
         self.shares.look(now);
@@ -234,7 +236,7 @@ impl Sched {
     }
 
     /// Puts a request back that the driver wants again.
-    pub(crate) fn put_back(&mut self, rq: Box<Request>, stats: &Stats, now: Instant) {
+    pub(crate) fn requeue(&mut self, rq: Box<Request>, stats: &Stats, now: Instant) {
         self.in_flight -= 1;
         self.shares.ended(rq.disk());
         if rq.is_targeted {
@@ -325,15 +327,13 @@ fn tell_targets(targets: &mut Targets, note: &Note, knows_groups: bool) {
 
 #[inline]
 fn count_end(stats: &Stats, note: &Note) {
-    match stats.mode {
-        StatsMode::Off | StatsMode::Outside => {}
-        StatsMode::UnderGate => stats.under_gate.count_note(note),
-        StatsMode::UnderGateTimed => {
-            let completed_at = stats.time_of_update(note.completed_at);
-            stats.under_gate.count_note(&Note {
-                completed_at,
-                ..*note
-            });
-        }
+    if stats.mode.is_timed() {
+        let completed_at = stats.time_of_update(note.completed_at);
+        stats.under_gate.count_note(&Note {
+            completed_at,
+            ..*note
+        });
+    } else if stats.mode.is_under_gate() {
+        stats.under_gate.count_note(note);
     }
 }

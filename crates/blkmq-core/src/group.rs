@@ -23,7 +23,7 @@ use crate::time::Nanos;
 /// The tenant tree of one queue: a table of groups made at set-up, of which some are in use.
 #[derive(Clone, Debug)]
 pub struct GroupTree {
-    places: Box<[Place]>,
+    entries: Box<[Entry]>,
 }
 
 /// One group.
@@ -52,7 +52,7 @@ impl Node {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct Entry {
     /// None while the place is free.
     node: Option<Node>,
     /// Removed, but requests of it may be under way.
@@ -66,9 +66,9 @@ impl GroupTree {
     /// If `capacity` is 0: there is always a root.
     pub fn new(capacity: u32) -> Self {
         assert!(capacity > 0, "a tree without a root");
-        let mut places: Box<[Place]> = vec![Place::default(); capacity as usize].into();
-        places[0].node = Some(Node::new(ROOT, WEIGHT_DEFAULT));
-        Self { places }
+        let mut entries: Box<[Entry]> = vec![Entry::default(); capacity as usize].into();
+        entries[0].node = Some(Node::new(ROOT, WEIGHT_DEFAULT));
+        Self { entries }
     }
 
     /// A full tree of the root and `count - 1` children of it with the default weight.
@@ -85,24 +85,24 @@ impl GroupTree {
 
     /// How many groups there can be: every id is below.
     pub fn capacity(&self) -> usize {
-        self.places.len()
+        self.entries.len()
     }
 
     /// A group, if it is in use: living, or removed with requests that may be under way.
     #[inline]
     pub fn get(&self, id: GroupId) -> Option<&Node> {
-        self.places.get(id.index())?.node.as_ref()
+        self.entries.get(id.index())?.node.as_ref()
     }
 
     /// The groups in use, see [`GroupTree::get`].
     pub fn iter(&self) -> impl Iterator<Item = (GroupId, &Node)> {
-        let numbered = self.places.iter().enumerate();
+        let numbered = self.entries.iter().enumerate();
         numbered.filter_map(|(id, place)| Some((GroupId(id as u32), place.node.as_ref()?)))
     }
 
     /// Says whether a group takes bios: it is in use and was not removed.
     pub fn is_living(&self, id: GroupId) -> bool {
-        self.get(id).is_some() && !self.places[id.index()].leaves
+        self.get(id).is_some() && !self.entries[id.index()].leaves
     }
 
     /// The group itself, then the groups that it is part of, up to the root.
@@ -123,13 +123,13 @@ impl GroupTree {
         if self.level(parent) == LEVELS_MAX {
             return Err(GroupError::Level { parent });
         }
-        let Some(free) = self.places.iter().position(|place| place.node.is_none()) else {
+        let Some(free) = self.entries.iter().position(|place| place.node.is_none()) else {
             return Err(GroupError::Full {
                 capacity: self.capacity(),
-                leaving: self.places.iter().filter(|place| place.leaves).count(),
+                leaving: self.entries.iter().filter(|place| place.leaves).count(),
             });
         };
-        self.places[free].node = Some(Node::new(parent, weight));
+        self.entries[free].node = Some(Node::new(parent, weight));
         Ok(GroupId(free as u32))
     }
 
@@ -193,13 +193,13 @@ impl GroupTree {
             return Err(GroupError::HasChildren { id, child });
         }
         self.node_mut(id).caps = Caps::default();
-        self.places[id.index()].leaves = true;
+        self.entries[id.index()].leaves = true;
         Ok(())
     }
 
     /// Frees the place of a removed group of which nothing is under way. Returns what it was part of.
     pub(crate) fn retire(&mut self, id: GroupId) -> GroupId {
-        let place = std::mem::take(&mut self.places[id.index()]);
+        let place = std::mem::take(&mut self.entries[id.index()]);
         assert!(place.leaves, "group {id} retired before it was removed");
         let child = self.iter().find(|(_, node)| node.parent == id);
         assert!(child.is_none(), "group {id} retired before its child {child:?}");
@@ -232,7 +232,7 @@ impl GroupTree {
     }
 
     fn node_mut(&mut self, id: GroupId) -> &mut Node {
-        self.places[id.index()].node.as_mut().expect("in use")
+        self.entries[id.index()].node.as_mut().expect("in use")
     }
 }
 

@@ -316,7 +316,7 @@ impl HwCtx {
     }
 
     /// Puts a request behind those that wait.
-    pub(crate) fn push_leftover(&mut self, mut rq: Box<Request>) {
+    pub(crate) fn add_to_dispatch_list(&mut self, mut rq: Box<Request>) {
         rq.state = State::Dispatched;
         self.tags.expect(rq.disk());
         self.dispatch.push_back(rq);

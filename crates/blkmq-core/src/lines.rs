@@ -4,7 +4,7 @@
 /// Lines of things that wait; all lines together have room for a fixed number.
 #[derive(Debug)]
 pub(crate) struct Lines<T> {
-    lines: Box<[Line]>,
+    lines: Box<[WaitList]>,
     slots: Box<[Slot<T>]>,
     /// The first of the unused slots, which are linked by `next`.
     unused: u32,
@@ -12,7 +12,7 @@ pub(crate) struct Lines<T> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct WaitList {
     first: u32,
     last: u32,
     len: u32,
@@ -33,7 +33,7 @@ impl<T> Lines<T> {
             next: if number + 1 < room { number + 1 } else { NONE },
         };
         Self {
-            lines: vec![Line::EMPTY; lines].into(),
+            lines: vec![WaitList::EMPTY; lines].into(),
             slots: (0..room).map(slot).collect(),
             unused: if room == 0 { NONE } else { 0 },
             count: 0,
@@ -169,7 +169,7 @@ impl<T> Lines<T> {
     }
 }
 
-impl Line {
+impl WaitList {
     const EMPTY: Self = Self {
         first: NONE,
         last: NONE,

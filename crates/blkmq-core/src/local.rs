@@ -9,6 +9,7 @@
 
 mod complete;
 mod direct;
+#[cfg(feature = "baselines")]
 mod every_context;
 mod flushes;
 mod mail;
@@ -28,7 +29,7 @@ use crate::hw_ctx::{Hold, HwCtx, Outcome};
 use crate::ids::{HctxId, ReactorId, ReactorSet};
 use crate::plug;
 use crate::poll::{Verdict, Wait, Waited, WakeLatency};
-use crate::queue::{Dispatch, Effects, Mail, Queue, QueueHandle, QueueRef, UNATTACHED};
+use crate::queue::{Effects, Mail, Queue, QueueHandle, QueueRef, UNATTACHED};
 use crate::request::Request;
 use crate::stat::StatsMode;
 use crate::sw_ctx::SwCtx;
@@ -306,13 +307,13 @@ impl LocalQueue {
         if !self.sw.is_at_rest() || !hw_idle || !self.mailbox.is_empty() {
             return Err(Box::new(self));
         }
-        // Release: as for a finished sweep: nothing of anybody's is here.
-        let swept = &self.queue.port(self.me).swept;
+        // Release: as at the end of a grace period: nothing of anybody's is here.
+        let grace_period_done = &self.queue.port(self.me).grace_period_done;
         self.queue
             .port(self.me)
             .answered
             .store(u64::MAX, Ordering::Relaxed);
-        swept.store(UNATTACHED, Ordering::Release);
+        grace_period_done.store(UNATTACHED, Ordering::Release);
         Ok(QueueHandle {
             queue: Arc::clone(&self.queue),
             id: self.me,
@@ -367,7 +368,7 @@ impl LocalQueue {
             self.send_direct(&mut list, now, fx);
         }
         self.leave(entered);
-        self.sw.plug.put_back(list);
+        self.sw.plug.keep_list(list);
     }
 
     /// The scheduled path: publish on the own insert list, then try the gate. Without an elevator it is that of requests
@@ -402,9 +403,11 @@ impl LocalQueue {
 
     /// Goes through the gate after something was published, or has somebody do it who can.
     fn look_at_published(&mut self, now: Instant, fx: &mut Effects) {
-        if self.queue.is_scheduled() && self.queue.dispatch != Dispatch::Single {
-            self.insert_and_run_own(now, fx);
-        } else if self.hw.is_some() {
+        #[cfg(feature = "baselines")]
+        if self.dispatches_for_itself() {
+            return self.insert_and_run_own(now, fx);
+        }
+        if self.hw.is_some() {
             self.dispatch_through_gate(now, fx);
         } else {
             let owner = self.queue.hctx_owner(self.me);
@@ -476,11 +479,12 @@ impl LocalQueue {
         self.shard().events.runs.add(1);
         self.issue_leftovers(now, fx);
         if self.queue.is_gated() && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
-            if self.queue.is_scheduled() && self.queue.dispatch != Dispatch::Single {
+            #[cfg(feature = "baselines")]
+            if self.dispatches_for_itself() {
                 self.dispatch_for_itself(now, fx);
-            } else {
-                self.dispatch_through_gate(now, fx);
+                return self.leave(entered);
             }
+            self.dispatch_through_gate(now, fx);
         }
         self.leave(entered);
     }

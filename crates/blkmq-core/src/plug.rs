@@ -57,7 +57,7 @@ impl Plug {
         self.list.len() >= REQUESTS_MAX
     }
 
-    /// Takes all requests out; give the list back empty by [`Plug::put_back`].
+    /// Takes all requests out; give the list back empty by [`Plug::keep_list`].
     #[inline]
     pub(crate) fn take(&mut self) -> Vec<Box<Request>> {
         self.is_due = false;
@@ -66,7 +66,7 @@ impl Plug {
 
     /// Gives back the emptied list, for its memory.
     #[inline]
-    pub(crate) fn put_back(&mut self, list: Vec<Box<Request>>) {
+    pub(crate) fn keep_list(&mut self, list: Vec<Box<Request>>) {
         debug_assert!(
             list.is_empty() && self.list.is_empty(),
             "plug filled while it was flushed"

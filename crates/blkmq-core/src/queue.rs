@@ -20,7 +20,7 @@ pub use self::config::{ConfigError, DiskConfig, QueueConfig, ReactorConfig};
 use crate::bio::{Bio, Data, Flags, Op, Parent, Status};
 use crate::flush;
 pub use crate::gate::Dispatch;
-use crate::gate::{Report, Sched};
+use crate::gate::{GateState, Report};
 use crate::group::GroupStates;
 use crate::ids::{ReactorId, ReactorSet};
 use crate::limits::Limits;
@@ -100,7 +100,7 @@ pub(crate) struct Port {
     /// as long as it does not tell. It alone writes, once a turn.
     pub(crate) answered: CachePadded<AtomicU64>,
     /// The latest sweep that the reactor has finished (`sw_ctx`); [`UNATTACHED`] while it has nothing of its own.
-    pub(crate) swept: AtomicU64,
+    pub(crate) grace_period_done: AtomicU64,
 }
 
 /// The request queue of one drive, shared by its reactors.
@@ -112,6 +112,7 @@ pub struct Queue {
     tag_mode: TagMode,
     requests_per_reactor: u32,
     merges: bool,
+    #[cfg(feature = "baselines")]
     pub(crate) dispatch: Dispatch,
     pub(crate) rerun: Rerun,
     /// Largest read or write that needs no look at boundaries; 0 if all do.
@@ -120,7 +121,7 @@ pub struct Queue {
     ports: Box<[Port]>,
     /// Caps hold nothing back any more.
     is_ending: AtomicBool,
-    pub(crate) gate: Gate<Sched>,
+    pub(crate) gate: Gate<GateState>,
     pub(crate) shared_tags: Option<Arc<SharedTags>>,
     /// Who may start requests: nobody while frozen or quiesced.
     usage: FreezeState,
@@ -133,7 +134,7 @@ pub struct Queue {
     /// What becomes of bios because of their groups.
     pub(crate) group_states: GroupStates,
     /// The latest sweep that all reactors are to make (`sw_ctx`).
-    sweep: AtomicU64,
+    grace_period: AtomicU64,
     pub(crate) stats: Stats,
     /// How many requests may be in flight: per context without elevator, in all with one. A hint that may lag.
     depth: AtomicU32,
@@ -185,7 +186,7 @@ impl Queue {
             run: CachePadded::new(RunWork::new()),
             shard: CachePadded::new(Shard::new(config.groups.capacity() as u32)),
             answered: CachePadded::new(AtomicU64::new(u64::MAX)),
-            swept: AtomicU64::new(UNATTACHED),
+            grace_period_done: AtomicU64::new(UNATTACHED),
         };
         let ports = config.reactors.iter().zip(senders).map(port).collect();
         let groups = config.groups;
@@ -215,12 +216,13 @@ impl Queue {
             tag_mode: config.tags,
             requests_per_reactor: config.requests_per_reactor,
             merges: config.merges,
+            #[cfg(feature = "baselines")]
             dispatch: config.dispatch,
             rerun: config.rerun,
             timeout: config.timeout,
             ports,
             is_ending: AtomicBool::new(false),
-            gate: Gate::new(Sched {
+            gate: Gate::new(GateState {
                 elevator,
                 inserts,
                 reports,
@@ -239,7 +241,7 @@ impl Queue {
             issuing: FreezeState::new(reactors),
             way: AtomicU8::new(config.elevator as u8 | throttled),
             group_states,
-            sweep: AtomicU64::new(0),
+            grace_period: AtomicU64::new(0),
             stats,
             depth: AtomicU32::new(config.tags.depth()),
             polling: Polling::new(config.io_poll, config.poll_policy),
@@ -369,36 +371,39 @@ impl Queue {
 
     /// Has all reactors make one more sweep. Returns its number.
     pub(crate) fn next_sweep(&self) -> u64 {
-        // Release: pairs with the Acquire in `wanted_sweep`: who knows of the sweep sees who was removed before it.
-        let sweep = self.sweep.fetch_add(1, Ordering::Release) + 1;
+        // Release: pairs with the Acquire in `wanted_grace_period`: who knows of the sweep sees who was removed before it.
+        let grace_period = self.grace_period.fetch_add(1, Ordering::Release) + 1;
         // Pairs with the fence in `attach_port`.
         fence(Ordering::SeqCst);
-        sweep
+        grace_period
     }
 
     /// The latest sweep that reactors are to make.
     #[inline]
-    pub(crate) fn wanted_sweep(&self) -> u64 {
-        self.sweep.load(Ordering::Acquire)
+    pub(crate) fn wanted_grace_period(&self) -> u64 {
+        self.grace_period.load(Ordering::Acquire)
     }
 
     /// The latest sweep that all reactors have finished.
-    pub(crate) fn swept(&self) -> u64 {
+    pub(crate) fn grace_period_done(&self) -> u64 {
         // Acquire: pairs with the Release of whoever finished; its requests' last traces are visible.
-        let swept = self.ports.iter().map(|port| port.swept.load(Ordering::Acquire));
-        swept.min().unwrap_or(UNATTACHED)
+        let grace_period_done = self
+            .ports
+            .iter()
+            .map(|port| port.grace_period_done.load(Ordering::Acquire));
+        grace_period_done.min().unwrap_or(UNATTACHED)
     }
 
     /// A reactor's handle is taken: from here on its sweeps count. Returns the one to begin with.
     pub(crate) fn attach_port(&self, me: ReactorId) -> u64 {
-        let swept = &self.port(me).swept;
-        swept.store(self.wanted_sweep(), Ordering::Relaxed);
+        let grace_period_done = &self.port(me).grace_period_done;
+        grace_period_done.store(self.wanted_grace_period(), Ordering::Relaxed);
         // Pairs with the fence in `next_sweep`: either who removes a group sees that a reactor is attached here, or the look below
         // sees the sweep, and with it the removal.
         fence(Ordering::SeqCst);
-        let sweep = self.wanted_sweep();
-        swept.store(sweep, Ordering::Relaxed);
-        sweep
+        let grace_period = self.wanted_grace_period();
+        grace_period_done.store(grace_period, Ordering::Relaxed);
+        grace_period
     }
 
     /// What the reactors count.
@@ -480,7 +485,7 @@ impl Queue {
 
     /// Leaves the gate from a control operation; if somebody came meanwhile, a run of every context makes good for it.
     /// The caller's kicks (everybody) follow.
-    pub(crate) fn leave_gate(&self, sched: blkmq_sync::gate::GateGuard<'_, Sched>) {
+    pub(crate) fn leave_gate(&self, sched: blkmq_sync::gate::GateGuard<'_, GateState>) {
         if sched.leave_owing() {
             self.run_all();
         }

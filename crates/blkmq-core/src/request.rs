@@ -61,7 +61,7 @@ pub struct Request {
     pub(crate) bios: u32,
     pub(crate) segments: u32,
     /// The latest sweep of its owner's that has seen it at home (`sw_ctx`), the lower bits of its number.
-    pub(crate) sweep: u32,
+    pub(crate) grace_period: u32,
     pub(crate) owner: ReactorId,
     pub(crate) state: State,
     sealed: bool,

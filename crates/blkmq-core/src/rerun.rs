@@ -15,8 +15,10 @@ pub enum Rerun {
     Waiting,
     /// Every context, for each request that ends, unless its run is queued already: as Linux' SCSI layer does since
     /// "scheduled once" (Long Li, 2019). There to be measured.
+    #[cfg(feature = "baselines")]
     EveryMarked,
     /// Every context, for each request that ends, queued anew each time: as Linux did before that. There to be measured.
+    #[cfg(feature = "baselines")]
     Every,
 }
 
@@ -29,7 +31,9 @@ impl Queue {
         };
         match self.rerun {
             Rerun::Waiting => self.run_hctxs(tags.set.take_waiters(), me, fx),
+            #[cfg(feature = "baselines")]
             Rerun::EveryMarked => (0..freed).for_each(|_| self.run_hctxs(self.every_hctx(), me, fx)),
+            #[cfg(feature = "baselines")]
             Rerun::Every => {
                 // Those who are registered as waiting are among them.
                 let _ = tags.set.take_waiters();
@@ -82,6 +86,7 @@ impl Queue {
         fx.kicks.insert(owner);
     }
 
+    #[cfg(feature = "baselines")]
     fn every_hctx(&self) -> u128 {
         u128::MAX >> (128 - u32::from(self.hctxs()))
     }

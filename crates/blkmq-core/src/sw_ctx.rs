@@ -6,9 +6,9 @@
 //! counted, and each group has a share of them (`holding`). What cannot have a request now waits in its group's line, the
 //! lines take turns, and the room in the lines is shared in the same way. While more are free nothing is counted.
 //!
-//! A *sweep* finds out that nothing here carries the number of a removed group any more, without counting bios of groups:
+//! A *grace period* finds out that nothing here carries the number of a removed group any more, without counting bios of groups:
 //! it gives bios that wait to the group's ancestor, and then waits until every request that was not at home has come home
-//! once. A request that has been home is marked with the sweep; that look is all it costs.
+//! once. A request that has been home is marked with its number; that look is all it costs.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -43,9 +43,9 @@ pub(crate) struct SwCtx {
     /// Bios of this reactor's submitters that have not ended.
     pub(crate) outstanding: u32,
     requests: usize,
-    /// The sweep under way, or the latest: its number, and how many requests it still waits for.
-    sweep: u64,
-    unswept: usize,
+    /// The grace period under way, or the latest: its number, and how many requests it still waits for.
+    grace_period: u64,
+    before_grace_period: usize,
 }
 
 impl SwCtx {
@@ -69,8 +69,8 @@ impl SwCtx {
             flush: Flush::new(me, queue.disks().len(), requests, groups),
             outstanding: 0,
             requests: max,
-            sweep: queue.attach_port(me),
-            unswept: 0,
+            grace_period: queue.attach_port(me),
+            before_grace_period: 0,
         };
         sw.mark_at_home();
         sw
@@ -220,7 +220,7 @@ impl SwCtx {
     #[inline(always)]
     fn settle_request(&mut self, queue: &Queue, rq: &mut Request) {
         debug_assert_eq!(rq.owner, self.me, "a request came home to the wrong reactor");
-        if rq.sweep != self.sweep as u32 {
+        if rq.grace_period != self.grace_period as u32 {
             self.sweep_one(queue, rq);
         }
         if let Some(group) = rq.held_by {
@@ -243,24 +243,24 @@ impl SwCtx {
         if queue.counts_outside(&rq) {
             queue.port(self.me).shard.count_end(&rq);
         }
-        if rq.sweep != self.sweep as u32 {
+        if rq.grace_period != self.grace_period as u32 {
             self.sweep_one(queue, &mut rq);
         }
         self.flush.flush_ended(rq);
         self.collect_sequences(fx);
     }
 
-    /// Begins the next sweep if one is wanted and none is under way.
+    /// Begins the next grace period if one is wanted and none is under way.
     #[inline]
     pub(crate) fn keep_swept(&mut self, queue: &Queue) {
-        if self.sweep != queue.wanted_sweep() && self.unswept == 0 {
+        if self.grace_period != queue.wanted_grace_period() && self.before_grace_period == 0 {
             self.begin_sweep(queue);
         }
     }
 
     #[inline(never)]
     fn begin_sweep(&mut self, queue: &Queue) {
-        self.sweep = queue.wanted_sweep();
+        self.grace_period = queue.wanted_grace_period();
         let forward = |bio: &mut Bio| {
             bio.group = queue.group_states.effective_group(bio.group).unwrap_or(bio.group);
         };
@@ -273,23 +273,26 @@ impl SwCtx {
 
     /// Marks the requests at home, and counts the others.
     fn mark_at_home(&mut self) {
-        let sweep = self.sweep as u32;
-        self.pool.iter_mut().for_each(|rq| rq.sweep = sweep);
-        self.unswept = self.requests - self.pool.len() + self.flush.mark_at_home(sweep);
+        let grace_period = self.grace_period as u32;
+        self.pool.iter_mut().for_each(|rq| rq.grace_period = grace_period);
+        self.before_grace_period = self.requests - self.pool.len() + self.flush.mark_at_home(grace_period);
     }
 
-    /// A request that the sweep waits for has come home.
+    /// A request that the grace period waits for has come home.
     #[cold]
     fn sweep_one(&mut self, queue: &Queue, rq: &mut Request) {
-        rq.sweep = self.sweep as u32;
-        self.unswept -= 1;
+        rq.grace_period = self.grace_period as u32;
+        self.before_grace_period -= 1;
         self.finish_sweep_if_done(queue);
     }
 
     fn finish_sweep_if_done(&self, queue: &Queue) {
-        if self.unswept == 0 {
-            // Release: pairs with the Acquire in `Queue::swept`.
-            queue.port(self.me).swept.store(self.sweep, Ordering::Release);
+        if self.before_grace_period == 0 {
+            // Release: pairs with the Acquire in `Queue::grace_period_done`.
+            queue
+                .port(self.me)
+                .grace_period_done
+                .store(self.grace_period, Ordering::Release);
         }
     }
 
@@ -341,12 +344,12 @@ impl SwCtx {
         let marked = self
             .pool
             .iter()
-            .filter(|rq| rq.sweep == self.sweep as u32)
+            .filter(|rq| rq.grace_period == self.grace_period as u32)
             .count();
         assert_eq!(
             marked,
             self.pool.len(),
-            "reactor {}: swept requests at home",
+            "reactor {}: requests at home that the grace period waits for",
             self.me
         );
         assert!(

@@ -4,21 +4,24 @@
 //! |---|---|
 //! | `null` | [`null`]: no medium; service times and faults on request |
 //! | `ram` | [`ram`]: sparse memory of this process |
-//! | `file` | [`file`]: an image file or a block device, through the reactor's io_uring |
+//! | `file` | [`mod@file`]: an image file or a block device, through the reactor's io_uring |
 //! | `nbd` | [`nbd`]: an export of an NBD server |
 //! | `multipath` | [`multipath`]: other drives that lead to the same disk |
 //!
-//! A driver is a configuration (`Send`), a drive (the state that its hardware contexts share) and, made on the reactor that
+//! A driver is a configuration (keys and values), an open disk, a drive (the state that its hardware contexts share) and, made on the reactor that
 //! owns it, a hardware context: the `blkmq_core::driver::Driver`. What the engine needs of a drive stands in
-//! `blkmq_host::drive`.
+//! `blkmq_host::drive`; what whoever configures disks needs of a driver, in [`driver`]; which there are, in [`registry`].
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[cfg(any(feature = "null", test))]
 mod chance;
+pub mod driver;
 #[cfg(feature = "file")]
 pub mod file;
+pub mod keys;
 #[cfg(any(feature = "file", feature = "multipath"))]
 mod mapping;
+pub mod memory;
 #[cfg(feature = "multipath")]
 pub mod multipath;
 #[cfg(feature = "nbd")]
@@ -27,9 +30,9 @@ pub mod nbd;
 pub mod null;
 #[cfg(feature = "ram")]
 pub mod ram;
+pub mod registry;
 #[cfg(any(feature = "null", feature = "ram"))]
 mod store;
-#[cfg(any(feature = "null", feature = "ram", test))]
 mod sys;
 #[cfg(test)]
 mod testing;

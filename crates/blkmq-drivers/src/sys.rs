@@ -8,14 +8,14 @@ use blkmq_core::bio::{Lent, Op};
 use blkmq_core::request::Request;
 
 /// Memory of a read request that is to be filled, from its start on.
-pub(crate) struct Sink<'a> {
+pub struct Sink<'a> {
     at: NonNull<u8>,
     left: usize,
     request: PhantomData<&'a Request>,
 }
 
 /// Memory of a write request that is to be stored, from its start on.
-pub(crate) struct Source<'a> {
+pub struct Source<'a> {
     at: NonNull<u8>,
     left: usize,
     request: PhantomData<&'a Request>,
@@ -25,7 +25,7 @@ pub(crate) struct Source<'a> {
 ///
 /// # Panics
 /// If the request is no read.
-pub(crate) fn for_each_sink(rq: &Request, mut visit: impl FnMut(Sink<'_>)) {
+pub fn for_each_sink(rq: &Request, mut visit: impl FnMut(Sink<'_>)) {
     assert_eq!(rq.op(), Op::Read, "sinks of {rq:?}");
     for_each_lent(rq, |lent| {
         visit(Sink {
@@ -40,7 +40,7 @@ pub(crate) fn for_each_sink(rq: &Request, mut visit: impl FnMut(Sink<'_>)) {
 ///
 /// # Panics
 /// If the request is no write.
-pub(crate) fn for_each_source(rq: &Request, mut visit: impl FnMut(Source<'_>)) {
+pub fn for_each_source(rq: &Request, mut visit: impl FnMut(Source<'_>)) {
     assert_eq!(rq.op(), Op::Write, "sources of {rq:?}");
     for_each_lent(rq, |lent| {
         visit(Source {
@@ -61,7 +61,7 @@ fn for_each_lent(rq: &Request, mut visit: impl FnMut(Lent)) {
 
 impl Sink<'_> {
     /// Bytes not filled yet.
-    pub(crate) fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         self.left
     }
 
@@ -69,7 +69,7 @@ impl Sink<'_> {
     ///
     /// # Panics
     /// If `from` is longer than what is left.
-    pub(crate) fn put(&mut self, from: &[u8]) {
+    pub fn put(&mut self, from: &[u8]) {
         let to = self.advance(from.len());
         // SAFETY: `advance` checked that so many bytes are left of a piece which, as its lender promised in
         // `Lent::new`, is valid for writes until the bio of a read ends and touched by nobody else, hence apart from `from`.
@@ -80,7 +80,7 @@ impl Sink<'_> {
     ///
     /// # Panics
     /// If `len` is more than what is left.
-    pub(crate) fn put_zeroes(&mut self, len: usize) {
+    pub fn put_zeroes(&mut self, len: usize) {
         let to = self.advance(len);
         // SAFETY: as in `put`: so many bytes are left of a piece that is valid for writes.
         unsafe { std::ptr::write_bytes(to.as_ptr(), 0, len) }
@@ -93,7 +93,7 @@ impl Sink<'_> {
 
 impl Source<'_> {
     /// Bytes not taken yet.
-    pub(crate) fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         self.left
     }
 
@@ -101,7 +101,7 @@ impl Source<'_> {
     ///
     /// # Panics
     /// If `to` is longer than what is left.
-    pub(crate) fn take(&mut self, to: &mut [u8]) {
+    pub fn take(&mut self, to: &mut [u8]) {
         let from = advance(&mut self.at, &mut self.left, to.len());
         // SAFETY: `advance` checked that so many bytes are left of a piece which, as its lender promised in
         // `Lent::new`, is valid for reads until the bio of a write ends; `to` is borrowed mutably, hence apart from it.

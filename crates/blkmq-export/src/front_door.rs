@@ -58,8 +58,8 @@ pub struct Offer<'a> {
     pub disks: Option<&'a [String]>,
     /// How many connections there may be.
     pub admitted: AddressLimits,
-    /// How long a client may take to begin.
-    pub handshake_deadline: Duration,
+    /// How long a client may take to begin. Default: the front door's.
+    pub handshake_deadline: Option<Duration>,
 }
 
 /// Why disks cannot be served at an address.

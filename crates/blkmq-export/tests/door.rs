@@ -1,7 +1,6 @@
 //! Decides that the door keeps its promises to clients that pipeline, dawdle, vanish or ask for too much: a whole engine
 //! in this process, with limits that are short enough to be waited for.
 
-use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -9,9 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
+use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
-use blkmq_drivers::ram::RamConfig;
 use blkmq_export::common::{ALLOWANCE, AddressLimits, CONNECTIONS_MAX, Common, Memory, Socket};
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
@@ -455,17 +453,12 @@ impl Replies {
 }
 
 fn engine() -> Engine {
-    let disk = DiskSpec {
-        name: "vm1".into(),
-        description: String::new(),
-        source: Source::Ram(RamConfig::default()),
-        size: Some(DISK_BYTES),
-        read_only: false,
-        block_size: None,
-        queue: None,
-        group: None,
-    };
-    let plan = plan(vec![disk], &BTreeMap::new(), &QueueSettings::default()).unwrap();
+    let disk = format!("name=vm1,ram={DISK_BYTES},group=/");
+    let plan = plan(&Config {
+        disks: vec![DiskSpec::parse(&disk).unwrap()],
+        ..Config::default()
+    });
+    let plan = plan.unwrap();
     let config = EngineConfig {
         reactors: 2,
         queues: plan.queues,

@@ -1,17 +1,14 @@
 //! Decides that every client hears, once, of writes that the server behind us may have lost: two engines in this process, of
 //! which one has its disk on the other, and clients of the first.
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
+use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
-use blkmq_drivers::nbd::NbdConfig;
-use blkmq_drivers::ram::RamConfig;
 use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, Socket};
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
@@ -23,17 +20,15 @@ use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
 
 #[test]
 fn each_client_hears_once_of_writes_that_a_server_took_along() {
-    let far = start("far", Source::Ram(RamConfig::default()), Some(DISK_BYTES));
+    let far = start("far", &format!("ram={DISK_BYTES}"));
     let uri = format!("nbd+unix:///vm?socket={}", path("far").display());
-    let mut config = NbdConfig::new(&uri).unwrap();
-    config.set("reconnect", "30").unwrap();
-    let near = start("near", Source::Nbd(config), None);
+    let near = start("near", &format!("nbd={uri},reconnect=30"));
     let (mut writer, mut other) = (connect(&path("near")), connect(&path("near")));
     assert_eq!(writer.run(Command::WRITE, 4096), 0);
     assert_eq!(writer.run(Command::FLUSH, 0), 0);
     assert_eq!(writer.run(Command::WRITE, 4096), 0);
     far.shutdown(Nanos::from_secs(10)).unwrap();
-    let far = start("far", Source::Ram(RamConfig::default()), Some(DISK_BYTES));
+    let far = start("far", &format!("ram={DISK_BYTES}"));
     for client in [&mut writer, &mut other] {
         assert_eq!(client.run(Command::FLUSH, 0), EIO);
         assert_eq!(client.run(Command::FLUSH, 0), 0, "told once");
@@ -97,19 +92,13 @@ fn connect(path: &Path) -> Client {
     }
 }
 
-/// Starts an engine with one reactor, whose disk `vm` is served at the socket of `name`.
-fn start(name: &str, source: Source, size: Option<u64>) -> Engine {
-    let disk = DiskSpec {
-        name: "vm".into(),
-        description: String::new(),
-        source,
-        size,
-        read_only: false,
-        block_size: None,
-        queue: None,
-        group: None,
-    };
-    let plan = plan(vec![disk], &BTreeMap::new(), &QueueSettings::default()).unwrap();
+/// Starts an engine with one reactor, whose disk `vm`, with these keys, is served at the socket of `name`.
+fn start(name: &str, disk: &str) -> Engine {
+    let plan = plan(&Config {
+        disks: vec![DiskSpec::parse(&format!("name=vm,{disk},group=/")).unwrap()],
+        ..Config::default()
+    });
+    let plan = plan.unwrap();
     let config = EngineConfig {
         reactors: 1,
         queues: plan.queues,

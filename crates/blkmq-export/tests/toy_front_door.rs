@@ -1,20 +1,17 @@
 //! Decides that a front door is one implementation of a trait: here is one of a few lines, served as the daemon serves those of the
 //! registry. Its protocol: a client sends the number of a block, one byte, which is zeroed; the answer is `.` or `!`.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
+use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::ram::RamConfig;
 use blkmq_export::common::{AddressError, AddressLimits, Common, OpenError};
 use blkmq_export::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
 use blkmq_host::disk::Disk;
@@ -154,17 +151,12 @@ fn a_front_door_needs_nothing_but_the_trait() {
     assert!(door.parse("nowhere").is_err());
     let address = door.parse(&path.to_string_lossy()).unwrap();
 
-    let disk = DiskSpec {
-        name: "vm".to_owned(),
-        description: String::new(),
-        source: Source::Ram(RamConfig::default()),
-        size: Some(64 << 10),
-        read_only: false,
-        block_size: Some(4096),
-        queue: None,
-        group: None,
-    };
-    let plan = plan(vec![disk], &BTreeMap::new(), &QueueSettings::default()).unwrap();
+    let disk = DiskSpec::parse("name=vm,ram=64K,block_size=4096").unwrap();
+    let plan = plan(&Config {
+        disks: vec![disk],
+        ..Config::default()
+    });
+    let plan = plan.unwrap();
     let config = EngineConfig {
         queues: plan.queues,
         ..EngineConfig::default()
@@ -180,7 +172,7 @@ fn a_front_door_needs_nothing_but_the_trait() {
         let offer = Offer {
             disks: None,
             admitted: AddressLimits::default(),
-            handshake_deadline: Duration::from_secs(1),
+            handshake_deadline: None,
         };
         opened.serve(&engine, offer, &common).unwrap();
     }

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
-use blkmq::config::{Config, DiskSpec, QueueSettings, group};
-use blkmq::plan::{Plan, plan};
+use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, group, plan};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;

@@ -49,12 +49,11 @@ fn a_changed_byte_is_found_out() {
 #[test]
 fn jobs_of_one_process_share_the_drive_by_weight() {
     let Some(fio) = Fio::find() else { return };
-    // 16 units of 100 µs each do 160 thousand I/Os a second; each job alone could ask for all.
-    let disk =
-        "--disk=null=1G,latency=100us,parallel=16 --sched=bfq --rw=randread --bs=4k --iodepth=64 --size=1g";
-    let words = format!(
-        "--time_based --runtime=2 --ramp_time=1 {disk} --tenant=/a,weight=100 --name=second ENGINE {disk} --tenant=/b,weight=300"
-    );
+    // 16 units of 1 ms each do 16 thousand I/Os a second, which a busy machine can ask for; each job alone asks for all.
+    // What stands behind `--name` is for that job alone, so each has all of it.
+    let job = "--disk=null=1G,latency=1ms,parallel=16 --sched=bfq --rw=randread --bs=4k --iodepth=64 --size=1g \
+               --time_based --runtime=2 --ramp_time=1";
+    let words = format!("{job} --tenant=/a,weight=100 --name=second ENGINE {job} --tenant=/b,weight=300");
     let report = fio.succeed(&words);
     let done = |job: usize| {
         report["jobs"][job]["read"]["total_ios"]
@@ -63,7 +62,7 @@ fn jobs_of_one_process_share_the_drive_by_weight() {
     };
     let share = done(1) / (done(0) + done(1));
     assert!(
-        (0.6..0.9).contains(&share),
+        (0.73..0.77).contains(&share),
         "a weight of 300 beside 100 got {share} of the drive"
     );
 }
@@ -100,16 +99,12 @@ struct Fio {
 impl Fio {
     /// Finds fio 3.33, or says that the test is skipped.
     fn find() -> Option<Self> {
-        let test = std::thread::current().name().unwrap_or("a test").to_owned();
         let version = Command::new("fio").arg("--version").output();
         let version = version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
         if !version.as_ref().is_ok_and(|version| version == "fio-3.33") {
-            // Around the test runner's capture: a skipped test must not look like one that ran.
-            let line =
-                format!("SKIPPED {test}: fio 3.33 is needed, found {version:?} (run `cargo xtask setup`)\n");
-            std::io::stderr()
-                .write_all(line.as_bytes())
-                .expect("stderr is there");
+            blkmq_skip::skip(&format!(
+                "fio 3.33 is needed, found {version:?} (run `cargo xtask setup`)"
+            ));
             return None;
         }
         // Cargo builds the shared library beside this program.

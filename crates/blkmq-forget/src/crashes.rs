@@ -1,8 +1,8 @@
 //! Decides what "durable" means for real: the daemon serves an image on a filesystem that forgets, under verified load; it is
 //! killed, the filesystem forgets, the daemon starts again, and everything that was acknowledged as durable has to be there.
 //!
-//! The crashes go round sixteen combinations: past the page cache and through it, one connection and four, and with nothing
-//! wrong, a slow drive, a sync that fails once, a full filesystem.
+//! The crashes go round twenty combinations: past the page cache and through it, one connection and four, and with nothing
+//! wrong, a slow drive, a sync that fails once, a full filesystem, a full and slow one with many flushes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -151,6 +151,9 @@ impl World {
         let mut load = Load::connect(daemon.socket(), EXPORT, round.connections, round.seed)?;
         self.mount.set_faults(round.faults(self.mount.allocated_bytes()));
         let allowed = round.allowed();
+        if round.trouble == What::FullAndFlushed {
+            load.flush_often();
+        }
         load.run(&mut self.history, round.requests, allowed)?;
         daemon.kill()?;
         let counts = load.drain(&mut self.history, allowed)?;
@@ -192,16 +195,19 @@ enum What {
     SlowDrive,
     FailingSync,
     FullFilesystem,
+    /// A slow one that is full, where flushes from several sides are under way at any moment: one of them is told of an error.
+    FullAndFlushed,
 }
 
 impl Round {
     fn new(seed: u64, number: u64) -> Self {
         let mut chance = Chance::new(seed ^ number << 32);
-        let trouble = match (number + number / 4) % 4 {
+        let trouble = match (number + 2 * (number / 4)) % 5 {
             0 => What::Nothing,
             1 => What::SlowDrive,
             2 => What::FailingSync,
-            _ => What::FullFilesystem,
+            3 => What::FullFilesystem,
+            _ => What::FullAndFlushed,
         };
         Self {
             is_direct: number % 2 == 1,
@@ -214,7 +220,7 @@ impl Round {
     }
 
     fn allowed(&self) -> Allowed {
-        let is_full = self.trouble == What::FullFilesystem;
+        let is_full = matches!(self.trouble, What::FullFilesystem | What::FullAndFlushed);
         Allowed {
             failures: is_full || self.trouble == What::FailingSync,
             stale_reads: is_full && !self.is_direct,
@@ -235,6 +241,11 @@ impl Round {
             },
             What::FullFilesystem => Faults {
                 room: Some(allocated_bytes + ROOM_BYTES),
+                ..none
+            },
+            What::FullAndFlushed => Faults {
+                room: Some(allocated_bytes + ROOM_BYTES),
+                delay: Duration::from_micros(500),
                 ..none
             },
         }
@@ -287,7 +298,7 @@ impl fmt::Display for Report {
 }
 
 /// Ways of serving, loads and troubles that are tried in turn.
-pub const COMBINATIONS: u64 = 16;
+pub const COMBINATIONS: u64 = 20;
 const DISK_BYTES: usize = 2 << 20;
 /// Room that a full filesystem has left when the load begins.
 const ROOM_BYTES: usize = 64 << 10;

@@ -25,6 +25,8 @@ pub struct Load {
     counts: Counts,
     /// From before a request was sent until its reply was read.
     latencies: Vec<Duration>,
+    /// So many of a hundred requests are flushes.
+    flush_percent: u64,
 }
 
 /// How many requests ended.
@@ -120,7 +122,13 @@ impl Load {
             chance: Chance::new(seed),
             counts: Counts::default(),
             latencies: Vec::new(),
+            flush_percent: FLUSH_PERCENT,
         })
+    }
+
+    /// Has every third request be a flush.
+    pub fn flush_often(&mut self) {
+        self.flush_percent = 33;
     }
 
     /// Keeps the connections busy until `requests` have ended. As many as are under way then stay so.
@@ -254,13 +262,13 @@ impl Load {
     /// Sends a request of the kind and range that chance has. Returns false if it can be none now.
     fn send(&mut self, index: usize, history: &mut History) -> Result<bool> {
         let kind = self.chance.below(100);
-        if kind < FLUSH_PERCENT {
+        if kind < self.flush_percent {
             return self.send_flush(index, history);
         }
         let Some(range) = self.draw_range(history) else {
             return Ok(false);
         };
-        if kind < FLUSH_PERCENT + READ_PERCENT {
+        if kind < self.flush_percent + READ_PERCENT {
             history.read_sent(range.clone());
             let request = Request::Read { range: range.clone() };
             return self.issue(index, Command::READ, CommandFlags::NONE, range, &[], request);

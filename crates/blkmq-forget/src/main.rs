@@ -22,7 +22,7 @@ struct Args {
     /// What chance starts from
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// One of the sixteen combinations alone, from 0: bit 0 is direct I/O, bit 1 four connections
+    /// One of the twenty combinations alone, from 0: bit 0 is direct I/O, bit 1 four connections
     #[arg(long)]
     only: Option<u64>,
 }

@@ -22,7 +22,7 @@ pub mod value;
 pub use engine::attach::Attached;
 pub use engine::control::Control;
 pub use engine::disk::{Disk, QueueId};
-pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec, attach, control, disk, group_spec, mapped};
+pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec, attach, control, disk, group_paths, mapped};
 pub use error::Error;
 pub use log_budget::LogBudget;
 pub use reactor::{runner, service, sleep, wait};

@@ -38,6 +38,12 @@ pub enum ConfigError {
         /// What is wrong with it, and what to do.
         why: String,
     },
+    /// A key that can be given once is there twice.
+    #[error("{key}= is given twice: keep one")]
+    Twice {
+        /// The key.
+        key: String,
+    },
     /// Two keys do not go together.
     #[error("{one} does not go together with {other}: {advice}")]
     Conflict {

@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         Ok(report) => {
             println!("{report} ({:.1} s)", start.elapsed().as_secs_f64());
             for what in report.skipped() {
-                println!("SKIPPED {what}");
+                blkmq_skip::skip_of("siege", what);
             }
             ExitCode::SUCCESS
         }

@@ -9,7 +9,7 @@ use blkmq_core::time::Nanos;
 use crate::cpu::Costs;
 use crate::drive::fault::Faults;
 use crate::drive::model::Model;
-use crate::drive::{Place, Spec};
+use crate::drive::{Span, Spec};
 use crate::paths;
 use crate::rng::{Ppm, Rng};
 use crate::workload::Workload;
@@ -136,10 +136,10 @@ impl Setup {
     }
 
     /// Returns where each disk lies on the drive, one behind the other.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<Span> {
         let mut first = 0;
         let place = |&blocks: &u32| {
-            let place = Place { first, blocks };
+            let place = Span { first, blocks };
             first += blocks;
             place
         };

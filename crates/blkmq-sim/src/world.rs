@@ -72,9 +72,14 @@ pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
         .collect();
     let mut rng = Rng::new(seed, STREAM_WORLD);
     let mut total = Total::default();
-    for life in 0..=setup.power_cuts {
-        let cut = (life < setup.power_cuts).then(|| rng.from_to(1, setup.events_before_cut()));
-        let world = World::boot(&setup, &stage, clients, seed.wrapping_add(u64::from(life) << 48));
+    for record in 0..=setup.power_cuts {
+        let cut = (record < setup.power_cuts).then(|| rng.from_to(1, setup.events_before_cut()));
+        let world = World::boot(
+            &setup,
+            &stage,
+            clients,
+            seed.wrapping_add(u64::from(record) << 48),
+        );
         world.run(cut);
         clients = world.end_life(&mut total);
         if stage.oracle.borrow().failure().is_some() {

@@ -7,6 +7,7 @@ use blkmq_export::front_door::{FRONT_DOORS, FrontDoor};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
+#[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
 
 /// The multi-queue block layer, in user space
@@ -25,10 +26,12 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// See in under a minute what a scheduler does for a tenant with a noisy neighbour
+    #[cfg(feature = "demo")]
     Demo(DemoArgs),
     /// Serve disks until told to stop
     Serve(ServeArgs),
     /// Measure
+    #[cfg(feature = "bench")]
     #[command(subcommand)]
     Bench(Bench),
     /// Print a completion script for a shell
@@ -41,6 +44,7 @@ pub enum Command {
 }
 
 /// What can be measured.
+#[cfg(feature = "bench")]
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     /// The engine alone: in-process load on a null device, or on a file beside fio

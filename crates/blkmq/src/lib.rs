@@ -1,12 +1,11 @@
 //! The command `blkmq`: one daemon per host that serves every tenant's disk and shares the drives between them.
 //!
-//! [`cli`] is what can be typed; [`config`] is what flags and the configuration file say, [`plan`] turns it into queues and
-//! drives, [`serve`] runs the daemon, [`demo`] shows it. A library so that its parsers can be fuzzed.
+//! [`cli`] is what can be typed; what flags and the configuration file say is up to `blkmq_config`. [`serve`] runs the daemon,
+//! `demo` shows it, a feature as `bench` is.
 #![forbid(unsafe_code)]
 
 pub mod cli;
-pub mod config;
+#[cfg(feature = "demo")]
 pub mod demo;
 pub mod log;
-pub mod plan;
 pub mod serve;

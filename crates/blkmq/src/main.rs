@@ -5,9 +5,11 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use blkmq::cli::{Bench, Cli, Command};
+#[cfg(feature = "bench")]
+use blkmq::cli::Bench;
+use blkmq::cli::{Cli, Command};
 use blkmq::log::Log;
-use blkmq::{demo, serve};
+use blkmq::serve;
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
@@ -40,17 +42,11 @@ fn main() -> ExitCode {
 
 fn run(command: Command, log: &Log) -> anyhow::Result<()> {
     match command {
-        Command::Demo(args) => demo::main(&args),
+        #[cfg(feature = "demo")]
+        Command::Demo(args) => blkmq::demo::main(&args),
         Command::Serve(args) => serve::main(&args, log),
-        Command::Bench(Bench::Engine(args)) => blkmq_bench::engine::main(&args),
-        Command::Bench(Bench::Nbd(args)) => blkmq_bench::nbd::main(&args),
-        Command::Bench(Bench::RunQueue(args)) => blkmq_bench::run_queue::main(&args),
-        Command::Bench(Bench::Stack(args)) => blkmq_bench::stack::main(&args),
-        Command::Bench(Bench::SingleDispatch(args)) => blkmq_bench::single_dispatch::main(&args),
-        Command::Bench(Bench::Fairness(args)) => blkmq_bench::fairness::main(&args),
-        Command::Bench(Bench::Poll(args)) => blkmq_bench::poll::main(&args),
-        Command::Bench(Bench::Stats(args)) => blkmq_bench::stats::main(&args),
-        Command::Bench(Bench::Scale(args)) => blkmq_bench::scale::main(&args),
+        #[cfg(feature = "bench")]
+        Command::Bench(what) => bench(what),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "blkmq", &mut text);
@@ -61,6 +57,21 @@ fn run(command: Command, log: &Log) -> anyhow::Result<()> {
             blkmq::cli::manual(&mut text)?;
             Ok(print(&text)?)
         }
+    }
+}
+
+#[cfg(feature = "bench")]
+fn bench(what: Bench) -> anyhow::Result<()> {
+    match what {
+        Bench::Engine(args) => blkmq_bench::engine::main(&args),
+        Bench::Nbd(args) => blkmq_bench::nbd::main(&args),
+        Bench::RunQueue(args) => blkmq_bench::run_queue::main(&args),
+        Bench::Stack(args) => blkmq_bench::stack::main(&args),
+        Bench::SingleDispatch(args) => blkmq_bench::single_dispatch::main(&args),
+        Bench::Fairness(args) => blkmq_bench::fairness::main(&args),
+        Bench::Poll(args) => blkmq_bench::poll::main(&args),
+        Bench::Stats(args) => blkmq_bench::stats::main(&args),
+        Bench::Scale(args) => blkmq_bench::scale::main(&args),
     }
 }
 

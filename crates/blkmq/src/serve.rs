@@ -1,5 +1,5 @@
 //! Decides the life of the daemon: from the configuration to open doors, until a signal, and down again.
-//! Comes after `config` and `plan`; the reactors of `blkmq_host` do the work meanwhile.
+//! Comes after `blkmq_config`; the reactors of `blkmq_host` do the work meanwhile.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -15,8 +15,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use blkmq_config::{Config, DiskSpec, ExportSpec, Plan, group, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::common::{AddressLimits, Common};
+use blkmq_export::common::{self, AddressLimits, Common};
 use blkmq_export::front_door::{self, FRONT_DOORS, Offer};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -24,9 +25,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
-use crate::config::{Config, DiskSpec, ExportSpec, group};
 use crate::log::Log;
-use crate::plan::{self, Plan};
 use last_sync::Files;
 use placeholder::Placeholders;
 
@@ -41,7 +40,7 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     if args.check {
         return check(&config);
     }
-    let plan = plan::plan(&config)?;
+    let plan = plan(&config)?;
     let daemon = Daemon::start(&config, plan)?;
     daemon.run(signals, config.shutdown_limit, log)
 }
@@ -49,7 +48,7 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
 /// Opens the disks, makes the queues and says whether they can be served; does not listen. Files that had to be made for that are taken away again.
 fn check(config: &Config) -> Result<()> {
     let made = Placeholders::make(config);
-    let queues = plan::plan(config).and_then(|plan| {
+    let queues = plan(config).and_then(|plan| {
         let queues = plan.queues.len();
         let _files = Files::open(config)?;
         descriptors::connections(config, reactors(config))?;
@@ -135,7 +134,8 @@ impl Daemon {
             opened.extend(all.map(|one| (one, address.to_string(), export)));
         }
         let engine = Engine::start(engine(config, plan))?;
-        let common = Arc::new(Common::new(config.nbd_memory, connections_max));
+        let memory = config.nbd_memory.unwrap_or(common::BYTES_MAX);
+        let common = Arc::new(Common::new(memory, connections_max));
         let mut addresses = Vec::new();
         for (opened, address, export) in opened {
             let disks = export.disks.as_deref();

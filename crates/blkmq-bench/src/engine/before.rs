@@ -40,6 +40,7 @@ pub(crate) fn measure(
         .args(["--jobs", &jobs.to_string(), "--depth", &depth.to_string()])
         .args(["--rw", args.rw.name(), "--bs", &args.bs.to_string()])
         .args(args.overwrite.then_some("--overwrite"))
+        .args(args.groups.then_some("--groups"))
         .stdin(Stdio::null());
     let output = command
         .output()

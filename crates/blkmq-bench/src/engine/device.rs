@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use blkmq_core::bio::Op;
+use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::table::MapKind;
 use blkmq_core::queue::TagMode;
@@ -151,7 +152,7 @@ pub(crate) struct Opened {
 /// # Errors
 /// What the engine says.
 pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
-    let mut queue = QueueSpec::new("bench", opened.drive);
+    let mut queue = queue(opened.drive, elevator, depth);
     queue.disks.push(DiskEntry {
         name: DISK.into(),
         description: String::new(),
@@ -160,10 +161,7 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
         group: GroupId::default(),
         block_size: opened.block_size,
     });
-    queue.elevator = elevator;
     queue.merges = opened.merges;
-    queue.tags = TagMode::PerHctx(depth.max(TAGS_MIN));
-    queue.requests_per_reactor = depth.max(REQUESTS_MIN);
     let config = EngineConfig {
         reactors: 0,
         attached_max: jobs as usize,
@@ -176,6 +174,48 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
         ..EngineConfig::default()
     };
     Ok(Engine::start(config)?)
+}
+
+/// Starts an engine with a null drive, on which each of `jobs` attached threads has a disk in a group of its own.
+///
+/// # Errors
+/// What the engine says.
+pub(crate) fn start_with_groups(elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
+    let sizes = vec![NULL_BYTES; jobs as usize];
+    let drive = NullDrive::new(NullConfig::bare(), &sizes)?;
+    let mut queue = queue(Arc::new(drive), elevator, depth);
+    // The root is the first one.
+    queue.groups = GroupTree::flat(1 + jobs);
+    queue.disks = (0..jobs)
+        .map(|number| DiskEntry {
+            name: own_disk(number as usize),
+            description: String::new(),
+            size: NULL_BYTES,
+            read_only: true,
+            group: GroupId(1 + number),
+            block_size: 512,
+        })
+        .collect();
+    let config = EngineConfig {
+        reactors: 0,
+        attached_max: jobs as usize,
+        queues: vec![queue],
+        ..EngineConfig::default()
+    };
+    Ok(Engine::start(config)?)
+}
+
+fn queue(drive: Arc<dyn Drive>, elevator: Kind, depth: u32) -> QueueSpec {
+    let mut queue = QueueSpec::new("bench", drive);
+    queue.elevator = elevator;
+    queue.tags = TagMode::PerHctx(depth.max(TAGS_MIN));
+    queue.requests_per_reactor = depth.max(REQUESTS_MIN);
+    queue
+}
+
+/// The name of a submitter's own disk.
+fn own_disk(submitter: usize) -> String {
+    format!("{DISK}-{submitter}")
 }
 
 /// A mapped disk over the two halves of the engine's disk.
@@ -198,12 +238,13 @@ fn mapped(kind: MapKind, size: u64) -> MappedSpec {
     }
 }
 
-/// The disk to be loaded: the one on top.
+/// The disk that a submitter loads: its own, or the one that all load, the one on top.
 ///
 /// # Errors
 /// If the engine is another's.
-pub(crate) fn loaded(engine: &Engine) -> Result<&Disk> {
-    let disk = engine.disk(MAPPED).or_else(|| engine.disk(DISK));
+pub(crate) fn loaded(engine: &Engine, submitter: usize) -> Result<&Disk> {
+    let own = engine.disk(&own_disk(submitter));
+    let disk = own.or_else(|| engine.disk(MAPPED)).or_else(|| engine.disk(DISK));
     disk.context("the engine has no disk")
 }
 
@@ -212,7 +253,7 @@ pub(crate) fn loaded(engine: &Engine) -> Result<&Disk> {
 /// # Errors
 /// If a write ends with an error.
 pub(crate) fn fill(engine: &Engine) -> Result<()> {
-    let disk = loaded(engine)?;
+    let disk = loaded(engine, 0)?;
     let job = Job {
         op: Op::Write,
         block_bytes: FILL_BYTES,

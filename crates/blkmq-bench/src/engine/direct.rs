@@ -65,7 +65,7 @@ pub fn run(way: &str, count: u64) -> Result<u64> {
         random: true,
         sample_every: 1,
     };
-    let disk = device::loaded(&engine)?;
+    let disk = device::loaded(&engine, 0)?;
     let done = Load::new(engine.attach()?, disk, job, 0).run_count(count)?;
     // A shutdown would wait for the parked reactor.
     std::mem::forget(engine);

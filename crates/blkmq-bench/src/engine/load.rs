@@ -105,6 +105,17 @@ impl Load {
         Ok(self.count)
     }
 
+    /// Does `count` I/Os or a few more, and returns their number and latencies.
+    ///
+    /// # Errors
+    /// If one ends with an error.
+    pub(crate) fn copy(mut self, count: u64) -> Result<(u64, Histogram)> {
+        while self.count < count {
+            self.batch()?;
+        }
+        Ok((self.count, std::mem::take(&mut self.latency)))
+    }
+
     /// Submits what is idle and takes what has ended; waits if that is nothing.
     #[inline]
     fn batch(&mut self) -> Result<()> {

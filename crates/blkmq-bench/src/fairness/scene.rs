@@ -178,6 +178,23 @@ impl Scene {
         scene
     }
 
+    /// Bytes per second that the drive does where all have their due, from what it did without an elevator: `ios` and
+    /// `bytes` per second. A drive that takes the same time for each request does as many, of the sizes that are due then.
+    pub(super) fn capacity(&self, ios: f64, bytes: f64) -> f64 {
+        let due = self.due(&self.tree, &self.crowd);
+        let sizes = || self.crowd.iter().map(|tenant| tenant.load.block_bytes);
+        if self.model == Model::Bandwidth || sizes().min() == sizes().max() {
+            return bytes;
+        }
+        let ios_per_byte = due.iter().zip(sizes()).map(|(due, size)| due / f64::from(size));
+        ios / ios_per_byte.sum::<f64>()
+    }
+
+    /// Whether caps at what each tenant is due hold anybody: who is alone is due the whole drive.
+    pub(super) fn caps_can_bind(&self) -> bool {
+        self.tenants().len() > 1
+    }
+
     /// The share of the drive that each of `present` is due by the weights in `tree`, the victim taking nothing to speak of.
     pub(super) fn due(&self, tree: &GroupTree, present: &[Tenant]) -> Vec<f64> {
         let is_there = |id: GroupId| {
@@ -227,6 +244,28 @@ mod tests {
             let sum: f64 = scene.due(&scene.tree, &scene.crowd).iter().sum();
             assert!((sum - 1.0).abs() < 1e-9, "{}: {sum}", scene.case);
         }
+    }
+
+    #[test]
+    fn the_capacity_of_unequal_sizes_is_what_as_many_requests_move_where_all_have_their_due() {
+        let scenes = cases::all();
+        let of = |case: &str| {
+            scenes
+                .iter()
+                .find(|scene| scene.case == case)
+                .expect("the case is there")
+        };
+        // Of 256, 4 and 64 KiB, due 1/7, 2/7 and 4/7 of the bytes: 7 bytes are 1/256K + 2/4K + 4/64K requests.
+        let mixed = of("weights=1:2:4/writes=256k,4k,64k").capacity(1000.0, 1e9);
+        let each = [1.0 / 256.0, 2.0 / 4.0, 4.0 / 64.0].map(|part| part / 1024.0);
+        assert!(
+            (mixed - 1000.0 * 7.0 / each.iter().sum::<f64>()).abs() < 1.0,
+            "{mixed}"
+        );
+        assert_eq!(of("weights=1:2:4/reads=4k").capacity(1000.0, 4096e3), 4096e3);
+        let bandwidth = of("bandwidth=1G/weights=1:2:4/mixed=r4k,w256k,r64k");
+        assert_eq!(bandwidth.capacity(1000.0, 1e9), 1e9);
+        assert!(!of("alone/reads=4k").caps_can_bind() && bandwidth.caps_can_bind());
     }
 
     #[test]

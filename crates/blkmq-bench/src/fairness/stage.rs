@@ -210,9 +210,11 @@ fn path(id: GroupId) -> String {
     }
 }
 
-/// Caps every tenant at its due part of the drive's capacity: what an operator does who knows that figure.
+/// Caps every tenant, the light one included, at its due part of the drive's capacity: what an operator does who knows that
+/// figure, and not who is going to use how much.
 fn cap(tree: &mut GroupTree, scene: &Scene, capacity: f64) {
-    for (tenant, due) in scene.crowd.iter().zip(scene.due(&scene.tree, &scene.crowd)) {
+    let tenants = scene.tenants();
+    for (tenant, due) in tenants.iter().zip(scene.due(&scene.tree, &tenants)) {
         let rate = (capacity * due).max(CAP_MIN) as u64;
         tree.set_caps(tenant.group, Caps::default().with(CapKind::Bps, rate))
             .expect("tenants have groups");
@@ -328,3 +330,24 @@ const SETTLE: Duration = Duration::from_millis(1500);
 const AFTER_TURN: Duration = Duration::from_millis(10);
 const READ_EVERY: Duration = Duration::from_millis(2);
 const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases;
+    use super::*;
+
+    #[test]
+    fn caps_leave_each_tenant_its_part_and_the_light_one_is_capped_as_well() {
+        let scene = cases::all()
+            .into_iter()
+            .find(|scene| scene.crowd.len() == 8 && scene.victim.is_some())
+            .expect("a light tenant beside eight floods");
+        let mut tree = scene.tree.clone();
+        cap(&mut tree, &scene, 900e6);
+        for tenant in scene.tenants() {
+            let node = tree.get(tenant.group).expect("tenants have groups");
+            let cap = node.caps.get(CapKind::Bps).expect("every tenant is capped");
+            assert_eq!(cap.rate, 100_000_000);
+        }
+    }
+}

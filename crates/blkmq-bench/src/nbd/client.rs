@@ -67,9 +67,9 @@ fn negotiate(stream: &mut UnixStream, style: HeaderStyle) -> Result<Agreed> {
 
 /// The load: all connections and what is under way on each.
 pub(crate) struct Load {
-    /// Apart from the lanes, so that the list of what to wait for is made once.
+    /// Apart from the sessions, so that the list of what to wait for is made once.
     streams: Vec<UnixStream>,
-    lanes: Vec<Lane>,
+    sessions: Vec<Session>,
     depth: usize,
 }
 
@@ -77,7 +77,7 @@ impl Load {
     /// Makes a load that keeps `depth` reads of `block_bytes` under way on each connection.
     pub(crate) fn new(connections: Vec<(UnixStream, Agreed)>, depth: usize, block_bytes: u32) -> Self {
         let (streams, agreed): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
-        let lane = |(index, agreed): (usize, Agreed)| Lane {
+        let session = |(index, agreed): (usize, Agreed)| Session {
             requests: Vec::with_capacity(depth * agreed.style.request_bytes()),
             replies: Replies::new(agreed.style, block_bytes),
             offsets: Offsets::new(agreed.size_bytes, u64::from(block_bytes), true, index as u64),
@@ -85,7 +85,7 @@ impl Load {
         };
         Self {
             streams,
-            lanes: agreed.into_iter().enumerate().map(lane).collect(),
+            sessions: agreed.into_iter().enumerate().map(session).collect(),
             depth,
         }
     }
@@ -103,14 +103,14 @@ impl Load {
     }
 
     fn run_phases(&mut self, window: &Window) -> Result<Histogram> {
-        let (streams, lanes) = (&self.streams, &mut self.lanes);
+        let (streams, sessions) = (&self.streams, &mut self.sessions);
         let mut tally = Tally {
             started: Instant::now(),
             ended: 0,
             latency: Histogram::new(),
         };
-        for (lane, stream) in lanes.iter_mut().zip(streams) {
-            lane.send(stream, self.depth, tally.now())?;
+        for (session, stream) in sessions.iter_mut().zip(streams) {
+            session.send(stream, self.depth, tally.now())?;
         }
         let fds = streams.iter();
         let mut fds: Vec<PollFd<'_>> = fds.map(|each| PollFd::new(each, PollFlags::IN)).collect();
@@ -123,10 +123,10 @@ impl Load {
             if phase != before {
                 tally.latency.clear();
             }
-            if let [lane] = &mut lanes[..] {
-                lane.turn(&streams[0], &mut tally)?;
+            if let [session] = &mut sessions[..] {
+                session.turn(&streams[0], &mut tally)?;
             } else {
-                turn_all_ready(&mut fds, streams, lanes, &mut tally)?;
+                turn_all_ready(&mut fds, streams, sessions, &mut tally)?;
             }
             window.publish(0, tally.ended);
         }
@@ -137,14 +137,14 @@ impl Load {
 fn turn_all_ready(
     fds: &mut [PollFd<'_>],
     streams: &[UnixStream],
-    lanes: &mut [Lane],
+    sessions: &mut [Session],
     tally: &mut Tally,
 ) -> Result<()> {
     let events = poll(fds, Some(&SILENCE_MAX_TIMESPEC)).context("waiting for replies")?;
     ensure!(events > 0, "no reply within {SILENCE_MAX:?}");
-    for ((fd, stream), lane) in fds.iter().zip(streams).zip(lanes) {
+    for ((fd, stream), session) in fds.iter().zip(streams).zip(sessions) {
         if !fd.revents().is_empty() {
-            lane.turn(stream, tally)?;
+            session.turn(stream, tally)?;
         }
     }
     Ok(())
@@ -165,14 +165,14 @@ impl Tally {
 }
 
 /// What belongs to one connection besides its socket.
-struct Lane {
+struct Session {
     requests: Vec<u8>,
     replies: Replies,
     offsets: Offsets,
     block_bytes: u32,
 }
 
-impl Lane {
+impl Session {
     /// Takes what has arrived and sends as many new requests.
     fn turn(&mut self, stream: &UnixStream, tally: &mut Tally) -> Result<()> {
         self.receive(stream)?;

@@ -4,37 +4,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use blkmq_core::queue::TagMode;
+use blkmq_drivers::driver::{OpenDisk, Shape, Unshared};
 use blkmq_drivers::multipath::{MultipathConfig, MultipathDrive, PathDrive};
-use blkmq_host::DiskEntry;
-use blkmq_host::Error;
+use blkmq_host::drive::Drive;
+use blkmq_host::{DiskEntry, Error};
 
-use super::{DiskSpec, Opened, Source, build_drive, disk_error};
-
-/// A disk that is reached over others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MultipathSource {
-    /// The priority groups, the first one first.
-    pub groups: Vec<Vec<PathRef>>,
-    /// How paths are used.
-    pub config: MultipathConfig,
-}
-
-/// A disk that is a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathRef {
-    /// The disk's name.
-    pub name: String,
-    /// How much it carries in comparison with the others, 0 to 100.
-    pub throughput: u32,
-}
+use super::{Member, disk_error};
+use crate::disk::{DiskSpec, MultipathSource, PathRef, Source};
 
 /// The disks that are paths, by their names.
 pub(super) struct Paths(BTreeMap<String, DiskSpec>);
 
+/// A multipath disk whose paths have been opened.
+pub(super) struct OpenMultipath {
+    paths: Vec<OpenPath>,
+    config: MultipathConfig,
+    shape: Shape,
+}
+
 /// A path that has been opened.
-pub(super) struct OpenPath {
-    entry: DiskEntry,
-    opened: Opened,
+struct OpenPath {
+    member: Member,
     group: u8,
     throughput: u32,
 }
@@ -79,31 +70,31 @@ impl Paths {
             Some(disk) if matches!(disk.source, Source::Multipath(_)) => {
                 refuse("it is a multipath disk itself; name its paths")
             }
-            Some(DiskSpec {
-                source: Source::Nbd(config),
-                ..
-            }) if !config.reconnect.is_zero() => {
-                refuse("reconnect= would have its requests wait while other paths work; take it away")
+            Some(disk) => {
+                let checked = disk.source.driver().map_or(Ok(()), |config| config.check_path());
+                match checked {
+                    Err(problem) => refuse(problem),
+                    Ok(()) if disk.queue.is_some() => {
+                        refuse("a path has no queue of its own; take its queue= away")
+                    }
+                    Ok(()) => Ok(disk),
+                }
             }
-            Some(disk) if disk.queue.is_some() => {
-                refuse("a path has no queue of its own; take its queue= away")
-            }
-            Some(disk) => Ok(disk),
         }
     }
 }
 
 /// Opens the paths of a disk, and makes the disk as they have it.
 pub(super) fn open(
-    entry: &mut DiskEntry,
+    entry: &DiskEntry,
     source: MultipathSource,
     paths: &mut Paths,
-) -> Result<(Vec<OpenPath>, MultipathConfig), Error> {
+) -> Result<OpenMultipath, Error> {
     let (mut open, mut left_out) = (Vec::new(), None);
     for (group, refs) in source.groups.into_iter().enumerate() {
         for PathRef { name, throughput } in refs {
             let spec = paths.take(&name, &entry.name)?;
-            let is_remote = matches!(spec.source, Source::Nbd(_));
+            let is_remote = spec.source.driver().is_some_and(|config| config.is_remote());
             let member = match super::open(spec, entry.group, paths) {
                 Ok((_, member)) => member,
                 // A host must be able to start while a path is down.
@@ -113,20 +104,12 @@ pub(super) fn open(
                 }
                 Err(error) => return Err(error),
             };
-            if let Opened::File(disk) = &member.opened
-                && disk.direct().is_none()
-            {
-                return Err(disk_error(
-                    &entry.name,
-                    format!(
-                        "path {name} rejected: it goes through the page cache, where other paths' writes are not seen; \
-                         give it direct=on"
-                    ),
-                ));
+            if let Err(problem) = member.opened.check_path() {
+                let problem = format!("path {name} rejected: {problem}");
+                return Err(disk_error(&entry.name, problem));
             }
             open.push(OpenPath {
-                entry: member.entry,
-                opened: member.opened,
+                member,
                 group: u8::try_from(group).unwrap_or(u8::MAX),
                 throughput,
             });
@@ -144,30 +127,60 @@ pub(super) fn open(
             entry.name
         );
     }
-    entry.size = first.entry.size;
-    entry.read_only |= open.iter().any(|path| path.entry.read_only);
-    let block = open.iter().map(|path| path.entry.block_size).max();
-    entry.block_size = entry.block_size.max(block.unwrap_or(0));
-    Ok((open, source.config))
+    let entries = || open.iter().map(|path| &path.member.entry);
+    let shape = Shape {
+        size: first.member.entry.size,
+        block_size: entries().map(|entry| entry.block_size).max().unwrap_or(0),
+        read_only: entries().any(|entry| entry.read_only),
+    };
+    Ok(OpenMultipath {
+        paths: open,
+        config: source.config,
+        shape,
+    })
 }
 
-/// Makes the drive, whose tags number at most `depth`.
-pub(super) fn drive(
-    name: &str,
-    paths: Vec<OpenPath>,
-    config: &MultipathConfig,
-    depth: u32,
-) -> Result<MultipathDrive, Error> {
-    let path = |path: OpenPath| {
-        let (name, size) = (path.entry.name.clone(), path.entry.size);
-        // One tag more than the queue has: the probes'.
-        let drive = build_drive(&name, vec![path.opened], &[size], depth + 1)?;
-        Ok(PathDrive {
-            group: path.group,
-            throughput: path.throughput,
-            ..PathDrive::new(name, Arc::clone(&drive), size)
+impl OpenDisk for OpenMultipath {
+    fn driver(&self) -> &'static str {
+        "multipath"
+    }
+
+    fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    fn tags(&self) -> TagMode {
+        TagMode::PerHctx(DEPTH)
+    }
+
+    fn share_queue(&self, _other: &dyn OpenDisk) -> Result<(), Unshared> {
+        Err(Unshared {
+            disks: "multipath disks",
+            why: "each is a drive; take queue= away",
         })
-    };
-    let paths = paths.into_iter().map(path).collect::<Result<_, Error>>()?;
-    MultipathDrive::new(name, config, paths, depth).map_err(|error| disk_error(name, error))
+    }
+
+    fn join(
+        self: Box<Self>,
+        queue: &str,
+        _others: Vec<Box<dyn OpenDisk>>,
+        _sizes: &[u64],
+        depth: u32,
+    ) -> Result<Arc<dyn Drive>, Error> {
+        let path = |path: OpenPath| {
+            let Member { entry, opened } = path.member;
+            // One tag more than the queue has: the probes'.
+            let drive = opened.join(&entry.name, Vec::new(), &[entry.size], depth + 1)?;
+            Ok(PathDrive {
+                group: path.group,
+                throughput: path.throughput,
+                ..PathDrive::new(entry.name, drive, entry.size)
+            })
+        };
+        let paths = self.paths.into_iter().map(path).collect::<Result<_, Error>>()?;
+        let drive = MultipathDrive::new(queue, &self.config, paths, depth);
+        Ok(Arc::new(drive.map_err(|error| disk_error(queue, error))?))
+    }
 }
+
+const DEPTH: u32 = 128;

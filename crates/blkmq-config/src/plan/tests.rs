@@ -1,10 +1,10 @@
 //! Decides whether disks land on the queues they should, with real files where files are meant.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use blkmq_drivers::file::Direct;
 use blkmq_drivers::multipath::MultipathDrive;
-use blkmq_drivers::nbd::NbdConfig;
+use blkmq_drivers::null::{NullConfig, NullDisk};
 
 use super::*;
 
@@ -25,29 +25,19 @@ impl Drop for Scratch {
     }
 }
 
-fn spec(name: &str, source: Source) -> DiskSpec {
-    DiskSpec {
-        name: name.to_owned(),
-        description: String::new(),
-        source,
-        size: Some(1 << 20),
-        read_only: false,
-        block_size: None,
-        queue: None,
-        group: None,
-    }
+fn disk(text: &str) -> DiskSpec {
+    DiskSpec::parse(text).unwrap()
 }
 
 fn null(name: &str) -> DiskSpec {
-    spec(name, Source::Null(NullConfig::default()))
+    disk(&format!("name={name},null=1M,group=/"))
 }
 
 fn file(name: &str, directory: &Path) -> DiskSpec {
-    let config = FileConfig {
-        path: directory.join(name),
-        ..FileConfig::default()
-    };
-    spec(name, Source::File(config))
+    disk(&format!(
+        "name={name},file={}/{name},size=1M",
+        directory.display()
+    ))
 }
 
 fn on(queue: &str, mut spec: DiskSpec) -> DiskSpec {
@@ -55,8 +45,15 @@ fn on(queue: &str, mut spec: DiskSpec) -> DiskSpec {
     spec
 }
 
+fn plan_of(disks: Vec<DiskSpec>) -> anyhow::Result<Plan> {
+    plan(&Config {
+        disks,
+        ..Config::default()
+    })
+}
+
 fn planned(disks: Vec<DiskSpec>) -> Result<Vec<(String, Vec<String>)>, String> {
-    let plan = plan(disks, &BTreeMap::new(), &QueueSettings::default()).map_err(|error| error.to_string())?;
+    let plan = plan_of(disks).map_err(|error| error.to_string())?;
     let names = |queue: QueueSpec| {
         (
             queue.name,
@@ -80,7 +77,7 @@ fn files_on_one_filesystem_share_a_queue_unless_told_otherwise() {
 
 #[test]
 fn null_and_ram_disks_have_their_own_queues_unless_joined() {
-    let ram = spec("m", Source::Ram(RamConfig::default()));
+    let ram = disk("name=m,ram=1M");
     let queues = planned(vec![null("x"), on("q", null("y")), ram, on("q", null("z"))]).unwrap();
     let names: Vec<&str> = queues.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["x", "q", "m"]);
@@ -89,34 +86,22 @@ fn null_and_ram_disks_have_their_own_queues_unless_joined() {
 
 #[test]
 fn drives_of_different_kinds_cannot_share_a_queue() {
-    let ram = spec("m", Source::Ram(RamConfig::default()));
+    let ram = disk("name=m,ram=1M");
     let error = planned(vec![on("q", null("x")), on("q", ram)]).unwrap_err();
     assert!(
         error.contains("queue q") && error.contains("x (null)") && error.contains("m (ram)"),
         "{error}"
     );
-    let mut slow = null("y");
-    slow.source = Source::Null(NullConfig {
-        latency: Nanos::from_micros(10),
-        ..NullConfig::default()
-    });
+    let slow = disk("name=y,null=1M,latency=10us");
     let error = planned(vec![on("q", null("x")), on("q", slow)]).unwrap_err();
     assert!(error.contains("null disks x and y"), "{error}");
 }
 
 #[test]
 fn null_disks_share_their_tags_if_asked_to() {
-    let shared = |name| {
-        let mut disk = null(name);
-        disk.source = Source::Null(NullConfig {
-            shared_tags: true,
-            depth: 64,
-            ..NullConfig::default()
-        });
-        on("host", disk)
-    };
+    let shared = |name| disk(&format!("name={name},null=1M,shared_tags=on,depth=64,queue=host"));
     let disks = vec![shared("a"), shared("b"), null("c")];
-    let plan = plan(disks, &BTreeMap::new(), &QueueSettings::default()).unwrap();
+    let plan = plan_of(disks).unwrap();
     assert_eq!(plan.queues[0].disks.len(), 2);
     assert_eq!(plan.queues[0].tags, TagMode::Shared(64));
     assert_eq!(plan.queues[1].tags, TagMode::PerHctx(1024));
@@ -127,16 +112,21 @@ fn null_disks_share_their_tags_if_asked_to() {
 #[test]
 fn a_disk_without_a_size_is_named() {
     let mut disk = null("x");
-    disk.size = None;
+    disk.source = Source::Driver(Arc::new(NullDisk {
+        size: 0,
+        config: NullConfig::default(),
+    }));
     assert_eq!(planned(vec![disk]).unwrap_err(), "disk x: has no size; set size=");
 }
 
 #[test]
 fn settings_of_a_queue_without_disks_are_an_error_that_lists_the_queues() {
-    let settings = BTreeMap::from([("fsat".to_owned(), QueueSettings::default())]);
-    let error = plan(vec![on("fast", null("x"))], &settings, &QueueSettings::default())
-        .err()
-        .unwrap();
+    let config = Config {
+        disks: vec![on("fast", null("x"))],
+        queues: [("fsat".to_owned(), QueueSettings::default())].into(),
+        ..Config::default()
+    };
+    let error = plan(&config).err().unwrap();
     assert_eq!(
         error.to_string(),
         "queue fsat: no disk lies on it; the queues are: fast"
@@ -146,17 +136,12 @@ fn settings_of_a_queue_without_disks_are_an_error_that_lists_the_queues() {
 #[test]
 fn groups_are_numbered_over_all_queues_and_the_root_is_the_first() {
     let mut a = null("a");
-    a.group = Some("/x".to_owned());
+    a.group = "/x".to_owned();
     let mut b = null("b");
-    b.group = Some("/y".to_owned());
+    b.group = "/y".to_owned();
     let mut c = null("c");
-    c.group = Some("/x".to_owned());
-    let plan = plan(
-        vec![null("r"), a, b, c],
-        &BTreeMap::new(),
-        &QueueSettings::default(),
-    )
-    .unwrap();
+    c.group = "/x".to_owned();
+    let plan = plan_of(vec![null("r"), a, b, c]).unwrap();
     assert_eq!(plan.groups, ["/", "/x", "/y"]);
     let ids: Vec<u32> = plan.queues.iter().map(|queue| queue.disks[0].group.0).collect();
     assert_eq!(ids, [0, 1, 2, 1]);
@@ -164,37 +149,25 @@ fn groups_are_numbered_over_all_queues_and_the_root_is_the_first() {
 }
 
 fn multipath(name: &str, paths: &[&str]) -> DiskSpec {
-    let path = |name: &&str| PathRef {
-        name: (*name).to_owned(),
-        throughput: 1,
-    };
-    let source = MultipathSource {
-        groups: vec![paths.iter().map(path).collect()],
-        config: MultipathConfig::default(),
-    };
-    spec(name, Source::Multipath(source))
+    disk(&format!("name={name},multipath={}", paths.join("+")))
 }
 
 #[test]
 fn a_path_through_the_page_cache_is_refused() {
     let scratch = Scratch::new("cached-path");
     let path = |direct| {
-        let config = FileConfig {
-            path: scratch.0.join(format!("{direct:?}")),
-            direct,
-            ..FileConfig::default()
-        };
-        spec("f", Source::File(config))
+        let path = scratch.0.join(direct);
+        disk(&format!("name=f,file={},size=1M,direct={direct}", path.display()))
     };
-    let error = planned(vec![path(Direct::Off), null("a"), multipath("m", &["a", "f"])]).unwrap_err();
+    let error = planned(vec![path("off"), null("a"), multipath("m", &["a", "f"])]).unwrap_err();
     assert!(
         error.contains("disk m: path f rejected: it goes through the page cache"),
         "{error}"
     );
-    match planned(vec![path(Direct::On), null("a"), multipath("m", &["a", "f"])]) {
+    match planned(vec![path("on"), null("a"), multipath("m", &["a", "f"])]) {
         Ok(_) => {}
         Err(error) if error.contains("direct=on rejected") => {
-            eprintln!("SKIPPED: the filesystem of temporary files has no direct I/O");
+            blkmq_skip::skip("the filesystem of temporary files has no direct I/O");
         }
         Err(error) => panic!("{error}"),
     }
@@ -202,10 +175,7 @@ fn a_path_through_the_page_cache_is_refused() {
 
 #[test]
 fn a_path_is_a_drive_and_no_multipath_disk_vanishes() {
-    let refused = |disks: Vec<DiskSpec>| {
-        let planned = plan(disks, &BTreeMap::new(), &QueueSettings::default());
-        planned.err().expect("refused").to_string()
-    };
+    let refused = |disks: Vec<DiskSpec>| plan_of(disks).err().expect("refused").to_string();
     let of_itself = vec![null("a"), multipath("m", &["a", "m"])];
     let of_each_other = vec![null("a"), multipath("m", &["n"]), multipath("n", &["a", "m"])];
     for error in [refused(of_itself), refused(of_each_other)] {
@@ -217,12 +187,9 @@ fn a_path_is_a_drive_and_no_multipath_disk_vanishes() {
     let stacked = vec![null("a"), multipath("m", &["a"]), multipath("n", &["m"])];
     let error = refused(stacked);
     assert!(error.contains("m rejected"), "{error}");
-    let uri = "nbd+unix:///?socket=/nowhere";
-    let mut config = NbdConfig::new(uri).unwrap();
-    config.set("reconnect", "60").unwrap();
     let waits = vec![
         null("a"),
-        spec("l", Source::Nbd(config)),
+        disk("name=l,nbd=nbd+unix:///?socket=/nowhere,reconnect=60"),
         multipath("m", &["a", "l"]),
     ];
     let error = refused(waits);
@@ -231,17 +198,19 @@ fn a_path_is_a_drive_and_no_multipath_disk_vanishes() {
 
 #[test]
 fn a_server_that_is_down_at_the_start_is_left_out_unless_it_is_the_only_path() {
-    let gone = || {
-        let config = NbdConfig::new("nbd+unix:///?socket=/nowhere").unwrap();
-        spec("l", Source::Nbd(config))
-    };
-    let planned = |disks| plan(disks, &BTreeMap::new(), &QueueSettings::default());
-    let some = planned(vec![null("a"), gone(), multipath("m", &["l", "a"])]).unwrap();
+    let gone = || disk("name=l,nbd=nbd+unix:///?socket=/nowhere");
+    let some = plan_of(vec![null("a"), gone(), multipath("m", &["l", "a"])]).unwrap();
     assert_eq!(some.queues.len(), 1);
     let drive = MultipathDrive::of(&*some.queues[0].drive).expect("a multipath drive");
     assert_eq!(drive.paths().len(), 1);
-    let error = planned(vec![gone(), multipath("m", &["l"])])
+    let error = plan_of(vec![gone(), multipath("m", &["l"])])
         .err()
         .expect("refused");
     assert!(error.to_string().contains("/nowhere"), "{error}");
+}
+
+#[test]
+fn disks_that_lie_on_each_other_alone_make_no_queue() {
+    let plan = plan_of(vec![disk("name=a,linear=b"), disk("name=b,linear=a")]).unwrap();
+    assert_eq!((plan.queues.len(), plan.mapped.len()), (0, 2));
 }

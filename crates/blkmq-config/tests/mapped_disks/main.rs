@@ -3,52 +3,43 @@
 
 mod sys;
 
-use std::collections::BTreeMap;
-
-use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
+use blkmq_config::{Config, DiskSpec, Plan, plan};
 use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
 use blkmq_core::ids::DiskId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::null::NullConfig;
-use blkmq_drivers::ram::RamConfig;
-use blkmq_host::mapped::MapConfig;
 use blkmq_host::{Attached, Disk, Engine, EngineConfig, Error, QueueId};
 
-fn spec(name: &str, source: Source, size: Option<u64>) -> DiskSpec {
-    DiskSpec {
-        name: name.to_owned(),
-        description: String::new(),
-        source,
-        size,
-        read_only: false,
-        block_size: None,
-        queue: None,
-        group: Some("/tenant".to_owned()),
-    }
+fn disk(text: &str) -> DiskSpec {
+    DiskSpec::parse(&format!("{text},group=/tenant")).unwrap()
 }
 
 fn ram(name: &str, size: u64) -> DiskSpec {
-    spec(name, Source::Ram(RamConfig::default()), Some(size))
+    disk(&format!("name={name},ram={size}"))
 }
 
 fn linear(name: &str, members: &str) -> DiskSpec {
-    spec(name, Source::Mapped(MapConfig::linear(members).unwrap()), None)
+    disk(&format!("name={name},linear={members}"))
 }
 
 fn striped(name: &str, members: &str, chunk: &str) -> DiskSpec {
-    let mut map = MapConfig::striped(members).unwrap();
-    map.set("chunk", chunk).unwrap();
-    spec(name, Source::Mapped(map), None)
+    disk(&format!("name={name},striped={members},chunk={chunk}"))
+}
+
+fn planned(disks: Vec<DiskSpec>) -> Plan {
+    let config = Config {
+        disks,
+        ..Config::default()
+    };
+    plan(&config).unwrap()
 }
 
 fn start(disks: Vec<DiskSpec>, elevator: Kind) -> Engine {
-    let settings = QueueSettings {
-        elevator,
-        requests_per_reactor: Some(64),
-        ..QueueSettings::default()
-    };
-    let plan = plan(disks, &BTreeMap::new(), &settings).unwrap();
+    let mut plan = planned(disks);
+    for queue in &mut plan.queues {
+        queue.elevator = elevator;
+        queue.requests_per_reactor = 64;
+    }
     let config = EngineConfig {
         attached_max: 2,
         queues: plan.queues,
@@ -197,12 +188,10 @@ fn disks_on_disks_on_several_queues_keep_their_data() {
 
 #[test]
 fn an_error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
-    let mut bad = NullConfig::default();
-    bad.set("bad", "64K-128K").unwrap();
     let engine = start(
         vec![
-            spec("a", Source::Null(NullConfig::default()), Some(1 << 20)),
-            spec("b", Source::Null(bad), Some(1 << 20)),
+            disk("name=a,null=1M"),
+            disk("name=b,null=1M,bad=64K-128K"),
             striped("s", "a+b", "64K"),
         ],
         Kind::None,
@@ -230,7 +219,7 @@ fn an_error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
 
 #[test]
 fn a_number_behind_the_queues_is_answered_with_where_to_look() {
-    let null = spec("a", Source::Null(NullConfig::default()), Some(1 << 20));
+    let null = disk("name=a,null=1M");
     let engine = start(vec![null, linear("l", "a")], Kind::None);
     let disk = engine.disk("l").unwrap().clone();
     let control = engine.control();
@@ -268,7 +257,7 @@ fn a_number_behind_the_queues_is_answered_with_where_to_look() {
 
 #[test]
 fn members_work_beside_each_other_while_one_queue_is_frozen() {
-    let null = |name| spec(name, Source::Null(NullConfig::default()), Some(1 << 20));
+    let null = |name| disk(&format!("name={name},null=1M"));
     let disks = vec![null("a"), null("b"), striped("s", "a+b", "64K")];
     let engine = start(disks, Kind::None);
     let disk = engine.disk("s").unwrap().clone();

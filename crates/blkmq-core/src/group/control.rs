@@ -3,10 +3,10 @@
 //!
 //! A removed group's place is given away only when no bio and no request anywhere carries its number. Nobody counts them
 //! for that: each reactor owns a fixed number of requests, and once each of them has been at home since the reactor took
-//! note of the removal, none carries the number (`sw_ctx`, a *sweep*).
+//! note of the removal, none carries the number (`sw_ctx`, a *grace period*).
 
 use super::{Caps, GroupError};
-use crate::gate::Sched;
+use crate::gate::GateState;
 use crate::ids::GroupId;
 use crate::queue::{Busy, Queue};
 use crate::time::{Instant, Nanos};
@@ -129,17 +129,21 @@ impl Queue {
         self.look(|sched| sched.throttle.held())
     }
 
-    fn look<T>(&self, look: impl FnOnce(&Sched) -> T) -> Result<T, Busy> {
+    fn look<T>(&self, look: impl FnOnce(&GateState) -> T) -> Result<T, Busy> {
         let sched = self.gate.try_enter().ok_or(Busy)?;
         let seen = look(&sched);
         self.leave_gate(sched);
         Ok(seen)
     }
 
-    fn change_groups<T>(&self, change: impl FnOnce(&mut Sched) -> Result<T, GroupError>) -> Change<T> {
+    fn change_groups<T>(&self, change: impl FnOnce(&mut GateState) -> Result<T, GroupError>) -> Change<T> {
         let mut sched = self.gate.try_enter().ok_or(Busy)?;
-        let swept = self.swept();
-        while let Some(&(id, _)) = sched.leaving.front().filter(|(_, sweep)| *sweep <= swept) {
+        let grace_period_done = self.grace_period_done();
+        while let Some(&(id, _)) = sched
+            .leaving
+            .front()
+            .filter(|(_, grace_period)| *grace_period <= grace_period_done)
+        {
             sched.leaving.pop_front();
             self.retire(id, &mut sched);
         }
@@ -147,7 +151,7 @@ impl Queue {
         if result.is_ok() {
             self.group_states.update(&sched.groups);
             sched.note_columns();
-            let Sched { targets, groups, .. } = &mut *sched;
+            let GateState { targets, groups, .. } = &mut *sched;
             let gave_way = targets.keeps_back();
             targets.learn(groups);
             // What waits for caps, or gives way to a target, may go now, or at another time.
@@ -159,7 +163,7 @@ impl Queue {
         Ok(result)
     }
 
-    fn retire(&self, id: GroupId, sched: &mut Sched) {
+    fn retire(&self, id: GroupId, sched: &mut GateState) {
         // The ends of its last requests may still lie in the lists of reports.
         sched.fold_reports(&self.stats);
         let parent = sched.groups.retire(id);
@@ -172,7 +176,7 @@ impl Queue {
     }
 }
 
-impl Sched {
+impl GateState {
     fn note_columns(&mut self) {
         self.watch.groups_changed(&self.groups);
     }

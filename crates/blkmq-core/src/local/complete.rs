@@ -4,7 +4,9 @@ use super::LocalQueue;
 use crate::bio::Status;
 use crate::gate::Report;
 use crate::ids::HctxId;
-use crate::queue::{Dispatch, Effects, Mail};
+#[cfg(feature = "baselines")]
+use crate::queue::Dispatch;
+use crate::queue::{Effects, Mail};
 use crate::request::{NOT_INSERTED, Request, State};
 use crate::sched::Note;
 use crate::time::Instant;
@@ -43,6 +45,7 @@ impl LocalQueue {
             hw.predictor.show(&self.queue.port(self.me).shard.poll);
         }
         any |= self.expire(now, fx);
+        #[cfg(feature = "baselines")]
         if any && self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
             self.run_other_contexts(fx);
         }
@@ -110,7 +113,10 @@ impl LocalQueue {
             rq.from_elevator = false;
             self.publish(rq);
         } else {
-            self.hw.as_mut().expect("it was in flight here").push_leftover(rq);
+            self.hw
+                .as_mut()
+                .expect("it was in flight here")
+                .add_to_dispatch_list(rq);
         }
         self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
     }

@@ -18,7 +18,7 @@ impl LocalQueue {
         if self.hw.is_some() {
             self.issue_direct(list, now, fx);
         } else {
-            list.drain(..).for_each(|rq| self.hand_over(rq, now, fx));
+            list.drain(..).for_each(|rq| self.send_to_owner(rq, now, fx));
         }
     }
 
@@ -58,7 +58,7 @@ impl LocalQueue {
                 Some((cookie, answer)) => hw.answered(rq, cookie, answer, now),
                 None if hw.dispatch.is_empty() => hw.issue(rq, depth, left == 0, now),
                 None => {
-                    hw.push_leftover(rq);
+                    hw.add_to_dispatch_list(rq);
                     continue;
                 }
             };

@@ -10,6 +10,11 @@ use crate::queue::{Dispatch, Effects};
 use crate::time::Instant;
 
 impl LocalQueue {
+    /// Says whether each context dispatches for itself.
+    pub(super) fn dispatches_for_itself(&self) -> bool {
+        self.queue.is_scheduled() && self.queue.dispatch != Dispatch::Single
+    }
+
     /// Takes what was published into the elevator, then has the own context run: at once, or by who owns it.
     pub(super) fn insert_and_run_own(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
@@ -43,7 +48,7 @@ impl LocalQueue {
                 break;
             };
             if !port.is_event_loop && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
-                self.hand_over(rq, now, fx);
+                self.send_to_owner(rq, now, fx);
                 continue;
             }
             issued = true;

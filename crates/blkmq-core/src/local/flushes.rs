@@ -32,7 +32,7 @@ impl LocalQueue {
                     hw.dispatch.push_front(rq);
                     self.issue_leftovers(now, fx);
                 }
-                None => self.hand_over(rq, now, fx),
+                None => self.send_to_owner(rq, now, fx),
             }
         }
         if published {

@@ -10,7 +10,7 @@ use crate::time::Instant;
 impl LocalQueue {
     /// Hands a request to a reactor that will issue it: the owner of the hardware context that its submitter uses, or
     /// one with an event loop, if its submitter may stop looking (its requests would hold the depth meanwhile).
-    pub(super) fn hand_over(&mut self, mut rq: Box<Request>, now: Instant, fx: &mut Effects) {
+    pub(super) fn send_to_owner(&mut self, mut rq: Box<Request>, now: Instant, fx: &mut Effects) {
         if rq.state == State::Staged {
             rq.inserted_at = now;
         }
@@ -23,7 +23,7 @@ impl LocalQueue {
         };
         let to = self.queue.hctx_owner(user);
         match &mut self.hw {
-            Some(hw) if to == self.me => hw.push_leftover(rq),
+            Some(hw) if to == self.me => hw.add_to_dispatch_list(rq),
             _ => self.send(to, Mail::Issue(rq), fx),
         }
     }
@@ -71,7 +71,7 @@ impl LocalQueue {
                     self.hw
                         .as_mut()
                         .expect("requests are sent to owners")
-                        .push_leftover(rq);
+                        .add_to_dispatch_list(rq);
                 }
             }
         }

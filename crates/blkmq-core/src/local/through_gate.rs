@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::LocalQueue;
 use super::complete::REQUEUES_MAX;
 use crate::bio::Status;
-use crate::gate::Sched;
+use crate::gate::GateState;
 use crate::hw_ctx::Outcome;
 use crate::ids::HctxId;
 use crate::queue::Effects;
@@ -57,7 +57,7 @@ impl LocalQueue {
 
     /// One pass inside the gate: fold everybody's lists, then dispatch and issue while the depth allows, up to the first
     /// request that cannot be issued here. Says whether there was one; `blocked` says so of an earlier pass.
-    fn pass(&mut self, sched: &mut Sched, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
+    fn pass(&mut self, sched: &mut GateState, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
         let depth = self.queue.depth();
         let is_event_loop = self.queue.port(self.me).is_event_loop;
         sched.fold(&self.queue.stats, self.queue.is_draining(), now);
@@ -68,7 +68,7 @@ impl LocalQueue {
                 break;
             };
             if !is_event_loop && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
-                self.hand_over(rq, now, fx);
+                self.send_to_owner(rq, now, fx);
             } else {
                 issued = true;
                 blocked = self.issue_inside(rq, sched, now, fx);
@@ -77,7 +77,7 @@ impl LocalQueue {
         // Without an elevator, what cannot be issued here waits with its owner: that one's context may have tags.
         while let Some(mut rq) = sched.passed.pop_front() {
             rq.state = State::Dispatched;
-            self.hand_over(rq, now, fx);
+            self.send_to_owner(rq, now, fx);
         }
         if issued {
             // Before the next dispatcher's: the device learns of requests in the order that the elevator chose.
@@ -99,7 +99,7 @@ impl LocalQueue {
     }
 
     /// Tells the elevator of the reactors that it wonders about.
-    fn tell_who_has_answered(&self, sched: &mut Sched, now: Instant) {
+    fn tell_who_has_answered(&self, sched: &mut GateState, now: Instant) {
         let Some(elevator) = &mut sched.elevator else {
             return;
         };
@@ -111,7 +111,13 @@ impl LocalQueue {
     }
 
     /// Issues what the elevator gave out. Says whether nothing more can be issued here for now.
-    fn issue_inside(&mut self, rq: Box<Request>, sched: &mut Sched, now: Instant, fx: &mut Effects) -> bool {
+    fn issue_inside(
+        &mut self,
+        rq: Box<Request>,
+        sched: &mut GateState,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> bool {
         let hw = self.hw.as_mut().expect("a dispatcher has a context");
         // The elevator's are counted against the depth already.
         let depth = if rq.from_elevator || rq.is_flush {
@@ -127,7 +133,7 @@ impl LocalQueue {
                     // Back inside: it is the next one, and another context may be able to issue it sooner.
                     sched.push_back(rq);
                 } else {
-                    self.hand_over(rq, now, fx);
+                    self.send_to_owner(rq, now, fx);
                 }
                 self.hold(hold, now);
                 return true;
@@ -141,7 +147,7 @@ impl LocalQueue {
             } if rq.retries < REQUEUES_MAX => {
                 rq = self.end_what_is_done(rq, now, fx);
                 self.count_requeue(&mut rq);
-                sched.put_back(rq, &self.queue.stats, now);
+                sched.requeue(rq, &self.queue.stats, now);
             }
             Outcome::Ended { rq, status } => {
                 sched.ended(&Note::of(&rq, now), rq.disk(), &self.queue.stats);
@@ -153,7 +159,7 @@ impl LocalQueue {
 
     /// Remembers when the elevator wants to be asked again, which it is not while nothing can be issued here; a reactor that does
     /// not promise to run leaves that, and what was pushed back, to one that does.
-    pub(super) fn note_wakeup(&mut self, sched: &Sched, can_issue: bool, fx: &mut Effects) {
+    pub(super) fn note_wakeup(&mut self, sched: &GateState, can_issue: bool, fx: &mut Effects) {
         let depth = if can_issue { self.queue.depth() } else { 0 };
         self.sched_timer = sched.next_wakeup(depth);
         let has_more = self.sched_timer.is_some() || !sched.leftovers.is_empty();

@@ -137,7 +137,7 @@ struct Part {
 
 /// Before which entry of an index something stands; good until the index changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Cursor {
     part: usize,
     /// In the chunk; its length means behind its last entry.
     at: usize,
@@ -156,95 +156,95 @@ impl Index {
 
     /// Where an entry with `key` is to be inserted: behind the last one that is not greater.
     #[inline]
-    pub(super) fn place_for(&self, chunks: &Chunks, key: u64) -> Place {
+    pub(super) fn cursor_for(&self, chunks: &Chunks, key: u64) -> Cursor {
         let part = self.directory.partition_point(|part| part.from <= key) - 1;
         let at = self.chunk(chunks, part).count(|k| k <= key);
-        Place { part, at }
+        Cursor { part, at }
     }
 
     /// Where the first entry stands whose key is `key` or more.
     #[inline]
-    pub(super) fn first_from(&self, chunks: &Chunks, key: u64) -> Option<Place> {
+    pub(super) fn first_from(&self, chunks: &Chunks, key: u64) -> Option<Cursor> {
         let part = self
             .directory
             .partition_point(|part| part.from < key)
             .saturating_sub(1);
         let at = self.chunk(chunks, part).count(|k| k < key);
-        self.entry_at(chunks, Place { part, at })
+        self.entry_at(chunks, Cursor { part, at })
     }
 
     /// Where the entry with this key and slot stands.
     ///
     /// # Panics
     /// If there is none.
-    pub(super) fn find(&self, chunks: &Chunks, key: u64, slot: SlotId) -> Place {
-        let mut place = self.first_from(chunks, key);
-        while let Some(at) = place {
+    pub(super) fn find(&self, chunks: &Chunks, key: u64, slot: SlotId) -> Cursor {
+        let mut cursor = self.first_from(chunks, key);
+        while let Some(at) = cursor {
             let (found, id) = self.entry(chunks, at);
             if id == slot {
                 return at;
             }
-            place = (found == key).then(|| self.after(chunks, at)).flatten();
+            cursor = (found == key).then(|| self.after(chunks, at)).flatten();
         }
         panic!("slot {} is not at position {key} of its index", slot.0)
     }
 
-    /// The key and slot of the entry at `place`.
+    /// The key and slot of the entry at `cursor`.
     #[inline]
-    pub(super) fn entry(&self, chunks: &Chunks, place: Place) -> (u64, SlotId) {
-        let chunk = self.chunk(chunks, place.part);
-        (chunk.keys()[place.at], SlotId(chunk.slots[place.at]))
+    pub(super) fn entry(&self, chunks: &Chunks, cursor: Cursor) -> (u64, SlotId) {
+        let chunk = self.chunk(chunks, cursor.part);
+        (chunk.keys()[cursor.at], SlotId(chunk.slots[cursor.at]))
     }
 
-    /// Where the entry before `place` stands.
+    /// Where the entry before `cursor` stands.
     #[inline]
-    pub(super) fn before(&self, chunks: &Chunks, place: Place) -> Option<Place> {
-        if place.at > 0 {
-            let at = place.at - 1;
-            return Some(Place { at, ..place });
+    pub(super) fn before(&self, chunks: &Chunks, cursor: Cursor) -> Option<Cursor> {
+        if cursor.at > 0 {
+            let at = cursor.at - 1;
+            return Some(Cursor { at, ..cursor });
         }
-        let part = place.part.checked_sub(1)?;
+        let part = cursor.part.checked_sub(1)?;
         let at = self.chunk(chunks, part).len - 1;
-        Some(Place { part, at })
+        Some(Cursor { part, at })
     }
 
     /// The same place, if necessary named as the begin of the next chunk; none at the end of the index.
     #[inline]
-    pub(super) fn entry_at(&self, chunks: &Chunks, place: Place) -> Option<Place> {
-        if place.at < self.chunk(chunks, place.part).len {
-            return Some(place);
+    pub(super) fn entry_at(&self, chunks: &Chunks, cursor: Cursor) -> Option<Cursor> {
+        if cursor.at < self.chunk(chunks, cursor.part).len {
+            return Some(cursor);
         }
-        let part = place.part + 1;
-        (part < self.directory.len()).then_some(Place { part, at: 0 })
+        let part = cursor.part + 1;
+        (part < self.directory.len()).then_some(Cursor { part, at: 0 })
     }
 
-    /// Inserts an entry at the place that [`Index::place_for`] gave for its key.
+    /// Inserts an entry at the place that [`Index::cursor_for`] gave for its key.
     #[inline]
-    pub(super) fn insert(&mut self, chunks: &mut Chunks, mut place: Place, key: u64, slot: SlotId) {
-        if self.chunk(chunks, place.part).len == CHUNK_MAX {
-            self.cut(chunks, place.part);
-            place = self.place_for(chunks, key);
+    pub(super) fn insert(&mut self, chunks: &mut Chunks, mut cursor: Cursor, key: u64, slot: SlotId) {
+        if self.chunk(chunks, cursor.part).len == CHUNK_MAX {
+            self.cut(chunks, cursor.part);
+            cursor = self.cursor_for(chunks, key);
         }
-        let id = self.directory[place.part].chunk;
-        chunks.at_mut(id).insert(place.at, key, slot);
+        let id = self.directory[cursor.part].chunk;
+        chunks.at_mut(id).insert(cursor.at, key, slot);
     }
 
-    /// Removes the entry at `place`.
+    /// Removes the entry at `cursor`.
     #[inline]
-    pub(super) fn remove(&mut self, chunks: &mut Chunks, place: Place) -> SlotId {
-        let id = self.directory[place.part].chunk;
-        let slot = chunks.at_mut(id).remove(place.at);
+    pub(super) fn remove(&mut self, chunks: &mut Chunks, cursor: Cursor) -> SlotId {
+        let id = self.directory[cursor.part].chunk;
+        let slot = chunks.at_mut(id).remove(cursor.at);
         if chunks.at(id).len <= JOINED_MAX && self.directory.len() > 1 {
-            self.join_thin(chunks, place.part);
+            self.join_thin(chunks, cursor.part);
         }
         slot
     }
 
-    /// Lowers the key of the entry at `place`, by so little that the order stays.
-    pub(super) fn lower_key(&mut self, chunks: &mut Chunks, place: Place, key: u64) {
-        let Part { from, chunk } = &mut self.directory[place.part];
+    /// Lowers the key of the entry at `cursor`, by so little that the order stays.
+    pub(super) fn lower_key(&mut self, chunks: &mut Chunks, cursor: Cursor, key: u64) {
+        let Part { from, chunk } = &mut self.directory[cursor.part];
         *from = (*from).min(key);
-        chunks.at_mut(*chunk).keys[place.at] = key;
+        chunks.at_mut(*chunk).keys[cursor.at] = key;
     }
 
     /// The entries in order.
@@ -285,12 +285,12 @@ impl Index {
         self.directory.len()
     }
 
-    fn after(&self, chunks: &Chunks, place: Place) -> Option<Place> {
+    fn after(&self, chunks: &Chunks, cursor: Cursor) -> Option<Cursor> {
         self.entry_at(
             chunks,
-            Place {
-                at: place.at + 1,
-                ..place
+            Cursor {
+                at: cursor.at + 1,
+                ..cursor
             },
         )
     }

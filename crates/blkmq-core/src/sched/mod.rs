@@ -6,8 +6,8 @@ pub mod bfq;
 mod depth;
 mod index;
 pub mod kyber;
-mod line;
 pub mod mq_deadline;
+mod request_list;
 mod slots;
 
 use std::fmt;

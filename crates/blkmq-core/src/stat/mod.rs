@@ -35,9 +35,11 @@ pub enum StatsMode {
     Outside,
     /// The gate's holder for everybody, at insertion, dispatch and end, where there is an elevator: as schedulers do that keep
     /// their statistics under their lock.
+    #[cfg(feature = "baselines")]
     UnderGate,
     /// The same, and each update reads the clock for itself, as bfq did until Linux 4.14: for
     /// measuring what that cost.
+    #[cfg(feature = "baselines")]
     UnderGateTimed,
 }
 
@@ -45,7 +47,19 @@ impl StatsMode {
     /// Says whether the gate's holder counts for everybody.
     #[inline]
     pub(crate) fn is_under_gate(self) -> bool {
-        matches!(self, Self::UnderGate | Self::UnderGateTimed)
+        #[cfg(feature = "baselines")]
+        return matches!(self, Self::UnderGate | Self::UnderGateTimed);
+        #[cfg(not(feature = "baselines"))]
+        return false;
+    }
+
+    /// Says whether each update reads the clock.
+    #[inline]
+    pub(crate) fn is_timed(self) -> bool {
+        #[cfg(feature = "baselines")]
+        return self == Self::UnderGateTimed;
+        #[cfg(not(feature = "baselines"))]
+        return false;
     }
 }
 
@@ -379,7 +393,7 @@ impl Stats {
     /// The time of an update: that of the batch, or of this moment.
     #[inline]
     pub(crate) fn time_of_update(&self, batch: Instant) -> Instant {
-        if self.mode == StatsMode::UnderGateTimed {
+        if self.mode.is_timed() {
             (self.clock)()
         } else {
             batch

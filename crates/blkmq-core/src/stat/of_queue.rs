@@ -58,11 +58,8 @@ impl Queue {
     /// Says whether the caller, a reactor outside the gate, is to count a request.
     #[inline]
     pub(crate) fn counts_outside(&self, rq: &Request) -> bool {
-        match self.stats.mode {
-            StatsMode::Outside => true,
-            StatsMode::Off => false,
-            StatsMode::UnderGate | StatsMode::UnderGateTimed => !rq.stamp.is_set(),
-        }
+        let mode = self.stats.mode;
+        mode == StatsMode::Outside || mode.is_under_gate() && !rq.stamp.is_set()
     }
 
     /// Adds what a group did to what is known of the dead of its parent, and forgets it. Nothing of it is under way.

@@ -178,7 +178,7 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .spawn();
         let Ok(mut child) = child else {
-            eprintln!("SKIPPED: the command flock is not installed");
+            blkmq_skip::skip("the command flock is not installed");
             return;
         };
         let mut line = String::new();

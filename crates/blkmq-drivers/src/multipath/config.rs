@@ -47,10 +47,6 @@ impl MultipathConfig {
             "queue_if_no_path" => self.no_path = no_path(value)?,
             "check_interval" => self.check_interval = interval(key, value)?,
             "check_timeout" => self.check_timeout = interval(key, value)?,
-            "insert_async" => self.detours.insert = value::switch(key, value)?,
-            "issue_by_worker" => self.detours.issue = value::switch(key, value)?,
-            "complete_by_worker" => self.detours.complete = value::switch(key, value)?,
-            "run_on_completion" => self.detours.run = value::switch(key, value)?,
             _ => {
                 return Err(ConfigError::UnknownKey {
                     driver: "multipath",
@@ -112,8 +108,7 @@ fn interval(key: &str, text: &str) -> Result<Nanos, ConfigError> {
     }
 }
 
-const KEYS: &str = "multipath, selector, failback, queue_if_no_path, check_interval, check_timeout, insert_async, issue_by_worker, \
-                    complete_by_worker, run_on_completion";
+const KEYS: &str = "multipath, selector, failback, queue_if_no_path, check_interval, check_timeout";
 const INTERVAL_MIN: Nanos = Nanos::from_millis(1);
 
 #[cfg(test)]
@@ -128,7 +123,6 @@ mod tests {
             ("failback", "2s"),
             ("queue_if_no_path", "30s"),
             ("check_interval", "100ms"),
-            ("insert_async", "on"),
         ] {
             config.set(key, value).unwrap();
         }
@@ -136,7 +130,7 @@ mod tests {
         assert_eq!(config.failback, Failback::After(Nanos::from_secs(2)));
         assert_eq!(config.no_path, NoPath::QueueFor(Nanos::from_secs(30)));
         assert_eq!(config.check_interval, Nanos::from_millis(100));
-        assert!(config.detours.insert && !config.detours.complete);
+        assert!(!config.detours.has_any(), "no key switches them on");
         for (key, value, part) in [
             ("selector", "random", "service-time"),
             ("failback", "soon", "immediate, manual"),

@@ -25,12 +25,12 @@ pub(super) struct Workshop {
 
 /// The worker of a drive. Ends with it.
 struct Worker {
-    lane: Arc<Lane>,
+    queue: Arc<WorkQueue>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the reactors and the worker share.
-struct Lane {
+struct WorkQueue {
     tasks: Sender<Task>,
     /// Contexts that are to be run and whose task is under way: a run is asked for once.
     runs: [AtomicBool; REACTORS_MAX],
@@ -53,7 +53,7 @@ struct Task {
 /// One context's side of the worker.
 struct Side {
     hctx: HctxId,
-    lane: Arc<Lane>,
+    queue: Arc<WorkQueue>,
     /// Always there until dropped.
     receiver: Option<Receiver<Job>>,
 }
@@ -69,8 +69,8 @@ impl Workshop {
         depth: u32,
     ) -> Option<Box<dyn Detour>> {
         let runner = self.runner.get()?;
-        let lane = match self.worker.get() {
-            Some(worker) => Arc::clone(&worker.lane),
+        let queue = match self.worker.get() {
+            Some(worker) => Arc::clone(&worker.queue),
             None => self.start(
                 links,
                 runner,
@@ -78,15 +78,21 @@ impl Workshop {
                 depth as usize,
             )?,
         };
-        let receiver = lock(&lane.backs.get(hctx.index())?.receiver).take()?;
+        let receiver = lock(&queue.backs.get(hctx.index())?.receiver).take()?;
         Some(Box::new(Side {
             hctx,
-            lane,
+            queue,
             receiver: Some(receiver),
         }))
     }
 
-    fn start(&self, links: &Arc<Links>, runner: &Runner, hctxs: usize, depth: usize) -> Option<Arc<Lane>> {
+    fn start(
+        &self,
+        links: &Arc<Links>,
+        runner: &Runner,
+        hctxs: usize,
+        depth: usize,
+    ) -> Option<Arc<WorkQueue>> {
         let worker = self.worker.get_or_init(|| {
             // Of each context, every request once, and one run.
             let (tasks, receiver) = mpsc::channel(hctxs * (depth + 1));
@@ -97,28 +103,28 @@ impl Workshop {
                     receiver: Mutex::new(Some(receiver)),
                 }
             };
-            let lane = Arc::new(Lane {
+            let queue = Arc::new(WorkQueue {
                 tasks,
                 runs: [const { AtomicBool::new(false) }; REACTORS_MAX],
                 backs: (0..hctxs).map(|_| back()).collect(),
                 thread: OnceLock::new(),
                 is_over: AtomicBool::new(false),
             });
-            let thread = spawn(Arc::clone(&lane), Arc::clone(links), runner.clone(), receiver);
+            let thread = spawn(Arc::clone(&queue), Arc::clone(links), runner.clone(), receiver);
             match &thread {
                 // Before anybody can send: no task is without somebody to wake.
-                Ok(thread) => _ = lane.thread.set(thread.thread().clone()),
+                Ok(thread) => _ = queue.thread.set(thread.thread().clone()),
                 Err(error) => {
                     tracing::warn!("multipath: no worker thread, so nothing takes a detour: {error}");
                 }
             }
             Worker {
-                lane,
+                queue,
                 thread: Mutex::new(thread.ok()),
             }
         });
         let is_there = lock(&worker.thread).is_some();
-        is_there.then(|| Arc::clone(&worker.lane))
+        is_there.then(|| Arc::clone(&worker.queue))
     }
 }
 
@@ -128,15 +134,15 @@ impl Drop for Workshop {
         let Some(thread) = lock(&worker.thread).take() else {
             return;
         };
-        worker.lane.is_over.store(true, Ordering::Release);
+        worker.queue.is_over.store(true, Ordering::Release);
         thread.thread().unpark();
         // Not joined: it may be the worker that drops the drive, with the last hold on the engine. It has nothing of it but the
-        // lane, never blocks but in `park`, and ends by itself.
+        // queue, never blocks but in `park`, and ends by itself.
     }
 }
 
 fn spawn(
-    lane: Arc<Lane>,
+    queue: Arc<WorkQueue>,
     links: Arc<Links>,
     runner: Runner,
     mut tasks: Receiver<Task>,
@@ -145,17 +151,17 @@ fn spawn(
         .name("blkmq-mpath".to_owned())
         .spawn(move || {
             let mut lowers = Lowers::new(links);
-            while !lane.is_over.load(Ordering::Acquire) {
+            while !queue.is_over.load(Ordering::Acquire) {
                 let mut woken = 0u128;
                 while let Some(Task { hctx, job }) = tasks.pop() {
-                    if let Some(back) = lane.carry_out(hctx, job, &mut lowers) {
-                        lane.give_back(hctx, back);
+                    if let Some(back) = queue.carry_out(hctx, job, &mut lowers) {
+                        queue.give_back(hctx, back);
                     }
                     woken |= 1 << hctx.0;
                 }
                 lowers.commit();
                 lowers.reap(|hctx, end| {
-                    lane.give_back(hctx, Job::Complete(end));
+                    queue.give_back(hctx, Job::Complete(end));
                     woken |= 1 << hctx.0;
                 });
                 while woken != 0 {
@@ -168,7 +174,7 @@ fn spawn(
         })
 }
 
-impl Lane {
+impl WorkQueue {
     /// Does what a context has asked for, and says what it is to be told, if anything.
     fn carry_out(&self, hctx: HctxId, job: Job, lowers: &mut Lowers) -> Option<Job> {
         match job {
@@ -197,13 +203,13 @@ impl Lane {
 
 impl Detour for Side {
     fn send(&mut self, job: Job) {
-        if matches!(job, Job::Run) && self.lane.runs[self.hctx.index()].swap(true, Ordering::SeqCst) {
+        if matches!(job, Job::Run) && self.queue.runs[self.hctx.index()].swap(true, Ordering::SeqCst) {
             return;
         }
         let hctx = self.hctx;
-        let sent = self.lane.tasks.push(Task { hctx, job });
+        let sent = self.queue.tasks.push(Task { hctx, job });
         assert!(sent.is_ok(), "a list of tasks shorter than the tags there are");
-        if let Some(thread) = self.lane.thread.get() {
+        if let Some(thread) = self.queue.thread.get() {
             thread.unpark();
         }
     }
@@ -215,7 +221,7 @@ impl Detour for Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        *lock(&self.lane.backs[self.hctx.index()].receiver) = self.receiver.take();
+        *lock(&self.queue.backs[self.hctx.index()].receiver) = self.receiver.take();
     }
 }
 

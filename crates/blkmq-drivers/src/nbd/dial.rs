@@ -1,4 +1,4 @@
-//! Decides how a connection is made: socket, handshake, and a time limit for both. Blocks; `disk` calls it at set-up, `mend`
+//! Decides how a connection is made: socket, handshake, and a time limit for both. Blocks; `disk` calls it at set-up, `reconnect`
 //! on its thread.
 
 use std::io::{self, Read, Write};

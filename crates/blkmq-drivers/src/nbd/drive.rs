@@ -16,7 +16,7 @@ use blkmq_nbd::codec::TransmissionFlags;
 use super::disk::NbdDisk;
 use super::hctx::NbdHctx;
 use super::ledger::Ledger;
-use super::mend::Reconnector;
+use super::reconnect::Reconnector;
 
 /// A disk on an NBD server, as a drive of its own.
 #[derive(Debug)]
@@ -73,11 +73,11 @@ impl NbdDrive {
         // Relaxed: set once, before the threads that ask are started.
         let hctxs = self.hctxs.load(Ordering::Relaxed);
         let wanted = self.shared.disk.config.connections;
-        let lines = wanted.map_or(1, |count| {
+        let connections = wanted.map_or(1, |count| {
             let (count, hctxs) = (u32::from(count), u32::from(hctxs));
             (count + hctxs - 1 - u32::from(hctx.0)) / hctxs
         });
-        if lines == 0 || wanted == Some(1) && hctx.0 > 0 {
+        if connections == 0 || wanted == Some(1) && hctx.0 > 0 {
             return Err(io::Error::other(format!(
                 "nbd {}: hardware context {hctx} would be without a connection: there are {}; raise connections=, \
                  or use fewer hardware contexts (hctxs)",
@@ -90,7 +90,7 @@ impl NbdDrive {
             ring,
             hctx,
             self.depth as usize + 1,
-            lines as u16,
+            connections as u16,
         )
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blkmq_sync::CachePadded;
 
-use super::mend::Mailbox;
+use super::reconnect::Mailbox;
 
 /// A session that has a name at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

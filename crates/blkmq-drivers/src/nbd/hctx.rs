@@ -6,7 +6,7 @@
 //! when that may be gone, and then the next flush of each context fails. And what the server may still carry out of the lost
 //! connection must not land behind its repetition: `fence` holds changes back until the server has ended that session.
 //!
-//! One hardware context belongs to one reactor. `line` sends and receives, `mend` connects.
+//! One hardware context belongs to one reactor. `connection` sends and receives, `reconnect` makes new ones.
 
 mod fence;
 mod loss;
@@ -23,10 +23,10 @@ use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::ring::{Completion, Port, RingHandle};
 use blkmq_nbd::codec::TransmissionFlags;
 
+use super::connection::{Connection, Lost};
 use super::drive::Shared;
 use super::ledger::Ledger;
-use super::line::{Line, Lost};
-use super::mend::Mailbox;
+use super::reconnect::Mailbox;
 use super::slots::{Slots, State};
 
 /// The driver's side of one hardware context.
@@ -34,8 +34,8 @@ pub(super) struct NbdHctx {
     port: Port,
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
-    lanes: Box<[Lane]>,
-    /// The lane that the batch goes through which is being issued.
+    links: Box<[Link]>,
+    /// The connection over which the batch goes that is being issued.
     batch: Option<u16>,
     slots: Slots,
     /// Requests without a connection, in the order in which they came, and changes that wait for a session to be fenced.
@@ -64,8 +64,8 @@ pub(super) struct NbdHctx {
 }
 
 /// A place for a connection.
-struct Lane {
-    line: Option<Line>,
+struct Link {
+    connection: Option<Connection>,
     /// How many connections have been here: completions for former ones are stale.
     epoch: u32,
     /// When the last one was made, and how many in a row did not live long.
@@ -73,9 +73,9 @@ struct Lane {
     short_lived: u32,
 }
 
-impl Lane {
+impl Link {
     const EMPTY: Self = Self {
-        line: None,
+        connection: None,
         epoch: 0,
         since: Instant(0),
         short_lived: 0,
@@ -83,18 +83,18 @@ impl Lane {
 }
 
 impl NbdHctx {
-    /// Makes a context of `count` slots and `lines` connections on the reactor of `ring`. Does not wait for them.
+    /// Makes a context of `count` slots and `connections` connections on the reactor of `ring`. Does not wait for them.
     pub(super) fn new(
         shared: Arc<Shared>,
         ring: &RingHandle,
         number: HctxId,
         count: usize,
-        lines: u16,
+        connections: u16,
     ) -> io::Result<Self> {
         let mut hctx = Self {
             port: ring.open_port(),
             mailbox: Mailbox::new()?,
-            lanes: (0..lines).map(|_| Lane::EMPTY).collect(),
+            links: (0..connections).map(|_| Link::EMPTY).collect(),
             batch: None,
             slots: Slots::new(count),
             held: VecDeque::with_capacity(count),
@@ -124,9 +124,9 @@ impl NbdHctx {
         if let Some(dialed) = first {
             hctx.connected(0, dialed);
         }
-        for (number, lane) in (0..).zip(&hctx.lanes) {
-            if lane.line.is_none() {
-                hctx.shared.reconnector.wish(number, 0, &hctx.mailbox);
+        for (number, link) in (0..).zip(&hctx.links) {
+            if link.connection.is_none() {
+                hctx.shared.reconnector.missing_one(number, 0, &hctx.mailbox);
             }
         }
         Ok(hctx)
@@ -147,15 +147,15 @@ impl NbdHctx {
         }
     }
 
-    /// Chooses the lane for a batch: the one with the fewest requests. None if no connection is there.
+    /// Chooses the connection for a batch: the one with the fewest requests. None if no connection is there.
     #[inline]
     fn lane_for_batch(&mut self) -> Option<u16> {
-        if let Some(lane) = self.batch {
-            return Some(lane);
+        if let Some(link) = self.batch {
+            return Some(link);
         }
-        let up = (0..).zip(&self.lanes).filter_map(|(number, lane)| {
-            let line = lane.line.as_ref()?;
-            Some((line.in_flight, number))
+        let up = (0..).zip(&self.links).filter_map(|(number, link)| {
+            let connection = link.connection.as_ref()?;
+            Some((connection.in_flight, number))
         });
         self.batch = up.min().map(|(_, number)| number);
         self.batch
@@ -170,12 +170,12 @@ impl NbdHctx {
         self.is_young || reconnect > Nanos::ZERO && self.now < since + reconnect
     }
 
-    /// Gives a request to a lane, to be sent with the others of the batch.
+    /// Gives a request to a connection, to be sent with the others of the batch.
     #[inline]
-    fn push(&mut self, lane: u16, number: u32) {
+    fn push(&mut self, link: u16, number: u32) {
         let timeout = nanos(self.shared.disk.config.timeout);
         let slot = self.slots.get_mut(number);
-        slot.state = State::Sent(lane);
+        slot.state = State::Sent(link);
         if slot.op == Op::Flush && !slot.is_fence {
             slot.epoch = self.ledger.flush_sent();
         }
@@ -183,29 +183,31 @@ impl NbdHctx {
             slot.expires = self.now + timeout;
             self.beat();
         }
-        let line = self.lanes[usize::from(lane)].line.as_mut();
-        line.expect("a lane with a connection").push(&self.slots, number);
+        let connection = self.links[usize::from(link)].connection.as_mut();
+        connection
+            .expect("a connection that is there")
+            .push(&self.slots, number);
     }
 
     /// Sends what is pushed.
     fn send_batch(&mut self) {
-        if let Some(lane) = self.batch.take() {
-            self.send(lane);
+        if let Some(link) = self.batch.take() {
+            self.send(link);
         }
     }
 
     fn send(&mut self, number: u16) {
-        let lane = &mut self.lanes[usize::from(number)];
-        let Some(line) = &mut lane.line else {
+        let link = &mut self.links[usize::from(number)];
+        let Some(connection) = &mut link.connection else {
             return;
         };
-        if line.is_blocked {
+        if connection.is_blocked {
             return;
         }
-        match line.send(&self.slots) {
-            Ok(()) if line.is_blocked => {
-                let user = user(WRITABLE, number, lane.epoch);
-                self.port.push_poll(line.fd(), libc::POLLOUT, false, user);
+        match connection.send(&self.slots) {
+            Ok(()) if connection.is_blocked => {
+                let user = user(WRITABLE, number, link.epoch);
+                self.port.push_poll(connection.fd(), libc::POLLOUT, false, user);
             }
             Ok(()) => {}
             Err(lost) => self.lose(number, &lost),
@@ -214,16 +216,16 @@ impl NbdHctx {
 
     /// Takes replies in. What has ended is appended to `done`.
     fn receive(&mut self, number: u16, done: &mut Vec<Done>) {
-        let lane = &mut self.lanes[usize::from(number)];
-        let Some(line) = &mut lane.line else {
+        let link = &mut self.links[usize::from(number)];
+        let Some(connection) = &mut link.connection else {
             return;
         };
-        let received = line.receive(&mut self.slots, number);
+        let received = connection.receive(&mut self.slots, number);
         self.take_ended(done);
         match received {
             Ok(true) => self
                 .port
-                .push_nop(user(READABLE, number, self.lanes[usize::from(number)].epoch)),
+                .push_nop(user(READABLE, number, self.links[usize::from(number)].epoch)),
             Ok(false) => {}
             Err(lost) => self.lose(number, &lost),
         }
@@ -295,20 +297,20 @@ impl NbdHctx {
                 }
             }
             READABLE | WRITABLE | MORE => {
-                let lane = self.lanes.get_mut(usize::from(number));
-                let Some(line) = lane
-                    .filter(|lane| lane.epoch == epoch)
-                    .and_then(|lane| lane.line.as_mut())
+                let link = self.links.get_mut(usize::from(number));
+                let Some(connection) = link
+                    .filter(|link| link.epoch == epoch)
+                    .and_then(|link| link.connection.as_mut())
                 else {
                     return;
                 };
                 if kind == WRITABLE {
-                    line.is_blocked = false;
+                    connection.is_blocked = false;
                     return self.send(number);
                 }
                 if kind == READABLE && !completion.has_more() {
                     self.port
-                        .push_poll(line.fd(), libc::POLLIN, true, completion.user);
+                        .push_poll(connection.fd(), libc::POLLIN, true, completion.user);
                 }
                 self.receive(number, done);
             }
@@ -323,17 +325,17 @@ impl NbdHctx {
     /// Gives connections up on which a request had its time. Looks again while one has not.
     #[cold]
     fn look_for_late(&mut self) {
-        for lane in 0..self.lanes.len() as u16 {
+        for link in 0..self.links.len() as u16 {
             let sent = self
                 .slots
                 .iter()
-                .filter(|(_, slot)| slot.state == State::Sent(lane));
+                .filter(|(_, slot)| slot.state == State::Sent(link));
             let late = sent.filter(|(_, slot)| slot.expires <= self.now);
             let late: Vec<u32> = late.map(|(number, _)| number).collect();
             if late.is_empty() {
                 continue;
             }
-            self.give_up_session(lane);
+            self.give_up_session(link);
             for number in late {
                 if self.slots.get(number).is_fence {
                     continue;
@@ -342,7 +344,7 @@ impl NbdHctx {
                     self.end(number, Status::Timeout);
                 }
             }
-            self.lose(lane, &Lost::Late);
+            self.lose(link, &Lost::Late);
         }
         if self
             .slots
@@ -373,8 +375,10 @@ impl NbdHctx {
     /// Asserts that all parts agree on what is where.
     #[cfg(test)]
     pub(super) fn check(&self) {
-        for (number, lane) in (0..).zip(&self.lanes) {
-            lane.line.iter().for_each(|line| line.check(&self.slots, number));
+        for (number, link) in (0..).zip(&self.links) {
+            link.connection
+                .iter()
+                .for_each(|connection| connection.check(&self.slots, number));
         }
         let held = self.slots.iter().filter(|(_, slot)| slot.state == State::Held);
         assert_eq!(held.count(), self.held.len(), "requests that are held");
@@ -383,7 +387,7 @@ impl NbdHctx {
     /// How many connections there are.
     #[cfg(test)]
     pub(super) fn connections(&self) -> usize {
-        self.lanes.iter().filter(|lane| lane.line.is_some()).count()
+        self.links.iter().filter(|link| link.connection.is_some()).count()
     }
 }
 
@@ -398,7 +402,7 @@ impl Driver for NbdHctx {
         let issued = match answer {
             Ok(number) => {
                 match self.lane_for_batch() {
-                    Some(lane) if !self.must_wait(lane, number) => self.push(lane, number),
+                    Some(link) if !self.must_wait(link, number) => self.push(link, number),
                     _ => {
                         self.slots.get_mut(number).state = State::Held;
                         self.held.push_back(number);
@@ -462,14 +466,14 @@ impl Driver for NbdHctx {
             _ if slot.cookie != cookie => TimedOut::Ended,
             State::Held if self.down_since.is_none() => self.fence_timed_out(number),
             State::Idle | State::Held => TimedOut::Wait,
-            State::Sent(lane) => {
-                self.give_up_session(lane);
+            State::Sent(link) => {
+                self.give_up_session(link);
                 let slot = self.slots.get_mut(number);
                 let is_over = !may_wait || std::mem::replace(&mut slot.was_late, true);
                 if is_over {
                     slot.state = State::Idle;
                 }
-                self.lose(lane, &Lost::Late);
+                self.lose(link, &Lost::Late);
                 if is_over { TimedOut::Ended } else { TimedOut::Wait }
             }
         }
@@ -480,18 +484,20 @@ impl Drop for NbdHctx {
     fn drop(&mut self) {
         self.shared.reconnector.forget(&self.mailbox);
         self.port.push_cancel(user(NEWS, 0, 0), user(CANCEL, 0, 0));
-        for (number, lane) in (0..).zip(&mut self.lanes) {
-            let Some(line) = &mut lane.line else { continue };
+        for (number, link) in (0..).zip(&mut self.links) {
+            let Some(connection) = &mut link.connection else {
+                continue;
+            };
             self.ledger.session_lost();
             let fence = self.slots.get(self.slots.fence());
             if fence.state == State::Sent(number) {
                 self.ledger.fences().release(fence.range().0);
             }
-            line.say_goodbye(&self.slots);
-            line.shut();
+            connection.say_goodbye(&self.slots);
+            connection.shut();
             for kind in [READABLE, WRITABLE] {
                 self.port
-                    .push_cancel(user(kind, number, lane.epoch), user(CANCEL, 0, 0));
+                    .push_cancel(user(kind, number, link.epoch), user(CANCEL, 0, 0));
             }
         }
         self.port.ring().submit();
@@ -502,9 +508,9 @@ fn nanos(duration: std::time::Duration) -> Nanos {
     Nanos(duration.as_nanos() as u64)
 }
 
-/// User data of an entry of the ring: what it is about, the lane and its epoch.
-fn user(kind: u8, lane: u16, epoch: u32) -> u64 {
-    u64::from(kind) << 40 | u64::from(lane) << 24 | u64::from(epoch)
+/// User data of an entry of the ring: what it is about, the connection and its epoch.
+fn user(kind: u8, link: u16, epoch: u32) -> u64 {
+    u64::from(kind) << 40 | u64::from(link) << 24 | u64::from(epoch)
 }
 
 fn parts(user: u64) -> (u8, u16, u32) {

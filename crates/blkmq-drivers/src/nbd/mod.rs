@@ -4,20 +4,21 @@
 //! and each of those turns requests into the protocol's. What travels is decided in [`blkmq_nbd`].
 //!
 //! ```text
-//!  issue ─► slots ─► line: headers, data ─► sendmsg          ring: readable ─► recvmsg ─► replies ─► slots ─► reap
+//!  issue ─► slots ─► connection: headers ─► sendmsg          ring: readable ─► recvmsg ─► replies ─► slots ─► reap
 //!             ▲ held                                                              │ lost
-//!             └────────── connected again ◄── mend (thread) ◄─────────────────────┘
+//!             └────────── connected again ◄── reconnect (thread) ◄────────────────────┘
 //! ```
 
 mod config;
+mod connection;
 mod dial;
 mod disk;
 mod drive;
+mod driver;
 mod fences;
 mod hctx;
 mod ledger;
-mod line;
-mod mend;
+mod reconnect;
 mod slots;
 mod sys;
 
@@ -25,4 +26,5 @@ pub use config::NbdConfig;
 pub use dial::DialError;
 pub use disk::{NbdDisk, NbdError};
 pub use drive::NbdDrive;
+pub use driver::DRIVER;
 pub use ledger::Ledger;

@@ -1,5 +1,5 @@
 //! Decides what the driver remembers of a request under way: what it is, where its memory lies, how much of its answer
-//! has come. `line` sends and receives with it, `hctx` owns the table: one row for each tag, one more for a probe, and one for
+//! has come. `connection` sends and receives with it, `hctx` owns the table: one row for each tag, one more for a probe, and one for
 //! a fence.
 
 use std::iter;
@@ -298,19 +298,19 @@ impl Slots {
 }
 
 /// The requests of one connection, as its replies find them.
-pub(super) struct OfLine<'a> {
+pub(super) struct OfConnection<'a> {
     pub(super) slots: &'a mut Slots,
-    pub(super) line: u16,
+    pub(super) connection: u16,
     /// The server is going away: its requests were not carried out.
     pub(super) is_leaving: &'a mut bool,
 }
 
-impl Book for OfLine<'_> {
+impl Book for OfConnection<'_> {
     #[inline]
     fn find(&mut self, cookie: u64) -> Option<(u32, Asked)> {
         let number = Cookie::from_raw(cookie).tag().0;
         let slot = self.slots.slots.get(number as usize)?;
-        let is_it = slot.cookie.raw() == cookie && slot.state == State::Sent(self.line);
+        let is_it = slot.cookie.raw() == cookie && slot.state == State::Sent(self.connection);
         is_it.then_some((
             number,
             Asked {

@@ -1,5 +1,5 @@
 //! Decides how the nbd driver touches lent memory: scattered and gathered by the kernel within one call, or copied to.
-//! No call returns before the kernel has let go of the memory, so a connection can be closed at any time. `line` and
+//! No call returns before the kernel has let go of the memory, so a connection can be closed at any time. `connection` and
 //! `slots` use it.
 
 use std::io;

@@ -5,9 +5,11 @@ mod cache;
 mod config;
 mod disk;
 mod drive;
+mod driver;
 mod hctx;
 mod service;
 
 pub use crate::chance::Rate;
 pub use config::{Completion, NullConfig};
 pub use drive::{NullDrive, NullError};
+pub use driver::{DRIVER, NullDisk};

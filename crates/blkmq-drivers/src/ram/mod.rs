@@ -14,7 +14,10 @@ use blkmq_host::value::{self, ConfigError};
 use self::hctx::RamHctx;
 use super::store::Store;
 
+mod driver;
 mod hctx;
+
+pub use driver::{DRIVER, RamDisk};
 
 /// What a ram drive does. `docs/drivers/ram.md` has every key's default, unit and trade-off.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -138,7 +138,7 @@ impl Store {
         Ok(())
     }
 
-    /// Appends what is present from `offset` on; see [`super::Allocation`].
+    /// Appends what is present from `offset` on; see [`blkmq_host::drive::Allocation`].
     ///
     /// # Errors
     /// `InvalidInput` if the range has no byte on the disk, or `max` is 0.

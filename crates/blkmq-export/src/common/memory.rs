@@ -32,7 +32,7 @@ pub struct Memory {
     holders: AtomicU64,
     /// How long `line` is: spares those who find memory the lock.
     waiting: AtomicUsize,
-    line: Mutex<Line>,
+    line: Mutex<WaitList>,
     /// Those whose connections have ever been served.
     groups: Mutex<BTreeMap<GroupId, Arc<Holding>>>,
     /// What nobody uses and the system does not have back yet. With it all is within `bytes_max`.
@@ -44,7 +44,7 @@ type Holding = AtomicU64;
 
 /// The lines of all groups.
 #[derive(Debug, Default)]
-struct Line {
+struct WaitList {
     next: u64,
     /// Those of each group that has some, by ticket.
     of_groups: BTreeMap<GroupId, BTreeMap<u64, Waiter>>,
@@ -165,7 +165,7 @@ impl Memory {
     }
 
     /// The ticket of the next one that can have its memory now, with its group.
-    fn next(&self, line: &Line) -> Option<(u64, GroupId)> {
+    fn next(&self, line: &WaitList) -> Option<(u64, GroupId)> {
         let mut is_gathering = false;
         for (&ticket, &id) in &line.first {
             let waiter = &line.of_groups[&id][&ticket];
@@ -181,19 +181,19 @@ impl Memory {
     }
 
     /// Returns whom to wake, if anybody can have its memory now and does not know it.
-    fn next_to_wake(&self, line: &mut Line) -> Option<Waker> {
+    fn next_to_wake(&self, line: &mut WaitList) -> Option<Waker> {
         let (ticket, id) = self.next(line)?;
         line.waiter(ticket, id).take_waker()
     }
 
     /// Returns whom to wake: there may be enough for the next, too.
-    fn leave_line(&self, line: &mut Line, ticket: u64, id: GroupId) -> Option<Waker> {
+    fn leave_line(&self, line: &mut WaitList, ticket: u64, id: GroupId) -> Option<Waker> {
         line.remove(ticket, id);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.next_to_wake(line)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Line> {
+    fn lock(&self) -> MutexGuard<'_, WaitList> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -203,7 +203,7 @@ impl Memory {
     }
 }
 
-impl Line {
+impl WaitList {
     /// Adds one behind all others of its group. Returns its ticket.
     fn add(&mut self, id: GroupId, waiter: Waiter) -> u64 {
         let ticket = self.next;

@@ -56,13 +56,12 @@ impl Opened for Socket {
         what: Offer<'_>,
         common: &Arc<Common>,
     ) -> Result<(), ServeError> {
+        let mut limits = Limits::default();
+        limits.handshake_deadline = what.handshake_deadline.unwrap_or(limits.handshake_deadline);
         let served = Served {
             socket: *self,
             disks: what.disks,
-            limits: Limits {
-                handshake_deadline: what.handshake_deadline,
-                ..Limits::default()
-            },
+            limits,
             admitted: what.admitted,
         };
         door::serve(engine, served, common).map_err(|error| ServeError(error.into()))

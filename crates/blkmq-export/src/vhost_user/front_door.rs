@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
@@ -99,7 +100,8 @@ impl Opened for OfDisk {
         let disk = engine.disk(&self.disk).ok_or_else(missing)?.clone();
         let address = common.connections.add_address(what.admitted, 1);
         let log = Arc::new(Log::new("vhost-user"));
-        let deadline = Nanos(what.handshake_deadline.as_nanos().try_into().unwrap_or(u64::MAX));
+        let deadline = what.handshake_deadline.unwrap_or(HANDSHAKE_DEADLINE);
+        let deadline = Nanos(deadline.as_nanos().try_into().unwrap_or(u64::MAX));
         let of_connections = Arc::clone(&log);
         let connect = move |client| -> ServiceFactory {
             let (disk, log) = (disk.clone(), Arc::clone(&of_connections));
@@ -114,3 +116,5 @@ impl Opened for OfDisk {
 
 /// What stands for the disk's name in an address.
 const DISK: &str = "{disk}";
+/// How long a front end may take until a ring is served, unless told otherwise.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);

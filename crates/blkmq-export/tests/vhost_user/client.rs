@@ -5,14 +5,13 @@ use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-
-use std::path::Path;
 
 pub(crate) struct Client {
     stream: UnixStream,
@@ -34,6 +33,7 @@ impl Client {
     }
 
     /// Connects again, with the same memory.
+    #[allow(dead_code, reason = "for those who kill the server")]
     pub(crate) fn connect_again(&mut self, path: &Path) {
         self.stream = UnixStream::connect(path).unwrap();
         self.stream

@@ -1,14 +1,11 @@
 //! An engine of two reactors in this process, with one disk in memory behind the front door.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
-use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
+use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
-use blkmq_drivers::ram::RamConfig;
 use blkmq_export::common::{AddressLimits, Common};
 use blkmq_export::front_door::{self, Offer};
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -24,17 +21,12 @@ impl Server {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("blkmq-vhost-{}-{number}", std::process::id());
         let pattern = std::env::temp_dir().join(format!("{name}-{{disk}}"));
-        let disk = DiskSpec {
-            name: "vm".to_owned(),
-            description: String::new(),
-            source: Source::Ram(RamConfig::default()),
-            size: Some(DISK_BYTES),
-            read_only: false,
-            block_size: Some(512),
-            queue: None,
-            group: None,
-        };
-        let plan = plan(vec![disk], &BTreeMap::new(), &QueueSettings::default()).unwrap();
+        let disk = DiskSpec::parse(&format!("name=vm,ram={DISK_BYTES},block_size=512")).unwrap();
+        let plan = plan(&Config {
+            disks: vec![disk],
+            ..Config::default()
+        });
+        let plan = plan.unwrap();
         let config = EngineConfig {
             queues: plan.queues,
             reactors: 2,
@@ -54,7 +46,7 @@ impl Server {
             let offer = Offer {
                 disks: None,
                 admitted: AddressLimits::default(),
-                handshake_deadline: Duration::from_secs(10),
+                handshake_deadline: None,
             };
             opened.serve(&engine, offer, &common).unwrap();
         }

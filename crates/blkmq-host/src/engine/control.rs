@@ -16,8 +16,8 @@ use blkmq_core::stat::{EventStats, GroupStats};
 use blkmq_core::time::Nanos;
 
 use crate::drive::{Drive, Polling};
+use crate::engine::build::log_polling;
 use crate::engine::disk::{Disk, QueueId};
-use crate::engine::log_polling;
 use crate::engine::shared::{QueueEntry, Shared};
 use crate::error::Error;
 

@@ -13,7 +13,7 @@ use blkmq_core::time::Nanos;
 use crate::clock::Clock;
 use crate::drive::Drive;
 use crate::engine::disk::Disk;
-use crate::engine::group_spec::Paths;
+use crate::engine::group_paths::Paths;
 use crate::error::Error;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::wakeup::Wakeup;

@@ -10,6 +10,7 @@
 //! A ring onto polled devices ([`RingHandle::new_polled`]) takes reads and writes alone. Nothing announces their ends: the kernel looks
 //! at the devices whenever it is entered, so each [`RingHandle::reap`] enters it while something is in flight.
 
+mod state;
 mod sys;
 
 use std::cell::{Cell, RefCell};
@@ -20,6 +21,8 @@ use std::rc::Rc;
 
 use blkmq_core::time::Nanos;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use self::state::{RingState, Wait};
 
 /// The end, or one of several, of an entry that was pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,20 +90,6 @@ struct Ring {
     state: RefCell<RingState>,
     /// Entries pushed whose last completion has not been reaped.
     in_flight: Cell<u32>,
-}
-
-struct RingState {
-    uring: IoUring,
-    /// Pushed while the submission queue was full and the kernel took nothing.
-    backlog: VecDeque<squeue::Entry>,
-    ports: Vec<PortState>,
-    /// Numbers of ports that are closed and drained.
-    unused: Vec<u16>,
-    /// Ports with completions that [`RingHandle::take_ready`] has not reported.
-    ready: Vec<u16>,
-    free_files: Vec<u32>,
-    /// How often the kernel was entered.
-    enters: u64,
 }
 
 #[derive(Default)]
@@ -363,105 +352,6 @@ impl PortState {
     /// A number is given out again when no completion of its former port can come any more.
     fn is_unused(&self) -> bool {
         !self.is_open && self.in_flight == 0
-    }
-}
-
-/// What was found in the completion queue.
-#[derive(Default)]
-struct Reaped {
-    completions: usize,
-    /// Entries that will complete no more.
-    entries: u32,
-}
-
-#[derive(Clone, Copy)]
-enum Wait {
-    No,
-    Until { timeout: Option<Nanos>, is_for_io: bool },
-}
-
-impl RingState {
-    /// Puts an entry on the submission queue; submits first if that is full.
-    fn queue(&mut self, entry: squeue::Entry) {
-        if self.backlog.is_empty() && sys::push(&mut self.uring.submission(), &entry) {
-            return;
-        }
-        self.backlog.push_back(entry);
-        self.enter(Wait::No);
-    }
-
-    fn has_unsubmitted(&mut self) -> bool {
-        !self.backlog.is_empty() || !self.uring.submission().is_empty()
-    }
-
-    fn queue_backlog(&mut self) {
-        let mut submission = self.uring.submission();
-        while let Some(entry) = self.backlog.front() {
-            if !sys::push(&mut submission, entry) {
-                return;
-            }
-            self.backlog.pop_front();
-        }
-    }
-
-    /// Completions are announced but not posted, or overflowed into the kernel's memory, or never announced.
-    fn must_enter(&mut self, in_flight: u32) -> bool {
-        if self.uring.params().is_setup_iopoll() {
-            return in_flight > 0;
-        }
-        let submission = self.uring.submission();
-        submission.taskrun() || submission.cq_overflow()
-    }
-
-    fn distribute(&mut self) -> Reaped {
-        let mut reaped = Reaped::default();
-        for entry in self.uring.completion() {
-            reaped.completions += 1;
-            let id = (entry.user_data() >> PORT_SHIFT) as usize;
-            let port = &mut self.ports[id];
-            let completion = Completion {
-                user: entry.user_data() & USER_MAX,
-                result: entry.result(),
-                flags: entry.flags(),
-            };
-            if !completion.has_more() {
-                port.in_flight -= 1;
-                reaped.entries += 1;
-            }
-            if !port.is_open {
-                if port.is_unused() {
-                    self.unused.push(id as u16);
-                }
-                continue;
-            }
-            port.completed.push(completion);
-            if !port.is_ready {
-                port.is_ready = true;
-                self.ready.push(id as u16);
-            }
-        }
-        reaped
-    }
-
-    /// Enters the kernel: submits, runs the deferred work, and waits as `wait` says. Time over, a signal, and
-    /// a kernel that takes nothing before completions are reaped, are all reasons to return: the caller
-    /// loops.
-    fn enter(&mut self, mut wait: Wait) {
-        self.queue_backlog();
-        if !self.backlog.is_empty() {
-            wait = Wait::No;
-        }
-        self.enters += 1;
-        let entered = match wait {
-            Wait::No => self.uring.submitter().submit(),
-            Wait::Until { timeout, is_for_io } => sys::submit_and_wait(&mut self.uring, timeout, is_for_io),
-        };
-        if let Err(error) = entered {
-            let errno = error.raw_os_error().unwrap_or(0);
-            let is_passing = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN].contains(&errno);
-            assert!(is_passing, "io_uring_enter: {error}");
-        }
-        self.queue_backlog();
     }
 }
 

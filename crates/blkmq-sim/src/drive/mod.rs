@@ -54,7 +54,7 @@ pub struct Spec {
 
 /// Where a disk lies on the drive.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Span {
     /// Its first block.
     pub first: u32,
     /// How many blocks it has.
@@ -66,7 +66,7 @@ pub struct Place {
 pub struct Drive {
     spec: Spec,
     block: u64,
-    places: Vec<Place>,
+    places: Vec<Span>,
     images: Images,
     rng: Rng,
     arm: Arm,
@@ -129,7 +129,7 @@ struct Part {
 
 impl Drive {
     /// Makes a drive with a way in for each of `hctxs` hardware contexts.
-    pub fn new(spec: Spec, block: u32, places: Vec<Place>, hctxs: u16, rng: Rng) -> Self {
+    pub fn new(spec: Spec, block: u32, places: Vec<Span>, hctxs: u16, rng: Rng) -> Self {
         let blocks = places.iter().map(|p| p.first + p.blocks).max().unwrap_or(0);
         Self {
             spec,

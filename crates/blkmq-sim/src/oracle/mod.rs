@@ -1,10 +1,10 @@
 //! Decides whether a history is right: watches what clients submit and get back, and what the drive is given, and knows
 //! the invariants of the architecture, nothing of the core's inside. The first fault is kept and ends the run.
 //!
-//! `life` follows each bio, `wire` the requests at the drive, `content` the blocks.
+//! `record` follows each bio, `wire` the requests at the drive, `content` the blocks.
 
 mod content;
-mod life;
+mod record;
 mod wire;
 
 use std::ops::Range;
@@ -15,11 +15,11 @@ use blkmq_core::ids::{Cookie, HctxId, ReactorId};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 
-use crate::drive::{Memory, Place};
+use crate::drive::{Memory, Span};
 use crate::images::Images;
 pub use content::content_of;
 use content::{Content, Tick};
-use life::{Life, Lives, token_of};
+use record::{BioRecord, BioRecords, token_of};
 use wire::Wire;
 
 /// What a read's buffer holds before the drive has stored anything.
@@ -31,7 +31,7 @@ pub struct Rules {
     /// The drive's limits.
     pub limits: Limits,
     /// Where each disk lies.
-    pub places: Vec<Place>,
+    pub places: Vec<Span>,
     /// Disks that refuse changes.
     pub read_only: Vec<bool>,
     /// How many hardware contexts there are.
@@ -72,7 +72,7 @@ pub struct Counts {
 pub struct Oracle {
     rules: Rules,
     content: Content,
-    lives: Lives,
+    records: BioRecords,
     wire: Wire,
     now: Tick,
     /// When flushes of a disk failed, and how.
@@ -98,7 +98,7 @@ impl Oracle {
         );
         Self {
             content: Content::new(blocks, disks),
-            lives: Lives::new(rules.groups_change),
+            records: BioRecords::new(rules.groups_change),
             wire,
             now: 1,
             flush_errors: vec![Vec::new(); disks],
@@ -120,12 +120,12 @@ impl Oracle {
 
     /// Returns how many bios are under way.
     pub fn under_way(&self) -> usize {
-        self.lives.len()
+        self.records.len()
     }
 
     /// Returns some of the bios under way, for a report.
     pub fn some_under_way(&self) -> Vec<u64> {
-        self.lives.tokens()
+        self.records.tokens()
     }
 
     /// Returns a bio of a reactor that is not `away` that could be issued now and waits for nothing else.
@@ -138,9 +138,9 @@ impl Oracle {
         if self.rules.shared_tags && (self.rules.places.len() > 1 || !self.wire.is_scheduled()) {
             return None;
         }
-        let parts_max = self.lives.parts_max(self.block());
+        let parts_max = self.records.parts_max(self.block());
         // With tags for all that the depth allows, requests are in flight as soon as they are dispatched.
-        let dispatched_is_issued = !self.rules.shared_tags && !self.lives.any_depends_on_flush();
+        let dispatched_is_issued = !self.rules.shared_tags && !self.records.any_depends_on_flush();
         let taken = match dispatched_is_issued {
             true => 0,
             false => away.iter().filter_map(|id| parts_max.get(id)).sum(),
@@ -149,7 +149,7 @@ impl Oracle {
             let has_requests = parts_max[&reactor] <= u64::from(plenty);
             has_requests && !away.contains(&reactor) && self.wire.has_room(reactor, taken)
         };
-        self.lives.waiting_for_room(counts)
+        self.records.waiting_for_room(counts)
     }
 
     /// Returns how many requests are at the drive.
@@ -165,7 +165,7 @@ impl Oracle {
         let size = u64::from(place.blocks) * self.block();
         let read_only = self.rules.read_only[bio.disk.index()];
         let verdict = self.rules.limits.check_bio(bio, size, read_only);
-        let mut life = Life {
+        let mut record = BioRecord {
             bio: bio.clone(),
             reactor,
             submitted: now,
@@ -177,19 +177,19 @@ impl Oracle {
             snapshot: content::Snapshot::default(),
         };
         if verdict.is_ok() && bio.op == Op::Read {
-            life.snapshot = self.content.snapshot(self.blocks(bio), now);
-            life.buffer = vec![UNREAD; (bio.len / self.block()) as usize];
+            record.snapshot = self.content.snapshot(self.blocks(bio), now);
+            record.buffer = vec![UNREAD; (bio.len / self.block()) as usize];
         } else if verdict.is_ok() && bio.op.is_write() {
             self.content.write_submitted(token, bio.op, self.blocks(bio), now);
         }
-        let result = self.lives.start(token, life);
+        let result = self.records.start(token, record);
         self.check(result);
     }
 
     /// The core did not take the bio that was just submitted.
     pub fn refused(&mut self, token: u64) {
         self.content.withdraw(token);
-        self.lives.remove(token);
+        self.records.remove(token);
     }
 
     /// A bio has come back.
@@ -198,22 +198,22 @@ impl Oracle {
         self.counts.ended += 1;
         self.counts.errors += u64::from(!bio.status.is_ok());
         let errors = &self.flush_errors[bio.disk.index()];
-        let flush_errors = |life: &Life| flush_errors_since(life, errors);
-        match self.lives.end(reactor, bio, flush_errors) {
-            Ok(life) if life.verdict.is_ok() => self.take_effect(&life, bio.status, now),
+        let flush_errors = |record: &BioRecord| flush_errors_since(record, errors);
+        match self.records.end(reactor, bio, flush_errors) {
+            Ok(record) if record.verdict.is_ok() => self.take_effect(&record, bio.status, now),
             Ok(_) => {}
             Err(fault) => self.fail(fault),
         }
-        if self.lives.len() == 0 {
+        if self.records.len() == 0 {
             self.wire.idle();
         }
     }
 
-    fn take_effect(&mut self, life: &Life, status: Status, now: Tick) {
-        let bio = &life.bio;
+    fn take_effect(&mut self, record: &BioRecord, status: Status, now: Tick) {
+        let bio = &record.bio;
         let durable = !self.rules.limits.cache || bio.flags.has(Flags::FUA);
         if status.is_ok() && (bio.op == Op::Flush || bio.flags.has(Flags::PREFLUSH)) {
-            self.content.flushed(bio.disk, life.submitted);
+            self.content.flushed(bio.disk, record.submitted);
         }
         if bio.op.is_write() {
             self.content
@@ -222,7 +222,7 @@ impl Oracle {
             let first = self.blocks(bio).start;
             let result = self
                 .content
-                .check_read(bio.cookie, first, &life.buffer, &life.snapshot);
+                .check_read(bio.cookie, first, &record.buffer, &record.snapshot);
             self.check(result);
         }
     }
@@ -240,14 +240,14 @@ impl Oracle {
     }
 
     fn part_issued(&mut self, part: &Bio) -> Result<(), String> {
-        self.lives.part_issued(part)?;
+        self.records.part_issued(part)?;
         let Some(token) = token_of(part) else {
             return Ok(());
         };
-        let life = self.lives.get(token)?;
-        if life.bio.flags.has(Flags::PREFLUSH) {
+        let record = self.records.get(token)?;
+        if record.bio.flags.has(Flags::PREFLUSH) {
             // What ended before this write was submitted must be durable by now.
-            self.content.flushed(life.bio.disk, life.submitted);
+            self.content.flushed(record.bio.disk, record.submitted);
         }
         Ok(())
     }
@@ -298,7 +298,7 @@ impl Oracle {
         };
         self.counts.requeues += u64::from(status == Some(Status::Requeue));
         for &(token, bytes) in &busy.parts {
-            let result = self.lives.part_left(token, bytes, status);
+            let result = self.records.part_left(token, bytes, status);
             self.check(result);
         }
         if let (Op::Flush, Some(error)) = (busy.op, status.filter(|s| !s.is_ok() && *s != Status::Requeue)) {
@@ -333,7 +333,7 @@ impl Oracle {
     pub fn power_cut(&mut self, images: &mut Images) {
         self.check_durable(images);
         self.content.power_cut(images);
-        self.lives.clear();
+        self.records.clear();
         self.wire.clear();
     }
 
@@ -360,15 +360,15 @@ impl Oracle {
 
 impl Memory for Oracle {
     fn store(&mut self, token: u64, index: u32, content: u64) {
-        match self.lives.get(token) {
-            Ok(life) if life.bio.op == Op::Read => life.buffer[index as usize] = content,
+        match self.records.get(token) {
+            Ok(record) if record.bio.op == Op::Read => record.buffer[index as usize] = content,
             Ok(_) => self.fail(format!("the buffer of write {token} was written")),
             Err(_) => self.fail(format!("the buffer of bio {token} was written after its end")),
         }
     }
 
     fn load(&mut self, token: u64, index: u32) -> u64 {
-        if self.lives.get(token).is_err() {
+        if self.records.get(token).is_err() {
             self.fail(format!("the buffer of bio {token} was read after its end"));
         }
         content_of(token, index)
@@ -376,10 +376,10 @@ impl Memory for Oracle {
 }
 
 /// The statuses of flushes that failed since a bio was submitted that depends on them, as a set of numbers.
-fn flush_errors_since(life: &Life, errors: &[(Tick, Status)]) -> u32 {
-    if !life::depends_on_flush(&life.bio) {
+fn flush_errors_since(record: &BioRecord, errors: &[(Tick, Status)]) -> u32 {
+    if !record::depends_on_flush(&record.bio) {
         return 0;
     }
-    let since = errors.iter().rev().take_while(|(at, _)| *at > life.submitted);
+    let since = errors.iter().rev().take_while(|(at, _)| *at > record.submitted);
     since.fold(0, |set, (_, status)| set | 1 << *status as u8)
 }

@@ -8,7 +8,7 @@ use blkmq_core::ids::{Cookie, DiskId, HctxId, ReactorId, Tag};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 
-use super::life::token_of;
+use super::record::token_of;
 
 /// The requests at the drive.
 #[derive(Debug)]

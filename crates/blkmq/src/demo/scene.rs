@@ -5,14 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blkmq_config::{Config, DiskSpec, ExportSpec, GroupSpec, QueueSettings, plan};
 use blkmq_core::group::{CapKind, Caps};
 use blkmq_core::sched::Kind;
-use blkmq_host::group_spec::GroupSpec;
 
 use super::client::{Client, Job};
 use super::drive::{Drive, Medium, Scratch};
-use crate::config::{Config, DiskSpec, ExportSpec, QueueSettings};
-use crate::plan;
 use crate::serve::Daemon;
 
 /// A running server with its disks.
@@ -35,7 +33,7 @@ impl Scene {
         let drive = Drive::make(medium, &names)?;
         let socket = scratch.join("nbd.sock");
         let config = config(&drive, depth, &socket)?;
-        let daemon = Daemon::start(&config, plan::plan(&config)?)?;
+        let daemon = Daemon::start(&config, plan(&config)?)?;
         Ok(Self {
             daemon,
             socket,

@@ -2,12 +2,10 @@
 //! disks, threads and addresses need. `serve` gives the number to the front door, `--check` says if it is too low.
 
 use anyhow::{Result, bail};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
+use blkmq_config::{Config, DiskSpec};
 use blkmq_export::common::{CONNECTIONS_MAX, LEAVING_MAX};
 use rustix::io::fcntl_dupfd_cloexec;
-
-use crate::config::{Config, Source};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How many connections there may be at a time, with the disks open and nothing else.
 ///
@@ -17,7 +15,7 @@ pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
     let limit = raised();
     let kept = in_use() + needed(config, reactors);
     let left = u32::try_from(limit.saturating_sub(kept)).unwrap_or(u32::MAX);
-    let each = |export: &crate::config::ExportSpec| export.connections.unwrap_or(CONNECTIONS_MIN);
+    let each = |export: &blkmq_config::ExportSpec| export.connections.unwrap_or(CONNECTIONS_MIN);
     let configured = config.exports.iter().map(each).fold(0, u32::saturating_add);
     let wanted = config.nbd_connections.unwrap_or(0).max(configured);
     if left < wanted {
@@ -28,7 +26,7 @@ pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
         );
     }
     let max = config.nbd_connections.unwrap_or(left);
-    let most = |export: &crate::config::ExportSpec| export.connections.unwrap_or(CONNECTIONS_MAX);
+    let most = |export: &blkmq_config::ExportSpec| export.connections.unwrap_or(CONNECTIONS_MAX);
     let addresses = config.exports.iter().map(most).fold(0, u32::saturating_add);
     make_room(kept + u64::from(addresses.min(max)));
     Ok(max)
@@ -72,11 +70,11 @@ fn in_use() -> u64 {
 
 /// Descriptors that the daemon may need, clients' not counted. Each disk has one that tells of clients that have left.
 fn needed(config: &Config, reactors: usize) -> u64 {
-    let to_servers = |source: &Source| match source {
-        Source::Nbd(nbd) => nbd.connections.map_or(reactors, usize::from),
-        _ => 0,
+    let to_servers = |disk: &DiskSpec| {
+        let config = disk.source.driver();
+        config.map_or(0, |config| config.connections(reactors))
     };
-    let servers: usize = config.disks.iter().map(|disk| to_servers(&disk.source)).sum();
+    let servers: usize = config.disks.iter().map(to_servers).sum();
     let own = config.exports.len() * FOR_AN_ADDRESS + config.disks.len() + servers + reactors * FOR_A_REACTOR;
     own as u64 + SPARE + u64::from(LEAVING_MAX)
 }

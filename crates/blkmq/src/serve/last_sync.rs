@@ -2,11 +2,10 @@
 //! others. The files are opened at the start, so that what the kernel failed to write since then is heard of here.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-
-use crate::config::{Config, Source};
+use blkmq_config::Config;
 
 /// The files that clients can write to.
 #[derive(Debug, Default)]
@@ -18,14 +17,12 @@ impl Files {
     /// # Errors
     /// The file that cannot be opened for reading.
     pub(super) fn open(config: &Config) -> Result<Self> {
-        let written = config.disks.iter().filter_map(|disk| match &disk.source {
-            Source::File(file) if !disk.read_only => Some(&file.path),
-            _ => None,
-        });
-        let open = |path: &PathBuf| {
+        let writable = config.disks.iter().filter(|disk| !disk.read_only);
+        let written = writable.filter_map(|disk| Some(disk.source.driver()?.file()?.path));
+        let open = |path: &Path| {
             let file = File::open(path)
                 .with_context(|| format!("file {}: cannot be opened once more", path.display()));
-            Ok((path.clone(), file?))
+            Ok((path.to_owned(), file?))
         };
         written.map(open).collect::<Result<_>>().map(Self)
     }

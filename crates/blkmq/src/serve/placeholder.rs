@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
-use crate::config::{Config, Source};
+use blkmq_config::Config;
 
 /// The files that were made; dropping it removes them.
 #[derive(Debug, Default)]
@@ -21,13 +21,14 @@ struct Placeholder {
 impl Placeholders {
     /// Makes the files that are missing and whose size is known. Where that fails, whoever opens the disk says why.
     pub(super) fn make(config: &Config) -> Self {
-        let wanted = config.disks.iter().filter_map(|disk| match &disk.source {
-            Source::File(file) if !disk.read_only => Some((&file.path, file.size?)),
-            _ => None,
+        let writable = config.disks.iter().filter(|disk| !disk.read_only);
+        let wanted = writable.filter_map(|disk| {
+            let file = disk.source.driver()?.file()?;
+            Some((file.path, file.size?))
         });
         Self(
             wanted
-                .filter_map(|(path, size)| make(path.clone(), size))
+                .filter_map(|(path, size)| make(path.to_owned(), size))
                 .collect(),
         )
     }
@@ -72,7 +73,7 @@ impl Drop for Placeholders {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::DiskSpec;
+    use blkmq_config::DiskSpec;
 
     #[test]
     fn what_was_made_is_removed_but_not_what_took_its_place_or_was_there() {

@@ -27,6 +27,7 @@ mod mapped;
 mod memory;
 mod nbd_disk;
 mod qemu;
+mod readme;
 mod shutdown;
 mod sockets;
 mod successor;

@@ -1,5 +1,5 @@
 //! Decides how a request goes if it is not to go inline: over a worker thread, as Linux' request-based device mapper once did
-//! it. There to be measured beside the straight way; off by default, and then nobody asks for it.
+//! it. There to be measured beside the straight way, and only with the feature `baselines`: without it no request goes so.
 //!
 //! A worker that issues by itself, as the kernel's did, has drivers of the paths of its own, and a copy of what the request says;
 //! its end goes back to the reactor that owns the hardware context: one hand-off and back. A worker that does not, or finds no
@@ -34,7 +34,7 @@ impl Detours {
 
     /// Says whether any part goes over the worker.
     pub const fn has_any(self) -> bool {
-        self.insert || self.complete || self.run
+        cfg!(feature = "baselines") && (self.insert || self.complete || self.run)
     }
 }
 

@@ -111,7 +111,7 @@ impl MultipathHctx {
         if self.view.epoch != self.shared.epoch() {
             self.look(now);
         }
-        if self.inserts_by_detour {
+        if self.inserts_by_detour() {
             return None;
         }
         self.choice.compare(bytes, now)
@@ -187,7 +187,7 @@ impl MultipathHctx {
     /// Issues what cannot be given to a path at once: over the worker, or there is no path.
     #[inline(never)]
     fn issue_elsewhere(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
-        if self.inserts_by_detour {
+        if self.inserts_by_detour() {
             return self.issue_by_detour(rq, cookie, last, now);
         }
         if self.has_paths_elsewhere() || self.view.holds {
@@ -258,6 +258,18 @@ impl MultipathHctx {
             self.frames[cookie.tag().index()] = Frame::FREE;
         }
         answer
+    }
+
+    /// Says whether a request goes to the worker before it goes to a path.
+    #[inline]
+    fn inserts_by_detour(&self) -> bool {
+        cfg!(feature = "baselines") && self.inserts_by_detour
+    }
+
+    /// Says whether any part of a request's way goes over the worker.
+    #[inline]
+    fn has_detours(&self) -> bool {
+        cfg!(feature = "baselines") && self.attention & DETOURS != 0
     }
 
     /// The table has usable paths that this context could not open.

@@ -295,7 +295,7 @@ impl Wf2q {
         match budget {
             Some(budget) => {
                 self.entities[id.index()].budget = budget;
-                self.put_back(id);
+                self.reinsert(id);
             }
             None => self.retire(id),
         }
@@ -304,7 +304,7 @@ impl Wf2q {
             match self.next_budget(group) {
                 Some(budget) => {
                     self.entities[group as usize].budget = budget;
-                    self.put_back(EntityId(group));
+                    self.reinsert(EntityId(group));
                 }
                 None => self.retire(EntityId(group)),
             }
@@ -389,12 +389,12 @@ impl Wf2q {
     /// Puts an entity that is `Out` where its tags want it.
     fn put_in(&mut self, id: EntityId) {
         self.tree_of(id).weight += u64::from(self.entities[id.index()].weight);
-        self.put_back(id);
+        self.reinsert(id);
     }
 
     /// Puts an entity whose weight is counted where its tags want it.
     #[inline]
-    fn put_back(&mut self, id: EntityId) {
+    fn reinsert(&mut self, id: EntityId) {
         let entity = &mut self.entities[id.index()];
         let due_in = if entity.is_urgent {
             0

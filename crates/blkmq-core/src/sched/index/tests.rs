@@ -49,32 +49,32 @@ impl Pair {
 
     fn insert(&mut self, key: u64) {
         let slot = SlotId(self.model.inserted as u32);
-        let place = self.index.place_for(&self.chunks, key);
-        let before = self.index.before(&self.chunks, place);
+        let cursor = self.index.cursor_for(&self.chunks, key);
+        let before = self.index.before(&self.chunks, cursor);
         let before = before.map(|at| self.index.entry(&self.chunks, at));
-        let after = self.index.entry_at(&self.chunks, place);
+        let after = self.index.entry_at(&self.chunks, cursor);
         let after = after.map(|at| self.index.entry(&self.chunks, at));
         let id = (key, self.model.inserted);
         let entry = |((key, _), slot): (&(u64, u64), &SlotId)| (*key, *slot);
         assert_eq!(before, self.model.entries.range(..id).next_back().map(entry));
         assert_eq!(after, self.model.entries.range(id..).next().map(entry));
-        self.index.insert(&mut self.chunks, place, key, slot);
+        self.index.insert(&mut self.chunks, cursor, key, slot);
         self.model.entries.insert(id, slot);
         self.model.inserted += 1;
     }
 
     fn remove_from(&mut self, key: u64) {
-        let place = self.index.first_from(&self.chunks, key);
+        let cursor = self.index.first_from(&self.chunks, key);
         let wanted = self.model.entries.range((key, 0)..).next();
         let wanted = wanted.map(|(&id, &slot)| (id, slot));
         assert_eq!(
-            place.map(|at| self.index.entry(&self.chunks, at)),
+            cursor.map(|at| self.index.entry(&self.chunks, at)),
             wanted.map(|((key, _), slot)| (key, slot))
         );
-        let (Some(place), Some((id, slot))) = (place, wanted) else {
+        let (Some(cursor), Some((id, slot))) = (cursor, wanted) else {
             return;
         };
-        assert_eq!(self.index.remove(&mut self.chunks, place), slot);
+        assert_eq!(self.index.remove(&mut self.chunks, cursor), slot);
         self.model.entries.remove(&id);
     }
 
@@ -84,15 +84,15 @@ impl Pair {
         }
         let n = n % self.model.entries.len();
         let (&id, &slot) = self.model.entries.iter().nth(n).unwrap();
-        let place = self.index.find(&self.chunks, id.0, slot);
-        assert_eq!(self.index.remove(&mut self.chunks, place), slot);
+        let cursor = self.index.find(&self.chunks, id.0, slot);
+        assert_eq!(self.index.remove(&mut self.chunks, cursor), slot);
         self.model.entries.remove(&id);
     }
 
     /// Lowers the key of the first entry above `key` to `key`: what a front merge does.
     fn lower_after(&mut self, key: u64) {
-        let place = self.index.place_for(&self.chunks, key);
-        let Some(at) = self.index.entry_at(&self.chunks, place) else {
+        let cursor = self.index.cursor_for(&self.chunks, key);
+        let Some(at) = self.index.entry_at(&self.chunks, cursor) else {
             return;
         };
         self.index.lower_key(&mut self.chunks, at, key);

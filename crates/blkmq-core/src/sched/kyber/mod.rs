@@ -19,7 +19,7 @@ mod tunables;
 
 use self::scaling::{Latency, Scaling};
 use self::tunables::Tunables;
-use super::line::{Held, Line};
+use super::request_list::{RequestList, RequestMemory};
 use super::slots::Fifo;
 use super::{Elevator, InsertAt, Inserted, Note, TunableError};
 use crate::bio::Op;
@@ -32,11 +32,11 @@ use crate::time::Instant;
 /// Its memory is made at set-up: per request about 80 bytes beside the request itself.
 #[derive(Debug)]
 pub struct Kyber {
-    held: Held,
+    held: RequestMemory,
     /// What came back from the driver, in the order in which it came. It has kept its tokens.
     requeued: Fifo,
     /// By [`line_of`].
-    lines: [Line; LINES],
+    lines: [RequestList; LINES],
     /// By line: requests that were given out and have not ended.
     out: [u32; LINES],
     /// By domain: how many may be out.
@@ -51,9 +51,9 @@ pub struct Kyber {
 impl Kyber {
     /// Makes an elevator that holds up to `requests_max` requests and merges within `limits`.
     pub fn new(limits: Limits, requests_max: usize) -> Self {
-        let mut held = Held::new(limits, requests_max, LINES);
+        let mut held = RequestMemory::new(limits, requests_max, LINES);
         Self {
-            lines: std::array::from_fn(|_| Line::new(&mut held)),
+            lines: std::array::from_fn(|_| RequestList::new(&mut held)),
             held,
             requeued: Fifo::new(),
             out: [0; LINES],

@@ -1,12 +1,12 @@
 //! Decides the order within one priority class: batches in ascending position, cut short by deadlines.
-//! `mod` gives each class its turn; `line` keeps the requests of each direction.
+//! `mod` gives each class its turn; `request_list` keeps the requests of each direction.
 
 use super::tunables::Tunables;
 use crate::bio::Op;
 use crate::request::Request;
 use crate::sched::Inserted;
-use crate::sched::index::Place;
-use crate::sched::line::{Held, Line};
+use crate::sched::index::Cursor;
+use crate::sched::request_list::{RequestList, RequestMemory};
 use crate::sched::slots::Fifo;
 use crate::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::time::Instant;
 pub(super) struct Class {
     /// What came back from the driver, in the order in which it came.
     requeued: Fifo,
-    sides: [Line; SIDES],
+    sides: [RequestList; SIDES],
     /// By side, the position of the request that was dispatched last: where the sweep stands.
     swept: [u64; SIDES],
     batch: Batch,
@@ -33,10 +33,10 @@ struct Batch {
 
 impl Class {
     /// Makes an empty class.
-    pub(super) fn new(held: &mut Held) -> Self {
+    pub(super) fn new(held: &mut RequestMemory) -> Self {
         Self {
             requeued: Fifo::new(),
-            sides: std::array::from_fn(|_| Line::new(held)),
+            sides: std::array::from_fn(|_| RequestList::new(held)),
             swept: [0; SIDES],
             batch: Batch {
                 side: READS,
@@ -55,7 +55,7 @@ impl Class {
 
     /// When the request came in that is here for the longest.
     #[inline]
-    pub(super) fn oldest(&self, held: &Held) -> Option<Instant> {
+    pub(super) fn oldest(&self, held: &RequestMemory) -> Option<Instant> {
         let [reads, writes] = &self.sides;
         let heads = [self.requeued.first(), reads.oldest(), writes.oldest()];
         let arrivals = heads.into_iter().flatten();
@@ -66,7 +66,7 @@ impl Class {
     /// before.
     pub(super) fn insert(
         &mut self,
-        held: &mut Held,
+        held: &mut RequestMemory,
         rq: Box<Request>,
         tunables: &Tunables,
         now: Instant,
@@ -75,7 +75,7 @@ impl Class {
     }
 
     /// Takes a request in that was dispatched before: it goes out before everything that was not.
-    pub(super) fn requeue(&mut self, held: &mut Held, rq: Box<Request>, now: Instant) -> Inserted {
+    pub(super) fn requeue(&mut self, held: &mut RequestMemory, rq: Box<Request>, now: Instant) -> Inserted {
         let id = held.slots.put(rq, now);
         self.requeued.push(&mut held.slots, id);
         Inserted::Queued
@@ -85,28 +85,33 @@ impl Class {
     ///
     /// # Panics
     /// If the class is empty.
-    pub(super) fn dispatch(&mut self, held: &mut Held, tunables: &Tunables, now: Instant) -> Box<Request> {
+    pub(super) fn dispatch(
+        &mut self,
+        held: &mut RequestMemory,
+        tunables: &Tunables,
+        now: Instant,
+    ) -> Box<Request> {
         if let Some(id) = self.requeued.first() {
             self.requeued.remove(&mut held.slots, id);
             return held.slots.take(id);
         }
-        let place = self.next_of_batch(held, tunables);
-        let place = place.unwrap_or_else(|| self.begin_batch(held, tunables, now));
+        let cursor = self.next_of_batch(held, tunables);
+        let cursor = cursor.unwrap_or_else(|| self.begin_batch(held, tunables, now));
         self.batch.dispatched += 1;
-        let rq = self.sides[self.batch.side].take_out(held, place);
+        let rq = self.sides[self.batch.side].take_out(held, cursor);
         self.swept[self.batch.side] = rq.position();
         rq
     }
 
     /// The next request of the batch that goes on, if it does.
-    fn next_of_batch(&self, held: &Held, tunables: &Tunables) -> Option<Place> {
+    fn next_of_batch(&self, held: &RequestMemory, tunables: &Tunables) -> Option<Cursor> {
         let goes_on = self.batch.dispatched < tunables.fifo_batch;
         goes_on.then(|| self.next(held, self.batch.side)).flatten()
     }
 
     /// Chooses a direction and where its batch begins: at the sweep, unless a deadline has passed or nothing
     /// lies ahead.
-    fn begin_batch(&mut self, held: &Held, tunables: &Tunables, now: Instant) -> Place {
+    fn begin_batch(&mut self, held: &RequestMemory, tunables: &Tunables, now: Instant) -> Cursor {
         let side = self.choose_side(tunables);
         self.batch = Batch { side, dispatched: 0 };
         let expire = [tunables.read_expire, tunables.write_expire][side];
@@ -119,7 +124,7 @@ impl Class {
 
     /// The first request of a side at the sweep or ahead of it.
     #[inline]
-    fn next(&self, held: &Held, side: usize) -> Option<Place> {
+    fn next(&self, held: &RequestMemory, side: usize) -> Option<Cursor> {
         self.sides[side].first_from(held, self.swept[side])
     }
 
@@ -136,13 +141,13 @@ impl Class {
 
     /// Breaks the class, for the test of the check.
     #[cfg(test)]
-    pub(super) fn lose_one_by_arrival(&mut self, held: &mut Held) {
+    pub(super) fn lose_one_by_arrival(&mut self, held: &mut RequestMemory) {
         self.sides[READS].lose_one_by_arrival(held);
     }
 
     /// Asserts that the class `number` holds its own requests in order; returns how many, and the chunks in
     /// use.
-    pub(super) fn check(&self, held: &Held, number: usize) -> (usize, usize) {
+    pub(super) fn check(&self, held: &RequestMemory, number: usize) -> (usize, usize) {
         self.requeued.check(&held.slots);
         for id in self.requeued.iter(&held.slots) {
             let class = held.slots.rq(id).prio().class as usize;

@@ -18,7 +18,7 @@ mod tunables;
 
 use self::class::{Class, SIDES};
 use self::tunables::Tunables;
-use super::line::Held;
+use super::request_list::RequestMemory;
 use super::{Elevator, InsertAt, Inserted, TunableError};
 use crate::limits::Limits;
 use crate::request::Request;
@@ -29,7 +29,7 @@ use crate::time::Instant;
 /// Its memory is made at set-up: per request about 80 bytes beside the request itself.
 #[derive(Debug)]
 pub struct MqDeadline {
-    held: Held,
+    held: RequestMemory,
     /// By [`crate::bio::Class`], the first goes first.
     classes: [Class; CLASSES],
     tunables: Tunables,
@@ -41,7 +41,7 @@ pub struct MqDeadline {
 impl MqDeadline {
     /// Makes an elevator that holds up to `requests_max` requests and merges within `limits`.
     pub fn new(limits: Limits, requests_max: usize) -> Self {
-        let mut held = Held::new(limits, requests_max, CLASSES * SIDES);
+        let mut held = RequestMemory::new(limits, requests_max, CLASSES * SIDES);
         Self {
             classes: std::array::from_fn(|_| Class::new(&mut held)),
             held,

@@ -208,7 +208,7 @@ fn discards_free_blocks_and_zeroing_keeps_them_if_asked_to() {
         let status = rig.run(&flagged(Op::WriteZeroes, flags, 4096, 1020 << 10));
         if status == Status::NotSupported {
             assert!(flags.has(Flags::FAST_ONLY));
-            eprintln!("SKIPPED: fast zeroing, which the filesystem of the temporary directory does not have");
+            blkmq_skip::skip("fast zeroing, which the filesystem of the temporary directory does not have");
             continue;
         }
         assert_eq!(status, Status::Ok);
@@ -273,7 +273,7 @@ fn bounces_that_run_out_are_waited_for() {
         .direct()
         .is_none_or(|needs| needs.memory == 1)
     {
-        eprintln!("SKIPPED: direct I/O takes any memory here, or there is none: nothing is bounced");
+        blkmq_skip::skip("direct I/O takes any memory here, or there is none: nothing is bounced");
         return;
     }
     let mut memory = vec![0u8; (1 << 20) + 1];
@@ -370,7 +370,7 @@ fn a_block_device_is_served_like_a_file() {
         .arg(&*backing)
         .output();
     let Some(output) = attached.ok().filter(|output| output.status.success()) else {
-        eprintln!("SKIPPED: no loop device can be attached (it needs root)");
+        blkmq_skip::skip("no loop device can be attached (it needs root)");
         return;
     };
     let device = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());

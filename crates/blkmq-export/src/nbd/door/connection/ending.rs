@@ -6,7 +6,7 @@ use std::io;
 use blkmq_core::time::Instant;
 use blkmq_host::service::Cx;
 
-use super::super::predecessors::Place;
+use super::super::predecessors::Membership;
 use super::{CANCEL, Closing, Connection, POLL_IN, POLL_OUT};
 
 impl Connection {
@@ -22,7 +22,7 @@ impl Connection {
     /// The client says over another connection that it has given this one up: nothing of it is begun any more.
     #[cold]
     pub(super) fn end_if_fenced(&mut self, now: Instant) {
-        if self.closing < Closing::Dead && self.place.as_ref().is_some_and(Place::is_fenced) {
+        if self.closing < Closing::Dead && self.place.as_ref().is_some_and(Membership::is_fenced) {
             let what = format_args!("{} ended: its client has given it up", self.name());
             self.log().info(now, what);
             self.closing = Closing::Dead;

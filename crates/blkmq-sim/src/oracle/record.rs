@@ -1,4 +1,4 @@
-//! Decides whether a bio's life is as it must be: submitted once, issued in parts that do not overlap, ended once, with a
+//! Decides whether what becomes of a bio is as it must be: submitted once, issued in parts that do not overlap, ended once, with a
 //! status that the drive's answers explain. Holds the bios' buffers too, so that nobody touches one after its bio's end.
 
 use std::collections::BTreeMap;
@@ -10,15 +10,15 @@ use super::content::{Snapshot, Tick};
 
 /// The bios under way.
 #[derive(Debug, Default)]
-pub(super) struct Lives {
-    by_token: BTreeMap<u64, Life>,
+pub(super) struct BioRecords {
+    by_token: BTreeMap<u64, BioRecord>,
     /// A bio may be given to another group on its way.
     groups_change: bool,
 }
 
 /// One bio under way.
 #[derive(Debug)]
-pub(super) struct Life {
+pub(super) struct BioRecord {
     pub(super) bio: Bio,
     pub(super) reactor: ReactorId,
     pub(super) submitted: Tick,
@@ -35,7 +35,7 @@ pub(super) struct Life {
     pub(super) snapshot: Snapshot,
 }
 
-impl Life {
+impl BioRecord {
     /// Adds an error to those that may end the bio.
     pub(super) fn failed(&mut self, status: Status) {
         self.errors |= 1 << status as u8;
@@ -53,7 +53,7 @@ impl Life {
     }
 }
 
-impl Lives {
+impl BioRecords {
     pub(super) fn new(groups_change: bool) -> Self {
         Self {
             by_token: BTreeMap::new(),
@@ -61,14 +61,14 @@ impl Lives {
         }
     }
 
-    pub(super) fn start(&mut self, token: u64, life: Life) -> Result<(), String> {
-        match self.by_token.insert(token, life) {
+    pub(super) fn start(&mut self, token: u64, record: BioRecord) -> Result<(), String> {
+        match self.by_token.insert(token, record) {
             None => Ok(()),
             Some(_) => Err(format!("bio {token} submitted twice")),
         }
     }
 
-    pub(super) fn get(&mut self, token: u64) -> Result<&mut Life, String> {
+    pub(super) fn get(&mut self, token: u64) -> Result<&mut BioRecord, String> {
         self.by_token
             .get_mut(&token)
             .ok_or_else(|| format!("bio {token} is not under way"))
@@ -89,26 +89,26 @@ impl Lives {
     /// Returns how many requests the bios of each reactor make at most, if blocks have so many bytes.
     pub(super) fn parts_max(&self, block: u64) -> BTreeMap<ReactorId, u64> {
         let mut parts_max = BTreeMap::new();
-        for life in self.by_token.values() {
-            *parts_max.entry(life.reactor).or_default() += life.bio.len.div_ceil(block).max(1);
+        for record in self.by_token.values() {
+            *parts_max.entry(record.reactor).or_default() += record.bio.len.div_ceil(block).max(1);
         }
         parts_max
     }
 
     /// Says whether a flush may be under way.
     pub(super) fn any_depends_on_flush(&self) -> bool {
-        self.by_token.values().any(|life| depends_on_flush(&life.bio))
+        self.by_token.values().any(|record| depends_on_flush(&record.bio))
     }
 
     /// Returns a bio of a reactor for which `counts` holds that waits for nothing but room at the drive: it depends on no
     /// flush, and no part of it has been issued.
     pub(super) fn waiting_for_room(&self, counts: impl Fn(ReactorId) -> bool) -> Option<u64> {
-        let waits = |life: &Life| {
-            let untouched = life.done == 0 && life.in_flight == 0 && life.errors == 0;
-            untouched && life.verdict.is_ok() && !depends_on_flush(&life.bio)
+        let waits = |record: &BioRecord| {
+            let untouched = record.done == 0 && record.in_flight == 0 && record.errors == 0;
+            untouched && record.verdict.is_ok() && !depends_on_flush(&record.bio)
         };
-        let mut lives = self.by_token.iter();
-        let found = lives.find(|(_, life)| waits(life) && counts(life.reactor));
+        let mut records = self.by_token.iter();
+        let found = records.find(|(_, record)| waits(record) && counts(record.reactor));
         found.map(|(&token, _)| token)
     }
 
@@ -121,43 +121,43 @@ impl Lives {
         &mut self,
         reactor: ReactorId,
         ended: &Bio,
-        flush_errors: impl Fn(&Life) -> u32,
-    ) -> Result<Life, String> {
+        flush_errors: impl Fn(&BioRecord) -> u32,
+    ) -> Result<BioRecord, String> {
         let token = ended.cookie;
-        let life = self
+        let record = self
             .by_token
             .remove(&token)
             .ok_or_else(|| format!("bio {token} ended ({:?}) but is not under way", ended.status))?;
-        if life.reactor != reactor {
+        if record.reactor != reactor {
             return Err(format!(
                 "bio {token} of reactor {} ended at {reactor}",
-                life.reactor
+                record.reactor
             ));
         }
-        if !same(&life.bio, ended) || ended.group != life.bio.group && !self.groups_change {
+        if !same(&record.bio, ended) || ended.group != record.bio.group && !self.groups_change {
             return Err(format!("bio {token} came back changed: {ended:?}"));
         }
-        if life.in_flight > 0 {
+        if record.in_flight > 0 {
             return Err(format!(
                 "bio {token} ended with {} bytes at the drive",
-                life.in_flight
+                record.in_flight
             ));
         }
-        if !life.explains(ended.status, flush_errors(&life)) {
+        if !record.explains(ended.status, flush_errors(&record)) {
             return Err(format!(
                 "bio {token} ended with {:?}: {} of {} bytes done, errors {:#x}, expected {:?}: {ended:?}",
-                ended.status, life.done, life.bio.len, life.errors, life.verdict
+                ended.status, record.done, record.bio.len, record.errors, record.verdict
             ));
         }
-        Ok(life)
+        Ok(record)
     }
 
     /// Counts a part of a bio that is issued, after checking that it is a part and is not issued or done already.
     pub(super) fn part_issued(&mut self, part: &Bio) -> Result<(), String> {
         let token = token_of(part).ok_or("a part without its token was issued")?;
         let groups_change = self.groups_change;
-        let life = self.get(token)?;
-        let whole = &life.bio;
+        let record = self.get(token)?;
+        let whole = &record.bio;
         let is_group = part.group == whole.group || groups_change;
         let inside = part.offset >= whole.offset
             && part.end() <= whole.end()
@@ -165,13 +165,13 @@ impl Lives {
         if part.op != whole.op || part.disk != whole.disk || !is_group || !inside {
             return Err(format!("issued {part:?}, which is no part of {whole:?}"));
         }
-        if let Err(verdict) = life.verdict {
+        if let Err(verdict) = record.verdict {
             return Err(format!(
                 "bio {token} was issued, but had to be refused with {verdict:?}"
             ));
         }
-        life.in_flight += part.len;
-        if life.done + life.in_flight > whole.len {
+        record.in_flight += part.len;
+        if record.done + record.in_flight > whole.len {
             return Err(format!("parts of bio {token} were issued twice: {part:?}"));
         }
         Ok(())
@@ -179,12 +179,12 @@ impl Lives {
 
     /// Counts a part that has left the drive, with its end or without.
     pub(super) fn part_left(&mut self, token: u64, bytes: u64, status: Option<Status>) -> Result<(), String> {
-        let life = self.get(token)?;
-        life.in_flight -= bytes;
+        let record = self.get(token)?;
+        record.in_flight -= bytes;
         match status {
             None | Some(Status::Requeue) => {}
-            Some(Status::Ok) => life.done += bytes,
-            Some(error) => life.failed(error),
+            Some(Status::Ok) => record.done += bytes,
+            Some(error) => record.failed(error),
         }
         Ok(())
     }

@@ -1,66 +1,27 @@
-//! Decides how the configuration becomes what the engine is started with. Which disks share a queue is up to
-//! `blkmq_config::plan`; here the elevators that disks ask for are put on their queues.
-
-use std::collections::BTreeMap;
+//! Decides which elevator and which way of polling a queue has: what its settings say, and what its disks say, who must agree.
 
 use anyhow::{Result, bail};
-use blkmq_config::plan as host;
 use blkmq_core::sched::Kind;
-use blkmq_core::time::Nanos;
-use blkmq_host::engine::QueueSpec;
-use blkmq_host::mapped::MappedSpec;
+use blkmq_host::QueueSpec;
 
-use crate::config::{Config, DiskSpec, QueueSettings, Source};
+use crate::config::Config;
+use crate::disk::DiskSpec;
 
-/// What the engine is to be made of.
-pub struct Plan {
-    /// The queues with their disks, open.
-    pub queues: Vec<QueueSpec>,
-    /// The disks that lie on other disks.
-    pub mapped: Vec<MappedSpec>,
-    /// The paths of the groups, by their ids.
-    pub groups: Vec<String>,
-}
-
-/// Opens the disks and joins them into queues.
-///
-/// # Errors
-/// A disk that cannot be served or does not fit on its queue; the text names it, and what to do.
-pub fn plan(config: &Config) -> Result<Plan> {
-    let disks = config.disks.iter().map(disk).collect();
-    let settings: BTreeMap<String, _> = config
-        .queues
-        .iter()
-        .map(|(name, queue)| (name.clone(), settings(queue)))
-        .collect();
-    let mut plan = host::plan(disks, &settings, &host::QueueSettings::default())?;
-    plan.set_groups(&config.groups)?;
-    warn_of_empty_groups(config);
-    let host::Plan {
-        mut queues,
-        mapped,
-        groups,
-    } = plan;
-    for queue in &mut queues {
-        let settings = config.queues.get(&queue.name);
-        queue.tunables = settings
-            .map(|settings| settings.tunables.clone())
-            .unwrap_or_default();
-        let chosen = settings.and_then(|settings| settings.sched);
-        if let Some(kind) = elevator(queue, chosen, &config.disks)? {
-            queue.elevator = kind;
-        }
-        poll_as_disks_say(queue, &config.disks)?;
+/// Puts what the settings and the disks of a queue say on it.
+pub(super) fn apply(queue: &mut QueueSpec, config: &Config) -> Result<()> {
+    let settings = config.queues.get(&queue.name);
+    queue.tunables = settings
+        .map(|settings| settings.tunables.clone())
+        .unwrap_or_default();
+    let chosen = settings.and_then(|settings| settings.sched);
+    if let Some(kind) = elevator(queue, chosen, &config.disks)? {
+        queue.elevator = kind;
     }
-    Ok(Plan {
-        queues,
-        mapped,
-        groups,
-    })
+    poll_as_disks_say(queue, &config.disks)
 }
 
 /// Says which groups have settings and no disk: most often a path that was misspelt.
-fn warn_of_empty_groups(config: &Config) {
+pub(super) fn warn_of_empty_groups(config: &Config) {
     for group in &config.groups {
         let below = |path: &str| {
             path.strip_prefix(&group.path)
@@ -72,41 +33,6 @@ fn warn_of_empty_groups(config: &Config) {
                 group.path
             );
         }
-    }
-}
-
-fn disk(disk: &DiskSpec) -> host::DiskSpec {
-    let (source, size) = match &disk.source {
-        Source::File(config) => (host::Source::File(config.clone()), None),
-        Source::Nbd(config) => (host::Source::Nbd((**config).clone()), None),
-        Source::Ram { size, config } => (host::Source::Ram(config.clone()), Some(*size)),
-        Source::Mapped(map) => (host::Source::Mapped(map.clone()), None),
-        Source::Null { size, config } => (host::Source::Null((**config).clone()), Some(*size)),
-        Source::Multipath(source) => (host::Source::Multipath(source.clone()), None),
-    };
-    host::DiskSpec {
-        name: disk.name.clone(),
-        description: disk.description.clone(),
-        source,
-        size,
-        read_only: disk.read_only,
-        block_size: disk.block_size,
-        queue: disk.queue.clone(),
-        group: Some(disk.group.clone()),
-    }
-}
-
-fn settings(queue: &QueueSettings) -> host::QueueSettings {
-    let default = host::QueueSettings::default();
-    host::QueueSettings {
-        depth: queue.depth,
-        timeout: queue
-            .timeout
-            .map_or(default.timeout, |limit| Nanos(limit.as_nanos() as u64)),
-        merges: queue.merges.unwrap_or(default.merges),
-        io_poll: queue.polling.io_poll,
-        poll_policy: queue.polling.delay.unwrap_or_default(),
-        ..default
     }
 }
 
@@ -165,9 +91,11 @@ fn poll_as_disks_say(queue: &mut QueueSpec, disks: &[DiskSpec]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use blkmq_core::poll::Policy;
+    use blkmq_core::time::Nanos;
     use blkmq_drivers::multipath::MultipathDrive;
 
     use super::*;
+    use crate::plan::plan;
 
     fn config(disks: &[&str]) -> Config {
         let disks = disks.iter().map(|text| DiskSpec::parse(text).unwrap()).collect();

@@ -8,12 +8,17 @@ use anyhow::{Context, Result, bail};
 use blkmq_core::ids::REACTORS_MAX;
 use blkmq_core::poll::Policy;
 use blkmq_core::time::Nanos;
-use blkmq_host::group_spec::GroupSpec;
+use blkmq_drivers::registry::Registry;
 use blkmq_host::value;
 use serde::Deserialize;
 use toml::Value;
 
-use super::{Config, DiskSpec, ExportSpec, Polling, QueueSettings, check_name, elevator, group, poll_delay};
+use crate::config::Config;
+use crate::disk::DiskSpec;
+use crate::export::ExportSpec;
+use crate::group::{self, GroupSpec};
+use crate::name::check_name;
+use crate::queue::{Polling, QueueSettings, elevator, poll_delay};
 
 /// The file as it stands.
 #[derive(Debug, Deserialize)]
@@ -66,21 +71,18 @@ struct Export {
 }
 
 /// Reads a configuration file's text.
-pub(super) fn parse(text: &str) -> Result<Config> {
+pub(crate) fn parse(text: &str, drivers: &Registry) -> Result<Config> {
     let file: File = toml::from_str(text)?;
     let default = Config::default();
     let shutdown_limit = match &file.daemon.shutdown_limit {
         Some(text) => duration("shutdown_limit", text).context("[daemon]")?,
         None => default.shutdown_limit,
     };
-    let nbd_memory = match &file.daemon.nbd_memory {
-        Some(value) => memory(value).context("[daemon]")?,
-        None => default.nbd_memory,
-    };
-    let nbd_handshake_deadline = match &file.daemon.nbd_handshake_deadline {
-        Some(text) => handshake_deadline(text).context("[daemon]")?,
-        None => default.nbd_handshake_deadline,
-    };
+    let nbd_memory = file.daemon.nbd_memory.as_ref().map(memory);
+    let nbd_memory = nbd_memory.transpose().context("[daemon]")?;
+    let deadline = file.daemon.nbd_handshake_deadline.as_deref();
+    let nbd_handshake_deadline = deadline.map(handshake_deadline).transpose();
+    let nbd_handshake_deadline = nbd_handshake_deadline.context("[daemon]")?;
     at_least_one("nbd_connections", file.daemon.nbd_connections).context("[daemon]")?;
     if let Some(0) = file.daemon.reactors {
         bail!(
@@ -101,7 +103,10 @@ pub(super) fn parse(text: &str) -> Result<Config> {
         nbd_memory,
         nbd_connections: file.daemon.nbd_connections,
         nbd_handshake_deadline,
-        disks: tables(file.disk)?.into_iter().map(disk).collect::<Result<_>>()?,
+        disks: tables(file.disk)?
+            .into_iter()
+            .map(|named| disk(named, drivers))
+            .collect::<Result<_>>()?,
         groups: file.group.into_iter().map(one_group).collect::<Result<_>>()?,
         queues: file.queue.into_iter().map(queue).collect::<Result<_>>()?,
         exports: file.export.into_iter().map(export).collect::<Result<_>>()?,
@@ -171,12 +176,12 @@ fn memory(value: &Value) -> Result<u64> {
     Ok(bytes)
 }
 
-fn disk((name, table): (String, Value)) -> Result<DiskSpec> {
+fn disk((name, table): (String, Value), drivers: &Registry) -> Result<DiskSpec> {
     let Value::Table(table) = table else {
         bail!("[disk] {name} rejected: must be a table, as in [disk.{name}]");
     };
     let pairs = pairs(&format!("[disk.{name}]"), table)?;
-    DiskSpec::from_pairs(name, pairs)
+    DiskSpec::from_pairs_with(name, pairs, drivers)
 }
 
 fn one_group((path, table): (String, Value)) -> Result<GroupSpec> {
@@ -272,7 +277,10 @@ mod tests {
     use blkmq_core::poll::Wait;
 
     use super::*;
-    use crate::config::Source;
+
+    fn parse(text: &str) -> Result<Config> {
+        super::parse(text, &Registry::default())
+    }
 
     const EXAMPLE: &str = r#"
         [daemon]
@@ -325,18 +333,14 @@ mod tests {
             config.disks[2],
             DiskSpec::parse("name=vm1,file=vm1.raw,ro=on,queue=fast").unwrap()
         );
-        assert!(matches!(
-            config.disks[1].source,
-            Source::Ram { size: 0x400_0000, .. }
-        ));
         assert_eq!(
             (config.reactors, config.shutdown_limit),
             (Some(2), Duration::from_secs(5))
         );
-        assert_eq!((config.nbd_memory, config.wait), (256 << 20, Wait::Hybrid));
+        assert_eq!((config.nbd_memory, config.wait), (Some(256 << 20), Wait::Hybrid));
         assert_eq!(
             (config.nbd_connections, config.nbd_handshake_deadline),
-            (Some(500), Duration::from_secs(3))
+            (Some(500), Some(Duration::from_secs(3)))
         );
         let of = |export: &ExportSpec| (export.connections, export.group_connections);
         let limits: Vec<_> = config.exports.iter().map(of).collect();
@@ -354,7 +358,7 @@ mod tests {
 
     #[test]
     fn the_example_of_the_documents_is_sound() {
-        let config = parse(include_str!("../../../../docs/operate/blkmq.toml")).unwrap();
+        let config = parse(include_str!("../../../docs/operate/blkmq.toml")).unwrap();
         config.check().unwrap();
         assert_eq!((config.disks.len(), config.exports.len()), (5, 2));
     }

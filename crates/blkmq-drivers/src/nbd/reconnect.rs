@@ -1,5 +1,5 @@
 //! Decides when connections are made again: at once, then after pauses that grow, on one thread for the whole drive that is
-//! there only while a connection is missing. `hctx` wishes for connections and is rung when one is there.
+//! there only while a connection is missing. `hctx` asks for connections and is told when one is there.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,26 +21,26 @@ pub(super) struct Reconnector {
     config: NbdConfig,
     shape: Shape,
     state: Mutex<State>,
-    /// A wish was taken back, or there is a new one.
+    /// A connection is not wanted any more, or one more is missing.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    wishes: VecDeque<Wish>,
+    missing: VecDeque<Missing>,
     is_working: bool,
 }
 
 /// A connection that is missing.
 #[derive(Debug)]
-struct Wish {
-    line: u16,
+struct Missing {
+    connection: u16,
     /// How many connections in a row did not live long.
     short_lived: u32,
     of: Arc<Mailbox>,
 }
 
-/// Where a hardware context finds what became of its wishes.
+/// Where a hardware context finds what became of the connections that it misses.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     event: OwnedFd,
@@ -48,10 +48,10 @@ pub(super) struct Mailbox {
     is_closed: AtomicBool,
 }
 
-/// What became of a wish.
+/// What became of a missing connection.
 #[derive(Debug)]
 pub(super) enum News {
-    /// The line of this number has a connection.
+    /// The connection of this number is there.
     Connected(u16, Dialed),
     /// An attempt has failed; the next follows.
     Failed,
@@ -95,7 +95,7 @@ impl Mailbox {
     }
 
     fn is_closed(&self) -> bool {
-        // Relaxed: nothing else is to be seen with it; a wish granted a moment later is dropped with the mailbox.
+        // Relaxed: nothing else is to be seen with it; one that is made a moment later is dropped with the mailbox.
         self.is_closed.load(Ordering::Relaxed)
     }
 }
@@ -110,12 +110,12 @@ impl Reconnector {
         })
     }
 
-    /// Has a connection made for a line: at once, or, if the last `short_lived` ones did not live long, after a pause. A server
+    /// Has the connection of a number made: at once, or, if the last `short_lived` ones did not live long, after a pause. A server
     /// that takes everybody and throws everybody out would keep both sides busy else.
-    pub(super) fn wish(self: &Arc<Self>, line: u16, short_lived: u32, of: &Arc<Mailbox>) {
+    pub(super) fn missing_one(self: &Arc<Self>, connection: u16, short_lived: u32, of: &Arc<Mailbox>) {
         let mut state = lock(&self.state);
-        state.wishes.push_back(Wish {
-            line,
+        state.missing.push_back(Missing {
+            connection,
             short_lived,
             of: Arc::clone(of),
         });
@@ -135,25 +135,25 @@ impl Reconnector {
         }
     }
 
-    /// Takes back all wishes of a mailbox.
+    /// Gives up all that a mailbox misses.
     pub(super) fn forget(&self, of: &Mailbox) {
         of.is_closed.store(true, Ordering::Relaxed);
         let mut state = lock(&self.state);
-        state.wishes.retain(|wish| !wish.of.is_closed());
+        state.missing.retain(|missing_one| !missing_one.of.is_closed());
         self.changed.notify_all();
     }
 
-    /// Grants wishes until there are none.
+    /// Makes connections until none is missing.
     fn work(&self) {
         let mut pause = PAUSE_MIN;
         let mut complaint = None;
         let mut state = lock(&self.state);
-        while let Some(wish) = state.wishes.pop_front() {
-            if wish.short_lived > 0 {
-                let doublings = (wish.short_lived - 1).min(16);
-                state = self.pause(state, (PAUSE_MIN * (1 << doublings)).min(PAUSE_MAX), &wish);
+        while let Some(missing_one) = state.missing.pop_front() {
+            if missing_one.short_lived > 0 {
+                let doublings = (missing_one.short_lived - 1).min(16);
+                state = self.pause(state, (PAUSE_MIN * (1 << doublings)).min(PAUSE_MAX), &missing_one);
             }
-            if wish.of.is_closed() {
+            if missing_one.of.is_closed() {
                 continue;
             }
             drop(state);
@@ -161,7 +161,9 @@ impl Reconnector {
                 Ok(dialed) => {
                     pause = PAUSE_MIN;
                     complaint = None;
-                    wish.of.put(News::Connected(wish.line, dialed));
+                    missing_one
+                        .of
+                        .put(News::Connected(missing_one.connection, dialed));
                     state = lock(&self.state);
                 }
                 Err(problem) => {
@@ -169,11 +171,11 @@ impl Reconnector {
                         tracing::warn!("nbd {}: {problem}; trying again", self.config.text);
                         complaint = Some(problem);
                     }
-                    wish.of.put(News::Failed);
-                    state = self.pause(lock(&self.state), pause, &wish);
-                    state.wishes.push_back(Wish {
+                    missing_one.of.put(News::Failed);
+                    state = self.pause(lock(&self.state), pause, &missing_one);
+                    state.missing.push_back(Missing {
                         short_lived: 0,
-                        ..wish
+                        ..missing_one
                     });
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
@@ -189,9 +191,14 @@ impl Reconnector {
         Ok(dialed)
     }
 
-    /// Waits, unless the wish and all others are taken back meanwhile.
-    fn pause<'a>(&self, state: MutexGuard<'a, State>, pause: Duration, wish: &Wish) -> MutexGuard<'a, State> {
-        let is_wanted = |state: &mut State| !wish.of.is_closed() || !state.wishes.is_empty();
+    /// Waits, unless this and all others are given up meanwhile.
+    fn pause<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        pause: Duration,
+        missing_one: &Missing,
+    ) -> MutexGuard<'a, State> {
+        let is_wanted = |state: &mut State| !missing_one.of.is_closed() || !state.missing.is_empty();
         let waited = self.changed.wait_timeout_while(state, pause, is_wanted);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }

@@ -4,15 +4,13 @@
 mod polled;
 mod sys;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use blkmq_config::plan::{DiskSpec, QueueSettings, Source, plan};
+use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::poll::Wait;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::file::FileConfig;
 use blkmq_host::{Attached, Engine, EngineConfig, QueueId};
 use sys::Page;
 
@@ -28,25 +26,15 @@ impl Fixture {
     fn new(name: &str, elevator: Kind, wait: Wait) -> Self {
         let path = std::env::temp_dir().join(format!("blkmq-{name}-{}", std::process::id()));
         std::fs::write(&path, vec![0; PAGES as usize * 4096]).unwrap();
-        let config = FileConfig {
-            path: path.clone(),
-            ..FileConfig::default()
+        let disk = format!(
+            "name=f,file={},block_size=4096,group=/,sched={elevator}",
+            path.display()
+        );
+        let config = Config {
+            disks: vec![DiskSpec::parse(&disk).unwrap()],
+            ..Config::default()
         };
-        let disk = DiskSpec {
-            name: "f".to_owned(),
-            description: String::new(),
-            source: Source::File(config),
-            size: None,
-            read_only: false,
-            block_size: Some(4096),
-            queue: None,
-            group: None,
-        };
-        let settings = QueueSettings {
-            elevator,
-            ..QueueSettings::default()
-        };
-        let plan = plan(vec![disk], &BTreeMap::new(), &settings).unwrap();
+        let plan = plan(&config).unwrap();
         let engine = Engine::start(EngineConfig {
             attached_max: 2,
             wait,

@@ -1,23 +1,18 @@
 //! Decides what a daemon is asked to serve: reads disks, queues, groups and exports from flags and from the configuration file
 //! into one form. `plan` turns it into drives and queues; nothing here touches a file but the configuration's own.
 
-mod disk;
-mod export;
-mod file;
-pub mod group;
-mod paths;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use blkmq_core::poll::{DELAY_MAX_US, Policy, Wait};
-use blkmq_core::sched::Kind;
-use blkmq_export::nbd::limits::Limits;
+use blkmq_core::poll::Wait;
+use blkmq_drivers::registry::Registry;
 
-pub use blkmq_host::group_spec::GroupSpec;
-pub use disk::{DiskSpec, Source};
-pub use export::ExportSpec;
+use crate::disk::DiskSpec;
+use crate::export::ExportSpec;
+use crate::file;
+use crate::group::GroupSpec;
+use crate::queue::QueueSettings;
 
 /// What a daemon serves, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,12 +21,12 @@ pub struct Config {
     pub reactors: Option<u16>,
     /// How long a shutdown waits for what is under way. Default 10 s.
     pub shutdown_limit: Duration,
-    /// Bytes of payload that the connections of all NBD addresses may hold together. Default 1 GiB.
-    pub nbd_memory: u64,
+    /// Bytes of payload that the connections of all NBD addresses may hold together. Default: the front door's, 1 GiB.
+    pub nbd_memory: Option<u64>,
     /// Connections of all NBD addresses at a time. Default: as many as there may be descriptors for.
     pub nbd_connections: Option<u32>,
-    /// From a client's connecting to its selection of a disk. Default 10 s.
-    pub nbd_handshake_deadline: Duration,
+    /// From a client's connecting to its selection of a disk. Default: the front door's, 10 s.
+    pub nbd_handshake_deadline: Option<Duration>,
     /// The disks, in order.
     pub disks: Vec<DiskSpec>,
     /// Queues that have settings of their own, by name.
@@ -44,40 +39,14 @@ pub struct Config {
     pub wait: Wait,
 }
 
-/// A queue's settings; what is none is left at the default.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QueueSettings {
-    /// The elevator.
-    pub sched: Option<Kind>,
-    /// Requests in flight for each hardware context.
-    pub depth: Option<u32>,
-    /// How long a request may be with the driver.
-    pub timeout: Option<Duration>,
-    /// Whether neighbouring bios are merged.
-    pub merges: Option<bool>,
-    /// How ends of requests are found.
-    pub polling: Polling,
-    /// Tunables of the elevator, by name.
-    pub tunables: Vec<(String, u64)>,
-}
-
-/// The attributes of polling, as a queue's settings or a disk for its queue say them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Polling {
-    /// Whether the drive is polled.
-    pub io_poll: Option<bool>,
-    /// How long to sleep for a request before looking.
-    pub delay: Option<Policy>,
-}
-
 impl Default for Config {
     fn default() -> Self {
         Self {
             reactors: None,
             shutdown_limit: Duration::from_secs(10),
-            nbd_memory: blkmq_export::common::BYTES_MAX,
+            nbd_memory: None,
             nbd_connections: None,
-            nbd_handshake_deadline: Limits::default().handshake_deadline,
+            nbd_handshake_deadline: None,
             disks: Vec::new(),
             queues: BTreeMap::new(),
             groups: Vec::new(),
@@ -93,7 +62,15 @@ impl Config {
     /// # Errors
     /// What is wrong, with the table and the key.
     pub fn from_toml(text: &str) -> Result<Self> {
-        file::parse(text)
+        Self::from_toml_with(text, &Registry::default())
+    }
+
+    /// The same, with other drivers than those that are built in.
+    ///
+    /// # Errors
+    /// As [`Self::from_toml`].
+    pub fn from_toml_with(text: &str, drivers: &Registry) -> Result<Self> {
+        file::parse(text, drivers)
     }
 
     /// Checks what one part says against the others.
@@ -127,41 +104,4 @@ impl Config {
         }
         Ok(())
     }
-}
-
-/// Checks the name of a disk or a queue: 1 to 128 letters, digits, dots, dashes and underscores.
-fn check_name(what: &str, name: &str) -> Result<()> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    if name.is_empty() || name.len() > 128 || !name.chars().all(is_plain) {
-        bail!(
-            "{what} name {name:?} rejected: must be 1 to 128 of letters, digits, dots, dashes and underscores"
-        );
-    }
-    Ok(())
-}
-
-/// Reads a value of `io_poll_delay`.
-fn poll_delay(text: &str) -> Result<Policy> {
-    if text == "auto" {
-        return Ok(Policy::Predicted);
-    }
-    if text == "cautious" {
-        return Ok(Policy::Cautious);
-    }
-    let Some(policy) = text.parse().ok().and_then(Policy::from_delay) else {
-        bail!(
-            "io_poll_delay={text} rejected: must be -1 (look at once), 0 (sleep half of the mean), microseconds from 1 to \
-             {DELAY_MAX_US}, auto (as predicted), or cautious (the same, where hardly a sleeper is late)"
-        );
-    };
-    Ok(policy)
-}
-
-/// Finds an elevator by its name.
-fn elevator(name: &str) -> Result<Kind> {
-    let Some(kind) = Kind::by_name(name) else {
-        let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-        bail!("sched={name} rejected: must be one of {}", known.join(", "));
-    };
-    Ok(kind)
 }

@@ -1,15 +1,14 @@
-//! Decides how groups are named and described outside the core: a path such as `/customers/a/vm1`, and the keys of what it
-//! may take. `plan` makes the trees that queues begin with; `control` changes them while they are in use.
+//! Decides how one group is described: `/customers/a,weight=200,iops=5000` on the command line, or a table of the
+//! configuration file with the same keys; and which tree of groups a queue begins with.
 
-use std::collections::BTreeMap;
-
-use blkmq_core::group::{Cap, CapKind, Caps, GroupError, GroupTree, LEVELS_MAX, ROOT, WEIGHT_DEFAULT};
+use anyhow::{Context, Result, bail};
+use blkmq_core::group::{Cap, CapKind, Caps, GroupTree, ROOT, WEIGHT_DEFAULT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::limits::Limits;
 use blkmq_core::time::Nanos;
-
-use crate::error::Error;
-use crate::value::{self, ConfigError};
+use blkmq_host::Error;
+use blkmq_host::group_paths::{check_path, parent_of};
+use blkmq_host::value::{self, ConfigError};
 
 /// A group as it is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,60 +84,59 @@ impl GroupSpec {
     }
 }
 
-/// The paths of one queue's groups.
-#[derive(Clone, Debug)]
-pub(crate) struct Paths(BTreeMap<String, GroupId>);
-
-impl Paths {
-    /// The paths of groups that are numbered in this order; the first is the root.
-    pub(crate) fn new(paths: &[String]) -> Self {
-        let mut all = BTreeMap::from([("/".to_owned(), ROOT)]);
-        all.extend(paths.iter().cloned().zip((0..).map(GroupId)));
-        Self(all)
-    }
-
-    pub(crate) fn get(&self, path: &str) -> Option<GroupId> {
-        self.0.get(path).copied()
-    }
-
-    pub(crate) fn insert(&mut self, path: String, id: GroupId) {
-        self.0.insert(path, id);
-    }
-
-    pub(crate) fn remove(&mut self, path: &str) {
-        self.0.remove(path);
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &GroupId)> {
-        self.0.iter()
-    }
-
-    /// Gives a group, and all below it, another path.
-    pub(crate) fn rename(&mut self, from: &str, to: &str) {
-        let moved = |path: &str| {
-            let rest = path.strip_prefix(from)?;
-            (rest.is_empty() || rest.starts_with('/')).then(|| format!("{to}{rest}"))
+/// Reads `PATH,key=value,key=value`.
+///
+/// # Errors
+/// Names the group, the key, the value and what is allowed.
+pub fn parse(text: &str) -> Result<GroupSpec> {
+    let mut parts = text.split(',');
+    let path = parts.next().unwrap_or_default();
+    let mut pairs = Vec::new();
+    for part in parts {
+        let Some((key, value)) = part.split_once('=') else {
+            bail!(
+                "--group {text}: {part:?} is not KEY=VALUE; an example: --group /customers/a,weight=200,iops=5000"
+            );
         };
-        let old = std::mem::take(&mut self.0);
-        let new = old
-            .into_iter()
-            .map(|(path, id)| (moved(&path).unwrap_or(path), id));
-        self.0 = new.collect();
+        pairs.push((key.trim().to_owned(), value.to_owned()));
     }
+    from_pairs(path, pairs).with_context(|| format!("--group {text}"))
+}
+
+/// Makes a group of its keys and values.
+///
+/// # Errors
+/// As [`parse`].
+pub(crate) fn from_pairs(path: &str, mut pairs: Vec<(String, String)>) -> Result<GroupSpec> {
+    let mut spec = GroupSpec::new(path)?;
+    // A burst belongs to a cap, which is to be known by then.
+    pairs.sort_by_key(|(key, _)| (key.ends_with("_burst"), key.clone()));
+    if let Some(pair) = pairs.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        bail!("group {path}: {}= is given twice: keep one", pair[0].0);
+    }
+    for (key, value) in &pairs {
+        spec.set(key, value).with_context(|| format!("group {path}"))?;
+    }
+    Ok(spec)
 }
 
 /// Makes the tree of `paths`, numbered in this order, each after the one that it is part of, with room for some more.
-pub fn tree_of(paths: &[String], specs: &[GroupSpec], limits: &Limits) -> Result<GroupTree, Error> {
+pub(crate) fn tree_of(paths: &[String], specs: &[GroupSpec], limits: &Limits) -> Result<GroupTree, Error> {
     let mut tree = GroupTree::new(paths.len() as u32 + SPARE);
-    let numbered = Paths::new(paths);
+    let number = |path: &str| paths.iter().position(|known| known == path);
+    let id_of = |path: &str| number(path).map(|number| GroupId(number as u32));
+    let group_error = |path: &str, cause| Error::Group {
+        path: path.to_owned(),
+        cause,
+    };
     for path in &paths[1..] {
-        let parent = numbered.get(parent_of(path)).expect("listed before");
+        let parent = id_of(parent_of(path)).expect("listed before");
         let wrong = |source| group_error(path, source);
         tree.create(parent, WEIGHT_DEFAULT).map_err(wrong)?;
     }
     for spec in specs {
         let wrong = |source| group_error(&spec.path, source);
-        let id = numbered.get(&spec.path).expect("all specs are listed");
+        let id = id_of(&spec.path).expect("all specs are listed");
         spec.caps.check(limits).map_err(wrong)?;
         if id != ROOT || spec.weight != WEIGHT_DEFAULT {
             tree.set_weight(id, spec.weight).map_err(wrong)?;
@@ -150,56 +148,13 @@ pub fn tree_of(paths: &[String], specs: &[GroupSpec], limits: &Limits) -> Result
 }
 
 /// Finds the number of a path in a list, adding what is missing: the path, and before it those that it is part of.
-pub fn number_of(paths: &mut Vec<String>, path: &str) -> GroupId {
+pub(crate) fn number_of(paths: &mut Vec<String>, path: &str) -> GroupId {
     if let Some(known) = paths.iter().position(|known| known == path) {
         return GroupId(known as u32);
     }
     number_of(paths, parent_of(path));
     paths.push(path.to_owned());
     GroupId(paths.len() as u32 - 1)
-}
-
-/// The path of the group that a group is part of.
-pub(crate) fn parent_of(path: &str) -> &str {
-    match path.rfind('/') {
-        Some(0) | None => "/",
-        Some(end) => &path[..end],
-    }
-}
-
-/// Joins a group's path and the name of one that is part of it.
-pub(crate) fn join(parent: &str, name: &str) -> String {
-    if parent == "/" {
-        format!("/{name}")
-    } else {
-        format!("{parent}/{name}")
-    }
-}
-
-/// Checks a group's path.
-///
-/// # Errors
-/// Unless it is `/`, or names of 1 to 128 letters, digits, dots, dashes and underscores with `/` before each.
-pub fn check_path(path: &str) -> Result<(), Error> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    let is_name = |name: &str| (1..=128).contains(&name.len()) && name.chars().all(is_plain);
-    if path == "/"
-        || path.strip_prefix('/').is_some_and(|names| {
-            names.split('/').take(LEVELS_MAX + 1).count() <= LEVELS_MAX && names.split('/').all(is_name)
-        })
-    {
-        return Ok(());
-    }
-    Err(Error::GroupPath {
-        path: path.to_owned(),
-    })
-}
-
-pub(crate) fn group_error(path: &str, cause: GroupError) -> Error {
-    Error::Group {
-        path: path.to_owned(),
-        cause,
-    }
 }
 
 fn amount(kind: CapKind, key: &str, value: &str) -> Result<u64, ConfigError> {
@@ -219,6 +174,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_group_string_becomes_a_group_whatever_the_order_of_its_keys() {
+        let group = parse("/customers/a,read_bps_burst=8M,weight=200,read_bps=100M").unwrap();
+        assert_eq!((group.path.as_str(), group.weight), ("/customers/a", 200));
+        let cap = Cap {
+            rate: 100 << 20,
+            burst: 8 << 20,
+        };
+        assert_eq!(group.caps.get(CapKind::ReadBps), Some(cap));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_is_allowed() {
+        for (text, parts) in [
+            ("a,weight=1", &["--group a,weight=1", "as in /customers/a"][..]),
+            ("/a,weight", &["not KEY=VALUE"]),
+            ("/a,weight=0", &["group /a", "weight=0", "from 1 to 1000"]),
+            ("/a,iops_burst=3", &["iops_burst=3", "along with the cap"]),
+            ("/a,bps=fast", &["bps=fast", "64K"]),
+            ("/a,iops=1,iops=2", &["iops= is given twice"]),
+            ("/a,speed=1", &["speed", "read_bps"]),
+        ] {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn paths_are_numbered_after_those_they_are_part_of() {
         let mut paths = vec!["/".to_owned()];
         assert_eq!(number_of(&mut paths, "/a/b/c"), GroupId(3));
@@ -227,16 +209,6 @@ mod tests {
         assert_eq!(paths, ["/", "/a", "/a/b", "/a/b/c", "/a/d"]);
         let tree = tree_of(&paths, &[], &Limits::default()).unwrap();
         assert_eq!(tree.get(GroupId(4)).unwrap().parent, GroupId(1));
-    }
-
-    #[test]
-    fn a_moved_group_takes_along_what_is_below_it_and_nothing_else() {
-        let list = ["/", "/a", "/a/b", "/ab", "/c"].map(str::to_owned);
-        let mut paths = Paths::new(&list);
-        paths.rename("/a", "/c/a");
-        let now: Vec<&String> = paths.iter().map(|(path, _)| path).collect();
-        assert_eq!(now, ["/", "/ab", "/c", "/c/a", "/c/a/b"]);
-        assert_eq!(paths.get("/c/a/b"), Some(GroupId(2)));
     }
 
     #[test]

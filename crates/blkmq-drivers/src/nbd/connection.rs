@@ -4,7 +4,7 @@
 //! call brings many of them; where reads are large the call ends with the next header, and their data is received straight
 //! into its place together with the header that follows. Calls never wait: the ring tells when to try again, which costs
 //! no more than doing them in the ring (`docs/design/0003`), and leaves no memory with the kernel when a connection is given
-//! up. `hctx` owns the lines.
+//! up. `hctx` owns the connections.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,11 +17,11 @@ use blkmq_nbd::replies::{Fault, RECEIVE_BYTES_MIN, Replies};
 use super::fences::Named;
 #[cfg(test)]
 use super::slots::State;
-use super::slots::{OfLine, Slots};
+use super::slots::{OfConnection, Slots};
 use super::sys::{self, Pieces};
 
 /// One connection in the transmission phase.
-pub(super) struct Line {
+pub(super) struct Connection {
     socket: OwnedFd,
     /// The session's name, if the server knows one.
     pub(super) session: Option<Named>,
@@ -73,8 +73,8 @@ pub(super) enum Lost {
     Late,
 }
 
-impl Line {
-    /// Makes a line of a connection that has been negotiated, for at most `requests` requests.
+impl Connection {
+    /// Makes one that has been negotiated, for at most `requests` requests.
     pub(super) fn new(socket: OwnedFd, style: HeaderStyle, can_fua: bool, requests: usize) -> Self {
         Self {
             socket,
@@ -218,9 +218,9 @@ impl Line {
                 return Err(Lost::Closed);
             }
             let before = slots.ended.len();
-            let mut book = OfLine {
+            let mut book = OfConnection {
                 slots,
-                line: number,
+                connection: number,
                 is_leaving: &mut is_leaving,
             };
             let straight = received.min(direct);
@@ -324,7 +324,11 @@ impl Line {
     #[cfg(test)]
     pub(super) fn check(&self, slots: &Slots, number: u16) {
         let mine = slots.iter().filter(|(_, slot)| slot.state == State::Sent(number));
-        assert_eq!(mine.count(), self.in_flight as usize, "requests of line {number}");
+        assert_eq!(
+            mine.count(),
+            self.in_flight as usize,
+            "requests of connection {number}"
+        );
     }
 }
 
@@ -360,8 +364,8 @@ mod tests {
             }
         };
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
-        let line = Line::new(stream.into(), HeaderStyle::Extended, true, 1);
-        line.abandon();
+        let connection = Connection::new(stream.into(), HeaderStyle::Extended, true, 1);
+        connection.abandon();
         // Still open, as it is while the ring watches it.
         let (mut arrived, mut bytes) = (0, vec![0; 1 << 16]);
         let end = loop {

@@ -2,16 +2,16 @@
 //! preferred, and after a colon how much a path carries in comparison with the others.
 
 use anyhow::{Result, bail};
-use blkmq_config::plan::PathRef;
 use blkmq_host::value;
 
-use super::check_name;
+use crate::disk::PathRef;
+use crate::name::check_name;
 
 /// Reads the paths, by priority group.
 ///
 /// # Errors
 /// If a name cannot be one or is there twice, or a number is out of range.
-pub(super) fn parse(text: &str) -> Result<Vec<Vec<PathRef>>> {
+pub(crate) fn parse(text: &str) -> Result<Vec<Vec<PathRef>>> {
     let mut groups: Vec<Vec<PathRef>> = Vec::new();
     for group in text.split('/') {
         let mut paths = Vec::new();

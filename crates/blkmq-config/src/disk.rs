@@ -1,18 +1,24 @@
 //! Decides how one disk is described: `name=vm1,file=vm1.raw,size=64M` on the command line, or a table of the
-//! configuration file with the same keys. The driver's own keys are checked by the driver's configuration.
+//! configuration file with the same keys. A driver's own keys are read by the driver, which the registry knows.
+//!
+//! Three kinds of disks are none of a driver's, since they refer to other disks by name: `linear` and `striped`, which the engine
+//! maps (`blkmq_host::mapped`), and `multipath`, whose drive is made of its paths' drives. They are special here and in
+//! [`mod@crate::plan`], and nowhere else.
+
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use blkmq_config::plan::MultipathSource;
 use blkmq_core::sched::Kind;
-use blkmq_drivers::file::FileConfig;
+use blkmq_drivers::driver::{DiskRequest, DriverConfig};
+use blkmq_drivers::keys::Pairs;
 use blkmq_drivers::multipath::MultipathConfig;
-use blkmq_drivers::nbd::NbdConfig;
-use blkmq_drivers::null::NullConfig;
-use blkmq_drivers::ram::RamConfig;
+use blkmq_drivers::registry::Registry;
 use blkmq_host::mapped::MapConfig;
 use blkmq_host::value;
 
-use super::{Polling, check_name, elevator, paths, poll_delay};
+use crate::name::check_name;
+use crate::paths;
+use crate::queue::{Polling, elevator, poll_delay};
 
 /// One disk as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,40 +46,47 @@ pub struct DiskSpec {
 /// What a disk stands on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// An image file or a block device.
-    File(FileConfig),
-    /// An export of an NBD server.
-    Nbd(Box<NbdConfig>),
-    /// Sparse memory.
-    Ram {
-        /// Bytes.
-        size: u64,
-        /// The drive's own keys.
-        config: RamConfig,
-    },
-    /// Nothing.
-    Null {
-        /// Bytes.
-        size: u64,
-        /// The drive's own keys.
-        config: Box<NullConfig>,
-    },
+    /// A driver's disk.
+    Driver(Arc<dyn DriverConfig>),
     /// Other disks, each of which leads to the same.
     Multipath(MultipathSource),
-    /// Other disks.
+    /// Other disks, one behind the other or dealt out in chunks.
     Mapped(MapConfig),
+}
+
+/// A disk that is reached over others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MultipathSource {
+    /// The priority groups, the first one first.
+    pub groups: Vec<Vec<PathRef>>,
+    /// How paths are used.
+    pub config: MultipathConfig,
+}
+
+/// A disk that is a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathRef {
+    /// The disk's name.
+    pub name: String,
+    /// How much it carries in comparison with the others, 0 to 100.
+    pub throughput: u32,
 }
 
 impl Source {
     /// What people who list the exports are told where nothing was given: not the path, which is the host's business.
     fn describe(&self) -> &'static str {
         match self {
-            Self::File(_) => "disk on a file",
-            Self::Nbd(_) => "disk on an NBD server",
-            Self::Ram { .. } => "disk in memory",
-            Self::Null { .. } => "null disk, stores nothing",
+            Self::Driver(config) => config.describe(),
             Self::Multipath(_) => "disk over several paths",
             Self::Mapped(_) => "disk on other disks",
+        }
+    }
+
+    /// What a driver made of its keys, if it is a driver's disk.
+    pub fn driver(&self) -> Option<&dyn DriverConfig> {
+        match self {
+            Self::Driver(config) => Some(&**config),
+            _ => None,
         }
     }
 }
@@ -84,6 +97,14 @@ impl DiskSpec {
     /// # Errors
     /// Names the disk, the key, the value and what is allowed.
     pub fn parse(text: &str) -> Result<Self> {
+        Self::parse_with(text, &Registry::default())
+    }
+
+    /// The same, with other drivers than those that are built in.
+    ///
+    /// # Errors
+    /// As [`DiskSpec::parse`].
+    pub fn parse_with(text: &str, drivers: &Registry) -> Result<Self> {
         let mut pairs = Vec::new();
         for part in parts(text) {
             let Some((key, value)) = part.split_once('=') else {
@@ -94,54 +115,73 @@ impl DiskSpec {
             };
             pairs.push((key.trim().to_owned(), value.to_owned()));
         }
-        let name = take(&mut pairs, "name").with_context(|| format!("--disk {text}"))?;
+        let mut pairs = Pairs::from(pairs);
+        let name = pairs.take("name").with_context(|| format!("--disk {text}"))?;
         let Some(name) = name else {
             bail!("--disk {text}: name= is missing: say what clients ask for, as in --disk name=vm1,{text}");
         };
-        Self::from_pairs(name, pairs)
+        Self::from(name, pairs, drivers)
     }
 
     /// Makes a disk of its keys and values.
     ///
     /// # Errors
     /// As [`DiskSpec::parse`].
-    pub fn from_pairs(name: String, mut pairs: Vec<(String, String)>) -> Result<Self> {
-        check_name("disk", &name)?;
-        let context = || format!("disk {name}");
-        Self::build(&name, &mut pairs).with_context(context)
+    pub fn from_pairs(name: String, pairs: Vec<(String, String)>) -> Result<Self> {
+        Self::from_pairs_with(name, pairs, &Registry::default())
     }
 
-    fn build(name: &str, pairs: &mut Vec<(String, String)>) -> Result<Self> {
+    /// The same, with other drivers than those that are built in.
+    ///
+    /// # Errors
+    /// As [`DiskSpec::parse`].
+    pub fn from_pairs_with(name: String, pairs: Vec<(String, String)>, drivers: &Registry) -> Result<Self> {
+        Self::from(name, pairs.into(), drivers)
+    }
+
+    fn from(name: String, mut pairs: Pairs, drivers: &Registry) -> Result<Self> {
+        check_name("disk", &name)?;
+        let context = || format!("disk {name}");
+        Self::build(&name, &mut pairs, drivers).with_context(context)
+    }
+
+    fn build(name: &str, pairs: &mut Pairs, drivers: &Registry) -> Result<Self> {
         let switch = |pair: Option<String>, key| pair.map_or(Ok(false), |text| value::switch(key, &text));
-        let read_only = switch(take(pairs, "ro")?, "ro")? || switch(take(pairs, "read_only")?, "read_only")?;
-        let queue = take(pairs, "queue")?;
+        let read_only = switch(pairs.take("ro")?, "ro")? || switch(pairs.take("read_only")?, "read_only")?;
+        let queue = pairs.take("queue")?;
         queue.iter().try_for_each(|queue| check_name("queue", queue))?;
-        let sched = take(pairs, "sched")?.map(|text| elevator(&text)).transpose()?;
+        let sched = pairs.take("sched")?.map(|text| elevator(&text)).transpose()?;
         let polling = Polling {
-            io_poll: take(pairs, "io_poll")?
+            io_poll: pairs
+                .take("io_poll")?
                 .map(|text| value::switch("io_poll", &text))
                 .transpose()?,
-            delay: take(pairs, "io_poll_delay")?
+            delay: pairs
+                .take("io_poll_delay")?
                 .map(|text| poll_delay(&text))
                 .transpose()?,
         };
-        let description = take(pairs, "description")?;
+        let description = pairs.take("description")?;
         if let Some(long) = description.as_ref().filter(|text| text.len() > DESCRIPTION_MAX) {
             bail!(
                 "description of {} bytes rejected: must be at most {DESCRIPTION_MAX}, as NBD has it; shorten it",
                 long.len()
             );
         }
-        let group = take(pairs, "group")?.unwrap_or_else(|| format!("/{name}"));
+        let group = pairs.take("group")?.unwrap_or_else(|| format!("/{name}"));
         check_group(&group)?;
-        let block_size = take(pairs, "block_size")?;
-        let source = source(pairs, read_only, block_size.as_deref())?;
+        let block_size = pairs.take("block_size")?;
+        let source = source(pairs, drivers, read_only, block_size.as_deref())?;
         let block_size = block_size.as_deref().map(block).transpose()?;
         if matches!(source, Source::Mapped(_)) {
             refuse_queue_keys(&queue, sched, polling)?;
         }
-        if let Some((key, _)) = pairs.first() {
-            bail!("key {key} rejected: known for every disk are {COMMON_KEYS}");
+        if let Some(key) = pairs.first() {
+            let names = names(drivers).join(" | ");
+            bail!(
+                "key {key} rejected: known for every disk are name, {names}, ro, queue, sched, io_poll, io_poll_delay, \
+                 block_size, group, description"
+            );
         }
         Ok(Self {
             name: name.to_owned(),
@@ -173,90 +213,51 @@ fn parts(text: &str) -> Vec<String> {
 }
 
 /// Takes the keys that say what the disk stands on, and the driver's own.
-fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option<&str>) -> Result<Source> {
-    let drivers = ["file", "ram", "null", "nbd", "linear", "striped", "multipath"];
-    let given: Vec<&str> = drivers
-        .into_iter()
-        .filter(|key| pairs.iter().any(|pair| pair.0 == *key))
-        .collect();
+fn source(
+    pairs: &mut Pairs,
+    drivers: &Registry,
+    read_only: bool,
+    block_size: Option<&str>,
+) -> Result<Source> {
+    let names = names(drivers);
+    let given: Vec<&str> = names.into_iter().filter(|key| pairs.has(key)).collect();
     match given[..] {
-        ["file"] => {
-            let mut config = FileConfig {
-                read_only,
-                ..FileConfig::default()
-            };
-            if let Some(size) = block_size {
-                config.set("block_size", size)?;
-            }
-            for (key, value) in pairs.drain(..) {
-                config.set(&key, &value)?;
-            }
-            Ok(Source::File(config))
-        }
-        ["nbd"] => {
-            let uri = take(pairs, "nbd")?.expect("it is given");
-            let mut config = NbdConfig::new(&uri)?;
-            for (key, value) in pairs.drain(..) {
-                config.set(&key, &value)?;
-            }
-            Ok(Source::Nbd(Box::new(config)))
-        }
-        ["ram"] => {
-            let size = take_size(pairs, "ram")?;
-            fits_memory("ram", size)?;
-            let mut config = RamConfig::default();
-            for (key, value) in pairs.drain(..) {
-                config.set(&key, &value)?;
-            }
-            Ok(Source::Ram { size, config })
-        }
-        ["null"] => {
-            let size = take_size(pairs, "null")?;
-            let mut config = NullConfig::default();
-            for (key, value) in pairs.drain(..) {
-                config.set(&key, &value)?;
-            }
-            config.check()?;
-            if config.memory {
-                fits_memory("memory=on with null", size)?;
-            }
-            if let Some(bad) = config.bad.iter().find(|bad| bad.end > size) {
-                bail!(
-                    "bad={}-{} rejected: must lie within the disk, {size} bytes",
-                    bad.start,
-                    bad.end
-                );
-            }
-            Ok(Source::Null {
-                size,
-                config: Box::new(config),
-            })
-        }
         ["multipath"] => {
-            let groups = paths::parse(&take(pairs, "multipath")?.expect("it is given"))?;
+            let groups = paths::parse(&pairs.take("multipath")?.expect("it is given"))?;
             let mut config = MultipathConfig::default();
-            for (key, value) in pairs.drain(..) {
-                config.set(&key, &value)?;
-            }
+            pairs.set_all(|key, value| config.set(key, value))?;
             Ok(Source::Multipath(MultipathSource { groups, config }))
         }
         [key @ ("linear" | "striped")] => {
-            let members = take(pairs, key)?.expect("it is given");
+            let members = pairs.take(key)?.expect("it is given");
             let mut map = match key {
                 "linear" => MapConfig::linear(&members)?,
                 _ => MapConfig::striped(&members)?,
             };
-            for (key, value) in pairs.drain(..) {
-                map.set(&key, &value)?;
-            }
+            pairs.set_all(|key, value| map.set(key, value))?;
             Ok(Source::Mapped(map))
+        }
+        [name] => {
+            let driver = drivers.get(name).expect("it is listed");
+            let request = DiskRequest {
+                read_only,
+                block_size,
+            };
+            Ok(Source::Driver((driver.parse)(pairs, &request)?))
         }
         [] => {
             let unknown = pairs
                 .first()
-                .map(|(key, _)| format!(" (key {key} is not known)"))
+                .map(|key| format!(" (key {key} is not known)"))
                 .unwrap_or_default();
-            bail!("nothing to stand on{unknown}: give one of {SOURCES}");
+            let known = drivers
+                .iter()
+                .map(|driver| format!("{}={}", driver.name, driver.value));
+            let known: Vec<String> = known.collect();
+            bail!(
+                "nothing to stand on{unknown}: give one of {}, {ON_DISKS}",
+                known.join(", ")
+            );
         }
         _ => bail!(
             "{} exclude each other: give one of them",
@@ -265,14 +266,10 @@ fn source(pairs: &mut Vec<(String, String)>, read_only: bool, block_size: Option
     }
 }
 
-/// Checks the size of a disk whose content is kept in memory.
-fn fits_memory(key: &str, size: u64) -> Result<()> {
-    if size > MEMORY_MAX {
-        bail!(
-            "{key}={size} rejected: must be at most 1T, since the table of its pieces takes memory at once"
-        );
-    }
-    Ok(())
+/// The keys that say what a disk stands on.
+fn names(drivers: &Registry) -> Vec<&'static str> {
+    let drivers = drivers.iter().map(|driver| driver.name);
+    drivers.chain(["linear", "striped", "multipath"]).collect()
 }
 
 /// A disk on other disks has no queue that keys could be for.
@@ -287,28 +284,6 @@ fn refuse_queue_keys(queue: &Option<String>, sched: Option<Kind>, polling: Polli
         bail!("{key}= rejected: a disk on other disks has no queue of its own; set it in its members");
     }
     Ok(())
-}
-
-/// Takes a size that is known to be given.
-fn take_size(pairs: &mut Vec<(String, String)>, key: &str) -> Result<u64> {
-    let text = take(pairs, key)?.expect("it is given");
-    let size = value::size(key, &text)?;
-    if size == 0 {
-        bail!("{key}={text} rejected: a disk has at least one block, 512 bytes");
-    }
-    Ok(size)
-}
-
-/// Takes a key out of the list; it must not be there twice.
-fn take(pairs: &mut Vec<(String, String)>, key: &str) -> Result<Option<String>> {
-    let Some(at) = pairs.iter().position(|pair| pair.0 == key) else {
-        return Ok(None);
-    };
-    let (_, value) = pairs.remove(at);
-    if pairs.iter().any(|pair| pair.0 == key) {
-        bail!("{key}= is given twice: keep one");
-    }
-    Ok(Some(value))
 }
 
 fn block(text: &str) -> Result<u32> {
@@ -335,16 +310,24 @@ fn check_group(path: &str) -> Result<()> {
 
 /// The longest text of an NBD export, in bytes.
 const DESCRIPTION_MAX: usize = 4096;
-/// The largest disk in memory, in bytes.
-const MEMORY_MAX: u64 = 1 << 40;
-const SOURCES: &str =
-    "file=PATH, ram=SIZE, null=SIZE, nbd=URI, linear=DISKS, striped=DISKS, multipath=DISK+DISK";
-const COMMON_KEYS: &str = "name, file | ram | null | nbd | linear | striped | multipath, ro, queue, sched, io_poll, \
-                           io_poll_delay, block_size, group, description";
+/// How disks on other disks are written.
+const ON_DISKS: &str = "linear=DISKS, striped=DISKS, multipath=DISK+DISK";
 
 #[cfg(test)]
 mod tests {
+    use blkmq_drivers::driver::config_of;
+    use blkmq_drivers::file::FileConfig;
+    use blkmq_drivers::nbd::NbdConfig;
+    use blkmq_drivers::ram::{RamConfig, RamDisk};
+
     use super::*;
+
+    fn config<T: DriverConfig>(disk: &DiskSpec) -> &T {
+        disk.source
+            .driver()
+            .and_then(config_of)
+            .expect("that driver's disk")
+    }
 
     fn error(text: &str) -> String {
         format!("{:#}", DiskSpec::parse(text).unwrap_err())
@@ -359,18 +342,14 @@ mod tests {
             (disk.sched, disk.group.as_str()),
             (Some(Kind::MqDeadline), "/vm1")
         );
-        let Source::File(file) = disk.source else {
-            panic!("a file")
-        };
+        let file: &FileConfig = config(&disk);
         assert_eq!((file.path.to_str(), file.size), (Some("vm1.raw"), Some(64 << 20)));
     }
 
     #[test]
     fn a_comma_behind_a_backslash_belongs_to_the_value() {
         let disk = DiskSpec::parse(r"name=a,file=x\,y\z\,.raw,description=one\, two,ro=on").unwrap();
-        let Source::File(file) = disk.source else {
-            panic!("a file")
-        };
+        let file: &FileConfig = config(&disk);
         assert_eq!(file.path.to_str(), Some(r"x,y\z,.raw"));
         assert_eq!((disk.description.as_str(), disk.read_only), ("one, two", true));
     }
@@ -378,23 +357,18 @@ mod tests {
     #[test]
     fn a_disk_in_memory_may_have_huge_pages() {
         let disk = DiskSpec::parse("name=a,ram=1M,hugepages=on").unwrap();
-        let config = RamConfig { hugepages: true };
-        assert_eq!(
-            disk.source,
-            Source::Ram {
-                size: 1 << 20,
-                config
-            }
-        );
+        let wanted = RamDisk {
+            size: 1 << 20,
+            config: RamConfig { hugepages: true },
+        };
+        assert_eq!(config::<RamDisk>(&disk), &wanted);
     }
 
     #[test]
     fn a_disk_may_be_on_an_nbd_server() {
         let disk =
             DiskSpec::parse("name=a,nbd=nbd+unix:///vm1?socket=/tmp/s,connections=2,reconnect=30").unwrap();
-        let Source::Nbd(config) = disk.source else {
-            panic!("an NBD server")
-        };
+        let config: &NbdConfig = config(&disk);
         assert_eq!((config.uri.export.as_str(), config.connections), ("vm1", Some(2)));
         assert_eq!(config.reconnect.as_secs(), 30);
     }

@@ -2,7 +2,7 @@
 //! neighbours. An elevator has a line for each kind that it keeps apart; `slots` and `index` hold the requests of all lines.
 
 use super::Inserted;
-use super::index::{Chunks, Index, Place};
+use super::index::{Chunks, Cursor, Index};
 use super::slots::{Fifo, SlotId, Slots};
 use crate::limits::Limits;
 use crate::merge::{self, Fit};
@@ -11,13 +11,13 @@ use crate::time::Instant;
 
 /// The memory that the lines of an elevator share.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct RequestMemory {
     pub(super) slots: Slots,
     chunks: Chunks,
     limits: Limits,
 }
 
-impl Held {
+impl RequestMemory {
     /// Makes the memory for `requests_max` requests in `lines` lines.
     pub(super) fn new(limits: Limits, requests_max: usize, lines: usize) -> Self {
         Self {
@@ -50,14 +50,14 @@ impl Held {
 
 /// The requests of one kind.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct RequestList {
     by_arrival: Fifo,
     by_position: Index,
 }
 
-impl Line {
+impl RequestList {
     /// Makes an empty line.
-    pub(super) fn new(held: &mut Held) -> Self {
+    pub(super) fn new(held: &mut RequestMemory) -> Self {
         Self {
             by_arrival: Fifo::new(),
             by_position: Index::new(&mut held.chunks),
@@ -83,12 +83,12 @@ impl Line {
 
     /// The first request at `position` or behind it.
     #[inline]
-    pub(super) fn first_from(&self, held: &Held, position: u64) -> Option<Place> {
+    pub(super) fn first_from(&self, held: &RequestMemory, position: u64) -> Option<Cursor> {
         self.by_position.first_from(&held.chunks, position)
     }
 
     /// Where a request of the line stands.
-    pub(super) fn place_of(&self, held: &Held, id: SlotId) -> Place {
+    pub(super) fn place_of(&self, held: &RequestMemory, id: SlotId) -> Cursor {
         let position = held.slots.rq(id).position();
         self.by_position.find(&held.chunks, position, id)
     }
@@ -96,38 +96,38 @@ impl Line {
     /// Takes a request in: merges it with a neighbour, or puts it at its position and behind all that came before.
     pub(super) fn insert(
         &mut self,
-        held: &mut Held,
+        held: &mut RequestMemory,
         rq: Box<Request>,
         front_merges: bool,
         now: Instant,
     ) -> Inserted {
         let position = rq.position();
-        let place = self.by_position.place_for(&held.chunks, position);
-        let rq = match self.merge(held, place, rq, front_merges) {
+        let cursor = self.by_position.cursor_for(&held.chunks, position);
+        let rq = match self.merge(held, cursor, rq, front_merges) {
             Ok(()) => return Inserted::Merged,
             Err(rq) => rq,
         };
         let id = held.slots.put(rq, now);
         self.by_arrival.push(&mut held.slots, id);
-        self.by_position.insert(&mut held.chunks, place, position, id);
+        self.by_position.insert(&mut held.chunks, cursor, position, id);
         Inserted::Queued
     }
 
-    /// Takes out the request at `place`.
-    pub(super) fn take_out(&mut self, held: &mut Held, place: Place) -> Box<Request> {
-        let id = self.by_position.remove(&mut held.chunks, place);
+    /// Takes out the request at `cursor`.
+    pub(super) fn take_out(&mut self, held: &mut RequestMemory, cursor: Cursor) -> Box<Request> {
+        let id = self.by_position.remove(&mut held.chunks, cursor);
         self.by_arrival.remove(&mut held.slots, id);
         held.slots.take(id)
     }
 
     /// Takes out the request that is here for the longest.
-    pub(super) fn take_oldest(&mut self, held: &mut Held) -> Option<Box<Request>> {
-        let place = self.place_of(held, self.oldest()?);
-        Some(self.take_out(held, place))
+    pub(super) fn take_oldest(&mut self, held: &mut RequestMemory) -> Option<Box<Request>> {
+        let cursor = self.place_of(held, self.oldest()?);
+        Some(self.take_out(held, cursor))
     }
 
     /// Asserts that both orders hold the same requests, all of them of this `kind`, and returns the chunks in use.
-    pub(super) fn check(&self, held: &Held, is_of_kind: impl Fn(&Request) -> bool) -> usize {
+    pub(super) fn check(&self, held: &RequestMemory, is_of_kind: impl Fn(&Request) -> bool) -> usize {
         self.by_arrival.check(&held.slots);
         let chunks = self.by_position.check(&held.chunks);
         let mut listed: Vec<SlotId> = self.by_arrival.iter(&held.slots).collect();
@@ -145,7 +145,7 @@ impl Line {
 
     /// Breaks the line, for the test of the check.
     #[cfg(test)]
-    pub(super) fn lose_one_by_arrival(&mut self, held: &mut Held) {
+    pub(super) fn lose_one_by_arrival(&mut self, held: &mut RequestMemory) {
         let first = self.by_arrival.first().expect("a request to lose");
         self.by_arrival.remove(&mut held.slots, first);
     }
@@ -155,15 +155,15 @@ impl Line {
     #[inline]
     fn merge(
         &mut self,
-        held: &mut Held,
-        place: Place,
+        held: &mut RequestMemory,
+        cursor: Cursor,
         mut rq: Box<Request>,
         front: bool,
     ) -> Result<(), Box<Request>> {
         let (position, end) = (rq.position(), rq.position_end());
-        let behind = self.by_position.entry_at(&held.chunks, place);
+        let behind = self.by_position.entry_at(&held.chunks, cursor);
         if let Some(id) = self
-            .before(held, place)
+            .before(held, cursor)
             .filter(|&id| held.slots.end(id) == position)
         {
             match held.try_merge(id, rq, Fit::Back) {
@@ -186,13 +186,13 @@ impl Line {
     }
 
     #[inline]
-    fn before(&self, held: &Held, place: Place) -> Option<SlotId> {
-        let before = self.by_position.before(&held.chunks, place)?;
+    fn before(&self, held: &RequestMemory, cursor: Cursor) -> Option<SlotId> {
+        let before = self.by_position.before(&held.chunks, cursor)?;
         Some(self.by_position.entry(&held.chunks, before).1)
     }
 
     /// After a back merge into `id`: merges the request behind it too, if it has come to touch it.
-    fn close_gap(&mut self, held: &mut Held, id: SlotId, behind: Place) {
+    fn close_gap(&mut self, held: &mut RequestMemory, id: SlotId, behind: Cursor) {
         let (position, later) = self.by_position.entry(&held.chunks, behind);
         let (queued, next) = (held.slots.rq(id), held.slots.rq(later));
         if held.slots.end(id) != position || merge::fit(queued, next, &held.limits) != Some(Fit::Back) {

@@ -1,0 +1,233 @@
+//! Decides what a driver is to those who configure disks: its name and keys, the disk that its keys describe, and the drive that
+//! open disks of one queue become. [`registry`](crate::registry) lists the drivers; `blkmq-config` parses, opens and joins through
+//! these traits, so it knows no driver by name.
+//!
+//! ```text
+//!  key=value ─ Driver::parse ─► DriverConfig ─ open ─► OpenDisk ─ join (all of one queue) ─► blkmq_host::drive::Drive
+//! ```
+
+use std::any::Any;
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use blkmq_core::queue::TagMode;
+use blkmq_host::Error;
+use blkmq_host::drive::Drive;
+use blkmq_host::value::ConfigError;
+
+use crate::keys::Pairs;
+
+/// A driver, as it is listed.
+#[derive(Debug)]
+pub struct Driver {
+    /// Its name: the key that says where a disk's data is, as in `file=PATH`.
+    pub name: &'static str,
+    /// What the value of that key is called in messages, as in `PATH`.
+    pub value: &'static str,
+    /// What a disk of it is, in one line.
+    pub help: &'static str,
+    /// Its other keys.
+    pub keys: &'static [Key],
+    /// Reads the driver's keys, its name among them; all that is left in the list is the driver's. What cannot be is refused
+    /// with the key, the value and what is allowed; whoever calls adds the disk's name.
+    pub parse: Parse,
+}
+
+/// How a driver reads its keys.
+pub type Parse = fn(&mut Pairs, &DiskRequest<'_>) -> Result<Arc<dyn DriverConfig>, ConfigError>;
+
+/// A key of a driver. Its page in `docs/drivers` says more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The key.
+    pub name: &'static str,
+    /// The value that it has where it is not given, as text.
+    pub default: &'static str,
+    /// What it does, in one line.
+    pub help: &'static str,
+}
+
+/// What every disk can be asked for, whatever its driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskRequest<'a> {
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Smallest unit of addresses and lengths, as it was written.
+    pub block_size: Option<&'a str>,
+}
+
+/// A disk as its driver's keys describe it.
+pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
+    /// The driver's name.
+    fn driver(&self) -> &'static str;
+
+    /// What people who list the exports are told where nothing was given: not the path, which is the host's business.
+    fn describe(&self) -> &'static str;
+
+    /// Opens the disk. May block.
+    ///
+    /// # Errors
+    /// Why it cannot be served; whoever calls adds the disk's name.
+    fn open(&self, attributes: &Attributes) -> Result<Box<dyn OpenDisk>, OpenError>;
+
+    /// The file that the disk is kept in, if it is one of this host.
+    fn file(&self) -> Option<LocalFile<'_>> {
+        None
+    }
+
+    /// Connections to other hosts that the disk has, with so many reactors: each takes a descriptor.
+    fn connections(&self, _reactors: usize) -> usize {
+        0
+    }
+
+    /// Says whether the disk may be gone while this host starts: as one of several paths it is left out then.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// Says why the disk cannot be one of several paths, as far as its keys tell.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    fn check_path(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
+}
+
+/// How a disk is to be, as numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// Whether changes are refused.
+    pub read_only: bool,
+    /// Smallest unit of addresses and lengths, in bytes. Default: what the drive needs, 512 at least.
+    pub block_size: Option<u32>,
+}
+
+/// A file of this host in which a disk is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalFile<'a> {
+    /// Where it is.
+    pub path: &'a Path,
+    /// The size with which it is made if it is missing, in bytes.
+    pub size: Option<u64>,
+}
+
+/// Why a disk cannot be opened.
+pub type OpenError = Box<dyn StdError + Send + Sync>;
+
+/// A disk that is open and waits for the others of its queue.
+pub trait OpenDisk: Any + Send {
+    /// The driver's name.
+    fn driver(&self) -> &'static str;
+
+    /// What the disk turned out to be.
+    fn shape(&self) -> Shape;
+
+    /// The device whose capacity the disk uses, as the name of a queue: disks that name the same one share it. None for a device
+    /// of its own.
+    fn device(&self) -> Option<String> {
+        None
+    }
+
+    /// The tags of its queue, where nothing else is asked for.
+    fn tags(&self) -> TagMode;
+
+    /// Says whether the disk can share a queue with another one of the same driver.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    fn share_queue(&self, _other: &dyn OpenDisk) -> Result<(), Unshared> {
+        Ok(())
+    }
+
+    /// Says why the disk cannot be one of several paths, as it was found to be.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    fn check_path(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    /// Makes the drive of a queue of this disk and `others`, in this order, all of this driver, for tags below `depth`. `sizes` are
+    /// those of all.
+    ///
+    /// # Errors
+    /// Why there can be no such drive, with the queue's name.
+    fn join(
+        self: Box<Self>,
+        queue: &str,
+        others: Vec<Box<dyn OpenDisk>>,
+        sizes: &[u64],
+        depth: u32,
+    ) -> Result<Arc<dyn Drive>, Error>;
+}
+
+/// What an open disk turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes.
+    pub size: u64,
+    /// Smallest unit of addresses and lengths that the drive takes, in bytes.
+    pub block_size: u32,
+    /// Whether changes are refused.
+    pub read_only: bool,
+}
+
+/// Why two disks cannot share a queue: what they are called, and the reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unshared {
+    /// `disks`, perhaps with the driver's name before it.
+    pub disks: &'static str,
+    /// Why, and what to do.
+    pub why: &'static str,
+}
+
+/// Comparison of configurations whose driver is not known. Every type that can be compared has it.
+pub trait Same {
+    /// Says whether the other one is of the same type and equal.
+    fn is_same(&self, other: &dyn Any) -> bool;
+}
+
+impl<T: PartialEq + Any> Same for T {
+    fn is_same(&self, other: &dyn Any) -> bool {
+        other.downcast_ref::<T>().is_some_and(|other| self == other)
+    }
+}
+
+impl PartialEq for dyn DriverConfig {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_same(other)
+    }
+}
+
+/// The configuration as what it is, if it is one of driver's type `T`.
+pub fn config_of<T: DriverConfig>(config: &dyn DriverConfig) -> Option<&T> {
+    let config: &dyn Any = config;
+    config.downcast_ref()
+}
+
+/// The open disk as what it is, if it is of type `T`.
+pub fn disk_of<T: OpenDisk>(disk: &dyn OpenDisk) -> Option<&T> {
+    let disk: &dyn Any = disk;
+    disk.downcast_ref()
+}
+
+/// Takes an open disk as what it is, if it is of type `T`.
+pub fn into_disk<T: OpenDisk>(disk: Box<dyn OpenDisk>) -> Option<Box<T>> {
+    let disk: Box<dyn Any> = disk;
+    disk.downcast().ok()
+}
+
+/// A drive that cannot be made for a queue.
+pub fn drive_error(queue: &str, problem: impl ToString) -> Error {
+    Error::Drive {
+        queue: queue.to_owned(),
+        source: io::Error::other(problem.to_string()),
+    }
+}
+
+/// Smallest unit of addresses and lengths that any drive has, in bytes.
+pub const BLOCK_MIN: u32 = 512;

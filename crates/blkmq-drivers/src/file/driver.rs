@@ -1,0 +1,141 @@
+//! Decides how a disk in a file or on a block device is asked for: `file=PATH` and its keys.
+
+use std::sync::Arc;
+
+use blkmq_core::queue::TagMode;
+use blkmq_host::Error;
+use blkmq_host::drive::Drive;
+use blkmq_host::value::ConfigError;
+
+use super::{Device, FileConfig, FileDisk, FileDrive};
+use crate::driver::{
+    Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError, Shape, drive_error,
+    into_disk,
+};
+use crate::keys::Pairs;
+
+/// The driver, for the registry.
+pub static DRIVER: Driver = Driver {
+    name: NAME,
+    value: "PATH",
+    help: "an image file or a block device",
+    keys: &[
+        Key {
+            name: "size",
+            default: "the file's",
+            help: "what the size must be; a file that is missing is made with it",
+        },
+        Key {
+            name: "read_only",
+            default: "off",
+            help: "open for reading only, beside other readers",
+        },
+        Key {
+            name: "block_size",
+            default: "what direct I/O needs, 512 at least",
+            help: "logical block size, a power of two from 512 to 65536",
+        },
+        Key {
+            name: "direct",
+            default: "auto",
+            help: "go past the page cache: auto, on or off",
+        },
+        Key {
+            name: "lock",
+            default: "on",
+            help: "refuse a file that somebody else writes to",
+        },
+    ],
+    parse,
+};
+
+fn parse(pairs: &mut Pairs, request: &DiskRequest<'_>) -> Result<Arc<dyn DriverConfig>, ConfigError> {
+    let mut config = FileConfig {
+        read_only: request.read_only,
+        ..FileConfig::default()
+    };
+    if let Some(size) = request.block_size {
+        config.set("block_size", size)?;
+    }
+    pairs.set_all(|key, value| config.set(key, value))?;
+    Ok(Arc::new(config))
+}
+
+impl DriverConfig for FileConfig {
+    fn driver(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> &'static str {
+        "disk on a file"
+    }
+
+    fn open(&self, attributes: &Attributes) -> Result<Box<dyn OpenDisk>, OpenError> {
+        let config = FileConfig {
+            read_only: self.read_only || attributes.read_only,
+            block_size: self.block_size.or(attributes.block_size),
+            ..self.clone()
+        };
+        Ok(Box::new(FileDisk::open(&config)?))
+    }
+
+    fn file(&self) -> Option<LocalFile<'_>> {
+        Some(LocalFile {
+            path: &self.path,
+            size: self.size,
+        })
+    }
+}
+
+impl OpenDisk for FileDisk {
+    fn driver(&self) -> &'static str {
+        NAME
+    }
+
+    fn shape(&self) -> Shape {
+        Shape {
+            size: self.size(),
+            block_size: self.block_size(),
+            read_only: self.is_read_only(),
+        }
+    }
+
+    /// Numbered as `ls -l /dev` and `/proc/self/mountinfo` do.
+    fn device(&self) -> Option<String> {
+        let (kind, number) = match FileDisk::device(self) {
+            Device::Filesystem(number) => ("fs", number),
+            Device::Block(number) => ("dev", number),
+        };
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        Some(format!("{kind}-{major}:{minor}"))
+    }
+
+    fn tags(&self) -> TagMode {
+        TagMode::Shared(DEPTH)
+    }
+
+    fn check_path(&self) -> Result<(), &'static str> {
+        match self.direct() {
+            Some(_) => Ok(()),
+            None => Err(
+                "it goes through the page cache, where other paths' writes are not seen; give it direct=on",
+            ),
+        }
+    }
+
+    fn join(
+        self: Box<Self>,
+        queue: &str,
+        others: Vec<Box<dyn OpenDisk>>,
+        _sizes: &[u64],
+        depth: u32,
+    ) -> Result<Arc<dyn Drive>, Error> {
+        let others = others.into_iter().filter_map(into_disk::<Self>);
+        let disks = std::iter::once(self).chain(others).map(|disk| *disk).collect();
+        let drive = FileDrive::new(disks, depth).map_err(|error| drive_error(queue, error))?;
+        Ok(Arc::new(drive))
+    }
+}
+
+const NAME: &str = "file";
+const DEPTH: u32 = 256;

@@ -1,0 +1,115 @@
+//! Decides how the keys of a disk are handed to its driver: pairs of texts, from which each is taken once.
+//! `blkmq-config` fills the list; what every disk has is taken there, the rest is the driver's.
+
+use blkmq_host::value::{self, ConfigError};
+
+/// Keys with their values, in the order in which they were given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pairs(Vec<(String, String)>);
+
+impl Pairs {
+    /// Says whether a key is given.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|pair| pair.0 == key)
+    }
+
+    /// Takes a key out of the list.
+    ///
+    /// # Errors
+    /// If it is there twice.
+    pub fn take(&mut self, key: &str) -> Result<Option<String>, ConfigError> {
+        let Some(at) = self.0.iter().position(|pair| pair.0 == key) else {
+            return Ok(None);
+        };
+        let (_, value) = self.0.remove(at);
+        if self.has(key) {
+            return Err(ConfigError::Twice { key: key.to_owned() });
+        }
+        Ok(Some(value))
+    }
+
+    /// Takes a size of at least one byte: what a disk without a medium has in the place of one. Empty text stands for a key that is
+    /// not given.
+    ///
+    /// # Errors
+    /// If it is no size, 0, or there twice.
+    pub fn take_size(&mut self, key: &str) -> Result<u64, ConfigError> {
+        let text = self.take(key)?.unwrap_or_default();
+        match value::size(key, &text)? {
+            0 => Err(ConfigError::Refused {
+                key: key.to_owned(),
+                value: text,
+                why: "a disk has at least one block, 512 bytes".to_owned(),
+            }),
+            size => Ok(size),
+        }
+    }
+
+    /// Gives each key that is left to `set`, in order, and leaves none.
+    ///
+    /// # Errors
+    /// The first that `set` refuses.
+    pub fn set_all(
+        &mut self,
+        mut set: impl FnMut(&str, &str) -> Result<(), ConfigError>,
+    ) -> Result<(), ConfigError> {
+        self.0.drain(..).try_for_each(|(key, value)| set(&key, &value))
+    }
+
+    /// The first key that is left.
+    pub fn first(&self) -> Option<&str> {
+        self.0.first().map(|pair| pair.0.as_str())
+    }
+}
+
+impl From<Vec<(String, String)>> for Pairs {
+    fn from(pairs: Vec<(String, String)>) -> Self {
+        Self(pairs)
+    }
+}
+
+/// Checks the size of a disk whose content is kept in memory.
+///
+/// # Errors
+/// If it is too large; `key` says which key asks for memory.
+#[cfg(any(feature = "null", feature = "ram"))]
+pub(crate) fn fits_memory(key: &str, size: u64) -> Result<(), ConfigError> {
+    if size > MEMORY_MAX {
+        return Err(ConfigError::Refused {
+            key: key.to_owned(),
+            value: size.to_string(),
+            why: "must be at most 1T, since the table of its pieces takes memory at once".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// The largest disk in memory, in bytes.
+#[cfg(any(feature = "null", feature = "ram"))]
+const MEMORY_MAX: u64 = 1 << 40;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(list: &[(&str, &str)]) -> Pairs {
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        list.iter().map(owned).collect::<Vec<_>>().into()
+    }
+
+    #[test]
+    fn a_key_is_taken_once_and_refused_twice() {
+        let mut list = pairs(&[("a", "1"), ("b", "2"), ("b", "3")]);
+        assert_eq!(list.take("a"), Ok(Some("1".to_owned())));
+        assert_eq!(list.take("a"), Ok(None));
+        let error = list.take("b").unwrap_err().to_string();
+        assert_eq!(error, "b= is given twice: keep one");
+    }
+
+    #[test]
+    fn a_disk_has_at_least_one_byte() {
+        let error = pairs(&[("ram", "0")]).take_size("ram").unwrap_err().to_string();
+        assert_eq!(error, "ram=0 rejected: a disk has at least one block, 512 bytes");
+        assert_eq!(pairs(&[("ram", "4K")]).take_size("ram"), Ok(4096));
+    }
+}

@@ -1,0 +1,102 @@
+//! Decides which drivers can be asked for. A driver that is added has its folder, one line here and a page in `docs/drivers`.
+//!
+//! Disks that lie on other disks are no drivers: `linear`, `striped` and `multipath` refer to disks by name, so whoever knows all
+//! of them (`blkmq_config::disk`) parses and plans these three.
+
+use crate::driver::Driver;
+
+/// The drivers of this crate, in the order in which messages list them.
+static BUILT_IN: &[&Driver] = &[
+    #[cfg(feature = "file")]
+    &crate::file::DRIVER,
+    #[cfg(feature = "ram")]
+    &crate::ram::DRIVER,
+    #[cfg(feature = "null")]
+    &crate::null::DRIVER,
+    #[cfg(feature = "nbd")]
+    &crate::nbd::DRIVER,
+];
+
+/// The drivers that disks can be asked for with. By default those of this crate.
+#[derive(Clone, Debug)]
+pub struct Registry(Vec<&'static Driver>);
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self(BUILT_IN.to_vec())
+    }
+}
+
+impl Registry {
+    /// With one driver more, in front of which those of this crate are listed.
+    ///
+    /// # Panics
+    /// If there is one of that name: the caller has taken a name that is not its own.
+    #[must_use]
+    pub fn with(mut self, driver: &'static Driver) -> Self {
+        assert!(
+            self.get(driver.name).is_none(),
+            "a driver {} is listed",
+            driver.name
+        );
+        self.0.push(driver);
+        self
+    }
+
+    /// Finds a driver by its name.
+    pub fn get(&self, name: &str) -> Option<&'static Driver> {
+        self.iter().find(|driver| driver.name == name)
+    }
+
+    /// All drivers, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &'static Driver> {
+        self.0.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::DiskRequest;
+
+    /// Its keys as its message for an unknown one lists them.
+    fn known(driver: &Driver) -> Vec<String> {
+        let given = [(driver.name, "nbd://x/"), ("no-such-key", "1")];
+        let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let sized = [(driver.name, "1M"), ("no-such-key", "1")];
+        let sized = sized.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let parse = |pairs: &[(String, String)]| {
+            let mut pairs = pairs.to_vec().into();
+            (driver.parse)(&mut pairs, &DiskRequest::default()).expect_err("an unknown key")
+        };
+        let texts = [parse(&given).to_string(), parse(&sized).to_string()];
+        let text = texts
+            .iter()
+            .find_map(|text| text.split_once("no such key; it has "));
+        let list = text.unwrap_or_else(|| panic!("{texts:?}")).1;
+        let names = list.split(", ").map(str::to_owned);
+        names.filter(|key| key != driver.name).collect()
+    }
+
+    #[test]
+    fn the_keys_that_are_listed_are_those_that_are_taken() {
+        for driver in Registry::default().iter() {
+            let mut listed: Vec<&str> = driver.keys.iter().map(|key| key.name).collect();
+            let mut taken = known(driver);
+            listed.sort_unstable();
+            taken.sort_unstable();
+            assert_eq!(listed, taken, "{}", driver.name);
+        }
+    }
+
+    #[test]
+    fn every_driver_has_a_page_with_every_key() {
+        for driver in Registry::default().iter() {
+            let pages = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/drivers");
+            let page = std::fs::read_to_string(format!("{pages}/{}.md", driver.name)).unwrap();
+            for key in driver.keys.iter().map(|key| key.name).chain([driver.name]) {
+                assert!(page.contains(&format!("| `{key}` |")), "{}: {key}", driver.name);
+            }
+        }
+    }
+}

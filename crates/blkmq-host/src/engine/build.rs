@@ -1,0 +1,191 @@
+//! Decides how the queues of an engine are made: the core's queue for each drive, the table of disks, and each thread's handles.
+
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex};
+
+use blkmq_core::ids::{DiskId, REACTORS_MAX, ReactorId};
+use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, QueueHandle, ReactorConfig};
+
+use crate::clock::Clock;
+use crate::drive::{Allocation, Drive};
+use crate::engine::config::{DiskEntry, EngineConfig, QueueSpec};
+use crate::engine::disk::{Disk, QueueId};
+use crate::engine::group_paths::Paths;
+use crate::engine::mapped;
+use crate::engine::shared::{Inbox, QueueEntry, ReactorQueues, Shared};
+use crate::error::Error;
+use crate::reactor::runner::Runner;
+use crate::reactor::wakeup::Wakeup;
+
+/// Makes the queues, and for each thread its handles of all of them.
+pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQueues>), Error> {
+    let reactors = config.reactors.max(1);
+    let handles = reactors + config.attached_max;
+    if handles > REACTORS_MAX {
+        return Err(Error::Range {
+            name: "number of reactors and attached threads",
+            value: handles as u64,
+            min: 1,
+            max: REACTORS_MAX as u64,
+        });
+    }
+    let mut free_queues: Vec<ReactorQueues> = (0..handles)
+        .map(|id| ReactorQueues {
+            id: ReactorId(id as u16),
+            handles: Vec::with_capacity(config.queues.len()),
+        })
+        .collect();
+    let mut disks = Vec::new();
+    let mut queues = Vec::with_capacity(config.queues.len());
+    for (index, spec) in config.queues.into_iter().enumerate() {
+        let drive = Arc::clone(&spec.drive);
+        let entries = spec.disks.clone();
+        let paths = Mutex::new(Paths::new(&spec.group_paths));
+        let (queue, handles) = make_queue(spec, reactors, handles)?;
+        list_disks(&mut disks, QueueId(index as u16), &queue, &drive, entries)?;
+        free_queues
+            .iter_mut()
+            .zip(handles)
+            .for_each(|(reactor_queues, handle)| reactor_queues.handles.push(handle));
+        queues.push(QueueEntry { queue, drive, paths });
+    }
+    let mapped = mapped::add(&mut disks, config.mapped, QueueId(queues.len() as u16))?;
+    let wakeups: Result<Box<[Wakeup]>, _> = (0..handles).map(|_| Wakeup::new()).collect();
+    let wakeups = wakeups.map_err(|source| Error::Os {
+        what: "making an event to wake a reactor with".to_owned(),
+        source,
+    })?;
+    let shared = Shared {
+        clock: Clock::get(),
+        ring: config.ring,
+        spin_max: config.spin_max,
+        wait: config.wait,
+        wakeups,
+        inboxes: (0..reactors).map(|_| Inbox::default()).collect(),
+        queues: queues.into(),
+        disks: disks.into(),
+        mapped,
+        free_queues: Mutex::default(),
+        attached_max: handles - reactors,
+        services: AtomicU32::new(0),
+        is_hurried: AtomicBool::new(false),
+    };
+    let shared = Arc::new(shared);
+    for (index, entry) in shared.queues.iter().enumerate() {
+        entry.drive.meet(Runner::new(&shared, QueueId(index as u16)));
+    }
+    Ok((shared, free_queues))
+}
+
+fn make_queue(
+    spec: QueueSpec,
+    reactors: usize,
+    handles: usize,
+) -> Result<(Arc<Queue>, Vec<QueueHandle>), Error> {
+    let io_poll = spec.is_polled()?;
+    if io_poll {
+        log_polling(&spec.name, &*spec.drive);
+    }
+    let mut base = 0;
+    let mut disks = Vec::with_capacity(spec.disks.len());
+    for entry in spec.disks {
+        let (name, size) = (entry.name.clone(), entry.size);
+        disks.push(DiskConfig {
+            name: entry.name,
+            base,
+            size: entry.size,
+            read_only: entry.read_only,
+            logical_block: entry.block_size,
+        });
+        // Disks are apart on the queue, so that the end of one is no neighbour of the next one's beginning.
+        let end = base.checked_add(entry.size);
+        let next = end.and_then(|end| {
+            end.checked_next_multiple_of(DISK_SPACING)?
+                .checked_add(DISK_SPACING)
+        });
+        base = next.ok_or_else(|| {
+            Error::Disk(format!(
+                "queue {}: disk {name}: size {size} rejected: all disks of a queue together must be smaller than 16777216T; \
+                 make it smaller, or give it a queue= of its own",
+                spec.name,
+            ))
+        })?;
+    }
+    let config = QueueConfig {
+        name: spec.name,
+        reactors: (0..handles)
+            .map(|id| ReactorConfig {
+                is_event_loop: id < reactors,
+            })
+            .collect(),
+        hctxs: spec
+            .drive
+            .hctxs(spec.hctxs.unwrap_or(handles as u16), reactors as u16),
+        tags: spec.tags,
+        requests_per_reactor: spec.requests_per_reactor,
+        limits: spec.drive.limits(),
+        elevator: spec.elevator,
+        dispatch: spec.dispatch,
+        rerun: spec.rerun,
+        timeout: spec.timeout,
+        merges: spec.merges,
+        groups: spec.groups,
+        stats: spec.stats,
+        clock: || Clock::get().now(),
+        io_poll,
+        poll_policy: spec.poll_policy,
+        disks,
+    };
+    let (queue, handles) = Queue::new(config)?;
+    for (name, value) in spec.tunables {
+        let set = queue
+            .set_tunable(&name, value)
+            .expect("nobody else is inside yet");
+        set.map_err(|cause| Error::Tunable {
+            queue: queue.name().to_owned(),
+            cause,
+        })?;
+    }
+    Ok((queue, handles))
+}
+
+fn list_disks(
+    disks: &mut Vec<Disk>,
+    queue: QueueId,
+    core: &Queue,
+    drive: &Arc<dyn Drive>,
+    entries: Vec<DiskEntry>,
+) -> Result<(), Error> {
+    let allocation: Arc<dyn Allocation> = Arc::<dyn Drive>::clone(drive);
+    for (id, entry) in entries.into_iter().enumerate() {
+        if disks.iter().any(|disk| disk.name == entry.name) {
+            let name = entry.name;
+            return Err(Error::Disk(format!(
+                "disk {name}: there are two of this name; rename one"
+            )));
+        }
+        disks.push(Disk {
+            name: entry.name,
+            description: entry.description,
+            queue,
+            id: DiskId(id as u32),
+            size: entry.size,
+            read_only: entry.read_only,
+            block_size: entry.block_size,
+            group: entry.group,
+            limits: core.limits().clone(),
+            allocation: Arc::clone(&allocation),
+            used_by: None,
+        });
+    }
+    Ok(())
+}
+
+/// Says how a queue will be polled, where that is a question; and has its drive find out.
+pub(crate) fn log_polling(queue: &str, drive: &dyn Drive) {
+    if let Some(how) = drive.describe_polling() {
+        tracing::info!("queue {queue}: polled: {how}");
+    }
+}
+
+const DISK_SPACING: u64 = 1 << 20;

@@ -1,0 +1,179 @@
+//! Decides what stands in the tables of figures: what report files say, and nothing that was typed
+//! by hand.
+//!
+//! `docs/benchmarks/figures.toml` names the rows of README's table; the reports, JSON as `blkmq
+//! bench --json` writes it, lie in `docs/benchmarks/reports`. A test fails where a document differs
+//! from them.
+
+mod report;
+mod table;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use self::report::Report;
+use crate::place::root;
+
+/// Writes every table of figures anew, after it has taken in new reports.
+///
+/// # Errors
+/// If a report or a document cannot be read or written, or a row names what no report has.
+pub(crate) fn run(added: &[String]) -> Result<()> {
+    for file in added {
+        let name = report::take_in(Path::new(file), &root().join(REPORTS))?;
+        println!("took {name}");
+    }
+    for (path, _, now) in documents()?.iter().filter(|(_, before, now)| before != now) {
+        fs::write(root().join(path), now).with_context(|| format!("writing {path}"))?;
+        println!("wrote {path}");
+    }
+    Ok(())
+}
+
+/// Each document with tables of figures: its path, its text, and its text as the reports have it.
+fn documents() -> Result<Vec<(String, String, String)>> {
+    let source = Source::read()?;
+    let mut documents = Vec::new();
+    for path in paths()? {
+        let text = fs::read_to_string(root().join(&path)).with_context(|| format!("reading {path}"))?;
+        let now = source.fill(&text).with_context(|| path.clone())?;
+        documents.push((path, text, now));
+    }
+    Ok(documents)
+}
+
+/// The documents that may have such tables.
+fn paths() -> Result<Vec<String>> {
+    let mut paths = vec!["README.md".to_owned()];
+    let dir = "docs/benchmarks";
+    for entry in fs::read_dir(root().join(dir)).with_context(|| format!("reading {dir}"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".md") {
+            paths.push(format!("{dir}/{name}"));
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// What tables are made of.
+struct Source {
+    rows: toml::Table,
+    reports: BTreeMap<String, Report>,
+    instructions: toml::Table,
+}
+
+impl Source {
+    fn read() -> Result<Source> {
+        let toml = |path: &str| -> Result<toml::Table> {
+            let text = fs::read_to_string(root().join(path)).with_context(|| format!("reading {path}"))?;
+            text.parse().with_context(|| format!("reading {path}"))
+        };
+        Ok(Source {
+            rows: toml(ROWS)?,
+            reports: report::read_all(&root().join(REPORTS))?,
+            instructions: toml(INSTRUCTIONS)?,
+        })
+    }
+
+    /// The text with what is between each pair of markers replaced.
+    fn fill(&self, text: &str) -> Result<String> {
+        let mut filled = String::new();
+        let mut lines = text.lines();
+        while let Some(line) = lines.next() {
+            filled += &format!("{line}\n");
+            let Some(what) = marker(line) else { continue };
+            ensure!(what != END, "a marker `{END}` without a beginning");
+            filled += &format!("\n{}\n", self.table(what)?);
+            let end = lines.find(|line| marker(line) == Some(END));
+            filled += &format!("{}\n", end.with_context(|| format!("`{what}` has no end"))?);
+        }
+        Ok(filled)
+    }
+
+    fn table(&self, what: &str) -> Result<String> {
+        let words: Vec<&str> = what.split_whitespace().collect();
+        match words[..] {
+            ["measured"] => table::measured(&self.rows, &self.reports, &self.instructions),
+            ["reports"] => Ok(table::reports(&self.reports)),
+            ["instructions"] => table::instructions(&self.instructions),
+            ["report", name, ref keys @ ..] => table::report(report::find(&self.reports, name)?, keys),
+            _ => bail!("`{what}`: there is no such table of figures"),
+        }
+    }
+}
+
+/// What stands in a marker: `<!-- figures: WHAT -->`.
+fn marker(line: &str) -> Option<&str> {
+    line.strip_prefix("<!-- figures: ")?.strip_suffix(" -->")
+}
+
+const END: &str = "end";
+const ROWS: &str = "docs/benchmarks/figures.toml";
+const REPORTS: &str = "docs/benchmarks/reports";
+const INSTRUCTIONS: &str = "bench/instructions.toml";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_document_differs_from_the_reports() {
+        for (path, text, now) in documents().unwrap() {
+            assert!(
+                text == now,
+                "{path} differs from the reports: run `cargo xtask figures`"
+            );
+        }
+    }
+
+    #[test]
+    fn a_figure_that_was_typed_by_hand_is_found() {
+        let source = Source::read().unwrap();
+        let readme = fs::read_to_string(root().join("README.md")).unwrap();
+        let row = readme
+            .lines()
+            .find(|line| line.contains("| null device |"))
+            .expect("README has a row of figures");
+        let forged = readme.replacen(
+            row,
+            &row.replacen("| null device |", "| null device | 99 M IOPS |", 1),
+            1,
+        );
+        assert_ne!(forged, readme);
+        assert_eq!(source.fill(&forged).unwrap(), readme);
+    }
+
+    #[test]
+    fn every_report_belongs_to_a_table() {
+        let all: String = paths()
+            .unwrap()
+            .iter()
+            .map(|path| fs::read_to_string(root().join(path)).unwrap())
+            .collect();
+        let rows = fs::read_to_string(root().join(ROWS)).unwrap();
+        for entry in fs::read_dir(root().join(REPORTS)).unwrap() {
+            let name = entry.unwrap().file_name().to_string_lossy().into_owned();
+            let name = name.trim_end_matches(".json").to_owned();
+            let is_used =
+                all.contains(&format!("figures: report {name}")) || rows.contains(&format!("\"{name}\""));
+            assert!(is_used, "no table uses the report {name}");
+        }
+    }
+
+    #[test]
+    fn a_marker_without_its_end_is_an_error() {
+        let source = Source::read().unwrap();
+        assert!(source.fill("<!-- figures: reports -->\n").is_err());
+        assert!(source.fill("<!-- figures: end -->\n").is_err());
+        assert!(
+            source
+                .fill("<!-- figures: guesses -->\n<!-- figures: end -->\n")
+                .is_err()
+        );
+        assert_eq!(source.fill("text\n").unwrap(), "text\n");
+    }
+}

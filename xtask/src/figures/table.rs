@@ -1,0 +1,313 @@
+//! Decides how figures look in a document: one to a cell, with three digits and a unit, losses
+//! beside wins.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+
+use super::report::{self, Report, word};
+
+/// README's table: a row for each entry of `figures.toml`.
+///
+/// # Errors
+/// If an entry is not understood, or names what no report has.
+pub(super) fn measured(
+    rows: &toml::Table,
+    reports: &BTreeMap<String, Report>,
+    instructions: &toml::Table,
+) -> Result<String> {
+    let rows = rows.get("figure").and_then(toml::Value::as_array);
+    let mut table = heading(&[
+        "measured",
+        "on",
+        "ours",
+        "the other side",
+        "its figure",
+        "times better",
+    ]);
+    for row in rows.context("figures.toml has no [[figure]]")? {
+        let row = Row(row.as_table().context("a figure is a table")?);
+        let what = row.text("what")?;
+        let cells = row
+            .cells(reports, instructions)
+            .with_context(|| format!("figure `{what}`"))?;
+        table += &line(&cells);
+    }
+    Ok(table)
+}
+
+/// An entry of `figures.toml`.
+struct Row<'a>(&'a toml::Table);
+
+impl Row<'_> {
+    fn cells(&self, reports: &BTreeMap<String, Report>, instructions: &toml::Table) -> Result<Vec<String>> {
+        let drive = self.text("on")?;
+        ensure!(
+            DRIVES.contains(&drive),
+            "on = \"{drive}\" rejected: must be one of {DRIVES:?}"
+        );
+        let what = self.text("what")?.to_owned();
+        if let Ok(way) = self.text("instructions") {
+            let count = count_of(instructions, way)?;
+            let none = || String::from("–");
+            return Ok(vec![
+                what,
+                drive.into(),
+                format!("{count:.0} instructions"),
+                none(),
+                none(),
+                none(),
+            ]);
+        }
+        let report = report::find(reports, self.text("report")?)?;
+        let (case, key, unit) = (self.text("case")?, self.text("key")?, self.text("unit")?);
+        let ours = report.figure(case, self.text("side")?, key)?;
+        let Ok(other) = self.text("other") else {
+            let none = || String::from("–");
+            return Ok(vec![
+                what,
+                drive.into(),
+                quantity(ours, unit)?,
+                none(),
+                none(),
+                none(),
+            ]);
+        };
+        let more = match self.text("better")? {
+            "more" => true,
+            "less" => false,
+            word => anyhow::bail!("better = \"{word}\" rejected: must be more or less"),
+        };
+        let other_case = self.text("other_case").unwrap_or(case);
+        let sides = other
+            .split('|')
+            .map(|side| Ok((side, report.figure(other_case, side, key)?)));
+        let sides = sides.collect::<Result<Vec<_>>>()?;
+        let best = sides
+            .into_iter()
+            .reduce(|best, side| if (side.1 > best.1) == more { side } else { best });
+        let (other, theirs) = best.context("`other` names nobody")?;
+        let better = if more { ours / theirs } else { theirs / ours };
+        let name = self.text("other_name").unwrap_or(other).to_owned();
+        Ok(vec![
+            what,
+            drive.into(),
+            quantity(ours, unit)?,
+            name,
+            quantity(theirs, unit)?,
+            if better > TIMES_MAX {
+                format!("> {TIMES_MAX}")
+            } else {
+                digits(better)
+            },
+        ])
+    }
+
+    fn text(&self, key: &str) -> Result<&str> {
+        let value = self.0.get(key).and_then(toml::Value::as_str);
+        value.with_context(|| format!("it has no `{key}`"))
+    }
+}
+
+/// Where each report was made, and how it is made again.
+pub(super) fn reports(reports: &BTreeMap<String, Report>) -> String {
+    let mut table = heading(&[
+        "report",
+        "commit",
+        "rounds",
+        "seconds",
+        "processor",
+        "cores",
+        "kernel",
+        "command",
+    ]);
+    for (name, report) in reports {
+        table += &line(&[
+            format!("[{name}](reports/{name}.json)"),
+            report.text("commit").into(),
+            report.number("rounds").to_string(),
+            report.number("seconds").to_string(),
+            report.text("cpu").into(),
+            report.number("cores").to_string(),
+            report.text("kernel").into(),
+            format!("`{}`", report.text("command")),
+        ]);
+    }
+    table
+}
+
+/// Instructions per I/O of each way.
+///
+/// # Errors
+/// If a way has no count.
+pub(super) fn instructions(record: &toml::Table) -> Result<String> {
+    let mut table = heading(&["way", "instructions per I/O"]);
+    for way in record.keys() {
+        table += &line(&[format!("`{way}`"), format!("{:.1}", count_of(record, way)?)]);
+    }
+    Ok(table)
+}
+
+/// Every row of a report, with the figures of `keys` behind the usual ones.
+///
+/// # Errors
+/// If a key is not `NAME:UNIT`.
+pub(super) fn report(report: &Report, keys: &[&str]) -> Result<String> {
+    let usual = ["iops:IOPS", "p50_ns:ns", "p99_ns:ns", "cpu_ns_per_io:ns"];
+    let keys: &[&str] = if keys.is_empty() { &usual } else { keys };
+    let keys = keys
+        .iter()
+        .map(|key| {
+            key.split_once(':')
+                .with_context(|| format!("`{key}` is not NAME:UNIT"))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let names = keys.iter().map(|(name, _)| {
+        HEADINGS
+            .iter()
+            .find(|(key, _)| key == name)
+            .map_or(*name, |(_, heading)| heading)
+    });
+    let mut table = heading(
+        &["case", "side"]
+            .into_iter()
+            .chain(names)
+            .chain(["spread"])
+            .collect::<Vec<_>>(),
+    );
+    for row in report.rows() {
+        let mut cells = vec![
+            format!("`{}`", word(row, "case")),
+            format!("`{}`", word(row, "side")),
+        ];
+        for (name, unit) in &keys {
+            cells.push(match row[name].as_f64() {
+                Some(value) => quantity(value, unit)?,
+                None => "–".into(),
+            });
+        }
+        cells.push(spread(row));
+        table += &line(&cells);
+    }
+    Ok(table)
+}
+
+/// The slowest and the fastest round, apart by so much of the median, in IOPS.
+fn spread(row: &serde_json::Value) -> String {
+    let rounds: Vec<f64> = row["rounds"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(serde_json::Value::as_f64)
+        .collect();
+    let low = rounds.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = rounds.iter().copied().fold(0.0, f64::max);
+    match row["iops"].as_f64() {
+        Some(iops) if rounds.len() > 1 && iops > 0.0 => format!("{:.0} %", 100.0 * (high - low) / iops),
+        _ => "–".into(),
+    }
+}
+
+fn count_of(record: &toml::Table, way: &str) -> Result<f64> {
+    let value = record.get(way).and_then(|entry| entry.get("per_io"));
+    let value = value.with_context(|| format!("no instructions of `{way}` are recorded"))?;
+    value
+        .as_float()
+        .or(value.as_integer().map(|n| n as f64))
+        .context("it is no number")
+}
+
+fn quantity(value: f64, unit: &str) -> Result<String> {
+    Ok(match unit {
+        "IOPS" => format!("{} IOPS", scaled(value, &[(1e6, " M"), (1e3, " K"), (1.0, "")])),
+        "MB/s" => format!("{} MB/s", digits(value)),
+        "ns" => scaled(value, &[(1e9, " s"), (1e6, " ms"), (1e3, " µs"), (1.0, " ns")]),
+        "s" => format!("{} s", digits(value)),
+        "part" => format!("{} %", digits(100.0 * value)),
+        "times" => format!("{} times", digits(value)),
+        "count" => digits(value),
+        _ => anyhow::bail!("unit `{unit}` is not known"),
+    })
+}
+
+fn scaled(value: f64, units: &[(f64, &str)]) -> String {
+    let fits = units.iter().find(|(size, _)| value >= *size);
+    let (size, name) = fits.or(units.last()).expect("there are units");
+    format!("{}{name}", digits(value / size))
+}
+
+/// Three digits.
+fn digits(value: f64) -> String {
+    match value {
+        n if n >= 99.95 => format!("{n:.0}"),
+        n if n >= 9.995 => format!("{n:.1}"),
+        n if n >= 0.005 || n == 0.0 => format!("{n:.2}"),
+        n if n >= 0.0001 => format!("{n:.4}"),
+        n => format!("{n:.0e}"),
+    }
+}
+
+fn heading(cells: &[&str]) -> String {
+    let names: Vec<String> = cells.iter().map(|cell| (*cell).to_owned()).collect();
+    line(&names) + &format!("|{}\n", "---|".repeat(cells.len()))
+}
+
+fn line(cells: &[String]) -> String {
+    format!("| {} |\n", cells.join(" | "))
+}
+
+/// What a figure may be measured on.
+const DRIVES: [&str; 6] = [
+    "modelled drive",
+    "null device",
+    "real file",
+    "loop",
+    "memory",
+    "model, virtual time",
+];
+/// Beyond it a ratio says no more: a figure is near nothing.
+const TIMES_MAX: f64 = 100.0;
+const HEADINGS: [(&str, &str); 4] = [
+    ("iops", "IOPS"),
+    ("p50_ns", "p50"),
+    ("p99_ns", "p99"),
+    ("cpu_ns_per_io", "CPU/IO"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_three_digits_and_a_unit() {
+        assert_eq!(quantity(23_512_345.0, "IOPS").unwrap(), "23.5 M IOPS");
+        assert_eq!(quantity(1_400.0, "ns").unwrap(), "1.40 µs");
+        assert_eq!(quantity(0.0012, "part").unwrap(), "0.12 %");
+        assert_eq!(quantity(99.96, "MB/s").unwrap(), "100 MB/s");
+        assert!(quantity(1.0, "furlong").is_err());
+    }
+
+    #[test]
+    fn a_loss_is_below_one_whichever_way_is_better() {
+        let json = r#"{"bench": "b", "commit": "c", "command": "x", "rounds": 1, "seconds": 1, "host": {"kernel": "k", "cpu": "p"},
+            "rows": [{"case": "c", "side": "ours", "iops": 1.0, "p99_ns": 20.0, "rounds": [1.0]},
+                     {"case": "c", "side": "peer", "iops": 2.0, "p99_ns": 10.0, "rounds": [2.0]},
+                     {"case": "c", "side": "slow", "iops": 0.5, "p99_ns": 40.0, "rounds": [0.5]}]}"#;
+        let reports = BTreeMap::from([("r".to_owned(), Report::parse(json).unwrap())]);
+        let table = |key: &str, better: &str, on: &str| {
+            let entry = format!(
+                "[[figure]]\nwhat = \"w\"\non = \"{on}\"\nreport = \"r\"\ncase = \"c\"\nkey = \"{key}\"\nunit = \"ns\"\n\
+                 side = \"ours\"\nother = \"slow|peer|ours\"\nbetter = \"{better}\"\n"
+            );
+            measured(&entry.parse().unwrap(), &reports, &toml::Table::new())
+        };
+        for (key, better) in [("iops", "more"), ("p99_ns", "less")] {
+            let table = table(key, better, "null device").unwrap();
+            assert!(table.ends_with("| 0.50 |\n"), "{table}");
+        }
+        let best = table("iops", "more", "loop").unwrap();
+        assert!(best.contains("| peer | 2.00 ns |"), "{best}");
+        assert!(table("iops", "more", "a drive").is_err());
+        assert!(table("iops", "maybe", "loop").is_err() && table("p50_ns", "less", "loop").is_err());
+    }
+}
