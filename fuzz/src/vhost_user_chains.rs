@@ -32,7 +32,7 @@ pub fn run(data: &[u8]) {
     let mut loans = Loans::new(Arc::new(memory));
     let mut chain = Chain::default();
     for _ in 0..4 * SIZE {
-        let Ok(Some(head)) = ring.next() else { break };
+        let Ok(Some(head)) = ring.next_head() else { break };
         assert!(head < SIZE, "head {head}");
         loans.begin();
         if chain.follow(&ring, &loans, head).is_ok() {

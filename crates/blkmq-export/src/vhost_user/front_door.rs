@@ -1,4 +1,5 @@
-//! Decides how vhost-user-blk is one of the front doors: its name, its addresses, of which each disk has one, and what QEMU is given.
+//! Decides how vhost-user-blk is one of the front doors: its name, its addresses, of which each disk has one, and what
+//! virtual machine monitors are given.
 
 use std::fmt;
 use std::sync::Arc;
@@ -80,14 +81,7 @@ struct OfDisk {
 
 impl Opened for OfDisk {
     fn client_line(&self, disk: &str) -> Option<String> {
-        (disk == self.disk).then(|| {
-            let path = self.socket.path();
-            format!(
-                "-object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
-                 -chardev socket,id={disk},path={path},reconnect=1 \
-                 -device vhost-user-blk-pci,chardev={disk},num-queues=2"
-            )
-        })
+        (disk == self.disk).then(|| client_lines(disk, &self.socket.path()))
     }
 
     fn serve(
@@ -112,6 +106,29 @@ impl Opened for OfDisk {
         engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
         Ok(())
     }
+}
+
+/// What each virtual machine monitor is given: its words, or for Firecracker the body of a request.
+fn client_lines(disk: &str, path: &str) -> String {
+    // A comma would end the value.
+    let word = path.replace(',', ",,");
+    [
+        format!(
+            "qemu: -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
+             -chardev socket,id={disk},path={word},reconnect-ms=1000 \
+             -device vhost-user-blk-pci,chardev={disk},num-queues=2"
+        ),
+        format!(
+            "cloud-hypervisor: --memory size=1G,shared=on \
+             --disk vhost_user=true,socket={path},num_queues=2,queue_size=256"
+        ),
+        format!(
+            "firecracker: PUT /drives/{disk} {{\"drive_id\": \"{disk}\", \"socket\": {path:?}, \
+             \"is_root_device\": false, \"cache_type\": \"Writeback\"}}"
+        ),
+        format!("crosvm: --vhost-user block,socket={path}"),
+    ]
+    .join("\n")
 }
 
 /// What stands for the disk's name in an address.

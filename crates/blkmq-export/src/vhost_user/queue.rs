@@ -200,7 +200,7 @@ impl Queue {
     fn take_head(&mut self) -> Result<Option<u16>, Broken> {
         let head = match self.held.take() {
             Some(head) => Some(head),
-            None => self.ring.next()?,
+            None => self.ring.next_head()?,
         };
         if self.control.0.take_change() {
             self.adopt();

@@ -82,7 +82,7 @@ impl Ring {
     /// # Errors
     /// If the index has jumped, or the head is no descriptor.
     #[inline]
-    pub fn next(&mut self) -> Result<Option<u16>, Broken> {
+    pub fn next_head(&mut self) -> Result<Option<u16>, Broken> {
         if let Some(inflight) = &mut self.inflight
             && let Some(head) = inflight.next_to_repeat()
         {

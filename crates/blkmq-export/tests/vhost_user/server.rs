@@ -37,11 +37,14 @@ impl Server {
         let door = front_door::find("vhost_user").expect("it is built");
         let address = door.parse(&format!("unix:{}", pattern.display())).unwrap();
         for opened in address.open(&["vm"]).unwrap() {
-            let line = opened.client_line("vm").expect("its own disk");
-            assert!(
-                line.contains(&format!("path={}", pattern.display()).replace("{disk}", "vm")),
-                "{line}"
-            );
+            let lines = opened.client_line("vm").expect("its own disk");
+            let path = pattern.to_string_lossy().replace("{disk}", "vm");
+            for (line, monitor) in lines
+                .lines()
+                .zip(["qemu", "cloud-hypervisor", "firecracker", "crosvm"])
+            {
+                assert!(line.starts_with(monitor) && line.contains(&path), "{line}");
+            }
             assert_eq!(opened.client_line("other"), None);
             let offer = Offer {
                 disks: None,

@@ -52,6 +52,9 @@ impl Guest {
     }
 }
 
+/// Address, bytes, flags and next of a descriptor.
+type Fields = (u64, u32, u16, u16);
+
 #[test]
 fn a_chain_is_followed_through_the_table_and_through_one_of_its_own() {
     let guest = guest();
@@ -68,7 +71,7 @@ fn a_chain_is_followed_through_the_table_and_through_one_of_its_own() {
 #[test]
 fn what_breaks_a_rule_breaks_the_device() {
     let next = NEXT;
-    let chains: [(&str, &[(u64, u32, u16, u16)]); 9] = [
+    let chains: [(&str, &[Fields]); 9] = [
         ("without an end", &[(0x4000, 16, next, 1), (0x4000, 16, next, 0)]),
         ("beyond the table", &[(0x4000, 16, next, 16)]),
         ("outside of memory", &[(0xfff0, 17, 0, 0)]),
@@ -122,15 +125,15 @@ fn an_available_index_that_jumps_breaks_the_device() {
     guest.ring.begin(0, None);
     guest.memory.store_index(0x1002, 16);
     guest.memory.store_index(0x1004, 15);
-    assert_eq!(guest.ring.next(), Ok(Some(15)));
+    assert_eq!(guest.ring.next_head(), Ok(Some(15)));
     guest.memory.store_index(0x1002, 18);
-    assert!(guest.ring.next().is_err());
+    assert!(guest.ring.next_head().is_err());
     guest.memory.store_index(0x1002, 2);
     guest.memory.store_index(0x1006, 16);
     assert!(
         guest
             .ring
-            .next()
+            .next_head()
             .is_err_and(|broken| broken.0.contains("no descriptor"))
     );
 }
