@@ -9,6 +9,8 @@ pub mod nbd_reply_bytes;
 pub mod nbd_server_bytes;
 pub mod nbd_uri;
 pub mod operations;
+pub mod vhost_user_chains;
+pub mod vhost_user_messages;
 
 /// A target's body. It panics where an invariant is broken.
 pub type Body = fn(&[u8]);
@@ -21,4 +23,6 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("nbd_server_bytes", nbd_server_bytes::run),
     ("nbd_uri", nbd_uri::run),
     ("operations", operations::run),
+    ("vhost_user_chains", vhost_user_chains::run),
+    ("vhost_user_messages", vhost_user_messages::run),
 ];

@@ -27,17 +27,17 @@ pub trait FrontDoor: Sync {
 
 /// An address that has been read; nothing is open yet. It is shown as people write it.
 pub trait Address: std::fmt::Debug + std::fmt::Display {
-    /// Opens it, so that an address that cannot be had costs no start of the engine.
+    /// Opens it for these disks, so that an address that cannot be had costs no start of the engine.
     ///
     /// # Errors
     /// If it cannot be had.
-    fn open(&self) -> Result<Vec<Box<dyn Opened>>, OpenError>;
+    fn open(&self, disks: &[&str]) -> Result<Vec<Box<dyn Opened>>, OpenError>;
 }
 
 /// Where clients come to.
 pub trait Opened {
-    /// What a client is given to reach a disk.
-    fn client_line(&self, disk: &str) -> String;
+    /// What a client is given to reach a disk, if it is reached there.
+    fn client_line(&self, disk: &str) -> Option<String>;
 
     /// Serves disks there until the engine ends.
     ///
@@ -71,9 +71,14 @@ pub struct ServeError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
 pub static FRONT_DOORS: &[&dyn FrontDoor] = &[
     #[cfg(feature = "nbd")]
     &crate::nbd::Nbd,
+    #[cfg(feature = "vhost-user")]
+    &crate::vhost_user::VhostUser,
 ];
 
-/// Finds a front door by its name.
+/// Finds a front door by its name, in which `_` is as good as `-`.
 pub fn find(name: &str) -> Option<&'static dyn FrontDoor> {
-    FRONT_DOORS.iter().copied().find(|door| door.name() == name)
+    FRONT_DOORS
+        .iter()
+        .copied()
+        .find(|door| door.name() == name.replace('_', "-"))
 }

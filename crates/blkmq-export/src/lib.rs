@@ -3,6 +3,7 @@
 //! | feature | door |
 //! |---|---|
 //! | `nbd` (default) | [`nbd`]: the network block device protocol, over unix sockets and TCP |
+//! | `vhost-user` (default) | [`vhost_user`]: vhost-user-blk, for virtual machines |
 //!
 //! [`front_door`] says what they are to others and has their registry; [`common`] is what they share.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -11,3 +12,5 @@ pub mod common;
 pub mod front_door;
 #[cfg(feature = "nbd")]
 pub mod nbd;
+#[cfg(feature = "vhost-user")]
+pub mod vhost_user;

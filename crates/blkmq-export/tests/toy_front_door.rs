@@ -49,7 +49,7 @@ impl fmt::Display for At {
 }
 
 impl Address for At {
-    fn open(&self) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+    fn open(&self, _disks: &[&str]) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         let listener = UnixListener::bind(&self.0).expect("a path that is free");
         Ok(vec![Box::new(Listening(listener))])
     }
@@ -58,11 +58,9 @@ impl Address for At {
 struct Listening(UnixListener);
 
 impl Opened for Listening {
-    fn client_line(&self, disk: &str) -> String {
-        format!(
-            "zeroer of {disk} at {:?}",
-            self.0.local_addr().expect("it is bound")
-        )
+    fn client_line(&self, disk: &str) -> Option<String> {
+        let at = self.0.local_addr().expect("it is bound");
+        Some(format!("zeroer of {disk} at {at:?}"))
     }
 
     fn serve(self: Box<Self>, engine: &Engine, _: Offer<'_>, _: &Arc<Common>) -> Result<(), ServeError> {
@@ -165,8 +163,12 @@ fn a_front_door_needs_nothing_but_the_trait() {
     };
     let engine = Engine::start(config).unwrap();
     let common = Arc::new(Common::new(32 << 20, 1));
-    for opened in address.open().unwrap() {
-        assert!(opened.client_line("vm").starts_with("zeroer of vm at"));
+    for opened in address.open(&["vm"]).unwrap() {
+        assert!(
+            opened
+                .client_line("vm")
+                .is_some_and(|line| line.starts_with("zeroer of vm at"))
+        );
         let offer = Offer {
             disks: None,
             admitted: AddressLimits::default(),

@@ -130,7 +130,7 @@ impl Daemon {
         let mut opened = Vec::new();
         for export in &config.exports {
             let address = read(export)?;
-            let all = address.open()?.into_iter();
+            let all = address.open(&reached(config, &plan, export))?.into_iter();
             opened.extend(all.map(|one| (one, address.to_string(), export)));
         }
         let engine = Engine::start(engine(config, plan))?;
@@ -140,7 +140,7 @@ impl Daemon {
         for (opened, address, export) in opened {
             let disks = export.disks.as_deref();
             let served = served(config, &engine, disks);
-            addresses.extend(served.map(|disk| opened.client_line(&disk.name)));
+            addresses.extend(served.filter_map(|disk| opened.client_line(&disk.name)));
             let offer = Offer {
                 disks,
                 admitted: admitted(&address, export),
@@ -220,6 +220,20 @@ fn read(export: &ExportSpec) -> Result<Box<dyn front_door::Address>> {
         );
     };
     Ok(door.parse(&export.address)?)
+}
+
+/// The disks that an address is opened for, by name: those that are named, or all on which no other lies.
+fn reached<'a>(config: &'a Config, plan: &'a Plan, export: &'a ExportSpec) -> Vec<&'a str> {
+    let members = || plan.mapped.iter().flat_map(|mapped| &mapped.map.members);
+    let is_reached = |name: &String| match &export.disks {
+        Some(named) => named.contains(name),
+        None => !members().any(|member| member.disk == *name),
+    };
+    let names = config.disks.iter().map(|disk| &disk.name);
+    names
+        .filter(|name| is_reached(name))
+        .map(String::as_str)
+        .collect()
 }
 
 /// How many connections an address may have.

@@ -27,6 +27,18 @@ impl AsFd for Socket {
     }
 }
 
+impl Socket {
+    /// The path of a unix socket, `?` if it has none.
+    pub(crate) fn path(&self) -> String {
+        let address = match self {
+            Self::Unix(listener, _) => listener.local_addr().ok(),
+            Self::Tcp(_) => None,
+        };
+        let path = address.as_ref().and_then(|address| address.as_pathname());
+        path.map_or_else(|| "?".to_owned(), |path| path.to_string_lossy().into_owned())
+    }
+}
+
 impl Drop for Socket {
     fn drop(&mut self) {
         if let Self::Unix(_, Some(path)) = self {
@@ -42,6 +54,13 @@ impl Drop for Socket {
 pub struct OpenError {
     what: String,
     source: Option<io::Error>,
+}
+
+impl OpenError {
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn new(what: String) -> Self {
+        Self { what, source: None }
+    }
 }
 
 /// Opens an address: one socket, or as many as systemd hands over.

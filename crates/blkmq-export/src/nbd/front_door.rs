@@ -28,19 +28,17 @@ impl FrontDoor for Nbd {
 }
 
 impl Address for common::Address {
-    fn open(&self) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+    fn open(&self, _disks: &[&str]) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         let opened = common::open(self)?.into_iter();
         Ok(opened.map(|socket| Box::new(socket) as Box<dyn Opened>).collect())
     }
 }
 
 impl Opened for Socket {
-    fn client_line(&self, disk: &str) -> String {
-        match self {
-            Self::Unix(listener, _) => {
-                let address = listener.local_addr().ok();
-                let path = address.as_ref().and_then(|address| address.as_pathname());
-                let path = path.map_or_else(|| "?".to_owned(), |path| escape(&path.to_string_lossy()));
+    fn client_line(&self, disk: &str) -> Option<String> {
+        Some(match self {
+            Self::Unix(..) => {
+                let path = escape(&self.path());
                 format!("nbd+unix:///{disk}?socket={path}")
             }
             Self::Tcp(listener) => {
@@ -49,7 +47,7 @@ impl Opened for Socket {
                     .map_or_else(|_| "?".to_owned(), |address| address.to_string());
                 format!("nbd://{address}/{disk}")
             }
-        }
+        })
     }
 
     fn serve(

@@ -31,3 +31,4 @@ mod readme;
 mod shutdown;
 mod sockets;
 mod successor;
+mod vhost_user;

@@ -1,0 +1,325 @@
+//! Decides the life of one front end's connection on its reactor: messages are received whole, wait until the rings that they touch
+//! have ended, and are answered one after the other. The rings that are ready become services of their own, spread over the reactors.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use blkmq_core::bio::Bio;
+use blkmq_core::ids::ReactorId;
+use blkmq_core::time::Nanos;
+use blkmq_host::disk::Disk;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::codec::{BODY_BYTES_MAX, FDS_MAX, HEADER_BYTES, Header, Message};
+use super::device::{Answer, Device, Touched};
+use super::queue::Queue;
+use crate::common::admission::Ticket;
+use crate::common::listener::Client;
+use crate::common::log::Log;
+use crate::common::peer::peer;
+
+/// One front end.
+pub(super) struct Connection {
+    socket: OwnedFd,
+    peer: String,
+    device: Device,
+    /// A message as far as it was received: the header, then the body; with its descriptors.
+    received: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// A message that waits for rings to end.
+    pending: Option<(Header, Message, Vec<OwnedFd>)>,
+    is_selected: bool,
+    is_closing: bool,
+    is_polling: bool,
+    is_readable: bool,
+    comes_again: bool,
+    ticket: Ticket,
+    log: Arc<Log>,
+    handshake_deadline: Nanos,
+}
+
+impl Connection {
+    pub(super) fn new(client: Client, disk: Disk, log: Arc<Log>, handshake_deadline: Nanos) -> Self {
+        Self {
+            peer: peer(&client.socket, client.is_tcp),
+            socket: client.socket,
+            device: Device::new(disk),
+            received: Vec::with_capacity(HEADER_BYTES + BODY_BYTES_MAX),
+            fds: Vec::new(),
+            pending: None,
+            is_selected: false,
+            is_closing: false,
+            is_polling: false,
+            is_readable: true,
+            comes_again: false,
+            ticket: client.ticket,
+            log,
+            handshake_deadline,
+        }
+    }
+
+    /// Receives messages and does what they ask for, some at a time.
+    fn take_in(&mut self, cx: &mut Cx<'_>) {
+        for _ in 0..MESSAGES_MAX {
+            if self.is_closing {
+                return;
+            }
+            if self.pending.is_none() && !self.receive(cx) {
+                return;
+            }
+            if !self.handle(cx) {
+                return;
+            }
+        }
+        if !std::mem::replace(&mut self.comes_again, true) {
+            cx.port().push_nop(AGAIN);
+        }
+    }
+
+    /// Receives a message. Says whether it is whole.
+    fn receive(&mut self, cx: &mut Cx<'_>) -> bool {
+        loop {
+            let header = match self.received.first_chunk::<HEADER_BYTES>().map(Header::parse) {
+                Some(Ok(header)) => Some(header),
+                Some(Err(error)) => {
+                    self.close(cx, &error);
+                    return false;
+                }
+                None => None,
+            };
+            let wanted = HEADER_BYTES + header.map_or(0, |header| header.bytes);
+            if let Some(header) = header
+                && self.received.len() == wanted
+            {
+                return self.parse(cx, header);
+            }
+            if !self.is_readable || !self.receive_up_to(cx, wanted) {
+                return false;
+            }
+        }
+    }
+
+    fn parse(&mut self, cx: &mut Cx<'_>, header: Header) -> bool {
+        let fds = std::mem::take(&mut self.fds);
+        let parsed = Message::parse(header, &self.received[HEADER_BYTES..], fds.len());
+        self.received.clear();
+        match parsed {
+            Ok(message) => {
+                self.pending = Some((header, message, fds));
+                true
+            }
+            Err(error) => {
+                self.close(cx, &error);
+                false
+            }
+        }
+    }
+
+    /// Receives bytes up to a length, and descriptors. Says whether there were any.
+    fn receive_up_to(&mut self, cx: &mut Cx<'_>, wanted: usize) -> bool {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let at = self.received.len();
+        self.received.resize(wanted, 0);
+        let mut into = [IoSliceMut::new(&mut self.received[at..])];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.socket, &mut into, &mut ancillary, flags);
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.fds.extend(fds);
+            }
+        }
+        let bytes = received.as_ref().map_or(0, |received| received.bytes);
+        self.received.truncate(at + bytes);
+        match received {
+            Ok(message) if self.fds.len() > FDS_MAX || message.flags.contains(ReturnFlags::CTRUNC) => {
+                self.close(cx, &"more descriptors than a message has");
+            }
+            Ok(message) if message.bytes == 0 => self.is_closing = true,
+            Ok(_) => return true,
+            Err(Errno::AGAIN) => self.is_readable = false,
+            Err(Errno::INTR) => return true,
+            Err(errno) => self.close(cx, &errno),
+        }
+        false
+    }
+
+    /// Does what the pending message asks for, if the rings that it touches have ended. Says whether they have.
+    fn handle(&mut self, cx: &mut Cx<'_>) -> bool {
+        let Some((_, message, _)) = &self.pending else {
+            return true;
+        };
+        if !self.device.stop(&Device::touched(message)) {
+            return false;
+        }
+        let Some((header, message, fds)) = self.pending.take() else {
+            return true;
+        };
+        match self.device.handle(message, fds) {
+            Ok(answer) => self.answer(cx, header, answer),
+            Err(refusal) => {
+                let what = format_args!("{}: {refusal}", self.name());
+                self.log.warn(cx.now(), what);
+                match header.needs_reply {
+                    true => self.send(cx, header, &1_u64.to_ne_bytes(), None),
+                    false => self.is_closing = true,
+                }
+            }
+        }
+        self.start_rings(cx);
+        true
+    }
+
+    fn answer(&mut self, cx: &mut Cx<'_>, header: Header, answer: Answer) {
+        match answer {
+            Answer::Done if header.needs_reply => self.send(cx, header, &0_u64.to_ne_bytes(), None),
+            Answer::Done => {}
+            Answer::Number(number) => self.send(cx, header, &number.to_ne_bytes(), None),
+            Answer::Bytes(bytes) => self.send(cx, header, &bytes, None),
+            Answer::Inflight(spec, fd) => {
+                let mut body = Vec::new();
+                spec.write(&mut body);
+                // Some have it with the padding of a C structure.
+                body.resize(header.bytes.max(body.len()), 0);
+                self.send(cx, header, &body, Some(fd.as_fd()));
+            }
+        }
+    }
+
+    /// Sends a reply. A front end that does not receive replies that it has asked for is given up.
+    fn send(&mut self, cx: &mut Cx<'_>, header: Header, body: &[u8], fd: Option<BorrowedFd<'_>>) {
+        let mut reply = Vec::with_capacity(HEADER_BYTES + body.len());
+        header.reply(body, &mut reply);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+        if !fds.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match sendmsg(&self.socket, &[IoSlice::new(&reply)], &mut ancillary, flags) {
+            Ok(sent) if sent == reply.len() => {}
+            Ok(_) | Err(Errno::AGAIN) => self.close(cx, &"it does not receive its replies"),
+            Err(errno) => self.close(cx, &errno),
+        }
+    }
+
+    /// Has every ring served that can be.
+    fn start_rings(&mut self, cx: &mut Cx<'_>) {
+        if self.is_closing {
+            return;
+        }
+        let ready = self.device.start(|| cx.waker());
+        if !ready.is_empty() && !std::mem::replace(&mut self.is_selected, true) {
+            let group = self.device.disk().group;
+            if let Err(refusal) = self.ticket.select(group) {
+                // What starts the rings is dropped, and so they end.
+                return self.close(cx, &refusal);
+            }
+            cx.clear_timer();
+        }
+        for (index, start) in ready {
+            let reactor = (usize::from(cx.reactor().0) + index) % cx.reactors();
+            cx.spawn_on(
+                ReactorId(reactor as u16),
+                Box::new(move || Box::new(Queue::new(start))),
+            );
+        }
+    }
+
+    #[cold]
+    fn close(&mut self, cx: &mut Cx<'_>, why: &dyn std::fmt::Display) {
+        let what = format_args!("{} closed: {why}", self.name());
+        self.log.warn(cx.now(), what);
+        self.is_closing = true;
+    }
+
+    fn name(&self) -> String {
+        format!("connection of {} to {}", self.peer, self.device.disk().name)
+    }
+
+    fn poll(&mut self, cx: &mut Cx<'_>) {
+        if !self.is_closing && !std::mem::replace(&mut self.is_polling, true) {
+            let events = libc::POLLIN | libc::POLLRDHUP;
+            cx.port().push_poll(self.socket.as_raw_fd(), events, true, POLL);
+        }
+    }
+}
+
+impl Service for Connection {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        self.ticket.arrive(cx.waker());
+        cx.set_timer(cx.now() + self.handshake_deadline);
+        self.poll(cx);
+        self.take_in(cx);
+    }
+
+    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
+        for completion in completed {
+            match completion.user {
+                POLL => {
+                    self.is_polling = completion.has_more();
+                    self.is_readable = true;
+                    // Whoever has hung up is not waited for, even if a message waits for rings to end.
+                    self.is_closing |= completion.result < 0 || completion.result & HUNG_UP != 0;
+                }
+                AGAIN => self.comes_again = false,
+                _ => {}
+            }
+        }
+        self.poll(cx);
+        self.take_in(cx);
+    }
+
+    fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
+
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        if let Some(broken) = self.device.note_ends() {
+            let what = format_args!("{}: device needs a reset: {broken}", self.name());
+            self.log.warn(cx.now(), what);
+        }
+        if !self.is_selected && self.ticket.is_displaced() {
+            self.close(cx, &"others need its place");
+        }
+        self.take_in(cx);
+    }
+
+    fn on_timer(&mut self, cx: &mut Cx<'_>) {
+        if !self.is_selected && !self.is_closing {
+            self.close(cx, &"no ring was set up in time");
+        }
+    }
+
+    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
+        if self.is_closing {
+            self.device.stop(&Touched::All);
+            if std::mem::take(&mut self.is_polling) {
+                cx.port().push_cancel(POLL, CANCEL);
+            }
+        }
+    }
+
+    fn drain(&mut self, cx: &mut Cx<'_>) {
+        self.is_closing = true;
+        self.end_of_batch(cx);
+    }
+
+    fn is_finished(&self) -> bool {
+        self.is_closing && !self.device.has_served()
+    }
+}
+
+const POLL: u64 = 0;
+const CANCEL: u64 = 1;
+const AGAIN: u64 = 2;
+const HUNG_UP: i32 = (libc::POLLHUP | libc::POLLERR) as i32;
+/// Messages that one turn does before others have theirs.
+const MESSAGES_MAX: usize = 16;

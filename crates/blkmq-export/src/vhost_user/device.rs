@@ -1,0 +1,392 @@
+//! Decides what the messages of a front end make of a disk: features, memory, and rings that are set up and may be served.
+//! `connection` receives the messages, stops the rings that one touches, and starts those that are ready.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use blkmq_host::disk::Disk;
+use blkmq_host::service::Waker;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::ioctl_fionbio;
+
+use super::codec::{InflightSpec, Message, RegionSpec, RingAddresses};
+use super::config_space::{self, CONFIG_WCE, EVENT_INDEX, FLUSH, PROTOCOL_FEATURES, QUEUES_MAX, WRITEBACK};
+use super::inflight::{Inflight, record_bytes};
+use super::memory::{Memory, MemoryError, REGIONS_MAX};
+use super::queue::{Control, Ended, Report, Start};
+use super::ring::{Broken, Ring};
+use super::sys::{Mapping, Window};
+
+/// A disk as one front end has set it up.
+pub(super) struct Device {
+    disk: Disk,
+    features: u64,
+    protocol: u64,
+    memory: Arc<Memory>,
+    rings: Vec<RingSetup>,
+    inflight: Option<(Arc<Mapping>, InflightSpec)>,
+    is_writeback: bool,
+    status: u64,
+    /// A rule was broken: nothing is served until a reset.
+    is_broken: bool,
+}
+
+#[derive(Default)]
+struct RingSetup {
+    size: u16,
+    addresses: Option<RingAddresses>,
+    base: u16,
+    kick: Option<Arc<OwnedFd>>,
+    call: Option<Arc<OwnedFd>>,
+    err: Option<OwnedFd>,
+    enabled: Option<bool>,
+    served: Option<Arc<Control>>,
+}
+
+/// What a message is answered with.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// Nothing, unless an acknowledgement is asked for.
+    Done,
+    Number(u64),
+    Bytes(Vec<u8>),
+    Inflight(InflightSpec, OwnedFd),
+}
+
+/// Why a message is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error("ring {0} rejected: there are {QUEUES_MAX}")]
+    Ring(u32),
+    #[error("{what} {value:#x} rejected")]
+    Value { what: &'static str, value: u64 },
+    #[error("a descriptor that is no event")]
+    Event,
+    #[error("memory: {0}")]
+    Memory(#[from] MemoryError),
+    #[error("record of what is in flight: {0}")]
+    Inflight(#[from] io::Error),
+}
+
+/// The rings that a message touches: they have to end before.
+pub(super) enum Touched {
+    None,
+    One(u32),
+    All,
+}
+
+impl Device {
+    pub(super) fn new(disk: Disk) -> Self {
+        Self {
+            disk,
+            features: 0,
+            protocol: 0,
+            memory: Arc::default(),
+            rings: std::iter::repeat_with(RingSetup::default)
+                .take(QUEUES_MAX.into())
+                .collect(),
+            inflight: None,
+            is_writeback: true,
+            status: 0,
+            is_broken: false,
+        }
+    }
+
+    pub(super) fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    pub(super) fn touched(message: &Message) -> Touched {
+        match *message {
+            Message::SetVringNum { index, .. }
+            | Message::SetVringAddr { index, .. }
+            | Message::SetVringBase { index, .. }
+            | Message::SetVringKick { index, .. }
+            | Message::GetVringBase { index }
+            | Message::SetVringEnable { index, on: false } => Touched::One(index),
+            Message::SetInflightFd(_)
+            | Message::ResetDevice
+            | Message::ResetOwner
+            | Message::SetFeatures(_)
+            | Message::SetStatus(0) => Touched::All,
+            _ => Touched::None,
+        }
+    }
+
+    /// Has these rings end. Says whether all have.
+    pub(super) fn stop(&self, touched: &Touched) -> bool {
+        let is_touched = |index: usize| match touched {
+            Touched::None => false,
+            Touched::One(one) => *one as usize == index,
+            Touched::All => true,
+        };
+        let rings = self.rings.iter().enumerate();
+        let served = rings.filter_map(|(index, ring)| ring.served.as_ref().filter(|_| is_touched(index)));
+        served.inspect(|control| control.stop()).count() == 0
+    }
+
+    /// Takes note of the rings that have ended. Returns the first rule that was broken.
+    pub(super) fn note_ends(&mut self) -> Option<Broken> {
+        let mut broken = None;
+        for ring in &mut self.rings {
+            let Some(ended) = ring.served.as_ref().and_then(|control| control.ended()) else {
+                continue;
+            };
+            ring.served = None;
+            let Ended {
+                next_avail,
+                broken: why,
+            } = ended;
+            ring.base = next_avail.unwrap_or(ring.base);
+            broken = broken.or(why);
+            if why.is_some()
+                && let Some(err) = &ring.err
+            {
+                let _ = rustix::io::write(err, &1_u64.to_ne_bytes());
+            }
+        }
+        if broken.is_some() {
+            self.is_broken = true;
+            self.status |= NEEDS_RESET;
+            self.stop(&Touched::All);
+        }
+        broken
+    }
+
+    pub(super) fn has_served(&self) -> bool {
+        self.rings.iter().any(|ring| ring.served.is_some())
+    }
+
+    /// What starts the rings that are ready, by their numbers.
+    pub(super) fn start(&mut self, waker: impl Fn() -> Waker) -> Vec<(usize, Start)> {
+        let mut ready = Vec::new();
+        if self.is_broken {
+            return ready;
+        }
+        for index in 0..self.rings.len() {
+            if let Some(start) = self.start_one(index, &waker) {
+                ready.push((index, start));
+            }
+        }
+        ready
+    }
+
+    fn start_one(&mut self, index: usize, waker: impl Fn() -> Waker) -> Option<Start> {
+        let is_on = self.features & PROTOCOL_FEATURES == 0;
+        let setup = &self.rings[index];
+        if setup.served.is_some() || !setup.enabled.unwrap_or(is_on) || setup.size == 0 {
+            return None;
+        }
+        let (kick, at) = (setup.kick.clone()?, setup.addresses?);
+        let has_event_index = self.features & EVENT_INDEX != 0;
+        let mut ring = Ring::new(&self.memory, setup.size, &at, has_event_index)?;
+        ring.begin(setup.base, self.record(index, setup.size));
+        let control = Arc::new(Control::new(&self.memory, setup.call.as_ref(), waker()));
+        let start = Start {
+            ring,
+            disk: self.disk.clone(),
+            memory: Arc::clone(&self.memory),
+            is_through: self.features & FLUSH == 0 || !self.is_writeback,
+            kick,
+            control: Report(Arc::clone(&control)),
+        };
+        self.rings[index].served = Some(control);
+        Some(start)
+    }
+
+    /// The record of what is in flight on a ring, if the front end keeps one that has room for it.
+    fn record(&self, index: usize, size: u16) -> Option<Inflight> {
+        let (mapping, spec) = self.inflight.as_ref()?;
+        if index >= usize::from(spec.queues) || size > spec.queue_size {
+            return None;
+        }
+        let bytes = record_bytes(spec.queue_size) as usize;
+        let window = Window::new(mapping, index * bytes, bytes, 8)?;
+        Some(Inflight::new(window, size))
+    }
+
+    /// Does what a message asks for. The rings that it touches have ended.
+    ///
+    /// # Errors
+    /// Why it is refused; nothing has changed then.
+    pub(super) fn handle(&mut self, message: Message, mut fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
+        match message {
+            Message::GetFeatures => return Ok(Answer::Number(config_space::features(&self.disk))),
+            Message::GetProtocolFeatures => return Ok(Answer::Number(PROTOCOL)),
+            Message::GetQueueNum => return Ok(Answer::Number(QUEUES_MAX.into())),
+            Message::GetMaxMemSlots => return Ok(Answer::Number(REGIONS_MAX as u64)),
+            Message::GetStatus => return Ok(Answer::Number(self.status)),
+            Message::GetConfig { offset, bytes } => return self.get_config(offset, bytes),
+            Message::GetVringBase { index } => return self.end_ring(index),
+            Message::GetInflightFd(spec) => return make_record(spec),
+            Message::SetInflightFd(spec) => self.set_record(spec, &fds[0])?,
+            Message::SetFeatures(features) => {
+                self.features = known("features", features, config_space::features(&self.disk))?
+            }
+            Message::SetProtocolFeatures(features) => {
+                self.protocol = known("protocol features", features, PROTOCOL)?
+            }
+            Message::SetConfig { offset, value } => self.set_config(offset, &value)?,
+            Message::SetMemTable(regions) => self.set_memory(&regions, &fds)?,
+            Message::AddMemRegion(region) => self.change_memory(self.memory.with(region, &fds[0])?),
+            Message::RemoveMemRegion(region) => self.change_memory(self.memory.without(region)?),
+            Message::SetVringNum { index, size } => {
+                let is_allowed = size.is_power_of_two() && size <= RING_SIZE_MAX;
+                let refused = Refusal::Value {
+                    what: "ring size",
+                    value: size.into(),
+                };
+                self.ring(index)?.size = is_allowed.then_some(size as u16).ok_or(refused)?;
+            }
+            Message::SetVringAddr { index, addresses } => self.ring(index)?.addresses = Some(addresses),
+            Message::SetVringBase { index, base } => self.ring(index)?.base = base as u16,
+            Message::SetVringEnable { index, on } => self.ring(index)?.enabled = Some(on),
+            Message::SetVringKick { index, .. } => {
+                let event = event(fds.pop())?.ok_or(Refusal::Event)?;
+                self.ring(index)?.kick = Some(Arc::new(event));
+            }
+            Message::SetVringCall { index, .. } => {
+                let call = event(fds.pop())?.map(Arc::new);
+                let ring = self.ring(index)?;
+                ring.call = call;
+                if let Some(served) = &ring.served {
+                    served.set_call(ring.call.as_ref());
+                }
+            }
+            Message::SetVringErr { index, .. } => self.ring(index)?.err = event(fds.pop())?,
+            Message::SetStatus(0) | Message::ResetDevice | Message::ResetOwner => self.reset(),
+            Message::SetStatus(status) => self.status = status | (self.status & NEEDS_RESET),
+            Message::SetOwner => {}
+        }
+        Ok(Answer::Done)
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut RingSetup, Refusal> {
+        self.rings.get_mut(index as usize).ok_or(Refusal::Ring(index))
+    }
+
+    /// The ring has ended; it is served again when it has a new event.
+    fn end_ring(&mut self, index: u32) -> Result<Answer, Refusal> {
+        let ring = self.ring(index)?;
+        ring.kick = None;
+        let mut state = index.to_ne_bytes().to_vec();
+        state.extend(u32::from(ring.base).to_ne_bytes());
+        Ok(Answer::Bytes(state))
+    }
+
+    fn reset(&mut self) {
+        let is_disabled = self.protocol != 0;
+        for ring in &mut self.rings {
+            *ring = RingSetup {
+                enabled: is_disabled.then_some(false),
+                ..RingSetup::default()
+            };
+        }
+        self.is_writeback = true;
+        self.status = 0;
+        self.is_broken = false;
+    }
+
+    fn set_memory(&mut self, regions: &[RegionSpec], fds: &[OwnedFd]) -> Result<(), Refusal> {
+        let mut memory = Memory::default();
+        for (region, fd) in regions.iter().zip(fds) {
+            memory = memory.with(*region, fd)?;
+        }
+        self.change_memory(memory);
+        Ok(())
+    }
+
+    fn change_memory(&mut self, memory: Memory) {
+        self.memory = Arc::new(memory);
+        for served in self.rings.iter().filter_map(|ring| ring.served.as_ref()) {
+            served.set_memory(&self.memory);
+        }
+    }
+
+    fn get_config(&self, offset: u32, bytes: u32) -> Result<Answer, Refusal> {
+        let space = config_space::space(&self.disk, self.is_writeback);
+        let (from, to) = (offset as usize, offset as usize + bytes as usize);
+        let refused = Refusal::Value {
+            what: "range of the configuration space",
+            value: offset.into(),
+        };
+        let range = space.get(from..to).ok_or(refused)?;
+        let mut answer = Vec::with_capacity(12 + range.len());
+        for word in [offset, bytes, 0] {
+            answer.extend(word.to_ne_bytes());
+        }
+        answer.extend(range);
+        Ok(Answer::Bytes(answer))
+    }
+
+    /// Only the mode of the write cache can be changed. Rings that are served keep theirs until they are stopped and started.
+    fn set_config(&mut self, offset: u32, value: &[u8]) -> Result<(), Refusal> {
+        match value {
+            [mode @ 0..=1] if offset as usize == WRITEBACK && self.features & CONFIG_WCE != 0 => {
+                self.is_writeback = *mode == 1;
+                Ok(())
+            }
+            _ => Err(Refusal::Value {
+                what: "change of the configuration space at",
+                value: offset.into(),
+            }),
+        }
+    }
+
+    fn set_record(&mut self, spec: InflightSpec, fd: &OwnedFd) -> Result<(), Refusal> {
+        let bytes = record_bytes(spec.queue_size) * u64::from(spec.queues);
+        if spec.bytes < bytes || u32::from(spec.queue_size) > RING_SIZE_MAX {
+            return Err(Refusal::Value {
+                what: "bytes of the record of what is in flight",
+                value: spec.bytes,
+            });
+        }
+        let mapping = Mapping::of_file(fd, spec.offset, spec.bytes)?;
+        self.inflight = Some((Arc::new(mapping), spec));
+        Ok(())
+    }
+}
+
+/// Makes memory for the record of what is in flight, which the front end keeps.
+fn make_record(asked: InflightSpec) -> Result<Answer, Refusal> {
+    if u32::from(asked.queue_size) > RING_SIZE_MAX || !(1..=QUEUES_MAX).contains(&asked.queues) {
+        return Err(Refusal::Value {
+            what: "rings of the record of what is in flight",
+            value: asked.queues.into(),
+        });
+    }
+    let bytes = record_bytes(asked.queue_size) * u64::from(asked.queues);
+    let fd = memfd_create("blkmq-inflight", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
+    ftruncate(&fd, bytes).map_err(io::Error::from)?;
+    let spec = InflightSpec {
+        bytes,
+        offset: 0,
+        ..asked
+    };
+    Ok(Answer::Inflight(spec, fd))
+}
+
+fn known(what: &'static str, value: u64, allowed: u64) -> Result<u64, Refusal> {
+    match value & !allowed {
+        0 => Ok(value),
+        value => Err(Refusal::Value { what, value }),
+    }
+}
+
+/// Sees to it that a descriptor is an event: to wait for it, or to write to it, does not block.
+fn event(fd: Option<OwnedFd>) -> Result<Option<OwnedFd>, Refusal> {
+    let Some(fd) = fd else { return Ok(None) };
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let is_event = link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]");
+    if !is_event || ioctl_fionbio(&fd, true).is_err() {
+        return Err(Refusal::Event);
+    }
+    Ok(Some(fd))
+}
+
+/// The protocol features: MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS.
+const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16;
+const NEEDS_RESET: u64 = 0x40;
+/// Descriptors of a ring.
+const RING_SIZE_MAX: u32 = 1024;

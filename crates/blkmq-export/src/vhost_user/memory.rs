@@ -1,0 +1,248 @@
+//! Decides where an address of the guest, or of the front end, lies in our memory: the table of regions that the front end shares.
+//! `device` keeps the table, `queue` lends from it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use blkmq_core::bio::Lent;
+
+use super::codec::RegionSpec;
+use super::sys::{Mapping, Window};
+
+/// One region that is mapped.
+#[derive(Clone, Debug)]
+struct Region {
+    spec: RegionSpec,
+    mapping: Arc<Mapping>,
+}
+
+/// The regions, in order of their addresses in the guest. A change makes a new table.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    regions: Vec<Region>,
+}
+
+/// Why a region cannot be added or removed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say it")]
+pub enum MemoryError {
+    #[error("region at {0:#x} overlaps another, or its addresses have no end")]
+    Overlap(u64),
+    #[error("more than {REGIONS_MAX} regions")]
+    TooMany,
+    #[error("region at {0:#x} is not there")]
+    Missing(u64),
+    #[error("region cannot be mapped: {0}")]
+    Map(#[from] io::Error),
+}
+
+impl Memory {
+    /// The table with one region more.
+    ///
+    /// # Errors
+    /// If it overlaps another one or cannot be mapped.
+    pub fn with(&self, spec: RegionSpec, file: &OwnedFd) -> Result<Self, MemoryError> {
+        self.check(&spec)?;
+        let mapping = Mapping::of_file(file, spec.offset, spec.bytes)?;
+        Ok(self.with_mapping(spec, mapping))
+    }
+
+    /// The table with memory of no file, for tests.
+    ///
+    /// # Errors
+    /// If it overlaps another one or cannot be mapped.
+    pub fn with_anonymous(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
+        self.check(&spec)?;
+        let bytes = usize::try_from(spec.bytes).map_err(|_| MemoryError::Overlap(spec.guest))?;
+        Ok(self.with_mapping(spec, Mapping::anonymous(bytes)?))
+    }
+
+    fn check(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
+        if self.regions.len() == REGIONS_MAX {
+            return Err(MemoryError::TooMany);
+        }
+        let has_ends =
+            spec.guest.checked_add(spec.bytes).is_some() && spec.user.checked_add(spec.bytes).is_some();
+        let overlaps = |other: &Region| {
+            spec.guest < other.spec.guest + other.spec.bytes && other.spec.guest < spec.guest + spec.bytes
+        };
+        if !has_ends || spec.bytes == 0 || self.regions.iter().any(overlaps) {
+            return Err(MemoryError::Overlap(spec.guest));
+        }
+        Ok(())
+    }
+
+    fn with_mapping(&self, spec: RegionSpec, mapping: Mapping) -> Self {
+        let mut regions = self.regions.clone();
+        let at = regions.partition_point(|other| other.spec.guest < spec.guest);
+        let mapping = Arc::new(mapping);
+        regions.insert(at, Region { spec, mapping });
+        Self { regions }
+    }
+
+    /// The table without a region. Where it began in its file does not matter.
+    ///
+    /// # Errors
+    /// If there is no such region.
+    pub fn without(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
+        let mut regions = self.regions.clone();
+        let is_it = |region: &Region| {
+            let (has, wanted) = (&region.spec, &spec);
+            (has.guest, has.user, has.bytes) == (wanted.guest, wanted.user, wanted.bytes)
+        };
+        let at = regions.iter().position(is_it);
+        regions.remove(at.ok_or(MemoryError::Missing(spec.guest))?);
+        Ok(Self { regions })
+    }
+
+    /// A range by its address in the front end, all in one region.
+    pub fn window(&self, user: u64, bytes: usize, align: usize) -> Option<Window> {
+        let holds =
+            |region: &&Region| user >= region.spec.user && user - region.spec.user < region.spec.bytes;
+        let region = self.regions.iter().find(holds)?;
+        Window::new(&region.mapping, (user - region.spec.user) as usize, bytes, align)
+    }
+
+    /// A range by its address in the guest, all in one region.
+    pub fn guest_window(&self, guest: u64, bytes: usize) -> Option<Window> {
+        let region = self.region(guest)?;
+        Window::new(&region.mapping, (guest - region.spec.guest) as usize, bytes, 1)
+    }
+
+    #[inline]
+    fn region(&self, guest: u64) -> Option<&Region> {
+        let behind = self.regions.partition_point(|region| region.spec.guest <= guest);
+        let region = &self.regions[behind.checked_sub(1)?];
+        (guest - region.spec.guest < region.spec.bytes).then_some(region)
+    }
+}
+
+/// A table of which ranges may be lent: it is kept until all bios have ended that were lent some.
+#[derive(Debug)]
+pub struct Loans {
+    memory: Arc<Memory>,
+    /// Chains that have ranges of it.
+    chains: u32,
+}
+
+impl Loans {
+    /// Nothing is lent yet.
+    pub fn new(memory: Arc<Memory>) -> Self {
+        Self { memory, chains: 0 }
+    }
+
+    /// The table.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Says whether it is that table.
+    pub fn is_of(&self, memory: &Arc<Memory>) -> bool {
+        Arc::ptr_eq(&self.memory, memory)
+    }
+
+    /// Says whether nothing is lent.
+    pub fn is_empty(&self) -> bool {
+        self.chains == 0
+    }
+
+    /// A chain is taken: ranges are lent for it until [`Self::end`].
+    pub fn begin(&mut self) {
+        self.chains += 1;
+    }
+
+    /// A chain has ended, and with it every bio that was lent a range for it.
+    pub fn end(&mut self) {
+        self.chains -= 1;
+    }
+
+    /// Lends a range of the guest's addresses, in as many pieces as it lies in regions. Says whether all of it is memory.
+    #[inline]
+    pub fn lend(&self, mut guest: u64, mut bytes: u32, mut into: impl FnMut(Lent)) -> bool {
+        assert!(self.chains > 0, "memory is lent for a chain");
+        while bytes > 0 {
+            let Some(region) = self.memory.region(guest) else {
+                return false;
+            };
+            let at = guest - region.spec.guest;
+            let part = u64::from(bytes).min(region.spec.bytes - at) as u32;
+            let Some(piece) = region.mapping.lend(at as usize, part) else {
+                return false;
+            };
+            into(piece);
+            bytes -= part;
+            guest += u64::from(part);
+        }
+        true
+    }
+}
+
+impl Drop for Loans {
+    fn drop(&mut self) {
+        if self.chains > 0 {
+            // Somebody may still write there: the memory is never given back.
+            std::mem::forget(Arc::clone(&self.memory));
+        }
+    }
+}
+
+/// Regions that a front end may share at a time.
+pub const REGIONS_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(guest: u64, bytes: u64) -> RegionSpec {
+        RegionSpec {
+            guest,
+            bytes,
+            user: guest.wrapping_add(1 << 40),
+            offset: 0,
+        }
+    }
+
+    fn lengths(loans: &Loans, guest: u64, bytes: u32) -> Option<Vec<u32>> {
+        let mut found = Vec::new();
+        let is_whole = loans.lend(guest, bytes, |piece| found.push(piece.len()));
+        is_whole.then_some(found)
+    }
+
+    #[test]
+    fn a_range_is_lent_across_regions_that_meet_and_nowhere_else() {
+        let memory = Memory::default().with_anonymous(spec(0x2000, 0x1000)).unwrap();
+        let memory = memory.with_anonymous(spec(0x1000, 0x1000)).unwrap();
+        let mut loans = Loans::new(Arc::new(memory));
+        loans.begin();
+        assert_eq!(lengths(&loans, 0x1800, 0x1000), Some(vec![0x800, 0x800]));
+        for (guest, bytes) in [(0xfff, 2), (0x2fff, 2), (0x3000, 1), (u64::MAX, 1), (0, 1)] {
+            assert_eq!(lengths(&loans, guest, bytes), None, "{guest:#x}");
+        }
+        loans.end();
+    }
+
+    #[test]
+    fn regions_that_overlap_or_exceed_their_file_are_refused() {
+        let memory = Memory::default().with_anonymous(spec(0x1000, 0x1000)).unwrap();
+        for (guest, bytes) in [(0x1fff, 2), (0xfff, 2), (0, 0x3000), (u64::MAX, 2), (0x5000, 0)] {
+            assert!(memory.with_anonymous(spec(guest, bytes)).is_err(), "{guest:#x}");
+        }
+        let file = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 0x1000).unwrap();
+        assert!(memory.with(spec(0x8000, 0x1000), &file).is_ok());
+        assert!(
+            memory.with(spec(0x8000, 0x1001), &file).is_err(),
+            "it would be SIGBUS"
+        );
+    }
+
+    #[test]
+    fn a_region_that_is_removed_is_no_memory_any_more() {
+        let memory = Memory::default().with_anonymous(spec(0x1000, 0x1000)).unwrap();
+        assert!(memory.guest_window(0x1000, 16).is_some());
+        assert!(memory.without(spec(0x1000, 0x2000)).is_err());
+        let memory = memory.without(spec(0x1000, 0x1000)).unwrap();
+        assert!(memory.guest_window(0x1000, 16).is_none());
+    }
+}

@@ -1,0 +1,26 @@
+//! Decides how virtual machines reach a disk: vhost-user-blk, virtio 1.2 block devices whose virtqueues are served by this process.
+//!
+//! | part | decides |
+//! |---|---|
+//! | [`codec`] | what a message says |
+//! | `connection`, `device` | what messages make of the disk: features, memory, rings that are set up |
+//! | `queue` | the life of a virtqueue on its reactor |
+//! | [`ring`], [`chain`] | what is next in a virtqueue, and whether its descriptors keep to the rules |
+//! | `request` | what a chain asks of the disk |
+//! | [`inflight`] | what is done again after this process was killed |
+//! | [`memory`], [`sys`] | where the guest's memory is |
+
+pub mod chain;
+pub mod codec;
+mod config_space;
+mod connection;
+mod device;
+mod front_door;
+pub mod inflight;
+pub mod memory;
+mod queue;
+mod request;
+pub mod ring;
+pub mod sys;
+
+pub use front_door::VhostUser;

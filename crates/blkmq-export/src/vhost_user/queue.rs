@@ -1,0 +1,401 @@
+//! Decides the life of one virtqueue on its reactor: chains are taken when the driver notifies, become bios, and go back when these
+//! have ended; the driver is called once for each batch. `connection` starts it and stops it through its [`Control`].
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blkmq_core::bio::Bio;
+use blkmq_host::disk::Disk;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service, Waker};
+
+use super::chain::Chain;
+use super::memory::{Loans, Memory};
+use super::request::{Begun, Slot};
+use super::ring::{Broken, Ring};
+
+/// What a connection tells a virtqueue that is served, and what it hears of it.
+pub(super) struct Control {
+    /// There is something in `wanted` that the virtqueue has not looked at.
+    has_changed: AtomicBool,
+    wanted: Mutex<Wanted>,
+    /// Of the connection.
+    waker: Waker,
+}
+
+struct Wanted {
+    memory: Arc<Memory>,
+    call: Option<Arc<OwnedFd>>,
+    stops: bool,
+    /// Of the virtqueue, once it lives.
+    waker: Option<Waker>,
+    ended: Option<Ended>,
+}
+
+/// How a virtqueue ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    /// Where the next one goes on; none if this one never lived.
+    pub(super) next_avail: Option<u16>,
+    pub(super) broken: Option<Broken>,
+}
+
+impl Control {
+    pub(super) fn new(memory: &Arc<Memory>, call: Option<&Arc<OwnedFd>>, waker: Waker) -> Self {
+        Self {
+            has_changed: AtomicBool::new(true),
+            wanted: Mutex::new(Wanted {
+                memory: Arc::clone(memory),
+                call: call.map(Arc::clone),
+                stops: false,
+                waker: None,
+                ended: None,
+            }),
+            waker,
+        }
+    }
+
+    pub(super) fn set_memory(&self, memory: &Arc<Memory>) {
+        self.change(|wanted| wanted.memory = Arc::clone(memory));
+    }
+
+    pub(super) fn set_call(&self, call: Option<&Arc<OwnedFd>>) {
+        self.change(|wanted| wanted.call = call.map(Arc::clone));
+    }
+
+    /// Has it finish what it has taken, and end.
+    pub(super) fn stop(&self) {
+        self.change(|wanted| wanted.stops = true);
+    }
+
+    /// How it ended, once it has.
+    pub(super) fn ended(&self) -> Option<Ended> {
+        self.lock().ended
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Wanted)) {
+        let mut wanted = self.lock();
+        change(&mut wanted);
+        let waker = wanted.waker.clone();
+        // Release: pairs with the Acquire in `take_change`. A driver that is told of new memory makes chains in it afterwards, so
+        // whoever sees such a chain sees this.
+        self.has_changed.store(true, Ordering::Release);
+        drop(wanted);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    #[inline]
+    fn take_change(&self) -> bool {
+        // Acquire: pairs with the Release in `change`. Relaxed would do for the swap, since the lock follows.
+        self.has_changed.load(Ordering::Acquire) && self.has_changed.swap(false, Ordering::Acquire)
+    }
+
+    fn end(&self, ended: Ended) {
+        self.lock().ended.get_or_insert(ended);
+        self.waker.wake();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Wanted> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is needed to serve a virtqueue. If that never happens, its connection hears of it.
+pub(super) struct Start {
+    pub(super) ring: Ring,
+    pub(super) disk: Disk,
+    pub(super) memory: Arc<Memory>,
+    /// Writes are to be durable when they end.
+    pub(super) is_through: bool,
+    pub(super) kick: Arc<OwnedFd>,
+    pub(super) control: Report,
+}
+
+/// Tells the connection at the latest when it is dropped.
+pub(super) struct Report(pub(super) Arc<Control>);
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        self.0.end(Ended {
+            next_avail: None,
+            broken: None,
+        });
+    }
+}
+
+/// A virtqueue that is served.
+pub(super) struct Queue {
+    ring: Ring,
+    disk: Disk,
+    is_through: bool,
+    kick: Arc<OwnedFd>,
+    call: Option<Arc<OwnedFd>>,
+    control: Report,
+    loans: Loans,
+    /// A table that replaces the present one as soon as nothing of that is lent.
+    memory: Option<Arc<Memory>>,
+    chain: Chain,
+    slots: Vec<Slot>,
+    /// A head that was taken and waits for the new table.
+    held: Option<u16>,
+    /// Bios that the queue had no room for.
+    refused: VecDeque<Bio>,
+    broken: Option<Broken>,
+    is_stopping: bool,
+    has_ended: bool,
+    is_polling: bool,
+    comes_again: bool,
+}
+
+impl Queue {
+    pub(super) fn new(start: Start) -> Self {
+        let size = usize::from(start.ring.size());
+        Self {
+            ring: start.ring,
+            disk: start.disk,
+            is_through: start.is_through,
+            kick: start.kick,
+            call: None,
+            control: start.control,
+            loans: Loans::new(start.memory),
+            memory: None,
+            chain: Chain::default(),
+            slots: std::iter::repeat_with(Slot::default).take(size).collect(),
+            held: None,
+            refused: VecDeque::with_capacity(size),
+            broken: None,
+            is_stopping: false,
+            has_ended: false,
+            is_polling: false,
+            comes_again: false,
+        }
+    }
+
+    /// Takes chains, some at a time.
+    fn take(&mut self, cx: &mut Cx<'_>) {
+        if !self.is_stopping {
+            self.ring.refuse_kicks();
+        }
+        for _ in 0..CHAINS_MAX {
+            if self.is_stopping || !self.refused.is_empty() {
+                return;
+            }
+            let taken = match self.take_head() {
+                Ok(Some(head)) => self.begin(cx, head),
+                Ok(None) => return,
+                Err(broken) => Err(broken),
+            };
+            if let Err(broken) = taken {
+                self.break_off(broken);
+            }
+        }
+        self.come_again(cx);
+    }
+
+    /// The next head that the present table of memory is for. A change is looked at behind the index that led to the head.
+    fn take_head(&mut self) -> Result<Option<u16>, Broken> {
+        let head = match self.held.take() {
+            Some(head) => Some(head),
+            None => self.ring.next_head()?,
+        };
+        if self.control.0.take_change() {
+            self.adopt();
+        }
+        if (self.memory.is_some() && !self.change_memory()) || self.is_stopping {
+            self.held = head;
+            return Ok(None);
+        }
+        Ok(head)
+    }
+
+    fn begin(&mut self, cx: &mut Cx<'_>, head: u16) -> Result<(), Broken> {
+        let slot = &mut self.slots[usize::from(head)];
+        if slot.is_taken {
+            return Err(Broken("a chain that is in flight already"));
+        }
+        self.loans.begin();
+        let followed = self.chain.follow(&self.ring, &self.loans, head);
+        let begun = followed.and_then(|()| slot.begin(&mut self.chain, &self.disk, self.is_through));
+        match begun {
+            Ok(Begun::Bio(mut bio)) => {
+                slot.is_taken = true;
+                bio.cookie = head.into();
+                if let Err(bio) = cx.submit(self.disk.queue, bio) {
+                    self.refused.push_back(bio);
+                }
+            }
+            Ok(Begun::Ended(status, written)) => {
+                let written = slot.end(status, written);
+                self.give_back(head, written);
+            }
+            Err(broken) => {
+                self.loans.end();
+                return Err(broken);
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, head: u16, written: u32) {
+        self.ring.give_back(head, written);
+        self.loans.end();
+    }
+
+    /// Takes over what the connection wants.
+    #[cold]
+    fn adopt(&mut self) {
+        let wanted = self.control.0.lock();
+        self.call.clone_from(&wanted.call);
+        self.is_stopping |= wanted.stops;
+        if !self.loans.is_of(&wanted.memory) {
+            self.memory = Some(Arc::clone(&wanted.memory));
+        }
+    }
+
+    /// Says whether the new table is the present one now: not while something of the former is lent.
+    #[cold]
+    fn change_memory(&mut self) -> bool {
+        if !self.loans.is_empty() {
+            return false;
+        }
+        if let Some(memory) = self.memory.take() {
+            self.loans = Loans::new(memory);
+        }
+        true
+    }
+
+    #[cold]
+    fn break_off(&mut self, broken: Broken) {
+        self.broken.get_or_insert(broken);
+        self.is_stopping = true;
+    }
+
+    fn come_again(&mut self, cx: &Cx<'_>) {
+        if !std::mem::replace(&mut self.comes_again, true) {
+            cx.port().push_nop(AGAIN);
+        }
+    }
+
+    fn poll(&mut self, cx: &Cx<'_>) {
+        if !self.is_stopping && !std::mem::replace(&mut self.is_polling, true) {
+            // Each write to the event completes once more; so its count is never read.
+            cx.port()
+                .push_poll(self.kick.as_raw_fd(), libc::POLLIN, true, KICK);
+        }
+    }
+
+    /// Ends when nothing is under way any more.
+    fn end(&mut self, cx: &Cx<'_>) {
+        if self.has_ended || !self.loans.is_empty() {
+            return;
+        }
+        self.has_ended = true;
+        if self.is_polling {
+            cx.port().push_cancel(KICK, CANCEL);
+        }
+        let held = u16::from(self.held.is_some());
+        self.control.0.end(Ended {
+            next_avail: Some(self.ring.next_avail().wrapping_sub(held)),
+            broken: self.broken,
+        });
+    }
+}
+
+impl Service for Queue {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        self.control.0.lock().waker = Some(cx.waker());
+        self.control.0.take_change();
+        self.adopt();
+        self.change_memory();
+        self.poll(cx);
+        self.take(cx);
+    }
+
+    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
+        for completion in completed {
+            match completion.user {
+                KICK => {
+                    self.is_polling = completion.has_more();
+                    if completion.result < 0 && !self.is_stopping {
+                        self.break_off(Broken("an event that cannot be waited for"));
+                    }
+                }
+                AGAIN => self.comes_again = false,
+                _ => {}
+            }
+        }
+        self.poll(cx);
+        self.take(cx);
+    }
+
+    fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio) {
+        let head = bio.cookie as u16;
+        let status = bio.status;
+        // Its list of pieces is free again.
+        drop(bio);
+        let written = self.slots[usize::from(head)].end_with(status);
+        self.give_back(head, written);
+        if self.memory.is_some() && self.loans.is_empty() {
+            self.take(cx);
+        }
+    }
+
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        if self.control.0.take_change() {
+            self.adopt();
+        }
+        self.take(cx);
+    }
+
+    fn on_room(&mut self, cx: &mut Cx<'_>) {
+        while let Some(bio) = self.refused.pop_front() {
+            if let Err(bio) = cx.submit(self.disk.queue, bio) {
+                self.refused.push_front(bio);
+                return;
+            }
+        }
+        self.take(cx);
+    }
+
+    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
+        if self.ring.publish()
+            && let Some(call) = &self.call
+        {
+            // An event whose count is at its limit has been told often enough.
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
+        if !self.is_stopping && !self.comes_again && self.held.is_none() && self.refused.is_empty() {
+            match self.ring.ask_for_kicks() {
+                Ok(true) => self.come_again(cx),
+                Ok(false) => {}
+                Err(broken) => self.break_off(broken),
+            }
+        }
+        if self.is_stopping {
+            self.end(cx);
+        }
+    }
+
+    fn busy(&self) -> bool {
+        !self.is_stopping
+    }
+
+    fn drain(&mut self, cx: &mut Cx<'_>) {
+        self.is_stopping = true;
+        self.end(cx);
+    }
+
+    fn is_finished(&self) -> bool {
+        self.has_ended
+    }
+}
+
+const KICK: u64 = 0;
+const CANCEL: u64 = 1;
+const AGAIN: u64 = 2;
+/// Chains that one turn takes before others have theirs.
+const CHAINS_MAX: usize = 128;

@@ -1,0 +1,205 @@
+//! Decides how memory of a front end is reached: files that it hands over are mapped, and every access goes through a checked window.
+//! What lies there changes under us at any time; so it is read once, by volatile or atomic loads, and never borrowed.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use blkmq_core::bio::Lent;
+use rustix::fs::fstat;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+/// Memory that is shared with a front end, until it is dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain memory that belongs to no thread; all access goes through raw pointers.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; a shared reference gives out addresses alone.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps a range of a file that the front end has handed over.
+    ///
+    /// # Errors
+    /// If the range is empty, unaligned or reaches beyond the file's end, or what the system says.
+    pub fn of_file(file: impl AsFd, offset: u64, bytes: u64) -> io::Result<Self> {
+        let end = offset.checked_add(bytes).filter(|_| bytes > 0);
+        let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        let is_inside = end.is_some_and(|end| end <= size);
+        let length = usize::try_from(bytes).ok().filter(|_| is_inside);
+        let Some(length) = length else {
+            let what = format!("a region of {bytes} bytes at {offset} of a file of {size} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        };
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
+        let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, offset) }?;
+        Ok(Self {
+            start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
+            bytes: length,
+        })
+    }
+
+    /// Maps memory of no file, for tests.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn anonymous(bytes: usize) -> io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::PRIVATE) }?;
+        Ok(Self {
+            start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
+            bytes,
+        })
+    }
+
+    /// Bytes of it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The address of a range of it, if that lies inside.
+    fn range(&self, at: usize, bytes: usize) -> Option<NonNull<u8>> {
+        let is_inside = at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        // SAFETY: `at` is at most the length of the mapping.
+        is_inside.then(|| unsafe { self.start.add(at) })
+    }
+
+    /// Lends a range, if it lies inside. Whoever asks keeps the mapping until the bio has ended: [`super::memory::Loans`] does.
+    pub(super) fn lend(&self, at: usize, bytes: u32) -> Option<Lent> {
+        let start = self.range(at, bytes as usize)?;
+        // SAFETY: the range is mapped, readable and writable, and stays so while the mapping lives. That the guest may change it
+        // meanwhile cannot be prevented; drivers only copy it or hand its address to the kernel, and so no reference sees the change.
+        Some(unsafe { Lent::new(start, bytes) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this length, and whatever points into it keeps it alive.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// A checked range of a mapping, which it keeps alive. Places in it are offsets; those beyond its end are our own mistake.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// Holds the memory that `start` points into.
+    _mapping: Arc<Mapping>,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it is an address in memory that `_mapping` keeps alive and that belongs to no thread.
+unsafe impl Send for Window {}
+
+impl Window {
+    /// A range of a mapping, if it lies inside and is aligned as asked.
+    pub fn new(mapping: &Arc<Mapping>, at: usize, bytes: usize, align: usize) -> Option<Self> {
+        let start = mapping.range(at, bytes)?;
+        start.addr().get().is_multiple_of(align).then(|| Self {
+            _mapping: Arc::clone(mapping),
+            start,
+            bytes,
+        })
+    }
+
+    /// Bytes of it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Writes bytes, for tests.
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        bytes
+            .iter()
+            .enumerate()
+            .for_each(|(index, byte)| self.store(at + index, *byte));
+    }
+
+    #[inline]
+    fn at(&self, at: usize, bytes: usize) -> NonNull<u8> {
+        assert!(
+            at + bytes <= self.bytes,
+            "access to {at}+{bytes} of {} bytes",
+            self.bytes
+        );
+        // SAFETY: `at` was just seen to lie inside.
+        unsafe { self.start.add(at) }
+    }
+
+    /// Reads, once, a value that may have any bits.
+    #[inline]
+    pub(super) fn load<T: Plain>(&self, at: usize) -> T {
+        let place = self.at(at, size_of::<T>()).cast::<T>();
+        // SAFETY: the place lies in mapped memory, and `T` may have any bits; it is aligned or not, and so read byte by byte.
+        unsafe { ptr::read_unaligned(place.as_ptr()) }
+    }
+
+    /// Writes a value.
+    #[inline]
+    pub(super) fn store<T: Plain>(&self, at: usize, value: T) {
+        let place = self.at(at, size_of::<T>()).cast::<T>();
+        // SAFETY: the place lies in mapped memory that may be written.
+        unsafe { ptr::write_unaligned(place.as_ptr(), value) }
+    }
+
+    /// An index that both sides use.
+    ///
+    /// # Panics
+    /// If it is not aligned.
+    #[inline]
+    fn index(&self, at: usize) -> &AtomicU16 {
+        let place = self.at(at, 2).cast::<u16>();
+        assert!(place.is_aligned(), "an index at an odd address");
+        // SAFETY: the place is aligned, lies in memory that lives as long as `self`, and we use it by atomic accesses alone.
+        unsafe { AtomicU16::from_ptr(place.as_ptr()) }
+    }
+
+    #[inline]
+    pub(super) fn load_index(&self, at: usize) -> u16 {
+        // Acquire: pairs with the other side's barrier between what the index publishes and the index.
+        self.index(at).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(super) fn store_index(&self, at: usize, value: u16) {
+        // Release: the other side sees what was written before when it sees the index.
+        self.index(at).store(value, Ordering::Release);
+    }
+}
+
+/// What may have any bits.
+pub(super) trait Plain: Copy {}
+impl Plain for u8 {}
+impl Plain for u16 {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for [u8; 16] {}
+
+/// Copies from lent memory. The other side may change it meanwhile; what was copied does not change any more.
+pub(super) fn copy_from(piece: Lent, out: &mut [u8]) {
+    let bytes = out.len().min(piece.len() as usize);
+    // SAFETY: whoever lent the piece keeps it readable, and `out` is ours, at least as long and elsewhere.
+    unsafe { ptr::copy_nonoverlapping(piece.start().as_ptr(), out.as_mut_ptr(), bytes) }
+}
+
+/// Copies to lent memory, as much as fits.
+pub(super) fn copy_to(piece: Lent, from: &[u8]) {
+    let bytes = from.len().min(piece.len() as usize);
+    // SAFETY: whoever lent the piece keeps it writable, and `from` is ours and elsewhere.
+    unsafe { ptr::copy_nonoverlapping(from.as_ptr(), piece.start().as_ptr(), bytes) }
+}
+
+/// A piece of no memory, for places of a list that are not used.
+pub(super) const fn nothing() -> Lent {
+    // SAFETY: no byte of it is ever read or written.
+    unsafe { Lent::new(NonNull::dangling(), 0) }
+}

@@ -1,0 +1,66 @@
+//! An engine of two reactors in this process, with one disk in memory behind the front door.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use blkmq_config::{Config, DiskSpec, plan};
+use blkmq_core::time::Nanos;
+use blkmq_export::common::{AddressLimits, Common};
+use blkmq_export::front_door::{self, Offer};
+use blkmq_host::engine::{Engine, EngineConfig};
+
+pub(crate) struct Server {
+    engine: Engine,
+    pub(crate) path: PathBuf,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("blkmq-vhost-{}-{number}", std::process::id());
+        let pattern = std::env::temp_dir().join(format!("{name}-{{disk}}"));
+        let disk = DiskSpec::parse(&format!("name=vm,ram={DISK_BYTES},block_size=512")).unwrap();
+        let plan = plan(&Config {
+            disks: vec![disk],
+            ..Config::default()
+        });
+        let plan = plan.unwrap();
+        let config = EngineConfig {
+            queues: plan.queues,
+            reactors: 2,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::start(config).unwrap();
+        let common = Arc::new(Common::new(32 << 20, 16));
+        let door = front_door::find("vhost_user").expect("it is built");
+        let address = door.parse(&format!("unix:{}", pattern.display())).unwrap();
+        for opened in address.open(&["vm"]).unwrap() {
+            let lines = opened.client_line("vm").expect("its own disk");
+            let path = pattern.to_string_lossy().replace("{disk}", "vm");
+            for (line, monitor) in lines
+                .lines()
+                .zip(["qemu", "cloud-hypervisor", "firecracker", "crosvm"])
+            {
+                assert!(line.starts_with(monitor) && line.contains(&path), "{line}");
+            }
+            assert_eq!(opened.client_line("other"), None);
+            let offer = Offer {
+                disks: None,
+                admitted: AddressLimits::default(),
+                handshake_deadline: None,
+            };
+            opened.serve(&engine, offer, &common).unwrap();
+        }
+        let path = std::env::temp_dir().join(format!("{name}-vm"));
+        Self { engine, path }
+    }
+
+    pub(crate) fn end(self) {
+        self.engine.shutdown(Nanos::from_secs(10)).unwrap();
+        assert!(!self.path.exists(), "the socket is removed at the end");
+    }
+}
+
+pub(crate) const DISK_BYTES: u64 = 16 << 20;

@@ -1,0 +1,132 @@
+//! Kills the daemon under a driver's writes: whoever connects again with the record of what was in flight loses nothing, and gets
+//! nothing twice.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../../blkmq-export/tests/vhost_user/client.rs"]
+mod client;
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use self::client::{AVAIL, Client, DATA, USED, words};
+use crate::common::{Daemon, Scratch};
+
+/// A driver that has up to five writes in flight, each to a block of its own, and a record of them.
+struct Driver {
+    client: Client,
+    offered: u16,
+    seen: u16,
+    writes: u32,
+    /// By their heads: the block, and what is written there.
+    in_flight: BTreeMap<u16, (u64, u32)>,
+    /// What each block must hold.
+    expected: BTreeMap<u64, u32>,
+}
+
+impl Driver {
+    /// Begins writes as long as heads are free, and takes note of those that have ended, until `end`.
+    fn write_until(&mut self, end: Instant) {
+        while Instant::now() < end {
+            for head in [0, 3, 6, 9, 12] {
+                if !self.in_flight.contains_key(&head) {
+                    self.begin(head);
+                }
+            }
+            self.client.kick();
+            self.take_ended();
+        }
+    }
+
+    fn begin(&mut self, head: u16) {
+        self.writes += 1;
+        let block = u64::from(head) * 100 + u64::from(self.writes % 100);
+        self.client.request(head, 1, block);
+        let content: Vec<u8> = self.writes.to_le_bytes().repeat(128);
+        self.client.write(DATA + 4096 * u64::from(head) + 512, &content);
+        self.in_flight.insert(head, (block, self.writes));
+        let place = AVAIL + 4 + 2 * u64::from(self.offered % 16);
+        self.client.write(place, &head.to_le_bytes());
+        self.offered = self.offered.wrapping_add(1);
+        self.client.write(AVAIL + 2, &self.offered.to_le_bytes());
+    }
+
+    fn take_ended(&mut self) {
+        let used = u16::from_le_bytes(self.client.read(USED + 2));
+        while self.seen != used {
+            let place = USED + 4 + 8 * u64::from(self.seen % 16);
+            let head = u32::from_le_bytes(self.client.read(place)) as u16;
+            let (block, number) = self.in_flight.remove(&head).expect("given back once");
+            assert_eq!(self.client.status(head), 0);
+            self.expected.insert(block, number);
+            self.seen = self.seen.wrapping_add(1);
+        }
+    }
+
+    fn wait_for_all(&mut self) {
+        let start = Instant::now();
+        while !self.in_flight.is_empty() {
+            assert!(
+                start.elapsed() < Duration::from_secs(10),
+                "lost: {:?}",
+                self.in_flight
+            );
+            self.take_ended();
+        }
+    }
+}
+
+#[test]
+fn a_daemon_killed_under_writes_of_a_driver_loses_none_and_repeats_none_that_has_ended() {
+    let scratch = Scratch::new();
+    let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let socket = scratch.word("vm.sock");
+    let start = || Daemon::start(&["--disk", &disk, "--vhost-user", &address]);
+    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&record, RECORD_BYTES).unwrap();
+    let mut daemon = start();
+    let mut driver = Driver {
+        client: Client::connect(Path::new(&socket)),
+        offered: 0,
+        seen: 0,
+        writes: 0,
+        in_flight: BTreeMap::new(),
+        expected: BTreeMap::new(),
+    };
+    let mut left = 0;
+    for round in 0..ROUNDS {
+        let mut spec = words(&[RECORD_BYTES, 0]);
+        spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
+        driver.client.send(32, &spec, &[record.as_fd()]);
+        driver.client.start_at(driver.seen.into());
+        driver.write_until(Instant::now() + Duration::from_millis(20 + 7 * round));
+        daemon.kill();
+        driver.take_ended();
+        left += driver.in_flight.len();
+        daemon = start();
+        driver.client.connect_again(Path::new(&socket));
+    }
+    assert!(left > 0, "no kill met a write in flight");
+    let mut spec = words(&[RECORD_BYTES, 0]);
+    spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
+    driver.client.send(32, &spec, &[record.as_fd()]);
+    driver.client.start_at(driver.seen.into());
+    driver.client.kick();
+    driver.wait_for_all();
+    daemon.stop();
+    let image = std::fs::read(scratch.word("vm.raw")).unwrap();
+    for (block, number) in driver.expected {
+        let at = 512 * block as usize;
+        assert!(
+            image[at..at + 512] == number.to_le_bytes().repeat(128),
+            "block {block}"
+        );
+    }
+}
+
+const ROUNDS: u64 = 10;
+const RECORD_BYTES: u64 = 16 + 16 * 16 + 48;
