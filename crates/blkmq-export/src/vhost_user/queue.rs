@@ -276,14 +276,14 @@ impl Queue {
 
     fn come_again(&mut self, cx: &Cx<'_>) {
         if !std::mem::replace(&mut self.comes_again, true) {
-            cx.port().push_nop(AGAIN);
+            cx.ring_client().push_nop(AGAIN);
         }
     }
 
     fn poll(&mut self, cx: &Cx<'_>) {
         if !self.is_stopping && !std::mem::replace(&mut self.is_polling, true) {
             // Each write to the event completes once more; so its count is never read.
-            cx.port()
+            cx.ring_client()
                 .push_poll(self.kick.as_raw_fd(), libc::POLLIN, true, KICK);
         }
     }
@@ -295,7 +295,7 @@ impl Queue {
         }
         self.has_ended = true;
         if self.is_polling {
-            cx.port().push_cancel(KICK, CANCEL);
+            cx.ring_client().push_cancel(KICK, CANCEL);
         }
         let held = u16::from(self.held.is_some());
         self.control.0.end(Ended {
