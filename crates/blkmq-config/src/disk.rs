@@ -392,6 +392,11 @@ mod tests {
             ("name=a,ram=1M,color=red", &["disk a", "color", "hugepages"]),
             ("name=a,ram=1M,hugepages=2", &["disk a", "hugepages=2"]),
             ("name=a,ram=1M,sched=cfq", &["cfq", "none, mq-deadline"]),
+            ("name=a,file=b,file=c", &["disk a", "file= is given twice"]),
+            (
+                "name=a,null=1M,latency=1us,latency=2us",
+                &["disk a", "latency= is given twice"],
+            ),
             (
                 "name=a,null=1M,poll_queues=1,io_poll_delay=-2",
                 &["disk a", "io_poll_delay=-2 rejected", "-1", "1000000"],

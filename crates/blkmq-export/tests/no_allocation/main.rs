@@ -159,7 +159,11 @@ impl Client {
             };
             let head = RequestHeader {
                 cookie: index as u64,
-                offset: if length > 0 { (index * 512 * 1024) as u64 } else { 0 },
+                offset: if length > 0 {
+                    (index * 512 * 1024) as u64
+                } else {
+                    0
+                },
                 length: length as u64,
                 command,
                 flags: CommandFlags::NONE,
