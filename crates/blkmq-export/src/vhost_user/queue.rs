@@ -274,6 +274,11 @@ impl Queue {
         self.is_stopping = true;
     }
 
+    /// Says whether chains are taken as soon as there are some; else something else has it called.
+    fn takes_more(&self) -> bool {
+        !self.is_stopping && !self.comes_again && self.held.is_none() && self.refused.is_empty()
+    }
+
     fn come_again(&mut self, cx: &Cx<'_>) {
         if !std::mem::replace(&mut self.comes_again, true) {
             cx.ring_client().push_nop(AGAIN);
@@ -368,16 +373,25 @@ impl Service for Queue {
             // An event whose count is at its limit has been told often enough.
             let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
         }
-        if !self.is_stopping && !self.comes_again && self.held.is_none() && self.refused.is_empty() {
-            match self.ring.ask_for_kicks() {
-                Ok(true) => self.come_again(cx),
-                Ok(false) => {}
-                Err(broken) => self.break_off(broken),
-            }
-        }
         if self.is_stopping {
             self.end(cx);
         }
+    }
+
+    fn is_looked_at(&self) -> bool {
+        !self.is_stopping && !self.ring.wants_kicks()
+    }
+
+    fn has_work(&self) -> bool {
+        self.takes_more() && self.ring.has_available()
+    }
+
+    fn on_work(&mut self, cx: &mut Cx<'_>) {
+        self.take(cx);
+    }
+
+    fn stop_looking(&mut self) -> bool {
+        self.takes_more() && self.ring.ask_for_kicks()
     }
 
     fn busy(&self) -> bool {
