@@ -35,8 +35,7 @@ struct Descriptor {
 
 impl Descriptor {
     fn read(table: &Window, index: u16) -> Self {
-        let raw: [u8; 16] = table.load(16 * usize::from(index));
-        let raw = u128::from_le_bytes(raw);
+        let raw = u128::from_le(table.load(16 * usize::from(index)));
         Self {
             guest: raw as u64,
             bytes: (raw >> 64) as u32,

@@ -75,6 +75,11 @@ impl Inflight {
         self.record.store(USED_INDEX, used);
     }
 
+    /// Says whether some of its memory was taken away.
+    pub(super) fn is_lost(&self) -> bool {
+        self.record.is_lost()
+    }
+
     #[inline]
     pub(super) fn next_to_repeat(&mut self) -> Option<u16> {
         self.again.pop()

@@ -9,12 +9,14 @@
 //! | `request` | what a chain asks of the disk |
 //! | [`inflight`] | what is done again after this process was killed |
 //! | [`memory`], [`sys`] | where the guest's memory is |
+//! | `fault` | what happens when it is taken away |
 
 pub mod chain;
 pub mod codec;
 mod config_space;
 mod connection;
 mod device;
+mod fault;
 mod front_door;
 pub mod inflight;
 pub mod memory;

@@ -12,6 +12,7 @@ use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service, Waker};
 
 use super::chain::Chain;
+use super::fault;
 use super::memory::{Loans, Memory};
 use super::request::{Begun, Slot};
 use super::ring::{Broken, Ring};
@@ -145,6 +146,9 @@ pub(super) struct Queue {
     /// Bios that the queue had no room for.
     refused: VecDeque<Bio>,
     broken: Option<Broken>,
+    /// Losses of memory, of whomever, that it has looked at.
+    losses: Option<usize>,
+    is_lost: bool,
     is_stopping: bool,
     has_ended: bool,
     is_polling: bool,
@@ -168,6 +172,8 @@ impl Queue {
             held: None,
             refused: VecDeque::with_capacity(size),
             broken: None,
+            losses: None,
+            is_lost: false,
             is_stopping: false,
             has_ended: false,
             is_polling: false,
@@ -268,6 +274,19 @@ impl Queue {
         true
     }
 
+    /// Breaks the device if its memory was taken away: what it has read since then may be zeroes.
+    fn look_for_losses(&mut self) {
+        let losses = fault::losses();
+        if self.losses == Some(losses) {
+            return;
+        }
+        self.losses = Some(losses);
+        if self.ring.is_lost() || self.loans.memory().is_lost() {
+            self.is_lost = true;
+            self.break_off(Broken("memory that was taken away"));
+        }
+    }
+
     #[cold]
     fn break_off(&mut self, broken: Broken) {
         self.broken.get_or_insert(broken);
@@ -362,7 +381,9 @@ impl Service for Queue {
     }
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
-        if self.ring.publish()
+        self.look_for_losses();
+        if !self.is_lost
+            && self.ring.publish()
             && let Some(call) = &self.call
         {
             // An event whose count is at its limit has been told often enough.

@@ -105,6 +105,15 @@ impl Ring {
         Ok(Some(head))
     }
 
+    /// Says whether some of its memory was taken away.
+    pub(super) fn is_lost(&self) -> bool {
+        let record = self.inflight.as_ref().is_some_and(Inflight::is_lost);
+        record
+            || [&self.desc, &self.avail, &self.used]
+                .iter()
+                .any(|window| window.is_lost())
+    }
+
     fn waiting(&self) -> Result<u16, Broken> {
         Ok(self.avail.load_index(INDEX).wrapping_sub(self.next_avail))
     }

@@ -128,5 +128,73 @@ fn a_daemon_killed_under_writes_of_a_driver_loses_none_and_repeats_none_that_has
     }
 }
 
+#[test]
+fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
+    let scratch = Scratch::new();
+    let ram = "name=ram,ram=1M,block_size=512";
+    let file = format!(
+        "name=file,file={},size=1M,block_size=512",
+        scratch.word("file.raw")
+    );
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut daemon = Daemon::start(&["--disk", ram, "--disk", &file, "--vhost-user", &address]);
+    let good = Client::connect(&scratch.path("ram.sock"));
+    good.start();
+    // All of it: the ring is gone. Or the data of a write alone, which is copied to memory, and read by the kernel for a file.
+    for (disk, left, ends_with) in [
+        ("ram", 0, None),
+        ("file", 0, None),
+        ("ram", DATA + 4096, None),
+        ("file", DATA + 4096, Some(IO_ERROR)),
+    ] {
+        let what = format!("{disk}, {left} bytes left");
+        let mut bad = Client::connect(&scratch.path(&format!("{disk}.sock")));
+        bad.start();
+        // Answered when all before is done.
+        assert_eq!(bad.ask(GET_STATUS, &[]), 0);
+        bad.request(0, 1, 0);
+        bad.descriptor(1, DATA + 8192, 512, client::NEXT, 2);
+        bad.write(AVAIL + 2, &1_u16.to_le_bytes());
+        ftruncate(&bad.memory, left).unwrap();
+        bad.kick();
+        let start = Instant::now();
+        loop {
+            assert!(daemon.is_running(), "the daemon died: {what}");
+            assert!(
+                start.elapsed() < Duration::from_secs(10),
+                "goes unnoticed: {what}"
+            );
+            match ends_with {
+                Some(status) if bad.status(0) == status => break,
+                None if bad.ask(GET_STATUS, &[]) & NEEDS_RESET != 0 => break,
+                _ => {}
+            }
+        }
+        assert_eq!(
+            bad.ask(GET_STATUS, &[]) & NEEDS_RESET == 0,
+            ends_with.is_some(),
+            "{what}"
+        );
+        // With memory that is there it is served again.
+        ftruncate(&bad.memory, client::MEMORY_BYTES).unwrap();
+        bad.send(RESET_DEVICE, &[], &[]);
+        bad.share(client::MEMORY_BYTES);
+        bad.write(0, &[0; DATA as usize]);
+        bad.request(0, 0, 0);
+        bad.start();
+        bad.offer(&[0]);
+        assert_eq!((bad.used(1), bad.status(0)), (vec![0], 0), "{what}");
+    }
+    good.request(0, 0, 0);
+    good.offer(&[0]);
+    assert_eq!((good.used(1), good.status(0)), (vec![0], 0));
+    drop(good);
+    daemon.stop();
+}
+
+const GET_STATUS: u32 = 40;
+const RESET_DEVICE: u32 = 34;
+const NEEDS_RESET: u64 = 0x40;
+const IO_ERROR: u8 = 1;
 const ROUNDS: u64 = 10;
 const RECORD_BYTES: u64 = 16 + 16 * 16 + 48;
