@@ -172,10 +172,20 @@ impl Device {
         ready
     }
 
+    /// Says whether there are rings to be started.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.is_broken && self.rings.iter().any(|ring| self.is_ready(ring))
+    }
+
+    fn is_ready(&self, ring: &RingSetup) -> bool {
+        let is_on = ring.enabled.unwrap_or(self.features & PROTOCOL_FEATURES == 0);
+        let is_set_up = ring.size > 0 && ring.kick.is_some() && ring.addresses.is_some();
+        is_on && is_set_up && ring.served.is_none()
+    }
+
     fn start_one(&mut self, index: usize, waker: impl Fn() -> Waker) -> Option<Start> {
-        let is_on = self.features & PROTOCOL_FEATURES == 0;
         let setup = &self.rings[index];
-        if setup.served.is_some() || !setup.enabled.unwrap_or(is_on) || setup.size == 0 {
+        if !self.is_ready(setup) {
             return None;
         }
         let (kick, at) = (setup.kick.clone()?, setup.addresses?);

@@ -405,9 +405,9 @@ impl Service for Queue {
         !self.is_stopping
     }
 
-    fn drain(&mut self, cx: &mut Cx<'_>) {
+    /// It ends with this batch at the earliest, when what was given back has been published.
+    fn drain(&mut self, _cx: &mut Cx<'_>) {
         self.is_stopping = true;
-        self.end(cx);
     }
 
     fn is_finished(&self) -> bool {

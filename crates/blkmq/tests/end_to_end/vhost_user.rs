@@ -6,7 +6,7 @@
 mod client;
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -99,9 +99,7 @@ fn a_daemon_killed_under_writes_of_a_driver_loses_none_and_repeats_none_that_has
     };
     let mut left = 0;
     for round in 0..ROUNDS {
-        let mut spec = words(&[RECORD_BYTES, 0]);
-        spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
-        driver.client.send(32, &spec, &[record.as_fd()]);
+        send_record(&driver.client, &record);
         driver.client.start_at(driver.seen.into());
         driver.write_until(Instant::now() + Duration::from_millis(20 + 7 * round));
         daemon.kill();
@@ -111,9 +109,7 @@ fn a_daemon_killed_under_writes_of_a_driver_loses_none_and_repeats_none_that_has
         driver.client.connect_again(Path::new(&socket));
     }
     assert!(left > 0, "no kill met a write in flight");
-    let mut spec = words(&[RECORD_BYTES, 0]);
-    spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
-    driver.client.send(32, &spec, &[record.as_fd()]);
+    send_record(&driver.client, &record);
     driver.client.start_at(driver.seen.into());
     driver.client.kick();
     driver.wait_for_all();
@@ -126,6 +122,51 @@ fn a_daemon_killed_under_writes_of_a_driver_loses_none_and_repeats_none_that_has
             "block {block}"
         );
     }
+}
+
+#[test]
+fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
+    let scratch = Scratch::new();
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut words = vec!["--disk", "name=vm,ram=1M,block_size=512,group=/vm"];
+    words.extend(["--group", "/vm,iops=20", "--vhost-user", &address]);
+    let mut daemon = Daemon::start(&words);
+    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&record, RECORD_BYTES).unwrap();
+    let mut client = Client::connect(&scratch.path("vm.sock"));
+    send_record(&client, &record);
+    client.start();
+    for head in [0, 3, 6, 9, 12] {
+        client.request(head, 1, head.into());
+    }
+    client.offer(&[0, 3, 6, 9, 12]);
+    // The cap lets one pass at once, and the others one after the other.
+    client.used(1);
+    for _ in 0..2 {
+        client.connect_again(&scratch.path("vm.sock"));
+        send_record(&client, &record);
+        client.start_at(0);
+        assert_eq!(client.ask(GET_STATUS, &[]), 0);
+    }
+    // As long as three times all of them take.
+    let (start, mut used) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_millis(750) {
+        let now = u16::from_le_bytes(client.read(USED + 2));
+        assert!(now >= used, "given back {used} chains, and then {now}");
+        used = now;
+    }
+    let mut heads = client.used(5);
+    heads.sort_unstable();
+    assert_eq!(heads, [0, 3, 6, 9, 12], "each is given back once");
+    assert!(daemon.is_running());
+    drop(client);
+    daemon.stop();
+}
+
+fn send_record(client: &Client, record: &OwnedFd) {
+    let mut spec = words(&[RECORD_BYTES, 0]);
+    spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
+    client.send(32, &spec, &[record.as_fd()]);
 }
 
 #[test]
