@@ -13,25 +13,54 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use self::client::{AVAIL, Client, DATA, USED, words};
+use crate::common::pattern::{self, BLOCK, SECTOR};
 use crate::common::{Daemon, Scratch};
 
-/// A driver that has up to five writes in flight, each to a block of its own, and a record of them.
+/// A driver that has up to five requests in flight, each to a block that no other one has meanwhile, and verifies what it reads.
 struct Driver {
     client: Client,
+    chance: u64,
     offered: u16,
     seen: u16,
-    writes: u32,
-    /// By their heads: the block, and what is written there.
-    in_flight: BTreeMap<u16, (u64, u32)>,
-    /// What each block must hold.
-    expected: BTreeMap<u64, u32>,
+    /// By their heads.
+    in_flight: BTreeMap<u16, Request>,
+    /// What each block holds, or will when its write has ended.
+    generations: BTreeMap<u64, u64>,
+    writes: u64,
+    reads: u64,
+}
+
+#[derive(Debug)]
+struct Request {
+    block: u64,
+    is_write: bool,
 }
 
 impl Driver {
-    /// Begins writes as long as heads are free, and takes note of those that have ended, until `end`.
-    fn write_until(&mut self, end: Instant) {
+    fn new(socket: &Path, seed: u64) -> Self {
+        Self {
+            client: Client::connect(socket),
+            chance: seed,
+            offered: 0,
+            seen: 0,
+            in_flight: BTreeMap::new(),
+            generations: BTreeMap::new(),
+            writes: 0,
+            reads: 0,
+        }
+    }
+
+    /// The next number below a limit (Knuth's MMIX generator).
+    fn draw(&mut self, limit: u64) -> u64 {
+        let multiplied = self.chance.wrapping_mul(0x5851_f42d_4c95_7f2d);
+        self.chance = multiplied.wrapping_add(0x1405_7b7e_f767_814f);
+        (self.chance >> 33) % limit
+    }
+
+    /// Begins requests as long as heads are free, and takes note of those that have ended, until `end`.
+    fn load_until(&mut self, end: Instant) {
         while Instant::now() < end {
-            for head in [0, 3, 6, 9, 12] {
+            for head in HEADS {
                 if !self.in_flight.contains_key(&head) {
                     self.begin(head);
                 }
@@ -42,12 +71,21 @@ impl Driver {
     }
 
     fn begin(&mut self, head: u16) {
-        self.writes += 1;
-        let block = u64::from(head) * 100 + u64::from(self.writes % 100);
-        self.client.request(head, 1, block);
-        let content: Vec<u8> = self.writes.to_le_bytes().repeat(128);
-        self.client.write(DATA + 4096 * u64::from(head) + 512, &content);
-        self.in_flight.insert(head, (block, self.writes));
+        let block = u64::from(head) * BLOCKS_OF_A_HEAD + self.draw(BLOCKS_OF_A_HEAD);
+        let is_write = self.draw(3) > 0;
+        let data = data_of(head);
+        self.client
+            .request(head, is_write.into(), block * (BLOCK / SECTOR) as u64);
+        let generation = self.generations.entry(block).or_default();
+        if is_write {
+            *generation += 1;
+            self.client.write(data, &pattern::block(block, *generation));
+        }
+        let flags = if is_write { 0 } else { client::WRITE };
+        let index = u64::from(head) + 1;
+        self.client
+            .descriptor(index, data, BLOCK as u32, client::NEXT | flags, head + 2);
+        self.in_flight.insert(head, Request { block, is_write });
         let place = AVAIL + 4 + 2 * u64::from(self.offered % 16);
         self.client.write(place, &head.to_le_bytes());
         self.offered = self.offered.wrapping_add(1);
@@ -59,69 +97,81 @@ impl Driver {
         while self.seen != used {
             let place = USED + 4 + 8 * u64::from(self.seen % 16);
             let head = u32::from_le_bytes(self.client.read(place)) as u16;
-            let (block, number) = self.in_flight.remove(&head).expect("given back once");
-            assert_eq!(self.client.status(head), 0);
-            self.expected.insert(block, number);
+            let request = self.in_flight.remove(&head).expect("given back once");
+            assert_eq!(self.client.status(head), 0, "{request:?}");
+            match request.is_write {
+                true => self.writes += 1,
+                false => {
+                    self.reads += 1;
+                    self.verify(request.block, &self.client.read::<BLOCK>(data_of(head)));
+                }
+            }
             self.seen = self.seen.wrapping_add(1);
+        }
+    }
+
+    fn verify(&self, block: u64, found: &[u8]) {
+        for (index, sector) in (0..).zip(found.chunks(SECTOR)) {
+            let generation = pattern::generation(block, index, sector);
+            let expected = self.generations[&block];
+            assert_eq!(generation, Ok(expected), "block {block}, sector {index}");
         }
     }
 
     fn wait_for_all(&mut self) {
         let start = Instant::now();
         while !self.in_flight.is_empty() {
-            assert!(
-                start.elapsed() < Duration::from_secs(10),
-                "lost: {:?}",
-                self.in_flight
-            );
+            let in_flight = &self.in_flight;
+            assert!(start.elapsed() < Duration::from_secs(10), "lost: {in_flight:?}");
             self.take_ended();
         }
     }
 }
 
+fn data_of(head: u16) -> u64 {
+    DATA + 0x2_0000 + BLOCK as u64 * u64::from(head)
+}
+
+/// `BLKMQ_KILLS` says how many times, `BLKMQ_KILLS_SEED` from which seed on.
 #[test]
-fn a_daemon_killed_under_writes_of_a_driver_loses_none_and_repeats_none_that_has_ended() {
+fn a_daemon_killed_under_load_of_a_driver_loses_nothing_and_repeats_nothing_that_has_ended() {
+    let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().expect(name));
+    let (kills, seed): (u64, u64) = (number("BLKMQ_KILLS", 10), number("BLKMQ_KILLS_SEED", 1));
+    println!("again: BLKMQ_KILLS={kills} BLKMQ_KILLS_SEED={seed}");
     let scratch = Scratch::new();
     let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
-    let socket = scratch.word("vm.sock");
+    let socket = scratch.path("vm.sock");
     let start = || Daemon::start(&["--disk", &disk, "--vhost-user", &address]);
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&record, RECORD_BYTES).unwrap();
     let mut daemon = start();
-    let mut driver = Driver {
-        client: Client::connect(Path::new(&socket)),
-        offered: 0,
-        seen: 0,
-        writes: 0,
-        in_flight: BTreeMap::new(),
-        expected: BTreeMap::new(),
-    };
+    let mut driver = Driver::new(&socket, seed);
     let mut left = 0;
-    for round in 0..ROUNDS {
+    for _ in 0..kills {
         send_record(&driver.client, &record);
         driver.client.start_at(driver.seen.into());
-        driver.write_until(Instant::now() + Duration::from_millis(20 + 7 * round));
+        let time = Duration::from_micros(1_000 + driver.draw(50_000));
+        driver.load_until(Instant::now() + time);
         daemon.kill();
         driver.take_ended();
         left += driver.in_flight.len();
         daemon = start();
-        driver.client.connect_again(Path::new(&socket));
+        driver.client.connect_again(&socket);
     }
-    assert!(left > 0, "no kill met a write in flight");
     send_record(&driver.client, &record);
     driver.client.start_at(driver.seen.into());
     driver.client.kick();
     driver.wait_for_all();
     daemon.stop();
     let image = std::fs::read(scratch.word("vm.raw")).unwrap();
-    for (block, number) in driver.expected {
-        let at = 512 * block as usize;
-        assert!(
-            image[at..at + 512] == number.to_le_bytes().repeat(128),
-            "block {block}"
-        );
+    for block in driver.generations.keys() {
+        let at = BLOCK * *block as usize;
+        driver.verify(*block, &image[at..at + BLOCK]);
     }
+    let (writes, reads) = (driver.writes, driver.reads);
+    println!("{kills} kills, {left} requests in flight at them, {writes} writes, {reads} reads");
+    assert!(left > 0, "no kill met a request in flight");
 }
 
 #[test]
@@ -237,5 +287,8 @@ const GET_STATUS: u32 = 40;
 const RESET_DEVICE: u32 = 34;
 const NEEDS_RESET: u64 = 0x40;
 const IO_ERROR: u8 = 1;
-const ROUNDS: u64 = 10;
+/// Three descriptors each.
+const HEADS: [u16; 5] = [0, 3, 6, 9, 12];
+/// Few, so that each is soon written again.
+const BLOCKS_OF_A_HEAD: u64 = 4;
 const RECORD_BYTES: u64 = 16 + 16 * 16 + 48;
