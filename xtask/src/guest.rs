@@ -42,9 +42,11 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     }
     if is_wanted(VIRTUAL_DISK) {
         let program = steps.command_under_test()?;
-        steps.time("a disk of a virtual machine", || {
-            virtual_disk::run(&place, &program)
-        })?;
+        for rings in virtual_disk::RINGS {
+            steps.time(&format!("a disk of a virtual machine, {rings}"), || {
+                virtual_disk::run(&place, &program, rings)
+            })?;
+        }
     }
     let proofs = PROOFS.iter().filter(|proof| is_wanted(proof.name));
     for (number, proof) in proofs.enumerate() {

@@ -14,11 +14,14 @@ use super::machine::{self, Machine};
 use super::packages::Place;
 use super::{SUCCESS, is_said};
 
+/// What the virtqueues may be like.
+pub(super) const RINGS: [&str; 2] = ["packed=off", "packed=on"];
+
 /// Boots a guest with a disk of the daemon, and has it make a file system, write, verify, discard and check.
 ///
 /// # Errors
 /// If the guest finds anything wrong, or there is no guest.
-pub(super) fn run(place: &Place, program: &Path) -> Result<()> {
+pub(super) fn run(place: &Place, program: &Path, rings: &str) -> Result<()> {
     let mut initrd = Initrd::new(place)?;
     for tool in ["mkfs.ext4", "e2fsck"] {
         initrd.add_tool(tool)?;
@@ -40,7 +43,7 @@ pub(super) fn run(place: &Place, program: &Path) -> Result<()> {
         place,
         initrd: &initrd,
         limit: TIME_MAX,
-        words: &words(&directory.join("vm.sock")),
+        words: &words(&directory.join("vm.sock"), rings),
         heard: &mut |line| {
             if line == KILL {
                 kills += 1;
@@ -110,12 +113,12 @@ fn start(program: &Path, directory: &Path) -> Result<Child> {
 }
 
 /// What makes a disk of the daemon one of the machine's.
-fn words(socket: &Path) -> Vec<String> {
+fn words(socket: &Path, rings: &str) -> Vec<String> {
     let socket = socket.display();
     let words = format!(
         "-object memory-backend-memfd,id=mem,size={MEMORY},share=on -machine memory-backend=mem \
          -chardev socket,id=vm,path={socket},reconnect-ms=100 \
-         -device vhost-user-blk-pci,chardev=vm,num-queues={QUEUES}"
+         -device vhost-user-blk-pci,chardev=vm,num-queues={QUEUES},{rings}"
     );
     words.split_whitespace().map(str::to_owned).collect()
 }

@@ -237,6 +237,15 @@ impl Connection {
             return;
         }
         let ready = self.device.start(|| cx.waker());
+        self.note_ends(cx);
+        let to_repeat: usize = ready.iter().map(|(_, start)| start.ring.to_repeat()).sum();
+        if to_repeat > 0 {
+            let what = format_args!(
+                "{}: {to_repeat} requests were in flight at a kill and are done again",
+                self.name()
+            );
+            self.log.info(cx.now(), what);
+        }
         for (index, start) in ready {
             let reactor = (usize::from(cx.reactor().0) + index) % cx.reactors();
             cx.spawn_on(
@@ -268,6 +277,13 @@ impl Connection {
             }
         }
         self.place.as_mut().is_some_and(|place| !place.must_wait())
+    }
+
+    fn note_ends(&mut self, cx: &mut Cx<'_>) {
+        if let Some(broken) = self.device.note_ends() {
+            let what = format_args!("{}: device needs a reset: {broken}", self.name());
+            self.log.warn(cx.now(), what);
+        }
     }
 
     #[cold]
@@ -317,10 +333,7 @@ impl Service for Connection {
     fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
-        if let Some(broken) = self.device.note_ends() {
-            let what = format_args!("{}: device needs a reset: {broken}", self.name());
-            self.log.warn(cx.now(), what);
-        }
+        self.note_ends(cx);
         if !self.is_selected && self.ticket.is_displaced() {
             self.close(cx, &"others need its place");
         }

@@ -78,6 +78,10 @@ impl Inflight {
         self.record.store(USED_INDEX, used);
     }
 
+    pub(super) fn to_repeat(&self) -> usize {
+        self.again.len()
+    }
+
     /// Says whether some of its memory was taken away.
     pub(super) fn is_lost(&self) -> bool {
         self.record.is_lost()

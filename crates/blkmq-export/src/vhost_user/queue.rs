@@ -15,7 +15,8 @@ use super::chain::Chain;
 use super::fault;
 use super::memory::{Loans, Memory};
 use super::request::{Begun, Slot};
-use super::ring::{Broken, Ring};
+use super::ring::Broken;
+use super::virtqueue::Virtqueue;
 
 /// What a connection tells a virtqueue that is served, and what it hears of it.
 pub(super) struct Control {
@@ -39,7 +40,7 @@ struct Wanted {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
     /// Where the next one goes on; none if this one never lived.
-    pub(super) next_avail: Option<u16>,
+    pub(super) base: Option<u32>,
     pub(super) broken: Option<Broken>,
 }
 
@@ -107,7 +108,7 @@ impl Control {
 
 /// What is needed to serve a virtqueue. If that never happens, its connection hears of it.
 pub(super) struct Start {
-    pub(super) ring: Ring,
+    pub(super) ring: Virtqueue,
     pub(super) disk: Disk,
     pub(super) memory: Arc<Memory>,
     /// Writes are to be durable when they end.
@@ -122,7 +123,7 @@ pub(super) struct Report(pub(super) Arc<Control>);
 impl Drop for Report {
     fn drop(&mut self) {
         self.0.end(Ended {
-            next_avail: None,
+            base: None,
             broken: None,
         });
     }
@@ -130,7 +131,7 @@ impl Drop for Report {
 
 /// A virtqueue that is served.
 pub(super) struct Queue {
-    ring: Ring,
+    ring: Virtqueue,
     disk: Disk,
     is_through: bool,
     kick: Arc<OwnedFd>,
@@ -224,7 +225,7 @@ impl Queue {
             return Err(Broken("a chain that is in flight already"));
         }
         self.loans.begin();
-        let followed = self.chain.follow(&self.ring, &self.loans, head);
+        let followed = self.ring.follow(&mut self.chain, &self.loans, head);
         let begun = followed.and_then(|()| slot.begin(&mut self.chain, &self.disk, self.is_through));
         match begun {
             Ok(Begun::Bio(mut bio)) => {
@@ -316,9 +317,8 @@ impl Queue {
         if self.is_polling {
             cx.port().push_cancel(KICK, CANCEL);
         }
-        let held = u16::from(self.held.is_some());
         self.control.0.end(Ended {
-            next_avail: Some(self.ring.next_avail().wrapping_sub(held)),
+            base: Some(self.ring.base(self.held)),
             broken: self.broken,
         });
     }

@@ -105,6 +105,11 @@ impl Ring {
         Ok(Some(head))
     }
 
+    /// How many chains are done again.
+    pub(super) fn to_repeat(&self) -> usize {
+        self.inflight.as_ref().map_or(0, Inflight::to_repeat)
+    }
+
     /// Says whether some of its memory was taken away.
     pub(super) fn is_lost(&self) -> bool {
         let record = self.inflight.as_ref().is_some_and(Inflight::is_lost);
@@ -175,7 +180,7 @@ impl Ring {
 }
 
 /// Says whether an index on the way from `before` to `now` has passed `event` (virtio 1.2, 2.7.7.2).
-fn is_passed(event: u16, before: u16, now: u16) -> bool {
+pub(super) fn is_passed(event: u16, before: u16, now: u16) -> bool {
     now.wrapping_sub(event).wrapping_sub(1) < now.wrapping_sub(before)
 }
 
