@@ -19,9 +19,8 @@ use crate::common::{Daemon, Scratch};
 /// A driver that has up to five requests in flight, each to a block that no other one has meanwhile, and verifies what it reads.
 struct Driver {
     client: Client,
+    ring: Ring,
     chance: u64,
-    offered: u16,
-    seen: u16,
     /// By their heads.
     in_flight: BTreeMap<u16, Request>,
     /// What each block holds, or will when its write has ended.
@@ -37,12 +36,15 @@ struct Request {
 }
 
 impl Driver {
-    fn new(socket: &Path, seed: u64) -> Self {
+    fn new(socket: &Path, seed: u64, ring: Ring) -> Self {
+        let packed = match ring {
+            Ring::Split { .. } => 0,
+            Ring::Packed { .. } => RING_PACKED,
+        };
         Self {
-            client: Client::connect(socket),
+            client: Client::connect_with(socket, client::FEATURES | packed),
+            ring,
             chance: seed,
-            offered: 0,
-            seen: 0,
             in_flight: BTreeMap::new(),
             generations: BTreeMap::new(),
             writes: 0,
@@ -74,29 +76,26 @@ impl Driver {
         let block = u64::from(head) * BLOCKS_OF_A_HEAD + self.draw(BLOCKS_OF_A_HEAD);
         let is_write = self.draw(3) > 0;
         let data = data_of(head);
-        self.client
-            .request(head, is_write.into(), block * (BLOCK / SECTOR) as u64);
+        let base = self
+            .client
+            .fill(head, is_write.into(), block * (BLOCK / SECTOR) as u64);
         let generation = self.generations.entry(block).or_default();
         if is_write {
             *generation += 1;
             self.client.write(data, &pattern::block(block, *generation));
         }
         let flags = if is_write { 0 } else { client::WRITE };
-        let index = u64::from(head) + 1;
-        self.client
-            .descriptor(index, data, BLOCK as u32, client::NEXT | flags, head + 2);
+        let chain = [
+            (base, 16, 0),
+            (data, BLOCK as u32, flags),
+            (base + 1024, 1, client::WRITE),
+        ];
         self.in_flight.insert(head, Request { block, is_write });
-        let place = AVAIL + 4 + 2 * u64::from(self.offered % 16);
-        self.client.write(place, &head.to_le_bytes());
-        self.offered = self.offered.wrapping_add(1);
-        self.client.write(AVAIL + 2, &self.offered.to_le_bytes());
+        self.ring.offer(&self.client, head, chain);
     }
 
     fn take_ended(&mut self) {
-        let used = u16::from_le_bytes(self.client.read(USED + 2));
-        while self.seen != used {
-            let place = USED + 4 + 8 * u64::from(self.seen % 16);
-            let head = u32::from_le_bytes(self.client.read(place)) as u16;
+        while let Some(head) = self.ring.take(&self.client) {
             let request = self.in_flight.remove(&head).expect("given back once");
             assert_eq!(self.client.status(head), 0, "{request:?}");
             match request.is_write {
@@ -106,7 +105,6 @@ impl Driver {
                     self.verify(request.block, &self.client.read::<BLOCK>(data_of(head)));
                 }
             }
-            self.seen = self.seen.wrapping_add(1);
         }
     }
 
@@ -132,9 +130,94 @@ fn data_of(head: u16) -> u64 {
     DATA + 0x2_0000 + BLOCK as u64 * u64::from(head)
 }
 
-/// `BLKMQ_KILLS` says how many times, `BLKMQ_KILLS_SEED` from which seed on.
+/// A ring of 16 descriptors as its driver has it: how many chains were offered and seen, or how many places.
+#[derive(Clone, Copy)]
+enum Ring {
+    Split { offered: u16, seen: u16 },
+    Packed { offered: u32, seen: u32 },
+}
+
+impl Ring {
+    const SPLIT: Self = Self::Split { offered: 0, seen: 0 };
+    const PACKED: Self = Self::Packed { offered: 0, seen: 0 };
+
+    /// Where a device goes on that has no record.
+    fn base(self) -> u64 {
+        match self {
+            Self::Split { seen, .. } => seen.into(),
+            Self::Packed { seen, .. } => {
+                let round = if seen / 16 % 2 == 0 { 1 << 15 } else { 0 };
+                let place = u64::from(seen % 16) | round;
+                place | place << 16
+            }
+        }
+    }
+
+    /// Offers a chain of three descriptors: address, bytes, flags.
+    fn offer(&mut self, client: &Client, head: u16, chain: [(u64, u32, u16); 3]) {
+        match self {
+            Self::Split { offered, .. } => {
+                for (index, (at, bytes, flags)) in (head..).zip(chain) {
+                    let more = if index < head + 2 { client::NEXT } else { 0 };
+                    client.descriptor(index.into(), at, bytes, flags | more, index + 1);
+                }
+                client.write(AVAIL + 4 + 2 * u64::from(*offered % 16), &head.to_le_bytes());
+                *offered = offered.wrapping_add(1);
+                client.write(AVAIL + 2, &offered.to_le_bytes());
+            }
+            Self::Packed { offered, .. } => {
+                // The first one last, and of each the flags: they show the chain.
+                for (number, (at, bytes, flags)) in [0, 1, 2].into_iter().zip(chain).rev() {
+                    let place = *offered + number;
+                    let more = if number < 2 { client::NEXT } else { 0 };
+                    let round = if place / 16 % 2 == 0 { 1 << 7 } else { 1 << 15 };
+                    let start = 16 * u64::from(place % 16);
+                    client.write(start, &words(&[at]));
+                    client.write(start + 8, &bytes.to_le_bytes());
+                    client.write(start + 12, &head.to_le_bytes());
+                    client.write(start + 14, &(flags | more | round).to_le_bytes());
+                }
+                *offered += 3;
+            }
+        }
+    }
+
+    /// The next chain that was given back.
+    fn take(&mut self, client: &Client) -> Option<u16> {
+        match self {
+            Self::Split { seen, .. } => {
+                let used = u16::from_le_bytes(client.read(USED + 2));
+                let head = client.read::<4>(USED + 4 + 8 * u64::from(*seen % 16));
+                (*seen != used).then(|| {
+                    *seen = seen.wrapping_add(1);
+                    u32::from_le_bytes(head) as u16
+                })
+            }
+            Self::Packed { offered, seen } => {
+                let at = 16 * u64::from(*seen % 16);
+                let flags = u16::from_le_bytes(client.read(at + 14)) & (1 << 7 | 1 << 15);
+                let used = if *seen / 16 % 2 == 0 { 1 << 7 | 1 << 15 } else { 0 };
+                (seen != offered && flags == used).then(|| {
+                    *seen += 3;
+                    u16::from_le_bytes(client.read(at + 12))
+                })
+            }
+        }
+    }
+}
+
 #[test]
 fn a_daemon_killed_under_load_of_a_driver_loses_nothing_and_repeats_nothing_that_has_ended() {
+    kill_under_load(Ring::SPLIT);
+}
+
+#[test]
+fn a_daemon_killed_under_load_of_a_driver_with_a_packed_ring_does_neither() {
+    kill_under_load(Ring::PACKED);
+}
+
+/// `BLKMQ_KILLS` says how many times, `BLKMQ_KILLS_SEED` from which seed on.
+fn kill_under_load(ring: Ring) {
     let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().expect(name));
     let (kills, seed): (u64, u64) = (number("BLKMQ_KILLS", 10), number("BLKMQ_KILLS_SEED", 1));
     println!("again: BLKMQ_KILLS={kills} BLKMQ_KILLS_SEED={seed}");
@@ -146,11 +229,11 @@ fn a_daemon_killed_under_load_of_a_driver_loses_nothing_and_repeats_nothing_that
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&record, RECORD_BYTES).unwrap();
     let mut daemon = start();
-    let mut driver = Driver::new(&socket, seed);
+    let mut driver = Driver::new(&socket, seed, ring);
     let mut left = 0;
     for _ in 0..kills {
         send_record(&driver.client, &record);
-        driver.client.start_at(driver.seen.into());
+        driver.client.start_at(driver.ring.base());
         let time = Duration::from_micros(1_000 + driver.draw(50_000));
         driver.load_until(Instant::now() + time);
         daemon.kill();
@@ -160,7 +243,7 @@ fn a_daemon_killed_under_load_of_a_driver_loses_nothing_and_repeats_nothing_that
         driver.client.connect_again(&socket);
     }
     send_record(&driver.client, &record);
-    driver.client.start_at(driver.seen.into());
+    driver.client.start_at(driver.ring.base());
     driver.client.kick();
     driver.wait_for_all();
     daemon.stop();
@@ -291,4 +374,6 @@ const IO_ERROR: u8 = 1;
 const HEADS: [u16; 5] = [0, 3, 6, 9, 12];
 /// Few, so that each is soon written again.
 const BLOCKS_OF_A_HEAD: u64 = 4;
-const RECORD_BYTES: u64 = 16 + 16 * 16 + 48;
+/// Enough for both kinds of rings.
+const RECORD_BYTES: u64 = 32 + 32 * 16 + 32;
+const RING_PACKED: u64 = 1 << 34;
