@@ -1,9 +1,9 @@
-//! Kills the daemon under a driver's writes: whoever connects again with the record of what was in flight loses nothing, and gets
-//! nothing twice.
+//! Decides that a virtual machine keeps its data when the daemon is killed, when its monitor connects again, and when another monitor
+//! takes the memory away that it has shared.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../../../blkmq-export/tests/vhost_user/client.rs"]
-mod client;
+pub(crate) mod client;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
