@@ -56,7 +56,7 @@ pub fn run(data: &[u8]) {
         ring.give_back(head, 1);
         ring.publish();
     }
-    let _ = ring.ask_for_kicks();
+    ring.ask_for_kicks();
 }
 
 /// A piece lies in one of the regions.

@@ -9,6 +9,7 @@ mod guest;
 mod instructions;
 mod loom;
 mod mutant;
+mod mutants;
 mod path_loss;
 mod place;
 mod sanitize;
@@ -135,6 +136,7 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             args.finish()?;
             path_loss::run(&mut steps, seconds.unwrap_or(path_loss::SECONDS_DEFAULT), seed)
         }
+        "mutants" => mutants::run(&mut steps, &args.rest()),
         "tsan" => {
             args.finish()?;
             sanitize::run(&mut steps, sanitize::Sanitizer::Thread)
@@ -173,6 +175,7 @@ cargo xtask siege --mutants [NAME]          the same on builds that lack one lim
 cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, log-writes or flakey, or all; downloads 55 MB once
 cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
 cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root
+cargo xtask mutants [FILE ...]              the core's tests on builds with one small change each; FILE: merge, split ... of crates/blkmq-core/src
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer
 cargo xtask asan                            the same under AddressSanitizer
 cargo xtask soak [--minutes N]              simulator, properties and real clients again and again (default 30 minutes)

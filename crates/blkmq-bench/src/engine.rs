@@ -19,7 +19,7 @@ use blkmq_core::sched::Kind;
 use blkmq_host::engine::Engine;
 use blkmq_host::value;
 
-pub use self::device::Device;
+pub use self::device::DeviceArg;
 pub(crate) use self::device::{NULL_BYTES, Opened, start};
 pub(crate) use self::load::Job;
 use self::load::Load;
@@ -40,7 +40,7 @@ pub struct EngineArgs {
     /// What to run on: null, ram, file:PATH or an NBD URI; a file is also measured with fio, where that is installed, and
     /// an NBD server with nbdcopy, if --rw is read
     #[arg(long, value_name = "DEVICE", default_value = "null")]
-    pub device: Device,
+    pub device: DeviceArg,
     /// Elevators to measure [default: all; on a file or an NBD server: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = elevator)]
     pub elevator: Vec<Kind>,
@@ -105,7 +105,7 @@ impl Pattern {
 impl EngineArgs {
     /// Whether whole copies are timed, start and handshake with them: as `nbdcopy`, which can be timed in no other way.
     fn copies(&self) -> bool {
-        matches!(self.device, Device::Nbd(_)) && self.rw == Pattern::Read
+        matches!(self.device, DeviceArg::Nbd(_)) && self.rw == Pattern::Read
     }
 }
 
@@ -114,7 +114,7 @@ impl EngineArgs {
 /// # Errors
 /// If an option is out of range, the device cannot be opened or fails, or a file cannot be written.
 pub fn main(args: &EngineArgs) -> Result<()> {
-    let args = &settle(args)?;
+    let args = &with_defaults(args)?;
     let mut points = points(args);
     let plan = args.common.plan(points.len(), SET_UP)?;
     let mut report = Report::start("engine", about(args), &plan);
@@ -126,12 +126,12 @@ pub fn main(args: &EngineArgs) -> Result<()> {
 }
 
 /// Fills in the defaults that depend on the device, and checks everything.
-fn settle(args: &EngineArgs) -> Result<EngineArgs> {
+fn with_defaults(args: &EngineArgs) -> Result<EngineArgs> {
     let mut args = args.clone();
     let (elevators, jobs, depths): (&[Kind], &[u32], &[u32]) = match args.device {
-        Device::Null | Device::Ram => (&Kind::ALL, &[1, 2, 8], &[1, 16, 64, 256, 1024]),
-        Device::File(_) => (&[Kind::None], &[1], &[1, 32]),
-        Device::Nbd(_) => (&[Kind::None], &[1, 4], &[64]),
+        DeviceArg::Null | DeviceArg::Ram => (&Kind::ALL, &[1, 2, 8], &[1, 16, 64, 256, 1024]),
+        DeviceArg::File(_) => (&[Kind::None], &[1], &[1, 32]),
+        DeviceArg::Nbd(_) => (&[Kind::None], &[1, 4], &[64]),
     };
     fill_in(&mut args.elevator, elevators);
     fill_in(&mut args.jobs, jobs);
@@ -148,17 +148,17 @@ fn settle(args: &EngineArgs) -> Result<EngineArgs> {
             "--jobs {jobs} rejected: must be from 1 to {JOBS_MAX}"
         );
     }
-    if let Device::File(path) = &args.device {
+    if let DeviceArg::File(path) = &args.device {
         device::check_file(path, args.bs)?;
     }
     ensure!(
-        !args.groups || args.device == Device::Null,
+        !args.groups || args.device == DeviceArg::Null,
         "--groups rejected: it needs --device null"
     );
     let content = match &args.device {
-        Device::Null | Device::Ram => None,
-        Device::File(path) => Some(path.display().to_string()),
-        Device::Nbd(uri) => Some(uri.clone()),
+        DeviceArg::Null | DeviceArg::Ram => None,
+        DeviceArg::File(path) => Some(path.display().to_string()),
+        DeviceArg::Nbd(uri) => Some(uri.clone()),
     };
     if let Some(content) = content {
         ensure!(
@@ -196,7 +196,7 @@ fn points(args: &EngineArgs) -> Vec<Point<'_>> {
                     side: if args.before.is_some() { "after" } else { "ours" }.into(),
                     measure: Box::new(move |plan| measure(args, elevator, jobs, depth, plan)),
                 });
-                if let Device::Nbd(uri) = &args.device
+                if let DeviceArg::Nbd(uri) = &args.device
                     && args.copies()
                     && nbdcopy::is_installed()
                 {
@@ -208,7 +208,7 @@ fn points(args: &EngineArgs) -> Vec<Point<'_>> {
                         }),
                     });
                 }
-                if matches!(args.device, Device::File(_)) && fio::is_installed() {
+                if matches!(args.device, DeviceArg::File(_)) && fio::is_installed() {
                     points.push(Point {
                         case,
                         side: "fio".into(),
@@ -238,7 +238,7 @@ fn case(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32) -> String {
 
 /// Starts an engine, loads it from `jobs` attached threads for the plan's window, and ends it.
 fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
-    let writable = args.rw.op().is_write() || args.device == Device::Ram;
+    let writable = args.rw.op().is_write() || args.device == DeviceArg::Ram;
     let start = || {
         if args.groups {
             device::start_with_groups(elevator, jobs, depth)
@@ -262,7 +262,7 @@ fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan
         return copies::measure(start, job, jobs, plan);
     }
     let engine = start()?;
-    if args.device == Device::Ram {
+    if args.device == DeviceArg::Ram {
         device::fill(&engine)?;
     }
     load_attached(engine, job, jobs, plan)
@@ -305,7 +305,7 @@ pub(crate) fn load_attached(engine: Engine, job: Job, jobs: u32, plan: &Plan) ->
 
 /// The same I/O by fio's io_uring engine on the same file.
 fn measure_fio(args: &EngineArgs, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
-    let Device::File(path) = &args.device else {
+    let DeviceArg::File(path) = &args.device else {
         unreachable!("fio is a side on files only");
     };
     let options = [
@@ -329,9 +329,9 @@ fn about(args: &EngineArgs) -> About {
         jobs.into(),
         "CPU and context switches are the whole process's, the load generator included".into(),
     ];
-    if let Device::File(_) = args.device {
+    if let DeviceArg::File(_) = args.device {
         setting.push("fio: io_uring, direct, registered file, same depth, jobs and block size".into());
-    } else if let Device::Nbd(_) = args.device {
+    } else if let DeviceArg::Nbd(_) = args.device {
         setting.push(
             "nbdcopy: the whole export to null:, same connections, threads, requests and block size; ours does not merge; whole copies with start and handshake, of both".into(),
         );

@@ -5,6 +5,7 @@
 //! once per round, so that sides alternate and a drift of the machine meets all alike, and reports medians with spread.
 
 pub mod args;
+pub mod doors;
 pub mod engine;
 pub mod fairness;
 pub mod histogram;
@@ -23,6 +24,7 @@ mod facts;
 mod fio;
 mod offsets;
 mod on_null;
+mod output;
 mod progress;
 mod server;
 mod svg;

@@ -10,6 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use blkmq_nbd::codec::HeaderStyle;
 
+pub(crate) use self::client::{Load, connect};
+pub(crate) use self::peers::EXPORT;
 use self::peers::{Server, Side};
 use crate::args::{BenchArgs, Plan};
 use crate::report::{self, About, Report, Row};

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::queue::TagMode;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 
 use self::load::Load;
@@ -112,7 +112,7 @@ pub(crate) fn measure(
 }
 
 fn start(load: Jobs, drive: NullConfig, set: impl FnOnce(&mut QueueSpec)) -> Result<Engine> {
-    let mut queue = QueueSpec::new("bench", Arc::new(NullDrive::new(drive, &[NULL_BYTES])?));
+    let mut queue = QueueSpec::new("bench", Arc::new(NullDevice::new(drive, &[NULL_BYTES])?));
     queue.disks.push(DiskEntry {
         name: DISK.into(),
         description: String::new(),

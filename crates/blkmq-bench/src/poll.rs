@@ -1,8 +1,8 @@
 //! Decides how ways to wait for a device are compared: one thread, a modelled device in process, and for each way the I/Os, the
 //! latency and the processor time, beside the least that is possible on this host.
 
-mod drive;
 mod limit;
+mod modelled;
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::control::Control;
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_host::{Attached, QueueId, sleep};
-use blkmq_sim::scenario::poll::{DEVICES, Device, Shape, Side};
+use blkmq_sim::scenario::poll::{DEVICES, ModelledDevice, Shape, Side};
 use rustix::time::{ClockId, clock_gettime};
 
-use self::drive::Modelled;
 use self::limit::Times;
+use self::modelled::Modelled;
 use crate::args::{BenchArgs, Plan};
 use crate::histogram::Histogram;
 use crate::report::{self, About, Report, Row};
@@ -61,7 +61,7 @@ pub fn main(args: &PollArgs) -> Result<()> {
     Ok(())
 }
 
-fn cases(args: &PollArgs) -> Result<Vec<(Device, u32)>> {
+fn cases(args: &PollArgs) -> Result<Vec<(ModelledDevice, u32)>> {
     let or = |given: &[u64], default: &[u64]| if given.is_empty() { default } else { given }.to_vec();
     let shapes = if args.shape.is_empty() {
         Shape::ALL.to_vec()
@@ -86,14 +86,14 @@ fn cases(args: &PollArgs) -> Result<Vec<(Device, u32)>> {
                     (1..=DEPTH_MAX).contains(&depth),
                     "--depth {depth} rejected: must be from 1 to {DEPTH_MAX}"
                 );
-                cases.push((Device { us, shape }, depth));
+                cases.push((ModelledDevice { us, shape }, depth));
             }
         }
     }
     Ok(cases)
 }
 
-fn points(cases: &[(Device, u32)]) -> Vec<Point<'_>> {
+fn points(cases: &[(ModelledDevice, u32)]) -> Vec<Point<'_>> {
     let mut points = Vec::new();
     for &(device, depth) in cases {
         let times = Times::of(device);
@@ -107,7 +107,7 @@ fn points(cases: &[(Device, u32)]) -> Vec<Point<'_>> {
 }
 
 /// Starts an engine on a device, loads it from this thread, and measures.
-fn measure(device: Device, depth: u32, times: Times, side: Side, plan: &Plan) -> Result<Sample> {
+fn measure(device: ModelledDevice, depth: u32, times: Times, side: Side, plan: &Plan) -> Result<Sample> {
     // In the same visit as what is compared with it: a host wakes differently from minute to minute.
     let host = sleep::measure_host(HOST_SLEEPS).context("measuring how late this host wakes a sleeper")?;
     let engine = start(device, side)?;
@@ -147,7 +147,7 @@ fn measure(device: Device, depth: u32, times: Times, side: Side, plan: &Plan) ->
     })
 }
 
-fn start(device: Device, side: Side) -> Result<Engine> {
+fn start(device: ModelledDevice, side: Side) -> Result<Engine> {
     let setting = side.setting();
     let mut queue = QueueSpec::new("bench", Arc::new(Modelled(device)));
     queue.disks.push(DiskEntry {
@@ -179,7 +179,7 @@ fn start(device: Device, side: Side) -> Result<Engine> {
 struct Load {
     attached: Attached,
     control: Control,
-    device: Device,
+    device: ModelledDevice,
     depth: u32,
     submitted: u64,
     ended: u64,
@@ -196,7 +196,7 @@ struct Reading {
 }
 
 impl Load {
-    fn new(attached: Attached, control: Control, device: Device, depth: u32) -> Self {
+    fn new(attached: Attached, control: Control, device: ModelledDevice, depth: u32) -> Self {
         Self {
             attached,
             control,

@@ -1,16 +1,12 @@
-//! Decides what the result of a bench is: rows, with where and how they were measured; and gives it out as a table on
-//! stdout, as JSON (documented in docs/benchmarks/README.md) and as a picture.
+//! Decides what the result of a bench is: rows, with where and how they were measured. `output` gives it out;
+//! docs/benchmarks/README.md documents its JSON.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 
-use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{BenchArgs, Plan};
+use crate::args::Plan;
 use crate::facts::{self, Host};
-use crate::{svg, table};
 
 /// The figures of one side at one case: medians over the rounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -104,37 +100,6 @@ impl Report {
         report
     }
 
-    /// Takes the rows, prints the table and writes the files that `args` names.
-    ///
-    /// # Errors
-    /// If a file cannot be written.
-    pub fn finish(&mut self, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
-        let table = table::draw(&rows);
-        self.finish_with(&table, rows, args)
-    }
-
-    /// The same with a table of the bench's own.
-    ///
-    /// # Errors
-    /// If a file cannot be written.
-    pub fn finish_with(&mut self, table: &str, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
-        self.host.after_run();
-        self.rows = rows;
-        let load = format!(
-            "load average before {:.2}, after {:.2}\n",
-            self.host.load_before, self.host.load_after
-        );
-        say(&(table.to_owned() + &load));
-        if let Some(file) = &args.json {
-            let text = serde_json::to_string_pretty(self).context("turning the report into JSON")?;
-            write(file, &(text + "\n"))?;
-        }
-        if let Some(file) = &args.svg {
-            write(file, &svg::draw(self))?;
-        }
-        Ok(())
-    }
-
     /// The lines above the table.
     fn heading(&self, plan: &Plan) -> String {
         let mut lines = vec![format!("{}: {}", self.bench, self.about.question)];
@@ -155,12 +120,6 @@ impl Report {
             self.host.cpu, self.host.cores, self.host.memory_mib, self.host.kernel, self.commit
         )
     }
-}
-
-fn write(file: &Path, text: &str) -> Result<()> {
-    fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
-    eprintln!("wrote {}", file.display());
-    Ok(())
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub struct SingleDispatchArgs {
 /// # Errors
 /// If an option is out of range, the engine does not start, an I/O fails, or a file cannot be written.
 pub fn main(args: &SingleDispatchArgs) -> Result<()> {
-    let args = &settle(args)?;
+    let args = &with_defaults(args)?;
     let visits = args.elevator.len() * args.jobs.len() * ON_NULL.len();
     let plan = args.common.plan(visits, SET_UP)?;
     let mut points = points(args);
@@ -55,7 +55,7 @@ pub fn main(args: &SingleDispatchArgs) -> Result<()> {
 }
 
 /// Fills in the defaults and checks the numbers.
-fn settle(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
+fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
     let mut args = args.clone();
     if args.elevator.is_empty() {
         args.elevator = vec![Kind::MqDeadline, Kind::Bfq];

@@ -10,9 +10,9 @@ use blkmq_core::bio::Op;
 use blkmq_core::mapper::multipath::{Detours, Selector};
 use blkmq_core::mapper::table::MapKind;
 use blkmq_core::sched::Kind;
-use blkmq_drivers::multipath::{MultipathConfig, MultipathDrive, PathDrive};
-use blkmq_drivers::null::{NullConfig, NullDrive};
-use blkmq_host::drive::Drive;
+use blkmq_drivers::multipath::{MultipathConfig, MultipathDevice, PathDevice};
+use blkmq_drivers::null::{NullConfig, NullDevice};
+use blkmq_host::device::Device;
 
 use crate::args::{BenchArgs, Plan};
 use crate::engine::{self, Job, NULL_BYTES, Opened};
@@ -193,15 +193,15 @@ fn open(
     paths: u32,
     selector: Selector,
     side: Side,
-) -> Result<Arc<dyn Drive>> {
+) -> Result<Arc<dyn Device>> {
     // One tag more than the queue has is the probes'.
     let depth = args.depth.max(TAGS_MIN) + 1;
-    let null = || -> Result<Arc<dyn Drive>> {
+    let null = || -> Result<Arc<dyn Device>> {
         let config = NullConfig {
             depth,
             ..drive.clone()
         };
-        Ok(Arc::new(NullDrive::new(config, &[NULL_BYTES])?))
+        Ok(Arc::new(NullDevice::new(config, &[NULL_BYTES])?))
     };
     let Side::Stacked(_, detours) = side else {
         return null();
@@ -211,9 +211,14 @@ fn open(
         detours,
         ..MultipathConfig::default()
     };
-    let path = |number| Ok(PathDrive::new(format!("path{number}"), null()?, NULL_BYTES));
+    let path = |number| Ok(PathDevice::new(format!("path{number}"), null()?, NULL_BYTES));
     let paths = (0..paths).map(path).collect::<Result<_>>()?;
-    Ok(Arc::new(MultipathDrive::new("bench", &config, paths, depth - 1)?))
+    Ok(Arc::new(MultipathDevice::new(
+        "bench",
+        &config,
+        paths,
+        depth - 1,
+    )?))
 }
 
 fn about(args: &StackArgs) -> About {

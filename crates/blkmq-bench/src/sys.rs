@@ -4,7 +4,21 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
+use std::mem::MaybeUninit;
+
+use blkio::{Blkioq, Completion};
 use blkmq_core::bio::{Bio, Data, Lent};
+
+/// Waits until so many requests of a queue have ended, and returns as many of them as there is room for.
+pub(crate) fn completions<'a>(
+    queue: &mut Blkioq,
+    room: &'a mut [MaybeUninit<Completion>],
+    count_min: usize,
+) -> blkio::Result<&'a [Completion]> {
+    let count = queue.do_io(room, count_min, None, None)?;
+    // SAFETY: `do_io` has written as many as it says, and the two types have the same layout.
+    Ok(unsafe { &*(&raw const room[..count] as *const [Completion]) })
+}
 
 /// Buffers of one size, aligned for direct I/O, each lent to at most one bio at a time.
 pub(crate) struct Buffers {

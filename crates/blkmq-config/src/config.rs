@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use blkmq_core::poll::Wait;
-use blkmq_drivers::registry::Registry;
 
 use crate::disk::DiskSpec;
 use crate::export::ExportSpec;
-use crate::file;
 use crate::group::GroupSpec;
 use crate::queue::QueueSettings;
 
@@ -57,22 +55,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a configuration file's text.
-    ///
-    /// # Errors
-    /// What is wrong, with the table and the key.
-    pub fn from_toml(text: &str) -> Result<Self> {
-        Self::from_toml_with(text, &Registry::default())
-    }
-
-    /// The same, with other drivers than those that are built in.
-    ///
-    /// # Errors
-    /// As [`Self::from_toml`].
-    pub fn from_toml_with(text: &str, drivers: &Registry) -> Result<Self> {
-        file::parse(text, drivers)
-    }
-
     /// Checks what one part says against the others.
     ///
     /// # Errors

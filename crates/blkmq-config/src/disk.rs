@@ -16,8 +16,9 @@ use blkmq_drivers::registry::Registry;
 use blkmq_host::mapped::MapConfig;
 use blkmq_host::value;
 
+use crate::mapped;
 use crate::name::check_name;
-use crate::paths;
+use crate::paths::{self, PathRef};
 use crate::queue::{Polling, elevator, poll_delay};
 
 /// One disk as it is asked for.
@@ -61,15 +62,6 @@ pub struct MultipathSource {
     pub groups: Vec<Vec<PathRef>>,
     /// How paths are used.
     pub config: MultipathConfig,
-}
-
-/// A disk that is a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathRef {
-    /// The disk's name.
-    pub name: String,
-    /// How much it carries in comparison with the others, 0 to 100.
-    pub throughput: u32,
 }
 
 impl Source {
@@ -231,10 +223,10 @@ fn source(
         [key @ ("linear" | "striped")] => {
             let members = pairs.take(key)?.expect("it is given");
             let mut map = match key {
-                "linear" => MapConfig::linear(&members)?,
-                _ => MapConfig::striped(&members)?,
+                "linear" => mapped::linear(&members)?,
+                _ => mapped::striped(&members)?,
             };
-            pairs.set_all(|key, value| map.set(key, value))?;
+            pairs.set_all(|key, value| mapped::set(&mut map, key, value))?;
             Ok(Source::Mapped(map))
         }
         [name] => {
@@ -379,8 +371,8 @@ mod tests {
         let Source::Mapped(map) = disk.source else {
             panic!("on others")
         };
-        let mut wanted = MapConfig::striped("a+b:1G:2G").unwrap();
-        wanted.set("chunk", "128K").unwrap();
+        let mut wanted = mapped::striped("a+b:1G:2G").unwrap();
+        mapped::set(&mut wanted, "chunk", "128K").unwrap();
         assert_eq!((map, disk.read_only), (wanted, true));
     }
 
@@ -400,6 +392,11 @@ mod tests {
             ("name=a,ram=1M,color=red", &["disk a", "color", "hugepages"]),
             ("name=a,ram=1M,hugepages=2", &["disk a", "hugepages=2"]),
             ("name=a,ram=1M,sched=cfq", &["cfq", "none, mq-deadline"]),
+            ("name=a,file=b,file=c", &["disk a", "file= is given twice"]),
+            (
+                "name=a,null=1M,latency=1us,latency=2us",
+                &["disk a", "latency= is given twice"],
+            ),
             (
                 "name=a,null=1M,poll_queues=1,io_poll_delay=-2",
                 &["disk a", "io_poll_delay=-2 rejected", "-1", "1000000"],

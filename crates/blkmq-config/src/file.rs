@@ -70,6 +70,24 @@ struct Export {
     address: BTreeMap<String, Value>,
 }
 
+impl Config {
+    /// Reads a configuration file's text.
+    ///
+    /// # Errors
+    /// What is wrong, with the table and the key.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        Self::from_toml_with(text, &Registry::default())
+    }
+
+    /// The same, with other drivers than those that are built in.
+    ///
+    /// # Errors
+    /// As [`Self::from_toml`].
+    pub fn from_toml_with(text: &str, drivers: &Registry) -> Result<Self> {
+        parse(text, drivers)
+    }
+}
+
 /// Reads a configuration file's text.
 pub(crate) fn parse(text: &str, drivers: &Registry) -> Result<Config> {
     let file: File = toml::from_str(text)?;

@@ -17,6 +17,7 @@ pub mod disk;
 pub mod export;
 mod file;
 pub mod group;
+mod mapped;
 mod name;
 mod paths;
 pub mod plan;

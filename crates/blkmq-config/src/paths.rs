@@ -4,8 +4,16 @@
 use anyhow::{Result, bail};
 use blkmq_host::value;
 
-use crate::disk::PathRef;
 use crate::name::check_name;
+
+/// A disk that is a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathRef {
+    /// The disk's name.
+    pub name: String,
+    /// How much it carries in comparison with the others, 0 to 100.
+    pub throughput: u32,
+}
 
 /// Reads the paths, by priority group.
 ///

@@ -11,7 +11,7 @@ mod settings;
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::driver::{Attributes, BLOCK_MIN, OpenDisk, drive_error};
+use blkmq_drivers::driver::{Attributes, BLOCK_MIN, OpenDisk, device_error};
 use blkmq_host::group_paths;
 use blkmq_host::mapped::MappedSpec;
 use blkmq_host::{DiskEntry, Error, QueueSpec};
@@ -101,7 +101,7 @@ impl Plan {
             group::number_of(&mut self.groups, &spec.path);
         }
         for queue in &mut self.queues {
-            queue.groups = group::tree_of(&self.groups, specs, &queue.drive.limits())?;
+            queue.groups = group::tree_of(&self.groups, specs, &queue.device.limits())?;
             queue.group_paths = self.groups.clone();
         }
         Ok(())
@@ -223,11 +223,11 @@ fn check_kinds(queue: &str, list: &[Member]) -> Result<(), Error> {
                 "disks {one} ({}) and {two} ({}) cannot share it: a queue has one kind of drive; give one another queue=",
                 kinds.0, kinds.1
             );
-            return Err(drive_error(queue, problem));
+            return Err(device_error(queue, problem));
         }
         if let Err(reason) = first.opened.share_queue(&*other.opened) {
             let problem = format!("{} {one} and {two} cannot share it: {}", reason.disks, reason.why);
-            return Err(drive_error(queue, problem));
+            return Err(device_error(queue, problem));
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use crate::time::Instant;
 /// A driver's answer to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Issued {
-    /// Taken; [`Driver::reap`] will report its end.
+    /// Taken; [`HctxDriver::reap`] will report its end.
     Queued,
     /// Finished at once, with this status.
     Done(Status),
@@ -23,7 +23,7 @@ pub enum Issued {
 /// The end of one issued request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// As given to [`Driver::issue`].
+    /// As given to [`HctxDriver::issue`].
     pub cookie: Cookie,
     /// How it ended; [`Status::Requeue`] to have it issued once more.
     pub status: Status,
@@ -39,11 +39,11 @@ pub enum TimedOut {
 }
 
 /// The driver's side of one hardware context. Made and used on the reactor that owns it.
-pub trait Driver {
+pub trait HctxDriver {
     /// Starts one request. Its bios and buffers stay valid until it is done.
     ///
     /// `last` says that no further request follows at once; a driver that batches then tells the device. If the batch
-    /// stops early, [`Driver::commit`] is called instead.
+    /// stops early, [`HctxDriver::commit`] is called instead.
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued;
 
     /// Tells the device about requests issued with `last` false.
@@ -53,18 +53,18 @@ pub trait Driver {
     fn reap(&mut self, now: Instant, done: &mut Vec<Done>);
 
     /// Says whether the driver has work of its own between requests: connections to mend, paths to check. It is asked once, at
-    /// set-up; [`Driver::reap`] of such a driver is called at every run of its reactor, also while nothing is in flight.
+    /// set-up; [`HctxDriver::reap`] of such a driver is called at every run of its reactor, also while nothing is in flight.
     fn needs_idle_poll(&self) -> bool {
         false
     }
 
-    /// Says, after [`Driver::reap`], whether requests that were pushed back are to be issued again now, because something other
+    /// Says, after [`HctxDriver::reap`], whether requests that were pushed back are to be issued again now, because something other
     /// than an end of one has made room: a path that is back, say. Asked of restless drivers only.
     fn wants_rerun(&mut self) -> bool {
         false
     }
 
-    /// Names, after [`Driver::reap`], a request that the driver has taken and wants to be issued to it once more. Asked of restless
+    /// Names, after [`HctxDriver::reap`], a request that the driver has taken and wants to be issued to it once more. Asked of restless
     /// drivers only, until there is none.
     fn next_reissue(&mut self) -> Option<Cookie> {
         None
@@ -76,14 +76,14 @@ pub trait Driver {
         0
     }
 
-    /// Says when [`Driver::reap`] should be called next, if by time; a driver whose completions wake the reactor by
+    /// Says when [`HctxDriver::reap`] should be called next, if by time; a driver whose completions wake the reactor by
     /// themselves (a ring) says none.
     fn next_event(&self) -> Option<Instant> {
         None
     }
 
     /// Is told whether the ends of requests are to be found by looking (see [`crate::poll`]): at set-up, and when that is changed.
-    /// Says whether they will be, by [`Driver::reap`] alone: such a context need not wake the reactor, and its reactor does not
+    /// Says whether they will be, by [`HctxDriver::reap`] alone: such a context need not wake the reactor, and its reactor does not
     /// wait to be woken. A driver that still has to be looked at after it was switched off (what is in flight cannot announce its
     /// end any more) says so, and is told again in each turn until it says no.
     fn set_polled(&mut self, _on: bool) -> bool {

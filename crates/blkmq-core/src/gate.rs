@@ -4,7 +4,7 @@
 //! way out, `share` holds what is beyond a disk's part of shared tags, and `target` what gives way to a latency target.
 //!
 //! ```text
-//!  insert lists ─► throttle ─► elevator ─► share ─► target ─► the dispatcher, or back to the leftovers, which go first
+//!  insert lists ─► throttle ─► elevator ─► share ─► target ─► the dispatcher, or back to the requeue list, which goes first
 //! ```
 
 use std::collections::VecDeque;
@@ -56,7 +56,7 @@ pub(crate) struct GateState {
     /// Requests that the elevator gave out and that have not been reported.
     pub(crate) in_flight: u32,
     /// Requests among these that a driver, or a missing tag, pushed back: whoever dispatches next begins with them.
-    pub(crate) leftovers: VecDeque<Box<Request>>,
+    pub(crate) requeue_list: VecDeque<Box<Request>>,
     /// What each disk has of a shared tag set.
     pub(crate) shares: Shares,
     /// What groups without a latency target leave to those with one.
@@ -65,7 +65,7 @@ pub(crate) struct GateState {
     pub(crate) groups: GroupTree,
     /// Which groups wait, and since when.
     pub(crate) watch: Watch,
-    /// Removed groups whose number is not free yet, each with the sweep that must have passed (`sw_ctx`), in order.
+    /// Removed groups whose number is not free yet, each with the grace period that must have passed (`sw_ctx`), in order.
     pub(crate) leaving: VecDeque<(GroupId, u64)>,
     /// What holds requests back for the caps of their groups.
     pub(crate) throttle: Throttle,
@@ -173,7 +173,7 @@ impl GateState {
     /// Takes the next request: one that was pushed back, else the elevator's choice, unless `depth` are in flight; or the
     /// next that needs no elevator.
     pub(crate) fn dispatch(&mut self, depth: u32, stats: &Stats, now: Instant) -> Option<Box<Request>> {
-        if let Some(rq) = self.leftovers.pop_front() {
+        if let Some(rq) = self.requeue_list.pop_front() {
             return Some(rq);
         }
         if let Some(mut rq) = self.passed.pop_front() {
@@ -186,9 +186,9 @@ impl GateState {
             return None;
         }
         let for_urgent = knows_groups && self.targets.is_reached();
-        let mut next = self.targets.next_held();
+        let mut next = self.targets.next_held_back();
         while next.is_none() {
-            let shared = match self.shares.next_held(depth) {
+            let shared = match self.shares.next_held_back(depth) {
                 Some(rq) => Some(rq),
                 None => {
                     let mut rq = match for_urgent {
@@ -221,7 +221,7 @@ impl GateState {
             State::Dispatched,
             "only what was dispatched is pushed back"
         );
-        self.leftovers.push_front(rq);
+        self.requeue_list.push_front(rq);
     }
 
     /// Reports the end of a request that was issued by the holder and ended at once.
@@ -271,7 +271,7 @@ impl GateState {
     /// Says whether nothing is inside, on a drained queue.
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight == 0
-            && self.leftovers.is_empty()
+            && self.requeue_list.is_empty()
             && self.shares.is_empty()
             && self.targets.is_empty()
             && self.throttle.is_empty()

@@ -4,19 +4,19 @@
 use std::collections::VecDeque;
 
 use crate::bio::Status;
-use crate::driver::{Done, Driver, Issued, TimedOut};
-use crate::held::Held;
+use crate::driver::{Done, HctxDriver, Issued, TimedOut};
 use crate::ids::{Cookie, DiskId, HctxId, Tag};
 use crate::poll::{Policy, Predictor, Setting, Verdict, Wait, Waited, WakeLatency, verdict_at};
 use crate::request::{Request, State};
 use crate::tag::{TagRequest, Tags};
 use crate::tag_share::TagError;
+use crate::tag_wait_list::TagWaitList;
 use crate::time::{Instant, Nanos};
 
 /// A way into the driver: its requests in flight by tag, and its dispatch list.
 pub(crate) struct HwCtx {
     pub(crate) id: HctxId,
-    pub(crate) driver: Box<dyn Driver>,
+    pub(crate) driver: Box<dyn HctxDriver>,
     tags: Tags,
     slots: Box<[Slot]>,
     pub(crate) in_flight: u32,
@@ -25,7 +25,7 @@ pub(crate) struct HwCtx {
     /// Requests past the elevator that the driver, or a missing tag, pushed back; they go before all others.
     pub(crate) dispatch: VecDeque<Box<Request>>,
     /// Requests of disks that had their share of shared tags.
-    held: Held<Box<Request>>,
+    tag_wait_list: TagWaitList<Box<Request>>,
     time_limit: Nanos,
     /// When to look for requests that have passed the time limit.
     next_timeout: Option<Instant>,
@@ -58,7 +58,7 @@ pub(crate) enum Outcome {
     /// It is at the head of the dispatch list; nothing more should be issued now.
     PushedBack(Hold),
     /// Its disk has its share of shared tags: it is kept, and goes when one of the disk's has ended. Others may be issued.
-    Held,
+    NeedsTag,
 }
 
 /// Why a request was pushed back.
@@ -76,7 +76,7 @@ pub(crate) enum Hold {
 impl HwCtx {
     pub(crate) fn new(
         id: HctxId,
-        driver: Box<dyn Driver>,
+        driver: Box<dyn HctxDriver>,
         tags: Tags,
         depth: u32,
         requests: usize,
@@ -86,7 +86,7 @@ impl HwCtx {
             id,
             needs_idle_poll: driver.needs_idle_poll(),
             driver,
-            held: Held::new(tags.disks(), requests),
+            tag_wait_list: TagWaitList::new(tags.disks(), requests),
             tags,
             slots: (0..depth).map(|_| Slot::default()).collect(),
             in_flight: 0,
@@ -324,17 +324,17 @@ impl HwCtx {
 
     /// Says whether nothing waits here.
     #[inline]
-    pub(crate) fn has_no_leftovers(&self) -> bool {
-        self.dispatch.is_empty() && self.held.is_empty()
+    pub(crate) fn dispatch_list_is_empty(&self) -> bool {
+        self.dispatch.is_empty() && self.tag_wait_list.is_empty()
     }
 
     /// Takes the next of those that were pushed back, or else one that was held and whose disk may have more.
     #[inline]
-    pub(crate) fn next_leftover(&mut self) -> Option<Box<Request>> {
+    pub(crate) fn next_from_dispatch_list(&mut self) -> Option<Box<Request>> {
         if let Some(rq) = self.dispatch.pop_front() {
             return Some(rq);
         }
-        self.held.take(|disk| self.tags.has_room(disk))
+        self.tag_wait_list.take(|disk| self.tags.has_room(disk))
     }
 
     /// How many tags that other contexts may wait for were given back since the last call.
@@ -379,7 +379,7 @@ impl HwCtx {
                 self.id
             );
         }
-        for rq in self.dispatch.iter().chain(self.held.iter()) {
+        for rq in self.dispatch.iter().chain(self.tag_wait_list.iter()) {
             assert_eq!(
                 rq.state,
                 State::Dispatched,
@@ -418,8 +418,8 @@ impl HwCtx {
                 Outcome::PushedBack(Hold::Tag)
             }
             TagError::OfDisk => {
-                self.held.push(rq.disk(), rq);
-                Outcome::Held
+                self.tag_wait_list.push(rq.disk(), rq);
+                Outcome::NeedsTag
             }
         }
     }

@@ -23,7 +23,7 @@ use blkmq_sync::mpsc::Receiver;
 use blkmq_sync::spsc::Producer;
 
 use crate::bio::{Bio, Passed, Status};
-use crate::driver::{Done, Driver};
+use crate::driver::{Done, HctxDriver};
 use crate::gate::Report;
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
 use crate::ids::{HctxId, ReactorId, ReactorSet};
@@ -54,8 +54,8 @@ pub struct LocalQueue {
     reports: Producer<Report>,
     /// When the elevator wants to be asked again, if this reactor was the last to hear.
     sched_timer: Option<Instant>,
-    /// `settle` stopped before all was done that needs no event.
-    is_unsettled: bool,
+    /// `advance` stopped before all was done that needs no event.
+    is_unfinished: bool,
     /// When it ran last.
     ran_at: Instant,
     /// Completions being taken, and requests that ended inside the gate: kept for their memory.
@@ -85,7 +85,7 @@ impl QueueHandle {
     ///
     /// # Panics
     /// Unless a driver is given exactly if the reactor owns a hardware context.
-    pub fn attach(self, driver: Option<Box<dyn Driver>>) -> LocalQueue {
+    pub fn attach(self, driver: Option<Box<dyn HctxDriver>>) -> LocalQueue {
         assert_eq!(
             driver.is_some(),
             self.owns_hctx(),
@@ -107,7 +107,7 @@ impl QueueHandle {
             );
             hw.poll_if(queue.is_polled());
             // Who was attached before has counted too.
-            hw.issued = queue.port(self.id).shard.events.issued.get();
+            hw.issued = queue.reactor(self.id).shard.events.issued.get();
             hw
         });
         LocalQueue {
@@ -118,7 +118,7 @@ impl QueueHandle {
             inserts: self.inserts,
             reports: self.reports,
             sched_timer: None,
-            is_unsettled: false,
+            is_unfinished: false,
             ran_at: Instant(0),
             done: Vec::with_capacity(mode.depth() as usize),
             home: Vec::with_capacity(queue.requests_per_reactor() as usize),
@@ -172,7 +172,7 @@ impl LocalQueue {
             self.flush_plug(now, fx);
         }
         if !self.sw.is_idle() {
-            self.settle(now, fx);
+            self.advance(now, fx);
         }
         self.post();
         self.rerun(fx);
@@ -190,11 +190,11 @@ impl LocalQueue {
             // Whoever asks for a run of a restless driver may have left something for its `reap`: what is taken before that is
             // answered by it, and what comes later has a round of its own.
             let needs_idle_poll = hw.needs_idle_poll;
-            let run = &self.queue.port(self.me).run;
+            let run = &self.queue.reactor(self.me).run;
             let was_taken = needs_idle_poll && run.take(now.0);
             must_run |= self.reap(now, fx);
             must_run |= self.sched_timer.take_if(|at| *at <= now).is_some();
-            let run = &self.queue.port(self.me).run;
+            let run = &self.queue.reactor(self.me).run;
             let taken = if needs_idle_poll {
                 was_taken
             } else {
@@ -203,7 +203,7 @@ impl LocalQueue {
             self.run_work(taken, must_run, now, fx);
         }
         if !self.sw.is_idle() {
-            self.settle(now, fx);
+            self.advance(now, fx);
         }
         self.post();
         self.rerun(fx);
@@ -215,14 +215,14 @@ impl LocalQueue {
     pub fn answered(&self) {
         if self.queue.is_scheduled() {
             // Relaxed: a time by itself; who reads it acts on it a little later or sooner.
-            let answered = &self.queue.port(self.me).answered;
+            let answered = &self.queue.reactor(self.me).answered;
             answered.store(self.ran_at.0, Ordering::Relaxed);
         }
     }
 
     /// Says when [`LocalQueue::run`] must be called although nothing arrives; a time in the past means at once.
     pub fn next_wakeup(&self) -> Option<Instant> {
-        let run = &self.queue.port(self.me).run;
+        let run = &self.queue.reactor(self.me).run;
         if self.has_mail() {
             return Some(Instant(0));
         }
@@ -236,9 +236,9 @@ impl LocalQueue {
     /// Says whether there is something to do here that needs no event: to be asked once more after announcing sleep.
     #[inline]
     pub fn has_mail(&self) -> bool {
-        let run = &self.queue.port(self.me).run;
+        let run = &self.queue.reactor(self.me).run;
         !self.mailbox.is_empty()
-            || (self.is_unsettled && !self.sw.is_idle())
+            || (self.is_unfinished && !self.sw.is_idle())
             || (self.hw.is_some() && run.is_wanted() && !run.is_stopped())
             // Held back by a freeze that has ended meanwhile: its kick may have come before the announcement of sleep.
             || (self.sw.has_work_to_start() && !self.queue.is_frozen())
@@ -247,7 +247,8 @@ impl LocalQueue {
     /// Says whether nothing is under way here and nothing becomes due: until something is submitted, or the reactor is kicked,
     /// [`LocalQueue::run`] would find nothing to do.
     pub fn is_quiet(&self) -> bool {
-        let hw_is_quiet = |hw: &HwCtx| hw.in_flight == 0 && !hw.needs_idle_poll && hw.has_no_leftovers();
+        let hw_is_quiet =
+            |hw: &HwCtx| hw.in_flight == 0 && !hw.needs_idle_poll && hw.dispatch_list_is_empty();
         self.sw.is_at_rest() && self.hw.as_ref().is_none_or(hw_is_quiet) && self.next_wakeup().is_none()
     }
 
@@ -303,14 +304,14 @@ impl LocalQueue {
         let hw_idle = self
             .hw
             .as_ref()
-            .is_none_or(|hw| hw.in_flight == 0 && hw.has_no_leftovers());
+            .is_none_or(|hw| hw.in_flight == 0 && hw.dispatch_list_is_empty());
         if !self.sw.is_at_rest() || !hw_idle || !self.mailbox.is_empty() {
             return Err(Box::new(self));
         }
         // Release: as at the end of a grace period: nothing of anybody's is here.
-        let grace_period_done = &self.queue.port(self.me).grace_period_done;
+        let grace_period_done = &self.queue.reactor(self.me).grace_period_done;
         self.queue
-            .port(self.me)
+            .reactor(self.me)
             .answered
             .store(u64::MAX, Ordering::Relaxed);
         grace_period_done.store(UNATTACHED, Ordering::Release);
@@ -342,14 +343,14 @@ impl LocalQueue {
             "reactor {}: ends left inside the gate",
             self.me
         );
-        if let Some(sched) = self.queue.gate.try_enter() {
-            sched.throttle.check_invariants();
-            sched.targets.check_invariants();
-            if let Some(elevator) = &sched.elevator {
+        if let Some(state) = self.queue.gate.try_enter() {
+            state.throttle.check_invariants();
+            state.targets.check_invariants();
+            if let Some(elevator) = &state.elevator {
                 elevator.check_invariants();
             }
             assert!(
-                !sched.leave_owing(),
+                !state.leave_owing(),
                 "somebody came while a single-threaded check was inside"
             );
         }
@@ -425,17 +426,17 @@ impl LocalQueue {
     }
 
     /// Issues what the driver, or a missing tag, pushed back earlier. Nothing else goes before it.
-    fn issue_leftovers(&mut self, now: Instant, fx: &mut Effects) {
+    fn issue_dispatch_list(&mut self, now: Instant, fx: &mut Effects) {
         let depth = if self.queue.is_scheduled() {
             u32::MAX
         } else {
             self.queue.depth()
         };
-        while let Some(rq) = self.hw.as_mut().and_then(HwCtx::next_leftover) {
+        while let Some(rq) = self.hw.as_mut().and_then(HwCtx::next_from_dispatch_list) {
             let hw = self.hw.as_mut().expect("popped from it");
-            let last = hw.has_no_leftovers();
+            let last = hw.dispatch_list_is_empty();
             match hw.issue(rq, depth, last, now) {
-                Outcome::Queued | Outcome::Held => {}
+                Outcome::Queued | Outcome::NeedsTag => {}
                 Outcome::Ended { rq, status } => self.completed(rq, status, now, fx),
                 Outcome::PushedBack(hold) => {
                     self.hold(hold, now);
@@ -443,7 +444,7 @@ impl LocalQueue {
                 }
             }
         }
-        if let Some(hw) = self.hw.as_mut().filter(|hw| !hw.has_no_leftovers()) {
+        if let Some(hw) = self.hw.as_mut().filter(|hw| !hw.dispatch_list_is_empty()) {
             hw.driver.commit();
         }
     }
@@ -456,7 +457,7 @@ impl LocalQueue {
         // With something in flight here, its completion runs the context; a shared tag that is missing has this context
         // registered as waiting. Else only time helps.
         if hw.in_flight == 0 && hold != Hold::Tag {
-            let _ = self.queue.port(self.me).run.run_delayed((now + RERUN_DELAY).0);
+            let _ = self.queue.reactor(self.me).run.run_delayed((now + RERUN_DELAY).0);
         }
     }
 
@@ -465,7 +466,7 @@ impl LocalQueue {
         if taken || must_run {
             self.run_hctx(now, fx);
         }
-        if taken && self.queue.port(self.me).run.finish() {
+        if taken && self.queue.reactor(self.me).run.finish() {
             // Asked for again meanwhile: in the next round.
             fx.kicks.insert(self.me);
         }
@@ -477,7 +478,7 @@ impl LocalQueue {
             return;
         };
         self.shard().events.runs.add(1);
-        self.issue_leftovers(now, fx);
+        self.issue_dispatch_list(now, fx);
         if self.queue.is_gated() && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
             #[cfg(feature = "baselines")]
             if self.dispatches_for_itself() {
@@ -490,9 +491,9 @@ impl LocalQueue {
     }
 
     /// Goes on with what waits in the software context, as far as it can: flushes, waiting bios, the plug.
-    fn settle(&mut self, now: Instant, fx: &mut Effects) {
-        self.is_unsettled = false;
-        for _ in 0..SETTLE_MAX {
+    fn advance(&mut self, now: Instant, fx: &mut Effects) {
+        self.is_unfinished = false;
+        for _ in 0..ADVANCES_MAX {
             let mut progress = self.issue_flushes(now, fx);
             progress |= self.sw.admit(&self.queue, fx);
             let staged = self.sw.plug.list.len();
@@ -505,7 +506,7 @@ impl LocalQueue {
             }
         }
         // A bio of a great many parts, say, at a driver that completes inline: others of this thread are due.
-        self.is_unsettled = true;
+        self.is_unfinished = true;
     }
 
     /// Runs the hardware contexts that may wait for what was freed in this batch.
@@ -528,11 +529,11 @@ impl LocalQueue {
 
     #[inline]
     fn shard(&self) -> &crate::stat::Shard {
-        &self.queue.port(self.me).shard
+        &self.queue.reactor(self.me).shard
     }
 }
 
 /// Plugs filled and flushed in one call, before the reactor is due: 512 requests.
-const SETTLE_MAX: u32 = 16;
+const ADVANCES_MAX: u32 = 16;
 /// When a context runs again whose driver lacks a resource that nobody announces.
 const RERUN_DELAY: Nanos = Nanos::from_millis(3);

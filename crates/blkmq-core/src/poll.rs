@@ -103,7 +103,7 @@ struct Of {
     slept: u64,
     overslept: u64,
     /// Requests issued up to then have been slept for, or will not be: none is twice.
-    settled_for: Option<Instant>,
+    decided_until: Option<Instant>,
     /// When the request was issued, and seen to end, that was last seen without a sleep: those
     /// issued and seen together with it took as long, and tell nothing new of the device.
     latest: (Instant, Instant),
@@ -145,7 +145,7 @@ impl Predictor {
                 self.awoke_at = Some(until);
                 for of in &mut self.buckets {
                     if let Some((issued, _)) = of.aim.take_if(|(_, wake)| *wake <= until) {
-                        of.settled_for = of.settled_for.max(Some(issued));
+                        of.decided_until = of.decided_until.max(Some(issued));
                     }
                 }
             }
@@ -261,18 +261,18 @@ impl Predictor {
         } else {
             Policy::Predicted
         };
-        let is_settled = of.settled_for.is_some_and(|until| issued <= until);
+        let is_decided = of.decided_until.is_some_and(|until| issued <= until);
         let delay = match policy {
             Policy::Classic => None,
             Policy::Fixed(delay) => Some(delay),
             Policy::HalfMean => of.windows.mean().map(|mean| Nanos(mean.0 / 2)),
             Policy::HalfMin => half_min,
             Policy::Predicted | Policy::Cautious => {
-                return of.predicted(issued, is_settled, setting, host, now);
+                return of.predicted(issued, is_decided, setting, host, now);
             }
         };
         match delay.map(|delay| issued + delay) {
-            Some(wake) if wake > now && !is_settled => {
+            Some(wake) if wake > now && !is_decided => {
                 of.aim = Some((issued, wake));
                 Verdict::SleepUntil(wake)
             }
@@ -288,7 +288,7 @@ impl Of {
             windows: Windows::default(),
             slept: 0,
             overslept: 0,
-            settled_for: None,
+            decided_until: None,
             latest: (Instant(u64::MAX), Instant(u64::MAX)),
             aim: None,
         }
@@ -297,7 +297,7 @@ impl Of {
     fn predicted(
         &mut self,
         issued: Instant,
-        is_settled: bool,
+        is_decided: bool,
         setting: Setting,
         host: &mut WakeLatency,
         now: Instant,
@@ -313,7 +313,7 @@ impl Of {
             low: issued + low,
             mean: issued + self.low.mean(),
         };
-        let wake = match (is_settled, setting.is_polled) {
+        let wake = match (is_decided, setting.is_polled) {
             (true, _) => None,
             (false, true) => host.wake_for_polled(expected.low, setting.policy == Policy::Cautious, now),
             (false, false) => host.wake_for(expected.low, now),
@@ -321,9 +321,9 @@ impl Of {
         let verdict = expected.verdict(wake, setting, host, now);
         if let Verdict::SleepUntil(wake) = verdict {
             self.aim = Some((issued, wake));
-        } else if wake.is_none() && !is_settled {
+        } else if wake.is_none() && !is_decided {
             // Later will be no better. Once for each request, although a reactor that looks asks again and again.
-            self.settled_for = self.settled_for.max(Some(issued));
+            self.decided_until = self.decided_until.max(Some(issued));
             if expected.low - host.typical() > now {
                 host.refuse();
             }

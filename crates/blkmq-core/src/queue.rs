@@ -45,7 +45,7 @@ pub struct Busy;
 pub struct Effects {
     /// Bios of this reactor's submitters that have ended.
     pub ended: Vec<Bio>,
-    /// Parts of mapped disks' bios that have ended: [`crate::mapper::stack::Stack::settle`] takes them.
+    /// Parts of mapped disks' bios that have ended: [`crate::mapper::stack::Stack::complete_parts`] takes them.
     pub(crate) parts: Vec<Bio>,
     /// How many of those in `ended` went to a member of a mapped disk as they are and have to be made what they were.
     pub(crate) passed: u32,
@@ -89,7 +89,7 @@ pub(crate) enum Mail {
 }
 
 /// One reactor as the others see it.
-pub(crate) struct Port {
+pub(crate) struct ReactorEntry {
     pub(crate) is_event_loop: bool,
     pub(crate) mail: mpsc::Sender<Mail>,
     /// The run work of the hardware context that the reactor owns.
@@ -99,7 +99,7 @@ pub(crate) struct Port {
     /// Up to when the reactor has told its clients of all ends, and taken in what they had to say to them; the end of all time
     /// as long as it does not tell. It alone writes, once a turn.
     pub(crate) answered: CachePadded<AtomicU64>,
-    /// The latest sweep that the reactor has finished (`sw_ctx`); [`UNATTACHED`] while it has nothing of its own.
+    /// The latest grace period that the reactor has finished (`sw_ctx`); [`UNATTACHED`] while it has nothing of its own.
     pub(crate) grace_period_done: AtomicU64,
 }
 
@@ -118,7 +118,7 @@ pub struct Queue {
     /// Largest read or write that needs no look at boundaries; 0 if all do.
     plain_max: u64,
     pub(crate) timeout: Nanos,
-    ports: Box<[Port]>,
+    entries: Box<[ReactorEntry]>,
     /// Caps hold nothing back any more.
     is_ending: AtomicBool,
     pub(crate) gate: Gate<GateState>,
@@ -133,7 +133,7 @@ pub struct Queue {
     way: AtomicU8,
     /// What becomes of bios because of their groups.
     pub(crate) group_states: GroupStates,
-    /// The latest sweep that all reactors are to make (`sw_ctx`).
+    /// The latest grace period that all reactors are to make (`sw_ctx`).
     grace_period: AtomicU64,
     pub(crate) stats: Stats,
     /// How many requests may be in flight: per context without elevator, in all with one. A hint that may lag.
@@ -180,7 +180,7 @@ impl Queue {
         // Every request may be in one mailbox, and every flush.
         let mail_max = requests_max + flushes_max;
         let (senders, mailboxes): (Vec<_>, Vec<_>) = (0..reactors).map(|_| mpsc::channel(mail_max)).unzip();
-        let port = |(reactor, mail): (&ReactorConfig, _)| Port {
+        let reactor = |(reactor, mail): (&ReactorConfig, _)| ReactorEntry {
             is_event_loop: reactor.is_event_loop,
             mail,
             run: CachePadded::new(RunWork::new()),
@@ -188,7 +188,7 @@ impl Queue {
             answered: CachePadded::new(AtomicU64::new(u64::MAX)),
             grace_period_done: AtomicU64::new(UNATTACHED),
         };
-        let ports = config.reactors.iter().zip(senders).map(port).collect();
+        let entries = config.reactors.iter().zip(senders).map(reactor).collect();
         let groups = config.groups;
         let elevator = config.elevator.build(&config.limits, requests_max, &groups);
         let is_capped = groups.iter().any(|(_, node)| !node.caps.is_none());
@@ -220,7 +220,7 @@ impl Queue {
             dispatch: config.dispatch,
             rerun: config.rerun,
             timeout: config.timeout,
-            ports,
+            entries,
             is_ending: AtomicBool::new(false),
             gate: Gate::new(GateState {
                 elevator,
@@ -228,7 +228,7 @@ impl Queue {
                 reports,
                 in_flight: 0,
                 shares,
-                leftovers: VecDeque::with_capacity(requests_max),
+                requeue_list: VecDeque::with_capacity(requests_max),
                 leaving: VecDeque::with_capacity(groups.capacity()),
                 throttle,
                 targets: Targets::new(&groups, requests_max),
@@ -276,7 +276,7 @@ impl Queue {
     /// All reactors, for kicks after a control operation.
     pub fn everybody(&self) -> ReactorSet {
         let mut all = ReactorSet::default();
-        (0..self.ports.len()).for_each(|id| all.insert(ReactorId(id as u16)));
+        (0..self.entries.len()).for_each(|id| all.insert(ReactorId(id as u16)));
         all
     }
 
@@ -302,7 +302,7 @@ impl Queue {
 
     /// How many requests there are in all, flushes included.
     pub(crate) fn requests_max(&self) -> usize {
-        self.ports.len() * (self.requests_per_reactor as usize + self.disks.len() * flush::PER_DISK)
+        self.entries.len() * (self.requests_per_reactor as usize + self.disks.len() * flush::PER_DISK)
     }
 
     pub(crate) fn hctxs(&self) -> u16 {
@@ -310,7 +310,7 @@ impl Queue {
     }
 
     pub(crate) fn reactors(&self) -> usize {
-        self.ports.len()
+        self.entries.len()
     }
 
     pub(crate) fn merges(&self) -> bool {
@@ -318,8 +318,8 @@ impl Queue {
     }
 
     #[inline]
-    pub(crate) fn port(&self, id: ReactorId) -> &Port {
-        &self.ports[id.index()]
+    pub(crate) fn reactor(&self, id: ReactorId) -> &ReactorEntry {
+        &self.entries[id.index()]
     }
 
     /// Who owns the hardware context that `reactor` uses.
@@ -329,9 +329,9 @@ impl Queue {
 
     /// A reactor with an event loop, which always comes back, if there is one.
     pub(crate) fn event_loop(&self) -> Option<ReactorId> {
-        self.ports
+        self.entries
             .iter()
-            .position(|port| port.is_event_loop)
+            .position(|reactor| reactor.is_event_loop)
             .map(|id| ReactorId(id as u16))
     }
 
@@ -369,37 +369,37 @@ impl Queue {
         ends || self.usage.is_frozen() && !self.issuing.is_frozen()
     }
 
-    /// Has all reactors make one more sweep. Returns its number.
-    pub(crate) fn next_sweep(&self) -> u64 {
-        // Release: pairs with the Acquire in `wanted_grace_period`: who knows of the sweep sees who was removed before it.
+    /// Has all reactors make one more grace period. Returns its number.
+    pub(crate) fn next_grace_period(&self) -> u64 {
+        // Release: pairs with the Acquire in `wanted_grace_period`: who knows of the grace period sees who was removed before it.
         let grace_period = self.grace_period.fetch_add(1, Ordering::Release) + 1;
-        // Pairs with the fence in `attach_port`.
+        // Pairs with the fence in `attach_reactor`.
         fence(Ordering::SeqCst);
         grace_period
     }
 
-    /// The latest sweep that reactors are to make.
+    /// The latest grace period that reactors are to make.
     #[inline]
     pub(crate) fn wanted_grace_period(&self) -> u64 {
         self.grace_period.load(Ordering::Acquire)
     }
 
-    /// The latest sweep that all reactors have finished.
+    /// The latest grace period that all reactors have finished.
     pub(crate) fn grace_period_done(&self) -> u64 {
         // Acquire: pairs with the Release of whoever finished; its requests' last traces are visible.
         let grace_period_done = self
-            .ports
+            .entries
             .iter()
-            .map(|port| port.grace_period_done.load(Ordering::Acquire));
+            .map(|reactor| reactor.grace_period_done.load(Ordering::Acquire));
         grace_period_done.min().unwrap_or(UNATTACHED)
     }
 
-    /// A reactor's handle is taken: from here on its sweeps count. Returns the one to begin with.
-    pub(crate) fn attach_port(&self, me: ReactorId) -> u64 {
-        let grace_period_done = &self.port(me).grace_period_done;
+    /// A reactor's handle is taken: from here on its grace periods count. Returns the one to begin with.
+    pub(crate) fn attach_reactor(&self, me: ReactorId) -> u64 {
+        let grace_period_done = &self.reactor(me).grace_period_done;
         grace_period_done.store(self.wanted_grace_period(), Ordering::Relaxed);
-        // Pairs with the fence in `next_sweep`: either who removes a group sees that a reactor is attached here, or the look below
-        // sees the sweep, and with it the removal.
+        // Pairs with the fence in `next_grace_period`: either who removes a group sees that a reactor is attached here, or the look below
+        // sees the grace period, and with it the removal.
         fence(Ordering::SeqCst);
         let grace_period = self.wanted_grace_period();
         grace_period_done.store(grace_period, Ordering::Relaxed);
@@ -408,7 +408,7 @@ impl Queue {
 
     /// What the reactors count.
     pub(crate) fn shards(&self) -> impl Iterator<Item = &Shard> + Clone {
-        self.ports.iter().map(|port| &*port.shard)
+        self.entries.iter().map(|reactor| &*reactor.shard)
     }
 
     /// Says whether a bio, at `offset` of the disk, is one of the common kind that needs no further
@@ -494,7 +494,7 @@ impl Queue {
 
 /// In [`Queue::way`]: there are caps.
 const THROTTLED: u8 = 128;
-/// The finished sweep of a handle that nobody has taken: all there will ever be.
+/// The finished grace period of a handle that nobody has taken: all there will ever be.
 pub(crate) const UNATTACHED: u64 = u64::MAX;
 
 /// Disks have a share of the depth where the tags are shared, unless the elevator divides the drive by itself.

@@ -7,7 +7,7 @@ use blkmq_sync::prefetch;
 use crate::bio::{Bio, Flags, Lent, Op, Prio, Status};
 use crate::ids::{DiskId, GroupId, ReactorId, Tag};
 use crate::limits::Limits;
-use crate::stat::Stamp;
+use crate::stat::stamp::Stamp;
 use crate::time::Instant;
 
 /// Where a request is on its way.
@@ -60,7 +60,7 @@ pub struct Request {
     /// Bios in this request, at least 1.
     pub(crate) bios: u32,
     pub(crate) segments: u32,
-    /// The latest sweep of its owner's that has seen it at home (`sw_ctx`), the lower bits of its number.
+    /// The latest grace period of its owner's that has seen it at home (`sw_ctx`), the lower bits of its number.
     pub(crate) grace_period: u32,
     pub(crate) owner: ReactorId,
     pub(crate) state: State,

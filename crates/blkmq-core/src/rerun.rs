@@ -39,8 +39,8 @@ impl Queue {
                 let _ = tags.set.take_waiters();
                 for _ in 0..freed {
                     for owner in (0..self.hctxs()).map(ReactorId) {
-                        self.port(owner).run.run_unmarked();
-                        self.port(me).shard.events.runs_scheduled.add(1);
+                        self.reactor(owner).run.run_unmarked();
+                        self.reactor(me).shard.events.runs_scheduled.add(1);
                         fx.kicks.insert(owner);
                     }
                 }
@@ -54,7 +54,7 @@ impl Queue {
         while set != 0 {
             let owner = ReactorId(set.trailing_zeros() as u16);
             set &= set - 1;
-            if self.port(owner).run.run_published(&published) == Kick::Wake {
+            if self.reactor(owner).run.run_published(&published) == Kick::Wake {
                 self.announce(owner, me, fx);
             }
         }
@@ -63,7 +63,7 @@ impl Queue {
     /// Queues a run of a hardware context; its owner is added to `fx.kicks` if it has to be told.
     pub(crate) fn run_hctx(&self, hctx: HctxId, me: ReactorId, fx: &mut Effects) {
         let owner = ReactorId(hctx.0);
-        if self.port(owner).run.run() == Kick::Wake {
+        if self.reactor(owner).run.run() == Kick::Wake {
             self.announce(owner, me, fx);
         }
     }
@@ -71,18 +71,18 @@ impl Queue {
     /// Queues a run of a hardware context for somebody who is no reactor. Returns its owner if that has to be kicked.
     pub fn ask_to_run(&self, hctx: HctxId) -> Option<ReactorId> {
         let owner = ReactorId(hctx.0);
-        (self.port(owner).run.run() == Kick::Wake).then_some(owner)
+        (self.reactor(owner).run.run() == Kick::Wake).then_some(owner)
     }
 
     /// Queues a run of every context. Kicks for everybody have to follow.
     pub(crate) fn run_all(&self) {
         for owner in (0..self.hctxs()).map(ReactorId) {
-            let _ = self.port(owner).run.run();
+            let _ = self.reactor(owner).run.run();
         }
     }
 
     fn announce(&self, owner: ReactorId, me: ReactorId, fx: &mut Effects) {
-        self.port(me).shard.events.runs_scheduled.add(1);
+        self.reactor(me).shard.events.runs_scheduled.add(1);
         fx.kicks.insert(owner);
     }
 

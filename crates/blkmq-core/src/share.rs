@@ -76,7 +76,7 @@ impl Shares {
 
     /// Takes the first request that is held and may go now.
     #[inline]
-    pub(crate) fn next_held(&mut self, depth: u32) -> Option<Box<Request>> {
+    pub(crate) fn next_held_back(&mut self, depth: u32) -> Option<Box<Request>> {
         if self.held.is_empty() {
             return None;
         }

@@ -69,7 +69,7 @@ impl SwCtx {
             flush: Flush::new(me, queue.disks().len(), requests, groups),
             outstanding: 0,
             requests: max,
-            grace_period: queue.attach_port(me),
+            grace_period: queue.attach_reactor(me),
             before_grace_period: 0,
         };
         sw.mark_at_home();
@@ -151,7 +151,7 @@ impl SwCtx {
             return self.bring_flush_home(queue, rq, fx);
         }
         if queue.counts_outside(&rq) {
-            queue.port(self.me).shard.count_end(&rq);
+            queue.reactor(self.me).shard.count_end(&rq);
         }
         self.take_home(queue, rq, fx);
     }
@@ -159,7 +159,7 @@ impl SwCtx {
     /// Takes a request home that is no flush and has been counted.
     #[inline(always)]
     fn take_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
-        self.settle_request(queue, &mut rq);
+        self.finish_request(queue, &mut rq);
         if rq.bio.origin.is_whole() {
             self.outstanding -= 1;
             fx.passed += u32::from(rq.bio.is_passed());
@@ -180,7 +180,7 @@ impl SwCtx {
         count: usize,
         fx: &mut Effects,
     ) {
-        let shard = &queue.port(self.me).shard;
+        let shard = &queue.reactor(self.me).shard;
         let is_counted = queue.stats.mode != StatsMode::Off;
         if list.len() == 1
             && let Some(rq) = list.pop()
@@ -196,7 +196,7 @@ impl SwCtx {
         }
         let (mut are_whole, mut passed) = (true, 0);
         for rq in &mut list[..count] {
-            self.settle_request(queue, rq);
+            self.finish_request(queue, rq);
             match rq.bio.origin.0 {
                 Parent::Submitter => {}
                 Parent::Passed(_) => passed += 1,
@@ -218,10 +218,10 @@ impl SwCtx {
 
     /// Sees to everything but the bio of a request that is on its way into the pool.
     #[inline(always)]
-    fn settle_request(&mut self, queue: &Queue, rq: &mut Request) {
+    fn finish_request(&mut self, queue: &Queue, rq: &mut Request) {
         debug_assert_eq!(rq.owner, self.me, "a request came home to the wrong reactor");
         if rq.grace_period != self.grace_period as u32 {
-            self.sweep_one(queue, rq);
+            self.pass_grace_period(queue, rq);
         }
         if let Some(group) = rq.held_by {
             rq.held_by = None;
@@ -241,10 +241,10 @@ impl SwCtx {
             "a flush is held by no group: it is not of the pool"
         );
         if queue.counts_outside(&rq) {
-            queue.port(self.me).shard.count_end(&rq);
+            queue.reactor(self.me).shard.count_end(&rq);
         }
         if rq.grace_period != self.grace_period as u32 {
-            self.sweep_one(queue, &mut rq);
+            self.pass_grace_period(queue, &mut rq);
         }
         self.flush.flush_ended(rq);
         self.collect_sequences(fx);
@@ -254,12 +254,12 @@ impl SwCtx {
     #[inline]
     pub(crate) fn keep_swept(&mut self, queue: &Queue) {
         if self.grace_period != queue.wanted_grace_period() && self.before_grace_period == 0 {
-            self.begin_sweep(queue);
+            self.begin_grace_period(queue);
         }
     }
 
     #[inline(never)]
-    fn begin_sweep(&mut self, queue: &Queue) {
+    fn begin_grace_period(&mut self, queue: &Queue) {
         self.grace_period = queue.wanted_grace_period();
         let forward = |bio: &mut Bio| {
             bio.group = queue.group_states.effective_group(bio.group).unwrap_or(bio.group);
@@ -268,7 +268,7 @@ impl SwCtx {
         self.splits.for_each_bio(forward);
         self.flush.for_each_bio(forward);
         self.mark_at_home();
-        self.finish_sweep_if_done(queue);
+        self.finish_grace_period_if_done(queue);
     }
 
     /// Marks the requests at home, and counts the others.
@@ -280,17 +280,17 @@ impl SwCtx {
 
     /// A request that the grace period waits for has come home.
     #[cold]
-    fn sweep_one(&mut self, queue: &Queue, rq: &mut Request) {
+    fn pass_grace_period(&mut self, queue: &Queue, rq: &mut Request) {
         rq.grace_period = self.grace_period as u32;
         self.before_grace_period -= 1;
-        self.finish_sweep_if_done(queue);
+        self.finish_grace_period_if_done(queue);
     }
 
-    fn finish_sweep_if_done(&self, queue: &Queue) {
+    fn finish_grace_period_if_done(&self, queue: &Queue) {
         if self.before_grace_period == 0 {
             // Release: pairs with the Acquire in `Queue::grace_period_done`.
             queue
-                .port(self.me)
+                .reactor(self.me)
                 .grace_period_done
                 .store(self.grace_period, Ordering::Release);
         }
@@ -485,7 +485,7 @@ impl SwCtx {
         }
         if !first.flags.has(Flags::REST) {
             let whole = self.waiting.pop(line).expect("looked at above");
-            queue.port(self.me).shard.events.split.add(1);
+            queue.reactor(self.me).shard.events.split.add(1);
             match self.splits.begin(whole) {
                 Ok(rest) => self.waiting.push_front(line, rest),
                 Err(whole) => {

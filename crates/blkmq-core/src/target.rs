@@ -108,7 +108,7 @@ impl Targets {
 
     /// Takes the first request that is held, if it may go now.
     #[inline]
-    pub(crate) fn next_held(&mut self) -> Option<Box<Request>> {
+    pub(crate) fn next_held_back(&mut self) -> Option<Box<Request>> {
         if self.held.is_empty() || self.is_reached() {
             return None;
         }
@@ -256,10 +256,10 @@ mod tests {
         assert!(targets.admit(rq(3)).is_none());
         for _ in 0..4 {
             targets.ended(GroupId(3), Some(Nanos(1)), Instant(0));
-            assert!(targets.next_held().is_none(), "12 are in flight still");
+            assert!(targets.next_held_back().is_none(), "12 are in flight still");
         }
         targets.ended(GroupId(3), Some(Nanos(1)), Instant(0));
-        assert!(targets.next_held().is_some());
+        assert!(targets.next_held_back().is_some());
         for round in 1..20 {
             window(&mut targets, 100 * round, TARGET);
         }
@@ -276,7 +276,7 @@ mod tests {
         assert!(targets.admit(rq(3)).is_some());
         assert!(targets.admit(rq(3)).is_none());
         targets.look_for_silence(Instant(0) + Nanos::from_secs(60));
-        assert!(targets.next_held().is_some());
+        assert!(targets.next_held_back().is_some());
     }
 
     #[test]

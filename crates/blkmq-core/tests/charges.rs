@@ -29,7 +29,7 @@ fn bench(kind: Kind, reactors: u16, caps: Caps, limits: Limits) -> (Bench, Group
 fn run(bench: &mut Bench) -> Nanos {
     let start = bench.now;
     loop {
-        bench.settle();
+        bench.run_until_idle();
         let ended: usize = (0..bench.sides.len())
             .map(|side| bench.end_all(side, Status::Ok))
             .sum();
@@ -108,7 +108,7 @@ fn written_zeroes_are_cut_like_writes_and_others_are_not() {
     for (flags, pieces) in [(Flags::NONE, 1), (Flags::NO_UNMAP, 16)] {
         let (mut bench, group) = bench(Kind::None, 1, Caps::default(), limits.clone());
         submit(&mut bench, [zeroes(group, flags, 256, 0)]);
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.issued(0).len(), pieces, "{flags:?}");
         bench.run_dry();
     }
@@ -165,9 +165,9 @@ fn a_flush_is_no_bytes_and_does_not_wait_behind_writes_that_are() {
             ..bio(Op::Write, cookie * 256, 256, cookie)
         };
         submit(&mut bench, (0..4).map(write).chain([flush(group, 9)]));
-        bench.settle();
+        bench.run_until_idle();
         bench.end_all(0, Status::Ok);
-        bench.settle();
+        bench.run_until_idle();
         let ended: Vec<u64> = bench.ended(0).into_iter().map(|end| end.0).collect();
         assert!(ended.contains(&9), "{kind}: {ended:?}");
         assert!(
@@ -184,15 +184,15 @@ fn a_freeze_lets_flushes_go_that_wait_for_a_cap_and_what_they_owe_is_paid_afterw
         let (mut bench, group) = bench(kind, 1, caps, with_cache());
         for cookie in 0..2 {
             submit(&mut bench, [flush(group, cookie)]);
-            bench.settle();
+            bench.run_until_idle();
             bench.end_all(0, Status::Ok);
         }
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.ended(0).len(), 1, "{kind}: one is held");
         bench.queue.freeze_begin();
-        bench.settle();
+        bench.run_until_idle();
         bench.end_all(0, Status::Ok);
-        bench.settle();
+        bench.run_until_idle();
         assert!(bench.queue.is_drained(), "{kind}");
         bench.queue.freeze_end();
         submit(&mut bench, [flush(group, 5)]);
@@ -210,9 +210,9 @@ fn groups_without_caps_flush_past_those_that_wait() {
     submit(&mut bench, [flush(group, 1)]);
     bench.submit(1, flush(ROOT, 2));
     bench.unplug(1);
-    bench.settle();
+    bench.run_until_idle();
     bench.end_all(1, Status::Ok);
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(bench.ended(1), [(2, Status::Ok)]);
     assert!(run(&mut bench) > Nanos::from_millis(900));
 }

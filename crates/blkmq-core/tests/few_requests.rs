@@ -70,7 +70,7 @@ fn a_light_group_is_served_at_once_beside_a_capped_one_that_is_refused_more() {
         let mut bench = crowded(kind, 512, 2, 1);
         let (heavy, light) = (GroupId(1), GroupId(2));
         let taken = flood(&mut bench, |cookie| read(heavy, cookie));
-        bench.settle();
+        bench.run_until_idle();
         assert!((512..1024).contains(&taken), "{kind}: {taken} taken");
         bench.run_dry();
         let passed = bench.ended(0).len();
@@ -83,7 +83,7 @@ fn a_light_group_is_served_at_once_beside_a_capped_one_that_is_refused_more() {
                 bench.submit(0, read(light, round * 8 + cookie));
             }
             bench.unplug(0);
-            bench.settle();
+            bench.run_until_idle();
             assert_eq!(bench.issued(0).len(), 8, "{kind}: round {round}");
             bench.run_dry();
             assert_eq!(bench.ended(0).len(), 8, "{kind}: round {round}");
@@ -124,7 +124,7 @@ fn what_waits_for_a_request_keeps_the_order_of_its_group_and_groups_take_turns()
     bench.unplug(0);
     let mut order = Vec::new();
     loop {
-        bench.settle();
+        bench.run_until_idle();
         let Some(first) = bench.issued(0).first().cloned() else {
             break;
         };
@@ -184,7 +184,7 @@ fn parts_of_large_reads_of_a_capped_group_leave_requests_for_others() {
         ..bio(Op::Read, cookie % 16 * 4096, 4096, cookie)
     };
     let taken = flood(&mut bench, |cookie| large(GroupId(1), cookie));
-    bench.settle();
+    bench.run_until_idle();
     bench.submit(0, large(GroupId(2), 7));
     bench.unplug(0);
     bench.run_dry();

@@ -57,7 +57,7 @@ fn sleep(bench: &mut Bench) -> Nanos {
     let at = timers.min().expect("somebody has a timer").max(bench.now);
     let slept = at.since(bench.now);
     bench.now = at;
-    bench.settle();
+    bench.run_until_idle();
     slept
 }
 
@@ -77,7 +77,7 @@ fn a_capped_group_waits_for_its_time_and_nobody_else_does() {
                 .zip(1..)
                 .map(|(group, cookie)| of(group, cookie)),
         );
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(
             issued(&bench),
             4,
@@ -122,19 +122,19 @@ fn a_freeze_lets_go_what_has_started_and_a_switch_finds_nothing_left() {
         for side in 0..2 {
             send(&mut bench, side, (1..=3).map(|cookie| of(group, cookie)));
         }
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(issued(&bench), 1);
         bench.queue.freeze_begin();
         send(&mut bench, 0, [of(group, 4)]);
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(issued(&bench), 6, "{from}: all that have started, not the fourth");
         bench.end_all(0, Status::Ok);
         bench.end_all(1, Status::Ok);
-        bench.settle();
+        bench.run_until_idle();
         assert!(bench.queue.is_drained());
         bench.queue.set_elevator(to).expect("drained");
         bench.queue.freeze_end();
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(
             issued(&bench),
             0,
@@ -154,12 +154,12 @@ fn a_quiesced_queue_keeps_what_waits_for_its_caps() {
     cap(&bench, group, 1000);
     send(&mut bench, 0, (1..=4).map(|cookie| of(group, cookie)));
     bench.queue.quiesce_begin();
-    bench.settle();
+    bench.run_until_idle();
     bench.now = bench.now + Nanos::from_millis(1);
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(issued(&bench), 1, "the time has come, but the queue is quiesced");
     bench.queue.quiesce_end();
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(issued(&bench), 2, "what the cap allows by now");
     while issued(&bench) < 4 {
         sleep(&mut bench);
@@ -176,7 +176,7 @@ fn what_is_still_sent_to_a_removed_group_is_its_ancestors_and_its_number_is_free
         let child = create(&bench, parent);
         send(&mut bench, 0, [of(child, 1)]);
         bench.queue.remove_group(child).unwrap().unwrap();
-        bench.settle();
+        bench.run_until_idle();
         let full = bench.queue.create_group(ROOT, 7).unwrap().unwrap_err();
         assert_eq!(
             full,
@@ -207,9 +207,9 @@ fn bios_that_wait_for_a_request_are_given_to_the_ancestor_before_the_number_is_f
     send(&mut bench, 0, [of(group, 1)]);
     bench.submit(0, of(group, 2));
     bench.queue.remove_group(group).unwrap().unwrap();
-    bench.settle();
+    bench.run_until_idle();
     bench.end_all(0, Status::Ok);
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(
         bench.queue.retire_groups(),
         Ok(0),
@@ -228,7 +228,7 @@ fn a_handle_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_d
     let away = bench.sides.pop().unwrap();
     let group = create(&bench, ROOT);
     bench.queue.remove_group(group).unwrap().unwrap();
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(
         bench.queue.retire_groups(),
         Ok(1),
@@ -274,9 +274,9 @@ fn what_the_caps_let_pass_finds_its_way_without_an_own_context_with_few_tags_and
     }
     for _ in 0..200 {
         bench.now = bench.now + Nanos::from_micros(1);
-        bench.settle();
+        bench.run_until_idle();
         bench.end_all(0, Status::Ok);
-        bench.settle();
+        bench.run_until_idle();
     }
     for side in 0..3 {
         assert_eq!(bench.ended(side).len(), 9, "reactor {side}");

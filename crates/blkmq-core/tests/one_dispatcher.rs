@@ -82,7 +82,7 @@ fn what_waits_for_the_depth_merges_with_what_other_contexts_insert() {
             bench.unplug(side);
         }
         bench.end_all(0, Status::Ok);
-        bench.settle();
+        bench.run_until_idle();
         let seen = bench.issued(0);
         assert_eq!(
             (seen.len(), seen[0].len, seen[0].bios),
@@ -201,7 +201,7 @@ fn before_an_insertion_ran_its_own_context_and_a_completion_every_one_if_that_wa
         bench.submit(0, bio(Op::Read, 0, 1, 1));
         bench.unplug(0);
         assert_eq!(others(&mut bench.sides[0].fx.kicks), 0, "{kind}");
-        bench.settle();
+        bench.run_until_idle();
         bench.end_all(0, Status::Ok);
         let side = &mut bench.sides[0];
         side.local.run(bench.now, &mut side.fx);
@@ -233,7 +233,7 @@ fn before_every_context_took_requests_for_itself_and_none_was_lost() {
                 hand.borrow_mut().inline = round % 5 == 0;
                 bench.submit(side, bio(Op::Read, round * 2, 1, round));
                 bench.unplug(side);
-                bench.settle();
+                bench.run_until_idle();
                 assert!((0..4).map(|side| bench.issued(side).len()).sum::<usize>() <= 2);
             }
             for _ in 0..8 {

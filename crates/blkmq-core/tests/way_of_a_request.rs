@@ -26,7 +26,7 @@ fn a_bio_goes_to_the_driver_and_its_end_comes_back() {
         let seen = bench.issued(0);
         assert_eq!((seen[0].offset, seen[0].len), (5 * 4096, 4096));
         bench.end_all(0, Status::Medium);
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.ended(0), [(42, Status::Medium)]);
         assert_eq!(bench.queue.outstanding(), 0);
     }
@@ -87,7 +87,7 @@ fn done_in_part(kind: Kind, front: bool, status: Status) -> Bench {
     assert_eq!(bench.issued(0).len(), 1, "one request of all");
     bench.sides[0].hand.borrow_mut().done_before = 2 * 4096 + 512;
     bench.end_all(0, status);
-    bench.settle();
+    bench.run_until_idle();
     bench.sides[0].hand.borrow_mut().done_before = 0;
     bench
 }
@@ -147,9 +147,9 @@ fn a_bio_larger_than_the_drive_takes_is_cut_and_ends_once_with_its_first_error()
     bench.unplug(0);
     assert_eq!(bench.issued(0).len(), 2, "no more parts than there are requests");
     bench.end_all(0, Status::Ok);
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(bench.end_all(0, Status::Io), 2);
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(bench.ended(0), [(9, Status::Io)]);
     assert_eq!(bench.queue.event_stats().split, 1);
 }
@@ -199,7 +199,7 @@ fn no_more_is_in_flight_than_the_depth_and_the_rest_follows() {
         assert_eq!(bench.issued(0).len(), 4);
         bench.queue.set_depth(2).unwrap();
         bench.end_all(0, Status::Ok);
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.issued(0).len(), 2, "{kind}: a smaller depth holds at once");
         bench.run_dry();
         assert_eq!(bench.ended(0).len(), 20);
@@ -220,12 +220,12 @@ fn a_driver_without_resources_is_asked_again_after_three_milliseconds() {
             .push_back(Issued::Resource);
         bench.submit(0, bio(Op::Read, 0, 1, 1));
         bench.unplug(0);
-        bench.settle();
+        bench.run_until_idle();
         assert!(bench.issued(0).is_empty());
         let at = bench.sides[0].local.next_wakeup().expect("a timer");
         assert!(at.since(bench.now) >= Nanos::from_millis(3) && at.since(bench.now) < Nanos::from_millis(4));
         bench.now = at;
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.issued(0).len(), 1);
     }
 }
@@ -241,7 +241,7 @@ fn a_requeued_request_goes_out_again_and_ends_once() {
         bench.unplug(0);
         for _ in 0..3 {
             bench.end_all(0, Status::Requeue);
-            bench.settle();
+            bench.run_until_idle();
             assert_eq!(bench.issued(0).len(), 1, "{kind}");
         }
         bench.run_dry();
@@ -259,7 +259,7 @@ fn a_request_that_is_always_requeued_ends_with_an_error() {
         bench.sides[0].hand.borrow_mut().answers = vec![Issued::Done(Status::Requeue); 200].into();
         bench.submit(0, bio(Op::Read, 0, 1, 1));
         bench.unplug(0);
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.ended(0), [(1, Status::Io)]);
     }
 }
@@ -277,7 +277,7 @@ fn a_lost_request_times_out_once_and_its_late_end_touches_nothing() {
         let late = bench.issued(0)[0].cookie;
         bench.now = bench.sides[0].local.next_wakeup().expect("the time limit");
         assert!(bench.now.since(Instant(1_000)) >= Nanos::from_secs(30));
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.ended(0), [(1, Status::Timeout)]);
         bench.sides[0].hand.borrow_mut().issued.clear();
         bench.submit(0, bio(Op::Read, 1, 1, 2));
@@ -286,7 +286,7 @@ fn a_lost_request_times_out_once_and_its_late_end_touches_nothing() {
             cookie: late,
             status: Status::Ok,
         });
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.ended(0), [], "{kind}: the late end is not the second bio's");
         bench.run_dry();
         assert_eq!(bench.ended(0), [(2, Status::Ok)]);
@@ -307,13 +307,13 @@ fn requests_that_are_issued_while_others_time_out_have_all_of_their_time() {
         (0..10).for_each(|n| bench.submit(0, bio(Op::Read, 2 * n, 1, n)));
         bench.unplug(0);
         for wave in [4, 4, 2] {
-            bench.settle();
+            bench.run_until_idle();
             assert_eq!(bench.issued(0).len(), wave, "{kind}");
             bench.sides[0].hand.borrow_mut().issued.clear();
             let limit = bench.sides[0].local.next_wakeup().expect("the time limit");
             assert_eq!(limit.since(bench.now), Nanos::from_secs(30), "{kind}");
             bench.now = limit;
-            bench.settle();
+            bench.run_until_idle();
             let ended = bench.ended(0);
             assert_eq!(ended.len(), wave, "{kind}: {ended:?}");
             assert!(
@@ -343,14 +343,14 @@ fn a_flush_after_a_write_with_fua_keeps_the_order() {
         [Op::Write]
     );
     bench.end_all(0, Status::Ok);
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(
         bench.issued(0).iter().map(|s| s.op).collect::<Vec<_>>(),
         [Op::Flush]
     );
     assert!(bench.ended(0).is_empty(), "not before it is durable");
     bench.end_all(0, Status::Ok);
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(bench.ended(0), [(1, Status::Ok)]);
 }
 
@@ -367,7 +367,7 @@ fn a_frozen_queue_drains_and_starts_nothing_until_it_thaws() {
         bench.queue.freeze_begin();
         bench.submit(1, bio(Op::Read, 9, 1, 2));
         bench.unplug(1);
-        bench.settle();
+        bench.run_until_idle();
         assert!(!bench.queue.is_drained() && bench.issued(1).is_empty());
         bench.run_dry();
         assert!(bench.queue.is_drained());
@@ -375,7 +375,7 @@ fn a_frozen_queue_drains_and_starts_nothing_until_it_thaws() {
             bench.queue.set_elevator(next).expect("drained");
         }
         bench.queue.freeze_end();
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.issued(1).len(), 0, "freezes nest");
         assert!(bench.queue.set_elevator(kind).is_ok());
         bench.queue.freeze_end();
@@ -402,7 +402,7 @@ fn a_quiesced_queue_issues_nothing_and_goes_on_afterwards() {
         bench.queue.quiesce_begin();
         assert!(bench.queue.is_quiesced());
         bench.end_all(0, Status::Ok);
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.ended(0).len(), 1, "completions go on");
         assert!(bench.issued(0).is_empty());
         bench.queue.quiesce_end();
@@ -421,7 +421,7 @@ fn a_reactor_without_context_reaches_the_driver_through_its_owner() {
         bench.submit(2, bio(Op::Read, 0, 1, 1));
         bench.unplug(2);
         assert!(bench.sides[2].fx.kicks.contains(Bench::id(0)));
-        bench.settle();
+        bench.run_until_idle();
         assert_eq!(bench.issued(0).len(), 1);
         bench.run_dry();
         assert_eq!(bench.ended(2), [(1, Status::Ok)]);
@@ -549,27 +549,27 @@ fn a_queue_without_merging_merges_neither_in_the_plug_nor_in_the_elevator() {
 fn a_driver_that_must_be_looked_at_after_polling_was_switched_off_is_until_it_says_no() {
     let mut bench = Bench::new(config(1));
     bench.queue.set_polled(true);
-    bench.settle();
+    bench.run_until_idle();
     bench.submit(0, bio(Op::Read, 1, 1, 1));
     bench.unplug(0);
     bench.sides[0].hand.borrow_mut().must_be_polled = true;
     bench.queue.set_polled(false);
     for _ in 0..3 {
-        bench.settle();
+        bench.run_until_idle();
         assert!(
             bench.sides[0].local.must_poll(),
             "nothing else shows what is in flight"
         );
     }
     bench.sides[0].hand.borrow_mut().must_be_polled = false;
-    bench.settle();
+    bench.run_until_idle();
     assert!(!bench.sides[0].local.must_poll());
     let told = bench.sides[0].hand.borrow().polled.clone();
     assert!(
         told[0] && told.len() > 3 && told[1..].iter().all(|on| !on),
         "{told:?}"
     );
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(
         bench.sides[0].hand.borrow().polled.len(),
         told.len(),

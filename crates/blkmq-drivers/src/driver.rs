@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
 use blkmq_host::Error;
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
 
 use crate::keys::Pairs;
@@ -162,7 +162,7 @@ pub trait OpenDisk: Any + Send {
         others: Vec<Box<dyn OpenDisk>>,
         sizes: &[u64],
         depth: u32,
-    ) -> Result<Arc<dyn Drive>, Error>;
+    ) -> Result<Arc<dyn Device>, Error>;
 }
 
 /// What an open disk turned out to be.
@@ -222,8 +222,8 @@ pub fn into_disk<T: OpenDisk>(disk: Box<dyn OpenDisk>) -> Option<Box<T>> {
 }
 
 /// A drive that cannot be made for a queue.
-pub fn drive_error(queue: &str, problem: impl ToString) -> Error {
-    Error::Drive {
+pub fn device_error(queue: &str, problem: impl ToString) -> Error {
+    Error::Device {
         queue: queue.to_owned(),
         source: io::Error::other(problem.to_string()),
     }

@@ -48,12 +48,16 @@ impl Pairs {
     /// Gives each key that is left to `set`, in order, and leaves none.
     ///
     /// # Errors
-    /// The first that `set` refuses.
+    /// The first that `set` refuses, or that is there twice.
     pub fn set_all(
         &mut self,
         mut set: impl FnMut(&str, &str) -> Result<(), ConfigError>,
     ) -> Result<(), ConfigError> {
-        self.0.drain(..).try_for_each(|(key, value)| set(&key, &value))
+        while let Some(key) = self.first().map(str::to_owned) {
+            let value = self.take(&key)?.expect("it is the first");
+            set(&key, &value)?;
+        }
+        Ok(())
     }
 
     /// The first key that is left.

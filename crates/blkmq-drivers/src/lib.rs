@@ -10,7 +10,7 @@
 //!
 //! A driver is a configuration (keys and values), an open disk, a drive (the state that its hardware contexts share) and, made on the reactor that
 //! owns it, a hardware context: the `blkmq_core::driver::Driver`. What the engine needs of a drive stands in
-//! `blkmq_host::drive`; what whoever configures disks needs of a driver, in [`driver`]; which there are, in [`registry`].
+//! `blkmq_host::device`; what whoever configures disks needs of a driver, in [`driver`]; which there are, in [`registry`].
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[cfg(any(feature = "null", test))]

@@ -7,13 +7,13 @@ use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::{Instant, Nanos};
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::ring::{RingConfig, RingHandle};
 
 use super::chance::Chance;
-use super::file::{Direct, FileConfig, FileDisk, FileDrive};
-use super::null::{NullConfig, NullDrive};
-use super::ram::{RamConfig, RamDrive};
+use super::file::{Direct, FileConfig, FileDevice, FileDisk};
+use super::null::{NullConfig, NullDevice};
+use super::ram::{RamConfig, RamDevice};
 use super::testing::{lend, scratch_file};
 
 /// A queue of one reactor with one disk.
@@ -26,10 +26,10 @@ struct Rig {
     is_virtual: bool,
 }
 
-fn rig(drive: &dyn Drive, size: u64, elevator: Kind) -> Rig {
+fn rig(device: &dyn Device, size: u64, elevator: Kind) -> Rig {
     let ring = RingHandle::new(RingConfig::default()).expect("io_uring is available");
     let mut config = QueueConfig::new("q", 1);
-    config.limits = drive.limits();
+    config.limits = device.limits();
     config.elevator = elevator;
     config.timeout = Nanos::from_millis(100);
     config.disks.push(DiskConfig {
@@ -40,7 +40,7 @@ fn rig(drive: &dyn Drive, size: u64, elevator: Kind) -> Rig {
         logical_block: config.limits.logical_block,
     });
     let (_, mut handles) = Queue::new(config).unwrap();
-    let driver = drive.open_hctx(&ring, HctxId(0)).unwrap();
+    let driver = device.open_hctx(&ring, HctxId(0)).unwrap();
     Rig {
         queue: handles.remove(0).attach(Some(driver)),
         is_virtual: !ring_is_used(&ring),
@@ -50,9 +50,9 @@ fn rig(drive: &dyn Drive, size: u64, elevator: Kind) -> Rig {
     }
 }
 
-/// Says whether the driver has opened the ring's first port.
+/// Says whether the driver has opened the ring's first client.
 fn ring_is_used(ring: &RingHandle) -> bool {
-    ring.open_port().id() > 0
+    ring.open_client().id() > 0
 }
 
 impl Rig {
@@ -133,9 +133,9 @@ fn run_in_pieces(rig: &mut Rig, chance: &mut Chance, op: Op, offset: u64, memory
 }
 
 /// Writes and reads a disk in merged batches and compares it with a plain array. Returns how many bios were merged.
-fn compare_with_plain(drive: &dyn Drive, size: usize, elevator: Kind) -> u64 {
-    let block = drive.limits().logical_block as usize;
-    let mut rig = rig(drive, size as u64, elevator);
+fn compare_with_plain(device: &dyn Device, size: usize, elevator: Kind) -> u64 {
+    let block = device.limits().logical_block as usize;
+    let mut rig = rig(device, size as u64, elevator);
     let mut plain = vec![0u8; size];
     let mut chance = Chance::new(23, 0);
     for step in 0..60u64 {
@@ -172,8 +172,8 @@ fn of_a_merged_read_beyond_a_files_end_what_lies_before_it_ends_well() {
         direct: Direct::Off,
         ..FileConfig::default()
     };
-    let drive = FileDrive::new(vec![FileDisk::open(&config).unwrap()], 128).unwrap();
-    let mut rig = rig(&drive, 1 << 20, Kind::MqDeadline);
+    let device = FileDevice::new(vec![FileDisk::open(&config).unwrap()], 128).unwrap();
+    let mut rig = rig(&device, 1 << 20, Kind::MqDeadline);
     // Somebody else has made it shorter meanwhile: two blocks and a part of the third are left.
     std::fs::write(&*path, vec![7u8; 8192 + 512]).unwrap();
     let mut memory = vec![0u8; 5 * 4096];
@@ -199,8 +199,8 @@ fn merged_requests_keep_their_data_on_a_file() {
                 direct,
                 ..FileConfig::default()
             };
-            let drive = FileDrive::new(vec![FileDisk::open(&config).unwrap()], 128).unwrap();
-            let merged = compare_with_plain(&drive, 1 << 20, elevator);
+            let device = FileDevice::new(vec![FileDisk::open(&config).unwrap()], 128).unwrap();
+            let merged = compare_with_plain(&device, 1 << 20, elevator);
             assert!(merged > 50, "{merged} merged: the test tests nothing");
         }
     }
@@ -209,7 +209,7 @@ fn merged_requests_keep_their_data_on_a_file() {
 #[test]
 fn merged_requests_keep_their_data_in_memory() {
     for elevator in Kind::ALL {
-        let ram = RamDrive::new(&RamConfig::default(), &[1 << 20]);
+        let ram = RamDevice::new(&RamConfig::default(), &[1 << 20]);
         assert!(compare_with_plain(&ram, 1 << 20, elevator) > 50);
         let cached = NullConfig {
             memory: true,
@@ -218,7 +218,7 @@ fn merged_requests_keep_their_data_in_memory() {
             spread: Nanos::from_micros(20),
             ..NullConfig::default()
         };
-        let null = NullDrive::new(cached, &[1 << 20]).unwrap();
+        let null = NullDevice::new(cached, &[1 << 20]).unwrap();
         assert!(compare_with_plain(&null, 1 << 20, elevator) > 50);
     }
 }
@@ -231,8 +231,8 @@ fn a_drive_without_fua_has_its_data_durable_through_flushes() {
         fua: false,
         ..NullConfig::default()
     };
-    let drive = NullDrive::new(config, &[1 << 20]).unwrap();
-    let mut rig = rig(&drive, 1 << 20, Kind::None);
+    let device = NullDevice::new(config, &[1 << 20]).unwrap();
+    let mut rig = rig(&device, 1 << 20, Kind::None);
     let mut memory = [vec![1u8; 4096], vec![2u8; 4096]];
     let [durable, volatile] = &mut memory;
     let durable = Bio {
@@ -241,7 +241,7 @@ fn a_drive_without_fua_has_its_data_durable_through_flushes() {
     };
     assert!(rig.run_all(vec![durable])[0].status.is_ok());
     rig.run_all(vec![bio(Op::Write, 4096, 4096, 0, Data::Flat(lend(volatile)))]);
-    drive.lose_power();
+    device.lose_power();
     let mut seen = vec![9u8; 8192];
     rig.run_all(vec![bio(Op::Read, 0, 8192, 0, Data::Flat(lend(&mut seen)))]);
     assert_eq!((seen[0], seen[4095], seen[4096]), (1, 1, 0));
@@ -253,8 +253,8 @@ fn count_ends(keys: &[(&str, &str)], elevator: Kind, status: Status) -> usize {
     for (key, value) in keys {
         config.set(key, value).unwrap();
     }
-    let drive = NullDrive::new(config, &[1 << 30]).unwrap();
-    let mut rig = rig(&drive, 1 << 30, elevator);
+    let device = NullDevice::new(config, &[1 << 30]).unwrap();
+    let mut rig = rig(&device, 1 << 30, elevator);
     let reads = (0..2000)
         .map(|i| bio(Op::Read, i * 8192, 4096, i, Data::None))
         .collect();
@@ -321,13 +321,13 @@ fn a_bad_range_fails_the_bios_that_touch_it() {
 #[test]
 fn a_discard_of_a_whole_large_disk_is_done_in_slices() {
     let size = 1 << 40;
-    let drive = RamDrive::new(&RamConfig::default(), &[size]);
-    let mut rig = rig(&drive, size, Kind::None);
+    let device = RamDevice::new(&RamConfig::default(), &[size]);
+    let mut rig = rig(&device, size, Kind::None);
     let mut ones = vec![1; 4096];
     for offset in [0, size / 2, size - 4096] {
         rig.run_all(vec![bio(Op::Write, offset, 4096, 0, Data::Flat(lend(&mut ones)))]);
     }
-    assert_eq!(drive.present_bytes(DiskId(0)), 3 * 4096);
+    assert_eq!(device.present_bytes(DiskId(0)), 3 * 4096);
     rig.queue
         .submit(bio(Op::Discard, 0, size, 7, Data::None), rig.now, &mut rig.fx)
         .unwrap();
@@ -344,7 +344,7 @@ fn a_discard_of_a_whole_large_disk_is_done_in_slices() {
     }
     let ended = rig.fx.ended.pop().unwrap();
     assert_eq!((ended.cookie, ended.status, ended.len), (7, Status::Ok, size));
-    assert_eq!(drive.present_bytes(DiskId(0)), 0);
+    assert_eq!(device.present_bytes(DiskId(0)), 0);
     assert!(
         turns >= 500,
         "{turns} turns of up to {} MiB each",
@@ -355,8 +355,8 @@ fn a_discard_of_a_whole_large_disk_is_done_in_slices() {
 #[test]
 fn a_discard_of_a_huge_null_disk_is_one_request() {
     let size = 900 << 40;
-    let drive = NullDrive::new(NullConfig::default(), &[size]).unwrap();
-    let mut rig = rig(&drive, size, Kind::None);
+    let device = NullDevice::new(NullConfig::default(), &[size]).unwrap();
+    let mut rig = rig(&device, size, Kind::None);
     for op in [Op::Discard, Op::WriteZeroes] {
         rig.queue
             .submit(bio(op, 0, size, 1, Data::None), rig.now, &mut rig.fx)

@@ -6,22 +6,26 @@ use std::time::{Duration, Instant};
 
 use blkmq_core::bio::{Bio, Op, Status};
 use blkmq_drivers::multipath::{
-    Detours, MultipathConfig, MultipathDrive, NoPath, PathDrive, PathState, PathStats, Selector,
+    Detours, MultipathConfig, MultipathDevice, NoPath, PathDevice, PathState, PathStats, Selector,
 };
-use blkmq_drivers::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::{Attached, Disk, DiskEntry, Engine, EngineConfig, QueueSpec};
 
 const SIZE: u64 = 1 << 30;
 const DEPTH: u32 = 32;
 
-fn null(config: &NullConfig) -> Arc<NullDrive> {
-    Arc::new(NullDrive::new(config.clone(), &[SIZE]).unwrap())
+fn null(config: &NullConfig) -> Arc<NullDevice> {
+    Arc::new(NullDevice::new(config.clone(), &[SIZE]).unwrap())
 }
 
 /// An engine with one multipath disk, `m`, and the drive behind it.
-fn start(config: &MultipathConfig, paths: Vec<PathDrive>, reactors: usize) -> (Engine, Arc<MultipathDrive>) {
-    let drive = Arc::new(MultipathDrive::new("m", config, paths, DEPTH).unwrap());
-    let mut queue = QueueSpec::new("m", Arc::clone(&drive) as _);
+fn start(
+    config: &MultipathConfig,
+    paths: Vec<PathDevice>,
+    reactors: usize,
+) -> (Engine, Arc<MultipathDevice>) {
+    let device = Arc::new(MultipathDevice::new("m", config, paths, DEPTH).unwrap());
+    let mut queue = QueueSpec::new("m", Arc::clone(&device) as _);
     queue.tags = blkmq_core::queue::TagMode::PerHctx(DEPTH);
     queue.disks.push(DiskEntry {
         name: "m".into(),
@@ -37,14 +41,14 @@ fn start(config: &MultipathConfig, paths: Vec<PathDrive>, reactors: usize) -> (E
         queues: vec![queue],
         ..EngineConfig::default()
     };
-    (Engine::start(config).unwrap(), drive)
+    (Engine::start(config).unwrap(), device)
 }
 
-fn paths(count: usize, config: &NullConfig) -> Vec<PathDrive> {
+fn paths(count: usize, config: &NullConfig) -> Vec<PathDevice> {
     let names = ["a", "b", "c", "d"];
     names[..count]
         .iter()
-        .map(|name| PathDrive::new(*name, null(config), SIZE))
+        .map(|name| PathDevice::new(*name, null(config), SIZE))
         .collect()
 }
 
@@ -75,8 +79,8 @@ fn ended(attached: &mut Attached, count: usize) -> Vec<Status> {
     all
 }
 
-fn at_rest(drive: &MultipathDrive) -> Vec<PathStats> {
-    let paths = drive.paths();
+fn at_rest(device: &MultipathDevice) -> Vec<PathStats> {
+    let paths = device.paths();
     for path in &paths {
         assert_eq!(
             (path.in_flight, path.in_flight_bytes),
@@ -100,14 +104,14 @@ fn requests_take_turns_on_all_paths_and_every_end_is_counted() {
                 selector,
                 ..MultipathConfig::default()
             };
-            let (engine, drive) = start(&multipath, paths(4, &config), 1);
+            let (engine, device) = start(&multipath, paths(4, &config), 1);
             let mut attached = engine.attach().unwrap();
             let disk = attached.disk("m").unwrap().clone();
             for _ in 0..50 {
                 submit(&mut attached, &disk, 20);
                 assert!(ended(&mut attached, 20).iter().all(|status| status.is_ok()));
             }
-            let paths = at_rest(&drive);
+            let paths = at_rest(&device);
             assert_eq!(paths.iter().map(|path| path.ios).sum::<u64>(), 1000, "{selector}");
             assert_eq!(paths.iter().map(|path| path.bytes).sum::<u64>(), 1000 * 4096);
             if matches!(
@@ -127,33 +131,33 @@ fn without_a_path_requests_wait_until_one_is_back_or_fail_when_told_to() {
         no_path: NoPath::Queue,
         ..MultipathConfig::default()
     };
-    let (engine, drive) = start(&multipath, paths(2, &NullConfig::default()), 1);
+    let (engine, device) = start(&multipath, paths(2, &NullConfig::default()), 1);
     let mut attached = engine.attach().unwrap();
     let disk = attached.disk("m").unwrap().clone();
-    drive.fail_path("a").unwrap();
+    device.fail_path("a").unwrap();
     submit(&mut attached, &disk, 4);
     assert!(ended(&mut attached, 4).iter().all(|status| status.is_ok()));
-    drive.fail_path("b").unwrap();
-    assert!(drive.groups().has_no_path);
+    device.fail_path("b").unwrap();
+    assert!(device.groups().has_no_path);
     submit(&mut attached, &disk, 4);
     let mut out = Vec::new();
     attached.wait(&mut out, Some(blkmq_core::time::Nanos::from_millis(50)));
     assert!(out.is_empty(), "held: {out:?}");
-    drive.reinstate_path("b").unwrap();
+    device.reinstate_path("b").unwrap();
     assert!(ended(&mut attached, 4).iter().all(|status| status.is_ok()));
-    drive.fail_path("b").unwrap();
+    device.fail_path("b").unwrap();
     submit(&mut attached, &disk, 4);
     attached.wait(&mut out, Some(blkmq_core::time::Nanos::from_millis(20)));
     assert!(out.is_empty(), "held: {out:?}");
     let told = Instant::now();
-    drive.set_no_path(NoPath::Fail);
+    device.set_no_path(NoPath::Fail);
     assert_eq!(ended(&mut attached, 4), [Status::Transport; 4]);
     assert!(
         told.elapsed() < Duration::from_millis(100),
         "{:?}",
         told.elapsed()
     );
-    let paths = at_rest(&drive);
+    let paths = at_rest(&device);
     assert_eq!([paths[0].state, paths[1].state], [PathState::Disabled; 2]);
 }
 
@@ -164,7 +168,7 @@ fn each_detour_brings_every_request_back_once() {
         ..NullConfig::default()
     };
     for config in [NullConfig::default(), timer] {
-        let (engine, drive) = start(&MultipathConfig::default(), paths(2, &config), 1);
+        let (engine, device) = start(&MultipathConfig::default(), paths(2, &config), 1);
         let control = engine.control();
         let queue = control.queue("m").unwrap();
         let mut attached = engine.attach().unwrap();
@@ -177,14 +181,14 @@ fn each_detour_brings_every_request_back_once() {
                 run: bits & 4 != 0,
                 issue: bits & 8 != 0,
             };
-            MultipathDrive::of_queue(&control, queue)
+            MultipathDevice::of_queue(&control, queue)
                 .unwrap()
                 .set_detours(detours);
             for round in 0..20 {
                 submit(&mut attached, &disk, 12);
                 if round == 10 {
                     // Changed while requests are on their way.
-                    drive.set_detours(Detours {
+                    device.set_detours(Detours {
                         run: detours.run,
                         ..Detours::ALL
                     });
@@ -195,18 +199,18 @@ fn each_detour_brings_every_request_back_once() {
                 );
                 ios += 12;
             }
-            let paths = at_rest(&drive);
+            let paths = at_rest(&device);
             assert_eq!(paths.iter().map(|path| path.ios).sum::<u64>(), ios, "{detours:?}");
         }
         // Without a path a detoured request waits, too, and fails when told to.
-        drive.set_detours(Detours::ALL);
-        drive.set_no_path(NoPath::Queue);
-        ["a", "b"].iter().for_each(|path| drive.fail_path(path).unwrap());
+        device.set_detours(Detours::ALL);
+        device.set_no_path(NoPath::Queue);
+        ["a", "b"].iter().for_each(|path| device.fail_path(path).unwrap());
         submit(&mut attached, &disk, 4);
         let mut out = Vec::new();
         attached.wait(&mut out, Some(blkmq_core::time::Nanos::from_millis(20)));
         assert!(out.is_empty(), "held: {out:?}");
-        drive.set_no_path(NoPath::Fail);
+        device.set_no_path(NoPath::Fail);
         assert_eq!(ended(&mut attached, 4), [Status::Transport; 4]);
         drop(attached);
     }
@@ -218,29 +222,29 @@ fn paths_come_and_go_while_requests_run() {
         latency: blkmq_core::time::Nanos::from_micros(20),
         ..NullConfig::default()
     };
-    let (engine, drive) = start(&MultipathConfig::default(), paths(1, &config), 2);
+    let (engine, device) = start(&MultipathConfig::default(), paths(1, &config), 2);
     let mut attached = engine.attach().unwrap();
     let disk = attached.disk("m").unwrap().clone();
     for round in 0..60 {
         submit(&mut attached, &disk, 16);
         let name = format!("x{round}");
-        drive
-            .add_path(PathDrive::new(name.clone(), null(&config), SIZE))
+        device
+            .add_path(PathDevice::new(name.clone(), null(&config), SIZE))
             .unwrap();
         assert!(ended(&mut attached, 16).iter().all(|status| status.is_ok()));
         submit(&mut attached, &disk, 16);
-        drive.remove_path(&name).unwrap();
+        device.remove_path(&name).unwrap();
         assert!(ended(&mut attached, 16).iter().all(|status| status.is_ok()));
     }
-    let error = drive.remove_path("a").unwrap_err().to_string();
+    let error = device.remove_path("a").unwrap_err().to_string();
     assert!(error.contains("the last path"), "{error}");
-    let small = Arc::new(NullDrive::new(NullConfig::default(), &[4096]).unwrap());
-    let error = drive
-        .add_path(PathDrive::new("s", small, 4096))
+    let small = Arc::new(NullDevice::new(NullConfig::default(), &[4096]).unwrap());
+    let error = device
+        .add_path(PathDevice::new("s", small, 4096))
         .unwrap_err()
         .to_string();
     assert!(error.contains("path s has 4096 bytes"), "{error}");
     drop(attached);
     drop(engine);
-    at_rest(&drive);
+    at_rest(&device);
 }

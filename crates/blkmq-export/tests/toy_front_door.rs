@@ -92,7 +92,7 @@ impl Client {
             Some(stream) => stream.as_raw_fd(),
             None => self.listener.as_raw_fd(),
         };
-        cx.port().push_poll(fd, libc::POLLIN, false, 0);
+        cx.ring_client().push_poll(fd, libc::POLLIN, false, 0);
     }
 }
 
@@ -135,7 +135,7 @@ impl Service for Client {
 
     fn drain(&mut self, cx: &mut Cx<'_>) {
         self.is_over = true;
-        cx.port().push_cancel(0, 1);
+        cx.ring_client().push_cancel(0, 1);
     }
 
     fn is_finished(&self) -> bool {

@@ -203,7 +203,7 @@ impl Load {
     ///
     /// # Errors
     /// What was wrong, or that the server is gone.
-    pub fn settle(&mut self, history: &mut History) -> Result<Counts, Trouble> {
+    pub fn drain_and_flush(&mut self, history: &mut History) -> Result<Counts, Trouble> {
         let mut ended = Vec::new();
         for is_flushed in [false, true] {
             if is_flushed {

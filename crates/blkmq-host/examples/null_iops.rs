@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::GroupId;
+use blkmq_core::mapper::table::MapKind;
 use blkmq_core::sched::Kind;
-use blkmq_drivers::null::{NullConfig, NullDrive};
-use blkmq_host::mapped::{MapConfig, MappedSpec};
+use blkmq_drivers::null::{NullConfig, NullDevice};
+use blkmq_host::mapped::{MapConfig, MappedSpec, Member};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueSpec};
 
 fn main() {
@@ -24,8 +25,8 @@ fn main() {
         .unwrap_or_default();
     let threads: usize = args.next().and_then(|count| count.parse().ok()).unwrap_or(1);
     let kib: u64 = args.next().and_then(|kib| kib.parse().ok()).unwrap_or(4);
-    let drive = NullDrive::new(NullConfig::bare(), &[SIZE; 4]).expect("a null drive");
-    let mut spec = QueueSpec::new("null", Arc::new(drive));
+    let device = NullDevice::new(NullConfig::bare(), &[SIZE; 4]).expect("a null drive");
+    let mut spec = QueueSpec::new("null", Arc::new(device));
     spec.elevator = elevator;
     spec.requests_per_reactor = 1024;
     spec.disks.extend(["null", "b", "c", "d"].map(|name| DiskEntry {
@@ -36,8 +37,8 @@ fn main() {
         group: GroupId(0),
         block_size: 512,
     }));
-    let linear = MapConfig::linear("null:0:1G+b:0:1G+c:0:1G+d:0:1G").expect("four members");
-    let striped = MapConfig::striped("null:1G+b:1G+c:1G+d:1G").expect("four members");
+    let linear = over_all(MapKind::Linear, Some(1 << 30));
+    let striped = over_all(MapKind::Striped { chunk: 64 << 10 }, None);
     let config = EngineConfig {
         attached_max: threads,
         queues: vec![spec],
@@ -66,6 +67,19 @@ fn main() {
                 "{elevator} depth {depth}, {name}: best {best:.2} M I/Os per second of CPU, all {rates:.2?}"
             );
         }
+    }
+}
+
+/// A mapped disk over a part of each null disk: the first `len` bytes, or all behind the first GiB, so that no part is in two.
+fn over_all(kind: MapKind, len: Option<u64>) -> MapConfig {
+    let member = |disk: &str| Member {
+        disk: disk.to_owned(),
+        start: if len.is_some() { 0 } else { 1 << 30 },
+        len,
+    };
+    MapConfig {
+        kind,
+        members: ["null", "b", "c", "d"].map(member).into(),
     }
 }
 

@@ -31,7 +31,7 @@ pub enum Error {
     },
     /// A drive could not be opened.
     #[error("queue {queue}: {source}")]
-    Drive {
+    Device {
         /// The queue's name.
         queue: String,
         /// What the drive or the operating system said.
@@ -83,7 +83,7 @@ pub enum Error {
     },
     /// What was under way on a queue has not ended in time.
     #[error(
-        "queue {queue}: {outstanding} requests are still under way after {waited}; is the drive answering? \
+        "queue {queue}: {outstanding} requests are still under way after {waited}; is the device answering? \
          A thread that holds unended I/O must poll meanwhile"
     )]
     NotDrained {

@@ -7,23 +7,26 @@
 //! | `reactor` | what one thread does with one place to wait: run the queues, call doors ([`service`]), [`sleep`] or [`mod@wait`] |
 //! | `uring` | how a thread's io_uring is shared among drivers and doors ([`ring`]) |
 //!
-//! [`drive`] is what the engine needs of a drive, [`value`] how the values of keys are written.
+//! [`device`] is what the engine needs of a drive, [`value`] how the values of keys are written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod clock;
-pub mod drive;
+pub mod device;
+pub mod disk;
 pub mod engine;
 pub mod error;
+pub mod group_paths;
 mod log_budget;
 mod reactor;
+pub mod runner;
 mod uring;
 pub mod value;
 
+pub use disk::{Disk, QueueId};
 pub use engine::attach::Attached;
 pub use engine::control::Control;
-pub use engine::disk::{Disk, QueueId};
-pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec, attach, control, disk, group_paths, mapped};
+pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec, attach, control, mapped};
 pub use error::Error;
 pub use log_budget::LogBudget;
-pub use reactor::{runner, service, sleep, wait};
+pub use reactor::{service, sleep, wait};
 pub use uring::ring;

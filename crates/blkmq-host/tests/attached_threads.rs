@@ -280,7 +280,7 @@ fn an_attachment_that_fails_leaves_its_handles() {
     };
     let engine = engine(1, 1, null, Kind::None);
     for _ in 0..2 {
-        assert!(matches!(engine.attach(), Err(Error::Drive { .. })));
+        assert!(matches!(engine.attach(), Err(Error::Device { .. })));
     }
     engine.shutdown(Nanos::from_secs(10)).unwrap();
 }

@@ -82,7 +82,7 @@ impl Service for Probe {
         self.tell(News::Started(cx.reactor().0));
         self.submit(cx);
         if let Some(user) = self.ring_user {
-            cx.port().push_nop(user);
+            cx.ring_client().push_nop(user);
         }
         if let Some(after) = self.timer_after {
             let at = cx.now() + after;
@@ -334,7 +334,7 @@ fn a_drive_that_cannot_be_opened_fails_the_start_and_leaves_nothing_running() {
     });
     let error = started.err().expect("the set-up of the second context fails");
     assert!(
-        matches!(error, Error::Drive { .. }) && error.to_string().starts_with("queue q: "),
+        matches!(error, Error::Device { .. }) && error.to_string().starts_with("queue q: "),
         "{error}"
     );
 }

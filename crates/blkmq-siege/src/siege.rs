@@ -16,7 +16,7 @@ use crate::attack::{Attack, LOADED_MAX, THREADS, Tally};
 use crate::latency::{Latencies, Pair, ms, p99};
 use crate::scene::{END_TIME_MAX, Scene, Setting, Target, Unavailable};
 use crate::tenant::{GOOD_BYTES, LET_IN_TIME_MAX, Tenant, Visitor, Visits};
-use crate::vitals::{Allowance, Held};
+use crate::vitals::{Allowance, Resources};
 
 /// What is to be tried.
 #[derive(Clone, Debug)]
@@ -309,7 +309,7 @@ fn look(target: &Target, is_over: &AtomicBool) -> Result<Peak> {
     let mut peak = Peak::default();
     // Relaxed: see where it is set.
     while !is_over.load(Ordering::Relaxed) {
-        let held = Held::by(target.daemon.pid())?;
+        let held = Resources::by(target.daemon.pid())?;
         peak.descriptors = peak.descriptors.max(held.descriptors);
         peak.resident_bytes = peak.resident_bytes.max(held.resident_bytes);
         thread::sleep(LOOK_INTERVAL);

@@ -48,7 +48,7 @@ impl Tenant {
                 let mut latencies = own.latencies.lock().unwrap_or_else(PoisonError::into_inner);
                 latencies.extend(load.take_latencies());
             }
-            load.settle(&mut history)?;
+            load.drain_and_flush(&mut history)?;
             Ok(history)
         };
         Ok(Self {

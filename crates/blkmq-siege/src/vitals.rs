@@ -10,7 +10,7 @@ use rustix::process::Pid;
 
 /// What a process holds at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct Resources {
     /// File descriptors.
     pub descriptors: usize,
     /// Threads, but for those that the kernel runs io_uring's work on: it makes and ends them as it likes.
@@ -23,11 +23,11 @@ pub struct Held {
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     pid: Pid,
-    before: Held,
+    before: Resources,
     nbd_memory: u64,
 }
 
-impl Held {
+impl Resources {
     /// Looks at a process.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl Allowance {
     /// # Errors
     /// If there is no such process.
     pub fn new(pid: Pid, nbd_memory: u64) -> Result<Self> {
-        let before = Held::by(pid)?;
+        let before = Resources::by(pid)?;
         Ok(Self {
             pid,
             before,
@@ -64,7 +64,7 @@ impl Allowance {
     }
 
     /// Returns what the daemon held before.
-    pub fn before(&self) -> Held {
+    pub fn before(&self) -> Resources {
         self.before
     }
 
@@ -83,7 +83,7 @@ impl Allowance {
     pub fn wait_given_back(&self) -> Result<()> {
         let end = Instant::now() + GIVE_BACK_TIME_MAX;
         loop {
-            let held = Held::by(self.pid)?;
+            let held = Resources::by(self.pid)?;
             let (before, now) = (self.before, held);
             if now.descriptors <= before.descriptors && now.threads <= before.threads {
                 return Ok(());
@@ -130,7 +130,7 @@ fn status_bytes(pid: Pid, name: &str) -> Result<u64> {
     Ok(kib.context(GONE)? << 10)
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for Resources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

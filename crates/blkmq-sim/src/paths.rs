@@ -1,5 +1,5 @@
 //! Decides what the paths to the drive of a multipath history do: each works, is cut, or hangs, and all lead to the same medium.
-//! `world` changes the weather and passes messages on; `drive::port` shows the oracle what the core sees above the paths.
+//! `world` changes the weather and passes messages on; `drive::modelled_hctx` shows the oracle what the core sees above the paths.
 //!
 //! A path that is cut has the drive let go of what it was given there, and reports that the transport failed; new requests fail
 //! at once. A path that hangs swallows requests and shows no ends; when it works again, what it has swallowed has failed.
@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blkmq_core::bio::{Bio, Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::mapper::multipath::{
     Config, Failback, Kick, Multipath, MultipathHctx, NoPath, Opener, PathId, PathSpec, Selector,
@@ -17,7 +17,7 @@ use blkmq_core::mapper::multipath::{
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
 
-use crate::drive::port::Way;
+use crate::drive::modelled_hctx::Way;
 use crate::rng::{Ppm, Rng};
 use crate::stage::Stage;
 
@@ -102,7 +102,7 @@ impl Paths {
     }
 
     /// Opens the driver of a hardware context.
-    pub(crate) fn open(self: &Rc<Self>, hctx: HctxId, depth: u32, stage: &Rc<Stage>) -> Box<dyn Driver> {
+    pub(crate) fn open(self: &Rc<Self>, hctx: HctxId, depth: u32, stage: &Rc<Stage>) -> Box<dyn HctxDriver> {
         let opener = PathOpener {
             paths: Rc::clone(self),
             hctx,
@@ -217,7 +217,7 @@ struct PathOpener {
 }
 
 impl Opener for PathOpener {
-    fn open(&mut self, path: PathId) -> Option<Box<dyn Driver>> {
+    fn open(&mut self, path: PathId) -> Option<Box<dyn HctxDriver>> {
         // Each path has a way into the drive for each context.
         let way = u16::from(path.0) * self.paths.hctxs + self.hctx.0;
         Some(Box::new(PathPort {
@@ -280,7 +280,7 @@ impl PathPort {
     }
 }
 
-impl Driver for PathPort {
+impl HctxDriver for PathPort {
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         match self.weather() {
             Weather::Cut => Issued::Done(Status::Transport),

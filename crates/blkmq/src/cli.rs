@@ -51,6 +51,8 @@ pub enum Bench {
     Engine(blkmq_bench::engine::EngineArgs),
     /// The NBD server beside other NBD servers, all under one lean client
     Nbd(blkmq_bench::nbd::NbdArgs),
+    /// One load through every front door, beside qemu-storage-daemon where it has that door
+    Doors(blkmq_bench::doors::DoorsArgs),
     /// Runs of hardware contexts: once and only where they wait, beside all of them at each completion
     RunQueue(blkmq_bench::run_queue::RunQueueArgs),
     /// Request-based multipath: carried inline, beside insertion, completion and queue runs over a worker thread

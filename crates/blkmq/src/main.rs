@@ -65,6 +65,7 @@ fn bench(what: Bench) -> anyhow::Result<()> {
     match what {
         Bench::Engine(args) => blkmq_bench::engine::main(&args),
         Bench::Nbd(args) => blkmq_bench::nbd::main(&args),
+        Bench::Doors(args) => blkmq_bench::doors::main(&args),
         Bench::RunQueue(args) => blkmq_bench::run_queue::main(&args),
         Bench::Stack(args) => blkmq_bench::stack::main(&args),
         Bench::SingleDispatch(args) => blkmq_bench::single_dispatch::main(&args),

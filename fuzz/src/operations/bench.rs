@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Status};
-use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::driver::{Done, HctxDriver, Issued};
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{ReactorId, ReactorSet};
 use blkmq_core::limits::Limits;
@@ -334,7 +334,7 @@ impl Side {
         let hand = Rc::new(RefCell::new(Hand::default()));
         let driver = handle.owns_hctx().then(|| {
             let (hand, drive) = (Rc::clone(&hand), Rc::clone(drive));
-            Box::new(HandDriver { hand, drive }) as Box<dyn Driver>
+            Box::new(HandDriver { hand, drive }) as Box<dyn HctxDriver>
         });
         Self {
             local: Some(handle.attach(driver)),

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use blkmq_core::bio::{Flags, Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::Cookie;
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
@@ -74,7 +74,7 @@ impl HandDriver {
     }
 }
 
-impl Driver for HandDriver {
+impl HctxDriver for HandDriver {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         self.check(rq);
         let mut hand = self.hand.borrow_mut();

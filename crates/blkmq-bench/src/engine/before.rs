@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use blkmq_core::sched::Kind;
 use serde_json::Value;
 
-use super::{Device, EngineArgs};
+use super::{DeviceArg, EngineArgs};
 use crate::args::Plan;
 use crate::report::Row;
 use crate::rounds::{Latency, Sample};
@@ -28,8 +28,8 @@ pub(crate) fn measure(
     plan: &Plan,
 ) -> Result<Sample> {
     let device = match &args.device {
-        Device::File(path) => format!("file:{}", path.display()),
-        Device::Nbd(uri) => uri.clone(),
+        DeviceArg::File(path) => format!("file:{}", path.display()),
+        DeviceArg::Nbd(uri) => uri.clone(),
         device => device.to_string(),
     };
     let mut command = Command::new(program);

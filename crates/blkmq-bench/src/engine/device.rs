@@ -12,12 +12,12 @@ use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::table::MapKind;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
-use blkmq_drivers::file::{Direct, FileConfig, FileDisk, FileDrive};
-use blkmq_drivers::nbd::{NbdConfig, NbdDisk, NbdDrive};
-use blkmq_drivers::null::{NullConfig, NullDrive};
-use blkmq_drivers::ram::{RamConfig, RamDrive};
+use blkmq_drivers::file::{Direct, FileConfig, FileDevice, FileDisk};
+use blkmq_drivers::nbd::{NbdConfig, NbdDevice, NbdDisk};
+use blkmq_drivers::null::{NullConfig, NullDevice};
+use blkmq_drivers::ram::{RamConfig, RamDevice};
+use blkmq_host::device::Device;
 use blkmq_host::disk::Disk;
-use blkmq_host::drive::Drive;
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_host::mapped::{MapConfig, MappedSpec, Member};
 
@@ -25,7 +25,7 @@ use super::load::{Job, Load};
 
 /// A device to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Device {
+pub enum DeviceArg {
     /// Stores nothing, completes inline, leaves buffers as they are.
     Null,
     /// Memory, every byte of it written before it is read.
@@ -36,7 +36,7 @@ pub enum Device {
     Nbd(String),
 }
 
-impl FromStr for Device {
+impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Self, String> {
@@ -53,7 +53,7 @@ impl FromStr for Device {
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for DeviceArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Null => "null",
@@ -64,7 +64,7 @@ impl fmt::Display for Device {
     }
 }
 
-impl Device {
+impl DeviceArg {
     /// Says whether I/O ends while it is issued, so that latencies need only be sampled.
     pub(crate) fn is_inline(&self) -> bool {
         matches!(self, Self::Null | Self::Ram)
@@ -98,13 +98,13 @@ impl Device {
     }
 
     fn open(&self, depth: u32, writable: bool) -> Result<Opened> {
-        let (drive, size, block_size): (Arc<dyn Drive>, u64, u32) = match self {
+        let (drive, size, block_size): (Arc<dyn Device>, u64, u32) = match self {
             Self::Null => {
-                let drive = NullDrive::new(NullConfig::bare(), &[NULL_BYTES])?;
+                let drive = NullDevice::new(NullConfig::bare(), &[NULL_BYTES])?;
                 (Arc::new(drive), NULL_BYTES, 512)
             }
             Self::Ram => {
-                let drive = RamDrive::new(&RamConfig::default(), &[RAM_BYTES]);
+                let drive = RamDevice::new(&RamConfig::default(), &[RAM_BYTES]);
                 (Arc::new(drive), RAM_BYTES, 512)
             }
             Self::File(path) => {
@@ -116,12 +116,12 @@ impl Device {
                 };
                 let disk = FileDisk::open(&config)?;
                 let (size, block_size) = (disk.size(), disk.block_size());
-                (Arc::new(FileDrive::new(vec![disk], depth)?), size, block_size)
+                (Arc::new(FileDevice::new(vec![disk], depth)?), size, block_size)
             }
             Self::Nbd(uri) => {
                 let disk = NbdDisk::open(&NbdConfig::new(uri)?)?;
                 let (size, block_size) = (disk.size(), disk.block_size());
-                (Arc::new(NbdDrive::new(disk, depth)), size, block_size)
+                (Arc::new(NbdDevice::new(disk, depth)), size, block_size)
             }
         };
         Ok(Opened {
@@ -137,7 +137,7 @@ impl Device {
 
 /// A drive with one disk.
 pub(crate) struct Opened {
-    pub(crate) drive: Arc<dyn Drive>,
+    pub(crate) drive: Arc<dyn Device>,
     pub(crate) size: u64,
     pub(crate) block_size: u32,
     pub(crate) read_only: bool,
@@ -182,7 +182,7 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
 /// What the engine says.
 pub(crate) fn start_with_groups(elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
     let sizes = vec![NULL_BYTES; jobs as usize];
-    let drive = NullDrive::new(NullConfig::bare(), &sizes)?;
+    let drive = NullDevice::new(NullConfig::bare(), &sizes)?;
     let mut queue = queue(Arc::new(drive), elevator, depth);
     // The root is the first one.
     queue.groups = GroupTree::flat(1 + jobs);
@@ -205,7 +205,7 @@ pub(crate) fn start_with_groups(elevator: Kind, jobs: u32, depth: u32) -> Result
     Ok(Engine::start(config)?)
 }
 
-fn queue(drive: Arc<dyn Drive>, elevator: Kind, depth: u32) -> QueueSpec {
+fn queue(drive: Arc<dyn Device>, elevator: Kind, depth: u32) -> QueueSpec {
     let mut queue = QueueSpec::new("bench", drive);
     queue.elevator = elevator;
     queue.tags = TagMode::PerHctx(depth.max(TAGS_MIN));
@@ -296,13 +296,13 @@ mod tests {
 
     #[test]
     fn devices_are_named_as_on_the_command_line() {
-        assert_eq!("null".parse(), Ok(Device::Null));
-        assert_eq!("ram".parse(), Ok(Device::Ram));
-        assert_eq!("file:a:b".parse(), Ok(Device::File("a:b".into())));
+        assert_eq!("null".parse(), Ok(DeviceArg::Null));
+        assert_eq!("ram".parse(), Ok(DeviceArg::Ram));
+        assert_eq!("file:a:b".parse(), Ok(DeviceArg::File("a:b".into())));
         let uri = "nbd+unix:///x?socket=s";
-        assert_eq!(uri.parse(), Ok(Device::Nbd(uri.into())));
+        assert_eq!(uri.parse(), Ok(DeviceArg::Nbd(uri.into())));
         for wrong in ["", "nul", "file", "file:", "null:1", "nbd", "nbd:x"] {
-            assert!(wrong.parse::<Device>().is_err(), "{wrong}");
+            assert!(wrong.parse::<DeviceArg>().is_err(), "{wrong}");
         }
     }
 

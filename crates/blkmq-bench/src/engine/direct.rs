@@ -16,17 +16,17 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use blkmq_core::bio::{Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::driver::{Done, HctxDriver, Issued};
 use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_core::mapper::table::MapKind;
 use blkmq_core::request::Request;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Instant;
-use blkmq_drivers::multipath::{MultipathConfig, MultipathDrive, PathDrive, Selector};
-use blkmq_drivers::null::{Completion, NullConfig, NullDrive};
-use blkmq_host::drive::{Allocation, Extent};
-use blkmq_host::drive::{Drive, Polling};
+use blkmq_drivers::multipath::{MultipathConfig, MultipathDevice, PathDevice, Selector};
+use blkmq_drivers::null::{Completion, NullConfig, NullDevice};
+use blkmq_host::device::{Allocation, Extent};
+use blkmq_host::device::{Device, Polling};
 use blkmq_host::ring::RingHandle;
 
 use super::device::{self, NULL_BYTES, Opened};
@@ -72,7 +72,7 @@ pub fn run(way: &str, count: u64) -> Result<u64> {
     Ok(done)
 }
 
-fn null(completion: Option<Completion>) -> Result<Arc<dyn Drive>> {
+fn null(completion: Option<Completion>) -> Result<Arc<dyn Device>> {
     let config = NullConfig {
         completion,
         poll_queues: if completion.is_some() {
@@ -82,17 +82,17 @@ fn null(completion: Option<Completion>) -> Result<Arc<dyn Drive>> {
         },
         ..NullConfig::bare()
     };
-    Ok(Arc::new(NullDrive::new(config, &[NULL_BYTES])?))
+    Ok(Arc::new(NullDevice::new(config, &[NULL_BYTES])?))
 }
 
-fn multipath(selector: Selector) -> Result<Arc<dyn Drive>> {
-    let path = |number: usize| Ok(PathDrive::new(format!("p{number}"), null(None)?, NULL_BYTES));
+fn multipath(selector: Selector) -> Result<Arc<dyn Device>> {
+    let path = |number: usize| Ok(PathDevice::new(format!("p{number}"), null(None)?, NULL_BYTES));
     let paths = (0..PATHS).map(path).collect::<Result<_>>()?;
     let config = MultipathConfig {
         selector,
         ..MultipathConfig::default()
     };
-    let drive = MultipathDrive::new("bench", &config, paths, DEPTH_MAX)?;
+    let drive = MultipathDevice::new("bench", &config, paths, DEPTH_MAX)?;
     Ok(Arc::new(drive))
 }
 
@@ -100,9 +100,9 @@ fn multipath(selector: Selector) -> Result<Arc<dyn Drive>> {
 ///
 /// The engine's own reactor has nothing to do here, and would block in its ring. Callgrind runs one thread at a time and
 /// does not know that waiting in a ring blocks: the reactor would keep everybody else from running. It knows parking.
-pub(super) struct ParkedReactor(pub(super) Arc<dyn Drive>);
+pub(super) struct ParkedReactor(pub(super) Arc<dyn Device>);
 
-impl Drive for ParkedReactor {
+impl Device for ParkedReactor {
     fn limits(&self) -> Limits {
         self.0.limits()
     }
@@ -111,7 +111,7 @@ impl Drive for ParkedReactor {
         self.0.polling()
     }
 
-    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         if hctx == HctxId(0) {
             return Ok(Box::new(Parked));
         }
@@ -135,7 +135,7 @@ impl Allocation for ParkedReactor {
 /// The driver's side of the parked reactor, which is asked for its next event before the reactor first blocks.
 struct Parked;
 
-impl Driver for Parked {
+impl HctxDriver for Parked {
     fn issue(&mut self, _rq: &Request, _cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         Issued::Done(Status::Io)
     }

@@ -9,7 +9,7 @@ use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
-use blkmq_drivers::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 
 use super::device::NULL_BYTES;
@@ -89,7 +89,7 @@ fn start(crowd: Crowd) -> Result<Engine> {
 
 fn queue(crowd: Crowd, disks: &[usize]) -> Result<QueueSpec> {
     let sizes = vec![NULL_BYTES; disks.len()];
-    let drive = ParkedReactor(Arc::new(NullDrive::new(NullConfig::bare(), &sizes)?));
+    let drive = ParkedReactor(Arc::new(NullDevice::new(NullConfig::bare(), &sizes)?));
     let mut queue = QueueSpec::new(format!("q{}", disks[0]), Arc::new(drive));
     queue.elevator = crowd.elevator;
     queue.tags = TagMode::PerHctx(64);

@@ -21,7 +21,7 @@ use super::images::Images;
 use super::kernel::Loop;
 use super::processes::Visit;
 use super::scene::{Load, Scene};
-use super::stage::settle;
+use super::stage::warm_up;
 use super::{FairnessArgs, MEMORY, Side, cases, chosen};
 use crate::args::{BenchArgs, Plan};
 use crate::fio;
@@ -337,7 +337,7 @@ fn about(server: &Server, grounds: &[Ground], plan: &Plan) -> About {
         "kernel-…: the kernel's scheduler on a loop device over the first file, direct I/O, a control group and an fio with io_uring each".into(),
         format!(
             "tenants run for {} ms before; shares are of bytes, over the time in which all are measured; worst: of all visits",
-            settle(plan).as_millis()
+            warm_up(plan).as_millis()
         ),
         "of alone: of what the same tenant has by itself with none in this round, where it may have too little under way for its due; \
          alone of due: below 1 it cannot have its due".into(),

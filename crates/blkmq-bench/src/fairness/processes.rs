@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use super::scene::{Load, Scene, Tenant};
 use super::score::Series;
-use super::stage::settle;
+use super::stage::warm_up;
 use crate::args::Plan;
 use crate::fio;
 use crate::histogram::Histogram;
@@ -98,7 +98,7 @@ fn run(
     plan: &Plan,
     usage: impl Fn() -> Usage,
 ) -> Result<(Vec<Sample>, Usage)> {
-    let (window, warm_up) = (plan.window, settle(plan));
+    let (window, warm_up) = (plan.window, warm_up(plan));
     std::thread::scope(|scope| {
         let start = |(command, options): (Command, Vec<String>)| {
             scope.spawn(move || fio::run_as(command, &options, Duration::ZERO, warm_up + window + SLACK))
@@ -187,7 +187,7 @@ fn read_log(prefix: &Path) -> Result<Vec<Ended>> {
 fn window(logs: &[Vec<Ended>], plan: &Plan) -> Result<(u64, u64)> {
     let first = logs.iter().filter_map(|log| log.first().map(|ended| ended.at_ms));
     let first = first.min().context("no client ended any I/O")?;
-    let start = first + settle(plan).as_millis() as u64;
+    let start = first + warm_up(plan).as_millis() as u64;
     Ok((start, start + plan.window.as_millis() as u64))
 }
 

@@ -13,10 +13,10 @@ use blkmq_core::poll::Policy;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::file::{Direct, FileConfig, FileDisk, FileDrive};
-use blkmq_drivers::null::{NullConfig, NullDrive};
+use blkmq_drivers::file::{Direct, FileConfig, FileDevice, FileDisk};
+use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::QueueId;
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_host::service::Service;
 
@@ -83,10 +83,10 @@ impl Medium {
         }
     }
 
-    fn open(&self, model: Model) -> Result<(Arc<dyn Drive>, u64)> {
+    fn open(&self, model: Model) -> Result<(Arc<dyn Device>, u64)> {
         match self {
             Self::Model => {
-                let drive = NullDrive::new(null_config(model), &[MODEL_BYTES])?;
+                let drive = NullDevice::new(null_config(model), &[MODEL_BYTES])?;
                 Ok((Arc::new(drive), MODEL_BYTES))
             }
             Self::File(path) => {
@@ -98,7 +98,7 @@ impl Medium {
                 };
                 let disk = FileDisk::open(&config)?;
                 let size = disk.size();
-                Ok((Arc::new(FileDrive::new(vec![disk], TAGS)?), size))
+                Ok((Arc::new(FileDevice::new(vec![disk], TAGS)?), size))
             }
         }
     }
@@ -222,13 +222,13 @@ fn cap(tree: &mut GroupTree, scene: &Scene, capacity: f64) {
 }
 
 /// How long tenants run before they are measured: schedulers that learn have learnt by then.
-pub(super) fn settle(plan: &Plan) -> Duration {
-    plan.warm_up.max(plan.window.min(SETTLE))
+pub(super) fn warm_up(plan: &Plan) -> Duration {
+    plan.warm_up.max(plan.window.min(LEARNING_MAX))
 }
 
 /// Lets the tenants run, reads the counters every few milliseconds, and has the scene's turn come half-way.
 fn watch(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize, plan: &Plan) -> Result<Visit> {
-    std::thread::sleep(settle(plan));
+    std::thread::sleep(warm_up(plan));
     let bytes = || {
         stage.meters[..crowd]
             .iter()
@@ -325,7 +325,7 @@ const BANDWIDTH: u64 = 1 << 30;
 const MODEL_BYTES: u64 = 1 << 40;
 /// One largest request per second, which no cap may be below.
 const CAP_MIN: f64 = (1 << 20) as f64;
-const SETTLE: Duration = Duration::from_millis(1500);
+const LEARNING_MAX: Duration = Duration::from_millis(1500);
 /// After a scene's turn its total counts from here on: so long the others may take to notice.
 const AFTER_TURN: Duration = Duration::from_millis(10);
 const READ_EVERY: Duration = Duration::from_millis(2);

@@ -5,7 +5,7 @@
 
 use blkmq_host::sleep::Measured;
 use blkmq_sim::rng::Rng;
-use blkmq_sim::scenario::poll::{Device, STEP_EVERY};
+use blkmq_sim::scenario::poll::{ModelledDevice, STEP_EVERY};
 
 /// What a device's times are like.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Times {
 
 impl Times {
     /// Draws them.
-    pub(super) fn of(device: Device) -> Self {
+    pub(super) fn of(device: ModelledDevice) -> Self {
         let mut rng = Rng::new(2, 0);
         // What a reader could tell apart: the size, and whether a step was a while ago.
         let mut kinds: [Vec<u64>; 4] = Default::default();
@@ -63,7 +63,7 @@ mod tests {
             late: (0..100).map(|at| Nanos(14_000 + at * 100)).collect(),
             cost: Nanos(14_000),
         };
-        let limit = |us, shape, depth| Times::of(Device { us, shape }).cpu_limit(&host, depth);
+        let limit = |us, shape, depth| Times::of(ModelledDevice { us, shape }).cpu_limit(&host, depth);
         let fixed = limit(100, Shape::Fixed, 1);
         assert!((fixed - 0.19).abs() < 0.002, "{fixed}");
         assert!((limit(100, Shape::Step, 1) - 0.095).abs() < 0.002);

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
 use blkmq_drivers::driver::{OpenDisk, Shape, Unshared};
-use blkmq_drivers::multipath::{MultipathConfig, MultipathDrive, PathDrive};
-use blkmq_host::drive::Drive;
+use blkmq_drivers::multipath::{MultipathConfig, MultipathDevice, PathDevice};
+use blkmq_host::device::Device;
 use blkmq_host::{DiskEntry, Error};
 
 use super::{Member, disk_error};
-use crate::disk::{DiskSpec, MultipathSource, PathRef, Source};
+use crate::disk::{DiskSpec, MultipathSource, Source};
+use crate::paths::PathRef;
 
 /// The disks that are paths, by their names.
 pub(super) struct Paths(BTreeMap<String, DiskSpec>);
@@ -166,19 +167,19 @@ impl OpenDisk for OpenMultipath {
         _others: Vec<Box<dyn OpenDisk>>,
         _sizes: &[u64],
         depth: u32,
-    ) -> Result<Arc<dyn Drive>, Error> {
+    ) -> Result<Arc<dyn Device>, Error> {
         let path = |path: OpenPath| {
             let Member { entry, opened } = path.member;
             // One tag more than the queue has: the probes'.
             let drive = opened.join(&entry.name, Vec::new(), &[entry.size], depth + 1)?;
-            Ok(PathDrive {
+            Ok(PathDevice {
                 group: path.group,
                 throughput: path.throughput,
-                ..PathDrive::new(entry.name, drive, entry.size)
+                ..PathDevice::new(entry.name, drive, entry.size)
             })
         };
         let paths = self.paths.into_iter().map(path).collect::<Result<_, Error>>()?;
-        let drive = MultipathDrive::new(queue, &self.config, paths, depth);
+        let drive = MultipathDevice::new(queue, &self.config, paths, depth);
         Ok(Arc::new(drive.map_err(|error| disk_error(queue, error))?))
     }
 }

@@ -92,7 +92,7 @@ fn poll_as_disks_say(queue: &mut QueueSpec, disks: &[DiskSpec]) -> Result<()> {
 mod tests {
     use blkmq_core::poll::Policy;
     use blkmq_core::time::Nanos;
-    use blkmq_drivers::multipath::MultipathDrive;
+    use blkmq_drivers::multipath::MultipathDevice;
 
     use super::*;
     use crate::plan::plan;
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(names, ["m", "other"]);
         let queue = &plan.queues[0];
         assert_eq!((queue.elevator, queue.disks[0].size), (Kind::MqDeadline, 1 << 20));
-        let paths = MultipathDrive::of(&*queue.drive).expect("it has paths").paths();
+        let paths = MultipathDevice::of(&*queue.device).expect("it has paths").paths();
         let told: Vec<_> = paths
             .iter()
             .map(|path| (path.name.as_str(), path.group, path.throughput))

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blkmq_drivers::multipath::MultipathDrive;
+use blkmq_drivers::multipath::MultipathDevice;
 use blkmq_drivers::null::{NullConfig, NullDisk};
 
 use super::*;
@@ -201,7 +201,7 @@ fn a_server_that_is_down_at_the_start_is_left_out_unless_it_is_the_only_path() {
     let gone = || disk("name=l,nbd=nbd+unix:///?socket=/nowhere");
     let some = plan_of(vec![null("a"), gone(), multipath("m", &["l", "a"])]).unwrap();
     assert_eq!(some.queues.len(), 1);
-    let drive = MultipathDrive::of(&*some.queues[0].drive).expect("a multipath drive");
+    let drive = MultipathDevice::of(&*some.queues[0].device).expect("a multipath drive");
     assert_eq!(drive.paths().len(), 1);
     let error = plan_of(vec![gone(), multipath("m", &["l"])])
         .err()

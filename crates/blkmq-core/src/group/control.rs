@@ -21,10 +21,10 @@ impl Queue {
     /// # Errors
     /// [`Busy`] if somebody is inside the gate at this moment; inside, why there can be no such group.
     pub fn create_group(&self, parent: GroupId, weight: u16) -> Change<GroupId> {
-        self.change_groups(|sched| {
-            let id = sched.groups.create(parent, weight)?;
-            sched.throttle.retime(&sched.groups);
-            sched.tell_elevator(id);
+        self.change_groups(|state| {
+            let id = state.groups.create(parent, weight)?;
+            state.throttle.retime(&state.groups);
+            state.tell_elevator(id);
             Ok(id)
         })
     }
@@ -34,9 +34,9 @@ impl Queue {
     /// # Errors
     /// As [`Queue::create_group`].
     pub fn set_group_weight(&self, id: GroupId, weight: u16) -> Change<()> {
-        self.change_groups(|sched| {
-            sched.groups.set_weight(id, weight)?;
-            sched.tell_elevator(id);
+        self.change_groups(|state| {
+            state.groups.set_weight(id, weight)?;
+            state.tell_elevator(id);
             Ok(())
         })
     }
@@ -46,10 +46,10 @@ impl Queue {
     /// # Errors
     /// As [`Queue::create_group`].
     pub fn move_group(&self, id: GroupId, parent: GroupId) -> Change<()> {
-        self.change_groups(|sched| {
-            sched.groups.move_to(id, parent)?;
-            sched.throttle.retime(&sched.groups);
-            sched.tell_elevator(id);
+        self.change_groups(|state| {
+            state.groups.move_to(id, parent)?;
+            state.throttle.retime(&state.groups);
+            state.tell_elevator(id);
             Ok(())
         })
     }
@@ -59,9 +59,9 @@ impl Queue {
     /// # Errors
     /// As [`Queue::create_group`].
     pub fn set_group_latency_target(&self, id: GroupId, target: Option<Nanos>) -> Change<()> {
-        self.change_groups(|sched| {
-            sched.groups.set_latency_target(id, target)?;
-            sched.tell_elevator(id);
+        self.change_groups(|state| {
+            state.groups.set_latency_target(id, target)?;
+            state.tell_elevator(id);
             Ok(())
         })
     }
@@ -72,15 +72,15 @@ impl Queue {
     /// # Errors
     /// As [`Queue::create_group`].
     pub fn set_group_caps(&self, id: GroupId, caps: Caps, now: Instant) -> Change<()> {
-        self.change_groups(|sched| {
+        self.change_groups(|state| {
             caps.check(self.limits())?;
-            sched.groups.set_caps(id, caps)?;
-            sched.throttle.set_caps(id, caps, now);
-            sched.throttle.retime(&sched.groups);
+            state.groups.set_caps(id, caps)?;
+            state.throttle.set_caps(id, caps, now);
+            state.throttle.retime(&state.groups);
             if !caps.is_none() {
                 self.throttle_from_now_on();
             }
-            sched.tell_elevator(id);
+            state.tell_elevator(id);
             Ok(())
         })
     }
@@ -91,11 +91,11 @@ impl Queue {
     /// # Errors
     /// As [`Queue::create_group`].
     pub fn remove_group(&self, id: GroupId) -> Change<()> {
-        self.change_groups(|sched| {
-            sched.groups.remove(id)?;
-            sched.throttle.set_caps(id, Caps::default(), Instant(0));
-            sched.throttle.retime(&sched.groups);
-            sched.leaving.push_back((id, self.next_sweep()));
+        self.change_groups(|state| {
+            state.groups.remove(id)?;
+            state.throttle.set_caps(id, Caps::default(), Instant(0));
+            state.throttle.retime(&state.groups);
+            state.leaving.push_back((id, self.next_grace_period()));
             Ok(())
         })
     }
@@ -106,7 +106,7 @@ impl Queue {
     /// # Errors
     /// [`Busy`] if somebody is inside the gate at this moment.
     pub fn retire_groups(&self) -> Result<usize, Busy> {
-        let left = self.change_groups(|sched| Ok(sched.leaving.len()))?;
+        let left = self.change_groups(|state| Ok(state.leaving.len()))?;
         Ok(left.expect("looking at the tree does not fail"))
     }
 
@@ -115,8 +115,8 @@ impl Queue {
     /// # Errors
     /// [`Busy`] if somebody is inside the gate at this moment.
     pub fn group(&self, id: GroupId) -> Result<Option<super::Node>, Busy> {
-        self.look(|sched| {
-            let node = sched.groups.get(id).filter(|_| sched.groups.is_living(id));
+        self.look(|state| {
+            let node = state.groups.get(id).filter(|_| state.groups.is_living(id));
             node.copied()
         })
     }
@@ -126,52 +126,52 @@ impl Queue {
     /// # Errors
     /// [`Busy`] if somebody is inside the gate at this moment.
     pub fn held_for_caps(&self) -> Result<usize, Busy> {
-        self.look(|sched| sched.throttle.held())
+        self.look(|state| state.throttle.held_back())
     }
 
     fn look<T>(&self, look: impl FnOnce(&GateState) -> T) -> Result<T, Busy> {
-        let sched = self.gate.try_enter().ok_or(Busy)?;
-        let seen = look(&sched);
-        self.leave_gate(sched);
+        let state = self.gate.try_enter().ok_or(Busy)?;
+        let seen = look(&state);
+        self.leave_gate(state);
         Ok(seen)
     }
 
     fn change_groups<T>(&self, change: impl FnOnce(&mut GateState) -> Result<T, GroupError>) -> Change<T> {
-        let mut sched = self.gate.try_enter().ok_or(Busy)?;
+        let mut state = self.gate.try_enter().ok_or(Busy)?;
         let grace_period_done = self.grace_period_done();
-        while let Some(&(id, _)) = sched
+        while let Some(&(id, _)) = state
             .leaving
             .front()
             .filter(|(_, grace_period)| *grace_period <= grace_period_done)
         {
-            sched.leaving.pop_front();
-            self.retire(id, &mut sched);
+            state.leaving.pop_front();
+            self.retire(id, &mut state);
         }
-        let result = change(&mut sched);
+        let result = change(&mut state);
         if result.is_ok() {
-            self.group_states.update(&sched.groups);
-            sched.note_columns();
-            let GateState { targets, groups, .. } = &mut *sched;
+            self.group_states.update(&state.groups);
+            state.note_columns();
+            let GateState { targets, groups, .. } = &mut *state;
             let gave_way = targets.keeps_back();
             targets.learn(groups);
             // What waits for caps, or gives way to a target, may go now, or at another time.
-            if !sched.throttle.is_empty() || gave_way {
+            if !state.throttle.is_empty() || gave_way {
                 self.run_all();
             }
         }
-        self.leave_gate(sched);
+        self.leave_gate(state);
         Ok(result)
     }
 
-    fn retire(&self, id: GroupId, sched: &mut GateState) {
+    fn retire(&self, id: GroupId, state: &mut GateState) {
         // The ends of its last requests may still lie in the lists of reports.
-        sched.fold_reports(&self.stats);
-        let parent = sched.groups.retire(id);
-        if let Some(elevator) = &mut sched.elevator {
+        state.fold_reports(&self.stats);
+        let parent = state.groups.retire(id);
+        if let Some(elevator) = &mut state.elevator {
             elevator.group_gone(id);
         }
-        sched.count_idle();
-        sched.watch.group_gone(id);
+        state.count_idle();
+        state.watch.group_gone(id);
         self.bury_stats(id, parent);
     }
 }

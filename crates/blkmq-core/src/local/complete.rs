@@ -42,14 +42,14 @@ impl LocalQueue {
         if let Some(hw) = &mut self.hw {
             any |= hw.needs_idle_poll && hw.driver.wants_rerun();
             hw.predictor.looked(now);
-            hw.predictor.show(&self.queue.port(self.me).shard.poll);
+            hw.predictor.show(&self.queue.reactor(self.me).shard.poll);
         }
         any |= self.expire(now, fx);
         #[cfg(feature = "baselines")]
         if any && self.queue.is_scheduled() && self.queue.dispatch == Dispatch::EveryContext {
             self.run_other_contexts(fx);
         }
-        any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.has_no_leftovers()))
+        any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.dispatch_list_is_empty()))
     }
 
     /// Brings requests home that have ended well (`SwCtx::end_bios` says which), and keeps

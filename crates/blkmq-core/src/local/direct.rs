@@ -63,13 +63,13 @@ impl LocalQueue {
                 }
             };
             match outcome {
-                Outcome::Queued | Outcome::Held => {}
+                Outcome::Queued | Outcome::NeedsTag => {}
                 Outcome::Ended { rq, status } => self.completed(rq, status, now, fx),
                 Outcome::PushedBack(hold) => self.hold(hold, now),
             }
         }
         let hw = self.hw.as_mut().expect("the caller has looked");
-        if !hw.has_no_leftovers() {
+        if !hw.dispatch_list_is_empty() {
             hw.driver.commit();
         }
     }

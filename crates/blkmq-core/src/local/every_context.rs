@@ -18,12 +18,12 @@ impl LocalQueue {
     /// Takes what was published into the elevator, then has the own context run: at once, or by who owns it.
     pub(super) fn insert_and_run_own(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
-        let shard = &queue.port(self.me).shard;
+        let shard = &queue.reactor(self.me).shard;
         shard.events.gate_entered.add(1);
-        let mut sched = queue.gate.enter_spinning();
-        sched.fold(&queue.stats, queue.is_draining(), now);
+        let mut state = queue.gate.enter_spinning();
+        state.fold(&queue.stats, queue.is_draining(), now);
         // Whoever left a mark has not gone on, but waits.
-        let _ = sched.leave_owing();
+        let _ = state.leave_owing();
         match &self.hw {
             Some(hw) if hw.dispatch.is_empty() => self.dispatch_for_itself(now, fx),
             Some(_) => {}
@@ -34,27 +34,27 @@ impl LocalQueue {
     /// Takes requests one by one and issues each to the own driver, outside the elevator. The caller has entered the queue.
     pub(super) fn dispatch_for_itself(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
-        let port = queue.port(self.me);
+        let reactor = queue.reactor(self.me);
         let (mut issued, mut ended) = (false, false);
         while self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
-            port.shard.events.gate_entered.add(1);
-            port.shard.events.gate_passes.add(1);
-            let mut sched = queue.gate.enter_spinning();
-            sched.fold(&queue.stats, queue.is_draining(), now);
-            let rq = sched.dispatch(queue.depth(), &queue.stats, now);
-            self.note_wakeup(&sched, true, fx);
-            let _ = sched.leave_owing();
+            reactor.shard.events.gate_entered.add(1);
+            reactor.shard.events.gate_passes.add(1);
+            let mut state = queue.gate.enter_spinning();
+            state.fold(&queue.stats, queue.is_draining(), now);
+            let rq = state.dispatch(queue.depth(), &queue.stats, now);
+            self.note_wakeup(&state, true, fx);
+            let _ = state.leave_owing();
             let Some(rq) = rq else {
                 break;
             };
-            if !port.is_event_loop && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
+            if !reactor.is_event_loop && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
                 self.send_to_owner(rq, now, fx);
                 continue;
             }
             issued = true;
             let hw = self.hw.as_mut().expect("looked at above");
             match hw.issue(rq, u32::MAX, false, now) {
-                Outcome::Queued | Outcome::Held => {}
+                Outcome::Queued | Outcome::NeedsTag => {}
                 Outcome::PushedBack(hold) => self.hold(hold, now),
                 Outcome::Ended { rq, status } => {
                     ended = true;

@@ -30,7 +30,7 @@ impl LocalQueue {
                 Some(hw) => {
                     rq.state = State::Dispatched;
                     hw.dispatch.push_front(rq);
-                    self.issue_leftovers(now, fx);
+                    self.issue_dispatch_list(now, fx);
                 }
                 None => self.send_to_owner(rq, now, fx),
             }

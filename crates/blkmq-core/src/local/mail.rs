@@ -15,7 +15,7 @@ impl LocalQueue {
             rq.inserted_at = now;
         }
         rq.state = State::Dispatched;
-        let looks = self.queue.port(rq.owner).is_event_loop;
+        let looks = self.queue.reactor(rq.owner).is_event_loop;
         let user = if looks {
             rq.owner
         } else {
@@ -49,7 +49,7 @@ impl LocalQueue {
 
     pub(super) fn post_to(&mut self, to: ReactorId) {
         let outbox = &mut self.outboxes[to.index()];
-        self.queue.port(to).mail.push_all(outbox);
+        self.queue.reactor(to).mail.push_all(outbox);
         assert!(
             outbox.is_empty(),
             "reactor {to}: mailbox smaller than the requests there are"

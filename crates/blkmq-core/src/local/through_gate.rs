@@ -22,8 +22,8 @@ impl LocalQueue {
     /// The caller has entered the queue: nothing is issued on a quiesced queue.
     pub(super) fn dispatch_through_gate(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
-        let events = &queue.port(self.me).shard.events;
-        let Some(mut sched) = queue.gate.try_enter() else {
+        let events = &queue.reactor(self.me).shard.events;
+        let Some(mut state) = queue.gate.try_enter() else {
             events.gate_skipped.add(1);
             return;
         };
@@ -31,12 +31,12 @@ impl LocalQueue {
         let mut passes = 1;
         let mut blocked = false;
         loop {
-            blocked = self.pass(&mut sched, blocked, now, fx);
+            blocked = self.pass(&mut state, blocked, now, fx);
             if passes == PASSES_MAX {
                 // Enough done for others: come back to the place of waiting first, then go on; or leave it to one who
                 // does, if this reactor may not come back.
-                if sched.leave_owing() {
-                    let next = match self.queue.port(self.me).is_event_loop {
+                if state.leave_owing() {
+                    let next = match self.queue.reactor(self.me).is_event_loop {
                         true => self.me,
                         false => self.queue.event_loop().unwrap_or(self.me),
                     };
@@ -45,9 +45,9 @@ impl LocalQueue {
                 }
                 break;
             }
-            match sched.leave() {
+            match state.leave() {
                 Ok(()) => break,
-                Err(again) => sched = again,
+                Err(again) => state = again,
             }
             passes += 1;
         }
@@ -57,25 +57,25 @@ impl LocalQueue {
 
     /// One pass inside the gate: fold everybody's lists, then dispatch and issue while the depth allows, up to the first
     /// request that cannot be issued here. Says whether there was one; `blocked` says so of an earlier pass.
-    fn pass(&mut self, sched: &mut GateState, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
+    fn pass(&mut self, state: &mut GateState, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
         let depth = self.queue.depth();
-        let is_event_loop = self.queue.port(self.me).is_event_loop;
-        sched.fold(&self.queue.stats, self.queue.is_draining(), now);
-        self.tell_who_has_answered(sched, now);
+        let is_event_loop = self.queue.reactor(self.me).is_event_loop;
+        state.fold(&self.queue.stats, self.queue.is_draining(), now);
+        self.tell_who_has_answered(state, now);
         let mut issued = false;
         while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
-            let Some(rq) = sched.dispatch(depth, &self.queue.stats, now) else {
+            let Some(rq) = state.dispatch(depth, &self.queue.stats, now) else {
                 break;
             };
             if !is_event_loop && rq.owner != self.me || self.is_flush_of_other_context(&rq) {
                 self.send_to_owner(rq, now, fx);
             } else {
                 issued = true;
-                blocked = self.issue_inside(rq, sched, now, fx);
+                blocked = self.issue_inside(rq, state, now, fx);
             }
         }
         // Without an elevator, what cannot be issued here waits with its owner: that one's context may have tags.
-        while let Some(mut rq) = sched.passed.pop_front() {
+        while let Some(mut rq) = state.passed.pop_front() {
             rq.state = State::Dispatched;
             self.send_to_owner(rq, now, fx);
         }
@@ -88,24 +88,26 @@ impl LocalQueue {
                 .commit();
         }
         let can_issue = !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty());
-        self.note_wakeup(sched, can_issue, fx);
+        self.note_wakeup(state, can_issue, fx);
         blocked
     }
 
     /// Says whether a request is a flush that another context is to issue: whoever asked for it is told by the one that it uses
     /// what may be lost.
     pub(super) fn is_flush_of_other_context(&self, rq: &Request) -> bool {
-        rq.is_flush && self.queue.port(rq.owner).is_event_loop && self.queue.hctx_owner(rq.owner) != self.me
+        rq.is_flush
+            && self.queue.reactor(rq.owner).is_event_loop
+            && self.queue.hctx_owner(rq.owner) != self.me
     }
 
     /// Tells the elevator of the reactors that it wonders about.
-    fn tell_who_has_answered(&self, sched: &mut GateState, now: Instant) {
-        let Some(elevator) = &mut sched.elevator else {
+    fn tell_who_has_answered(&self, state: &mut GateState, now: Instant) {
+        let Some(elevator) = &mut state.elevator else {
             return;
         };
         let mut awaited = elevator.awaits();
         while let Some(reactor) = awaited.pop() {
-            let until = self.queue.port(reactor).answered.load(Ordering::Relaxed);
+            let until = self.queue.reactor(reactor).answered.load(Ordering::Relaxed);
             elevator.answered(reactor, Instant(until), now);
         }
     }
@@ -114,7 +116,7 @@ impl LocalQueue {
     fn issue_inside(
         &mut self,
         rq: Box<Request>,
-        sched: &mut GateState,
+        state: &mut GateState,
         now: Instant,
         fx: &mut Effects,
     ) -> bool {
@@ -126,12 +128,12 @@ impl LocalQueue {
             self.queue.depth()
         };
         match hw.issue(rq, depth, false, now) {
-            Outcome::Queued | Outcome::Held => {}
+            Outcome::Queued | Outcome::NeedsTag => {}
             Outcome::PushedBack(hold) => {
                 let rq = hw.dispatch.pop_front().expect("just pushed back");
                 if rq.from_elevator {
                     // Back inside: it is the next one, and another context may be able to issue it sooner.
-                    sched.push_back(rq);
+                    state.push_back(rq);
                 } else {
                     self.send_to_owner(rq, now, fx);
                 }
@@ -147,10 +149,10 @@ impl LocalQueue {
             } if rq.retries < REQUEUES_MAX => {
                 rq = self.end_what_is_done(rq, now, fx);
                 self.count_requeue(&mut rq);
-                sched.requeue(rq, &self.queue.stats, now);
+                state.requeue(rq, &self.queue.stats, now);
             }
             Outcome::Ended { rq, status } => {
-                sched.ended(&Note::of(&rq, now), rq.disk(), &self.queue.stats);
+                state.ended(&Note::of(&rq, now), rq.disk(), &self.queue.stats);
                 self.ended_inside.push((rq, status));
             }
         }
@@ -159,11 +161,11 @@ impl LocalQueue {
 
     /// Remembers when the elevator wants to be asked again, which it is not while nothing can be issued here; a reactor that does
     /// not promise to run leaves that, and what was pushed back, to one that does.
-    pub(super) fn note_wakeup(&mut self, sched: &GateState, can_issue: bool, fx: &mut Effects) {
+    pub(super) fn note_wakeup(&mut self, state: &GateState, can_issue: bool, fx: &mut Effects) {
         let depth = if can_issue { self.queue.depth() } else { 0 };
-        self.sched_timer = sched.next_wakeup(depth);
-        let has_more = self.sched_timer.is_some() || !sched.leftovers.is_empty();
-        if !has_more || self.queue.port(self.me).is_event_loop {
+        self.sched_timer = state.next_wakeup(depth);
+        let has_more = self.sched_timer.is_some() || !state.requeue_list.is_empty();
+        if !has_more || self.queue.reactor(self.me).is_event_loop {
             return;
         }
         if let Some(other) = self.queue.event_loop() {

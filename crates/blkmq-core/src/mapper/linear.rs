@@ -1,7 +1,7 @@
 //! Decides where the bytes of a linear disk lie: in segments of members, one behind the other.
 //! `map` asks; `table` has checked the segments.
 
-use super::map::{Located, Member};
+use super::member::{Located, Member};
 
 /// Segments of members, one behind the other.
 #[derive(Clone, Debug)]

@@ -6,9 +6,10 @@
 
 mod linear;
 mod map;
+mod member;
 pub mod multipath;
 pub mod stack;
 mod striped;
 pub mod table;
 
-pub use map::Below;
+pub use member::Below;

@@ -5,7 +5,7 @@
 //!                   ┌─ on one member ──► pass: the bio itself goes there, a frame remembers where it was ─┐
 //!  bio ─► submit ───┤                                                                                     ├─► queues
 //!                   └─ else ─► divide:   FLUSH, PREFLUSH: a flush of each leaf ─► then, for data, parts ──┘
-//!  Effects::ended ◄── settle ◄── ends of all parts awaited, the first error kept ◄── Effects::parts ◄───────┘
+//!  Effects::ended ◄── complete_parts ◄── ends of all parts awaited, the first error kept ◄── Effects::parts ◄───────┘
 //! ```
 //! A bio is cut as its members accept parts, and has a bounded number of them under way, so that a huge one is neither held in
 //! memory nor in everybody's way. A read or write is cut where its bytes stop being neighbours; a discard or zeroing has one
@@ -178,14 +178,14 @@ impl Stack {
         bio
     }
 
-    /// Says whether [`Stack::settle`] has something to do.
+    /// Says whether [`Stack::complete_parts`] has something to do.
     #[inline]
     pub fn is_due(&self, fx: &Effects) -> bool {
         fx.passed > 0 || !fx.parts.is_empty() || !self.sending.is_empty()
     }
 
     /// Makes bios that were passed on whole, and have ended, what they were. Nobody may take from [`Effects::ended`] before;
-    /// [`Stack::settle`] does it, too.
+    /// [`Stack::complete_parts`] does it, too.
     pub fn restore_passed(&mut self, fx: &mut Effects) {
         // Where they are: a copy would cost more than all else that is done for them here.
         fx.passed = 0;
@@ -199,7 +199,7 @@ impl Stack {
 
     /// Takes what has ended of the members' bios, sends parts that found no room before, and issues them. Call it when it
     /// [is due](Stack::is_due) after running or unplugging queues. Says whether it is to be called again soon, without an event.
-    pub fn settle(&mut self, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
+    pub fn complete_parts(&mut self, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
         for _ in 0..ROUNDS_MAX {
             self.take_ends(fx);
             if !self.send_all(queues, now, fx) {

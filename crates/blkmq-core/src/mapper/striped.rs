@@ -8,7 +8,7 @@
 //!   member 2:     | 2 | 5 | ...
 //! ```
 
-use super::map::{Located, Member};
+use super::member::{Located, Member};
 
 /// Chunks dealt out to members in turn.
 #[derive(Clone, Debug)]

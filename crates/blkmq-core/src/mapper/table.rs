@@ -7,7 +7,8 @@
 use std::fmt;
 
 use super::linear::Linear;
-use super::map::{Below, Map, Member};
+use super::map::Map;
+use super::member::{Below, Member};
 use super::striped::Striped;
 use crate::bio::{Bio, Data, Flags, Op, Status};
 use crate::ids::DiskId;

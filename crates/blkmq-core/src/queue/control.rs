@@ -69,23 +69,23 @@ impl Queue {
         if !self.usage.is_frozen() || !self.is_drained() {
             return Err(Busy);
         }
-        let Some(mut sched) = self.gate.try_enter() else {
+        let Some(mut state) = self.gate.try_enter() else {
             return Err(Busy);
         };
         // The last ends may still lie in the lists of reports.
-        sched.fold_reports(&self.stats);
+        state.fold_reports(&self.stats);
         assert!(
-            sched.is_empty(),
+            state.is_empty(),
             "queue {}: requests in the gate of a drained queue",
             self.name
         );
-        sched.elevator = kind.build(&self.limits, self.requests_max(), &sched.groups);
-        sched.shares = shares(self.tag_mode, kind, self.disks.len(), self.requests_max());
+        state.elevator = kind.build(&self.limits, self.requests_max(), &state.groups);
+        state.shares = shares(self.tag_mode, kind, self.disks.len(), self.requests_max());
         // Drained: nobody is on the way to the gate, so this is the moment to forget caps that have been taken off.
-        let is_capped = sched.groups.iter().any(|(_, node)| !node.caps.is_none());
+        let is_capped = state.groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };
         self.way.store(kind as u8 | throttled, Ordering::Relaxed);
-        self.leave_gate(sched);
+        self.leave_gate(state);
         Ok(())
     }
 
@@ -94,12 +94,12 @@ impl Queue {
     /// # Errors
     /// [`Busy`] if somebody is inside the gate at this moment.
     pub fn tunables(&self) -> Result<Vec<(&'static str, u64)>, Busy> {
-        let sched = self.gate.try_enter().ok_or(Busy)?;
-        let tunables = sched
+        let state = self.gate.try_enter().ok_or(Busy)?;
+        let tunables = state
             .elevator
             .as_ref()
             .map_or_else(Vec::new, |elevator| elevator.tunables());
-        self.leave_gate(sched);
+        self.leave_gate(state);
         Ok(tunables)
     }
 
@@ -108,25 +108,25 @@ impl Queue {
     /// # Errors
     /// [`Busy`] if somebody is inside the gate at this moment; inside, what the elevator says.
     pub fn set_tunable(&self, name: &str, value: u64) -> Result<Result<(), TunableError>, Busy> {
-        let mut sched = self.gate.try_enter().ok_or(Busy)?;
-        let result = match &mut sched.elevator {
+        let mut state = self.gate.try_enter().ok_or(Busy)?;
+        let result = match &mut state.elevator {
             Some(elevator) => elevator.set_tunable(name, value),
             None => Err(TunableError::unknown("none", name)),
         };
-        self.leave_gate(sched);
+        self.leave_gate(state);
         Ok(result)
     }
 
     /// Says whether nothing but the elevator's own decision holds requests back until one that is out has ended; false if
     /// somebody is inside the gate at this moment. Of use to tests of work conservation.
     pub fn keeps_back(&self) -> bool {
-        let Some(sched) = self.gate.try_enter() else {
+        let Some(state) = self.gate.try_enter() else {
             return false;
         };
-        let elevator = sched.elevator.as_ref();
-        let waits = elevator.is_some_and(|elevator| elevator.keeps_back()) || sched.targets.keeps_back();
-        let keeps_back = waits && sched.is_all_taken_in();
-        self.leave_gate(sched);
+        let elevator = state.elevator.as_ref();
+        let waits = elevator.is_some_and(|elevator| elevator.keeps_back()) || state.targets.keeps_back();
+        let keeps_back = waits && state.is_all_taken_in();
+        self.leave_gate(state);
         keeps_back
     }
 
@@ -140,8 +140,8 @@ impl Queue {
             return Err(max);
         }
         self.depth.store(depth, Ordering::Relaxed);
-        for port in &self.ports[..self.hctxs.into()] {
-            let _ = port.run.run();
+        for reactor in &self.entries[..self.hctxs.into()] {
+            let _ = reactor.run.run();
         }
         Ok(())
     }

@@ -188,7 +188,7 @@ impl DepthLaw {
     }
 
     /// All that waits is held for another reason than the limit.
-    pub(super) fn held(&mut self) {
+    pub(super) fn note_held_back(&mut self) {
         self.window.held += 1;
     }
 

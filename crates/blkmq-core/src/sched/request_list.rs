@@ -1,7 +1,7 @@
 //! Decides how the requests of one kind wait in an elevator: by arrival and by position at once, each merged with its
 //! neighbours. An elevator has a line for each kind that it keeps apart; `slots` and `index` hold the requests of all lines.
 
-use super::Inserted;
+use super::elevator::Inserted;
 use super::index::{Chunks, Cursor, Index};
 use super::slots::{Fifo, SlotId, Slots};
 use crate::limits::Limits;

@@ -2,7 +2,8 @@
 //! time are added up first, since all of them cost the counters of a shard as much then as one.
 //! `sw_ctx` counts what comes home.
 
-use super::{Shard, Stamp};
+use super::Shard;
+use super::stamp::Stamp;
 use crate::bio::{Flags, Op};
 use crate::ids::GroupId;
 use crate::request::Request;

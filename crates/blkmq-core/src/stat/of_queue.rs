@@ -30,18 +30,18 @@ impl Queue {
     /// # Panics
     /// If there is no such group.
     pub fn group_stats_recursive(&self, group: GroupId) -> Result<GroupStats, Busy> {
-        let mut sched = self.gate.try_enter().ok_or(Busy)?;
+        let mut state = self.gate.try_enter().ok_or(Busy)?;
         if self.stats.mode.is_under_gate() {
-            sched.fold_reports(&self.stats);
+            state.fold_reports(&self.stats);
         }
         let mut sum = GroupStats::default();
-        for (id, _) in sched.groups.iter() {
-            if sched.groups.chain(id).any(|(above, _)| above == group) {
+        for (id, _) in state.groups.iter() {
+            if state.groups.chain(id).any(|(above, _)| above == group) {
                 sum.add(&self.group_stats(id));
                 sum.add(&self.group_stats_of_the_gone(id));
             }
         }
-        self.leave_gate(sched);
+        self.leave_gate(state);
         Ok(sum)
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use blkmq_sync::counter::Counter;
 
-use super::Stamp;
+use super::stamp::Stamp;
 use crate::group::{GroupTree, ROOT};
 use crate::ids::GroupId;
 use crate::request::Request;

@@ -97,7 +97,7 @@ impl Throttle {
     }
 
     /// How many requests it holds.
-    pub(crate) fn held(&self) -> usize {
+    pub(crate) fn held_back(&self) -> usize {
         self.lines.count()
     }
 

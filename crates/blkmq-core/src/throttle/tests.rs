@@ -219,7 +219,7 @@ proptest! {
         for (what, which, amount) in steps {
             let group = groups[which];
             match what {
-                0..=3 if bench.throttle.held() < ROOM => {
+                0..=3 if bench.throttle.held_back() < ROOM => {
                     let op = [Op::Read, Op::Write, Op::Discard, Op::Read][usize::from(what)];
                     bench.add(group, op, 4096 * (1 + amount % 8));
                 }

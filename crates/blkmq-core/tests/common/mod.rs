@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use blkmq_core::bio::{Bio, Flags, Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, DiskId, ReactorId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig};
@@ -50,7 +50,7 @@ pub struct Hand {
 
 pub struct HandDriver(pub Rc<RefCell<Hand>>);
 
-impl Driver for HandDriver {
+impl HctxDriver for HandDriver {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         let mut hand = self.0.borrow_mut();
         let answer = match hand.answers.pop_front() {
@@ -138,7 +138,7 @@ impl Bench {
             let hand = Rc::new(RefCell::new(Hand::default()));
             let driver = handle
                 .owns_hctx()
-                .then(|| Box::new(HandDriver(Rc::clone(&hand))) as Box<dyn Driver>);
+                .then(|| Box::new(HandDriver(Rc::clone(&hand))) as Box<dyn HctxDriver>);
             Side {
                 local: handle.attach(driver),
                 hand,
@@ -165,7 +165,7 @@ impl Bench {
     }
 
     /// Runs everybody until nobody was kicked any more.
-    pub fn settle(&mut self) {
+    pub fn run_until_idle(&mut self) {
         for _ in 0..1000 {
             let mut kicks = blkmq_core::ids::ReactorSet::default();
             for side in &mut self.sides {
@@ -204,11 +204,11 @@ impl Bench {
     /// Ends everything everywhere until nothing comes any more.
     pub fn run_dry(&mut self) {
         loop {
-            self.settle();
+            self.run_until_idle();
             let ended: usize = (0..self.sides.len())
                 .map(|side| self.end_all(side, Status::Ok))
                 .sum();
-            self.settle();
+            self.run_until_idle();
             if ended == 0 {
                 return;
             }
@@ -263,5 +263,5 @@ pub fn end(bench: &mut Bench, disk: DiskId, count: usize) {
         }
     }
     assert_eq!(left, 0, "requests to end");
-    bench.settle();
+    bench.run_until_idle();
 }

@@ -291,7 +291,7 @@ fn a_bio_of_great_many_parts_on_drives_that_end_at_once_lets_others_go_on() {
     rig.hands.iter().for_each(|hand| hand.borrow_mut().inline = true);
     rig.submit(bio(Op::Read, 0, 4 * MEMBER, 5)).unwrap();
     let mut calls = 1;
-    while rig.stack.settle(&mut rig.queues, rig.now, &mut rig.fx) {
+    while rig.stack.complete_parts(&mut rig.queues, rig.now, &mut rig.fx) {
         assert!(rig.stack.is_due(&rig.fx), "it is to be called again");
         calls += 1;
     }

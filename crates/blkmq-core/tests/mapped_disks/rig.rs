@@ -92,19 +92,23 @@ impl Rig {
         self.queues
             .iter_mut()
             .for_each(|queue| queue.unplug(self.now, &mut self.fx));
-        self.settle();
+        self.complete_parts();
     }
 
     pub(crate) fn run(&mut self) {
         self.queues
             .iter_mut()
             .for_each(|queue| queue.run(self.now, &mut self.fx));
-        self.settle();
+        self.complete_parts();
         self.queues.iter().for_each(LocalQueue::check_invariants);
     }
 
-    pub(crate) fn settle(&mut self) {
-        while self.stack.is_due(&self.fx) && self.stack.settle(&mut self.queues, self.now, &mut self.fx) {}
+    pub(crate) fn complete_parts(&mut self) {
+        while self.stack.is_due(&self.fx)
+            && self
+                .stack
+                .complete_parts(&mut self.queues, self.now, &mut self.fx)
+        {}
         self.stack.check_invariants();
     }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::multipath::{
@@ -35,7 +35,7 @@ pub struct Model {
 
 pub struct Path(Rc<RefCell<Model>>);
 
-impl Driver for Path {
+impl HctxDriver for Path {
     fn issue(&mut self, _rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let mut model = self.0.borrow_mut();
         if model.under_way.len() >= model.slots {
@@ -104,7 +104,7 @@ impl Detour for Side {
 struct Paths(Vec<Rc<RefCell<Model>>>, Rc<RefCell<Worker>>);
 
 impl Opener for Paths {
-    fn open(&mut self, path: PathId) -> Option<Box<dyn Driver>> {
+    fn open(&mut self, path: PathId) -> Option<Box<dyn HctxDriver>> {
         Some(Box::new(Path(Rc::clone(&self.0[path.index()]))))
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use blkmq_core::bio::{Bio, Data, Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, DiskId};
 use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
@@ -27,7 +27,7 @@ struct Notes {
     seen: Rc<RefCell<Content>>,
 }
 
-impl Driver for Notes {
+impl HctxDriver for Notes {
     fn issue(&mut self, rq: &Request, _cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         self.check(rq);
         let mut seen = self.seen.borrow_mut();

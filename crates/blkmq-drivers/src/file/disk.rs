@@ -1,5 +1,5 @@
 //! Decides what is known of one disk in a file: its size and alignment, what its filesystem turned out not to support,
-//! and where it has holes. Made by `open`, joined with others by `drive`, used by all hardware contexts at once.
+//! and where it has holes. Made by `open`, joined with others by `device`, used by all hardware contexts at once.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blkmq_core::time::Instant;
 use blkmq_host::LogBudget;
-use blkmq_host::drive::Extent;
+use blkmq_host::device::Extent;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -24,7 +24,7 @@ pub struct FileDisk {
     pub(super) size: u64,
     pub(super) block_size: u32,
     pub(super) read_only: bool,
-    pub(super) device: Device,
+    pub(super) device: Backing,
     /// What direct I/O demands; `None` where the disk goes through the page cache.
     pub(super) direct: Option<Alignment>,
     /// Submitting a request may block, whatever the kernel was asked for: see [`may_block`].
@@ -43,7 +43,7 @@ pub struct FileDisk {
 
 /// The device whose capacity a disk uses: disks on the same one belong on one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Device {
+pub enum Backing {
     /// The device number of the filesystem that a file lies on.
     Filesystem(u64),
     /// The device number of a block device.
@@ -69,9 +69,9 @@ pub(super) struct Lacks {
 
 impl FileDisk {
     /// Joins what `open` found out.
-    pub(super) fn new(file: File, path: PathBuf, size: u64, block_size: u32, device: Device) -> Self {
+    pub(super) fn new(file: File, path: PathBuf, size: u64, block_size: u32, device: Backing) -> Self {
         Self {
-            may_block: matches!(device, Device::Filesystem(_)) && may_block(&file),
+            may_block: matches!(device, Backing::Filesystem(_)) && may_block(&file),
             file,
             path,
             size,
@@ -115,7 +115,7 @@ impl FileDisk {
     }
 
     /// Returns the device whose capacity the disk uses.
-    pub fn device(&self) -> Device {
+    pub fn device(&self) -> Backing {
         self.device
     }
 
@@ -130,7 +130,7 @@ impl FileDisk {
     }
 
     pub(super) fn is_block_device(&self) -> bool {
-        matches!(self.device, Device::Block(_))
+        matches!(self.device, Backing::Block(_))
     }
 
     pub(super) fn fd(&self) -> i32 {
@@ -173,7 +173,7 @@ impl FileDisk {
         }
     }
 
-    /// Appends where the file has holes; see [`blkmq_host::drive::Allocation`].
+    /// Appends where the file has holes; see [`blkmq_host::device::Allocation`].
     pub(super) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
         let end = offset.saturating_add(len).min(self.size);
         if offset >= end || max == 0 {
@@ -234,7 +234,7 @@ mod tests {
 
     use super::*;
     use crate::testing::scratch_file;
-    use blkmq_host::drive::Drive;
+    use blkmq_host::device::Device;
 
     /// Counts the lines that would be written.
     #[derive(Clone, Default)]
@@ -260,7 +260,7 @@ mod tests {
     fn a_disk_that_fails_and_succeeds_in_turns_does_not_fill_the_log() {
         let path = scratch_file("log", 4096);
         let file = File::open(&*path).unwrap();
-        let disk = FileDisk::new(file, path.to_path_buf(), 4096, 512, Device::Filesystem(1));
+        let disk = FileDisk::new(file, path.to_path_buf(), 4096, 512, Backing::Filesystem(1));
         let lines = Lines::default();
         tracing::subscriber::with_default(lines.clone(), || {
             for ms in 0..10_000 {
@@ -281,7 +281,7 @@ mod tests {
             path: path.to_path_buf(),
             ..Default::default()
         };
-        let limits = |disk| crate::file::FileDrive::new(vec![disk], 8).unwrap().limits();
+        let limits = |disk| crate::file::FileDevice::new(vec![disk], 8).unwrap().limits();
         let disk = FileDisk::open(&config).unwrap();
         assert!(!disk.writes_zeroes(), "filesystems that tests run on can");
         assert_eq!(

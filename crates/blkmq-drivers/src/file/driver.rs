@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
 use blkmq_host::Error;
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
 
-use super::{Device, FileConfig, FileDisk, FileDrive};
+use super::{Backing, FileConfig, FileDevice, FileDisk};
 use crate::driver::{
-    Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError, Shape, drive_error,
+    Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError, Shape, device_error,
     into_disk,
 };
 use crate::keys::Pairs;
@@ -103,8 +103,8 @@ impl OpenDisk for FileDisk {
     /// Numbered as `ls -l /dev` and `/proc/self/mountinfo` do.
     fn device(&self) -> Option<String> {
         let (kind, number) = match FileDisk::device(self) {
-            Device::Filesystem(number) => ("fs", number),
-            Device::Block(number) => ("dev", number),
+            Backing::Filesystem(number) => ("fs", number),
+            Backing::Block(number) => ("dev", number),
         };
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         Some(format!("{kind}-{major}:{minor}"))
@@ -129,11 +129,11 @@ impl OpenDisk for FileDisk {
         others: Vec<Box<dyn OpenDisk>>,
         _sizes: &[u64],
         depth: u32,
-    ) -> Result<Arc<dyn Drive>, Error> {
+    ) -> Result<Arc<dyn Device>, Error> {
         let others = others.into_iter().filter_map(into_disk::<Self>);
         let disks = std::iter::once(self).chain(others).map(|disk| *disk).collect();
-        let drive = FileDrive::new(disks, depth).map_err(|error| drive_error(queue, error))?;
-        Ok(Arc::new(drive))
+        let device = FileDevice::new(disks, depth).map_err(|error| device_error(queue, error))?;
+        Ok(Arc::new(device))
     }
 }
 

@@ -6,25 +6,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::{Lent, Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::Cookie;
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
-use blkmq_host::ring::{Completion, Port, RingHandle, USER_MAX};
+use blkmq_host::ring::{Completion, RingClient, RingHandle, USER_MAX};
 use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
 
 use super::bounce::Bounces;
+use super::device::{SEGMENTS_MAX, Shared, ZEROES_BYTES};
 use super::disk::FileDisk;
-use super::drive::{SEGMENTS_MAX, Shared, ZEROES_BYTES};
 use super::polled::Polled;
 use super::slot::{Memory, Next, Slot, Step};
 use super::sys::{self, Vectors};
 
 /// The driver's side of one hardware context.
 pub(super) struct FileHctx {
-    port: Port,
-    drive: Arc<Shared>,
+    ring_client: RingClient,
+    device: Arc<Shared>,
     /// Of each disk: how the ring knows its file.
     targets: Vec<Target>,
     /// The ring onto devices that are polled, from when that is switched on until what was in it then has ended.
@@ -32,7 +32,7 @@ pub(super) struct FileHctx {
     /// A request under way for each tag.
     slots: Box<[Slot]>,
     /// Taken by [`Drop`] when the kernel may still use it; else always there.
-    held: Option<Held>,
+    ring_memory: Option<RingMemory>,
     in_flight: u32,
     /// Requests that the latest look has found to have failed, and how much of them was transferred before.
     partial: Vec<(Cookie, u64)>,
@@ -42,7 +42,7 @@ pub(super) struct FileHctx {
 }
 
 /// What entries of the ring point to beside clients' memory.
-struct Held {
+struct RingMemory {
     vectors: Vectors,
     bounces: Bounces,
 }
@@ -59,29 +59,29 @@ pub(super) struct Target {
 
 impl FileHctx {
     /// Makes a context for tags below `depth` on the reactor of `ring`.
-    pub(super) fn new(drive: Arc<Shared>, ring: &RingHandle, depth: u32) -> io::Result<Self> {
-        let held = Held {
+    pub(super) fn new(device: Arc<Shared>, ring: &RingHandle, depth: u32) -> io::Result<Self> {
+        let ring_memory = RingMemory {
             vectors: Vectors::new(depth as usize * SEGMENTS_MAX),
             bounces: Bounces::new()?,
         };
         Ok(Self {
-            port: ring.open_port(),
-            targets: drive.disks.iter().map(|disk| Target::new(disk, ring)).collect(),
+            ring_client: ring.open_client(),
+            targets: device.disks.iter().map(|disk| Target::new(disk, ring)).collect(),
             polled: None,
             slots: vec![Slot::IDLE; depth as usize].into(),
-            held: Some(held),
+            ring_memory: Some(ring_memory),
             partial: Vec::with_capacity(depth as usize),
             in_flight: 0,
             pushed: 0,
             completions: Vec::with_capacity(depth as usize),
-            drive,
+            device,
         })
     }
 
     fn start(&mut self, rq: &Request, cookie: Cookie) -> Result<(), Issued> {
         let number = cookie.tag().index();
         let disk = self
-            .drive
+            .device
             .disks
             .get(rq.disk().index())
             .ok_or(Issued::Done(Status::Invalid))?;
@@ -97,7 +97,7 @@ impl FileHctx {
         if slot.step == Step::Transfer {
             slot.memory = self.memory_of(rq, number)?;
         }
-        let disk = &self.drive.disks[slot.disk as usize];
+        let disk = &self.device.disks[slot.disk as usize];
         let polled = self.polled.as_ref();
         slot.is_polled = polled.is_some_and(|polled| polled.takes(&slot, disk));
         self.slots[number] = slot;
@@ -110,15 +110,15 @@ impl FileHctx {
     #[inline]
     fn push(&mut self, number: usize) {
         let slot = &mut self.slots[number];
-        slot.pushed(&self.drive.disks[slot.disk as usize]);
+        slot.pushed(&self.device.disks[slot.disk as usize]);
         let slot = &self.slots[number];
         if let Some(polled) = self.polled.as_ref().filter(|_| slot.is_polled) {
             let entry = self.entry(slot, polled.target(slot));
-            sys::push(&polled.port, entry, number as u64);
+            sys::push(&polled.ring_client, entry, number as u64);
             self.polled.as_mut().expect("looked at above").pushed();
         } else {
             let entry = self.entry(slot, self.targets[slot.disk as usize]);
-            sys::push(&self.port, entry, number as u64);
+            sys::push(&self.ring_client, entry, number as u64);
         }
     }
 
@@ -136,7 +136,7 @@ impl FileHctx {
     }
 
     fn memory_of_pieces(&mut self, rq: &Request, number: usize, target: Target) -> Result<Memory, Issued> {
-        let vectors = &mut held(&mut self.held).vectors;
+        let vectors = &mut ring_memory(&mut self.ring_memory).vectors;
         let first = number * SEGMENTS_MAX;
         let (mut count, mut len, mut usable) = (0, 0, true);
         rq.for_each_piece(|piece| {
@@ -154,7 +154,7 @@ impl FileHctx {
         if usable {
             return Ok(Memory::List(row));
         }
-        let Held { vectors, bounces } = held(&mut self.held);
+        let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
         let Some(area) = bounces.take(len) else {
             // All areas are with requests in flight here, each of which will give one back.
             return Err(Issued::DeviceResource);
@@ -176,7 +176,7 @@ impl FileHctx {
             Step::Punch => zeroing(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
             Step::ZeroRange => zeroing(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
             Step::WriteOut => {
-                let piece = self.drive.zeroes.lend(0..left.min(ZEROES_BYTES as u64) as usize);
+                let piece = self.device.zeroes.lend(0..left.min(ZEROES_BYTES as u64) as usize);
                 flat(Op::Write, fd, piece, offset, 0)
             }
             Step::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
@@ -187,24 +187,27 @@ impl FileHctx {
     }
 
     fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
-        let is_forced = slot.is_forced(&self.drive.disks[slot.disk as usize]);
+        let is_forced = slot.is_forced(&self.device.disks[slot.disk as usize]);
         let rw_flags = if is_forced && !cfg!(blkmq_mutant = "dsync") {
             libc::RWF_DSYNC
         } else {
             0
         };
-        let held = self.held.as_ref().expect("held until the context is dropped");
+        let ring_memory = self
+            .ring_memory
+            .as_ref()
+            .expect("held until the context is dropped");
         match &slot.memory {
             Memory::Flat(piece) => {
                 let rest = piece.part(slot.moved as u32, piece.len());
                 flat(slot.op, fd, rest, offset, rw_flags)
             }
             Memory::Bounced(area, _) => {
-                let rest = held.bounces.lend(*area, slot.moved..slot.len);
+                let rest = ring_memory.bounces.lend(*area, slot.moved..slot.len);
                 flat(slot.op, fd, rest, offset, rw_flags)
             }
             Memory::List(row) => {
-                let (address, count) = (held.vectors.address(row), row.len() as u32);
+                let (address, count) = (ring_memory.vectors.address(row), row.len() as u32);
                 match slot.op {
                     Op::Read => opcode::Readv::new(fd, address, count).offset(offset).build(),
                     _ => opcode::Writev::new(fd, address, count)
@@ -220,7 +223,7 @@ impl FileHctx {
     /// Takes the result of a slot's entry. Returns how the request ended, if it did.
     fn take_result(&mut self, number: usize, result: i32, now: Instant) -> Option<Done> {
         let slot = &mut self.slots[number];
-        let disk = &self.drive.disks[slot.disk as usize];
+        let disk = &self.device.disks[slot.disk as usize];
         let was_polled = slot.is_polled;
         let next = slot.take_result(result, disk, now);
         if was_polled && let Some(polled) = &mut self.polled {
@@ -229,7 +232,9 @@ impl FileHctx {
         match next {
             Next::Submit(moved) => {
                 if let Memory::List(row) = &mut slot.memory {
-                    held(&mut self.held).vectors.advance(row, moved as usize);
+                    ring_memory(&mut self.ring_memory)
+                        .vectors
+                        .advance(row, moved as usize);
                 }
                 self.push(number);
                 None
@@ -257,7 +262,7 @@ impl FileHctx {
         let Memory::Bounced(area, row) = &slot.memory else {
             return;
         };
-        let Held { vectors, bounces } = held(&mut self.held);
+        let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
         if slot.op == Op::Read && status.is_ok() {
             vectors.scatter(row.clone(), bounces.lend(*area, 0..slot.len));
         }
@@ -265,7 +270,7 @@ impl FileHctx {
     }
 }
 
-impl Driver for FileHctx {
+impl HctxDriver for FileHctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, _now: Instant) -> Issued {
         let issued = match self.start(rq, cookie) {
             Ok(()) => {
@@ -277,7 +282,7 @@ impl Driver for FileHctx {
         if self.pushed >= SUBMIT_AT {
             // The device starts on these while the rest of the batch is prepared.
             self.pushed = 0;
-            self.port.ring().submit();
+            self.ring_client.ring().submit();
             self.commit();
         } else if last {
             self.commit();
@@ -288,7 +293,7 @@ impl Driver for FileHctx {
     /// The reactor submits its own ring when it waits; of the other one it knows nothing.
     fn commit(&mut self) {
         if let Some(polled) = &self.polled {
-            polled.port.ring().submit();
+            polled.ring_client.ring().submit();
         }
     }
 
@@ -297,7 +302,7 @@ impl Driver for FileHctx {
         self.pushed = 0;
         self.partial.clear();
         let mut completions = std::mem::take(&mut self.completions);
-        self.port.take(&mut completions);
+        self.ring_client.take(&mut completions);
         if let Some(polled) = &self.polled {
             polled.look(&mut completions);
         }
@@ -311,10 +316,10 @@ impl Driver for FileHctx {
             let ended = polled.take_ended();
             if ended > 0 {
                 // Relaxed: a counter, which orders nothing.
-                self.drive.ended_polled.fetch_add(ended, Ordering::Relaxed);
+                self.device.ended_polled.fetch_add(ended, Ordering::Relaxed);
             }
             // What goes on after a short transfer.
-            polled.port.ring().submit();
+            polled.ring_client.ring().submit();
         }
     }
 
@@ -322,7 +327,7 @@ impl Driver for FileHctx {
     /// system call: nothing changes but how the reactor waits.
     fn set_polled(&mut self, on: bool) -> bool {
         if on && self.polled.is_none() {
-            self.polled = Polled::open(&self.drive.disks, self.slots.len() as u32).unwrap_or_else(|error| {
+            self.polled = Polled::open(&self.device.disks, self.slots.len() as u32).unwrap_or_else(|error| {
                 tracing::warn!(
                     "file driver: devices are not polled, since there is no ring for that: {error}"
                 );
@@ -353,8 +358,8 @@ impl Driver for FileHctx {
         if !slot.is_cancelled {
             slot.is_cancelled = true;
             match self.polled.as_ref().filter(|_| slot.is_polled) {
-                Some(polled) => polled.port.push_cancel(number as u64, CANCEL),
-                None => self.port.push_cancel(number as u64, CANCEL),
+                Some(polled) => polled.ring_client.push_cancel(number as u64, CANCEL),
+                None => self.ring_client.push_cancel(number as u64, CANCEL),
             }
             self.commit();
         }
@@ -369,13 +374,13 @@ impl Drop for FileHctx {
                 "file driver: a hardware context ends with {} requests under way; the memory they use is not freed",
                 self.in_flight
             );
-            std::mem::forget(self.held.take());
-            std::mem::forget(Arc::clone(&self.drive));
+            std::mem::forget(self.ring_memory.take());
+            std::mem::forget(Arc::clone(&self.device));
             return;
         }
         self.targets
             .iter()
-            .for_each(|target| target.unregister(self.port.ring()));
+            .for_each(|target| target.unregister(self.ring_client.ring()));
         if let Some(polled) = &self.polled {
             polled.let_go();
         }
@@ -427,8 +432,8 @@ fn flat(op: Op, fd: Fd, piece: Lent, offset: u64, rw_flags: i32) -> squeue::Entr
     }
 }
 
-fn held(held: &mut Option<Held>) -> &mut Held {
-    held.as_mut().expect("held until the context is dropped")
+fn ring_memory(ring_memory: &mut Option<RingMemory>) -> &mut RingMemory {
+    ring_memory.as_mut().expect("held until the context is dropped")
 }
 
 /// How long a sync waits before it looks again for those that overlapped it.

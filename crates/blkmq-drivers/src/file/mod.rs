@@ -1,11 +1,11 @@
 //! Decides how a disk is kept in a file or on a block device, through the reactor's io_uring.
-//! [`FileDisk::open`] locks and probes one disk, [`FileDrive`] joins those that share a queue, and each reactor has a
+//! [`FileDisk::open`] locks and probes one disk, [`FileDevice`] joins those that share a queue, and each reactor has a
 //! hardware context that turns a request into one entry of its ring.
 
 mod bounce;
 mod config;
+mod device;
 mod disk;
-mod drive;
 mod driver;
 mod error;
 mod hctx;
@@ -17,7 +17,7 @@ mod syncs;
 mod sys;
 
 pub use config::{Direct, FileConfig};
-pub use disk::{Device, FileDisk};
-pub use drive::FileDrive;
+pub use device::FileDevice;
+pub use disk::{Backing, FileDisk};
 pub use driver::DRIVER;
 pub use error::FileError;

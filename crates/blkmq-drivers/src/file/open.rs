@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use super::config::{Direct, FileConfig};
-use super::disk::{Alignment, Device, FileDisk};
+use super::disk::{Alignment, Backing, FileDisk};
 use super::error::FileError;
 use super::lock;
 use crate::mapping::Mapping;
@@ -167,14 +167,14 @@ fn set_size(file: &File, config: &FileConfig) -> Result<(), FileError> {
     sized.map_err(|error| system(config, "give it its size", error, ""))
 }
 
-fn device_of(file: &File, config: &FileConfig) -> Result<Device, FileError> {
+fn device_of(file: &File, config: &FileConfig) -> Result<Backing, FileError> {
     let meta = file
         .metadata()
         .map_err(|error| system(config, "inspect it", error, ""))?;
     Ok(if meta.file_type().is_block_device() {
-        Device::Block(meta.rdev())
+        Backing::Block(meta.rdev())
     } else {
-        Device::Filesystem(meta.dev())
+        Backing::Filesystem(meta.dev())
     })
 }
 
@@ -233,7 +233,7 @@ fn direct_alignment(
     file: &File,
     config: &FileConfig,
     size: u64,
-    device: Device,
+    device: Backing,
 ) -> Result<Alignment, String> {
     if config.direct == Direct::Off {
         return Err("direct=off".to_owned());
@@ -246,7 +246,7 @@ fn direct_alignment(
 }
 
 /// Returns what the kernel says that direct I/O demands, or what is usual where it says nothing.
-fn announced_alignments(file: &File, device: Device) -> Vec<Alignment> {
+fn announced_alignments(file: &File, device: Backing) -> Vec<Alignment> {
     let statx = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(statx) = statx
         && StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN)
@@ -256,7 +256,7 @@ fn announced_alignments(file: &File, device: Device) -> Vec<Alignment> {
         let memory = statx.stx_dio_mem_align.max(1);
         return vec![Alignment { memory, range }];
     }
-    if let (Device::Block(_), Ok(sector)) = (device, rustix::fs::ioctl_blksszget(file)) {
+    if let (Backing::Block(_), Ok(sector)) = (device, rustix::fs::ioctl_blksszget(file)) {
         return vec![Alignment {
             memory: sector,
             range: sector,
@@ -273,13 +273,13 @@ fn announced_alignments(file: &File, device: Device) -> Vec<Alignment> {
 /// where there is nothing to lose.
 fn can_punch(disk: &FileDisk) -> bool {
     match disk.device {
-        Device::Filesystem(_) => {
+        Backing::Filesystem(_) => {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let behind = disk.size.next_multiple_of(PUNCHED);
             let punched = rustix::fs::fallocate(&disk.file, mode, behind, PUNCHED);
             !matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS))
         }
-        Device::Block(number) => {
+        Backing::Block(number) => {
             let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
             // A partition has its queue where its device has it.
             let most = ["queue", "../queue"].iter().find_map(|queue| {

@@ -5,10 +5,10 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::{Flags, Op};
-use blkmq_host::ring::{Completion, Port, RingConfig, RingHandle};
+use blkmq_host::ring::{Completion, RingClient, RingConfig, RingHandle};
 use io_uring::{opcode, types::Fd};
 
-use super::disk::{Device, FileDisk};
+use super::disk::{Backing, FileDisk};
 use super::hctx::Target;
 use super::slot::{Slot, Step};
 use super::sys;
@@ -16,7 +16,7 @@ use crate::mapping::Mapping;
 
 /// A hardware context's ring onto devices that are polled.
 pub(super) struct Polled {
-    pub(super) port: Port,
+    pub(super) ring_client: RingClient,
     /// Of each disk whose device is polled: how the ring knows its file.
     targets: Vec<Option<Target>>,
     /// Requests that are in the ring.
@@ -43,7 +43,7 @@ impl Polled {
         let target = |disk: &FileDisk| disk.polling().is_ok().then(|| Target::new(disk, &ring));
         Ok(Some(Self {
             targets: disks.iter().map(target).collect(),
-            port: ring.open_port(),
+            ring_client: ring.open_client(),
             in_flight: 0,
             ended: 0,
             is_closing: false,
@@ -79,8 +79,8 @@ impl Polled {
     /// Looks at the devices, once, and appends what has completed.
     pub(super) fn look(&self, into: &mut Vec<Completion>) {
         if self.in_flight > 0 {
-            self.port.ring().reap();
-            self.port.take(into);
+            self.ring_client.ring().reap();
+            self.ring_client.take(into);
         }
     }
 
@@ -102,7 +102,7 @@ impl Polled {
     /// Gives the files back. The kernel takes rings apart some time after they are closed, and would hold the files' locks until then.
     pub(super) fn let_go(&self) {
         let registered = self.targets.iter().flatten();
-        registered.for_each(|target| target.unregister(self.port.ring()));
+        registered.for_each(|target| target.unregister(self.ring_client.ring()));
     }
 }
 
@@ -145,14 +145,14 @@ impl FileDisk {
             ..RingConfig::default()
         })?;
         let memory = Mapping::new(len)?;
-        let (port, piece) = (ring.open_port(), memory.lend(0..len));
+        let (ring_client, piece) = (ring.open_client(), memory.lend(0..len));
         let entry = opcode::Read::new(Fd(self.fd()), piece.start().as_ptr(), piece.len());
-        sys::push(&port, entry.build(), 0);
+        sys::push(&ring_client, entry.build(), 0);
         let mut completed = Vec::new();
         while completed.is_empty() {
             ring.wait(None);
             ring.reap();
-            port.take(&mut completed);
+            ring_client.take(&mut completed);
         }
         match completed[0].result {
             errno @ ..0 => Err(io::Error::from_raw_os_error(-errno)),
@@ -163,8 +163,8 @@ impl FileDisk {
 }
 
 /// What the system says of the queues of a device, or of the one below a filesystem; nothing where there is no single one.
-fn has_poll_queues(device: Device) -> Option<bool> {
-    let (Device::Filesystem(number) | Device::Block(number)) = device;
+fn has_poll_queues(device: Backing) -> Option<bool> {
+    let (Backing::Filesystem(number) | Backing::Block(number)) = device;
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     // A partition's queue is that of the whole device, one level up.
     let said = ["queue", "../queue"].into_iter().find_map(|place| {

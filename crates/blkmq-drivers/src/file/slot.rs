@@ -349,15 +349,15 @@ fn is_no_room(errno: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file::disk::{Alignment, Device};
+    use crate::file::disk::{Alignment, Backing};
     use crate::testing::scratch_file;
 
     fn disk(name: &str, is_block_device: bool) -> FileDisk {
         let path = scratch_file(name, 1 << 20);
         let device = if is_block_device {
-            Device::Block(1)
+            Backing::Block(1)
         } else {
-            Device::Filesystem(1)
+            Backing::Filesystem(1)
         };
         let file = std::fs::File::open(&*path).unwrap();
         FileDisk::new(file, path.to_path_buf(), 1 << 20, 512, device)

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use blkmq_core::bio::Lent;
-use blkmq_host::ring::Port;
+use blkmq_host::ring::RingClient;
 use io_uring::squeue;
 
 /// A table with a row of `iovec`s for every slot, in one allocation that never moves.
@@ -86,11 +86,11 @@ impl Vectors {
 
 /// Pushes an entry for a request under way. `user` names its slot.
 #[inline]
-pub(super) fn push(port: &Port, entry: squeue::Entry, user: u64) {
+pub(super) fn push(ring_client: &RingClient, entry: squeue::Entry, user: u64) {
     // SAFETY: entries name memory of a request, which its lender keeps valid until the request is reported as ended,
     // which happens after the entry's last completion; or rows of the table and areas of mappings, which the hardware
     // context keeps, and leaks if it is dropped with requests under way; or a mapping whose owner takes the completion first.
-    unsafe { port.push(entry, user) }
+    unsafe { ring_client.push(entry, user) }
 }
 
 /// The kinds of locks on a range of bytes.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::driver::{Done, HctxDriver, Issued};
 use blkmq_core::ids::HctxId;
 use blkmq_core::mapper::multipath::{ByWorker, PathId};
 use blkmq_core::time::Nanos;
@@ -29,7 +29,7 @@ pub(super) struct Lowers {
 /// One path, as one hardware context has it.
 struct Lower {
     serial: u64,
-    driver: Box<dyn Driver>,
+    driver: Box<dyn HctxDriver>,
     in_flight: u32,
     is_uncommitted: bool,
 }
@@ -78,12 +78,12 @@ impl Lowers {
         self.paths.get_mut(&(hctx, path))
     }
 
-    fn open(&mut self, hctx: HctxId, path: PathId) -> Option<Box<dyn Driver>> {
+    fn open(&mut self, hctx: HctxId, path: PathId) -> Option<Box<dyn HctxDriver>> {
         if self.ring.is_none() {
             self.ring = RingHandle::new(RingConfig::default()).ok();
         }
-        let drive = self.links.lock()[path.index()].clone()?;
-        drive.open_hctx(self.ring.as_ref()?, hctx).ok()
+        let device = self.links.lock()[path.index()].clone()?;
+        device.open_hctx(self.ring.as_ref()?, hctx).ok()
     }
 
     /// Tells the paths' drivers that no further request follows at once.

@@ -3,7 +3,7 @@
 //! of probes and the clock that it needs.
 
 mod config;
-mod drive;
+mod device;
 mod lowers;
 mod opener;
 mod worker;
@@ -12,4 +12,4 @@ pub use blkmq_core::mapper::multipath::{
     Detours, Failback, GroupStats, NoPath, PathId, PathState, PathStats, Selector,
 };
 pub use config::MultipathConfig;
-pub use drive::{MultipathDrive, MultipathError, PathDrive};
+pub use device::{MultipathDevice, MultipathError, PathDevice};

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::bio::{Bio, Data, Op};
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::HctxId;
 use blkmq_core::mapper::multipath::{Detour, Opener, PATHS_MAX, PathId};
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::ring::RingHandle;
 
 use super::worker::Workshop;
@@ -14,10 +14,10 @@ use crate::mapping::Mapping;
 
 /// The drives of all paths, by the paths' numbers. Locked while a path is added, removed or opened.
 #[derive(Default)]
-pub(super) struct Links(Mutex<[Option<Arc<dyn Drive>>; PATHS_MAX]>);
+pub(super) struct Links(Mutex<[Option<Arc<dyn Device>>; PATHS_MAX]>);
 
 impl Links {
-    pub(super) fn lock(&self) -> MutexGuard<'_, [Option<Arc<dyn Drive>>; PATHS_MAX]> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, [Option<Arc<dyn Device>>; PATHS_MAX]> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -40,9 +40,9 @@ pub(super) struct PathOpener {
 }
 
 impl Opener for PathOpener {
-    fn open(&mut self, path: PathId) -> Option<Box<dyn Driver>> {
-        let drive = self.links.lock()[path.index()].clone()?;
-        match drive.open_hctx(&self.ring, self.hctx) {
+    fn open(&mut self, path: PathId) -> Option<Box<dyn HctxDriver>> {
+        let device = self.links.lock()[path.index()].clone()?;
+        match device.open_hctx(&self.ring, self.hctx) {
             Ok(driver) => Some(driver),
             Err(error) => {
                 tracing::warn!(

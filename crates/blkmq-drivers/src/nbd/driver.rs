@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
 use blkmq_host::Error;
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
 
-use super::{NbdConfig, NbdDisk, NbdDrive};
+use super::{NbdConfig, NbdDevice, NbdDisk};
 use crate::driver::{
     Attributes, DiskRequest, Driver, DriverConfig, Key, OpenDisk, OpenError, Shape, Unshared,
 };
@@ -117,8 +117,8 @@ impl OpenDisk for NbdDisk {
         _others: Vec<Box<dyn OpenDisk>>,
         _sizes: &[u64],
         depth: u32,
-    ) -> Result<Arc<dyn Drive>, Error> {
-        Ok(Arc::new(NbdDrive::new(*self, depth)))
+    ) -> Result<Arc<dyn Device>, Error> {
+        Ok(Arc::new(NbdDevice::new(*self, depth)))
     }
 }
 

@@ -16,22 +16,22 @@ use std::io;
 use std::sync::Arc;
 
 use blkmq_core::bio::{Flags, Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
-use blkmq_host::ring::{Completion, Port, RingHandle};
+use blkmq_host::ring::{Completion, RingClient, RingHandle};
 use blkmq_nbd::codec::TransmissionFlags;
 
 use super::connection::{Connection, Lost};
-use super::drive::Shared;
+use super::device::Shared;
 use super::ledger::Ledger;
 use super::reconnect::Mailbox;
 use super::slots::{Slots, State};
 
 /// The driver's side of one hardware context.
 pub(super) struct NbdHctx {
-    port: Port,
+    ring_client: RingClient,
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
     links: Box<[Link]>,
@@ -92,7 +92,7 @@ impl NbdHctx {
         connections: u16,
     ) -> io::Result<Self> {
         let mut hctx = Self {
-            port: ring.open_port(),
+            ring_client: ring.open_client(),
             mailbox: Mailbox::new()?,
             links: (0..connections).map(|_| Link::EMPTY).collect(),
             batch: None,
@@ -207,7 +207,8 @@ impl NbdHctx {
         match connection.send(&self.slots) {
             Ok(()) if connection.is_blocked => {
                 let user = user(WRITABLE, number, link.epoch);
-                self.port.push_poll(connection.fd(), libc::POLLOUT, false, user);
+                self.ring_client
+                    .push_poll(connection.fd(), libc::POLLOUT, false, user);
             }
             Ok(()) => {}
             Err(lost) => self.lose(number, &lost),
@@ -223,9 +224,10 @@ impl NbdHctx {
         let received = connection.receive(&mut self.slots, number);
         self.take_ended(done);
         match received {
-            Ok(true) => self
-                .port
-                .push_nop(user(READABLE, number, self.links[usize::from(number)].epoch)),
+            Ok(true) => {
+                self.ring_client
+                    .push_nop(user(READABLE, number, self.links[usize::from(number)].epoch))
+            }
             Ok(false) => {}
             Err(lost) => self.lose(number, &lost),
         }
@@ -277,7 +279,7 @@ impl NbdHctx {
         let slot = self.slots.get_mut(number);
         slot.state = State::Idle;
         if self.done.is_empty() {
-            self.port.push_nop(user(CANCEL, 0, 0));
+            self.ring_client.push_nop(user(CANCEL, 0, 0));
         }
         self.done.push(Done {
             cookie: slot.cookie,
@@ -309,7 +311,7 @@ impl NbdHctx {
                     return self.send(number);
                 }
                 if kind == READABLE && !completion.has_more() {
-                    self.port
+                    self.ring_client
                         .push_poll(connection.fd(), libc::POLLIN, true, completion.user);
                 }
                 self.receive(number, done);
@@ -359,7 +361,7 @@ impl NbdHctx {
     #[inline]
     fn beat(&mut self) {
         if !std::mem::replace(&mut self.is_beating, true) {
-            self.port.push_beat(user(BEAT, 0, 0));
+            self.ring_client.push_beat(user(BEAT, 0, 0));
         }
     }
 
@@ -380,7 +382,10 @@ impl NbdHctx {
                 .iter()
                 .for_each(|connection| connection.check(&self.slots, number));
         }
-        let held = self.slots.iter().filter(|(_, slot)| slot.state == State::Held);
+        let held = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.state == State::AwaitsConnection);
         assert_eq!(held.count(), self.held.len(), "requests that are held");
     }
 
@@ -391,7 +396,7 @@ impl NbdHctx {
     }
 }
 
-impl Driver for NbdHctx {
+impl HctxDriver for NbdHctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         self.now = now;
         let answer = match self.answer(rq) {
@@ -404,7 +409,7 @@ impl Driver for NbdHctx {
                 match self.lane_for_batch() {
                     Some(link) if !self.must_wait(link, number) => self.push(link, number),
                     _ => {
-                        self.slots.get_mut(number).state = State::Held;
+                        self.slots.get_mut(number).state = State::AwaitsConnection;
                         self.held.push_back(number);
                     }
                 }
@@ -424,9 +429,9 @@ impl Driver for NbdHctx {
 
     fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
         self.now = now;
-        if self.port.has_completed() {
+        if self.ring_client.has_completed() {
             let mut completions = std::mem::take(&mut self.completions);
-            self.port.take(&mut completions);
+            self.ring_client.take(&mut completions);
             for completion in completions.drain(..) {
                 self.take_completion(&completion, done);
             }
@@ -464,8 +469,8 @@ impl Driver for NbdHctx {
         let slot = self.slots.get_mut(number);
         match slot.state {
             _ if slot.cookie != cookie => TimedOut::Ended,
-            State::Held if self.down_since.is_none() => self.fence_timed_out(number),
-            State::Idle | State::Held => TimedOut::Wait,
+            State::AwaitsConnection if self.down_since.is_none() => self.fence_timed_out(number),
+            State::Idle | State::AwaitsConnection => TimedOut::Wait,
             State::Sent(link) => {
                 self.give_up_session(link);
                 let slot = self.slots.get_mut(number);
@@ -483,7 +488,7 @@ impl Driver for NbdHctx {
 impl Drop for NbdHctx {
     fn drop(&mut self) {
         self.shared.reconnector.forget(&self.mailbox);
-        self.port.push_cancel(user(NEWS, 0, 0), user(CANCEL, 0, 0));
+        self.ring_client.push_cancel(user(NEWS, 0, 0), user(CANCEL, 0, 0));
         for (number, link) in (0..).zip(&mut self.links) {
             let Some(connection) = &mut link.connection else {
                 continue;
@@ -496,11 +501,11 @@ impl Drop for NbdHctx {
             connection.say_goodbye(&self.slots);
             connection.shut();
             for kind in [READABLE, WRITABLE] {
-                self.port
+                self.ring_client
                     .push_cancel(user(kind, number, link.epoch), user(CANCEL, 0, 0));
             }
         }
-        self.port.ring().submit();
+        self.ring_client.ring().submit();
     }
 }
 

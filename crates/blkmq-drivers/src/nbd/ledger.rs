@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{HctxId, REACTORS_MAX};
-use blkmq_host::drive::Losses;
+use blkmq_host::device::Losses;
 use blkmq_sync::CachePadded;
 
 use super::fences::Fences;

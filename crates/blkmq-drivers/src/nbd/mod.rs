@@ -1,6 +1,6 @@
 //! Decides how a disk on an NBD server is reached: over several connections, which are made again when they are lost.
 //!
-//! [`NbdDisk::open`] connects and learns what the export is, [`NbdDrive`] divides the connections among hardware contexts,
+//! [`NbdDisk::open`] connects and learns what the export is, [`NbdDevice`] divides the connections among hardware contexts,
 //! and each of those turns requests into the protocol's. What travels is decided in [`blkmq_nbd`].
 //!
 //! ```text
@@ -11,9 +11,9 @@
 
 mod config;
 mod connection;
+mod device;
 mod dial;
 mod disk;
-mod drive;
 mod driver;
 mod fences;
 mod hctx;
@@ -23,8 +23,8 @@ mod slots;
 mod sys;
 
 pub use config::NbdConfig;
+pub use device::NbdDevice;
 pub use dial::DialError;
 pub use disk::{NbdDisk, NbdError};
-pub use drive::NbdDrive;
 pub use driver::DRIVER;
 pub use ledger::Ledger;

@@ -23,7 +23,7 @@ pub(super) enum State {
     #[default]
     Idle,
     /// Held for want of a connection.
-    Held,
+    AwaitsConnection,
     /// Given to the connection of this number.
     Sent(u16),
 }
@@ -135,7 +135,7 @@ impl Slot {
 
     /// Makes it ready to be sent once more, from its begin.
     pub(super) fn rewind(&mut self) {
-        self.state = State::Held;
+        self.state = State::AwaitsConnection;
         self.status = Status::Ok;
         self.cover.clear();
     }

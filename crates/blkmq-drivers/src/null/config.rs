@@ -1,4 +1,4 @@
-//! Decides what can be asked of a null drive and which wishes go together. `drive` turns the result into a drive.
+//! Decides what can be asked of a null drive and which wishes go together. `device` turns the result into a drive.
 
 use std::ops::Range;
 

@@ -5,7 +5,7 @@ use std::io;
 
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::request::Request;
-use blkmq_host::drive::Extent;
+use blkmq_host::device::Extent;
 
 use super::cache::Cache;
 use super::config::NullConfig;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
 use blkmq_host::Error;
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
 
-use super::{NullConfig, NullDrive};
+use super::{NullConfig, NullDevice};
 use crate::driver::{
     Attributes, BLOCK_MIN, DiskRequest, Driver, DriverConfig, Key, OpenDisk, OpenError, Shape, Unshared,
-    disk_of, drive_error,
+    device_error, disk_of,
 };
 use crate::keys::{Pairs, fits_memory};
 
@@ -102,9 +102,9 @@ impl OpenDisk for NullDisk {
         _others: Vec<Box<dyn OpenDisk>>,
         sizes: &[u64],
         _depth: u32,
-    ) -> Result<Arc<dyn Drive>, Error> {
-        let drive = NullDrive::new(self.config, sizes).map_err(|error| drive_error(queue, error))?;
-        Ok(Arc::new(drive))
+    ) -> Result<Arc<dyn Device>, Error> {
+        let device = NullDevice::new(self.config, sizes).map_err(|error| device_error(queue, error))?;
+        Ok(Arc::new(device))
     }
 }
 

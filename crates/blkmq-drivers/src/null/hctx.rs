@@ -7,13 +7,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq_core::bio::Status;
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 
 use super::config::Completion;
-use super::drive::Shared;
+use super::device::Shared;
 use super::service::Latency;
 use crate::chance::Chance;
 
@@ -27,7 +27,7 @@ pub(super) struct NullHctx {
     /// May announce nothing (see [`super::config::NullConfig::poll_queues`]), and does.
     can_be_polled: bool,
     polled: bool,
-    drive: Arc<Shared>,
+    device: Arc<Shared>,
     latency: Latency,
     chance: Chance,
     /// To be reported at the next reap (completion deferred).
@@ -48,8 +48,8 @@ struct Timed {
 }
 
 impl NullHctx {
-    pub(super) fn new(drive: Arc<Shared>, hctx: HctxId) -> Self {
-        let config = &drive.config;
+    pub(super) fn new(device: Arc<Shared>, hctx: HctxId) -> Self {
+        let config = &device.config;
         let depth = config.depth as usize;
         let completion = config.effective_completion();
         let never_fails = [config.timeout_rate, config.requeue_rate, config.resource_rate]
@@ -69,7 +69,7 @@ impl NullHctx {
             timed: BinaryHeap::with_capacity(capacity_of(completion == Completion::Timer)),
             swallowed: Vec::with_capacity(capacity_of(!config.timeout_rate.is_never())),
             issued: 0,
-            drive,
+            device,
         }
     }
 
@@ -77,7 +77,7 @@ impl NullHctx {
         if let Some(refusal) = self.refusal() {
             return refusal;
         }
-        let config = &self.drive.config;
+        let config = &self.device.config;
         if self.chance.hits(config.timeout_rate) {
             self.swallowed.push(cookie);
             return Issued::Queued;
@@ -90,10 +90,10 @@ impl NullHctx {
     /// Says why the request is not taken, if it is not.
     fn refusal(&mut self) -> Option<Issued> {
         let in_flight = self.deferred.len() + self.timed.len() + self.swallowed.len();
-        if in_flight >= self.drive.config.depth as usize {
+        if in_flight >= self.device.config.depth as usize {
             return Some(Issued::DeviceResource);
         }
-        if !self.chance.hits(self.drive.config.resource_rate) {
+        if !self.chance.hits(self.device.config.resource_rate) {
             return None;
         }
         // Somebody who will end must be in flight, or nobody would announce the resource.
@@ -107,7 +107,7 @@ impl NullHctx {
 
     /// Says which error the request ends with instead of being carried out, if any.
     fn failure(&mut self, rq: &Request) -> Option<Status> {
-        let config = &self.drive.config;
+        let config = &self.device.config;
         let end = rq.offset() + rq.len();
         let is_bad = |bad: &Range<u64>| rq.offset() < bad.end && bad.start < end;
         if !rq.is_empty() && config.bad.iter().any(is_bad) {
@@ -118,7 +118,7 @@ impl NullHctx {
     }
 
     fn move_data(&self, rq: &Request) -> Status {
-        let disk = self.drive.disks.get(rq.disk().index());
+        let disk = self.device.disks.get(rq.disk().index());
         disk.map_or(Status::Invalid, |disk| disk.run(rq))
     }
 
@@ -131,7 +131,7 @@ impl NullHctx {
                 let bytes = if rq.op().has_data() { rq.len() } else { 0 };
                 self.issued += 1;
                 self.timed.push(Reverse(Timed {
-                    at: self.drive.capacity.book(now, service, bytes),
+                    at: self.device.capacity.book(now, service, bytes),
                     sequence: self.issued,
                     done: Done { cookie, status },
                 }));
@@ -141,13 +141,13 @@ impl NullHctx {
     }
 }
 
-impl Driver for NullHctx {
+impl HctxDriver for NullHctx {
     #[inline]
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         if self.plain {
             return Issued::Done(Status::Ok);
         }
-        if self.defers_plainly && self.deferred.len() < self.drive.config.depth as usize {
+        if self.defers_plainly && self.deferred.len() < self.device.config.depth as usize {
             let status = Status::Ok;
             self.deferred.push(Done { cookie, status });
             return Issued::Queued;

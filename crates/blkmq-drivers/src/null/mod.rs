@@ -1,15 +1,15 @@
 //! Decides what a drive without a medium does with requests: the reference load of benches and the fault injector of tests.
-//! A [`NullConfig`] makes a [`NullDrive`], which hands a hardware context to each reactor; `value` parses its keys.
+//! A [`NullConfig`] makes a [`NullDevice`], which hands a hardware context to each reactor; `value` parses its keys.
 
 mod cache;
 mod config;
+mod device;
 mod disk;
-mod drive;
 mod driver;
 mod hctx;
 mod service;
 
 pub use crate::chance::Rate;
 pub use config::{Completion, NullConfig};
-pub use drive::{NullDrive, NullError};
+pub use device::{NullDevice, NullError};
 pub use driver::{DRIVER, NullDisk};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
 use blkmq_host::Error;
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
 
-use super::{RamConfig, RamDrive};
+use super::{RamConfig, RamDevice};
 use crate::driver::{
     Attributes, BLOCK_MIN, DiskRequest, Driver, DriverConfig, Key, OpenDisk, OpenError, Shape,
 };
@@ -80,8 +80,8 @@ impl OpenDisk for RamDisk {
         _others: Vec<Box<dyn OpenDisk>>,
         sizes: &[u64],
         _depth: u32,
-    ) -> Result<Arc<dyn Drive>, Error> {
-        Ok(Arc::new(RamDrive::new(&self.config, sizes)))
+    ) -> Result<Arc<dyn Device>, Error> {
+        Ok(Arc::new(RamDevice::new(&self.config, sizes)))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blkmq_core::bio::{Flags, Op, Status};
-use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::driver::{Done, HctxDriver, Issued};
 use blkmq_core::ids::Cookie;
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
@@ -42,7 +42,7 @@ fn discard(disk: &Store, rq: &Request) -> Status {
     Status::Ok
 }
 
-impl Driver for RamHctx {
+impl HctxDriver for RamHctx {
     fn issue(&mut self, rq: &Request, _cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         Issued::Done(self.run(rq))
     }

@@ -4,10 +4,10 @@
 use std::io;
 use std::sync::Arc;
 
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::drive::{Allocation, Drive, Extent};
+use blkmq_host::device::{Allocation, Device, Extent};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::value::{self, ConfigError};
 
@@ -28,7 +28,7 @@ pub struct RamConfig {
 
 /// A drive whose disks are memory.
 #[derive(Clone, Debug)]
-pub struct RamDrive {
+pub struct RamDevice {
     disks: Arc<[Store]>,
 }
 
@@ -50,7 +50,7 @@ impl RamConfig {
     }
 }
 
-impl RamDrive {
+impl RamDevice {
     /// Makes a drive with empty disks of these sizes, in bytes, in the order of their ids.
     pub fn new(config: &RamConfig, sizes: &[u64]) -> Self {
         if config.hugepages && !has_huge_pages() {
@@ -71,7 +71,7 @@ impl RamDrive {
     }
 }
 
-impl Drive for RamDrive {
+impl Device for RamDevice {
     fn limits(&self) -> Limits {
         Limits {
             discard_max: OP_MAX,
@@ -80,12 +80,12 @@ impl Drive for RamDrive {
         }
     }
 
-    fn open_hctx(&self, _ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+    fn open_hctx(&self, _ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         Ok(Box::new(RamHctx::new(Arc::clone(&self.disks))))
     }
 }
 
-impl Allocation for RamDrive {
+impl Allocation for RamDevice {
     fn extents(
         &self,
         disk: DiskId,

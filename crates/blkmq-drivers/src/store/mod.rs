@@ -15,7 +15,7 @@ use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard
 
 use blkmq_core::bio::Status;
 use blkmq_core::request::Request;
-use blkmq_host::drive::Extent;
+use blkmq_host::device::Extent;
 
 use self::sys::Pages;
 use super::sys::{Sink, Source, for_each_sink, for_each_source};
@@ -138,7 +138,7 @@ impl Store {
         Ok(())
     }
 
-    /// Appends what is present from `offset` on; see [`blkmq_host::drive::Allocation`].
+    /// Appends what is present from `offset` on; see [`blkmq_host::device::Allocation`].
     ///
     /// # Errors
     /// `InvalidInput` if the range has no byte on the disk, or `max` is 0.

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blkmq_core::bio::{Op, Status};
-use blkmq_core::driver::{Done, Driver as Hctx, Issued};
+use blkmq_core::driver::{Done, HctxDriver, Issued};
 use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_core::queue::TagMode;
@@ -17,7 +17,7 @@ use blkmq_drivers::driver::{
 use blkmq_drivers::keys::Pairs;
 use blkmq_drivers::memory::{for_each_sink, for_each_source};
 use blkmq_host::Error;
-use blkmq_host::drive::{Allocation, Drive, Extent};
+use blkmq_host::device::{Allocation, Device, Extent};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::value::{self, ConfigError};
 
@@ -99,29 +99,29 @@ impl OpenDisk for VectorDisk {
         others: Vec<Box<dyn OpenDisk>>,
         _sizes: &[u64],
         _depth: u32,
-    ) -> Result<Arc<dyn Drive>, Error> {
+    ) -> Result<Arc<dyn Device>, Error> {
         let others = others.into_iter().filter_map(into_disk::<Self>);
         let disks = std::iter::once(self).chain(others);
         let disks = disks.map(|disk| Mutex::new(vec![disk.fill; disk.size as usize]));
-        Ok(Arc::new(VectorDrive(disks.collect())))
+        Ok(Arc::new(VectorDevice(disks.collect())))
     }
 }
 
 /// The disks of one queue.
 #[derive(Clone)]
-struct VectorDrive(Arc<[Mutex<Vec<u8>>]>);
+struct VectorDevice(Arc<[Mutex<Vec<u8>>]>);
 
-impl Drive for VectorDrive {
+impl Device for VectorDevice {
     fn limits(&self) -> Limits {
         Limits::default()
     }
 
-    fn open_hctx(&self, _ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn Hctx>> {
+    fn open_hctx(&self, _ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         Ok(Box::new(self.clone()))
     }
 }
 
-impl Allocation for VectorDrive {
+impl Allocation for VectorDevice {
     fn extents(
         &self,
         _disk: DiskId,
@@ -135,7 +135,7 @@ impl Allocation for VectorDrive {
     }
 }
 
-impl Hctx for VectorDrive {
+impl HctxDriver for VectorDevice {
     fn issue(&mut self, rq: &Request, _cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         let disk = &self.0[rq.disk().index()];
         let mut bytes = disk.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,7 +13,7 @@ use blkmq_core::bio::{Bio, Flags, Op};
 use blkmq_core::ids::GroupId;
 use blkmq_core::poll::Wait;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::file::{FileConfig, FileDisk, FileDrive};
+use blkmq_drivers::file::{FileConfig, FileDevice, FileDisk};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueId, QueueSpec};
 
 use crate::sys::Page;
@@ -74,7 +74,7 @@ impl Drop for Target {
     }
 }
 
-fn start(path: &Path, wait: Wait, io_poll: bool) -> (Engine, Arc<FileDrive>) {
+fn start(path: &Path, wait: Wait, io_poll: bool) -> (Engine, Arc<FileDevice>) {
     let config = FileConfig {
         path: path.to_owned(),
         ..FileConfig::default()
@@ -88,8 +88,8 @@ fn start(path: &Path, wait: Wait, io_poll: bool) -> (Engine, Arc<FileDrive>) {
         group: GroupId(0),
         block_size: disk.block_size(),
     };
-    let drive = Arc::new(FileDrive::new(vec![disk], 128).unwrap());
-    let mut spec = QueueSpec::new("q", drive.clone());
+    let device = Arc::new(FileDevice::new(vec![disk], 128).unwrap());
+    let mut spec = QueueSpec::new("q", device.clone());
     spec.disks.push(entry);
     spec.io_poll = Some(io_poll);
     let engine = Engine::start(EngineConfig {
@@ -98,7 +98,7 @@ fn start(path: &Path, wait: Wait, io_poll: bool) -> (Engine, Arc<FileDrive>) {
         queues: vec![spec],
         ..EngineConfig::default()
     });
-    (engine.unwrap(), drive)
+    (engine.unwrap(), device)
 }
 
 /// Takes all pages of a thread through `op`, many at a time, in an order that depends on the round.
@@ -162,7 +162,7 @@ fn verify(attached: &mut Attached, thread: u64, round: u64) {
 fn a_polled_disk_keeps_its_data_while_polling_is_switched_under_load() {
     let target = Target::choose("switched");
     for mode in Wait::ALL {
-        let (engine, drive) = start(&target.path, mode, false);
+        let (engine, device) = start(&target.path, mode, false);
         let working = AtomicBool::new(true);
         thread::scope(|scope| {
             let threads: Vec<_> = (0..THREADS)
@@ -189,7 +189,7 @@ fn a_polled_disk_keeps_its_data_while_polling_is_switched_under_load() {
             working.store(false, Ordering::Relaxed);
             assert!(ended.iter().all(Result::is_ok), "wait={mode}");
         });
-        let (polled, all) = (drive.ended_polled(), THREADS * ROUNDS * PAGES * 2);
+        let (polled, all) = (device.ended_polled(), THREADS * ROUNDS * PAGES * 2);
         assert_eq!(
             polled > 0,
             target.has_poll_queues(),
@@ -209,11 +209,11 @@ fn a_device_is_polled_if_it_can_be_and_polling_is_on() {
         "{:?} has no poll queues",
         target.path
     );
-    let (engine, drive) = start(&target.path, Wait::Auto, true);
+    let (engine, device) = start(&target.path, Wait::Auto, true);
     let control = engine.control();
     let mut attached = engine.attach().unwrap();
     verify(&mut attached, 0, 1);
-    let polled = drive.ended_polled();
+    let polled = device.ended_polled();
     let how = control.describe_polling(Q).expect("it is polled");
     eprintln!("{how}");
     // One in 32 writes is durable at once, which is never polled; neither is the flush.
@@ -223,7 +223,7 @@ fn a_device_is_polled_if_it_can_be_and_polling_is_on() {
     control.set_io_poll(Q, false).unwrap();
     verify(&mut attached, 0, 2);
     verify(&mut attached, 0, 3);
-    let late = drive.ended_polled() - polled;
+    let late = device.ended_polled() - polled;
     assert!(
         late <= PAGES,
         "{late} requests were polled after it was switched off"
@@ -232,7 +232,7 @@ fn a_device_is_polled_if_it_can_be_and_polling_is_on() {
     control.set_io_poll(Q, true).unwrap();
     verify(&mut attached, 0, 4);
     verify(&mut attached, 0, 5);
-    assert_eq!(drive.ended_polled() - polled > late, can_be);
+    assert_eq!(device.ended_polled() - polled > late, can_be);
     drop(attached);
     engine.shutdown(Nanos::from_secs(20)).unwrap();
 }

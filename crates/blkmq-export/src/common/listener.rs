@@ -97,7 +97,7 @@ impl Listener {
             }
         }
         if !std::mem::replace(&mut self.comes_again, true) {
-            cx.port().push_nop(AGAIN);
+            cx.ring_client().push_nop(AGAIN);
         }
     }
 
@@ -156,7 +156,7 @@ impl Listener {
         if let Some(socket) = &self.socket
             && !std::mem::replace(&mut self.is_polling, true)
         {
-            cx.port()
+            cx.ring_client()
                 .push_poll(socket.as_fd().as_raw_fd(), libc::POLLIN, true, POLL);
         }
     }
@@ -206,7 +206,7 @@ impl Service for Listener {
 
     fn drain(&mut self, cx: &mut Cx<'_>) {
         if self.is_polling {
-            cx.port().push_cancel(POLL, CANCEL);
+            cx.ring_client().push_cancel(POLL, CANCEL);
         }
         self.socket = None;
         self.waiting = None;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use blkmq_core::ids::{DiskId, GroupId};
+use blkmq_host::device::{Allocation, Extent};
 use blkmq_host::disk::Disk;
-use blkmq_host::drive::{Allocation, Extent};
 use blkmq_host::service::Waker;
 
 /// The threads that look up, and what waits for them. Bounded by the requests that connections may have under way.

@@ -99,7 +99,7 @@ impl Connection {
             }
         }
         if !std::mem::replace(&mut self.comes_again, true) {
-            cx.port().push_nop(AGAIN);
+            cx.ring_client().push_nop(AGAIN);
         }
     }
 
@@ -300,7 +300,8 @@ impl Connection {
     fn poll(&mut self, cx: &mut Cx<'_>) {
         if !self.is_closing && !std::mem::replace(&mut self.is_polling, true) {
             let events = libc::POLLIN | libc::POLLRDHUP;
-            cx.port().push_poll(self.socket.as_raw_fd(), events, true, POLL);
+            cx.ring_client()
+                .push_poll(self.socket.as_raw_fd(), events, true, POLL);
         }
     }
 }
@@ -355,7 +356,7 @@ impl Service for Connection {
                 place.leave();
             }
             if std::mem::take(&mut self.is_polling) {
-                cx.port().push_cancel(POLL, CANCEL);
+                cx.ring_client().push_cancel(POLL, CANCEL);
             }
         }
     }

@@ -114,7 +114,8 @@ impl PackedRing {
             places: 0,
             batch: Vec::with_capacity(entries),
             inflight: None,
-            wants_kicks: false,
+            // A driver notifies until it is told not to.
+            wants_kicks: true,
         };
         Some(ring.begin(inflight).map(|()| ring))
     }
@@ -296,6 +297,17 @@ impl PackedRing {
         self.device.store_index(EVENT_FLAGS, flags);
         // SeqCst: the wish before the look; the driver publishes before it looks for the wish.
         fence(Ordering::SeqCst);
+        self.has_available()
+    }
+
+    /// Says whether the driver was asked to notify.
+    pub fn wants_kicks(&self) -> bool {
+        self.wants_kicks
+    }
+
+    /// Says whether there is a chain that was not taken.
+    #[inline]
+    pub fn has_available(&self) -> bool {
         let flags = self.desc.load_index(FLAGS + 16 * usize::from(self.avail.index));
         self.avail.is_available(flags)
     }

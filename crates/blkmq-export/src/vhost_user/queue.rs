@@ -294,16 +294,21 @@ impl Queue {
         self.is_stopping = true;
     }
 
+    /// Says whether chains are taken as soon as there are some; else something else has it called.
+    fn takes_more(&self) -> bool {
+        !self.is_stopping && !self.comes_again && self.held.is_none() && self.refused.is_empty()
+    }
+
     fn come_again(&mut self, cx: &Cx<'_>) {
         if !std::mem::replace(&mut self.comes_again, true) {
-            cx.port().push_nop(AGAIN);
+            cx.ring_client().push_nop(AGAIN);
         }
     }
 
     fn poll(&mut self, cx: &Cx<'_>) {
         if !self.is_stopping && !std::mem::replace(&mut self.is_polling, true) {
             // Each write to the event completes once more; so its count is never read.
-            cx.port()
+            cx.ring_client()
                 .push_poll(self.kick.as_raw_fd(), libc::POLLIN, true, KICK);
         }
     }
@@ -315,7 +320,7 @@ impl Queue {
         }
         self.has_ended = true;
         if self.is_polling {
-            cx.port().push_cancel(KICK, CANCEL);
+            cx.ring_client().push_cancel(KICK, CANCEL);
         }
         self.control.0.end(Ended {
             base: Some(self.ring.base(self.held)),
@@ -389,16 +394,25 @@ impl Service for Queue {
             // An event whose count is at its limit has been told often enough.
             let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
         }
-        if !self.is_stopping && !self.comes_again && self.held.is_none() && self.refused.is_empty() {
-            match self.ring.ask_for_kicks() {
-                Ok(true) => self.come_again(cx),
-                Ok(false) => {}
-                Err(broken) => self.break_off(broken),
-            }
-        }
         if self.is_stopping {
             self.end(cx);
         }
+    }
+
+    fn is_looked_at(&self) -> bool {
+        !self.is_stopping && !self.ring.wants_kicks()
+    }
+
+    fn has_work(&self) -> bool {
+        self.takes_more() && self.ring.has_available()
+    }
+
+    fn on_work(&mut self, cx: &mut Cx<'_>) {
+        self.take(cx);
+    }
+
+    fn stop_looking(&mut self) -> bool {
+        self.takes_more() && self.ring.ask_for_kicks()
     }
 
     fn busy(&self) -> bool {

@@ -88,7 +88,7 @@ impl Ring {
         {
             return Ok(Some(head));
         }
-        match self.waiting()? {
+        match self.waiting() {
             0 => return Ok(None),
             waiting if waiting > self.size => return Err(Broken("the available index has jumped")),
             _ => {}
@@ -119,8 +119,8 @@ impl Ring {
                 .any(|window| window.is_lost())
     }
 
-    fn waiting(&self) -> Result<u16, Broken> {
-        Ok(self.avail.load_index(INDEX).wrapping_sub(self.next_avail))
+    fn waiting(&self) -> u16 {
+        self.avail.load_index(INDEX).wrapping_sub(self.next_avail)
     }
 
     /// Gives a chain back, into which `written` bytes were written; the driver sees it after [`Self::publish`].
@@ -161,11 +161,19 @@ impl Ring {
         }
     }
 
-    /// Asks the driver to notify of the next chain. Says whether one is there already.
-    ///
-    /// # Errors
-    /// If the index has jumped.
-    pub fn ask_for_kicks(&mut self) -> Result<bool, Broken> {
+    /// Says whether the driver was asked to notify.
+    pub fn wants_kicks(&self) -> bool {
+        self.wants_kicks
+    }
+
+    /// Says whether there is a chain that was not taken, or an index that has jumped.
+    #[inline]
+    pub fn has_available(&self) -> bool {
+        self.waiting() > 0
+    }
+
+    /// Asks the driver to notify of the next chain. Says whether one is there already, or an index that has jumped.
+    pub fn ask_for_kicks(&mut self) -> bool {
         self.wants_kicks = true;
         if self.has_event_index {
             let event = ENTRIES + 8 * usize::from(self.size);
@@ -175,7 +183,7 @@ impl Ring {
         }
         // SeqCst: the wish before the look; the driver publishes before it looks for the wish.
         fence(Ordering::SeqCst);
-        Ok(self.waiting()? > 0)
+        self.has_available()
     }
 }
 

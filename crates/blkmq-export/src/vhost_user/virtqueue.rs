@@ -125,14 +125,28 @@ impl Virtqueue {
         }
     }
 
-    /// Asks the driver to notify of the next chain. Says whether one is there already.
-    ///
-    /// # Errors
-    /// The rule that was broken.
-    pub fn ask_for_kicks(&mut self) -> Result<bool, Broken> {
+    /// Says whether the driver was asked to notify.
+    pub fn wants_kicks(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.wants_kicks(),
+            Self::Packed(ring) => ring.wants_kicks(),
+        }
+    }
+
+    /// Says whether there is a chain that was not taken, or a rule that was broken.
+    #[inline]
+    pub fn has_available(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.has_available(),
+            Self::Packed(ring) => ring.has_available(),
+        }
+    }
+
+    /// Asks the driver to notify of the next chain. Says whether one is there already, or a rule was broken.
+    pub fn ask_for_kicks(&mut self) -> bool {
         match self {
             Self::Split(ring) => ring.ask_for_kicks(),
-            Self::Packed(ring) => Ok(ring.ask_for_kicks()),
+            Self::Packed(ring) => ring.ask_for_kicks(),
         }
     }
 

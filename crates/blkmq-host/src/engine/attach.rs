@@ -11,10 +11,10 @@ use std::sync::Arc;
 use blkmq_core::bio::Bio;
 use blkmq_core::time::{Instant, Nanos};
 
-use crate::engine::disk::{Disk, QueueId};
-use crate::engine::shared::Shared;
+use crate::disk::{Disk, QueueId};
 use crate::error::Error;
 use crate::reactor::core::ReactorCore;
+use crate::reactor::shared::Shared;
 use crate::reactor::wait::Expected;
 
 /// A thread's own way to all disks of an engine. Stays on the thread that attached.
@@ -93,7 +93,7 @@ impl Attached {
             }
             if !core.has_news() {
                 // Submits, too: issuing and waiting are one system call.
-                core.wait(Expected::Io, until, || false);
+                core.wait(Expected::Io, until, ());
             }
         }
     }

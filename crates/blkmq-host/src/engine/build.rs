@@ -3,19 +3,19 @@
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
-use blkmq_core::ids::{DiskId, REACTORS_MAX, ReactorId};
+use blkmq_core::ids::{DiskId, REACTORS_MAX, ReactorId, ReactorSet};
 use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, QueueHandle, ReactorConfig};
 
 use crate::clock::Clock;
-use crate::drive::{Allocation, Drive};
+use crate::device::{Allocation, Device};
+use crate::disk::{Disk, QueueId};
 use crate::engine::config::{DiskEntry, EngineConfig, QueueSpec};
-use crate::engine::disk::{Disk, QueueId};
-use crate::engine::group_paths::Paths;
 use crate::engine::mapped;
-use crate::engine::shared::{Inbox, QueueEntry, ReactorQueues, Shared};
 use crate::error::Error;
-use crate::reactor::runner::Runner;
+use crate::group_paths::Paths;
+use crate::reactor::shared::{Inbox, QueueEntry, ReactorQueues, Shared};
 use crate::reactor::wakeup::Wakeup;
+use crate::runner::Runner;
 
 /// Makes the queues, and for each thread its handles of all of them.
 pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQueues>), Error> {
@@ -38,16 +38,16 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
     let mut disks = Vec::new();
     let mut queues = Vec::with_capacity(config.queues.len());
     for (index, spec) in config.queues.into_iter().enumerate() {
-        let drive = Arc::clone(&spec.drive);
+        let device = Arc::clone(&spec.device);
         let entries = spec.disks.clone();
         let paths = Mutex::new(Paths::new(&spec.group_paths));
         let (queue, handles) = make_queue(spec, reactors, handles)?;
-        list_disks(&mut disks, QueueId(index as u16), &queue, &drive, entries)?;
+        list_disks(&mut disks, QueueId(index as u16), &queue, &device, entries)?;
         free_queues
             .iter_mut()
             .zip(handles)
             .for_each(|(reactor_queues, handle)| reactor_queues.handles.push(handle));
-        queues.push(QueueEntry { queue, drive, paths });
+        queues.push(QueueEntry { queue, device, paths });
     }
     let mapped = mapped::add(&mut disks, config.mapped, QueueId(queues.len() as u16))?;
     let wakeups: Result<Box<[Wakeup]>, _> = (0..handles).map(|_| Wakeup::new()).collect();
@@ -72,9 +72,24 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
     };
     let shared = Arc::new(shared);
     for (index, entry) in shared.queues.iter().enumerate() {
-        entry.drive.meet(Runner::new(&shared, QueueId(index as u16)));
+        entry.device.meet(runner(&shared, index));
     }
     Ok((shared, free_queues))
+}
+
+/// What runs a queue's hardware contexts. It does not keep the engine alive, which owns the device that has it.
+fn runner(shared: &Arc<Shared>, queue: usize) -> Runner {
+    let shared = Arc::downgrade(shared);
+    Runner::new(move |hctx| {
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        if let Some(reactor) = shared.queues[queue].queue.ask_to_run(hctx) {
+            let mut kicks = ReactorSet::default();
+            kicks.insert(reactor);
+            shared.kick(kicks);
+        }
+    })
 }
 
 fn make_queue(
@@ -84,7 +99,7 @@ fn make_queue(
 ) -> Result<(Arc<Queue>, Vec<QueueHandle>), Error> {
     let io_poll = spec.is_polled()?;
     if io_poll {
-        log_polling(&spec.name, &*spec.drive);
+        log_polling(&spec.name, &*spec.device);
     }
     let mut base = 0;
     let mut disks = Vec::with_capacity(spec.disks.len());
@@ -119,11 +134,11 @@ fn make_queue(
             })
             .collect(),
         hctxs: spec
-            .drive
+            .device
             .hctxs(spec.hctxs.unwrap_or(handles as u16), reactors as u16),
         tags: spec.tags,
         requests_per_reactor: spec.requests_per_reactor,
-        limits: spec.drive.limits(),
+        limits: spec.device.limits(),
         elevator: spec.elevator,
         dispatch: spec.dispatch,
         rerun: spec.rerun,
@@ -153,10 +168,10 @@ fn list_disks(
     disks: &mut Vec<Disk>,
     queue: QueueId,
     core: &Queue,
-    drive: &Arc<dyn Drive>,
+    device: &Arc<dyn Device>,
     entries: Vec<DiskEntry>,
 ) -> Result<(), Error> {
-    let allocation: Arc<dyn Allocation> = Arc::<dyn Drive>::clone(drive);
+    let allocation: Arc<dyn Allocation> = Arc::<dyn Device>::clone(device);
     for (id, entry) in entries.into_iter().enumerate() {
         if disks.iter().any(|disk| disk.name == entry.name) {
             let name = entry.name;
@@ -182,8 +197,8 @@ fn list_disks(
 }
 
 /// Says how a queue will be polled, where that is a question; and has its drive find out.
-pub(crate) fn log_polling(queue: &str, drive: &dyn Drive) {
-    if let Some(how) = drive.describe_polling() {
+pub(crate) fn log_polling(queue: &str, device: &dyn Device) {
+    if let Some(how) = device.describe_polling() {
         tracing::info!("queue {queue}: polled: {how}");
     }
 }

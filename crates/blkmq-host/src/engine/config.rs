@@ -11,7 +11,7 @@ use blkmq_core::sched::Kind;
 use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Nanos;
 
-use crate::drive::{Drive, Polling};
+use crate::device::{Device, Polling};
 use crate::engine::mapped::MappedSpec;
 use crate::error::Error;
 use crate::reactor::wait;
@@ -57,7 +57,7 @@ pub struct QueueSpec {
     /// Its name, unique in the engine.
     pub name: String,
     /// The drive.
-    pub drive: Arc<dyn Drive>,
+    pub device: Arc<dyn Device>,
     /// The disks, in the order in which the drive knows them.
     pub disks: Vec<DiskEntry>,
     /// The elevator to begin with. Default none.
@@ -94,10 +94,10 @@ pub struct QueueSpec {
 
 impl QueueSpec {
     /// A queue without disks, everything else by default.
-    pub fn new(name: impl Into<String>, drive: Arc<dyn Drive>) -> Self {
+    pub fn new(name: impl Into<String>, device: Arc<dyn Device>) -> Self {
         Self {
             name: name.into(),
-            drive,
+            device,
             disks: Vec::new(),
             elevator: Kind::None,
             tunables: Vec::new(),
@@ -122,7 +122,7 @@ impl QueueSpec {
     /// If polling, or a way of it, is asked for and the drive cannot be polled.
     pub fn is_polled(&self) -> Result<bool, Error> {
         let refused = |name, value: &str| Err(Error::not_polled(&self.name, name, value));
-        match self.drive.polling() {
+        match self.device.polling() {
             Polling::Impossible if self.io_poll == Some(true) => refused("io_poll", "on"),
             Polling::Impossible if self.poll_policy != Policy::default() => {
                 refused("io_poll_delay", &self.poll_policy.to_string())

@@ -15,11 +15,11 @@ use blkmq_core::sched::Kind;
 use blkmq_core::stat::{EventStats, GroupStats};
 use blkmq_core::time::Nanos;
 
-use crate::drive::{Drive, Polling};
+use crate::device::{Device, Polling};
+use crate::disk::{Disk, QueueId};
 use crate::engine::build::log_polling;
-use crate::engine::disk::{Disk, QueueId};
-use crate::engine::shared::{QueueEntry, Shared};
 use crate::error::Error;
+use crate::reactor::shared::{QueueEntry, Shared};
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
 #[derive(Clone)]
@@ -154,7 +154,7 @@ impl Control {
         if on {
             self.insist_on_polling(queue, "io_poll", "on")?;
             let entry = self.entry(queue)?;
-            log_polling(entry.queue.name(), &*entry.drive);
+            log_polling(entry.queue.name(), &*entry.device);
         }
         let core = self.core(queue)?;
         core.set_polled(on);
@@ -203,12 +203,12 @@ impl Control {
     /// Says, for people, how the ends of a polled queue's requests are found, if there is more than one way and it is polled.
     pub fn describe_polling(&self, queue: QueueId) -> Option<String> {
         let entry = &self.shared.queues[queue.index()];
-        entry.queue.is_polled().then(|| entry.drive.describe_polling())?
+        entry.queue.is_polled().then(|| entry.device.describe_polling())?
     }
 
     fn insist_on_polling(&self, queue: QueueId, name: &'static str, value: &str) -> Result<(), Error> {
         let entry = self.entry(queue)?;
-        if entry.drive.polling() == Polling::Impossible {
+        if entry.device.polling() == Polling::Impossible {
             return Err(Error::not_polled(entry.queue.name(), name, value));
         }
         Ok(())
@@ -240,8 +240,8 @@ impl Control {
     ///
     /// # Errors
     /// If there is no such queue.
-    pub fn drive(&self, queue: QueueId) -> Result<&dyn Drive, Error> {
-        self.entry(queue).map(|entry| &*entry.drive)
+    pub fn device(&self, queue: QueueId) -> Result<&dyn Device, Error> {
+        self.entry(queue).map(|entry| &*entry.device)
     }
 
     /// Has a shutdown that is under way return at once, with an error that says what was not finished.

@@ -4,8 +4,6 @@
 //! Mapped disks are numbered like the disks of one more queue, behind the real ones: whoever submits a bio with a disk's queue
 //! and number reaches them the same way.
 
-mod config;
-
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -15,8 +13,8 @@ use blkmq_core::limits::Limits;
 use blkmq_core::mapper::Below;
 use blkmq_core::mapper::table::{Leaf, MapKind, MapSpec, MemberSpec, Run, Table};
 
-use crate::drive::{Allocation, Extent, Losses};
-use crate::engine::disk::{Disk, QueueId};
+use crate::device::{Allocation, Extent, Losses};
+use crate::disk::{Disk, QueueId};
 use crate::error::Error;
 
 /// A mapped disk.

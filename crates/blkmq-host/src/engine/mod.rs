@@ -5,10 +5,7 @@ pub mod attach;
 mod build;
 mod config;
 pub mod control;
-pub mod disk;
-pub mod group_paths;
 pub mod mapped;
-pub(crate) mod shared;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -23,12 +20,12 @@ use blkmq_core::time::Nanos;
 use self::attach::Attached;
 use self::build::build;
 use self::control::Control;
-use self::disk::{Disk, QueueId};
-use self::shared::{Order, ReactorQueues, Shared};
+use crate::disk::{Disk, QueueId};
 use crate::error::Error;
 use crate::reactor::Reactor;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::service::ServiceFactory;
+use crate::reactor::shared::{Order, ReactorQueues, Shared};
 
 pub use config::{DiskEntry, EngineConfig, QueueSpec};
 
@@ -143,7 +140,7 @@ impl Engine {
         let shared = &self.shared;
         for entry in &shared.queues {
             entry.queue.end_caps();
-            entry.drive.abort_queued();
+            entry.device.abort_queued();
             shared.kick(entry.queue.everybody());
         }
         let services = || shared.services.load(Ordering::Acquire);
@@ -210,7 +207,7 @@ fn serve(shared: &Arc<Shared>, reactor_queues: ReactorQueues, ready: &Sender<Res
     control::mark_reactor();
     let core = match ReactorCore::open(shared, reactor_queues) {
         Ok(core) => core,
-        Err((error, _chair)) => {
+        Err((error, _queues)) => {
             // Whoever started us waits for this, and gives up if it is gone.
             let _ = ready.send(Err(error));
             return;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::stack::{Queues as _, Stack};
@@ -17,14 +17,14 @@ use blkmq_core::time::{Instant, Nanos};
 use blkmq_sync::WakeFlag;
 
 use crate::clock::Clock;
-use crate::engine::disk::QueueId;
-use crate::engine::shared::{QueueEntry, ReactorQueues, Shared};
+use crate::disk::QueueId;
 use crate::error::Error;
 use crate::reactor::moved::Moved;
 use crate::reactor::queues::Queues;
+use crate::reactor::shared::{QueueEntry, ReactorQueues, Shared};
 use crate::reactor::sleep;
 use crate::reactor::wait::{Expected, WaitPolicy};
-use crate::uring::ring::{BEAT, Completion, Port, RingHandle};
+use crate::uring::ring::{BEAT, Completion, RingClient, RingHandle};
 
 /// One thread's side of the engine.
 pub(crate) struct ReactorCore {
@@ -39,7 +39,7 @@ pub(crate) struct ReactorCore {
     id: ReactorId,
     ring: RingHandle,
     /// Watches the event by which others wake this thread.
-    wake: Port,
+    wake: RingClient,
     policy: WaitPolicy,
     mode: Wait,
     /// How late this thread wakes when it sleeps.
@@ -72,7 +72,7 @@ impl ReactorCore {
         sleep::precise_timers();
         let id = reactor_queues.id;
         let host = sleep::known(&ring, shared.clock);
-        let wake = ring.open_port();
+        let wake = ring.open_client();
         watch(&wake, shared, id);
         let handles = reactor_queues.handles.into_iter().zip(drivers);
         let queues: Vec<LocalQueue> = handles.map(|(handle, driver)| handle.attach(driver)).collect();
@@ -179,7 +179,7 @@ impl ReactorCore {
     #[inline]
     pub(crate) fn unplug(&mut self) {
         self.queues.unplug(self.now, &mut self.fx);
-        self.settle();
+        self.complete_parts();
         self.send_kicks();
     }
 
@@ -198,15 +198,17 @@ impl ReactorCore {
             self.queues.activate_all();
         }
         self.queues.run(self.now, &mut self.fx);
-        self.settle();
+        self.complete_parts();
         self.send_kicks();
     }
 
     /// Brings ends of parts to the bios of mapped disks that they are of.
     #[inline]
-    fn settle(&mut self) {
+    fn complete_parts(&mut self) {
         if self.stack.is_due(&self.fx) {
-            self.runs_again |= self.stack.settle(&mut self.queues, self.now, &mut self.fx);
+            self.runs_again |= self
+                .stack
+                .complete_parts(&mut self.queues, self.now, &mut self.fx);
         }
     }
 
@@ -235,7 +237,7 @@ impl ReactorCore {
         self.ring.take_ready(&mut self.ready);
         let wake = self.wake.id();
         if self.ready.contains(&wake) {
-            self.ready.retain(|&port| port != wake);
+            self.ready.retain(|&client| client != wake);
             self.woken.clear();
             self.wake.take(&mut self.woken);
             for woken in &self.woken {
@@ -262,8 +264,8 @@ impl ReactorCore {
     }
 
     /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says.
-    /// `has_news` looks for what the core does not know of.
-    pub(crate) fn wait(&mut self, expected: Expected, alarm: Option<Instant>, has_news: impl Fn() -> bool) {
+    /// `others` knows of what the core does not.
+    pub(crate) fn wait(&mut self, expected: Expected, alarm: Option<Instant>, mut others: impl News) {
         let alarm = self.earliest_alarm(alarm);
         let start = self.clock.now();
         if alarm.is_some_and(|at| at <= start) {
@@ -272,7 +274,7 @@ impl ReactorCore {
         let verdict = self.verdict(expected, start);
         let spin = match verdict {
             Verdict::SleepUntil(wake) if alarm.is_none_or(|at| wake <= at) => {
-                return self.doze(wake, &has_news);
+                return self.doze(wake, &mut others);
             }
             Verdict::SleepUntil(_) => Nanos::ZERO,
             // Only running the queues shows what has ended: the next turn does.
@@ -282,12 +284,12 @@ impl ReactorCore {
         };
         if spin > Nanos::ZERO {
             self.ring.submit();
-            if self.has_news() || has_news() {
+            if self.has_news() || others.is_there() {
                 // What the submission itself has completed: it says nothing about the world.
                 return;
             }
             let end = alarm.map_or(start + spin, |at| at.min(start + spin));
-            let found = self.look(end, &has_news);
+            let found = self.look(end, &others);
             let is_alarm = alarm == Some(end);
             if expected != Expected::Nothing && (found || !is_alarm) {
                 self.policy.looked(found);
@@ -297,7 +299,7 @@ impl ReactorCore {
                 return;
             }
         }
-        self.block(alarm, &has_news);
+        self.block(alarm, &mut others);
     }
 
     /// Decides how to wait for all that is in flight.
@@ -314,9 +316,9 @@ impl ReactorCore {
     }
 
     /// Sleeps until `wake`, unless woken before.
-    fn doze(&mut self, wake: Instant, has_news: &impl Fn() -> bool) {
+    fn doze(&mut self, wake: Instant, others: &mut impl News) {
         let left = wake.since(self.clock.now());
-        self.sleep(Some(left), has_news);
+        self.sleep(Some(left), others);
         self.awoke(Some(wake), true);
     }
 
@@ -354,10 +356,10 @@ impl ReactorCore {
     }
 
     /// Looks for news until `end`. Says whether there are some.
-    fn look(&self, end: Instant, has_news: &impl Fn() -> bool) -> bool {
+    fn look(&self, end: Instant, others: &impl News) -> bool {
         loop {
             for _ in 0..LOOKS_PER_CLOCK_READ {
-                if self.has_news() || has_news() {
+                if self.has_news() || others.is_there() {
                     return true;
                 }
                 std::hint::spin_loop();
@@ -369,21 +371,21 @@ impl ReactorCore {
     }
 
     /// Blocks until something happens, or `alarm`.
-    fn block(&mut self, alarm: Option<Instant>, has_news: &impl Fn() -> bool) {
+    fn block(&mut self, alarm: Option<Instant>, others: &mut impl News) {
         let mut timeout = alarm.map(|at| at.since(self.clock.now()));
         if timeout.is_some_and(|timeout| timeout >= BEAT) && self.is_for_io() {
             // A request's time limit, say. Arming a timer for each wait would cost as much as the wait's I/O.
             self.beat();
             timeout = None;
         }
-        self.sleep(timeout, has_news);
+        self.sleep(timeout, others);
         self.awoke(alarm.filter(|_| timeout.is_some()), false);
     }
 
     /// Submits what was pushed and sleeps, in one system call, for at most `timeout`.
-    fn sleep(&mut self, timeout: Option<Nanos>, has_news: &impl Fn() -> bool) {
+    fn sleep(&mut self, timeout: Option<Nanos>, others: &mut impl News) {
         self.is_told |= self.wakeup().prepare_to_sleep();
-        if !self.runs_again && !self.has_mail() && !has_news() {
+        if !self.runs_again && !self.has_mail() && !others.before_sleep() {
             if self.is_for_io() {
                 self.ring.wait(timeout);
             } else {
@@ -427,7 +429,28 @@ impl ReactorCore {
     }
 }
 
-type Drivers = Vec<Option<Box<dyn Driver>>>;
+/// What a core waits for beside what it knows of itself.
+pub(crate) trait News {
+    /// Says whether there is some. Asked again and again while the core looks.
+    fn is_there(&self) -> bool;
+
+    /// The core is about to sleep: whatever is not told through the ring or the wake-up event is to be told from here on. Says
+    /// whether there is some already.
+    fn before_sleep(&mut self) -> bool;
+}
+
+/// There is nothing beside.
+impl News for () {
+    fn is_there(&self) -> bool {
+        false
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        false
+    }
+}
+
+type Drivers = Vec<Option<Box<dyn HctxDriver>>>;
 
 /// Opens what can fail: the ring, and a driver for each hardware context that these handles own.
 fn open_ring_and_drivers(
@@ -441,8 +464,8 @@ fn open_ring_and_drivers(
     let open = |(handle, entry): (&QueueHandle, &QueueEntry)| {
         let driver = handle
             .owns_hctx()
-            .then(|| entry.drive.open_hctx(&ring, HctxId(reactor_queues.id.0)));
-        driver.transpose().map_err(|source| Error::Drive {
+            .then(|| entry.device.open_hctx(&ring, HctxId(reactor_queues.id.0)));
+        driver.transpose().map_err(|source| Error::Device {
             queue: entry.queue.name().to_owned(),
             source,
         })
@@ -457,7 +480,7 @@ fn open_ring_and_drivers(
 }
 
 /// Has each write of the wake-up event complete once in the ring.
-fn watch(wake: &Port, shared: &Shared, id: ReactorId) {
+fn watch(wake: &RingClient, shared: &Shared, id: ReactorId) {
     wake.push_poll(shared.wakeups[id.index()].event(), libc::POLLIN, true, RUNG);
 }
 

@@ -10,8 +10,8 @@
 pub(crate) mod core;
 mod moved;
 mod queues;
-pub mod runner;
 pub mod service;
+pub(crate) mod shared;
 pub mod sleep;
 pub mod wait;
 pub(crate) mod wakeup;
@@ -28,8 +28,9 @@ use blkmq_core::time::Instant;
 use self::core::ReactorCore;
 use self::service::{Cx, Service, ServiceFactory, ServiceState};
 use self::wait::Expected;
-use crate::engine::disk::QueueId;
-use crate::engine::shared::{Order, Shared};
+use crate::disk::QueueId;
+use crate::reactor::core::News;
+use crate::reactor::shared::{Inbox, Order, Shared};
 use crate::uring::ring::Completion;
 
 /// The loop of one thread and the services that live on it.
@@ -43,8 +44,8 @@ pub(crate) struct Reactor {
     arriving: VecDeque<ServiceFactory>,
     /// Services that have finished, to be dropped.
     leaving: VecDeque<Slot>,
-    /// The slot of each port of the ring.
-    slot_of_port: Vec<u32>,
+    /// The slot of each client of the ring.
+    slot_of_client: Vec<u32>,
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
     /// Slots called in this turn.
     touched: Vec<u32>,
@@ -54,6 +55,8 @@ pub(crate) struct Reactor {
     offers: Vec<(QueueId, GroupId)>,
     /// Services that expect something soon.
     busy: u32,
+    /// Services whose shared memory is looked at.
+    looked_at: Vec<LookedAt>,
     is_draining: bool,
     is_stopped: bool,
     /// Kept for their memory.
@@ -77,12 +80,13 @@ impl Reactor {
             free_slots: Vec::new(),
             arriving: VecDeque::new(),
             leaving: VecDeque::new(),
-            slot_of_port: Vec::new(),
+            slot_of_client: Vec::new(),
             timers: BinaryHeap::with_capacity(64),
             touched: Vec::with_capacity(64),
             refused: BTreeMap::new(),
             offers: Vec::new(),
             busy: 0,
+            looked_at: Vec::new(),
             is_draining: false,
             is_stopped: false,
             ended: Vec::with_capacity(ENDED_AT_ONCE),
@@ -108,6 +112,7 @@ impl Reactor {
         self.take_orders();
         self.come_and_go();
         self.take_ring();
+        self.look_at_services();
         self.take_timers();
         self.core.run_queues();
         self.offer_room();
@@ -131,6 +136,10 @@ impl Reactor {
             || !self.leaving.is_empty()
             || self.shared.inboxes[self.id.index()].has_orders()
             || self.core.has_news()
+            || self
+                .looked_at
+                .iter()
+                .any(|looked_at| has_work(&self.slots, looked_at.index))
     }
 
     fn wait(&mut self) {
@@ -142,8 +151,12 @@ impl Reactor {
             Expected::Nothing
         };
         let alarm = self.next_timer();
-        let inbox = &self.shared.inboxes[self.id.index()];
-        self.core.wait(expected, alarm, || inbox.has_orders());
+        let news = NewsOfServices {
+            inbox: &self.shared.inboxes[self.id.index()],
+            slots: &mut self.slots,
+            looked_at: &mut self.looked_at,
+        };
+        self.core.wait(expected, alarm, news);
     }
 
     fn take_orders(&mut self) {
@@ -187,13 +200,13 @@ impl Reactor {
             self.slots.push(None);
             self.slots.len() as u32 - 1
         });
-        let port = self.core.ring().open_port();
-        let id = usize::from(port.id());
-        if self.slot_of_port.len() <= id {
-            self.slot_of_port.resize(id + 1, u32::MAX);
+        let ring_client = self.core.ring().open_client();
+        let id = usize::from(ring_client.id());
+        if self.slot_of_client.len() <= id {
+            self.slot_of_client.resize(id + 1, u32::MAX);
         }
-        self.slot_of_port[id] = index;
-        let state = ServiceState::new(index, port);
+        self.slot_of_client[id] = index;
+        let state = ServiceState::new(index, ring_client);
         self.slots[index as usize] = Some(Slot {
             service: factory(),
             state,
@@ -212,20 +225,42 @@ impl Reactor {
         self.ready.clear();
         self.ready.extend_from_slice(self.core.reap_ring());
         for at in 0..self.ready.len() {
-            let port = usize::from(self.ready[at]);
-            // A driver's port has no slot: the driver takes its completions when its queue runs.
-            let Some(&index) = self.slot_of_port.get(port).filter(|&&index| index != u32::MAX) else {
+            let ring_client = usize::from(self.ready[at]);
+            // A driver's client has no slot: the driver takes its completions when its queue runs.
+            let Some(&index) = self
+                .slot_of_client
+                .get(ring_client)
+                .filter(|&&index| index != u32::MAX)
+            else {
                 continue;
             };
             let mut completed = std::mem::take(&mut self.completed);
             completed.clear();
             self.call(index, |service, cx| {
-                cx.port().take(&mut completed);
+                cx.ring_client().take(&mut completed);
                 if !completed.is_empty() {
                     service.on_ring(cx, &completed);
                 }
             });
             self.completed = completed;
+        }
+    }
+
+    /// Calls those that are looked at and have work. One that had none for many turns is asked to tell of it, so that what a turn
+    /// costs does not grow with those that are idle.
+    fn look_at_services(&mut self) {
+        let mut at = 0;
+        while let Some(looked_at) = self.looked_at.get_mut(at) {
+            let index = looked_at.index;
+            let has_work = has_work(&self.slots, index);
+            looked_at.in_vain = if has_work { 0 } else { looked_at.in_vain + 1 };
+            if has_work || (looked_at.in_vain > IN_VAIN_MAX && stop_looking(&mut self.slots, index)) {
+                self.call(index, |service, cx| service.on_work(cx));
+            } else if looked_at.in_vain > IN_VAIN_MAX {
+                self.looked_at.swap_remove(at);
+                continue;
+            }
+            at += 1;
         }
     }
 
@@ -342,7 +377,7 @@ impl Reactor {
             self.call(index, |service, cx| service.end_of_batch(cx));
         }
         for &index in &touched {
-            self.settle(index);
+            self.note_wants(index);
         }
         touched.clear();
         self.touched = touched;
@@ -372,29 +407,86 @@ impl Reactor {
     }
 
     /// Notes what a service wants after a batch: its timer, whether it is busy, whether it lives on.
-    fn settle(&mut self, index: u32) {
+    fn note_wants(&mut self, index: u32) {
         self.enter_timer(index);
         let Some(slot) = &mut self.slots[index as usize] else {
             return;
         };
         let Slot { service, state } = slot;
         state.is_touched = false;
-        let is_over = service.is_finished() && state.outstanding == 0 && state.port.in_flight() == 0;
+        let is_over = service.is_finished() && state.outstanding == 0 && state.ring_client.in_flight() == 0;
         let is_busy = !is_over && service.busy();
         self.busy = self.busy + u32::from(is_busy) - u32::from(state.is_busy);
         state.is_busy = is_busy;
+        if !is_over && !state.is_looked_at && service.is_looked_at() {
+            state.is_looked_at = true;
+            self.looked_at.push(LookedAt { index, in_vain: 0 });
+        }
         if is_over {
             let awaited = state.awaits_room;
-            self.slot_of_port[usize::from(state.port.id())] = u32::MAX;
+            self.slot_of_client[usize::from(state.ring_client.id())] = u32::MAX;
             self.leaving.extend(self.slots[index as usize].take());
             if let Some(line) = awaited.and_then(|of| self.refused.get_mut(&of)) {
                 line.retain(|&refused| refused != index);
             }
+            self.looked_at.retain(|looked_at| looked_at.index != index);
             self.free_slots.push(index);
         }
     }
 }
 
+/// A service that publishes no news of its own: the reactor looks.
+struct LookedAt {
+    index: u32,
+    /// Turns in which it had no work, since it had some.
+    in_vain: u32,
+}
+
+fn has_work(slots: &[Option<Slot>], index: u32) -> bool {
+    slots[index as usize]
+        .as_ref()
+        .is_some_and(|slot| slot.service.has_work())
+}
+
+/// Has a service's peer tell of work. Says whether there is some already: then it is looked at as before.
+fn stop_looking(slots: &mut [Option<Slot>], index: u32) -> bool {
+    let Some(slot) = &mut slots[index as usize] else {
+        return false;
+    };
+    slot.state.is_looked_at = slot.service.stop_looking();
+    slot.state.is_looked_at
+}
+
+/// What a reactor waits for beside what its core knows of.
+struct NewsOfServices<'a> {
+    inbox: &'a Inbox,
+    slots: &'a mut [Option<Slot>],
+    looked_at: &'a mut Vec<LookedAt>,
+}
+
+impl News for NewsOfServices<'_> {
+    fn is_there(&self) -> bool {
+        let Self {
+            inbox,
+            slots,
+            looked_at,
+        } = self;
+        inbox.has_orders() || looked_at.iter().any(|looked_at| has_work(slots, looked_at.index))
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        let Self {
+            inbox,
+            slots,
+            looked_at,
+        } = self;
+        looked_at.retain(|looked_at| stop_looking(slots, looked_at.index));
+        !looked_at.is_empty() || inbox.has_orders()
+    }
+}
+
+/// Turns without work after which a service is not looked at any more.
+const IN_VAIN_MAX: u32 = 64;
 /// Rounds of delivering and issuing in one turn, where drivers complete inline: then the ring and the timers
 /// are due.
 const ROUNDS_MAX: usize = 4;

@@ -139,7 +139,7 @@ const FEW: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+    use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
     use blkmq_core::ids::Cookie;
     use blkmq_core::queue::{Queue, QueueConfig};
     use blkmq_core::request::Request;
@@ -149,7 +149,7 @@ mod tests {
     /// A driver that nothing is issued to.
     struct Unused;
 
-    impl Driver for Unused {
+    impl HctxDriver for Unused {
         fn issue(&mut self, _: &Request, _: Cookie, _: bool, _: Instant) -> Issued {
             unreachable!("nothing is submitted")
         }

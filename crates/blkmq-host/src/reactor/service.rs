@@ -7,10 +7,10 @@ use blkmq_core::bio::Bio;
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::time::Instant;
 
-use crate::engine::disk::{Disk, QueueId};
-use crate::engine::shared::{Order, Shared};
+use crate::disk::{Disk, QueueId};
 use crate::reactor::core::ReactorCore;
-use crate::uring::ring::{Completion, Port};
+use crate::reactor::shared::{Order, Shared};
+use crate::uring::ring::{Completion, RingClient};
 
 /// A connection or a listener, living on one reactor.
 ///
@@ -40,6 +40,25 @@ pub trait Service {
     /// Is called once after each batch of the calls above, before the reactor waits: the moment to send what
     /// has gathered.
     fn end_of_batch(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// Says whether its peer publishes work in memory that both share, and has not been asked to tell of it: the reactor looks
+    /// there itself, at every turn and while it waits by looking. Asked after each batch.
+    fn is_looked_at(&self) -> bool {
+        false
+    }
+
+    /// Says whether there is work in the shared memory: a load or two, since it is asked again and again.
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    /// The reactor has found that it has work.
+    fn on_work(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// The reactor stops looking: has the peer tell of work from here on, through the ring. Says whether there is some already.
+    fn stop_looking(&mut self) -> bool {
+        false
+    }
 
     /// Says whether something is expected soon (a peer is there, I/O is under way), so that looking for it
     /// may pay.
@@ -87,7 +106,7 @@ pub struct Cx<'a> {
 /// What the reactor keeps for one service.
 pub(crate) struct ServiceState {
     pub(crate) index: u32,
-    pub(crate) port: Port,
+    pub(crate) ring_client: RingClient,
     pub(crate) timer: Option<Instant>,
     /// The earliest entry of this state in the reactor's heap of timers.
     pub(crate) timer_entered: Option<Instant>,
@@ -101,13 +120,15 @@ pub(crate) struct ServiceState {
     pub(crate) is_touched: bool,
     /// Counted as busy.
     pub(crate) is_busy: bool,
+    /// On the list of those that are looked at.
+    pub(crate) is_looked_at: bool,
 }
 
 impl ServiceState {
-    pub(crate) fn new(index: u32, port: Port) -> Self {
+    pub(crate) fn new(index: u32, ring_client: RingClient) -> Self {
         Self {
             index,
-            port,
+            ring_client,
             timer: None,
             timer_entered: None,
             outstanding: 0,
@@ -115,6 +136,7 @@ impl ServiceState {
             awaits_room: None,
             is_touched: false,
             is_busy: false,
+            is_looked_at: false,
         }
     }
 }
@@ -125,7 +147,7 @@ impl Cx<'_> {
         self.core.now()
     }
 
-    /// Submits a bio; it ends with [`Service::on_end`], after this call. `client` is overwritten.
+    /// Submits a bio; it ends with [`Service::on_end`], after this call. `ring_client` is overwritten.
     ///
     /// # Errors
     /// The bio, if too many are waiting, or its group has had enough data moved in this turn: [`Service::on_room`] says when to try
@@ -153,9 +175,9 @@ impl Cx<'_> {
         self.state.outstanding
     }
 
-    /// Its port of the reactor's ring.
-    pub fn port(&self) -> &Port {
-        &self.state.port
+    /// What it pushes to and takes from the reactor's ring with.
+    pub fn ring_client(&self) -> &RingClient {
+        &self.state.ring_client
     }
 
     /// Asks for [`Service::on_timer`] at `at`, instead of any earlier wish.

@@ -1,6 +1,6 @@
-//! Decides how one reactor shares its io_uring among drivers and doors: each has a port, completions go to
-//! their port. `reactor` and `attach` own the ring, submit and wait; drivers and services push entries
-//! through a [`Port`].
+//! Decides how one reactor shares its io_uring among drivers and doors: each is a client, completions go to
+//! their client. `reactor` and `attach` own the ring, submit and wait; drivers and services push entries
+//! through a [`RingClient`].
 //!
 //! Entries that are pushed reach the kernel with the next [`RingHandle::submit`] or [`RingHandle::wait`], so
 //! that a batch, and at depth 1 even submission and waiting, cost one system call. The ring is made with
@@ -27,7 +27,7 @@ use self::state::{RingState, Wait};
 /// The end, or one of several, of an entry that was pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// As given to [`Port::push`].
+    /// As given to [`RingClient::push`].
     pub user: u64,
     /// What the operation returned: negative errno on error.
     pub result: i32,
@@ -70,8 +70,8 @@ impl Default for RingConfig {
     }
 }
 
-/// Largest user data of an entry: 48 bits; the others name the port.
-pub const USER_MAX: u64 = (1 << PORT_SHIFT) - 1;
+/// Largest user data of an entry: 48 bits; the others name the client.
+pub const USER_MAX: u64 = (1 << CLIENT_SHIFT) - 1;
 
 /// A reactor's ring. Cheap to clone; stays on the thread that made it.
 #[derive(Clone)]
@@ -79,9 +79,9 @@ pub struct RingHandle(Rc<Ring>);
 
 /// One user of a ring: a driver's hardware context or a door.
 ///
-/// A dropped port forgets its completions. What it pushed goes on in the kernel: whoever drops a port has
-/// drained it, or keeps the buffers alive by other means ([`Port::in_flight`] tells).
-pub struct Port {
+/// A dropped client forgets its completions. What it pushed goes on in the kernel: whoever drops a client has
+/// drained it, or keeps the buffers alive by other means ([`RingClient::in_flight`] tells).
+pub struct RingClient {
     ring: RingHandle,
     id: u16,
 }
@@ -93,7 +93,7 @@ struct Ring {
 }
 
 #[derive(Default)]
-struct PortState {
+struct ClientState {
     completed: Vec<Completion>,
     /// Entries pushed whose last completion has not been reaped.
     in_flight: u32,
@@ -139,7 +139,7 @@ impl RingHandle {
         }
         let state = RingState {
             backlog: VecDeque::new(),
-            ports: Vec::new(),
+            clients: Vec::new(),
             unused: Vec::new(),
             ready: Vec::new(),
             free_files: (0..config.files).rev().collect(),
@@ -152,19 +152,19 @@ impl RingHandle {
         })))
     }
 
-    /// Opens a port.
+    /// Opens a client.
     ///
     /// # Panics
     /// If 65536 ports are open or not yet drained.
-    pub fn open_port(&self) -> Port {
+    pub fn open_client(&self) -> RingClient {
         let mut state = self.0.state.borrow_mut();
         let id = state.unused.pop().unwrap_or_else(|| {
-            let id = u16::try_from(state.ports.len()).expect("fewer than 65536 ports of one ring");
-            state.ports.push(PortState::default());
+            let id = u16::try_from(state.clients.len()).expect("fewer than 65536 ports of one ring");
+            state.clients.push(ClientState::default());
             id
         });
-        state.ports[usize::from(id)].is_open = true;
-        Port {
+        state.clients[usize::from(id)].is_open = true;
+        RingClient {
             ring: self.clone(),
             id,
         }
@@ -238,7 +238,7 @@ impl RingHandle {
     pub fn take_ready(&self, into: &mut Vec<u16>) {
         let state = &mut *self.0.state.borrow_mut();
         for id in state.ready.drain(..) {
-            state.ports[usize::from(id)].is_ready = false;
+            state.clients[usize::from(id)].is_ready = false;
             into.push(id);
         }
     }
@@ -270,21 +270,21 @@ impl RingHandle {
         }
     }
 
-    fn push(&self, port: u16, entry: squeue::Entry, user: u64) {
+    fn push(&self, client: u16, entry: squeue::Entry, user: u64) {
         assert!(
             user <= USER_MAX,
             "user data {user:#x} of a ring entry needs more than 48 bits"
         );
         let mut state = self.0.state.borrow_mut();
-        let entry = entry.user_data(u64::from(port) << PORT_SHIFT | user);
-        state.ports[usize::from(port)].in_flight += 1;
+        let entry = entry.user_data(u64::from(client) << CLIENT_SHIFT | user);
+        state.clients[usize::from(client)].in_flight += 1;
         state.queue(entry);
         self.0.in_flight.set(self.0.in_flight.get() + 1);
     }
 }
 
-impl Port {
-    /// The port's number, as [`RingHandle::take_ready`] reports it.
+impl RingClient {
+    /// The client's number, as [`RingHandle::take_ready`] reports it.
     pub fn id(&self) -> u16 {
         self.id
     }
@@ -297,18 +297,18 @@ impl Port {
     /// Appends what has completed since the last call.
     pub fn take(&self, into: &mut Vec<Completion>) {
         let mut state = self.ring.0.state.borrow_mut();
-        into.append(&mut state.ports[usize::from(self.id)].completed);
+        into.append(&mut state.clients[usize::from(self.id)].completed);
     }
 
     /// Says whether [`Self::take`] would give something.
     pub fn has_completed(&self) -> bool {
         let state = self.ring.0.state.borrow();
-        !state.ports[usize::from(self.id)].completed.is_empty()
+        !state.clients[usize::from(self.id)].completed.is_empty()
     }
 
     /// How many entries were pushed whose last completion has not been reaped by the ring.
     pub fn in_flight(&self) -> u32 {
-        self.ring.0.state.borrow().ports[usize::from(self.id)].in_flight
+        self.ring.0.state.borrow().clients[usize::from(self.id)].in_flight
     }
 
     /// Completes once, or again and again, when `fd` becomes ready for `events` (`libc::POLLIN`…).
@@ -317,9 +317,9 @@ impl Port {
         self.ring.push(self.id, entry.build(), user);
     }
 
-    /// Cancels this port's entry with user data `target`; both complete.
+    /// Cancels this client's entry with user data `target`; both complete.
     pub fn push_cancel(&self, target: u64, user: u64) {
-        let target = u64::from(self.id) << PORT_SHIFT | target;
+        let target = u64::from(self.id) << CLIENT_SHIFT | target;
         self.ring
             .push(self.id, opcode::AsyncCancel::new(target).build(), user);
     }
@@ -336,20 +336,20 @@ impl Port {
     }
 }
 
-impl Drop for Port {
+impl Drop for RingClient {
     fn drop(&mut self) {
         let mut state = self.ring.0.state.borrow_mut();
-        let port = &mut state.ports[usize::from(self.id)];
-        port.is_open = false;
-        port.completed.clear();
-        if port.is_unused() {
+        let client = &mut state.clients[usize::from(self.id)];
+        client.is_open = false;
+        client.completed.clear();
+        if client.is_unused() {
             state.unused.push(self.id);
         }
     }
 }
 
-impl PortState {
-    /// A number is given out again when no completion of its former port can come any more.
+impl ClientState {
+    /// A number is given out again when no completion of its former client can come any more.
     fn is_unused(&self) -> bool {
         !self.is_open && self.in_flight == 0
     }
@@ -360,8 +360,8 @@ pub(crate) const BEAT: Nanos = Nanos::from_secs(1);
 /// The same for the kernel, which reads it when the entry is submitted.
 static BEAT_TIMESPEC: types::Timespec = types::Timespec::new().sec(1);
 
-/// Where the port's number begins in an entry's user data.
-const PORT_SHIFT: u32 = 48;
+/// Where the client's number begins in an entry's user data.
+const CLIENT_SHIFT: u32 = 48;
 
 #[cfg(test)]
 mod tests {
@@ -375,16 +375,16 @@ mod tests {
         RingHandle::new(config).expect("io_uring is available")
     }
 
-    fn completed(port: &Port) -> Vec<u64> {
+    fn completed(client: &RingClient) -> Vec<u64> {
         let mut done = Vec::new();
-        port.take(&mut done);
+        client.take(&mut done);
         done.iter().map(|done| done.user).collect()
     }
 
     #[test]
-    fn each_port_gets_its_own_completions() {
+    fn each_client_gets_its_own_completions() {
         let ring = ring(8);
-        let (one, two) = (ring.open_port(), ring.open_port());
+        let (one, two) = (ring.open_client(), ring.open_client());
         one.push_nop(1);
         two.push_nop(2);
         two.push_nop(USER_MAX);
@@ -400,15 +400,15 @@ mod tests {
     #[test]
     fn more_entries_than_the_queue_holds_are_submitted_in_between() {
         let ring = ring(4);
-        let port = ring.open_port();
+        let client = ring.open_client();
         for user in 0..1000 {
-            port.push_nop(user);
+            client.push_nop(user);
         }
         let mut seen = Vec::new();
         while seen.len() < 1000 {
             ring.wait(None);
             ring.reap();
-            seen.extend(completed(&port));
+            seen.extend(completed(&client));
         }
         assert_eq!(seen, (0..1000).collect::<Vec<_>>());
         assert!(!ring.has_unsubmitted());
@@ -426,15 +426,15 @@ mod tests {
     #[test]
     fn a_number_of_a_dropped_port_is_used_again_only_when_its_entries_are_done() {
         let ring = ring(4);
-        let first = ring.open_port();
+        let first = ring.open_client();
         let id = first.id();
         first.push_nop(7);
         drop(first);
-        let second = ring.open_port();
+        let second = ring.open_client();
         assert_ne!(second.id(), id);
         ring.wait(None);
         ring.reap();
-        let third = ring.open_port();
+        let third = ring.open_client();
         assert_eq!(third.id(), id);
         assert_eq!(completed(&third), []);
     }
@@ -444,15 +444,15 @@ mod tests {
         let ring = ring(8);
         let mut open = std::collections::VecDeque::new();
         for round in 0..10_000 {
-            let port = ring.open_port();
+            let client = ring.open_client();
             assert!(
-                open.iter().all(|other: &Port| other.id() != port.id()),
+                open.iter().all(|other: &RingClient| other.id() != client.id()),
                 "given out twice"
             );
             if round % 3 == 0 {
-                port.push_nop(round);
+                client.push_nop(round);
             }
-            open.push_back(port);
+            open.push_back(client);
             if open.len() == 3 {
                 open.pop_front();
             }
@@ -461,16 +461,16 @@ mod tests {
                 ring.reap();
             }
         }
-        let used = ring.0.state.borrow().ports.len();
+        let used = ring.0.state.borrow().clients.len();
         assert!(used <= 8, "{used} numbers for 3 ports at a time");
     }
 
     #[test]
     fn spinning_sees_a_completion_that_the_kernel_has_deferred() {
         let ring = ring(4);
-        let port = ring.open_port();
+        let client = ring.open_client();
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        port.push_poll(std::os::fd::AsRawFd::as_raw_fd(&event), libc::POLLIN, true, 3);
+        client.push_poll(std::os::fd::AsRawFd::as_raw_fd(&event), libc::POLLIN, true, 3);
         ring.submit();
         assert_eq!(ring.reap(), 0);
         for _ in 0..3 {
@@ -479,8 +479,8 @@ mod tests {
             while reaped == 0 {
                 reaped = ring.reap();
             }
-            assert_eq!(completed(&port), [3]);
+            assert_eq!(completed(&client), [3]);
         }
-        assert_eq!(port.in_flight(), 1);
+        assert_eq!(client.in_flight(), 1);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::sched::Kind;
-use blkmq_drivers::null::{NullConfig, NullDrive};
+use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueId, QueueSpec};
 
 /// Bytes of every disk here.
@@ -25,8 +25,8 @@ pub(crate) fn engine(reactors: usize, attached_max: usize, null: NullConfig, ele
 
 /// A queue of one null disk that has the queue's name.
 pub(crate) fn queue(name: &str, null: NullConfig, elevator: Kind) -> QueueSpec {
-    let drive = NullDrive::new(null, &[SIZE]).expect("a null drive");
-    let mut spec = QueueSpec::new(name, Arc::new(drive));
+    let device = NullDevice::new(null, &[SIZE]).expect("a null drive");
+    let mut spec = QueueSpec::new(name, Arc::new(device));
     spec.elevator = elevator;
     spec.disks.push(DiskEntry {
         name: name.to_owned(),

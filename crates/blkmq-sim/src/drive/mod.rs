@@ -1,5 +1,5 @@
 //! Decides how a modelled drive behaves: what it takes, when a command ends and when its data moves.
-//! `port` is its side towards the core, `model` says how long things take, `fault` what goes wrong.
+//! `modelled_hctx` is its side towards the core, `model` says how long things take, `fault` what goes wrong.
 //!
 //! ```text
 //!   issue ─► staged ── commit / last ──► waiting ── a unit is free ──► in service ─► ended ── reap ─► gone
@@ -8,7 +8,7 @@
 
 pub mod fault;
 pub mod model;
-pub mod port;
+pub mod modelled_hctx;
 mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use blkmq_core::bio::Status;
 use blkmq_core::bio::{Bio, Op};
-use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::driver::{Done, HctxDriver, Issued};
 use blkmq_core::group::{CapKind, Caps, GroupTree, ROOT};
 use blkmq_core::ids::{Cookie, GroupId};
 use blkmq_core::limits::Limits;
@@ -102,7 +102,7 @@ impl Every {
     }
 }
 
-impl Driver for Flash {
+impl HctxDriver for Flash {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let clock = &mut *self.clock.borrow_mut();
         let Reverse(free) = clock.free.pop().expect("a drive has units");

@@ -15,7 +15,7 @@ use blkmq_core::ids::Tag;
 use blkmq_core::poll::{Bucket, Policy, Predictor, Setting, Verdict, Wait, Waited, WakeLatency};
 use blkmq_core::time::{Instant, Nanos};
 
-pub use self::device::{Device, STEP_EVERY, Shape};
+pub use self::device::{ModelledDevice, STEP_EVERY, Shape};
 use crate::rng::{Ppm, Rng};
 
 /// Its name on the command line.
@@ -140,7 +140,7 @@ pub struct Outcome {
 }
 
 /// Measures one way to wait: so many reads, `depth` of them under way.
-pub fn measure(device: Device, depth: u32, side: Side, host: Host, reads: u64, seed: u64) -> Outcome {
+pub fn measure(device: ModelledDevice, depth: u32, side: Side, host: Host, reads: u64, seed: u64) -> Outcome {
     let mut model = Model::new(device, depth, side, host, seed);
     while model.ended < reads {
         model.turn();
@@ -157,7 +157,7 @@ pub fn table(seed: u64) -> String {
         for shape in Shape::ALL {
             for us in DEVICES {
                 for depth in [1, 8] {
-                    let device = Device { us, shape };
+                    let device = ModelledDevice { us, shape };
                     rows(&mut table, device, depth, host, seed);
                 }
             }
@@ -166,7 +166,7 @@ pub fn table(seed: u64) -> String {
     table
 }
 
-fn rows(table: &mut String, device: Device, depth: u32, host: Host, seed: u64) {
+fn rows(table: &mut String, device: ModelledDevice, depth: u32, host: Host, seed: u64) {
     let classic = measure(device, depth, Side::Classic, host, READS, seed).iops;
     for side in Side::ALL {
         let outcome = measure(device, depth, side, host, READS, seed);
@@ -187,7 +187,7 @@ fn rows(table: &mut String, device: Device, depth: u32, host: Host, seed: u64) {
 }
 
 struct Model {
-    device: Device,
+    device: ModelledDevice,
     side: Side,
     host: Host,
     rng: Rng,
@@ -215,7 +215,7 @@ struct Later {
 }
 
 impl Model {
-    fn new(device: Device, depth: u32, side: Side, host: Host, seed: u64) -> Self {
+    fn new(device: ModelledDevice, depth: u32, side: Side, host: Host, seed: u64) -> Self {
         let mut rng = Rng::new(seed, 1);
         let observed: Vec<Nanos> = (0..128).map(|_| host.late(&mut rng)).collect();
         Self {

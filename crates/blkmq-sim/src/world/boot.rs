@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::queue::{DiskConfig, QueueConfig, QueueHandle, ReactorConfig, TagMode};
@@ -11,7 +11,7 @@ use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Instant;
 
 use crate::drive::Drive;
-use crate::drive::port::{Port, Way};
+use crate::drive::modelled_hctx::{ModelledHctx, Way};
 use crate::history::History;
 use crate::oracle::{Oracle, Rules};
 use crate::paths::{PATHS_MAX, Paths};
@@ -115,8 +115,9 @@ pub(super) fn attach(
         Some(paths) => paths.open(hctx, depth, stage),
         None => Box::new(Way::new(hctx.0, Rc::clone(stage))),
     };
-    let port = || Box::new(Port::new(hctx, lower(), Rc::clone(stage))) as Box<dyn Driver>;
-    let driver = handle.owns_hctx().then(port);
+    let modelled_hctx =
+        || Box::new(ModelledHctx::new(hctx, lower(), Rc::clone(stage))) as Box<dyn HctxDriver>;
+    let driver = handle.owns_hctx().then(modelled_hctx);
     Reactor::new(ReactorId(id as u16), handle.attach(driver), client)
 }
 

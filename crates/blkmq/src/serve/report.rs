@@ -7,7 +7,7 @@ use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::multipath::NoPath;
 use blkmq_core::stat::{DirectionStats, GroupStats};
-use blkmq_drivers::multipath::MultipathDrive;
+use blkmq_drivers::multipath::MultipathDevice;
 use blkmq_export::common::Common;
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
@@ -42,7 +42,7 @@ pub(super) fn statistics(control: &Control) -> String {
         if let Some(how) = control.describe_polling(QueueId(number)) {
             let _ = writeln!(out, "  polled: {how}");
         }
-        if let Ok(drive) = MultipathDrive::of_queue(control, QueueId(number)) {
+        if let Ok(drive) = MultipathDevice::of_queue(control, QueueId(number)) {
             out += &path_lines(drive);
         }
         for (bucket, seen) in control.poll_stats(QueueId(number)) {
@@ -77,7 +77,7 @@ pub(super) fn connections(common: &Common) -> String {
 }
 
 /// The paths of a multipath disk, with what happens while there is none.
-fn path_lines(drive: &MultipathDrive) -> String {
+fn path_lines(drive: &MultipathDevice) -> String {
     let all = drive.groups();
     let mut out = format!(
         "  paths: group {} is used, {} switches, selector {}{}\n",

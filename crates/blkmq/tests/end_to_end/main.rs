@@ -7,6 +7,7 @@
 mod common;
 
 mod bad_configuration;
+mod bench;
 mod block_status;
 mod connections;
 mod crash;

@@ -8,7 +8,7 @@ mod look;
 use std::sync::Arc;
 
 use crate::bio::{Bio, Status};
-use crate::driver::{Done, Driver, Issued, TimedOut};
+use crate::driver::{Done, HctxDriver, Issued, TimedOut};
 use crate::ids::{Cookie, HctxId};
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
@@ -23,7 +23,7 @@ use super::{PATHS_MAX, PathId, paths_in};
 /// Opens, on the reactor of a hardware context, what that needs of the world.
 pub trait Opener {
     /// Opens the path's driver, for one tag more than the queue has; none if that fails.
-    fn open(&mut self, path: PathId) -> Option<Box<dyn Driver>>;
+    fn open(&mut self, path: PathId) -> Option<Box<dyn HctxDriver>>;
 
     /// Makes a read that shows whether the path works. Its memory is there until the path's driver has let go of it.
     fn probe(&mut self, path: PathId) -> Bio;
@@ -52,7 +52,7 @@ pub struct MultipathHctx {
     /// Requests go to the worker before they go to a path.
     inserts_by_detour: bool,
     /// The paths' drivers.
-    lowers: [Option<Box<dyn Driver>>; PATHS_MAX],
+    lowers: [Option<Box<dyn HctxDriver>>; PATHS_MAX],
     /// Those of them that want to be looked after while they have nothing, a bit each.
     restless: u32,
     shard: Arc<Shard>,
@@ -119,7 +119,7 @@ impl MultipathHctx {
 
     /// A path's driver, which the caller knows to be there.
     #[inline(always)]
-    fn driver(&mut self, path: usize) -> &mut dyn Driver {
+    fn driver(&mut self, path: usize) -> &mut dyn HctxDriver {
         let driver = self.lowers[path % PATHS_MAX].as_mut();
         &mut **driver.expect("a path that is chosen has a driver")
     }
@@ -285,7 +285,7 @@ impl MultipathHctx {
     }
 }
 
-impl Driver for MultipathHctx {
+impl HctxDriver for MultipathHctx {
     #[inline]
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         let path = match self.choice.turn(now) {

@@ -3,35 +3,11 @@
 
 use std::fmt;
 
-use crate::time::{Instant, Nanos};
+use crate::time::Instant;
 
 use super::detour::Detours;
-use super::table::PathState;
+use super::table::{Failback, NoPath, PathState};
 use super::{Multipath, PathId, PathSpec, Selector};
-
-/// When a higher priority group is returned to, one of whose paths is back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Failback {
-    /// At once.
-    #[default]
-    Immediate,
-    /// By message only, or when the current group has no usable path left.
-    Manual,
-    /// So long after a path of it came back, if it still is usable then.
-    After(Nanos),
-}
-
-/// What becomes of requests while no path is usable (`queue_if_no_path`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NoPath {
-    /// They end with an error at once.
-    #[default]
-    Fail,
-    /// They are held until a path is back.
-    Queue,
-    /// They are held, until there has been no path for so long; from then on they end with an error, until a path is back.
-    QueueFor(Nanos),
-}
 
 /// A message that cannot be followed; the text names the drive, what was asked for, and what there is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -31,10 +31,10 @@ mod table;
 
 pub use detour::{ByWorker, Detour, Detours, Job};
 pub use hctx::{MultipathHctx, Opener};
-pub use message::{Failback, MessageError, NoPath};
+pub use message::MessageError;
 pub use selector::Selector;
 pub use shared::{Config, Kick, Multipath};
-pub use table::{GroupStats, PathSpec, PathState, PathStats};
+pub use table::{Failback, GroupStats, NoPath, PathSpec, PathState, PathStats};
 
 /// The most paths of one drive, those that are being removed included.
 pub const PATHS_MAX: usize = 32;

@@ -12,9 +12,9 @@ use crate::ids::{HctxId, REACTORS_MAX};
 use crate::time::{Instant, Nanos};
 
 use super::detour::Detours;
-use super::message::{Failback, MessageError, NoPath};
+use super::message::MessageError;
 use super::shard::Shard;
-use super::table::{Path, PathState, Table};
+use super::table::{Failback, NoPath, Path, PathState, Table};
 use super::{GroupStats, PATHS_MAX, PathId, PathSpec, PathStats, Selector};
 
 /// What a multipath drive is to be.
@@ -299,7 +299,7 @@ impl Multipath {
 
     /// Counts the change, lets go of the table and wakes those who should look.
     fn publish(&self, mut table: MutexGuard<'_, Table>, now: Instant) {
-        table.settle(now);
+        table.update_state(now);
         let open = table.open;
         // Release: pairs with the Acquire in `epoch`. Only changed under the lock.
         let next = self.epoch.load(Ordering::Relaxed) + 1;

@@ -13,8 +13,31 @@ use crate::bio::Status;
 use crate::time::{Instant, Nanos};
 
 use super::detour::Detours;
-use super::message::{Failback, NoPath};
 use super::{Config, PATHS_MAX, PathId, Selector, paths_in};
+
+/// When a higher priority group is returned to, one of whose paths is back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Failback {
+    /// At once.
+    #[default]
+    Immediate,
+    /// By message only, or when the current group has no usable path left.
+    Manual,
+    /// So long after a path of it came back, if it still is usable then.
+    After(Nanos),
+}
+
+/// What becomes of requests while no path is usable (`queue_if_no_path`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NoPath {
+    /// They end with an error at once.
+    #[default]
+    Fail,
+    /// They are held until a path is back.
+    Queue,
+    /// They are held, until there has been no path for so long; from then on they end with an error, until a path is back.
+    QueueFor(Nanos),
+}
 
 /// A path as it is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -235,7 +258,7 @@ impl Table {
     }
 
     /// Brings what depends on the paths' states up to date: the current group, and since when there is no path.
-    pub(super) fn settle(&mut self, now: Instant) {
+    pub(super) fn update_state(&mut self, now: Instant) {
         let best = self.best_group();
         match best {
             Some(best) if !self.is_usable(self.current) => self.go_to(best),

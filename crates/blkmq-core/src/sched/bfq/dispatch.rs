@@ -1,11 +1,11 @@
 //! Gives out requests: which queue may be next, which of its requests that is, and what it counts as. `turn` does so in its own
 //! way where a turn is more than one request.
 
-use super::super::Elevator;
 use super::super::slots::SlotId;
 use super::{Bfq, MOVES_NO_DATA, PASSED_OVER, wf2q};
 use crate::ids::GroupId;
 use crate::request::Request;
+use crate::sched::elevator::Elevator;
 use crate::time::Nanos;
 
 impl Bfq {
@@ -67,9 +67,9 @@ impl Bfq {
         if self.dismiss_absent() {
             return true;
         }
-        self.depth.held();
+        self.depth.note_held_back();
         let (holder, others) = (self.wf2q.holder(), self.others_in_flight());
-        let is_over = self.room.held(&self.wf2q, holder, others, self.now);
+        let is_over = self.room.note_held_back(&self.wf2q, holder, others, self.now);
         self.wf2q.set_open(is_over);
         is_over
     }

@@ -27,7 +27,7 @@ pub(super) struct Idling {
     awaited: ReactorSet,
     asked_at: Instant,
     /// For whom others are held now, since when, and when to look again.
-    held: Option<Held>,
+    held: Option<IdleWait>,
     credit: Nanos,
     credit_at: Instant,
 }
@@ -49,7 +49,7 @@ struct Member {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct IdleWait {
     group: GroupId,
     since: Instant,
     /// When to look again; none if nobody is waited for who has nothing.
@@ -148,7 +148,7 @@ impl Idling {
                 }
             }
         }
-        let held = self.held.get_or_insert(Held {
+        let held = self.held.get_or_insert(IdleWait {
             group,
             since: now,
             until: None,

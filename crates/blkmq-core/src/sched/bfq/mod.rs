@@ -29,18 +29,18 @@ use self::contention::Contention;
 use self::history::TurnEnd;
 use self::idling::Idling;
 use self::rate::Rate;
-use self::requests::Held;
+use self::requests::RequestMemory;
 use self::room::Room;
 use self::tunables::Tunables;
 use self::turn::{Neighbours, Pace, Turn};
 use self::wf2q::Wf2q;
 use super::depth::DepthLaw;
-use super::{Elevator, InsertAt, Inserted, Note, TunableError};
 use crate::bio::Class;
 use crate::group::{GroupTree, Node};
 use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::request::Request;
+use crate::sched::elevator::{Elevator, InsertAt, Inserted, Note, TunableError};
 use crate::time::{Instant, Nanos};
 
 /// The bfq elevator.
@@ -48,7 +48,7 @@ use crate::time::{Instant, Nanos};
 /// Its memory is made at set-up: per request about 650 bytes beside the request itself, per group about 170.
 #[derive(Debug)]
 pub struct Bfq {
-    held: Held,
+    held: RequestMemory,
     clients: Clients,
     wf2q: Wf2q,
     contention: Contention,
@@ -108,7 +108,7 @@ impl Bfq {
             idled: Vec::with_capacity(capacity),
             cost_max: limits.transfer_max,
             now: Instant(0),
-            held: Held::new(limits, requests_max),
+            held: RequestMemory::new(limits, requests_max),
         };
         for (id, node) in groups.iter() {
             bfq.group_set(id, node);

@@ -6,13 +6,13 @@ use super::tunables::Tunables;
 use crate::limits::Limits;
 use crate::merge::{self, Fit};
 use crate::request::Request;
-use crate::sched::Inserted;
+use crate::sched::elevator::Inserted;
 use crate::sched::slots::{Fifo, SlotId, Slots};
 use crate::time::{Instant, Nanos};
 
 /// The memory that all queues of an elevator share.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct RequestMemory {
     pub(super) slots: Slots,
     order: Order,
     limits: Limits,
@@ -29,7 +29,7 @@ pub(super) struct Requests {
     swept: u64,
 }
 
-impl Held {
+impl RequestMemory {
     /// Makes the memory for `requests_max` requests.
     pub(super) fn new(limits: Limits, requests_max: usize) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Requests {
 
     /// Takes a request in: merges it with a neighbour, or puts it at its position and behind all that came before.
     #[inline]
-    pub(super) fn insert(&mut self, held: &mut Held, rq: Box<Request>, now: Instant) -> Inserted {
+    pub(super) fn insert(&mut self, held: &mut RequestMemory, rq: Box<Request>, now: Instant) -> Inserted {
         let position = rq.position();
         let gap = held.order.gap(self.by_position, position);
         let rq = match self.merge(held, gap, rq) {
@@ -94,7 +94,7 @@ impl Requests {
     }
 
     /// Takes a request in that was out before: it goes before everything that was not.
-    pub(super) fn requeue(&mut self, held: &mut Held, rq: Box<Request>, now: Instant) {
+    pub(super) fn requeue(&mut self, held: &mut RequestMemory, rq: Box<Request>, now: Instant) {
         let id = held.slots.put(rq, now);
         self.requeued.push(&mut held.slots, id);
     }
@@ -113,14 +113,14 @@ impl Requests {
 
     /// The oldest request, if it has waited for `expire`.
     #[inline]
-    pub(super) fn expired(&self, held: &Held, expire: Nanos, now: Instant) -> Option<SlotId> {
+    pub(super) fn expired(&self, held: &RequestMemory, expire: Nanos, now: Instant) -> Option<SlotId> {
         let oldest = self.by_arrival.first()?;
         (now.since(held.slots.arrived(oldest).at) >= expire).then_some(oldest)
     }
 
     /// The request that is nearest to where the head is: ahead of it, or behind it within `back_seek_max`, where distance
     /// counts `back_seek_penalty` times. If there is none, the sweep begins anew at the lowest position.
-    pub(super) fn nearest(&self, held: &Held, tunables: &Tunables) -> Option<SlotId> {
+    pub(super) fn nearest(&self, held: &RequestMemory, tunables: &Tunables) -> Option<SlotId> {
         let ahead = held.order.first_from(self.by_position, self.swept);
         let behind = held
             .order
@@ -137,7 +137,7 @@ impl Requests {
 
     /// Takes out the request `id`.
     #[inline]
-    pub(super) fn take(&mut self, held: &mut Held, id: SlotId) -> Box<Request> {
+    pub(super) fn take(&mut self, held: &mut RequestMemory, id: SlotId) -> Box<Request> {
         if self.requeued.first() == Some(id) {
             self.requeued.remove(&mut held.slots, id);
             return held.slots.take(id);
@@ -151,7 +151,12 @@ impl Requests {
 
     /// Merges a request with one of the neighbours of its position, or gives it back.
     #[inline]
-    fn merge(&mut self, held: &mut Held, gap: Gap, mut rq: Box<Request>) -> Result<(), Box<Request>> {
+    fn merge(
+        &mut self,
+        held: &mut RequestMemory,
+        gap: Gap,
+        mut rq: Box<Request>,
+    ) -> Result<(), Box<Request>> {
         let (position, end) = (rq.position(), rq.position_end());
         if let Some(id) = gap.before.filter(|&id| held.slots.end(id) == position) {
             match held.try_merge(id, rq, Fit::Back) {
@@ -171,7 +176,7 @@ impl Requests {
     }
 
     /// After a back merge into `id`: merges the request behind it too, if it has come to touch it.
-    fn close_gap(&mut self, held: &mut Held, id: SlotId, behind: Option<SlotId>) {
+    fn close_gap(&mut self, held: &mut RequestMemory, id: SlotId, behind: Option<SlotId>) {
         let Some(later) = behind.filter(|&later| held.slots.end(id) == held.order.key(later)) else {
             return;
         };
@@ -186,7 +191,7 @@ impl Requests {
     }
 
     /// Asserts that both orders hold the same requests; visits all of them.
-    pub(super) fn check(&self, held: &Held, mut visit: impl FnMut(&Request)) {
+    pub(super) fn check(&self, held: &RequestMemory, mut visit: impl FnMut(&Request)) {
         self.requeued.check(&held.slots);
         self.by_arrival.check(&held.slots);
         held.order.check(self.by_position);

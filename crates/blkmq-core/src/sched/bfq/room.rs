@@ -93,8 +93,14 @@ impl Room {
 
     /// All that waits is held: for `holder`, or for want of room; the others have so many in flight. Says whether a probe begins,
     /// so that nobody is held any more.
-    pub(super) fn held(&mut self, wf2q: &Wf2q, holder: Option<EntityId>, others: u32, now: Instant) -> bool {
-        self.window.held(others);
+    pub(super) fn note_held_back(
+        &mut self,
+        wf2q: &Wf2q,
+        holder: Option<EntityId>,
+        others: u32,
+        now: Instant,
+    ) -> bool {
+        self.window.note_held_back(others);
         if self.probe.phase != Phase::Resting || now < self.quiet_until {
             return false;
         }

@@ -252,7 +252,7 @@ impl Wf2q {
             return self.waits(only).then_some(only.0);
         }
         let reach = self.reach_now();
-        self.trees[group as usize][class].settle(&mut self.entities, reach)
+        self.trees[group as usize][class].next_eligible(&mut self.entities, reach)
     }
 
     /// Makes a leaf that waits for its turn, and its groups, the served ones, whatever the order says. Nobody is being

@@ -21,10 +21,10 @@ use self::scaling::{Latency, Scaling};
 use self::tunables::Tunables;
 use super::request_list::{RequestList, RequestMemory};
 use super::slots::Fifo;
-use super::{Elevator, InsertAt, Inserted, Note, TunableError};
 use crate::bio::Op;
 use crate::limits::Limits;
 use crate::request::Request;
+use crate::sched::elevator::{Elevator, InsertAt, Inserted, Note, TunableError};
 use crate::time::Instant;
 
 /// The kyber elevator.

@@ -1,7 +1,7 @@
 //! Decides what users may change of kyber: the latency targets, under the names and units that Linux gives them. Read by
 //! `scaling` for each request that has ended.
 
-use crate::sched::TunableError;
+use crate::sched::elevator::TunableError;
 use crate::time::Nanos;
 
 /// The tunables' values.

@@ -4,7 +4,7 @@
 use super::tunables::Tunables;
 use crate::bio::Op;
 use crate::request::Request;
-use crate::sched::Inserted;
+use crate::sched::elevator::Inserted;
 use crate::sched::index::Cursor;
 use crate::sched::request_list::{RequestList, RequestMemory};
 use crate::sched::slots::Fifo;

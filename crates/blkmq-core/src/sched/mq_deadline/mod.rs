@@ -19,9 +19,9 @@ mod tunables;
 use self::class::{Class, SIDES};
 use self::tunables::Tunables;
 use super::request_list::RequestMemory;
-use super::{Elevator, InsertAt, Inserted, TunableError};
 use crate::limits::Limits;
 use crate::request::Request;
+use crate::sched::elevator::{Elevator, InsertAt, Inserted, TunableError};
 use crate::time::Instant;
 
 /// The mq-deadline elevator.

@@ -1,7 +1,7 @@
 //! Decides what users may change of mq-deadline: the tunables, under the names and units that Linux gives
 //! them. Read by `class` at each decision, so that a change works at once, also on what is queued already.
 
-use crate::sched::TunableError;
+use crate::sched::elevator::TunableError;
 use crate::time::Nanos;
 
 /// The tunables' values.

@@ -15,7 +15,7 @@ fn polled_rig() -> Option<Rig> {
     };
     let mut rig = rig(device.as_ref(), Direct::On);
     assert!(rig.hctx.set_polled(true));
-    assert!(rig.hctx.polled.is_some(), "{:?}", rig.drive.disks()[0].polling());
+    assert!(rig.hctx.polled.is_some(), "{:?}", rig.device.disks()[0].polling());
     Some(rig)
 }
 
@@ -46,7 +46,7 @@ fn a_polled_context_moves_whole_odd_and_scattered_memory() {
             assert!(memory == data, "{op:?}, case {seed}");
         }
     }
-    assert_eq!(rig.drive.ended_polled(), 6);
+    assert_eq!(rig.device.ended_polled(), 6);
 }
 
 #[test]
@@ -60,12 +60,12 @@ fn a_polled_context_that_is_switched_off_is_looked_at_until_what_is_in_flight_ha
     assert_eq!(rig.hctx.issue(&rq, cookie(1), false, Instant(0)), Issued::Queued);
     assert!(rig.hctx.set_polled(false), "nothing announces the end");
     assert_eq!(rig.hctx.issue(&rq, cookie(2), true, Instant(0)), Issued::Queued);
-    assert_eq!(rig.drive.ended_polled(), 0);
+    assert_eq!(rig.device.ended_polled(), 0);
     let mut done = look(&mut rig, 1);
     assert!(!rig.hctx.set_polled(false) && rig.hctx.polled.is_none());
     done.extend(rig.wait(1));
     assert!(done.iter().all(|done| done.status.is_ok()));
-    assert_eq!(rig.drive.ended_polled(), 1, "the second one was not polled");
+    assert_eq!(rig.device.ended_polled(), 1, "the second one was not polled");
     assert!(rig.hctx.set_polled(true) && rig.hctx.polled.is_some());
 }
 
@@ -93,5 +93,5 @@ fn a_polled_context_flushes_through_the_reactors_ring() {
     let Some(mut rig) = polled_rig() else { return };
     let flush = request_with(Op::Flush, Flags::NONE, 0, 0, &[]);
     assert_eq!(rig.run(&flush), Status::Ok);
-    assert_eq!(rig.drive.ended_polled(), 0);
+    assert_eq!(rig.device.ended_polled(), 0);
 }

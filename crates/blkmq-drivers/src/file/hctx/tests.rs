@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 
 use blkmq_core::bio::Flags;
 use blkmq_core::ids::DiskId;
-use blkmq_host::drive::Allocation;
+use blkmq_host::device::Allocation;
 use blkmq_host::ring::RingConfig;
 
 use super::full_tests::Mounted;
 use super::*;
 use crate::chance::Chance;
-use crate::file::{Direct, FileConfig, FileDrive};
+use crate::file::{Direct, FileConfig, FileDevice};
 use crate::mapping::Mapping;
 use crate::testing::{cookie, flagged, lend, request, request_with, scratch_file, scratch_file_in};
 
 /// A hardware context with its ring, onto some files.
 pub(super) struct Rig {
     pub(super) hctx: FileHctx,
-    pub(super) drive: FileDrive,
+    pub(super) device: FileDevice,
     ring: RingHandle,
 }
 
@@ -30,9 +30,9 @@ fn rig_with(configs: &[FileConfig], files: u32) -> Rig {
     });
     let ring = ring.expect("io_uring is available");
     let disks = configs.iter().map(|config| FileDisk::open(config).unwrap());
-    let drive = FileDrive::new(disks.collect(), DEPTH).unwrap();
-    let hctx = drive.hctx(&ring).unwrap();
-    Rig { hctx, drive, ring }
+    let device = FileDevice::new(disks.collect(), DEPTH).unwrap();
+    let hctx = device.hctx(&ring).unwrap();
+    Rig { hctx, device, ring }
 }
 
 pub(super) fn rig(path: &Path, direct: Direct) -> Rig {
@@ -229,11 +229,11 @@ fn extents_are_the_holes_of_the_file() {
     let mut rig = rig(&path, Direct::Auto);
     rig.write(Flags::FUA, 256 << 10, &mut pattern(1, 64 << 10));
     let mut out = Vec::new();
-    rig.drive.extents(DiskId(0), 0, u64::MAX, 9, &mut out).unwrap();
+    rig.device.extents(DiskId(0), 0, u64::MAX, 9, &mut out).unwrap();
     let kinds: Vec<(u64, bool)> = out.iter().map(|extent| (extent.len >> 10, extent.hole)).collect();
     assert_eq!(kinds, [(256, true), (64, false), (704, true)]);
     out.clear();
-    rig.drive
+    rig.device
         .extents(DiskId(0), (256 << 10) + 512, 1024, 9, &mut out)
         .unwrap();
     assert_eq!((out.len(), out[0].len, out[0].hole), (1, 1024, false));
@@ -252,7 +252,7 @@ fn a_file_that_became_shorter_is_an_io_error_and_no_stale_data() {
         "a read that is cut short"
     );
     assert_eq!(rig.read(768 << 10, &mut memory), Status::Io);
-    assert_eq!(rig.drive.disks()[0].errors(), 2);
+    assert_eq!(rig.device.disks()[0].errors(), 2);
     file.set_len(1 << 20).unwrap();
     assert_eq!(rig.read(768 << 10, &mut memory), Status::Ok);
 }
@@ -269,7 +269,7 @@ fn requests_whose_buffers_are_missing_or_too_short_are_invalid() {
 fn bounces_that_run_out_are_waited_for() {
     let path = scratch_file("bounces", 1 << 20);
     let mut rig = rig(&path, Direct::Auto);
-    if rig.drive.disks()[0]
+    if rig.device.disks()[0]
         .direct()
         .is_none_or(|needs| needs.memory == 1)
     {
@@ -376,7 +376,7 @@ fn a_block_device_is_served_like_a_file() {
     let device = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
     let result = std::panic::catch_unwind(|| {
         let mut rig = rig(&device, Direct::Auto);
-        assert_eq!(rig.drive.disks()[0].size(), 4 << 20);
+        assert_eq!(rig.device.disks()[0].size(), 4 << 20);
         let mut data = pattern(3, 64 << 10);
         assert_eq!(rig.write(Flags::FUA, 1 << 20, &mut data), Status::Ok);
         assert_eq!(rig.run(&request(Op::Flush, 0, 0)), Status::Ok);

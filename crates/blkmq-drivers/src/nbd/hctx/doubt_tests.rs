@@ -2,13 +2,13 @@
 
 use std::any::Any;
 
-use blkmq_host::drive::{Allocation, Drive};
+use blkmq_host::device::{Allocation, Device};
 use blkmq_nbd::codec::reply::write_simple;
 use blkmq_nbd::codec::{ErrorCode, HeaderStyle};
 
-use super::rig::{Client, RICH, Rig, SHARED, Server, drive, pattern, rig, write};
+use super::rig::{Client, RICH, Rig, SHARED, Server, device, pattern, rig, write};
 use super::*;
-use crate::nbd::{Ledger, NbdDrive};
+use crate::nbd::{Ledger, NbdDevice};
 use crate::testing::request;
 
 /// Answers one request, with an error or none.
@@ -42,14 +42,14 @@ fn flush(rig: &mut Rig, client: Client) -> (Status, Client) {
 }
 
 /// A drive with a context, and a connection, on each of two reactors.
-fn two(server: &Server) -> (NbdDrive, [Rig; 2], [Client; 2]) {
+fn two(server: &Server) -> (NbdDevice, [Rig; 2], [Client; 2]) {
     let config = server.config(&[("connections", "2"), ("reconnect", "30")]);
-    let (drive, first) = drive(server, &config);
-    drive.hctxs(2, 2);
-    let (one, mut other) = (Rig::new(&drive, 0), Rig::new(&drive, 1));
+    let (device, first) = device(server, &config);
+    device.hctxs(2, 2);
+    let (one, mut other) = (Rig::new(&device, 0), Rig::new(&device, 1));
     let second = server.accept();
     other.wait_for_connections(1);
-    (drive, [one, other], [first, second])
+    (device, [one, other], [first, second])
 }
 
 #[test]
@@ -100,20 +100,20 @@ fn what_was_flushed_is_not_in_doubt() {
 fn a_server_that_has_no_flush_keeps_nothing_that_could_be_lost() {
     let server = Server::new(HeaderStyle::Simple, TransmissionFlags::HAS_FLAGS);
     let config = server.config(&[("reconnect", "30")]);
-    let (drive, client) = drive(&server, &config);
-    drive.hctxs(1, 1);
-    let mut rig = Rig::new(&drive, 0);
+    let (device, client) = device(&server, &config);
+    device.hctxs(1, 1);
+    let mut rig = Rig::new(&device, 0);
     drop(write_once(&mut rig, client));
     rig.wait_for_connections(0);
     let _client = server.accept();
     rig.wait_for_connections(1);
-    assert_eq!(drive.losses(DiskId(0)).count, 0);
+    assert_eq!(device.losses(DiskId(0)).count, 0);
 }
 
 #[test]
 fn what_one_context_wrote_and_the_server_lost_every_context_tells_of() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
-    let (drive, [mut one, mut other], [first, second]) = two(&server);
+    let (device, [mut one, mut other], [first, second]) = two(&server);
     drop(write_once(&mut one, first));
     drop(second);
     one.wait_for_connections(0);
@@ -127,7 +127,7 @@ fn what_one_context_wrote_and_the_server_lost_every_context_tells_of() {
     }
     one.wait_for_connections(1);
     other.wait_for_connections(1);
-    assert_eq!(drive.losses(DiskId(0)).count, 1);
+    assert_eq!(device.losses(DiskId(0)).count, 1);
     // Which connection is whose was the thread's to say; either answers.
     let servers: Vec<_> = clients
         .into_iter()
@@ -202,10 +202,10 @@ fn paths_to_the_same_storage_tell_of_what_went_over_another() {
     let ledger: Arc<dyn Any + Send + Sync> = Arc::new(Ledger::default());
     let config = server.config(&[("connections", "1")]);
     let mut paths = [0, 1].map(|_| {
-        let (drive, client) = drive(&server, &config);
-        assert!(drive.keep_ledger(&ledger), "a flush on one covers the others");
-        drive.hctxs(1, 1);
-        (Rig::new(&drive, 0), Some(client))
+        let (device, client) = device(&server, &config);
+        assert!(device.keep_ledger(&ledger), "a flush on one covers the others");
+        device.hctxs(1, 1);
+        (Rig::new(&device, 0), Some(client))
     });
     let [(one, first), (other, second)] = &mut paths;
     *first = Some(write_once(one, first.take().unwrap()));

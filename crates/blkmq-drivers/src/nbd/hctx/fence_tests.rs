@@ -1,11 +1,11 @@
 //! Decides what must wait for the end of a lost session, with servers that each test plays itself.
 
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_nbd::codec::reply::write_simple;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{ErrorCode, HeaderStyle};
 
-use super::rig::{Client, Rig, SHARED, Server, drive, pattern, read, rig, write};
+use super::rig::{Client, Rig, SHARED, Server, device, pattern, read, rig, write};
 use super::*;
 
 fn server() -> Server {
@@ -174,9 +174,9 @@ fn a_write_that_waits_in_vain_for_a_fence_ends_when_it_is_late_twice() {
 fn a_session_is_fenced_over_a_connection_of_another_context() {
     let server = server();
     let config = server.config(&[("connections", "2")]);
-    let (drive, mut first) = drive(&server, &config);
-    drive.hctxs(2, 2);
-    let (mut one, mut other) = (Rig::new(&drive, 0), Rig::new(&drive, 1));
+    let (device, mut first) = device(&server, &config);
+    device.hctxs(2, 2);
+    let (mut one, mut other) = (Rig::new(&device, 0), Rig::new(&device, 1));
     let second = server.accept();
     other.wait_for_connections(1);
     let (mut memory, mut again) = (pattern(4096), pattern(4096));

@@ -21,7 +21,7 @@ impl NbdHctx {
         };
         connection.abandon();
         for kind in [READABLE, WRITABLE] {
-            self.port
+            self.ring_client
                 .push_cancel(user(kind, number, link.epoch), user(CANCEL, number, 0));
         }
         link.epoch = link.epoch.wrapping_add(1) & EPOCH_MAX;
@@ -109,7 +109,7 @@ impl NbdHctx {
         let link = &mut self.links[usize::from(number)];
         let mut connection = Connection::new(dialed.socket, dialed.agreed.style, can_fua, requests);
         connection.session = dialed.session;
-        self.port.push_poll(
+        self.ring_client.push_poll(
             connection.fd(),
             libc::POLLIN,
             true,
@@ -135,7 +135,7 @@ impl NbdHctx {
     }
 
     pub(super) fn watch_news(&self) {
-        self.port
+        self.ring_client
             .push_poll(self.mailbox.fd(), libc::POLLIN, true, user(NEWS, 0, 0));
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use blkmq_core::ids::HctxId;
-use blkmq_host::drive::Drive;
+use blkmq_host::device::Device;
 use blkmq_host::ring::RingConfig;
 use blkmq_nbd::codec::handshake::{OptionCode, write_greeting};
 use blkmq_nbd::codec::option_reply::{Info, OptionReplies, ReplyKind};
@@ -16,7 +16,7 @@ use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{HandshakeFlags, HeaderStyle};
 
 use super::*;
-use crate::nbd::{NbdConfig, NbdDisk, NbdDrive};
+use crate::nbd::{NbdConfig, NbdDevice, NbdDisk};
 use crate::testing::{cookie, lend, request_with};
 
 pub(super) const RICH: TransmissionFlags = TransmissionFlags::HAS_FLAGS
@@ -179,27 +179,27 @@ pub(super) struct Rig {
 /// Connects to `server`; the first connection is accepted here.
 pub(super) fn rig(server: &Server, keys: &[(&str, &str)]) -> (Rig, Client) {
     let config = server.config(&[&[("connections", "1")], keys].concat());
-    let (drive, client) = drive(server, &config);
-    drive.hctxs(1, 1);
-    (Rig::new(&drive, 0), client)
+    let (device, client) = device(server, &config);
+    device.hctxs(1, 1);
+    (Rig::new(&device, 0), client)
 }
 
 /// Makes a drive; its first connection is accepted here.
-pub(super) fn drive(server: &Server, config: &NbdConfig) -> (NbdDrive, Client) {
+pub(super) fn device(server: &Server, config: &NbdConfig) -> (NbdDevice, Client) {
     let (disk, client) = std::thread::scope(|scope| {
         let disk = scope.spawn(|| NbdDisk::open(config));
         let client = server.accept();
         (disk.join().unwrap().unwrap(), client)
     });
-    (NbdDrive::new(disk, DEPTH), client)
+    (NbdDevice::new(disk, DEPTH), client)
 }
 
 impl Rig {
     /// Opens a hardware context of a drive.
-    pub(super) fn new(drive: &NbdDrive, hctx: u16) -> Self {
+    pub(super) fn new(device: &NbdDevice, hctx: u16) -> Self {
         let ring = RingHandle::new(RingConfig::default()).expect("io_uring is available");
         Self {
-            hctx: drive.hctx(&ring, HctxId(hctx)).unwrap(),
+            hctx: device.hctx(&ring, HctxId(hctx)).unwrap(),
             ring,
             now: Instant(1),
         }

@@ -4,23 +4,23 @@ use blkmq_core::bio::{Flags, Op};
 use blkmq_core::time::Nanos;
 
 use super::*;
-use crate::null::{NullConfig, NullDrive};
+use crate::null::{NullConfig, NullDevice};
 use crate::testing::{cookie, lend, request, request_with};
 
-fn hctx(keys: &[(&str, &str)]) -> Box<dyn Driver> {
+fn hctx(keys: &[(&str, &str)]) -> Box<dyn HctxDriver> {
     let mut config = NullConfig::default();
     for (key, value) in keys {
         config.set(key, value).unwrap();
     }
-    let drive = NullDrive::new(config, &[1 << 30]).unwrap();
-    drive.hctx(HctxId(0)).unwrap()
+    let device = NullDevice::new(config, &[1 << 30]).unwrap();
+    device.hctx(HctxId(0)).unwrap()
 }
 
-fn issue(hctx: &mut dyn Driver, tag: u32, now: Instant) -> Issued {
+fn issue(hctx: &mut dyn HctxDriver, tag: u32, now: Instant) -> Issued {
     hctx.issue(&request(Op::Read, 0, 4096), cookie(tag), true, now)
 }
 
-fn reap(hctx: &mut dyn Driver, now: Instant) -> Vec<(u32, Status)> {
+fn reap(hctx: &mut dyn HctxDriver, now: Instant) -> Vec<(u32, Status)> {
     let mut done = Vec::new();
     hctx.reap(now, &mut done);
     done.iter().map(|d| (d.cookie.tag().0, d.status)).collect()
@@ -28,8 +28,8 @@ fn reap(hctx: &mut dyn Driver, now: Instant) -> Vec<(u32, Status)> {
 
 #[test]
 fn a_bare_drive_ends_everything_at_once() {
-    let drive = NullDrive::new(NullConfig::bare(), &[4096]).unwrap();
-    let mut hctx = NullHctx::new(drive.into_shared(), HctxId(0));
+    let device = NullDevice::new(NullConfig::bare(), &[4096]).unwrap();
+    let mut hctx = NullHctx::new(device.into_shared(), HctxId(0));
     assert!(hctx.plain);
     for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
         let issued = hctx.issue(&request(op, 0, 4096), cookie(0), true, Instant(0));
@@ -165,8 +165,8 @@ fn a_drive_with_memory_reads_what_was_written_and_loses_power_as_its_cache_says(
         cache: true,
         ..NullConfig::default()
     };
-    let drive = NullDrive::new(config, &[1 << 20]).unwrap();
-    let mut hctx = drive.hctx(HctxId(0)).unwrap();
+    let device = NullDevice::new(config, &[1 << 20]).unwrap();
+    let mut hctx = device.hctx(HctxId(0)).unwrap();
     let mut run = |op, fill: u8| {
         let mut bytes = vec![fill; 4096];
         let rq = request_with(op, Flags::NONE, 0, 4096, &[lend(&mut bytes)]);
@@ -178,7 +178,7 @@ fn a_drive_with_memory_reads_what_was_written_and_loses_power_as_its_cache_says(
     };
     run(Op::Write, 1);
     assert_eq!(run(Op::Read, 9), 1);
-    drive.lose_power();
+    device.lose_power();
     assert_eq!(run(Op::Read, 9), 0);
 }
 

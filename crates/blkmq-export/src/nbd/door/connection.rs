@@ -201,7 +201,7 @@ impl Connection {
     fn poll(&mut self, cx: &mut Cx<'_>) {
         if !self.is_polling && self.closing == Closing::No {
             self.is_polling = true;
-            cx.port().push_poll(
+            cx.ring_client().push_poll(
                 self.socket.as_raw_fd(),
                 libc::POLLIN | libc::POLLRDHUP,
                 true,
@@ -299,7 +299,7 @@ impl Service for Connection {
             }
             let any_freed = self.send(cx.now());
             if self.is_blocked {
-                cx.port()
+                cx.ring_client()
                     .push_poll(self.socket.as_raw_fd(), libc::POLLOUT, false, POLL_OUT);
             }
             if any_freed || self.transmit.is_empty() {

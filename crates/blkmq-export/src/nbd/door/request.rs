@@ -56,7 +56,7 @@ fn zeroes_flags(flags: CommandFlags) -> Flags {
     found
 }
 
-pub(super) fn extent(extent: &blkmq_host::drive::Extent) -> Extent {
+pub(super) fn extent(extent: &blkmq_host::device::Extent) -> Extent {
     let state = ExtentState::default()
         .with_if(extent.hole, ExtentState::HOLE)
         .with_if(extent.zero, ExtentState::ZERO);

@@ -9,10 +9,10 @@ use blkmq_core::queue::Queue;
 use blkmq_core::time::Nanos;
 
 use super::Control;
-use crate::engine::disk::{Disk, QueueId};
-use crate::engine::group_paths::{Paths, check_path, group_error, join, parent_of};
-use crate::engine::shared::QueueEntry;
+use crate::disk::{Disk, QueueId};
 use crate::error::Error;
+use crate::group_paths::{Paths, check_path, group_error, join, parent_of};
+use crate::reactor::shared::QueueEntry;
 
 /// Groups. All of these are for any thread but a reactor's; they insist for a while if the gate is in use.
 impl Control {

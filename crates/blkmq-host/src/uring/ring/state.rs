@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use blkmq_core::time::Nanos;
 use io_uring::{IoUring, squeue};
 
-use super::{Completion, PORT_SHIFT, PortState, USER_MAX, sys};
+use super::{CLIENT_SHIFT, ClientState, Completion, USER_MAX, sys};
 
 pub(super) struct RingState {
     pub(super) uring: IoUring,
     /// Pushed while the submission queue was full and the kernel took nothing.
     pub(super) backlog: VecDeque<squeue::Entry>,
-    pub(super) ports: Vec<PortState>,
+    pub(super) clients: Vec<ClientState>,
     /// Numbers of ports that are closed and drained.
     pub(super) unused: Vec<u16>,
     /// Ports with completions that [`super::RingHandle::take_ready`] has not reported.
@@ -72,26 +72,26 @@ impl RingState {
         let mut reaped = Reaped::default();
         for entry in self.uring.completion() {
             reaped.completions += 1;
-            let id = (entry.user_data() >> PORT_SHIFT) as usize;
-            let port = &mut self.ports[id];
+            let id = (entry.user_data() >> CLIENT_SHIFT) as usize;
+            let client = &mut self.clients[id];
             let completion = Completion {
                 user: entry.user_data() & USER_MAX,
                 result: entry.result(),
                 flags: entry.flags(),
             };
             if !completion.has_more() {
-                port.in_flight -= 1;
+                client.in_flight -= 1;
                 reaped.entries += 1;
             }
-            if !port.is_open {
-                if port.is_unused() {
+            if !client.is_open {
+                if client.is_unused() {
                     self.unused.push(id as u16);
                 }
                 continue;
             }
-            port.completed.push(completion);
-            if !port.is_ready {
-                port.is_ready = true;
+            client.completed.push(completion);
+            if !client.is_ready {
+                client.is_ready = true;
                 self.ready.push(id as u16);
             }
         }

@@ -6,9 +6,9 @@ use std::io;
 use blkmq_core::time::Nanos;
 use io_uring::{EnterFlags, IoUring, squeue, types};
 
-use super::Port;
+use super::RingClient;
 
-impl Port {
+impl RingClient {
     /// Queues an entry; the kernel sees it with the ring's next submission. `user` comes back in the
     /// completion.
     ///
@@ -28,7 +28,7 @@ impl Port {
 
 /// Puts an entry on the submission queue. Says false if that is full.
 pub(super) fn push(queue: &mut squeue::SubmissionQueue<'_>, entry: &squeue::Entry) -> bool {
-    // SAFETY: entries come from `Port::push`, whose caller vouches for their memory, or from the safe
+    // SAFETY: entries come from `RingClient::push`, whose caller vouches for their memory, or from the safe
     // functions of the parent module, whose entries point to none.
     unsafe { queue.push(entry) }.is_ok()
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use blkmq_core::bio::{Bio, Status};
-use blkmq_core::driver::{Done, Driver, Issued};
+use blkmq_core::driver::{Done, HctxDriver, Issued};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
@@ -98,7 +98,7 @@ impl Rig {
             let hctx = HctxId(handle.id().0);
             let driver = handle.owns_hctx().then(|| {
                 let disk = Rc::clone(&disk);
-                Box::new(Port { hctx, disk }) as Box<dyn Driver>
+                Box::new(ModelledHctx { hctx, disk }) as Box<dyn HctxDriver>
             });
             Cpu {
                 local: handle.attach(driver),
@@ -352,12 +352,12 @@ impl Disk {
 }
 
 /// A hardware context's way to the disk.
-struct Port {
+struct ModelledHctx {
     hctx: HctxId,
     disk: Rc<RefCell<Disk>>,
 }
 
-impl Driver for Port {
+impl HctxDriver for ModelledHctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let mut disk = self.disk.borrow_mut();
         disk.work.issued += 1;

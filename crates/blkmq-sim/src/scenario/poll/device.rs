@@ -9,7 +9,7 @@ use crate::rng::{Ppm, Rng};
 
 /// A device, by the time of its small reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct ModelledDevice {
     /// In microseconds.
     pub us: u64,
     /// How reads differ.
@@ -47,13 +47,13 @@ impl Shape {
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for ModelledDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}us-{}", self.us, self.shape.name())
     }
 }
 
-impl Device {
+impl ModelledDevice {
     /// The size of the `index`th read.
     pub fn len(&self, index: u64) -> u64 {
         match self.shape {

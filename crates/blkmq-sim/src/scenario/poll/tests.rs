@@ -3,7 +3,7 @@
 use super::*;
 
 fn at_depth_1(us: u64, shape: Shape, side: Side, host: Host) -> Outcome {
-    measure(Device { us, shape }, 1, side, host, READS, 1)
+    measure(ModelledDevice { us, shape }, 1, side, host, READS, 1)
 }
 
 fn each(mut check: impl FnMut(u64, Shape, Host)) {
@@ -20,7 +20,7 @@ fn each(mut check: impl FnMut(u64, Shape, Host)) {
 fn at_every_device_at_most_1_in_20_reads_slept_for_is_overslept() {
     each(|us, shape, host| {
         for depth in [1, 8] {
-            let outcome = measure(Device { us, shape }, depth, Side::Ours, host, READS, 2);
+            let outcome = measure(ModelledDevice { us, shape }, depth, Side::Ours, host, READS, 2);
             assert!(
                 outcome.overslept_ppm <= 50_000,
                 "{us} µs {shape:?} {host:?} depth {depth}: {outcome:?}"
@@ -87,7 +87,7 @@ fn a_step_in_either_direction_is_forgotten_after_64_reads() {
 #[test]
 fn half_of_the_mean_drifts_to_twice_the_lateness() {
     let before = measure(
-        Device {
+        ModelledDevice {
             us: 5,
             shape: Shape::Fixed,
         },

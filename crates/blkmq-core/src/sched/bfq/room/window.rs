@@ -48,7 +48,7 @@ impl Window {
 
     /// One of the others was held while they had so many in flight.
     #[inline]
-    pub(super) fn held(&mut self, others: u32) {
+    pub(super) fn note_held_back(&mut self, others: u32) {
         self.held_at = self.held_at.max(others);
     }
 

@@ -34,7 +34,7 @@ impl Tree {
     /// Makes eligible who is by now, and lets go who lingers no longer. If nobody is eligible, time jumps to the first
     /// start, unless that is too far ahead of the slowest one. Returns who is next. Nobody of this tree is being served.
     #[inline]
-    pub(super) fn settle(&mut self, entities: &mut [Entity], reach: u64) -> Option<u32> {
+    pub(super) fn next_eligible(&mut self, entities: &mut [Entity], reach: u64) -> Option<u32> {
         if self.eligible.first().is_none() {
             let start = entities[self.waiting.first()? as usize].start;
             if !self.allows(entities, reach, start) {

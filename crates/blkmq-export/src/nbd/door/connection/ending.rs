@@ -88,9 +88,9 @@ impl Connection {
         self.slots.give_up();
         if self.is_polling && self.is_at_end() {
             self.is_polling = false;
-            cx.port().push_cancel(POLL_IN, CANCEL);
+            cx.ring_client().push_cancel(POLL_IN, CANCEL);
             if self.is_blocked {
-                cx.port().push_cancel(POLL_OUT, CANCEL);
+                cx.ring_client().push_cancel(POLL_OUT, CANCEL);
             }
         }
     }

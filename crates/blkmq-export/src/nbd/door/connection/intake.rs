@@ -46,7 +46,7 @@ impl Connection {
     /// Others are due, too; this one goes on in the next turn.
     pub(super) fn come_again(&mut self, cx: &mut Cx<'_>) {
         if !std::mem::replace(&mut self.comes_again, true) {
-            cx.port().push_nop(AGAIN);
+            cx.ring_client().push_nop(AGAIN);
         }
     }
 

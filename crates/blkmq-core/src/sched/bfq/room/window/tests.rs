@@ -6,7 +6,7 @@ use super::*;
 fn ends(window: &mut Window, n: u64, every: u64, now: &mut Instant) {
     for _ in 0..n {
         *now = *now + Nanos(every * 1000);
-        window.held(32);
+        window.note_held_back(32);
         window.note_end(Nanos(2_000_000), Nanos(1_000_000), 32, *now);
     }
 }
@@ -14,7 +14,7 @@ fn ends(window: &mut Window, n: u64, every: u64, now: &mut Instant) {
 /// A room that counts, after requests that took too long ended one in 100 µs.
 fn limited() -> (Window, Instant) {
     let (mut window, mut now) = (Window::default(), Instant(0));
-    window.held(32);
+    window.note_held_back(32);
     window.begin();
     window.begin_again(true, now);
     ends(&mut window, 400, 100, &mut now);

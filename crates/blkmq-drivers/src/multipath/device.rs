@@ -1,12 +1,12 @@
 //! Decides what a multipath drive is made of, and how it is changed while it runs: the messages by the paths' names.
-//! `blkmq-config` makes it from configured disks, a library user from drives; [`MultipathDrive::of_queue`] finds it again.
+//! `blkmq-config` makes it from configured disks, a library user from drives; [`MultipathDevice::of_queue`] finds it again.
 
 use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_core::mapper::multipath::{
@@ -15,7 +15,7 @@ use blkmq_core::mapper::multipath::{
 };
 use blkmq_core::queue::Queue;
 use blkmq_host::clock::Clock;
-use blkmq_host::drive::{Allocation, Drive, Extent, Losses, Polling};
+use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 use blkmq_host::{Control, Error, QueueId};
@@ -28,11 +28,11 @@ use crate::nbd::Ledger;
 
 /// A drive that is one of the ways to another: its disk 0 is the multipath drive's.
 #[derive(Clone)]
-pub struct PathDrive {
+pub struct PathDevice {
     /// Its name, unique among the paths.
     pub name: String,
     /// The drive. Its contexts must take tags up to the queue's depth, that one included (it is the probes').
-    pub drive: Arc<dyn Drive>,
+    pub device: Arc<dyn Device>,
     /// Bytes of its disk 0.
     pub size: u64,
     /// Its priority group, 0 first.
@@ -49,11 +49,11 @@ pub enum MultipathError {
     Message(#[from] MessageError),
     /// A path does not lead to the same disk.
     #[error(
-        "multipath {drive}: path {path} has {size} bytes, the others have {others}: they cannot lead to the same disk"
+        "multipath {device}: path {path} has {size} bytes, the others have {others}: they cannot lead to the same disk"
     )]
     Size {
         /// The drive.
-        drive: String,
+        device: String,
         /// The path.
         path: String,
         /// Its bytes.
@@ -63,27 +63,27 @@ pub enum MultipathError {
     },
     /// A path that is to be added takes less than the drive has promised.
     #[error(
-        "multipath {drive}: path {path} rejected: its limits are narrower than those of the paths that the drive began with; \
+        "multipath {device}: path {path} rejected: its limits are narrower than those of the paths that the device began with; \
          have it there from the start"
     )]
     Limits {
         /// The drive.
-        drive: String,
+        device: String,
         /// The path.
         path: String,
     },
     /// Memory for probes.
-    #[error("multipath {drive}: no memory for probes: {source}")]
+    #[error("multipath {device}: no memory for probes: {source}")]
     Memory {
         /// The drive.
-        drive: String,
+        device: String,
         /// What the kernel said.
         source: io::Error,
     },
 }
 
 /// A drive that is reached over several others.
-pub struct MultipathDrive {
+pub struct MultipathDevice {
     shared: Arc<Multipath>,
     links: Arc<Links>,
     /// What the paths have in common of their writes' durability.
@@ -97,7 +97,7 @@ pub struct MultipathDrive {
     clock: Clock,
 }
 
-impl MultipathDrive {
+impl MultipathDevice {
     /// Joins paths to a drive whose tags number at most `depth`.
     ///
     /// # Errors
@@ -105,10 +105,10 @@ impl MultipathDrive {
     pub fn new(
         name: &str,
         config: &MultipathConfig,
-        paths: Vec<PathDrive>,
+        paths: Vec<PathDevice>,
         depth: u32,
     ) -> Result<Self, MultipathError> {
-        let specs = paths.iter().map(PathDrive::spec).collect();
+        let specs = paths.iter().map(PathDevice::spec).collect();
         let shared = Multipath::new(Config {
             selector: config.selector,
             failback: config.failback,
@@ -120,17 +120,17 @@ impl MultipathDrive {
         })?;
         let size = paths[0].size;
         paths.iter().try_for_each(|path| path.check_size(name, size))?;
-        let limits = paths.iter().map(|path| path.drive.limits());
+        let limits = paths.iter().map(|path| path.device.limits());
         let limits = limits
             .reduce(|all, one| all.stack(&one))
             .expect("at least one path");
         let ledger: Arc<Ledger> = Arc::default();
         for path in &paths {
-            path.drive.keep_ledger(&any(&ledger));
+            path.device.keep_ledger(&any(&ledger));
         }
         let links = Arc::new(Links::default());
         for (slot, path) in links.lock().iter_mut().zip(paths) {
-            *slot = Some(path.drive);
+            *slot = Some(path.device);
         }
         Ok(Self {
             shared,
@@ -146,9 +146,9 @@ impl MultipathDrive {
     }
 
     /// The drive as what it is, if it is one of several paths.
-    pub fn of(drive: &dyn Drive) -> Option<&Self> {
-        let drive: &dyn Any = drive;
-        drive.downcast_ref()
+    pub fn of(device: &dyn Device) -> Option<&Self> {
+        let device: &dyn Any = device;
+        device.downcast_ref()
     }
 
     /// The drive of a queue of a running engine: what its paths do, and messages to change them.
@@ -156,8 +156,8 @@ impl MultipathDrive {
     /// # Errors
     /// If there is no such queue, or its drive is of another kind.
     pub fn of_queue(control: &Control, queue: QueueId) -> Result<&Self, Error> {
-        let drive = control.drive(queue)?;
-        Self::of(drive).ok_or_else(|| {
+        let device = control.device(queue)?;
+        Self::of(device).ok_or_else(|| {
             let name = control.queues().nth(queue.index()).map_or("?", Queue::name);
             Error::Disk(format!(
                 "queue {name}: its drive has no paths; only a multipath disk has"
@@ -210,19 +210,19 @@ impl MultipathDrive {
     ///
     /// # Errors
     /// If it does not lead to a disk of the same size, takes less than was promised, or has a name that is taken.
-    pub fn add_path(&self, path: PathDrive) -> Result<(), MultipathError> {
+    pub fn add_path(&self, path: PathDevice) -> Result<(), MultipathError> {
         path.check_size(self.shared.name(), self.size)?;
-        if self.limits.stack(&path.drive.limits()) != self.limits {
-            let (drive, path) = (self.shared.name().to_owned(), path.name);
-            return Err(MultipathError::Limits { drive, path });
+        if self.limits.stack(&path.device.limits()) != self.limits {
+            let (device, path) = (self.shared.name().to_owned(), path.name);
+            return Err(MultipathError::Limits { device, path });
         }
         let hctxs = self.hctxs.load(Ordering::Relaxed);
-        path.drive.hctxs(hctxs, hctxs);
-        path.drive.keep_ledger(&any(&self.ledger));
+        path.device.hctxs(hctxs, hctxs);
+        path.device.keep_ledger(&any(&self.ledger));
         // Held until the drive is in its place: who opens the path waits for that.
         let mut links = self.links.lock();
         let id = self.shared.add_path(path.spec(), self.clock.now())?;
-        links[id.index()] = Some(path.drive);
+        links[id.index()] = Some(path.device);
         Ok(())
     }
 
@@ -267,17 +267,17 @@ impl MultipathDrive {
         self.shared.set_detours(detours, self.clock.now());
     }
 
-    fn first_drive(&self) -> Option<Arc<dyn Drive>> {
+    fn first_drive(&self) -> Option<Arc<dyn Device>> {
         self.links.lock().iter().flatten().next().cloned()
     }
 }
 
-impl PathDrive {
+impl PathDevice {
     /// A path of the first group.
-    pub fn new(name: impl Into<String>, drive: Arc<dyn Drive>, size: u64) -> Self {
+    pub fn new(name: impl Into<String>, device: Arc<dyn Device>, size: u64) -> Self {
         Self {
             name: name.into(),
-            drive,
+            device,
             size,
             group: 0,
             throughput: 1,
@@ -292,12 +292,12 @@ impl PathDrive {
         }
     }
 
-    fn check_size(&self, drive: &str, others: u64) -> Result<(), MultipathError> {
+    fn check_size(&self, device: &str, others: u64) -> Result<(), MultipathError> {
         if self.size == others {
             return Ok(());
         }
         Err(MultipathError::Size {
-            drive: drive.to_owned(),
+            device: device.to_owned(),
             path: self.name.clone(),
             size: self.size,
             others,
@@ -305,7 +305,7 @@ impl PathDrive {
     }
 }
 
-impl Drive for MultipathDrive {
+impl Device for MultipathDevice {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -316,9 +316,9 @@ impl Drive for MultipathDrive {
         let fewest = links
             .iter()
             .flatten()
-            .fold(wanted, |fewest, drive| drive.hctxs(fewest, reactors));
-        for drive in links.iter().flatten() {
-            drive.hctxs(fewest, fewest);
+            .fold(wanted, |fewest, device| device.hctxs(fewest, reactors));
+        for device in links.iter().flatten() {
+            device.hctxs(fewest, fewest);
         }
         self.hctxs.store(fewest, Ordering::Relaxed);
         fewest
@@ -327,7 +327,7 @@ impl Drive for MultipathDrive {
     /// As is common to all paths.
     fn polling(&self) -> Polling {
         let links = self.links.lock();
-        let mut all = links.iter().flatten().map(|drive| drive.polling());
+        let mut all = links.iter().flatten().map(|device| device.polling());
         if all.clone().any(|one| one == Polling::Impossible) {
             Polling::Impossible
         } else if all.all(|one| one == Polling::Usual) {
@@ -338,8 +338,8 @@ impl Drive for MultipathDrive {
     }
 
     fn meet(&self, runner: Runner) {
-        for drive in self.links.lock().iter().flatten() {
-            drive.meet(runner.clone());
+        for device in self.links.lock().iter().flatten() {
+            device.meet(runner.clone());
         }
         let _ = self.workshop.runner.set(runner.clone());
         self.shared.set_kick(Arc::new(runner));
@@ -351,10 +351,10 @@ impl Drive for MultipathDrive {
             .lock()
             .iter()
             .flatten()
-            .for_each(|drive| drive.abort_queued());
+            .for_each(|device| device.abort_queued());
     }
 
-    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         let problem = Arc::new(Mutex::new(String::new()));
         let opener = PathOpener {
             links: Arc::clone(&self.links),
@@ -383,7 +383,7 @@ impl Drive for MultipathDrive {
     }
 }
 
-impl Allocation for MultipathDrive {
+impl Allocation for MultipathDevice {
     fn extents(
         &self,
         disk: DiskId,
@@ -392,21 +392,24 @@ impl Allocation for MultipathDrive {
         max: usize,
         out: &mut Vec<Extent>,
     ) -> io::Result<()> {
-        let drive = self.first_drive().ok_or(io::ErrorKind::NotConnected)?;
-        drive.extents(disk, offset, len, max, out)
+        let device = self.first_drive().ok_or(io::ErrorKind::NotConnected)?;
+        device.extents(disk, offset, len, max, out)
     }
 
     fn losses(&self, disk: DiskId) -> Losses {
         let ledger = any(&self.ledger);
         let links = self.links.lock();
-        let alone = links.iter().flatten().filter(|drive| !drive.keep_ledger(&ledger));
-        alone.fold(self.ledger.losses(), |all, drive| all.and(drive.losses(disk)))
+        let alone = links
+            .iter()
+            .flatten()
+            .filter(|device| !device.keep_ledger(&ledger));
+        alone.fold(self.ledger.losses(), |all, device| all.and(device.losses(disk)))
     }
 
     fn tell_losses(&self, disk: DiskId) {
         self.ledger.tell(self.ledger.losses().count);
         let links = self.links.lock();
-        links.iter().flatten().for_each(|drive| drive.tell_losses(disk));
+        links.iter().flatten().for_each(|device| device.tell_losses(disk));
     }
 }
 

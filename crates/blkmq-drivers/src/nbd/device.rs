@@ -6,10 +6,10 @@ use std::io;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::drive::{Allocation, Drive, Extent, Losses, Polling};
+use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling};
 use blkmq_host::ring::RingHandle;
 use blkmq_nbd::codec::TransmissionFlags;
 
@@ -20,7 +20,7 @@ use super::reconnect::Reconnector;
 
 /// A disk on an NBD server, as a drive of its own.
 #[derive(Debug)]
-pub struct NbdDrive {
+pub struct NbdDevice {
     shared: Arc<Shared>,
     depth: u32,
     /// Hardware contexts among which the connections are divided.
@@ -45,7 +45,7 @@ impl Shared {
     }
 }
 
-impl NbdDrive {
+impl NbdDevice {
     /// Makes a drive of a disk, for tags below `depth` and one more, for a probe.
     pub fn new(disk: NbdDisk, depth: u32) -> Self {
         static PLACES: AtomicU64 = AtomicU64::new(0);
@@ -95,7 +95,7 @@ impl NbdDrive {
     }
 }
 
-impl Drive for NbdDrive {
+impl Device for NbdDevice {
     fn polling(&self) -> Polling {
         Polling::Possible
     }
@@ -126,13 +126,13 @@ impl Drive for NbdDrive {
         Arc::ptr_eq(kept, &ledger)
     }
 
-    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         Ok(Box::new(self.hctx(ring, hctx)?))
     }
 }
 
 /// All is data: doors ask on a reactor, which must not wait for a server's answer.
-impl Allocation for NbdDrive {
+impl Allocation for NbdDevice {
     fn extents(
         &self,
         _disk: DiskId,

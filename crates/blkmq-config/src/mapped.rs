@@ -3,48 +3,37 @@
 
 use blkmq_core::mapper::table::MapKind;
 
-use super::{MapConfig, Member};
-use crate::value::{self, ConfigError};
+use blkmq_host::mapped::{MapConfig, Member};
+use blkmq_host::value::{self, ConfigError};
 
-impl MapConfig {
-    /// Reads `linear=MEMBERS`.
-    ///
-    /// # Errors
-    /// Names the member and what is wrong with it.
-    pub fn linear(members: &str) -> Result<Self, ConfigError> {
-        Ok(Self {
-            kind: MapKind::Linear,
-            members: parse("linear", members)?,
-        })
-    }
+/// Reads `linear=MEMBERS`.
+pub(crate) fn linear(members: &str) -> Result<MapConfig, ConfigError> {
+    Ok(MapConfig {
+        kind: MapKind::Linear,
+        members: parse("linear", members)?,
+    })
+}
 
-    /// Reads `striped=MEMBERS`. The chunk has its default of 64 KiB until [`MapConfig::set`] changes it.
-    ///
-    /// # Errors
-    /// As [`MapConfig::linear`].
-    pub fn striped(members: &str) -> Result<Self, ConfigError> {
-        Ok(Self {
-            kind: MapKind::Striped { chunk: CHUNK },
-            members: parse("striped", members)?,
-        })
-    }
+/// Reads `striped=MEMBERS`. The chunk has its default of 64 KiB until [`set`] changes it.
+pub(crate) fn striped(members: &str) -> Result<MapConfig, ConfigError> {
+    Ok(MapConfig {
+        kind: MapKind::Striped { chunk: CHUNK },
+        members: parse("striped", members)?,
+    })
+}
 
-    /// Sets another key: `chunk`, a size, of a striped disk.
-    ///
-    /// # Errors
-    /// If there is no such key, or the value is none.
-    pub fn set(&mut self, key: &str, text: &str) -> Result<(), ConfigError> {
-        let (driver, known) = match &mut self.kind {
-            MapKind::Striped { chunk } if key == "chunk" => {
-                *chunk = value::size(key, text)?;
-                return Ok(());
-            }
-            MapKind::Striped { .. } => ("striped", "chunk"),
-            MapKind::Linear => ("linear", "none"),
-        };
-        let key = key.to_owned();
-        Err(ConfigError::UnknownKey { driver, key, known })
-    }
+/// Sets another key: `chunk`, a size, of a striped disk.
+pub(crate) fn set(map: &mut MapConfig, key: &str, text: &str) -> Result<(), ConfigError> {
+    let (driver, known) = match &mut map.kind {
+        MapKind::Striped { chunk } if key == "chunk" => {
+            *chunk = value::size(key, text)?;
+            return Ok(());
+        }
+        MapKind::Striped { .. } => ("striped", "chunk"),
+        MapKind::Linear => ("linear", "none"),
+    };
+    let key = key.to_owned();
+    Err(ConfigError::UnknownKey { driver, key, known })
 }
 
 fn parse(key: &str, members: &str) -> Result<Vec<Member>, ConfigError> {
@@ -71,7 +60,7 @@ mod tests {
 
     #[test]
     fn members_are_read_with_their_ranges() {
-        let map = MapConfig::linear("a+b:512M + c.1:1G:4096").unwrap();
+        let map = linear("a+b:512M + c.1:1G:4096").unwrap();
         let seen: Vec<_> = map
             .members
             .iter()
@@ -89,11 +78,11 @@ mod tests {
 
     #[test]
     fn a_stripe_has_chunks_and_a_linear_disk_has_none() {
-        let mut map = MapConfig::striped("a+b").unwrap();
+        let mut map = striped("a+b").unwrap();
         assert_eq!(map.kind, MapKind::Striped { chunk: 65536 });
-        map.set("chunk", "1M").unwrap();
+        set(&mut map, "chunk", "1M").unwrap();
         assert_eq!(map.kind, MapKind::Striped { chunk: 1 << 20 });
-        let error = MapConfig::linear("a").unwrap().set("chunk", "1M").unwrap_err();
+        let error = set(&mut linear("a").unwrap(), "chunk", "1M").unwrap_err();
         assert!(
             error
                 .to_string()
@@ -104,7 +93,7 @@ mod tests {
     #[test]
     fn what_is_no_member_is_named() {
         for text in ["", "a++b", "a:1:2:3", "a:x", ":1"] {
-            let error = MapConfig::linear(text).unwrap_err().to_string();
+            let error = linear(text).unwrap_err().to_string();
             assert!(
                 error.starts_with("linear=") && error.contains("rejected: must be"),
                 "{error}"

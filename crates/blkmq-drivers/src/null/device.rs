@@ -4,10 +4,10 @@
 use std::io;
 use std::sync::Arc;
 
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::drive::{Allocation, Drive, Extent, Polling};
+use blkmq_host::device::{Allocation, Device, Extent, Polling};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::value::ConfigError;
 
@@ -18,7 +18,7 @@ use super::service::Capacity;
 
 /// A drive without a medium.
 #[derive(Clone, Debug)]
-pub struct NullDrive(Arc<Shared>);
+pub struct NullDevice(Arc<Shared>);
 
 /// What the hardware contexts of a null drive share.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub enum NullError {
     SetupFailure(HctxId),
 }
 
-impl NullDrive {
+impl NullDevice {
     /// Makes a drive with disks of these sizes, in bytes, in the order of their ids.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl NullDrive {
     ///
     /// # Errors
     /// [`NullError::SetupFailure`] if that was configured for this context.
-    pub fn hctx(&self, hctx: HctxId) -> Result<Box<dyn Driver>, NullError> {
+    pub fn hctx(&self, hctx: HctxId) -> Result<Box<dyn HctxDriver>, NullError> {
         if self.0.config.setup_failure == Some(hctx.0) {
             return Err(NullError::SetupFailure(hctx));
         }
@@ -81,7 +81,7 @@ impl NullDrive {
     }
 }
 
-impl Drive for NullDrive {
+impl Device for NullDevice {
     fn limits(&self) -> Limits {
         let config = &self.0.config;
         // Only what takes as long as it is large has to be cut.
@@ -105,12 +105,12 @@ impl Drive for NullDrive {
         }
     }
 
-    fn open_hctx(&self, _ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+    fn open_hctx(&self, _ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         self.hctx(hctx).map_err(io::Error::other)
     }
 }
 
-impl Allocation for NullDrive {
+impl Allocation for NullDevice {
     fn extents(
         &self,
         disk: DiskId,
@@ -143,9 +143,9 @@ mod tests {
             setup_failure: Some(1),
             ..NullConfig::default()
         };
-        let drive = NullDrive::new(config, &[1 << 20]).unwrap();
-        assert!(drive.hctx(HctxId(0)).is_ok());
-        let error = drive.hctx(HctxId(1)).err().unwrap();
+        let device = NullDevice::new(config, &[1 << 20]).unwrap();
+        assert!(device.hctx(HctxId(0)).is_ok());
+        let error = device.hctx(HctxId(1)).err().unwrap();
         assert!(
             error.to_string().contains("hardware context 1 failed as asked"),
             "{error}"
@@ -159,7 +159,7 @@ mod tests {
                 cache,
                 ..NullConfig::default()
             };
-            NullDrive::new(config, &[4096]).unwrap().limits()
+            NullDevice::new(config, &[4096]).unwrap().limits()
         };
         assert_eq!(limits(true).check(), Ok(()));
         assert!(limits(true).cache && limits(true).fua);
@@ -168,11 +168,11 @@ mod tests {
 
     #[test]
     fn a_disk_is_one_hole() {
-        let drive = NullDrive::new(NullConfig::default(), &[8192]).unwrap();
+        let device = NullDevice::new(NullConfig::default(), &[8192]).unwrap();
         let mut out = Vec::new();
-        drive.extents(DiskId(0), 4096, 65536, 8, &mut out).unwrap();
+        device.extents(DiskId(0), 4096, 65536, 8, &mut out).unwrap();
         assert_eq!(out, [Extent::hole(4096)]);
-        assert!(drive.extents(DiskId(0), 8192, 1, 8, &mut out).is_err());
-        assert!(drive.extents(DiskId(1), 0, 1, 8, &mut out).is_err());
+        assert!(device.extents(DiskId(0), 8192, 1, 8, &mut out).is_err());
+        assert!(device.extents(DiskId(1), 0, 1, 8, &mut out).is_err());
     }
 }

@@ -6,11 +6,11 @@ use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 
-use crate::reactor::runner::Runner;
+use crate::runner::Runner;
 use crate::uring::ring::RingHandle;
 
 /// Whether the ends of a drive's requests can be found by looking.
@@ -25,7 +25,7 @@ pub enum Polling {
 }
 
 /// A drive: what all hardware contexts of one queue share.
-pub trait Drive: Allocation + Any {
+pub trait Device: Allocation + Any {
     /// What one request may be.
     fn limits(&self) -> Limits;
 
@@ -64,7 +64,7 @@ pub trait Drive: Allocation + Any {
     ///
     /// # Errors
     /// What the operating system says, with the object named.
-    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>>;
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>>;
 }
 
 /// A run of bytes of a disk of which all are stored in the same way.

@@ -6,22 +6,22 @@ use std::collections::BinaryHeap;
 use std::io;
 
 use blkmq_core::bio::Status;
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
-use blkmq_host::drive::{Allocation, Extent};
-use blkmq_host::drive::{Drive, Polling};
+use blkmq_host::device::{Allocation, Extent};
+use blkmq_host::device::{Device, Polling};
 use blkmq_host::ring::RingHandle;
 use blkmq_sim::rng::Rng;
-use blkmq_sim::scenario::poll::Device;
+use blkmq_sim::scenario::poll::ModelledDevice;
 
 /// A drive that stores nothing and serves any number of reads at once.
-pub(super) struct Modelled(pub(super) Device);
+pub(super) struct Modelled(pub(super) ModelledDevice);
 
 struct Hctx {
-    device: Device,
+    device: ModelledDevice,
     rng: Rng,
     issued: u64,
     ends: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -29,7 +29,7 @@ struct Hctx {
     is_polled: bool,
 }
 
-impl Drive for Modelled {
+impl Device for Modelled {
     fn limits(&self) -> Limits {
         Limits::default()
     }
@@ -38,7 +38,7 @@ impl Drive for Modelled {
         Polling::Possible
     }
 
-    fn open_hctx(&self, _ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+    fn open_hctx(&self, _ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         Ok(Box::new(Hctx {
             device: self.0,
             rng: Rng::new(1, hctx.0.into()),
@@ -63,7 +63,7 @@ impl Allocation for Modelled {
     }
 }
 
-impl Driver for Hctx {
+impl HctxDriver for Hctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let time = self.device.time(self.issued, rq.len(), &mut self.rng);
         self.issued += 1;

@@ -11,10 +11,10 @@ use blkmq_core::queue::{Queue, QueueHandle};
 use blkmq_core::time::Nanos;
 
 use crate::clock::Clock;
-use crate::drive::Drive;
-use crate::engine::disk::Disk;
-use crate::engine::group_paths::Paths;
+use crate::device::Device;
+use crate::disk::Disk;
 use crate::error::Error;
+use crate::group_paths::Paths;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::wakeup::Wakeup;
 use crate::uring::ring::RingConfig;
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
 
 pub(crate) struct QueueEntry {
     pub(crate) queue: Arc<Queue>,
-    pub(crate) drive: Arc<dyn Drive>,
+    pub(crate) device: Arc<dyn Device>,
     /// Held while groups are changed.
     pub(crate) paths: Mutex<Paths>,
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::limits::Limits;
 
-use crate::drive::{Allocation, Extent, Losses};
+use crate::device::{Allocation, Extent, Losses};
 
 /// Names a queue of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,10 +1,10 @@
-//! Decides how the core meets a modelled drive: one [`Port`] per hardware context, which shows each call to the oracle, and below
+//! Decides how the core meets a modelled drive: one [`ModelledHctx`] per hardware context, which shows each call to the oracle, and below
 //! it a [`Way`] into the drive, or several paths with one each.
 
 use std::rc::Rc;
 
 use blkmq_core::bio::Status;
-use blkmq_core::driver::{Done, Driver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
@@ -26,7 +26,7 @@ impl Way {
     }
 }
 
-impl Driver for Way {
+impl HctxDriver for Way {
     /// Does not commit, whatever `last` says: that is left to who calls.
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         let mut oracle = self.stage.oracle.borrow_mut();
@@ -58,15 +58,15 @@ impl Driver for Way {
 }
 
 /// One hardware context's driver, as the core sees it.
-pub struct Port {
+pub struct ModelledHctx {
     hctx: HctxId,
-    lower: Box<dyn Driver>,
+    lower: Box<dyn HctxDriver>,
     stage: Rc<Stage>,
 }
 
-impl Port {
+impl ModelledHctx {
     /// Makes the driver of `hctx` of what is below it.
-    pub fn new(hctx: HctxId, lower: Box<dyn Driver>, stage: Rc<Stage>) -> Self {
+    pub fn new(hctx: HctxId, lower: Box<dyn HctxDriver>, stage: Rc<Stage>) -> Self {
         Self { hctx, lower, stage }
     }
 
@@ -86,7 +86,7 @@ impl Port {
     }
 }
 
-impl Driver for Port {
+impl HctxDriver for ModelledHctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         let stage = Rc::clone(&self.stage);
         stage.run_meanwhile();

@@ -5,10 +5,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blkmq_core::driver::Driver;
+use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::drive::{Allocation, Drive, Extent, Polling};
+use blkmq_host::device::{Allocation, Device, Extent, Polling};
 use blkmq_host::ring::RingHandle;
 
 use super::bounce::LARGE_BYTES;
@@ -18,7 +18,7 @@ use crate::mapping::Mapping;
 
 /// Disks in files that share a drive, and so a queue.
 #[derive(Clone, Debug)]
-pub struct FileDrive {
+pub struct FileDevice {
     shared: Arc<Shared>,
     depth: u32,
 }
@@ -33,7 +33,7 @@ pub(super) struct Shared {
     pub(super) ended_polled: AtomicU64,
 }
 
-impl FileDrive {
+impl FileDevice {
     /// Joins disks, in the order of their ids, on a queue whose tags number at most `depth`.
     ///
     /// A disk whose direct I/O needs larger blocks than another disk of the drive has goes through the page cache, since
@@ -80,7 +80,7 @@ impl FileDrive {
     }
 }
 
-impl Drive for FileDrive {
+impl Device for FileDevice {
     fn polling(&self) -> Polling {
         Polling::Possible
     }
@@ -120,12 +120,12 @@ impl Drive for FileDrive {
         }
     }
 
-    fn open_hctx(&self, ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn Driver>> {
+    fn open_hctx(&self, ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         Ok(Box::new(self.hctx(ring)?))
     }
 }
 
-impl Allocation for FileDrive {
+impl Allocation for FileDevice {
     fn extents(
         &self,
         disk: DiskId,

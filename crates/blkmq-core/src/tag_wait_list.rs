@@ -6,14 +6,14 @@ use crate::lines::Lines;
 
 /// Requests of disks that had their share of shared tags.
 #[derive(Debug)]
-pub(crate) struct Held<T> {
+pub(crate) struct TagWaitList<T> {
     /// One for each disk.
     lines: Lines<T>,
     /// The disk whose turn is next.
     turn: u32,
 }
 
-impl<T> Held<T> {
+impl<T> TagWaitList<T> {
     /// Makes room for `room` requests of `disks` disks. With no disks nothing is ever held.
     pub(crate) fn new(disks: usize, room: usize) -> Self {
         Self {
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_one_disk_has_waiting_costs_the_search_for_another_nothing() {
-        let mut held = Held::new(3, 2000);
+        let mut held = TagWaitList::new(3, 2000);
         (0..1000).for_each(|number| held.push(DiskId(0), number));
         held.push(DiskId(2), 5000);
         let asked = Cell::new(0);
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn disks_that_may_have_more_take_turns_and_keep_their_order() {
-        let mut held = Held::new(2, 8);
+        let mut held = TagWaitList::new(2, 8);
         for (disk, number) in [(0, 1), (0, 2), (0, 3), (1, 10), (1, 11)] {
             held.push(DiskId(disk), number);
         }

@@ -1,0 +1,271 @@
+//! The same load through every front door: reads of 4 KiB from a null disk, by the client that each door has, against
+//! qemu-storage-daemon where it has the door, in one run with the sides alternating.
+
+mod vhost_user;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use blkmq_nbd::codec::HeaderStyle;
+
+use crate::args::{BenchArgs, Plan};
+use crate::histogram::Histogram;
+use crate::nbd::{EXPORT, Load, connect};
+use crate::report::{About, Report};
+use crate::rounds::{self, Point, Sample};
+use crate::server::{Running, Scratch};
+use crate::usage::Usage;
+use crate::window::Window;
+
+/// Compare the front doors under one load, and with qemu-storage-daemon
+#[derive(clap::Args, Clone, Debug)]
+pub struct DoorsArgs {
+    /// What all benches have.
+    #[command(flatten)]
+    pub common: BenchArgs,
+    /// Doors to measure
+    #[arg(long, value_name = "DOOR", value_delimiter = ',', default_values_t = [Door::VhostUser, Door::Nbd])]
+    pub door: Vec<Door>,
+    /// Virtqueues, each driven by a thread; or NBD connections, all driven by one
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 2])]
+    pub queues: Vec<u16>,
+    /// I/Os under way in each queue
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 32])]
+    pub depth: Vec<u16>,
+    /// Have vhost-user's clients sleep until they are told of ends; without it they look for them all the time
+    #[arg(long)]
+    pub sleep: bool,
+    /// Sides to measure [default: all that are installed]
+    #[arg(long, value_name = "SIDE", value_delimiter = ',')]
+    pub side: Vec<Side>,
+}
+
+/// A front door.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Door {
+    /// vhost-user-blk, with `blkio` as the client.
+    VhostUser,
+    /// NBD, with the client of `bench nbd`.
+    Nbd,
+}
+
+/// A server to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Side {
+    /// This program, without a scheduler.
+    Ours,
+    /// This program with bfq.
+    OursBfq,
+    /// qemu-storage-daemon with its null-co driver.
+    QemuStorageDaemon,
+}
+
+impl std::fmt::Display for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::VhostUser => "vhost-user",
+            Self::Nbd => "nbd",
+        })
+    }
+}
+
+impl Side {
+    const ALL: [Self; 3] = [Self::Ours, Self::OursBfq, Self::QemuStorageDaemon];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::OursBfq => "ours-bfq",
+            Self::QemuStorageDaemon => PEER,
+        }
+    }
+}
+
+/// Runs the bench and prints its report; progress goes to stderr.
+///
+/// # Errors
+/// If an option is out of range, a server that is to be measured does not start or answers wrongly, or a file cannot be
+/// written.
+pub fn main(args: &DoorsArgs) -> Result<()> {
+    for (name, values, max) in [
+        ("--queues", &args.queues, QUEUES_MAX),
+        ("--depth", &args.depth, DEPTH_MAX),
+    ] {
+        for value in values {
+            ensure!(
+                (1..=max).contains(value),
+                "{name} {value} rejected: must be from 1 to {max}"
+            );
+        }
+    }
+    let sides = sides(args)?;
+    let mut points = points(args, &sides);
+    let plan = args.common.plan(points.len(), SET_UP)?;
+    let mut report = Report::start("doors", about(args.sleep), &plan);
+    let rows = rounds::run(&plan, &mut points)?;
+    report.finish(rows, &args.common)
+}
+
+/// The sides that the user named, or all that are installed; one left out is named on stderr.
+fn sides(args: &DoorsArgs) -> Result<Vec<Side>> {
+    let mut version = Command::new(PEER);
+    let version = version.arg("--version").stdin(Stdio::null()).output();
+    let mut sides = Side::ALL.to_vec();
+    if let Err(error) = version {
+        ensure!(
+            !args.side.contains(&Side::QemuStorageDaemon),
+            "{PEER} cannot be started: {error}"
+        );
+        eprintln!("{PEER} is left out: {error}");
+        sides.pop();
+    }
+    sides.retain(|side| args.side.is_empty() || args.side.contains(side));
+    Ok(sides)
+}
+
+fn points<'a>(args: &DoorsArgs, sides: &[Side]) -> Vec<Point<'a>> {
+    let mut points = Vec::new();
+    let sleeps = args.sleep;
+    for &door in &args.door {
+        for &queues in &args.queues {
+            for &depth in &args.depth {
+                points.extend(sides.iter().map(|&side| Point {
+                    case: format!("door={door}/queues={queues}/depth={depth}"),
+                    side: side.name().into(),
+                    measure: Box::new(move |plan| {
+                        measure(door, side, queues, usize::from(depth), sleeps, plan)
+                    }),
+                }));
+            }
+        }
+    }
+    points
+}
+
+/// Starts the server afresh, loads it for the plan's window, and ends it.
+fn measure(door: Door, side: Side, queues: u16, depth: usize, sleeps: bool, plan: &Plan) -> Result<Sample> {
+    let dir = Scratch::make()?;
+    let socket = dir.join("s");
+    let server = Running::start(command(door, side, queues, &socket)?, dir, socket)?;
+    let sample = match door {
+        Door::VhostUser => {
+            let generators = vhost_user::Attached::new(server.socket(), queues, depth, sleeps)?;
+            let window = Window::new(usize::from(queues));
+            let loads = (0..).zip(generators.loads);
+            let loads = loads.map(|(index, load)| move |window: &Window| load.run(index, window));
+            run(&server, &window, loads, plan)
+        }
+        Door::Nbd => {
+            let connections = connect(server.socket(), usize::from(queues), HeaderStyle::Simple)?;
+            let load = Load::new(connections, depth, BLOCK_BYTES);
+            run(
+                &server,
+                &Window::new(1),
+                [|window: &Window| load.run(window)],
+                plan,
+            )
+        }
+    };
+    sample.with_context(|| server.last_words())
+}
+
+/// Runs each load on a thread of its own through the window.
+fn run<L>(
+    server: &Running,
+    window: &Window,
+    loads: impl IntoIterator<Item = L>,
+    plan: &Plan,
+) -> Result<Sample>
+where
+    L: FnOnce(&Window) -> Result<Histogram> + Send,
+{
+    std::thread::scope(|scope| {
+        let start = |load: L| scope.spawn(move || load(window));
+        let running: Vec<_> = loads.into_iter().map(start).collect();
+        let measured = window.measure(plan, || Ok([Usage::of(server.pid())?, Usage::of_this_process()?]));
+        let mut latency = Histogram::new();
+        for load in running {
+            // A generator's error says more than the window's.
+            latency.merge(&load.join().expect("a load generator does not panic")?);
+        }
+        let measured = measured?;
+        Ok(Sample {
+            ios: measured.ios,
+            elapsed: measured.elapsed,
+            latency: (&latency).into(),
+            usage: measured.usage[0],
+            client: Some(measured.usage[1]),
+            figures: Vec::new(),
+        })
+    })
+}
+
+fn command(door: Door, side: Side, queues: u16, socket: &Path) -> Result<Command> {
+    let address = socket.display();
+    let elevator = match side {
+        Side::QemuStorageDaemon => return Ok(peer(door, queues, socket)),
+        Side::Ours => "none",
+        Side::OursBfq => "bfq",
+    };
+    let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+    command
+        .args([
+            "serve",
+            "--disk",
+            &format!("name={EXPORT},null=1T,sched={elevator}"),
+        ])
+        .args([&format!("--{door}"), &format!("unix:{address}")]);
+    Ok(command)
+}
+
+fn peer(door: Door, queues: u16, socket: &Path) -> Command {
+    let mut command = Command::new(PEER);
+    let address = socket.display();
+    command.args([
+        "--blockdev",
+        "driver=null-co,node-name=null0,size=1099511627776,read-zeroes=on",
+    ]);
+    match door {
+        Door::VhostUser => command.args([
+            "--export",
+            &format!("type=vhost-user-blk,id=e0,node-name=null0,addr.type=unix,addr.path={address},writable=on,num-queues={queues}"),
+        ]),
+        Door::Nbd => command.args([
+            "--nbd-server",
+            &format!("addr.type=unix,addr.path={address},max-connections=100"),
+            "--export",
+            &format!("type=nbd,id=e0,node-name=null0,name={EXPORT},writable=on"),
+        ]),
+    };
+    command
+}
+
+fn about(sleeps: bool) -> About {
+    let how = if sleeps {
+        "sleeps until its eventfd tells it"
+    } else {
+        "looks for ends all the time"
+    };
+    About {
+        question: "what does one load come to through each front door?".into(),
+        setting: vec![
+            format!(
+                "null disks of 1 TiB, {BLOCK_BYTES} B random reads; vhost-user: blkio, a thread for each queue, which {how}; \
+                 nbd: one thread for all connections, simple replies"
+            ),
+            format!(
+                "CPU and context switches are the server's; a fresh server for every visit; {PEER}: null-co, read-zeroes=on"
+            ),
+        ],
+    }
+}
+
+const PEER: &str = "qemu-storage-daemon";
+const BLOCK_BYTES: u32 = 4096;
+const QUEUES_MAX: u16 = 16;
+/// What the queues of all sides have room for: qemu-storage-daemon's have 128 entries, and a read takes three.
+const DEPTH_MAX: u16 = 40;
+/// Starting and ending a server.
+const SET_UP: Duration = Duration::from_millis(150);

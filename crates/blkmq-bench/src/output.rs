@@ -1,0 +1,49 @@
+//! Decides where the result of a bench goes: its table to stdout, and the files that were asked for, JSON and a picture.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::args::BenchArgs;
+use crate::report::{Report, Row, say};
+use crate::{svg, table};
+
+impl Report {
+    /// Takes the rows, prints the table and writes the files that `args` names.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn finish(&mut self, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
+        let table = table::draw(&rows);
+        self.finish_with(&table, rows, args)
+    }
+
+    /// The same with a table of the bench's own.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn finish_with(&mut self, table: &str, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
+        self.host.after_run();
+        self.rows = rows;
+        let load = format!(
+            "load average before {:.2}, after {:.2}\n",
+            self.host.load_before, self.host.load_after
+        );
+        say(&(table.to_owned() + &load));
+        if let Some(file) = &args.json {
+            let text = serde_json::to_string_pretty(self).context("turning the report into JSON")?;
+            write(file, &(text + "\n"))?;
+        }
+        if let Some(file) = &args.svg {
+            write(file, &svg::draw(self))?;
+        }
+        Ok(())
+    }
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
+    eprintln!("wrote {}", file.display());
+    Ok(())
+}

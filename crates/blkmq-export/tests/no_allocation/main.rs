@@ -1,0 +1,198 @@
+//! Counts what the daemon's request path allocates as its clients use it: two connections in groups of their own, reads, writes,
+//! flushes and zeroing through the NBD front door, every elevator, disks in memory, on a file and mapped. A binary of its own,
+//! since the allocator counts for the whole process; the clients here allocate nothing themselves.
+
+#[path = "../../../blkmq-host/tests/no_allocation/sys.rs"]
+mod sys;
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blkmq_config::{Config, DiskSpec, GroupSpec, plan};
+use blkmq_core::sched::Kind;
+use blkmq_core::time::Nanos;
+use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, Socket};
+use blkmq_export::nbd::door::{self, Served};
+use blkmq_export::nbd::limits::Limits;
+use blkmq_host::engine::{Engine, EngineConfig};
+use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
+
+/// Bytes of each disk.
+const DISK: u64 = 16 << 20;
+const BLOCK: usize = 4096;
+/// Requests that one connection has under way.
+const DEPTH: usize = 16;
+/// Rounds before counting: buffers and lists have grown to what they need by then.
+const WARM_UP: usize = 300;
+const ROUNDS: usize = 500;
+
+fn main() {
+    let dir = std::env::temp_dir().join(format!("blkmq-no-allocation-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for elevator in Kind::ALL {
+        for source in ["ram", "file", "striped"] {
+            let count = count(source, elevator, &dir);
+            let requests = 2 * ROUNDS * DEPTH;
+            println!("{source}, {elevator}: {count} allocations in {requests} requests over NBD");
+            assert_eq!(count, 0, "{source} with {elevator}");
+        }
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+    let before = sys::allocations();
+    drop(std::hint::black_box(Box::new(7)));
+    assert_eq!(sys::allocations() - before, 1, "the counter counts");
+}
+
+/// How many allocations there are while two connections are served.
+fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
+    let engine = engine(source, elevator, dir);
+    let path = dir.join("socket");
+    let served = Served {
+        socket: Socket::Unix(UnixListener::bind(&path).unwrap(), Some(path.clone())),
+        disks: None,
+        limits: Limits::default(),
+        admitted: AddressLimits::default(),
+    };
+    let common = Arc::new(Common::new(64 << 20, CONNECTIONS_MAX));
+    door::serve(&engine, served, &common).unwrap();
+    let mut clients = ["a", "b"].map(|disk| Client::connect(&path, disk));
+    let mut run = |rounds| {
+        for _ in 0..rounds {
+            clients.iter_mut().for_each(Client::send);
+            clients.iter_mut().for_each(Client::receive);
+        }
+    };
+    run(WARM_UP);
+    let before = sys::allocations();
+    run(ROUNDS);
+    let count = sys::allocations() - before;
+    drop(clients);
+    engine.shutdown(Nanos::from_secs(10)).unwrap();
+    count
+}
+
+/// An engine with the disks `a` and `b`, each in a group of its own.
+fn engine(source: &str, elevator: Kind, dir: &Path) -> Engine {
+    let file = |name: &str| -> PathBuf {
+        let path = dir.join(format!("{name}.raw"));
+        std::fs::File::create(&path).unwrap().set_len(DISK).unwrap();
+        path
+    };
+    let mut disks = Vec::new();
+    for name in ["a", "b"] {
+        let on_queue = format!("queue=q,sched={elevator}");
+        match source {
+            "ram" => disks.push(format!("name={name},ram={DISK},group=/{name},{on_queue}")),
+            "file" => {
+                let path = file(name).display().to_string();
+                disks.push(format!("name={name},file={path},group=/{name},{on_queue}"));
+            }
+            _ => {
+                for member in 0..2 {
+                    disks.push(format!("name={name}{member},ram={DISK},{on_queue}"));
+                }
+                disks.push(format!("name={name},striped={name}0+{name}1,group=/{name}"));
+            }
+        }
+    }
+    let plan = plan(&Config {
+        disks: disks.iter().map(|disk| DiskSpec::parse(disk).unwrap()).collect(),
+        groups: ["/a", "/b"].map(|path| GroupSpec::new(path).unwrap()).into(),
+        ..Config::default()
+    });
+    let plan = plan.unwrap();
+    let config = EngineConfig {
+        reactors: 2,
+        queues: plan.queues,
+        mapped: plan.mapped,
+        ..EngineConfig::default()
+    };
+    Engine::start(config).expect("io_uring is available")
+}
+
+/// One connection whose messages are all made beforehand.
+struct Client {
+    stream: UnixStream,
+    requests: Vec<u8>,
+    replies: Vec<u8>,
+}
+
+impl Client {
+    fn connect(path: &Path, disk: &str) -> Self {
+        let mut stream = UnixStream::connect(path).unwrap();
+        let mut handshake = Handshake::new(Wanted {
+            style: HeaderStyle::Simple,
+            block_status: false,
+            session: None,
+            ..Wanted::plain(disk)
+        });
+        let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
+        loop {
+            filled += stream.read(&mut input[filled..]).unwrap();
+            let (taken, progress) = handshake.receive(&input[..filled], &mut out);
+            input.copy_within(taken..filled, 0);
+            filled -= taken;
+            stream.write_all(&out).unwrap();
+            out.clear();
+            match progress {
+                Progress::NeedMore => {}
+                Progress::Failed(failure) => panic!("{failure}"),
+                Progress::Agreed(_) => return Self::new(stream),
+            }
+        }
+    }
+
+    /// Writes, reads, a flush and zeroing, over the whole disk and more than one block each by turns.
+    fn new(stream: UnixStream) -> Self {
+        let (mut requests, mut reply_bytes) = (Vec::new(), 0);
+        for index in 0..DEPTH {
+            let blocks = 1 + index % 3;
+            let (command, length) = match index {
+                0 => (Command::FLUSH, 0),
+                1 => (Command::WRITE_ZEROES, BLOCK),
+                _ if index % 2 == 0 => (Command::WRITE, blocks * BLOCK),
+                _ => (Command::READ, blocks * BLOCK),
+            };
+            let head = RequestHeader {
+                cookie: index as u64,
+                offset: if length > 0 {
+                    (index * 512 * 1024) as u64
+                } else {
+                    0
+                },
+                length: length as u64,
+                command,
+                flags: CommandFlags::NONE,
+            };
+            head.write(HeaderStyle::Simple, &mut requests);
+            reply_bytes += REPLY;
+            match command {
+                Command::WRITE => requests.resize(requests.len() + length, index as u8),
+                Command::READ => reply_bytes += length,
+                _ => {}
+            }
+        }
+        Self {
+            stream,
+            requests,
+            replies: vec![0; reply_bytes],
+        }
+    }
+
+    fn send(&mut self) {
+        self.stream.write_all(&self.requests).unwrap();
+    }
+
+    /// Takes all replies in; the first says that it is one, and without an error.
+    fn receive(&mut self) {
+        self.stream.read_exact(&mut self.replies).unwrap();
+        assert_eq!(self.replies[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    }
+}
+
+/// Bytes of a simple reply's head.
+const REPLY: usize = 16;

@@ -1,0 +1,79 @@
+//! The benches that start this very program as a server, or go through one: their own sides are measured, not only their peers'.
+
+use std::process::Command;
+
+use crate::common::daemon::program;
+use crate::common::{Daemon, Scratch};
+
+/// Runs a bench of a moment; returns the rows of its report.
+fn rows(scratch: &Scratch, words: &[&str]) -> Vec<serde_json::Value> {
+    let json = scratch.path("report.json");
+    let mut command = Command::new(program());
+    command
+        .arg("bench")
+        .args(words)
+        .args(["--seconds", "0.1", "--rounds", "2", "--json"]);
+    let ended = command.arg(&json).output().expect("the command starts");
+    assert!(
+        ended.status.success(),
+        "{words:?}: {}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
+    let text = std::fs::read_to_string(json).expect("the report was written");
+    let report: serde_json::Value = serde_json::from_str(&text).expect("the report is JSON");
+    report["rows"].as_array().expect("rows").clone()
+}
+
+fn assert_measured(row: &serde_json::Value) {
+    let is_positive = |name: &str| row[name].as_f64().is_some_and(|number| number > 0.0);
+    assert!(
+        is_positive("iops") && is_positive("p50_ns") && is_positive("cpu_ns_per_io"),
+        "{row}"
+    );
+}
+
+#[test]
+fn the_nbd_bench_measures_our_own_server() {
+    let scratch = Scratch::new();
+    let words = [
+        "nbd",
+        "--side",
+        "ours",
+        "--depth",
+        "1,4",
+        "--conns",
+        "1,2",
+        "--replies",
+        "structured",
+    ];
+    let rows = rows(&scratch, &words);
+    assert_eq!(rows.len(), 4, "{rows:?}");
+    for row in &rows {
+        assert_eq!(row["side"], "ours");
+        assert_measured(row);
+    }
+}
+
+#[test]
+fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::serve(&scratch, &["name=a,ram=16M"]);
+    for pattern in ["randread", "randwrite"] {
+        let words = [
+            "engine",
+            "--device",
+            &daemon.uri("a"),
+            "--rw",
+            pattern,
+            "--jobs",
+            "1",
+            "--depth",
+            "1,8",
+            "--overwrite",
+        ];
+        let rows = rows(&scratch, &words);
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        rows.iter().for_each(assert_measured);
+    }
+    daemon.stop();
+}
