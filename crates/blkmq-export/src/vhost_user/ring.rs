@@ -105,6 +105,20 @@ impl Ring {
         Ok(Some(head))
     }
 
+    /// How many chains are done again.
+    pub(super) fn to_repeat(&self) -> usize {
+        self.inflight.as_ref().map_or(0, Inflight::to_repeat)
+    }
+
+    /// Says whether some of its memory was taken away.
+    pub(super) fn is_lost(&self) -> bool {
+        let record = self.inflight.as_ref().is_some_and(Inflight::is_lost);
+        record
+            || [&self.desc, &self.avail, &self.used]
+                .iter()
+                .any(|window| window.is_lost())
+    }
+
     fn waiting(&self) -> u16 {
         self.avail.load_index(INDEX).wrapping_sub(self.next_avail)
     }
@@ -174,7 +188,7 @@ impl Ring {
 }
 
 /// Says whether an index on the way from `before` to `now` has passed `event` (virtio 1.2, 2.7.7.2).
-fn is_passed(event: u16, before: u16, now: u16) -> bool {
+pub(super) fn is_passed(event: u16, before: u16, now: u16) -> bool {
     now.wrapping_sub(event).wrapping_sub(1) < now.wrapping_sub(before)
 }
 
