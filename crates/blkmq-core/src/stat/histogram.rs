@@ -55,6 +55,10 @@ impl Histogram {
         pairs.for_each(|(sum, value)| *sum += value);
     }
 
+    pub(super) fn each(&mut self, visit: &mut dyn FnMut(&mut u64)) {
+        self.0.iter_mut().for_each(visit);
+    }
+
     /// How many times were counted.
     pub fn count(&self) -> u64 {
         self.0.iter().sum()

@@ -5,6 +5,7 @@
 //! A request carries stamps (when it was inserted, issued, ended; who went ahead), and is counted when it is inserted and when it
 //! ends, by a reactor that holds nothing. [`StatsMode`] has the other ways, for comparison.
 
+mod counts;
 mod ends;
 mod histogram;
 mod of_queue;
@@ -80,6 +81,9 @@ macro_rules! counters {
 
             #[allow(dead_code, reason = "not all counters are moved")]
             fn set(&self, shard: &$shard) { $(shard.$field.set(self.$field);)* }
+
+            #[allow(dead_code, reason = "not all counters are handed over")]
+            fn each(&mut self, visit: &mut dyn FnMut(&mut u64)) { $(visit(&mut self.$field);)* }
 
             /// Adds another sum.
             pub fn add(&mut self, other: &Self) { $(self.$field += other.$field;)* }
