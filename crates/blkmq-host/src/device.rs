@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use blkmq_core::driver::HctxDriver;
@@ -59,12 +60,35 @@ pub trait Device: Allocation + Any {
         false
     }
 
+    /// Says what of a disk is in this process alone, for another one to go on with the disk where this one stops. Nothing is in
+    /// flight then.
+    ///
+    /// # Errors
+    /// If a descriptor cannot be had.
+    fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
+        Ok(Remains {
+            must_flush: true,
+            ..Remains::default()
+        })
+    }
+
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`
     /// is that reactor's.
     ///
     /// # Errors
     /// What the operating system says, with the object named.
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>>;
+}
+
+/// What of a disk is in this process alone.
+#[derive(Debug, Default)]
+pub struct Remains {
+    /// Descriptors that hold locks: whoever has one of them has the lock.
+    pub locks: Vec<OwnedFd>,
+    /// What has been written has to be flushed, since only this process knows of it.
+    pub must_flush: bool,
+    /// Why no other process can go on with the disk.
+    pub obstacle: Option<String>,
 }
 
 /// A run of bytes of a disk of which all are stored in the same way.

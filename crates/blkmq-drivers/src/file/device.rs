@@ -1,6 +1,7 @@
 //! Decides how disks in files share a queue: their common limits, and a hardware context for each reactor.
 //! The disks come from `open`; what a request becomes is up to `hctx`.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, Polling};
+use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains};
 use blkmq_host::ring::RingHandle;
 
 use super::bounce::LARGE_BYTES;
@@ -118,6 +119,31 @@ impl Device for FileDevice {
             fua: self.shared.disks.iter().all(|disk| disk.direct.is_some()),
             ..Limits::default()
         }
+    }
+
+    /// What was written is in the page cache or on the device, where another process's flush finds it, too. Only the lock is in this
+    /// process, and that a flush has failed.
+    fn remains(&self, disk: DiskId) -> io::Result<Remains> {
+        let disk = self
+            .shared
+            .disks
+            .get(disk.index())
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let locks = disk.locking_file().into_iter().map(File::try_clone);
+        let locks = locks
+            .map(|file| file.map(Into::into))
+            .collect::<io::Result<_>>()?;
+        // Relaxed: nothing is in flight.
+        let has_failed = disk.flush_failed.load(Ordering::Relaxed);
+        let obstacle = format!(
+            "a flush of {:?} has failed, and another process would not know",
+            disk.path
+        );
+        Ok(Remains {
+            locks,
+            must_flush: false,
+            obstacle: has_failed.then_some(obstacle),
+        })
     }
 
     fn open_hctx(&self, ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {

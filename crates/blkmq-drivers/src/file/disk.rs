@@ -14,12 +14,15 @@ use blkmq_host::device::Extent;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::lock::Lock;
 use super::syncs::Syncs;
 
 /// One disk in a file or on a block device, open and locked.
 #[derive(Debug)]
 pub struct FileDisk {
     pub(super) file: File,
+    /// What keeps others from the file.
+    pub(super) lock: Lock,
     pub(super) path: PathBuf,
     pub(super) size: u64,
     pub(super) block_size: u32,
@@ -71,6 +74,7 @@ impl FileDisk {
     /// Joins what `open` found out.
     pub(super) fn new(file: File, path: PathBuf, size: u64, block_size: u32, device: Backing) -> Self {
         Self {
+            lock: Lock::None,
             may_block: matches!(device, Backing::Filesystem(_)) && may_block(&file),
             file,
             path,
@@ -131,6 +135,15 @@ impl FileDisk {
 
     pub(super) fn is_block_device(&self) -> bool {
         matches!(self.device, Backing::Block(_))
+    }
+
+    /// What holds the lock of a writer, if one is held.
+    pub(super) fn locking_file(&self) -> Option<&File> {
+        match &self.lock {
+            Lock::None | Lock::Reader => None,
+            Lock::Writer => Some(&self.file),
+            Lock::Inherited(file) => Some(file),
+        }
     }
 
     pub(super) fn fd(&self) -> i32 {

@@ -6,11 +6,16 @@
 //! takes the two bytes by which QEMU's users say "I read" and "nobody else may write" (`docs/drivers/file.md`), so that
 //! both can read an image together. Both locks end with the file description, however the process ends; if it was killed
 //! the kernel may need a moment to take its rings apart, and who starts at once in its place waits for that.
+//!
+//! A daemon that takes over from another one is given the description that holds the lock ([`inherit`]). Both have the lock then, and
+//! nobody else, whichever of them ends first.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,9 +24,63 @@ use rustix::fs::FlockOperation;
 use super::error::FileError;
 use super::sys::{self, ByteLock};
 
+/// What keeps others from a file.
+#[derive(Debug)]
+pub(super) enum Lock {
+    /// Nothing: `lock=off`.
+    None,
+    /// The file's description has the lock of a reader.
+    Reader,
+    /// The file's description has the lock of the one writer.
+    Writer,
+    /// Another description of the file has it, which another process has opened.
+    Inherited(File),
+}
+
+/// Locks of another process that no disk has been opened with.
+static INHERITED: Mutex<Vec<File>> = Mutex::new(Vec::new());
+
+/// Takes note of an open file that holds the lock of a writer, and that another process has handed over: the disk in that file is
+/// opened with it, instead of a lock of its own.
+pub fn inherit(file: OwnedFd) {
+    let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
+    inherited.push(file.into());
+}
+
+/// Says whether another process has handed over the lock of the file of this path.
+pub(super) fn is_inherited(path: &Path) -> bool {
+    let Ok(wanted) = std::fs::metadata(path) else {
+        return false;
+    };
+    let inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
+    inherited.iter().any(|file| is_of(file, &wanted))
+}
+
+/// Takes the lock of a file that another process has handed over: one disk's.
+fn take_inherited(file: &File) -> Option<File> {
+    let wanted = file.metadata().ok()?;
+    let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = inherited.iter().position(|file| is_of(file, &wanted))?;
+    Some(inherited.swap_remove(at))
+}
+
+fn is_of(file: &File, wanted: &Metadata) -> bool {
+    let found = file.metadata();
+    found.is_ok_and(|found| (found.dev(), found.ino()) == (wanted.dev(), wanted.ino()))
+}
+
 /// Locks an open file for one writer, or among readers. Waits, for a while, for a holder that has ended already or
 /// cannot be seen (it has let go since, or lives in another container); one that lives makes it fail at once.
-pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
+pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<Lock, FileError> {
+    if let Some(inherited) = take_inherited(file) {
+        // Its description has the lock, so this changes nothing; if it had none, it would be taken now, or refused.
+        return try_lock(&inherited, path, false).map(|()| Lock::Inherited(inherited));
+    }
+    let kind = if for_reading { Lock::Reader } else { Lock::Writer };
+    wait_for_lock(file, path, for_reading).map(|()| kind)
+}
+
+fn wait_for_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
     let deadline = Instant::now() + LEAVING_TIME_MAX;
     loop {
         let result = try_lock(file, path, for_reading);
@@ -155,6 +214,30 @@ mod tests {
             "a reader beside a writer"
         );
         drop(first);
+        lock(&open(&path), &path, false).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_was_handed_over_lets_its_owner_in_once_and_nobody_else() {
+        let path = scratch_file("inherited_lock", 4096);
+        let first = open(&path);
+        lock(&first, &path, false).unwrap();
+        assert!(!is_inherited(&path));
+        inherit(first.try_clone().unwrap().into());
+        assert!(is_inherited(&path));
+        let second = open(&path);
+        let held = lock(&second, &path, false).unwrap();
+        assert!(matches!(held, Lock::Inherited(_)), "{held:?}");
+        assert!(
+            lock(&open(&path), &path, false).is_err(),
+            "a third one, beside both"
+        );
+        drop(first);
+        assert!(
+            lock(&open(&path), &path, false).is_err(),
+            "the first one has ended"
+        );
+        drop(held);
         lock(&open(&path), &path, false).unwrap();
     }
 

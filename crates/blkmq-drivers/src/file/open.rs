@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::config::{Direct, FileConfig};
 use super::disk::{Alignment, Backing, FileDisk};
 use super::error::FileError;
-use super::lock;
+use super::lock::{self, Lock};
 use crate::mapping::Mapping;
 
 impl FileDisk {
@@ -32,9 +32,10 @@ impl FileDisk {
     }
 
     fn of(file: File, is_new: bool, config: &FileConfig) -> Result<Self, FileError> {
-        if !config.unlocked {
-            lock::lock(&file, &config.path, config.read_only)?;
-        }
+        let lock = match config.unlocked {
+            true => Lock::None,
+            false => lock::lock(&file, &config.path, config.read_only)?,
+        };
         if is_new {
             set_size(&file, config)?;
         }
@@ -42,6 +43,7 @@ impl FileDisk {
         let size = measured_size(&file, config)?;
         let direct = direct_alignment(&file, config, size, device);
         let mut disk = FileDisk::new(file, config.path.clone(), size, 0, device);
+        disk.lock = lock;
         disk.read_only = config.read_only;
         disk.block_size = choose_block_size(&disk, config, direct.as_ref().ok())?;
         disk.settle_direct(config, direct)?;
@@ -119,8 +121,9 @@ fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
     let mut options = File::options();
     options.read(true).write(!config.read_only);
     let is_device = std::fs::metadata(&config.path).is_ok_and(|meta| meta.file_type().is_block_device());
-    if is_device && !config.read_only {
-        // Of a block device, O_EXCL without O_CREAT demands that nothing in the kernel, a mount say, uses it.
+    if is_device && !config.read_only && !lock::is_inherited(&config.path) {
+        // Of a block device, O_EXCL without O_CREAT demands that nothing in the kernel, a mount say, uses it. Whoever was taken over
+        // from has seen to that, and its lock's descriptor goes on with it.
         options.custom_flags(libc::O_EXCL);
     }
     match options.open(&config.path) {

@@ -15,7 +15,7 @@ use blkmq_core::mapper::multipath::{
 };
 use blkmq_core::queue::Queue;
 use blkmq_host::clock::Clock;
-use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling};
+use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling, Remains};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 use blkmq_host::{Control, Error, QueueId};
@@ -352,6 +352,20 @@ impl Device for MultipathDevice {
             .iter()
             .flatten()
             .for_each(|device| device.abort_queued());
+    }
+
+    /// All that of its paths does, and their common ledger of what is not flushed.
+    fn remains(&self, disk: DiskId) -> io::Result<Remains> {
+        let mut all = Remains {
+            must_flush: true,
+            ..Remains::default()
+        };
+        for device in self.links.lock().iter().flatten() {
+            let one = device.remains(disk)?;
+            all.locks.extend(one.locks);
+            all.obstacle = all.obstacle.or(one.obstacle);
+        }
+        Ok(all)
     }
 
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, Polling};
+use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::value::ConfigError;
 
@@ -103,6 +103,16 @@ impl Device for NullDevice {
         } else {
             Polling::Impossible
         }
+    }
+
+    /// Without memory there is nothing to lose.
+    fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
+        let has_contents = self.0.config.memory || self.0.config.cache;
+        let obstacle = has_contents.then(|| "what is on it lies in the memory of this process".to_owned());
+        Ok(Remains {
+            obstacle,
+            ..Remains::default()
+        })
     }
 
     fn open_hctx(&self, _ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {

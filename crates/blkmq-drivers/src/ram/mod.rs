@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent};
+use blkmq_host::device::{Allocation, Device, Extent, Remains};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::value::{self, ConfigError};
 
@@ -78,6 +78,13 @@ impl Device for RamDevice {
             zeroes_max: OP_MAX,
             ..Limits::default()
         }
+    }
+
+    fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
+        Ok(Remains {
+            obstacle: Some("what is on it lies in the memory of this process".to_owned()),
+            ..Remains::default()
+        })
     }
 
     fn open_hctx(&self, _ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
