@@ -4,16 +4,21 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use blkmq_export::handover::codec::{self as handover, Disk, Message, Origin, Socket, Statistics, VERSION};
 use blkmq_export::nbd::export::{Export, ExportId, ExportTable};
 use blkmq_export::nbd::limits::Limits;
-use blkmq_export::nbd::session::{Event, Op, Session};
+use blkmq_export::nbd::saved::SavedConnection;
+use blkmq_export::nbd::session::{Event, Op, SavedPhase, SavedSession, SavedState, Session};
 use blkmq_nbd::client::{Handshake, Progress, Wanted};
 use blkmq_nbd::codec::handshake::{
     InfoKind, InfoRequest, MetaRequest, OptionCode, SessionName, write_client_flags, write_option,
 };
+use blkmq_nbd::codec::option_reply::ReplyKind;
 use blkmq_nbd::codec::reply::Extent;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
-use blkmq_nbd::codec::{ClientFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
+use blkmq_nbd::codec::{
+    ClientFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle, TransmissionFlags,
+};
 
 const STYLES: [(&str, HeaderStyle); 3] = [
     ("simple", HeaderStyle::Simple),
@@ -68,6 +73,93 @@ fn main() {
     for (name, operations) in OPERATIONS {
         write("operations", name, operations);
     }
+    for (name, saved) in connections() {
+        let bytes = saved.bytes();
+        write("handover_messages", name, &[&[1], &bytes[..]].concat());
+    }
+    write("handover_messages", "messages", &[&[0], &messages()[..]].concat());
+}
+
+/// Connections in each phase, with something on its way.
+fn connections() -> [(&'static str, SavedConnection); 3] {
+    let saved = |style, phase, input| SavedConnection {
+        session: SavedSession {
+            style,
+            name: SessionName::parse(&[7; 24]),
+            phase,
+        },
+        is_closing: false,
+        has_losses: false,
+        input,
+        unsent: b"unsent".to_vec(),
+    };
+    let negotiation = |state| SavedPhase::Negotiation {
+        state,
+        is_padded: true,
+        options: 3,
+        context: Some("a".to_owned()),
+    };
+    let skipping = SavedState::Skipping {
+        left: 20,
+        option: OptionCode(99),
+        kind: ReplyKind::ERR_UNSUP,
+    };
+    let transmission = SavedPhase::Transmission {
+        export: "a".to_owned(),
+        size_bytes: 1 << 20,
+        block_min_bytes: 512,
+        flags: TransmissionFlags::HAS_FLAGS,
+        block_status: true,
+        drain: None,
+    };
+    let style = HeaderStyle::Structured;
+    [
+        ("flags", saved(style, negotiation(SavedState::Flags), self::negotiation())),
+        ("skipping", saved(style, negotiation(skipping), vec![0; 20])),
+        ("transmission", saved(style, transmission, commands(style))),
+    ]
+}
+
+/// One message of most kinds.
+fn messages() -> Vec<u8> {
+    let (door, address) = ("nbd".to_owned(), "unix:/a".to_owned());
+    let mut out = Vec::new();
+    for message in [
+        Message::Hello { version: VERSION },
+        Message::Welcome {
+            version: VERSION,
+            instance: Some(1),
+        },
+        Message::Lock,
+        Message::Socket(Socket {
+            door: door.clone(),
+            address: address.clone(),
+            origin: Origin::Systemd,
+        }),
+        Message::Disk(Disk {
+            name: "a".to_owned(),
+            size: 1 << 20,
+            block_size: 512,
+            read_only: true,
+        }),
+        Message::Session(handover::Session {
+            door,
+            address,
+            body: vec![1],
+        }),
+        Message::Statistics(Statistics {
+            queue: "a".to_owned(),
+            group: "/a".to_owned(),
+            counts: vec![1, 2],
+        }),
+        Message::End { count: 1 },
+        Message::Refused {
+            reason: "no".to_owned(),
+        },
+    ] {
+        message.write(&mut out);
+    }
+    out
 }
 
 /// What operators write, right and wrong.

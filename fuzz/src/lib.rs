@@ -4,6 +4,7 @@
 //! in `Cargo.toml`, and seeds in `corpus/NAME/` (written by `cargo run --example seeds`, if they can be).
 
 pub mod configuration;
+pub mod handover_messages;
 pub mod nbd_client_bytes;
 pub mod nbd_reply_bytes;
 pub mod nbd_server_bytes;
@@ -18,6 +19,7 @@ pub type Body = fn(&[u8]);
 /// Every target: its name, which is also its corpus's directory, and its body.
 pub const TARGETS: &[(&str, Body)] = &[
     ("configuration", configuration::run),
+    ("handover_messages", handover_messages::run),
     ("nbd_client_bytes", nbd_client_bytes::run),
     ("nbd_reply_bytes", nbd_reply_bytes::run),
     ("nbd_server_bytes", nbd_server_bytes::run),

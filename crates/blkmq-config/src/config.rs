@@ -35,6 +35,8 @@ pub struct Config {
     pub exports: Vec<ExportSpec>,
     /// How threads wait. Default auto.
     pub wait: Wait,
+    /// The address of the unix socket at which another daemon may take over, as `unix:PATH`. Default: none.
+    pub upgrade_socket: Option<String>,
 }
 
 impl Default for Config {
@@ -50,6 +52,7 @@ impl Default for Config {
             groups: Vec::new(),
             exports: Vec::new(),
             wait: Wait::default(),
+            upgrade_socket: None,
         }
     }
 }

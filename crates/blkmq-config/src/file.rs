@@ -45,6 +45,7 @@ struct Daemon {
     nbd_connections: Option<u32>,
     nbd_handshake_deadline: Option<String>,
     wait: Option<String>,
+    upgrade_socket: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -121,6 +122,7 @@ pub(crate) fn parse(text: &str, drivers: &Registry) -> Result<Config> {
         nbd_memory,
         nbd_connections: file.daemon.nbd_connections,
         nbd_handshake_deadline,
+        upgrade_socket: file.daemon.upgrade_socket,
         disks: tables(file.disk)?
             .into_iter()
             .map(|named| disk(named, drivers))

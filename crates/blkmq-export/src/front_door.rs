@@ -7,6 +7,7 @@ use std::time::Duration;
 use blkmq_host::engine::Engine;
 
 use crate::common::{AddressLimits, Common, OpenError};
+use crate::handover::Handover;
 
 pub use crate::common::AddressError;
 
@@ -27,11 +28,12 @@ pub trait FrontDoor: Sync {
 
 /// An address that has been read; nothing is open yet. It is shown as people write it.
 pub trait Address: std::fmt::Debug + std::fmt::Display {
-    /// Opens it for these disks, so that an address that cannot be had costs no start of the engine.
+    /// Opens it for these disks, so that an address that cannot be had costs no start of the engine; or takes what another daemon
+    /// has handed over.
     ///
     /// # Errors
     /// If it cannot be had.
-    fn open(&self, disks: &[&str]) -> Result<Vec<Box<dyn Opened>>, OpenError>;
+    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError>;
 }
 
 /// Where clients come to.

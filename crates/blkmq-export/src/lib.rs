@@ -10,6 +10,7 @@
 
 pub mod common;
 pub mod front_door;
+pub mod handover;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 #[cfg(feature = "vhost-user")]

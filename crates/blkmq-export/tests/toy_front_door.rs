@@ -14,6 +14,7 @@ use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressError, AddressLimits, Common, OpenError};
 use blkmq_export::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
+use blkmq_export::handover::Handover;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_host::ring::Completion;
@@ -49,7 +50,7 @@ impl fmt::Display for At {
 }
 
 impl Address for At {
-    fn open(&self, _disks: &[&str]) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+    fn open(&self, _disks: &[&str], _: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         let listener = UnixListener::bind(&self.0).expect("a path that is free");
         Ok(vec![Box::new(Listening(listener))])
     }
@@ -163,7 +164,7 @@ fn a_front_door_needs_nothing_but_the_trait() {
     };
     let engine = Engine::start(config).unwrap();
     let common = Arc::new(Common::new(32 << 20, 1));
-    for opened in address.open(&["vm"]).unwrap() {
+    for opened in address.open(&["vm"], &common.handover).unwrap() {
         assert!(
             opened
                 .client_line("vm")

@@ -92,6 +92,12 @@ pub struct ServeArgs {
     /// [default: auto]
     #[arg(long, value_name = "HOW")]
     pub wait: Option<Wait>,
+    /// Let another daemon take over at the unix socket ADDRESS (unix:PATH): see --take-over
+    #[arg(long, value_name = "ADDRESS")]
+    pub upgrade_socket: Option<String>,
+    /// Take over from the daemon that has this upgrade socket (unix:PATH): its clients notice a short pause
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "check")]
+    pub take_over: Option<String>,
     /// Check the configuration, open the disks, and end
     #[arg(long)]
     pub check: bool,

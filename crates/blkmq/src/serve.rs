@@ -5,8 +5,10 @@
 
 mod descriptors;
 mod last_sync;
+mod notify;
 mod placeholder;
 mod report;
+mod upgrade;
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use blkmq_config::{Config, DiskSpec, ExportSpec, Plan, group, plan};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{self, AddressLimits, Common};
 use blkmq_export::front_door::{self, FRONT_DOORS, Offer};
+use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -28,6 +31,7 @@ use crate::cli::ServeArgs;
 use crate::log::Log;
 use last_sync::Files;
 use placeholder::Placeholders;
+use upgrade::{Earlier, Outgoing};
 
 /// Serves until a signal.
 ///
@@ -40,8 +44,10 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     if args.check {
         return check(&config);
     }
-    let plan = plan(&config)?;
-    let daemon = Daemon::start(&config, plan)?;
+    let daemon = match &args.take_over {
+        Some(address) => upgrade::take_over(&config, address)?,
+        None => Daemon::start(&config, plan(&config)?)?,
+    };
     daemon.run(signals, config.shutdown_limit, log)
 }
 
@@ -87,6 +93,12 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
     }
     config.reactors = args.reactors.or(config.reactors);
     config.wait = args.wait.unwrap_or(config.wait);
+    let upgrade_socket = args.upgrade_socket.as_ref().or(config.upgrade_socket.as_ref());
+    // Who takes over listens there for the next, unless told otherwise.
+    config.upgrade_socket = upgrade_socket.or(args.take_over.as_ref()).cloned();
+    if let Some(address) = &config.upgrade_socket {
+        upgrade::socket_path(address)?;
+    }
     config.check()?;
     for export in &config.exports {
         read(export).with_context(|| format!("[[export]] {}", export.door))?;
@@ -114,6 +126,10 @@ pub struct Daemon {
     common: Arc<Common>,
     /// What is to be durable at the end.
     files: Files,
+    /// Where another daemon may take over.
+    outgoing: Option<Outgoing>,
+    /// What groups did before this daemon took over.
+    earlier: Arc<Earlier>,
     /// What to give to clients: one line for each disk and address.
     pub addresses: Vec<String>,
 }
@@ -124,18 +140,29 @@ impl Daemon {
     /// # Errors
     /// The address, the tunable or the thread that cannot be had.
     pub fn start(config: &Config, plan: Plan) -> Result<Self> {
+        Self::start_with(config, plan, &Arc::new(Handover::new(Phase::Serving)))
+    }
+
+    /// The same; where another daemon's clients are taken over nobody is served yet.
+    fn start_with(config: &Config, plan: Plan, handover: &Arc<Handover>) -> Result<Self> {
         let files = Files::open(config)?;
         let connections_max = descriptors::connections(config, reactors(config))?;
         // Listen first: an address that is taken should not cost a start of the engine.
         let mut opened = Vec::new();
         for export in &config.exports {
             let address = read(export)?;
-            let all = address.open(&reached(config, &plan, export))?.into_iter();
+            let all = address
+                .open(&reached(config, &plan, export), handover)?
+                .into_iter();
             opened.extend(all.map(|one| (one, address.to_string(), export)));
         }
-        let engine = Engine::start(engine(config, plan))?;
         let memory = config.nbd_memory.unwrap_or(common::BYTES_MAX);
-        let common = Arc::new(Common::new(memory, connections_max));
+        let common = Arc::new(Common::taking_part(memory, connections_max, handover));
+        let upgrade_socket = config.upgrade_socket.as_ref();
+        let outgoing = upgrade_socket
+            .map(|address| Outgoing::open(address, &common))
+            .transpose()?;
+        let engine = Engine::start(engine(config, plan))?;
         let mut addresses = Vec::new();
         for (opened, address, export) in opened {
             let disks = export.disks.as_deref();
@@ -154,6 +181,8 @@ impl Daemon {
             engine,
             common,
             files,
+            outgoing,
+            earlier: Arc::default(),
             addresses,
         })
     }
@@ -164,18 +193,22 @@ impl Daemon {
     }
 
     /// Says that it is ready, and serves until a signal.
-    fn run(self, mut signals: Signals, limit: Duration, log: &Log) -> Result<()> {
+    fn run(mut self, mut signals: Signals, limit: Duration, log: &Log) -> Result<()> {
         let at_shutdown = end_at_once_on_the_next()?;
+        if let Some(outgoing) = &mut self.outgoing {
+            outgoing.start(&self.engine, &self.common, &self.earlier, signals.handle())?;
+        }
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
         }
         writeln!(out, "ready")?;
         out.flush()?;
+        notify::ready();
         for signal in signals.forever() {
             match signal {
                 SIGUSR1 => {
-                    let mut report = report::statistics(&self.engine.control());
+                    let mut report = report::statistics(&self.engine.control(), &self.earlier);
                     report += &report::connections(&self.common);
                     log.print_long(&report, REPORT_WAIT_MAX);
                 }
@@ -185,10 +218,26 @@ impl Daemon {
                 _ => break,
             }
         }
-        tracing::info!("shutting down: no new requests; a second signal ends at once");
+        let has_left = self.outgoing.as_mut().is_some_and(Outgoing::close);
+        if !has_left {
+            tracing::info!("shutting down: no new requests; a second signal ends at once");
+        }
         // The thread waits for that alone.
         let _ = at_shutdown.send(signals);
+        if has_left {
+            self.common.handover.leave();
+            return self.end(limit);
+        }
         self.shutdown(limit)
+    }
+
+    /// Ends when another daemon serves the clients, and will make durable what they wrote.
+    ///
+    /// # Errors
+    /// What was not finished in time.
+    fn end(self, limit: Duration) -> Result<()> {
+        let limit = Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX));
+        Ok(self.engine.shutdown(limit)?)
     }
 
     /// Finishes what is under way, for at most about `limit`, and makes durable what was written, whatever else failed.

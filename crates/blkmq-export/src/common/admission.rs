@@ -177,6 +177,29 @@ impl Connections {
                 return Err(no_room);
             }
         };
+        let ticket = self.count(&mut state, address);
+        drop(state);
+        wake_all(displaced);
+        Ok(ticket)
+    }
+
+    /// Counts a connection that another daemon had admitted: only what there are descriptors for bounds it.
+    ///
+    /// # Errors
+    /// If there are no more.
+    pub(crate) fn readmit(self: &Arc<Self>, address: u32) -> Result<Ticket, Refusal> {
+        let mut state = self.lock();
+        if state.open >= self.max {
+            return Err(Refusal {
+                whose: "daemon",
+                open: state.open,
+                is_limit: true,
+            });
+        }
+        Ok(self.count(&mut state, address))
+    }
+
+    fn count(self: &Arc<Self>, state: &mut State, address: u32) -> Ticket {
         state.open += 1;
         let of = &mut state.addresses[address as usize];
         of.open += 1;
@@ -184,17 +207,14 @@ impl Connections {
         let is_first = of.open == 1;
         state.users += u32::from(is_first);
         state.next += 1;
-        let number = state.next;
-        drop(state);
-        wake_all(displaced);
-        Ok(Ticket {
+        Ticket {
             connections: Arc::clone(self),
             address,
-            number,
+            number: state.next,
             has_arrived: false,
             is_displaced: Arc::default(),
             group: None,
-        })
+        }
     }
 
     /// Has some make room that have selected nothing yet: the system is out of descriptors.
@@ -325,17 +345,28 @@ impl Ticket {
     /// # Errors
     /// If the group may have no more connections here.
     pub(crate) fn select(&mut self, group: GroupId) -> Result<(), Refusal> {
-        let mut state = self.connections.lock();
+        let connections = Arc::clone(&self.connections);
+        let mut state = connections.lock();
         let room = state.room_for(self.connections.max, self.address, group);
-        let of = &mut state.addresses[self.address as usize];
         if let Err(refusal) = room {
-            of.refused += 1;
+            state.addresses[self.address as usize].refused += 1;
             return Err(refusal);
         }
+        self.count_selected(&mut state, group);
+        Ok(())
+    }
+
+    /// The client had selected a disk of a group before this daemon took over: it stays, whatever the group may have.
+    pub(crate) fn reselect(&mut self, group: GroupId) {
+        let connections = Arc::clone(&self.connections);
+        self.count_selected(&mut connections.lock(), group);
+    }
+
+    fn count_selected(&mut self, state: &mut State, group: GroupId) {
+        let of = &mut state.addresses[self.address as usize];
         *of.selected.entry(group).or_default() += 1;
         self.group = Some(group);
         state.negotiating.remove(&(self.address, self.number));
-        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
 //! Decides which reactor a new connection lives on: the next one in turn; and how many clients one turn accepts. A service of one
-//! reactor; the connections it accepts are services of their own.
+//! reactor; the connections it accepts are services of their own. While another daemon takes over nobody is accepted.
 //!
 //! A client is accepted when it is known whether there is room for it. While there is none yet nobody is accepted: those who come
 //! wait in the kernel's backlog, and the daemon has no more descriptors than it counts.
@@ -21,6 +21,7 @@ use super::admission::{NoRoom, Ticket};
 use super::log::Log;
 use super::pace::Pace;
 use super::socket::Socket;
+use crate::handover::{Member, Phase, Saved};
 
 /// Makes the connection of a client that has been let in.
 pub(crate) type Connect = Box<dyn Fn(Client) -> ServiceFactory + Send>;
@@ -31,6 +32,8 @@ pub(crate) struct Client {
     pub(crate) is_tcp: bool,
     /// Its place among the connections, for as long as it is kept.
     pub(crate) ticket: Ticket,
+    /// Its place among those that are handed over.
+    pub(crate) member: Member,
 }
 
 /// Accepts the connections of one address.
@@ -39,6 +42,12 @@ pub(crate) struct Listener {
     common: Arc<Common>,
     /// Its number among the addresses.
     address: u32,
+    /// The address, as its socket has it.
+    name: String,
+    door: &'static str,
+    member: Member,
+    /// Whether clients are accepted.
+    phase: Phase,
     log: Arc<Log>,
     connect: Connect,
     next: usize,
@@ -67,6 +76,10 @@ impl Listener {
         // Fewer than the system allows: who comes is accepted or refused in a moment.
         listen(&socket, BACKLOG)?;
         Ok(Self {
+            name: socket.address(),
+            door: log.door(),
+            member: Member::new(&common.handover),
+            phase: Phase::Serving,
             socket: Some(socket),
             common: Arc::clone(common),
             address,
@@ -84,6 +97,9 @@ impl Listener {
 
     /// Accepts those who wait, some at a time.
     fn accept(&mut self, cx: &mut Cx<'_>) {
+        if self.phase != Phase::Serving {
+            return;
+        }
         for _ in 0..ACCEPTS_MAX {
             let fd = match self.waiting.take() {
                 Some(fd) => fd,
@@ -147,6 +163,7 @@ impl Listener {
             socket: fd,
             is_tcp,
             ticket,
+            member: Member::new(&self.common.handover),
         });
         cx.spawn_on(reactor, connection);
         true
@@ -159,6 +176,35 @@ impl Listener {
             cx.ring_client()
                 .push_poll(socket.as_fd().as_raw_fd(), libc::POLLIN, true, POLL);
         }
+    }
+
+    /// Takes note of whether clients are accepted, or another daemon's matter.
+    fn follow(&mut self, phase: Phase) {
+        if std::mem::replace(&mut self.phase, phase) == phase && phase == Phase::Serving {
+            return;
+        }
+        match phase {
+            Phase::Serving if self.common.handover.is_inherited(&self.name) => {
+                self.socket.iter_mut().for_each(Socket::own);
+            }
+            Phase::Serving => {}
+            Phase::Suspended => self.member.settle(self.saved()),
+            Phase::Gone => {
+                self.socket.iter_mut().for_each(Socket::disown);
+                self.waiting = None;
+            }
+        }
+    }
+
+    /// A client that was accepted and not served yet is handed over as one that nobody has spoken with.
+    fn saved(&self) -> Option<Saved> {
+        let waiting = self.waiting.as_ref()?.try_clone().ok()?;
+        Some(Saved {
+            door: self.door,
+            address: self.name.clone(),
+            body: Vec::new(),
+            fds: vec![Arc::new(waiting)],
+        })
     }
 
     fn failed(&mut self, cx: &mut Cx<'_>, errno: Errno) {
@@ -175,6 +221,8 @@ impl Listener {
 
 impl Service for Listener {
     fn start(&mut self, cx: &mut Cx<'_>) {
+        let phase = self.member.arrive(cx.waker());
+        self.follow(phase);
         self.poll(cx);
         self.accept(cx);
     }
@@ -201,6 +249,7 @@ impl Service for Listener {
     }
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        self.follow(self.member.phase());
         self.accept(cx);
     }
 

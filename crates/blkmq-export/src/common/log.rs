@@ -22,6 +22,11 @@ impl Log {
         }
     }
 
+    /// The front door.
+    pub(crate) fn door(&self) -> &'static str {
+        self.door
+    }
+
     /// Writes a warning, unless too many lines were written lately.
     pub(crate) fn warn(&self, now: Instant, what: fmt::Arguments<'_>) {
         if let Some(withheld) = self.budget.take(now) {

@@ -37,6 +37,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use blkmq_core::ids::ReactorId;
 use blkmq_host::engine::Engine;
 
+use crate::handover::{Handover, Phase};
+
 pub use address::{Address, AddressError};
 pub use admission::{AddressLimits, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
@@ -49,6 +51,8 @@ pub struct Common {
     pub memory: Arc<Memory>,
     /// How many there are and may be.
     pub connections: Arc<Connections>,
+    /// What is handed over when another daemon takes this one's place.
+    pub handover: Arc<Handover>,
     /// Who asks what is allocated.
     pub(crate) lookups: lookup::Lookups,
     /// Somebody gives memory back that is kept for nobody.
@@ -60,7 +64,17 @@ pub struct Common {
 impl Common {
     /// Memory of so many bytes, and so many connections at most.
     pub fn new(memory_bytes: u64, connections_max: u32) -> Self {
+        Self::taking_part(
+            memory_bytes,
+            connections_max,
+            &Arc::new(Handover::new(Phase::Serving)),
+        )
+    }
+
+    /// The same, with what is handed over, or taken over from another daemon.
+    pub fn taking_part(memory_bytes: u64, connections_max: u32, handover: &Arc<Handover>) -> Self {
         Self {
+            handover: Arc::clone(handover),
             memory: Arc::new(Memory::new(memory_bytes)),
             connections: Arc::new(Connections::new(connections_max)),
             lookups: lookup::Lookups::new(),

@@ -2,12 +2,16 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::net::{AddressFamily, sockopt};
+
 use super::address::Address;
+use crate::handover::Handover;
+use crate::handover::codec::Origin;
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -28,6 +32,59 @@ impl AsFd for Socket {
 }
 
 impl Socket {
+    /// Its own address, as it is written.
+    pub fn address(&self) -> String {
+        match self {
+            Self::Unix(..) => format!("unix:{}", self.path()),
+            Self::Tcp(listener) => {
+                let address = listener.local_addr();
+                address.map_or_else(|_| "tcp:?".to_owned(), |address| format!("tcp:{address}"))
+            }
+        }
+    }
+
+    pub(crate) fn is_tcp(&self) -> bool {
+        matches!(self, Self::Tcp(_))
+    }
+
+    /// Says whether its path is removed at the end.
+    pub(crate) fn is_removed_at_the_end(&self) -> bool {
+        match self {
+            Self::Unix(_, path) => path.is_some(),
+            Self::Tcp(_) => true,
+        }
+    }
+
+    /// Another daemon has left it to this one, which removes its path at the end.
+    pub fn own(&mut self) {
+        let found = PathBuf::from(self.path());
+        if let Self::Unix(_, path) = self {
+            *path = Some(found);
+        }
+    }
+
+    /// It is another daemon's from now on: its path stays.
+    pub fn disown(&mut self) {
+        if let Self::Unix(_, path) = self {
+            *path = None;
+        }
+    }
+
+    /// A socket that another daemon has handed over; its path is not removed.
+    ///
+    /// # Errors
+    /// If it does not listen, or is of another kind.
+    fn inherited(socket: OwnedFd) -> io::Result<Self> {
+        if !sockopt::socket_acceptconn(&socket)? {
+            return Err(io::Error::other("it does not listen"));
+        }
+        match sockopt::socket_domain(&socket)? {
+            AddressFamily::UNIX => Ok(Self::Unix(socket.into(), None)),
+            AddressFamily::INET | AddressFamily::INET6 => Ok(Self::Tcp(socket.into())),
+            other => Err(io::Error::other(format!("address family {}", other.as_raw()))),
+        }
+    }
+
     /// The path of a unix socket, `?` if it has none.
     pub(crate) fn path(&self) -> String {
         let address = match self {
@@ -63,11 +120,28 @@ impl OpenError {
     }
 }
 
-/// Opens an address: one socket, or as many as systemd hands over.
+/// Opens an address: one socket, or as many as systemd hands over; or those that another daemon has handed over.
 ///
 /// # Errors
 /// If it cannot be had.
-pub fn open(address: &Address) -> Result<Vec<Socket>, OpenError> {
+pub fn open(address: &Address, handover: &Handover) -> Result<Vec<Socket>, OpenError> {
+    let handed = handover.take_inherited(|name, origin| match address {
+        Address::Systemd => origin == Origin::Systemd,
+        // Whichever port the system has chosen.
+        Address::Tcp(at) if at.port() == 0 => {
+            let found = name
+                .strip_prefix("tcp:")
+                .and_then(|name| name.parse::<SocketAddr>().ok());
+            found.is_some_and(|found| found.ip() == at.ip())
+        }
+        _ => name == address.to_string(),
+    });
+    if !handed.is_empty() {
+        let socket = |(name, _, socket): (String, Origin, OwnedFd)| {
+            Socket::inherited(socket).map_err(|error| failed(&name, "cannot be taken over", error))
+        };
+        return handed.into_iter().map(socket).collect();
+    }
     match address {
         Address::Unix(path) => Ok(vec![unix(path)?]),
         Address::Tcp(address) => Ok(vec![tcp(*address)?]),

@@ -25,10 +25,13 @@ use blkmq_nbd::identity;
 use self::connection::Connection;
 use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
-use crate::common::listener::Listener;
+use super::session::Session;
+use crate::common::listener::{Client, Listener};
 use crate::common::log::Log;
 use crate::common::predecessors;
 use crate::common::{AddressLimits, Common, Socket};
+use crate::handover::{Member, Restore};
+use crate::nbd::saved::SavedConnection;
 
 /// What the connections of all NBD addresses have in common.
 #[derive(Debug)]
@@ -70,6 +73,8 @@ pub(crate) struct Door {
     common: Arc<Common>,
     shared: Arc<Shared>,
     log: Arc<Log>,
+    /// The address, as its socket has it.
+    address: String,
 }
 
 /// Serves disks at a socket that listens.
@@ -92,7 +97,8 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
     }
     let mut exports = exports(engine.disks(), disks)?;
     let shared = common.of_door::<Shared>();
-    exports.instance = shared.instance;
+    exports.instance = common.handover.instance().or(shared.instance);
+    common.handover.set_instance(exports.instance);
     let group = |export: &Arc<Export>| engine.disks()[export.id.0 as usize].group;
     let groups: BTreeSet<GroupId> = exports.iter().map(group).collect();
     let address = common.connections.add_address(admitted, groups.len() as u32);
@@ -103,7 +109,11 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
         common: Arc::clone(common),
         shared,
         log: Arc::clone(&log),
+        address: socket.address(),
     });
+    let handover = &common.handover;
+    let added = handover.add_door(log.door(), &socket, restorer(&door, address, socket.is_tcp()));
+    added.map_err(ServeError::Socket)?;
     let connect = move |client| -> ServiceFactory {
         let door = Arc::clone(&door);
         Box::new(move || Box::new(Connection::new(client, door)))
@@ -113,6 +123,38 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
     engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
     common.trim(engine);
     Ok(())
+}
+
+/// What makes a connection of what another daemon has saved.
+fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
+    // The listener has it, too; what is handed over is part of what the door has, and would hold it for ever.
+    let door = Arc::downgrade(door);
+    Arc::new(move |body, mut fds| {
+        let door = door.upgrade().ok_or("nobody listens there any more")?;
+        let socket = fds
+            .pop()
+            .filter(|_| fds.is_empty())
+            .ok_or("one descriptor is needed")?;
+        let client = Client {
+            socket,
+            is_tcp,
+            ticket: door
+                .common
+                .connections
+                .readmit(address)
+                .map_err(|refusal| refusal.to_string())?,
+            member: Member::new(&door.common.handover),
+        };
+        if body.is_empty() {
+            return Ok(Box::new(move || Box::new(Connection::new(client, door))));
+        }
+        let saved = SavedConnection::parse(body)?;
+        // Made here, so that what does not hold is known at once.
+        let session = Session::restore(&saved.session, Arc::clone(&door.exports), door.limits.clone())?;
+        Ok(Box::new(move || {
+            Box::new(Connection::restored(client, door, session, saved))
+        }))
+    })
 }
 
 /// Why disks cannot be served at an address.

@@ -8,6 +8,7 @@ use super::door::{self, Served};
 use super::limits::Limits;
 use crate::common::{self, AddressError, Common, OpenError, Socket};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
+use crate::handover::Handover;
 
 /// The network block device protocol.
 #[derive(Debug)]
@@ -28,8 +29,8 @@ impl FrontDoor for Nbd {
 }
 
 impl Address for common::Address {
-    fn open(&self, _disks: &[&str]) -> Result<Vec<Box<dyn Opened>>, OpenError> {
-        let opened = common::open(self)?.into_iter();
+    fn open(&self, _disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+        let opened = common::open(self, handover)?.into_iter();
         Ok(opened.map(|socket| Box::new(socket) as Box<dyn Opened>).collect())
     }
 }

@@ -7,6 +7,7 @@
 //! | part | holds |
 //! |---|---|
 //! | [`export`] | what a client may select: names, sizes, features |
+//! | [`saved`] | a connection that is handed over to another daemon |
 //! | [`limits`] | every bound of a connection, with default, unit and trade-off |
 //! | [`session`] | the server's states: negotiation, then requests and replies |
 
@@ -14,6 +15,7 @@ pub mod door;
 pub mod export;
 mod front_door;
 pub mod limits;
+pub mod saved;
 pub mod session;
 
 pub use front_door::Nbd;

@@ -18,6 +18,7 @@
 mod negotiation;
 mod reply;
 mod rules;
+mod saved;
 mod transmission;
 
 use std::fmt;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 
 pub use reply::Replies;
 pub use rules::Fault;
+pub use saved::{RestoreError, SavedPhase, SavedSession, SavedState};
 
 use blkmq_nbd::codec::handshake::{OptionCode, SessionName, write_greeting};
 use blkmq_nbd::codec::request::RequestHeader;
@@ -232,6 +234,45 @@ impl Session {
             phase,
             shutting_down: false,
             ended: false,
+        }
+    }
+
+    /// Goes on with a session that another daemon has begun, with a client that may select from `exports`.
+    ///
+    /// # Errors
+    /// If what the client was told does not hold here.
+    pub fn restore(
+        saved: &SavedSession,
+        exports: Arc<ExportTable>,
+        limits: Limits,
+    ) -> Result<Session, RestoreError> {
+        let phase = match &saved.phase {
+            SavedPhase::Negotiation { .. } => Phase::Negotiation(Negotiation::restore(saved, exports)),
+            SavedPhase::Transmission { .. } => {
+                Phase::Transmission(Transmission::restore(saved, &exports, &limits)?)
+            }
+        };
+        Ok(Session {
+            limits,
+            phase,
+            shutting_down: false,
+            ended: false,
+        })
+    }
+
+    /// What another daemon has to know to go on with it. The request that was begun last and is not all there does not count.
+    pub fn save(&self) -> SavedSession {
+        match &self.phase {
+            Phase::Negotiation(negotiation) => negotiation.save(),
+            Phase::Transmission(transmission) => transmission.save(),
+        }
+    }
+
+    /// The export that is selected.
+    pub fn export(&self) -> Option<&Arc<Export>> {
+        match &self.phase {
+            Phase::Negotiation(_) => None,
+            Phase::Transmission(transmission) => Some(transmission.export()),
         }
     }
 

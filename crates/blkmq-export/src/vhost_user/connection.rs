@@ -26,6 +26,7 @@ use crate::common::listener::Client;
 use crate::common::log::Log;
 use crate::common::peer::peer;
 use crate::common::predecessors::{Disks, Membership};
+use crate::handover::{Member, Phase};
 
 /// One front end.
 pub(super) struct Connection {
@@ -43,6 +44,7 @@ pub(super) struct Connection {
     is_readable: bool,
     comes_again: bool,
     ticket: Ticket,
+    member: Member,
     /// Who has rings of which disk, and this one among them.
     disks: Arc<Disks>,
     place: Option<Membership>,
@@ -78,6 +80,7 @@ impl Connection {
             is_readable: true,
             comes_again: false,
             ticket: client.ticket,
+            member: client.member,
             disks,
             place: None,
             log,
@@ -297,6 +300,14 @@ impl Connection {
         format!("connection of {} to {}", self.peer, self.device.disk().name)
     }
 
+    /// While a front end is connected no other daemon takes over.
+    fn refuse_to_move(&self) {
+        if self.member.phase() == Phase::Suspended {
+            self.member
+                .fail(format!("{} cannot be handed over yet", self.name()));
+        }
+    }
+
     fn poll(&mut self, cx: &mut Cx<'_>) {
         if !self.is_closing && !std::mem::replace(&mut self.is_polling, true) {
             let events = libc::POLLIN | libc::POLLRDHUP;
@@ -309,6 +320,9 @@ impl Connection {
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.ticket.arrive(cx.waker());
+        self.member.arrive(cx.waker());
+        self.member.select(&self.device.disk().name);
+        self.refuse_to_move();
         cx.set_timer(cx.now() + self.handshake_deadline);
         self.poll(cx);
         self.take_in(cx);
@@ -334,6 +348,7 @@ impl Service for Connection {
     fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        self.refuse_to_move();
         self.note_ends(cx);
         if !self.is_selected && self.ticket.is_displaced() {
             self.close(cx, &"others need its place");

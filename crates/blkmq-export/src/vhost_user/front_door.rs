@@ -15,6 +15,7 @@ use crate::common::listener::Listener;
 use crate::common::log::Log;
 use crate::common::{self, AddressError, Common, OpenError, Socket};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
+use crate::handover::{Handover, Restore};
 
 /// The protocol by which a virtual machine monitor has its block devices served by another process.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ impl fmt::Display for PerDisk {
 }
 
 impl Address for PerDisk {
-    fn open(&self, disks: &[&str]) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         if disks.len() > 1 && !self.0.contains(DISK) {
             let count = disks.len();
             return Err(OpenError::new(format!(
@@ -62,7 +63,7 @@ impl Address for PerDisk {
         for disk in disks {
             let address = self.0.replace(DISK, disk).parse::<common::Address>();
             let address = address.map_err(|error| OpenError::new(error.to_string()))?;
-            for socket in common::open(&address)? {
+            for socket in common::open(&address, handover)? {
                 opened.push(Box::new(OfDisk {
                     disk: (*disk).to_owned(),
                     socket,
@@ -104,6 +105,10 @@ impl Opened for OfDisk {
             let (disk, shared) = (disk.clone(), shared.clone());
             Box::new(move || Box::new(Connection::new(client, disk, shared)))
         };
+        // Front ends are not handed over: while one is connected no other daemon takes over.
+        let restore: Restore = Arc::new(|_, _| Err("front ends cannot be taken over".into()));
+        let added = common.handover.add_door("vhost-user", &self.socket, restore);
+        added.map_err(|error| ServeError(error.into()))?;
         let listener = Listener::new(self.socket, common, address, &log, Box::new(connect));
         let listener = listener.map_err(|error| ServeError(error.into()))?;
         engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));

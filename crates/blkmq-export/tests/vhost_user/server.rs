@@ -36,7 +36,7 @@ impl Server {
         let common = Arc::new(Common::new(32 << 20, 16));
         let door = front_door::find("vhost_user").expect("it is built");
         let address = door.parse(&format!("unix:{}", pattern.display())).unwrap();
-        for opened in address.open(&["vm"]).unwrap() {
+        for opened in address.open(&["vm"], &common.handover).unwrap() {
             let lines = opened.client_line("vm").expect("its own disk");
             let path = pattern.to_string_lossy().replace("{disk}", "vm");
             for (line, monitor) in lines

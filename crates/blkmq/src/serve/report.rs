@@ -12,13 +12,18 @@ use blkmq_export::common::Common;
 use blkmq_host::QueueId;
 use blkmq_host::control::Control;
 
-/// Writes what all groups of all queues did since the start.
-pub(super) fn statistics(control: &Control) -> String {
+use super::upgrade::Earlier;
+
+/// Writes what all groups of all queues did since the start; of the first daemon, if others have taken over since.
+pub(super) fn statistics(control: &Control, earlier: &Earlier) -> String {
     let mut out = String::new();
     for (number, queue) in (0..).zip(control.queues()) {
         let _ = writeln!(out, "queue {} ({})", queue.name(), queue.elevator());
         for (group, id) in control.groups(QueueId(number)) {
-            let stats = queue.group_stats(id);
+            let mut stats = queue.group_stats(id);
+            if let Some(before) = earlier.get(&(queue.name().to_owned(), group.to_string())) {
+                stats.add(before);
+            }
             if stats.total().ios > 0 {
                 out += &group_lines(&group, &stats);
             }

@@ -32,4 +32,5 @@ mod readme;
 mod shutdown;
 mod sockets;
 mod successor;
+mod upgrade;
 mod vhost_user;

@@ -4,11 +4,13 @@
 //! ```text
 //!  socket ─► intake: receives, lets the session judge ─► requests: begin, submit, end ─► replies, sent once per batch
 //!            deadlines: who is too late          ending: what becomes of what was begun when the client is gone
+//!            moving: how another daemon goes on with it
 //! ```
 
 mod deadlines;
 mod ending;
 mod intake;
+mod moving;
 mod requests;
 
 use std::collections::VecDeque;
@@ -22,6 +24,7 @@ use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 use rustix::net::sockopt;
 
+use self::moving::Moving;
 use super::Door;
 use super::losses::Heard;
 use super::receive::Receive;
@@ -33,6 +36,7 @@ use crate::common::log::Log;
 use crate::common::lookup::Asker;
 use crate::common::peer::{peer, watch_for_a_silent_end};
 use crate::common::predecessors::{Fenced, Membership};
+use crate::handover::Member;
 use crate::nbd::session::{Request, Session};
 
 /// One client.
@@ -83,8 +87,16 @@ pub(super) struct Connection {
     started_at: Instant,
     /// Where what was looked up for it comes; there is one from the selection on.
     asker: Option<Arc<Asker>>,
+    /// How far it is on its way to another daemon.
+    moving: Moving,
+    /// What polls have said while it was at rest.
+    missed: i32,
+    /// Another daemon has saved it; writes may be lost of which its client has not been told.
+    is_restored: bool,
+    has_losses: bool,
     door: Arc<Door>,
     ticket: Ticket,
+    member: Member,
 }
 
 /// How far the end of a connection is.
@@ -104,6 +116,7 @@ impl Connection {
             socket,
             is_tcp,
             ticket,
+            member,
         } = client;
         if is_tcp {
             // Replies are sent in whole batches; waiting for more would only delay them.
@@ -147,8 +160,13 @@ impl Connection {
             half_messages: 0,
             started_at: Instant::default(),
             asker: None,
+            moving: Moving::No,
+            missed: 0,
+            is_restored: false,
+            has_losses: false,
             door,
             ticket,
+            member,
         }
     }
 
@@ -185,7 +203,7 @@ impl Connection {
     }
 
     fn may_send(&self) -> bool {
-        self.closing < Closing::Dead && !self.is_blocked && !self.is_waiting
+        self.closing < Closing::Dead && !self.is_blocked && !self.is_waiting && self.moving != Moving::AtRest
     }
 
     /// Names the connection for a message.
@@ -198,8 +216,19 @@ impl Connection {
         format!("connection of {} to {disk}", self.peer)
     }
 
+    /// Takes note of what a poll says of the peer.
+    fn polled(&mut self, result: i32, now: Instant) {
+        self.has_left |= result & LEFT != 0;
+        if result >= 0 && result & RESET != 0 {
+            self.reset(now);
+        } else if self.is_waiting && self.has_left {
+            // It has not waited until it was let in.
+            self.closing = Closing::Dead;
+        }
+    }
+
     fn poll(&mut self, cx: &mut Cx<'_>) {
-        if !self.is_polling && self.closing == Closing::No {
+        if !self.is_polling && self.closing == Closing::No && self.moving == Moving::No {
             self.is_polling = true;
             cx.ring_client().push_poll(
                 self.socket.as_raw_fd(),
@@ -215,13 +244,19 @@ impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.started_at = cx.now();
         if self.receive.is_missing() {
-            let what = format_args!("{} closed: the system has no memory for it", self.name());
-            self.log().warn(cx.now(), what);
+            let what = format!("{} closed: the system has no memory for it", self.name());
+            self.log().warn(cx.now(), format_args!("{what}"));
             self.closing = Closing::Dead;
+            self.member.fail(what);
             return;
         }
         self.ticket.arrive(cx.waker());
         self.transmit.note_heads();
+        let phase = self.member.arrive(cx.waker());
+        if self.is_restored {
+            return self.take_place(cx);
+        }
+        self.follow(cx, phase);
         self.poll(cx);
         self.take_in(cx);
     }
@@ -232,12 +267,10 @@ impl Service for Connection {
                 POLL_IN => {
                     self.is_polling = completion.has_more();
                     self.is_readable = true;
-                    self.has_left |= completion.result & LEFT != 0;
-                    if completion.result >= 0 && completion.result & RESET != 0 {
-                        self.reset(cx.now());
-                    } else if self.is_waiting && self.has_left {
-                        // It has not waited until it was let in.
-                        self.closing = Closing::Dead;
+                    if self.moving == Moving::AtRest {
+                        self.missed |= completion.result;
+                    } else {
+                        self.polled(completion.result, cx.now());
                     }
                 }
                 POLL_OUT => self.is_blocked = false,
@@ -270,6 +303,10 @@ impl Service for Connection {
             self.log().info(cx.now(), what);
             self.closing = Closing::Dead;
         }
+        self.follow(cx, self.member.phase());
+        if self.moving == Moving::AtRest {
+            return;
+        }
         self.end_if_fenced(cx.now());
         if self.is_waiting {
             self.is_waiting = self.place.as_mut().is_some_and(Membership::must_wait);
@@ -281,6 +318,7 @@ impl Service for Connection {
 
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
         if self.closing < Closing::Dead
+            && self.moving != Moving::AtRest
             && let Some(reason) = self.too_late(cx.now())
         {
             self.log()
@@ -306,7 +344,10 @@ impl Service for Connection {
                 self.take_in(cx);
             }
         }
-        if self.closing > Closing::No {
+        if self.moving == Moving::Stopping {
+            self.save_if_at_rest(cx);
+        }
+        if self.closing > Closing::No && self.moving != Moving::AtRest {
             self.wind_up(cx);
         }
         self.receive.begin_turn();
@@ -330,7 +371,7 @@ impl Service for Connection {
     }
 
     fn is_finished(&self) -> bool {
-        self.closing > Closing::No && self.is_at_end()
+        self.closing > Closing::No && self.is_at_end() && self.moving != Moving::AtRest
     }
 }
 

@@ -15,6 +15,16 @@ impl Heard {
         Self(disk.losses().told)
     }
 
+    /// Writes may be lost that it has not been told of: another daemon knows.
+    pub(super) fn miss(&mut self, disk: &Disk) {
+        self.0 = disk.losses().count.wrapping_sub(1);
+    }
+
+    /// Says whether writes may be lost that it has not been told of.
+    pub(super) fn misses_some(self, disk: &Disk) -> bool {
+        self.0 != disk.losses().count
+    }
+
     /// Says how a flush ends for this client that has ended like this for whoever shared it.
     pub(super) fn end_flush(&mut self, disk: &Disk, status: Status) -> Status {
         let count = disk.losses().count;

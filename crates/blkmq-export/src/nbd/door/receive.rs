@@ -19,6 +19,8 @@ pub(super) struct Receive {
     end: usize,
     /// Bytes that this turn may still take.
     left: usize,
+    /// What another daemon has received and not taken, the first byte last: it comes before what the socket has.
+    inherited: Vec<u8>,
 }
 
 /// What one call to the socket brought.
@@ -46,7 +48,20 @@ impl Receive {
             start: 0,
             end: 0,
             left: TURN_BYTES,
+            inherited: Vec::new(),
         }
+    }
+
+    /// Has bytes come before what the socket has.
+    pub(super) fn restore(&mut self, mut received: Vec<u8>) {
+        received.reverse();
+        self.inherited = received;
+    }
+
+    /// Appends all that was received and not taken.
+    pub(super) fn append_waiting_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.waiting());
+        out.extend(self.inherited.iter().rev());
     }
 
     /// Says whether there is no memory to receive into.
@@ -92,7 +107,12 @@ impl Receive {
             bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let received = take_of_turn(&mut self.left, socket, &mut bytes[self.end..])?;
+        let received = take_of_turn(
+            &mut self.left,
+            &mut self.inherited,
+            socket,
+            &mut bytes[self.end..],
+        )?;
         if let Received::Full(bytes) | Received::Drained(bytes) = received {
             self.end += bytes;
         }
@@ -104,21 +124,45 @@ impl Receive {
     /// # Errors
     /// What the socket says: the peer is gone.
     pub(super) fn receive_into(&mut self, socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Received> {
-        take_of_turn(&mut self.left, socket, into)
+        take_of_turn(&mut self.left, &mut self.inherited, socket, into)
     }
 }
 
 /// Receives no more than a turn has left.
-fn take_of_turn(left: &mut usize, socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Received> {
+fn take_of_turn(
+    left: &mut usize,
+    inherited: &mut Vec<u8>,
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+) -> io::Result<Received> {
     if *left == 0 {
         return Ok(Received::Enough);
     }
     let room = into.len().min(*left);
-    let received = receive(socket, &mut into[..room])?;
+    let received = match inherited.is_empty() {
+        true => receive(socket, &mut into[..room])?,
+        false => take_inherited(inherited, &mut into[..room]),
+    };
     if let Received::Full(bytes) | Received::Drained(bytes) = received {
         *left -= bytes;
     }
     Ok(received)
+}
+
+/// Takes what another daemon has received.
+#[cold]
+fn take_inherited(inherited: &mut Vec<u8>, into: &mut [u8]) -> Received {
+    let bytes = into.len().min(inherited.len());
+    let first = inherited.len() - bytes;
+    into[..bytes]
+        .iter_mut()
+        .zip(inherited.drain(first..).rev())
+        .for_each(|(to, from)| *to = from);
+    if inherited.is_empty() {
+        *inherited = Vec::new();
+    }
+    // There may be more, here or in the socket.
+    Received::Full(bytes)
 }
 
 /// Receives what is there, without waiting.

@@ -21,6 +21,8 @@ pub(super) struct Transmit {
     /// Bytes of `heads` that are in `pieces`.
     heads_noted: usize,
     pieces: VecDeque<Piece>,
+    /// What another daemon has not sent.
+    inherited: Vec<u8>,
     /// Bytes that this turn may still send.
     left: usize,
 }
@@ -32,6 +34,7 @@ impl Default for Transmit {
             heads_sent: 0,
             heads_noted: 0,
             pieces: VecDeque::new(),
+            inherited: Vec::new(),
             left: TURN_BYTES,
         }
     }
@@ -44,6 +47,8 @@ enum Piece {
     Heads(usize),
     /// The rest of a slot's buffer: bytes already sent, bytes in all.
     Data { slot: u32, sent: usize, len: usize },
+    /// The rest of what another daemon has not sent: bytes already sent.
+    Inherited(usize),
 }
 
 /// How far a call of [`Transmit::send`] came.
@@ -78,6 +83,41 @@ impl Transmit {
         self.pieces.push_back(Piece::Data { slot, sent: 0, len });
     }
 
+    /// Has these bytes sent, instead of what waits.
+    pub(super) fn restore(&mut self, unsent: Vec<u8>) {
+        self.clear(|_| {});
+        if !unsent.is_empty() {
+            self.inherited = unsent;
+            self.pieces.push_back(Piece::Inherited(0));
+        }
+    }
+
+    /// All bytes that wait.
+    pub(super) fn unsent(&self, slots: &Slots) -> Vec<u8> {
+        let mut unsent = Vec::new();
+        let mut heads_at = self.heads_sent;
+        for piece in &self.pieces {
+            match piece {
+                Piece::Heads(len) => {
+                    heads_at += len;
+                    unsent.extend_from_slice(&self.heads[heads_at - len..heads_at]);
+                }
+                Piece::Data { slot, sent, len } => {
+                    let data = slots.data(*slot, *sent..*len);
+                    data.for_each(|run| unsent.extend_from_slice(run));
+                }
+                Piece::Inherited(sent) => unsent.extend_from_slice(&self.inherited[*sent..]),
+            }
+        }
+        unsent
+    }
+
+    /// How many buffers of reads wait.
+    pub(super) fn data_pieces(&self) -> usize {
+        let is_data = |piece: &&Piece| matches!(piece, Piece::Data { .. });
+        self.pieces.iter().filter(is_data).count()
+    }
+
     /// Begins a turn.
     pub(super) fn begin_turn(&mut self) {
         self.left = TURN_BYTES;
@@ -100,6 +140,7 @@ impl Transmit {
                 done(slot);
             }
         }
+        self.inherited = Vec::new();
         self.forget_heads();
     }
 
@@ -159,6 +200,7 @@ impl Transmit {
                         add(&self.heads[heads_at - len..heads_at])
                     }
                     Piece::Data { slot, sent, len } => slots.data(*slot, *sent..*len).all(&mut add),
+                    Piece::Inherited(sent) => add(&self.inherited[*sent..]),
                 };
             if !has_room {
                 break;
@@ -183,6 +225,7 @@ impl Transmit {
             let left = match piece {
                 Piece::Heads(len) => *len,
                 Piece::Data { sent, len, .. } => *len - *sent,
+                Piece::Inherited(sent) => self.inherited.len() - *sent,
             };
             let now = bytes.min(left);
             bytes -= now;
@@ -192,10 +235,14 @@ impl Transmit {
                     *len -= now;
                     self.heads_sent += now;
                 }
-                Piece::Data { sent, .. } => *sent += now,
+                Piece::Data { sent, .. } | Piece::Inherited(sent) => *sent += now,
             }
-            if is_through && let Some(Piece::Data { slot, .. }) = self.pieces.pop_front() {
-                done(slots, slot);
+            if is_through {
+                match self.pieces.pop_front() {
+                    Some(Piece::Data { slot, .. }) => done(slots, slot),
+                    Some(Piece::Inherited(_)) => self.inherited = Vec::new(),
+                    _ => {}
+                }
             }
         }
     }

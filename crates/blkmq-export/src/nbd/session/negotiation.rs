@@ -17,6 +17,7 @@ use blkmq_nbd::codec::option_reply::{
 };
 use blkmq_nbd::codec::{ClientFlags, HeaderStyle, STRING_BYTES_MAX};
 
+use super::saved::{REFUSED_BEFORE, SavedPhase, SavedSession, SavedState};
 use super::{CloseReason, Event};
 use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;
@@ -91,6 +92,61 @@ impl Negotiation {
             context: None,
             session: None,
             shutting_down: false,
+        }
+    }
+
+    /// Goes on where another daemon has stopped. A context of an export that is not here any more is not selected.
+    pub(super) fn restore(saved: &SavedSession, exports: Arc<ExportTable>) -> Self {
+        let mut negotiation = Negotiation::new(exports);
+        negotiation.style = saved.style;
+        negotiation.session = saved.name;
+        if let SavedPhase::Negotiation {
+            state,
+            is_padded,
+            options,
+            context,
+        } = &saved.phase
+        {
+            negotiation.state = match *state {
+                SavedState::Flags => State::Flags,
+                SavedState::Options => State::Options,
+                SavedState::Skipping { left, option, kind } => State::Skipping {
+                    left: left as usize,
+                    option,
+                    kind,
+                    message: REFUSED_BEFORE,
+                },
+            };
+            negotiation.padded = *is_padded;
+            negotiation.options = *options;
+            let context = context.as_deref().and_then(|name| negotiation.exports.find(name));
+            negotiation.context = context.map(|export| export.id);
+        }
+        negotiation
+    }
+
+    pub(super) fn save(&self) -> SavedSession {
+        let name_of = |id: ExportId| self.exports.iter().find(|export| export.id == id);
+        let state = match self.state {
+            State::Flags => SavedState::Flags,
+            State::Options => SavedState::Options,
+            State::Skipping {
+                left, option, kind, ..
+            } => SavedState::Skipping {
+                left: left as u32,
+                option,
+                kind,
+            },
+        };
+        SavedSession {
+            style: self.style,
+            name: self.session,
+            phase: SavedPhase::Negotiation {
+                state,
+                is_padded: self.padded,
+                options: self.options,
+                context: self.context.and_then(name_of).map(|export| export.name.clone()),
+            },
         }
     }
 

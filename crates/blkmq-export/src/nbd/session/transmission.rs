@@ -1,18 +1,24 @@
 //! Decides what becomes of each request's header: begun, refused, or the end.
 //! `rules` knows what is allowed; `reply` counts what is begun and writes the answers.
 
-use blkmq_nbd::codec::HeaderStyle;
 use blkmq_nbd::codec::handshake::SessionName;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{HeaderStyle, TransmissionFlags};
+
+use std::sync::Arc;
 
 use super::negotiation::Selection;
 use super::reply::Replies;
 use super::rules::{Fault, Rules, request};
+use super::saved::{RestoreError, SavedPhase, SavedSession};
 use super::{CloseReason, Event, Op, Refused, Step};
+use crate::nbd::export::{Export, ExportTable};
 use crate::nbd::limits::Limits;
 
 #[derive(Debug)]
 pub(super) struct Transmission {
+    export: Arc<Export>,
+    block_status: bool,
     style: HeaderStyle,
     rules: Rules,
     replies: Replies,
@@ -34,6 +40,8 @@ struct Drain {
 impl Transmission {
     pub(super) fn new(selection: &Selection, limits: &Limits) -> Transmission {
         Transmission {
+            export: Arc::clone(&selection.export),
+            block_status: selection.block_status,
             style: selection.style,
             rules: Rules::new(selection, limits),
             replies: Replies::new(selection, limits),
@@ -42,6 +50,84 @@ impl Transmission {
             drain_bytes_max: limits.drain_bytes_max(),
             unsent_bytes_max: limits.unsent_bytes_max,
         }
+    }
+
+    /// Goes on where another daemon has stopped, if the export is what its client was told.
+    pub(super) fn restore(
+        saved: &SavedSession,
+        exports: &ExportTable,
+        limits: &Limits,
+    ) -> Result<Transmission, RestoreError> {
+        let SavedPhase::Transmission {
+            export: name,
+            size_bytes,
+            block_min_bytes,
+            flags,
+            block_status,
+            drain,
+        } = &saved.phase
+        else {
+            unreachable!("the caller has looked")
+        };
+        // By its own name: whether there is a default export may have changed.
+        let found = exports.iter().find(|export| export.name == *name);
+        let export = found.ok_or_else(|| RestoreError::NoExport(name.clone()))?;
+        let differs = |what, told, found| RestoreError::Differs {
+            export: name.clone(),
+            what,
+            told,
+            found,
+        };
+        if export.size_bytes != *size_bytes {
+            return Err(differs("a size of", *size_bytes, export.size_bytes));
+        }
+        if export.block_min_bytes != *block_min_bytes {
+            let (told, found) = (u64::from(*block_min_bytes), u64::from(export.block_min_bytes));
+            return Err(differs("a block size of", told, found));
+        }
+        let here = export.transmission_flags(saved.style);
+        let is_writer = !flags.contains(TransmissionFlags::READ_ONLY);
+        let has_become_read_only = is_writer && here.contains(TransmissionFlags::READ_ONLY);
+        let promised = TransmissionFlags(flags.0 & !TransmissionFlags::READ_ONLY.0);
+        if has_become_read_only || !here.contains(promised) {
+            return Err(RestoreError::Lacks(name.clone(), flags.0, here.0));
+        }
+        let selection = Selection {
+            export: Arc::clone(export),
+            style: saved.style,
+            block_status: *block_status,
+            session: saved.name,
+        };
+        let mut transmission = Transmission::new(&selection, limits);
+        transmission.drain = drain.map(|(left, header)| Drain {
+            left,
+            fault: transmission
+                .rules
+                .judge(&header)
+                .err()
+                .unwrap_or(Fault::NotOffered),
+            header,
+        });
+        Ok(transmission)
+    }
+
+    pub(super) fn save(&self) -> SavedSession {
+        SavedSession {
+            style: self.style,
+            name: self.name(),
+            phase: SavedPhase::Transmission {
+                export: self.export.name.clone(),
+                size_bytes: self.export.size_bytes,
+                block_min_bytes: self.export.block_min_bytes,
+                flags: self.export.transmission_flags(self.style),
+                block_status: self.block_status,
+                drain: self.drain.as_ref().map(|drain| (drain.left, drain.header)),
+            },
+        }
+    }
+
+    pub(super) fn export(&self) -> &Arc<Export> {
+        &self.export
     }
 
     #[inline]

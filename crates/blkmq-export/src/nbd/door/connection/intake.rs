@@ -6,21 +6,28 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use blkmq_core::time::Instant;
+use blkmq_host::disk::Disk;
 use blkmq_host::service::Cx;
 
 use super::super::losses::Heard;
 use super::super::receive::Received;
 use super::super::slots::Slots;
+use super::moving::Moving;
 use super::{AGAIN, Closing, Connection};
 use crate::common::lookup::Asker;
 use crate::common::memory::Account;
+use crate::common::predecessors::Refusal;
 use crate::common::predecessors::SessionName;
 use crate::nbd::session::Event;
 
 impl Connection {
     /// Receives and judges until the socket is drained or a limit holds the client back.
     pub(super) fn take_in(&mut self, cx: &mut Cx<'_>) {
-        while self.closing == Closing::No && self.refused.is_empty() && !self.is_waiting {
+        while self.closing == Closing::No
+            && self.refused.is_empty()
+            && !self.is_waiting
+            && self.moving == Moving::No
+        {
             let held_back = if self.filling.is_some() {
                 false
             } else {
@@ -99,6 +106,16 @@ impl Connection {
             self.closing = Closing::Dead;
             return;
         }
+        if let Err(refusal) = self.enter(cx, index, disk) {
+            let what = format_args!("{} refused: {refusal}", self.name());
+            self.log().warn(cx.now(), what);
+            self.closing = Closing::Dead;
+        }
+    }
+
+    /// Takes its place among the connections of a disk.
+    pub(super) fn enter(&mut self, cx: &Cx<'_>, index: usize, disk: Disk) -> Result<(), Refusal> {
+        self.member.select(&disk.name);
         let memory = Arc::clone(&self.door.common.memory);
         let account = Account::new(memory, disk.group, cx.waker());
         self.slots.set_account(account, disk.limits.leaves_buffers);
@@ -109,16 +126,7 @@ impl Connection {
             client: name.client,
             number: name.number,
         });
-        let entered = disks.enter(index as u32, &self.socket, name, &cx.waker());
-        let mut place = match entered {
-            Ok(place) => place,
-            Err(refusal) => {
-                let what = format_args!("{} refused: {refusal}", self.name());
-                self.log().warn(cx.now(), what);
-                self.closing = Closing::Dead;
-                return;
-            }
-        };
+        let mut place = disks.enter(index as u32, &self.socket, name, &cx.waker())?;
         // Who could write nothing leaves nothing to wait for.
         if disk.read_only {
             place.wait_for_nobody();
@@ -126,6 +134,7 @@ impl Connection {
         self.is_waiting = place.must_wait();
         self.place = Some(place);
         self.disk = Some(disk);
+        Ok(())
     }
 
     /// Takes what was received of a write's payload. Says whether it is whole, and so submitted.

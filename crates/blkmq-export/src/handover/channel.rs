@@ -1,0 +1,278 @@
+//! How messages of a hand-over and their descriptors go over a unix socket, and how long they may take. Used by threads that may
+//! wait, never by a reactor. What the other side sends is not trusted: each message is bounded, and none has descriptors that do not
+//! belong to it.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+};
+
+use super::codec::{DecodeError, FDS_MAX, HEADER_BYTES, Message};
+
+/// The way to the other daemon.
+#[derive(Debug)]
+pub struct Channel {
+    stream: UnixStream,
+    /// Kept for its memory.
+    out: Vec<u8>,
+}
+
+/// Why nothing more can be said to the other daemon, or heard of it.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// It has ended, or closed the connection.
+    #[error("the other daemon has closed the connection")]
+    Closed,
+    /// It takes too long.
+    #[error("the other daemon did not answer in time")]
+    Late,
+    /// It cannot be: the other daemon says why.
+    #[error("the other daemon refuses: {0}")]
+    Refused(String),
+    /// It speaks otherwise.
+    #[error("what the other daemon says cannot be understood: {0}")]
+    Decode(DecodeError),
+    /// It says what does not belong here.
+    #[error("the other daemon says what does not belong here: {0}")]
+    Unexpected(&'static str),
+    /// What the system says.
+    #[error("the connection to the other daemon failed: {0}")]
+    Os(io::Error),
+}
+
+impl From<DecodeError> for ChannelError {
+    fn from(error: DecodeError) -> Self {
+        Self::Decode(error)
+    }
+}
+
+impl Channel {
+    /// Speaks over this connection, with a process of the same user.
+    ///
+    /// # Errors
+    /// If it is another user's, or cannot be told.
+    pub fn new(stream: UnixStream) -> io::Result<Self> {
+        let peer = sockopt::socket_peercred(&stream)?;
+        let ours = rustix::process::geteuid();
+        if peer.uid != ours {
+            return Err(io::Error::other(format!(
+                "process {} is of user {}, not of user {}, as this one",
+                peer.pid.as_raw_nonzero(),
+                peer.uid.as_raw(),
+                ours.as_raw()
+            )));
+        }
+        stream.set_nonblocking(false)?;
+        // A session with much on its way should not take a hundred calls; how much is granted is the system's to say.
+        let _ = sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
+        Ok(Self {
+            stream,
+            out: Vec::new(),
+        })
+    }
+
+    /// Sends a message with its descriptors, in at most `limit`.
+    ///
+    /// # Errors
+    /// What went wrong.
+    ///
+    /// # Panics
+    /// If the descriptors are not as many as the message has.
+    pub fn send(
+        &mut self,
+        message: &Message,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<(), ChannelError> {
+        let (least, most) = message.fds();
+        assert!((least..=most).contains(&fds.len()), "{} descriptors", fds.len());
+        self.out.clear();
+        message.write(&mut self.out);
+        let until = Instant::now() + limit;
+        let mut sent = 0;
+        while sent < self.out.len() {
+            self.stream
+                .set_write_timeout(Some(left_of(until)?))
+                .map_err(ChannelError::Os)?;
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            // Descriptors go with the first byte.
+            if sent == 0 && !fds.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            }
+            let rest = [IoSlice::new(&self.out[sent..])];
+            match sendmsg(&self.stream, &rest, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(bytes) => sent += bytes,
+                Err(errno) => retry_or_fail(errno.into())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives a message with its descriptors, in at most `limit`.
+    ///
+    /// # Errors
+    /// What went wrong; `Refused` if that is what the other daemon says.
+    pub fn receive(&mut self, limit: Duration) -> Result<(Message, Vec<OwnedFd>), ChannelError> {
+        let until = Instant::now() + limit;
+        let mut fds = Vec::new();
+        let mut header = [0; HEADER_BYTES];
+        self.fill(&mut header, &mut fds, until)?;
+        let (kind, length) = Message::parse_header(header)?;
+        let mut body = Vec::new();
+        // No more memory than what has come asks for.
+        while body.len() < length {
+            let at = body.len();
+            body.resize(length.min(at + BODY_STEP), 0);
+            self.fill(&mut body[at..], &mut fds, until)?;
+        }
+        let message = Message::parse(kind, &body)?;
+        let (least, most) = message.fds();
+        if !(least..=most).contains(&fds.len()) {
+            return Err(ChannelError::Unexpected("a number of descriptors"));
+        }
+        match message {
+            Message::Refused { reason } => Err(ChannelError::Refused(reason)),
+            message => Ok((message, fds)),
+        }
+    }
+
+    /// Waits until there is something to receive; how long that takes is the other's to say.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn wait(&self) -> Result<(), ChannelError> {
+        let mut poll = [rustix::event::PollFd::new(
+            &self.stream,
+            rustix::event::PollFlags::IN,
+        )];
+        loop {
+            match rustix::event::poll(&mut poll, None) {
+                Ok(_) => return Ok(()),
+                Err(errno) => retry_or_fail(errno.into())?,
+            }
+        }
+    }
+
+    /// The socket.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    fn fill(&self, into: &mut [u8], fds: &mut Vec<OwnedFd>, until: Instant) -> Result<(), ChannelError> {
+        let mut filled = 0;
+        while filled < into.len() {
+            self.stream
+                .set_read_timeout(Some(left_of(until)?))
+                .map_err(ChannelError::Os)?;
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut rest = [IoSliceMut::new(&mut into[filled..])];
+            let received = recvmsg(&self.stream, &mut rest, &mut ancillary, RecvFlags::CMSG_CLOEXEC);
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(more) = message {
+                    fds.extend(more);
+                }
+            }
+            match received {
+                Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > FDS_MAX => {
+                    return Err(ChannelError::Unexpected("more descriptors than a message has"));
+                }
+                Ok(message) if message.bytes == 0 => return Err(ChannelError::Closed),
+                Ok(message) => filled += message.bytes,
+                Err(errno) => retry_or_fail(errno.into())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is left of the time, which is over otherwise.
+fn left_of(until: Instant) -> Result<Duration, ChannelError> {
+    match until.saturating_duration_since(Instant::now()) {
+        // The system takes none for no limit.
+        Duration::ZERO => Err(ChannelError::Late),
+        left => Ok(left.max(Duration::from_millis(1))),
+    }
+}
+
+fn retry_or_fail(error: io::Error) -> Result<(), ChannelError> {
+    match error.kind() {
+        io::ErrorKind::Interrupted => Ok(()),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Err(ChannelError::Late),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Err(ChannelError::Closed),
+        _ => Err(ChannelError::Os(error)),
+    }
+}
+
+/// Memory for a body grows by so much.
+const BODY_STEP: usize = 1 << 20;
+const SOCKET_BUFFER: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::handover::codec::{Session, VERSION};
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    fn pair() -> (Channel, UnixStream) {
+        let (one, other) = UnixStream::pair().unwrap();
+        (Channel::new(one).unwrap(), other)
+    }
+
+    #[test]
+    fn a_session_of_many_bytes_comes_with_its_descriptors_and_the_next_message_without() {
+        let (mut one, other) = pair();
+        let mut other = Channel::new(other).unwrap();
+        let session = Message::Session(Session {
+            door: "nbd".to_owned(),
+            address: "unix:/x".to_owned(),
+            body: (0..9_000_000_u32).map(|at| at as u8).collect(),
+        });
+        let sent = session.clone();
+        let sender = std::thread::spawn(move || {
+            let file = std::fs::File::open("/dev/null").unwrap();
+            one.send(&sent, &[file.as_fd(), file.as_fd()], LIMIT).unwrap();
+            one.send(&Message::Ready, &[], LIMIT).unwrap();
+        });
+        let (received, fds) = other.receive(LIMIT).unwrap();
+        assert!(received == session && fds.len() == 2);
+        let (next, fds) = other.receive(LIMIT).unwrap();
+        assert_eq!((next, fds.len()), (Message::Ready, 0));
+        sender.join().unwrap();
+        assert!(matches!(other.receive(LIMIT), Err(ChannelError::Closed)));
+    }
+
+    #[test]
+    fn garbage_silence_and_a_lack_of_descriptors_have_an_error_each() {
+        let (mut channel, mut peer) = pair();
+        peer.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        assert!(matches!(channel.receive(LIMIT), Err(ChannelError::Decode(_))));
+        let (mut channel, _peer) = pair();
+        let late = channel.receive(Duration::from_millis(20));
+        assert!(matches!(late, Err(ChannelError::Late)));
+        let (mut channel, mut peer) = pair();
+        let mut bytes = Vec::new();
+        Message::Lock.write(&mut bytes);
+        peer.write_all(&bytes).unwrap();
+        assert!(matches!(channel.receive(LIMIT), Err(ChannelError::Unexpected(_))));
+        let (mut channel, peer) = pair();
+        let mut sender = Channel::new(peer).unwrap();
+        sender
+            .send(&Message::Hello { version: VERSION }, &[], LIMIT)
+            .unwrap();
+        let reason = "no".to_owned();
+        sender.send(&Message::Refused { reason }, &[], LIMIT).unwrap();
+        assert!(channel.receive(LIMIT).is_ok());
+        assert!(matches!(channel.receive(LIMIT), Err(ChannelError::Refused(why)) if why == "no"));
+    }
+}

@@ -1,0 +1,507 @@
+//! What two daemons say to each other while one takes over from the other: messages, as bytes and back. `channel` carries them, with
+//! the descriptors that belong to some; what is in a session's body is its front door's.
+//!
+//! ```text
+//!  incoming: hello                     outgoing: welcome, locks, sockets, that is all
+//!  incoming: disks, take               outgoing: sessions, statistics, that is all    (it serves nobody meanwhile)
+//!  incoming: ready                     outgoing: go
+//!  incoming: taken                     outgoing: ends
+//! ```
+//!
+//! Either may say `refused` instead, and why. Numbers are little-endian; a text or a list of bytes has its length before it.
+
+use std::fmt;
+
+/// The version of the protocol. Both have to speak the same.
+pub const VERSION: u32 = 1;
+/// Bytes before the body of each message: its length and its kind.
+pub const HEADER_BYTES: usize = 6;
+/// The longest body: a session with all that its client may have on its way, in either direction.
+pub const BODY_BYTES_MAX: usize = 256 << 20;
+/// The longest body of any other message.
+pub const SHORT_BODY_BYTES_MAX: usize = 64 << 10;
+/// The longest text within a message.
+pub const TEXT_BYTES_MAX: usize = 8 << 10;
+/// Descriptors that one message may carry.
+pub const FDS_MAX: usize = 64;
+
+/// One message. Descriptors come beside it, where it says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The incoming daemon's first word.
+    Hello {
+        /// What it speaks.
+        version: u32,
+    },
+    /// The outgoing daemon's answer.
+    Welcome {
+        /// What it speaks.
+        version: u32,
+        /// Which instance of a server its clients know.
+        instance: Option<u64>,
+    },
+    /// One descriptor: it holds the lock of a disk's file.
+    Lock,
+    /// One descriptor: a socket that listens.
+    Socket(Socket),
+    /// A disk, as the incoming daemon has it.
+    Disk(Disk),
+    /// The incoming daemon has said all: the outgoing one is to stop and to hand over.
+    Take,
+    /// One client, with its descriptors; the first one is its socket.
+    Session(Session),
+    /// What a group has done on a queue so far.
+    Statistics(Statistics),
+    /// All of a kind has been sent: so many.
+    End {
+        /// How many messages came before.
+        count: u32,
+    },
+    /// The incoming daemon has everything, and waits.
+    Ready,
+    /// From here on the outgoing daemon touches nothing.
+    Go,
+    /// The incoming daemon serves.
+    Taken,
+    /// It cannot be.
+    Refused {
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// A socket that listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Socket {
+    /// The front door that serves there.
+    pub door: String,
+    /// Its own address, such as `unix:/run/blkmq/nbd.sock`.
+    pub address: String,
+    /// Who made it.
+    pub origin: Origin,
+}
+
+/// Who made a socket that listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A daemon: it removes the path at its end.
+    Daemon,
+    /// Systemd.
+    Systemd,
+}
+
+/// What clients were told of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Smallest unit of its addresses and lengths, in bytes.
+    pub block_size: u32,
+    /// Whether changes are refused.
+    pub read_only: bool,
+}
+
+/// One client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// The front door that serves it.
+    pub door: String,
+    /// The address of the socket at which it came.
+    pub address: String,
+    /// What its front door has to know. Empty for one that nobody has spoken with.
+    pub body: Vec<u8>,
+}
+
+/// What a group has done on a queue so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statistics {
+    /// The queue.
+    pub queue: String,
+    /// The group's path.
+    pub group: String,
+    /// Its counts, in an order of their own.
+    pub counts: Vec<u64>,
+}
+
+/// Why bytes are no message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DecodeError {
+    /// There is no message of this kind.
+    Kind(u16),
+    /// A body, a text or a list is longer than it may be.
+    TooLong {
+        /// What is.
+        what: &'static str,
+        /// Its length.
+        length: u64,
+        /// What it may have.
+        max: u64,
+    },
+    /// The bytes end before the message does.
+    Truncated(&'static str),
+    /// More bytes than the message has.
+    Trailing(usize),
+    /// A text that is no UTF-8.
+    Text(&'static str),
+    /// A value that there is not.
+    Value(&'static str, u64),
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kind(kind) => write!(f, "there is no message of kind {kind}"),
+            Self::TooLong { what, length, max } => {
+                write!(f, "{what} of {length} bytes: at most {max} are taken")
+            }
+            Self::Truncated(what) => write!(f, "a message ends within {what}"),
+            Self::Trailing(bytes) => write!(f, "{bytes} bytes behind the end of a message"),
+            Self::Text(what) => write!(f, "{what} is no UTF-8"),
+            Self::Value(what, value) => write!(f, "{what} cannot be {value}"),
+        }
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+impl Message {
+    /// Says how many descriptors come beside a message, at least and at most.
+    pub fn fds(&self) -> (usize, usize) {
+        match self {
+            Self::Lock | Self::Socket(_) => (1, 1),
+            Self::Session(_) => (1, FDS_MAX),
+            _ => (0, 0),
+        }
+    }
+
+    /// Reads the header: the kind and the length of the body.
+    ///
+    /// # Errors
+    /// If there is no such kind, or its body is too long.
+    pub fn parse_header(bytes: [u8; HEADER_BYTES]) -> Result<(u16, usize), DecodeError> {
+        let [a, b, c, d, e, f] = bytes;
+        let (length, kind) = (u32::from_le_bytes([a, b, c, d]), u16::from_le_bytes([e, f]));
+        let max = match kind {
+            SESSION => BODY_BYTES_MAX,
+            HELLO..=REFUSED => SHORT_BODY_BYTES_MAX,
+            _ => return Err(DecodeError::Kind(kind)),
+        };
+        let length = length as usize;
+        if length > max {
+            return Err(too_long("a message", length, max));
+        }
+        Ok((kind, length))
+    }
+
+    /// Reads the body of a message of this kind.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(kind: u16, body: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(body);
+        let message = match kind {
+            HELLO => Self::Hello {
+                version: reader.u32("the version")?,
+            },
+            WELCOME => Self::Welcome {
+                version: reader.u32("the version")?,
+                instance: reader.optional("the instance", |reader| reader.u64("the instance"))?,
+            },
+            LOCK => Self::Lock,
+            SOCKET => Self::Socket(Socket {
+                door: reader.text("a front door")?,
+                address: reader.text("an address")?,
+                origin: match reader.u8("a socket's origin")? {
+                    0 => Origin::Daemon,
+                    1 => Origin::Systemd,
+                    other => return Err(DecodeError::Value("a socket's origin", other.into())),
+                },
+            }),
+            DISK => Self::Disk(Disk {
+                name: reader.text("a disk's name")?,
+                size: reader.u64("a disk's size")?,
+                block_size: reader.u32("a disk's block size")?,
+                read_only: reader.flag("a disk's read-only mark")?,
+            }),
+            TAKE => Self::Take,
+            SESSION => Self::Session(Session {
+                door: reader.text("a front door")?,
+                address: reader.text("an address")?,
+                body: reader.bytes("a session", BODY_BYTES_MAX)?.to_vec(),
+            }),
+            STATISTICS => Self::Statistics(Statistics {
+                queue: reader.text("a queue")?,
+                group: reader.text("a group")?,
+                counts: reader.counts()?,
+            }),
+            END => Self::End {
+                count: reader.u32("a count")?,
+            },
+            READY => Self::Ready,
+            GO => Self::Go,
+            TAKEN => Self::Taken,
+            REFUSED => Self::Refused {
+                reason: reader.text("a reason")?,
+            },
+            _ => return Err(DecodeError::Kind(kind)),
+        };
+        reader.end()?;
+        Ok(message)
+    }
+
+    /// Appends the message, header and body.
+    ///
+    /// # Panics
+    /// If it is longer than it may be.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend([0; HEADER_BYTES]);
+        let mut writer = Writer(out);
+        let kind = self.write_body(&mut writer);
+        let length = out.len() - start - HEADER_BYTES;
+        let max = if kind == SESSION {
+            BODY_BYTES_MAX
+        } else {
+            SHORT_BODY_BYTES_MAX
+        };
+        assert!(
+            length <= max,
+            "a message of {length} bytes: at most {max} are taken"
+        );
+        out[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
+        out[start + 4..start + 6].copy_from_slice(&kind.to_le_bytes());
+    }
+
+    fn write_body(&self, writer: &mut Writer<'_>) -> u16 {
+        match self {
+            Self::Hello { version } => {
+                writer.u32(*version);
+                HELLO
+            }
+            Self::Welcome { version, instance } => {
+                writer.u32(*version);
+                writer.optional(instance.as_ref(), |writer, instance| writer.u64(*instance));
+                WELCOME
+            }
+            Self::Lock => LOCK,
+            Self::Socket(socket) => {
+                writer.text(&socket.door);
+                writer.text(&socket.address);
+                writer.u8((socket.origin == Origin::Systemd).into());
+                SOCKET
+            }
+            Self::Disk(disk) => {
+                writer.text(&disk.name);
+                writer.u64(disk.size);
+                writer.u32(disk.block_size);
+                writer.u8(disk.read_only.into());
+                DISK
+            }
+            Self::Take => TAKE,
+            Self::Session(session) => {
+                writer.text(&session.door);
+                writer.text(&session.address);
+                writer.bytes(&session.body);
+                SESSION
+            }
+            Self::Statistics(statistics) => {
+                writer.text(&statistics.queue);
+                writer.text(&statistics.group);
+                writer.u32(statistics.counts.len() as u32);
+                statistics.counts.iter().for_each(|count| writer.u64(*count));
+                STATISTICS
+            }
+            Self::End { count } => {
+                writer.u32(*count);
+                END
+            }
+            Self::Ready => READY,
+            Self::Go => GO,
+            Self::Taken => TAKEN,
+            Self::Refused { reason } => {
+                writer.text(reason);
+                REFUSED
+            }
+        }
+    }
+}
+
+/// Takes values off the front of a body. Each names what it is, for the error.
+#[derive(Debug)]
+pub struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// Reads these bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(DecodeError::Truncated(what))?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    /// # Errors
+    /// If the bytes have ended.
+    pub fn u8(&mut self, what: &'static str) -> Result<u8, DecodeError> {
+        self.array(what).map(u8::from_le_bytes)
+    }
+
+    /// # Errors
+    /// If the bytes have ended.
+    pub fn u16(&mut self, what: &'static str) -> Result<u16, DecodeError> {
+        self.array(what).map(u16::from_le_bytes)
+    }
+
+    /// # Errors
+    /// If the bytes have ended.
+    pub fn u32(&mut self, what: &'static str) -> Result<u32, DecodeError> {
+        self.array(what).map(u32::from_le_bytes)
+    }
+
+    /// # Errors
+    /// If the bytes have ended.
+    pub fn u64(&mut self, what: &'static str) -> Result<u64, DecodeError> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+
+    /// Yes or no.
+    ///
+    /// # Errors
+    /// If the bytes have ended, or it is neither.
+    pub fn flag(&mut self, what: &'static str) -> Result<bool, DecodeError> {
+        match self.u8(what)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(DecodeError::Value(what, other.into())),
+        }
+    }
+
+    /// A value that may be missing.
+    ///
+    /// # Errors
+    /// What `read` says, or that it is not known whether there is one.
+    pub fn optional<T>(
+        &mut self,
+        what: &'static str,
+        read: impl FnOnce(&mut Self) -> Result<T, DecodeError>,
+    ) -> Result<Option<T>, DecodeError> {
+        self.flag(what)?.then(|| read(self)).transpose()
+    }
+
+    /// So many bytes as the number before them says.
+    ///
+    /// # Errors
+    /// If these are too many, or not there.
+    pub fn bytes(&mut self, what: &'static str, max: usize) -> Result<&'a [u8], DecodeError> {
+        let length = self.u32(what)? as usize;
+        if length > max {
+            return Err(too_long(what, length, max));
+        }
+        let (head, rest) = self
+            .0
+            .split_at_checked(length)
+            .ok_or(DecodeError::Truncated(what))?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    /// # Errors
+    /// If it is too long, not there, or no UTF-8.
+    pub fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
+        let bytes = self.bytes(what, TEXT_BYTES_MAX)?;
+        let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Text(what))?;
+        Ok(text.to_owned())
+    }
+
+    fn counts(&mut self) -> Result<Vec<u64>, DecodeError> {
+        let count = self.u32("counts")? as usize;
+        if count > SHORT_BODY_BYTES_MAX / 8 {
+            return Err(too_long("a list of counts", 8 * count, SHORT_BODY_BYTES_MAX));
+        }
+        (0..count).map(|_| self.u64("counts")).collect()
+    }
+
+    /// # Errors
+    /// If there are more bytes.
+    pub fn end(&self) -> Result<(), DecodeError> {
+        match self.0.len() {
+            0 => Ok(()),
+            bytes => Err(DecodeError::Trailing(bytes)),
+        }
+    }
+}
+
+/// Appends values to a body.
+#[derive(Debug)]
+pub struct Writer<'a>(pub &'a mut Vec<u8>);
+
+impl Writer<'_> {
+    /// Appends a byte.
+    pub fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    /// Appends a number.
+    pub fn u16(&mut self, value: u16) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    /// Appends a number.
+    pub fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    /// Appends a number.
+    pub fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    /// Appends a value that may be missing.
+    pub fn optional<T: ?Sized>(&mut self, value: Option<&T>, write: impl FnOnce(&mut Self, &T)) {
+        self.u8(value.is_some().into());
+        if let Some(value) = value {
+            write(self, value);
+        }
+    }
+
+    /// Appends bytes behind their number.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.u32(bytes.len() as u32);
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// Appends a text behind its length. What is longer than a text may be is cut.
+    pub fn text(&mut self, text: &str) {
+        self.bytes(&text.as_bytes()[..text.floor_char_boundary(TEXT_BYTES_MAX)]);
+    }
+}
+
+fn too_long(what: &'static str, length: usize, max: usize) -> DecodeError {
+    DecodeError::TooLong {
+        what,
+        length: length as u64,
+        max: max as u64,
+    }
+}
+
+const HELLO: u16 = 1;
+const WELCOME: u16 = 2;
+const LOCK: u16 = 3;
+const SOCKET: u16 = 4;
+const DISK: u16 = 5;
+const TAKE: u16 = 6;
+const SESSION: u16 = 7;
+const STATISTICS: u16 = 8;
+const END: u16 = 9;
+const READY: u16 = 10;
+const GO: u16 = 11;
+const TAKEN: u16 = 12;
+const REFUSED: u16 = 13;
+
+#[cfg(test)]
+#[path = "codec/tests.rs"]
+mod tests;

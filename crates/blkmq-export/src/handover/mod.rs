@@ -1,0 +1,465 @@
+//! Who is handed over when another daemon takes this one's place: listeners and connections are its members, stop when they are
+//! told, say what their successors have to know, and then either go on or are gone. Reactors are never waited with: they look at one
+//! flag when they are woken, and leave what they save here; the daemon's own thread waits for it.
+//!
+//! ```text
+//!             suspend                 resume: as if nothing had been
+//!  Serving ─────────────► Suspended ─────────────► Serving
+//!                             └──────────────────► Gone: each lets go of its socket without a word
+//!                               leave
+//! ```
+//!
+//! The daemon that takes over begins with `Suspended`, makes its members of what the other saved, and resumes.
+
+pub mod channel;
+pub mod codec;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use blkmq_core::ids::ReactorId;
+use blkmq_host::engine::Engine;
+use blkmq_host::service::{ServiceFactory, Waker};
+
+use self::codec::Origin;
+use crate::common::Socket;
+
+/// Whether clients are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// They are.
+    Serving,
+    /// Nothing more is taken from them, and nothing given once all that was begun has ended.
+    Suspended,
+    /// Another process serves them.
+    Gone,
+}
+
+/// What is handed over, and how far that is.
+pub struct Handover {
+    phase: AtomicU8,
+    state: Mutex<State>,
+    /// A member has been saved, settled or dropped.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    members: BTreeMap<u64, Entry>,
+    doors: Vec<Door>,
+    /// Sockets of another daemon that nobody has opened yet.
+    inherited: Vec<(codec::Socket, OwnedFd)>,
+    /// Addresses whose sockets were inherited, and whose paths are ours once we serve.
+    paths: BTreeSet<String>,
+    instance: Option<u64>,
+}
+
+/// An address that is served.
+struct Door {
+    door: &'static str,
+    address: String,
+    origin: Origin,
+    socket: OwnedFd,
+    restore: Restore,
+}
+
+/// One listener or connection.
+#[derive(Default)]
+struct Entry {
+    waker: Option<Waker>,
+    /// The disk that its client has selected.
+    disk: Option<String>,
+    report: Report,
+}
+
+#[derive(Default)]
+enum Report {
+    /// It has not stopped, or not begun.
+    #[default]
+    None,
+    /// It has stopped, or is in its place: this is what its successor has to know, unless that is nothing.
+    Settled(Option<Saved>),
+    /// It cannot be handed over, or taken over.
+    Unable(String),
+}
+
+/// What a successor has to know of a client.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// The front door.
+    pub door: &'static str,
+    /// The address at which it came.
+    pub address: String,
+    /// What its front door wrote.
+    pub body: Vec<u8>,
+    /// Its socket, and what else belongs to it.
+    pub fds: Vec<Arc<OwnedFd>>,
+}
+
+/// Makes the service of a client that another daemon has saved.
+pub(crate) type Restore = Arc<
+    dyn Fn(&[u8], Vec<OwnedFd>) -> Result<ServiceFactory, Box<dyn std::error::Error + Send + Sync>>
+        + Send
+        + Sync,
+>;
+
+/// A listener's or connection's place among what is handed over, for as long as it lives.
+pub(crate) struct Member {
+    handover: Arc<Handover>,
+    number: u64,
+}
+
+/// Why clients cannot be handed over, or taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum HandoverError {
+    /// One of them cannot.
+    #[error("{0}")]
+    Unable(String),
+    /// Some have not stopped in time.
+    #[error("{left} of {all} clients and addresses have requests in flight after {limit:?}")]
+    Late {
+        /// How many.
+        left: usize,
+        /// Of how many.
+        all: usize,
+        /// What they had.
+        limit: Duration,
+    },
+    /// There is no such address here.
+    #[error("nobody serves {door} at {address} here")]
+    NoDoor {
+        /// The front door.
+        door: String,
+        /// The address.
+        address: String,
+    },
+}
+
+impl Handover {
+    /// Clients are served, or, where another daemon's are taken over, are not yet.
+    pub fn new(phase: Phase) -> Self {
+        Self {
+            phase: AtomicU8::new(phase as u8),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Whether clients are served.
+    pub fn phase(&self) -> Phase {
+        // Acquire: pairs with the Release in `enter`.
+        match self.phase.load(Ordering::Acquire) {
+            SERVING => Phase::Serving,
+            SUSPENDED => Phase::Suspended,
+            _ => Phase::Gone,
+        }
+    }
+
+    /// Has everybody stop.
+    pub fn suspend(&self) {
+        self.enter(Phase::Suspended);
+    }
+
+    /// Has everybody serve, as if nothing had been.
+    pub fn resume(&self) {
+        self.enter(Phase::Serving);
+    }
+
+    /// Has everybody let go of what another process serves now.
+    pub fn leave(&self) {
+        self.enter(Phase::Gone);
+    }
+
+    /// The members that have come to rest are woken out of it.
+    fn enter(&self, phase: Phase) {
+        let mut state = self.lock();
+        // Release: pairs with the Acquire in `phase`, which members ask when they are woken.
+        self.phase.store(phase as u8, Ordering::Release);
+        let members = state.members.values_mut();
+        let wakers: Vec<Waker> = members
+            .filter_map(|entry| {
+                entry.report = Report::None;
+                entry.waker.clone()
+            })
+            .collect();
+        drop(state);
+        wakers.iter().for_each(Waker::wake);
+    }
+
+    /// Waits until all members have stopped, or are in their places.
+    ///
+    /// # Errors
+    /// If one is unable to, or some have not after `limit`.
+    pub fn wait_until_settled(&self, limit: Duration) -> Result<(), HandoverError> {
+        let until = Instant::now() + limit;
+        let mut state = self.lock();
+        loop {
+            let mut left = 0;
+            for entry in state.members.values() {
+                match &entry.report {
+                    Report::None => left += 1,
+                    Report::Settled(_) => {}
+                    Report::Unable(why) => return Err(HandoverError::Unable(why.clone())),
+                }
+            }
+            if left == 0 {
+                return Ok(());
+            }
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                let all = state.members.len();
+                return Err(HandoverError::Late { left, all, limit });
+            }
+            let waited = self.changed.wait_timeout(state, rest);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// What the members that have stopped have saved.
+    pub fn take_saved(&self) -> Vec<Saved> {
+        let mut state = self.lock();
+        let saved = state
+            .members
+            .values_mut()
+            .filter_map(|entry| match &mut entry.report {
+                Report::Settled(saved) => saved.take(),
+                _ => None,
+            });
+        saved.collect()
+    }
+
+    /// The disks that clients have selected, each once.
+    pub fn disks(&self) -> BTreeSet<String> {
+        let state = self.lock();
+        state
+            .members
+            .values()
+            .filter_map(|entry| entry.disk.clone())
+            .collect()
+    }
+
+    /// The sockets that listen, for another daemon to serve at.
+    ///
+    /// # Errors
+    /// If there is no descriptor for one more.
+    pub fn sockets(&self) -> io::Result<Vec<(codec::Socket, OwnedFd)>> {
+        let state = self.lock();
+        let socket = |door: &Door| {
+            let named = codec::Socket {
+                door: door.door.to_owned(),
+                address: door.address.clone(),
+                origin: door.origin,
+            };
+            Ok((named, door.socket.try_clone()?))
+        };
+        state.doors.iter().map(socket).collect()
+    }
+
+    /// The addresses that are served, with their front doors.
+    pub fn addresses(&self) -> Vec<(String, String)> {
+        let state = self.lock();
+        let named = |door: &Door| (door.door.to_owned(), door.address.clone());
+        state.doors.iter().map(named).collect()
+    }
+
+    /// Has a client served that another daemon has saved: it settles on its reactor.
+    ///
+    /// # Errors
+    /// If there is no such address here, or its front door cannot go on with it.
+    pub fn restore(
+        &self,
+        engine: &Engine,
+        reactor: ReactorId,
+        session: &codec::Session,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), HandoverError> {
+        let is_wanted = |door: &&Door| door.door == session.door && door.address == session.address;
+        let found = self
+            .lock()
+            .doors
+            .iter()
+            .find(is_wanted)
+            .map(|door| Arc::clone(&door.restore));
+        let restore = found.ok_or_else(|| HandoverError::NoDoor {
+            door: session.door.clone(),
+            address: session.address.clone(),
+        })?;
+        let factory = restore(&session.body, fds).map_err(|error| {
+            HandoverError::Unable(format!("{} at {}: {error}", session.door, session.address))
+        })?;
+        engine.add_service(reactor, factory);
+        Ok(())
+    }
+
+    /// Which instance of a server clients know: the first one's, however often another has taken over.
+    pub fn instance(&self) -> Option<u64> {
+        self.lock().instance
+    }
+
+    /// Notes which instance of a server clients know.
+    pub fn set_instance(&self, instance: Option<u64>) {
+        self.lock().instance = instance;
+    }
+
+    /// Notes a socket of another daemon, to be used where it would be opened.
+    pub fn inherit(&self, named: codec::Socket, socket: OwnedFd) {
+        self.lock().inherited.push((named, socket));
+    }
+
+    /// Takes the inherited sockets of a front door that `is_wanted` names by address and origin.
+    pub(crate) fn take_inherited(
+        &self,
+        is_wanted: impl Fn(&str, Origin) -> bool,
+    ) -> Vec<(String, Origin, OwnedFd)> {
+        let mut state = self.lock();
+        let taken = state
+            .inherited
+            .extract_if(.., |(named, _)| is_wanted(&named.address, named.origin));
+        let taken: Vec<_> = taken
+            .map(|(named, socket)| (named.address, named.origin, socket))
+            .collect();
+        let ours = taken.iter().filter(|(_, origin, _)| *origin == Origin::Daemon);
+        let ours: Vec<String> = ours.map(|(address, ..)| address.clone()).collect();
+        state.paths.extend(ours);
+        taken
+    }
+
+    /// Lets go of the sockets that nobody serves at here, with their paths. Returns their addresses.
+    pub fn drop_unused(&self) -> Vec<String> {
+        let unused = std::mem::take(&mut self.lock().inherited);
+        for (named, _) in &unused {
+            if let (Origin::Daemon, Some(path)) = (named.origin, named.address.strip_prefix("unix:")) {
+                // Gone already is as good.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        unused.into_iter().map(|(named, _)| named.address).collect()
+    }
+
+    /// Says whether the socket of an address is another daemon's until this one serves.
+    pub fn is_inherited(&self, address: &str) -> bool {
+        self.lock().paths.contains(address)
+    }
+
+    /// An address is served from now on: its clients are restored with `restore`.
+    ///
+    /// # Errors
+    /// If there is no descriptor for one more.
+    pub(crate) fn add_door(&self, door: &'static str, socket: &Socket, restore: Restore) -> io::Result<()> {
+        let address = socket.address();
+        let mut state = self.lock();
+        let is_ours = socket.is_removed_at_the_end() || state.paths.contains(&address);
+        state.doors.push(Door {
+            door,
+            address,
+            origin: if is_ours { Origin::Daemon } else { Origin::Systemd },
+            socket: socket.as_fd().try_clone_to_owned()?,
+            restore,
+        });
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Lists that a panic left behind are as good as any.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member {
+    /// A listener or a connection is to be made.
+    pub(crate) fn new(handover: &Arc<Handover>) -> Self {
+        let mut state = handover.lock();
+        state.next += 1;
+        let number = state.next;
+        state.members.insert(number, Entry::default());
+        drop(state);
+        Self {
+            handover: Arc::clone(handover),
+            number,
+        }
+    }
+
+    /// It lives on its reactor, and is told with `waker` of each change. Returns how it is to begin.
+    pub(crate) fn arrive(&self, waker: Waker) -> Phase {
+        self.with(|entry| entry.waker = Some(waker));
+        self.handover.phase()
+    }
+
+    /// Whether clients are served.
+    pub(crate) fn phase(&self) -> Phase {
+        self.handover.phase()
+    }
+
+    /// Says whether it has settled since all were told to. It may not have seen that they went on for a moment in between.
+    pub(crate) fn has_settled(&self) -> bool {
+        let state = self.handover.lock();
+        let entry = state.members.get(&self.number);
+        entry.is_some_and(|entry| !matches!(entry.report, Report::None))
+    }
+
+    /// Its client has selected a disk.
+    pub(crate) fn select(&self, disk: &str) {
+        self.with(|entry| entry.disk = Some(disk.to_owned()));
+    }
+
+    /// It has stopped, and this is what its successor has to know; or it is in its place.
+    pub(crate) fn settle(&self, saved: Option<Saved>) {
+        self.report(Report::Settled(saved));
+    }
+
+    /// It cannot be handed over, or taken over.
+    pub(crate) fn fail(&self, why: String) {
+        self.report(Report::Unable(why));
+    }
+
+    fn report(&self, report: Report) {
+        self.with(|entry| entry.report = report);
+        self.handover.changed.notify_all();
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.handover.lock().members.get_mut(&self.number) {
+            change(entry);
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let mut state = self.handover.lock();
+        let entry = state.members.remove(&self.number);
+        if self.handover.phase() == Phase::Suspended
+            && let Some(Entry {
+                report: Report::Unable(why),
+                ..
+            }) = entry
+        {
+            // It has ended because it could not be taken over: that stays known.
+            state.next += 1;
+            let number = state.next;
+            let failed = Entry {
+                report: Report::Unable(why),
+                ..Entry::default()
+            };
+            state.members.insert(number, failed);
+        }
+        drop(state);
+        self.handover.changed.notify_all();
+    }
+}
+
+impl fmt::Debug for Handover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handover")
+            .field("phase", &self.phase())
+            .finish_non_exhaustive()
+    }
+}
+
+const SERVING: u8 = Phase::Serving as u8;
+const SUSPENDED: u8 = Phase::Suspended as u8;

@@ -1,0 +1,178 @@
+//! How a connection is handed over to another daemon: it stops taking requests, lets those in flight end, and saves what its
+//! successor has to know; then it goes on as if nothing had been, or lets go of its socket without a word. And how one that another
+//! daemon has saved begins.
+//!
+//! A request that is not all there, or waits for memory, is handed over as the bytes it came as, in front of those that nobody
+//! looked at. So a successor needs to know nothing of requests: it takes them as if they had just come.
+
+use std::sync::Arc;
+
+use blkmq_host::service::Cx;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+
+use super::super::Door;
+use super::{Closing, Connection, SELECTED};
+use crate::common::listener::Client;
+use crate::handover::codec::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::handover::{Phase, Saved};
+use crate::nbd::saved::SavedConnection;
+use crate::nbd::session::{Op, Request, Session};
+
+/// How far a connection is on its way to another daemon, or from one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moving {
+    /// It is on none.
+    No,
+    /// It takes no more, and lets what was begun end.
+    Stopping,
+    /// It has been saved, or is in its place and not served yet: nothing is taken or sent.
+    AtRest,
+}
+
+impl Connection {
+    /// Goes on with a connection that another daemon has saved.
+    pub(in super::super) fn restored(
+        client: Client,
+        door: Arc<Door>,
+        session: Session,
+        saved: SavedConnection,
+    ) -> Self {
+        let mut connection = Self::new(client, door);
+        connection.session = session;
+        connection.transmit.restore(saved.unsent);
+        connection.receive.restore(saved.input);
+        connection.is_restored = true;
+        connection.has_losses = saved.has_losses;
+        if saved.is_closing {
+            connection.closing = Closing::Finishing;
+        }
+        connection
+    }
+
+    /// Begins where another daemon has stopped: in its place among the connections of its disk, and served when all are.
+    pub(super) fn take_place(&mut self, cx: &Cx<'_>) {
+        let export = self.session.export().map(|export| export.id.0 as usize);
+        if let Some(index) = export {
+            let disk = cx.disks()[index].clone();
+            self.ticket.reselect(disk.group);
+            if let Err(refusal) = self.enter(cx, index, disk) {
+                return self.member.fail(format!("{}: {refusal}", self.name()));
+            }
+            // All that others had begun has ended before they were handed over.
+            if let Some(place) = &mut self.place {
+                place.wait_for_nobody();
+            }
+            self.is_waiting = false;
+            if std::mem::take(&mut self.has_losses)
+                && let Some(disk) = &self.disk
+            {
+                self.heard.miss(disk);
+            }
+        }
+        self.moving = Moving::AtRest;
+        self.member.settle(None);
+    }
+
+    /// Takes note of whether it is to be handed over, or not any more, or has been.
+    pub(super) fn follow(&mut self, cx: &mut Cx<'_>, phase: Phase) {
+        match (phase, self.moving) {
+            (Phase::Suspended, Moving::No) => self.moving = Moving::Stopping,
+            (Phase::Suspended, Moving::AtRest) if !self.member.has_settled() => {
+                self.moving = Moving::Stopping
+            }
+            (Phase::Serving, Moving::Stopping | Moving::AtRest) => self.go_on(cx),
+            (Phase::Gone, _) => {
+                self.moving = Moving::No;
+                self.closing = Closing::Dead;
+            }
+            _ => {}
+        }
+    }
+
+    /// Goes on as if nothing had been: what the socket has said meanwhile is looked at now.
+    fn go_on(&mut self, cx: &mut Cx<'_>) {
+        self.moving = Moving::No;
+        (self.unread_since, self.half_since) = (None, None);
+        self.started_at = cx.now();
+        let missed = std::mem::take(&mut self.missed);
+        self.polled(missed, cx.now());
+        self.poll(cx);
+    }
+
+    /// Saves the connection, if everything that was begun has ended and nothing more can be sent now.
+    pub(super) fn save_if_at_rest(&mut self, cx: &Cx<'_>) {
+        let slots = usize::from(self.filling.is_some()) + self.transmit.data_pieces();
+        let has_ended = self.slots.len() == slots && self.refused.is_empty() && cx.outstanding() == 0;
+        let is_sent = self.transmit.is_empty() || self.is_blocked || self.is_waiting;
+        if self.closing == Closing::Dead || !has_ended || !is_sent {
+            return;
+        }
+        self.moving = Moving::AtRest;
+        let saved = self.save();
+        if saved.input.len() + saved.unsent.len() > BODY_BYTES_MAX - 2 * TEXT_BYTES_MAX {
+            let bytes = saved.input.len() + saved.unsent.len();
+            return self
+                .member
+                .fail(format!("{}: {bytes} bytes are on their way", self.name()));
+        }
+        self.member.settle(Some(Saved {
+            door: self.door.log.door(),
+            address: self.door.address.clone(),
+            body: saved.bytes(),
+            fds: vec![Arc::clone(&self.socket)],
+        }));
+    }
+
+    fn save(&mut self) -> SavedConnection {
+        let has_losses = self
+            .disk
+            .as_ref()
+            .is_some_and(|disk| self.heard.misses_some(disk));
+        SavedConnection {
+            session: self.session.save(),
+            is_closing: self.closing > Closing::No,
+            has_losses,
+            input: self.unbegun_input(),
+            unsent: self.transmit.unsent(&self.slots),
+        }
+    }
+
+    /// The client's bytes, from the first request on that is not all there.
+    fn unbegun_input(&mut self) -> Vec<u8> {
+        let mut input = Vec::new();
+        let style = self.session.style();
+        if let Some(request) = &self.starved {
+            header(request).write(style, &mut input);
+        }
+        if let Some((slot, filled)) = self.filling {
+            let slot = self.slots.get(slot);
+            header(&slot.request).write(style, &mut input);
+            let payload = slot.payload.as_ref().expect(SELECTED);
+            payload
+                .slices(0..filled)
+                .for_each(|piece| input.extend_from_slice(piece));
+        }
+        self.receive.append_waiting_to(&mut input);
+        input
+    }
+}
+
+/// The header that a request came as.
+fn header(request: &Request) -> RequestHeader {
+    RequestHeader {
+        cookie: request.cookie,
+        offset: request.offset,
+        length: request.length,
+        command: match request.op {
+            Op::Read => Command::READ,
+            Op::Write => Command::WRITE,
+            Op::Flush => Command::FLUSH,
+            Op::Trim => Command::TRIM,
+            Op::Cache => Command::CACHE,
+            Op::WriteZeroes => Command::WRITE_ZEROES,
+            Op::BlockStatus => Command::BLOCK_STATUS,
+            Op::Fence => Command::FENCE,
+        },
+        flags: request.flags,
+    }
+}

@@ -1,0 +1,276 @@
+//! The bytes in which a connection is handed over to another daemon: its session, what it sent and nobody took yet, and what it was
+//! not sent yet. Read from outside, so every length has a limit and every fault an error of its own.
+
+use blkmq_nbd::codec::handshake::{OptionCode, SessionName};
+use blkmq_nbd::codec::option_reply::ReplyKind;
+use blkmq_nbd::codec::request::{Command, RequestHeader};
+use blkmq_nbd::codec::{CommandFlags, HeaderStyle, STRING_BYTES_MAX, TransmissionFlags};
+
+use super::session::{SavedPhase, SavedSession, SavedState};
+use crate::handover::codec::{BODY_BYTES_MAX, DecodeError, Reader, Writer};
+
+/// A connection at rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedConnection {
+    /// Its session.
+    pub session: SavedSession,
+    /// Nothing more is taken from it: it ends when everything is sent.
+    pub is_closing: bool,
+    /// Writes may have been lost of which its client has not been told.
+    pub has_losses: bool,
+    /// What it sent: requests from the first that was not begun, or not all there.
+    pub input: Vec<u8>,
+    /// What it was not sent yet.
+    pub unsent: Vec<u8>,
+}
+
+impl SavedConnection {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let version = reader.u8("a connection's version")?;
+        if version != VERSION {
+            return Err(DecodeError::Value("a connection's version", version.into()));
+        }
+        let saved = Self {
+            session: session(&mut reader)?,
+            is_closing: reader.flag("whether a connection ends")?,
+            has_losses: reader.flag("whether writes are lost")?,
+            input: reader.bytes("what a client sent", BODY_BYTES_MAX)?.to_vec(),
+            unsent: reader
+                .bytes("what a client was not sent", BODY_BYTES_MAX)?
+                .to_vec(),
+        };
+        reader.end()?;
+        Ok(saved)
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.input.len() + self.unsent.len() + STRING_BYTES_MAX);
+        let mut writer = Writer(&mut bytes);
+        writer.u8(VERSION);
+        write_session(&mut writer, &self.session);
+        writer.u8(self.is_closing.into());
+        writer.u8(self.has_losses.into());
+        writer.bytes(&self.input);
+        writer.bytes(&self.unsent);
+        bytes
+    }
+}
+
+fn session(reader: &mut Reader<'_>) -> Result<SavedSession, DecodeError> {
+    let style = match reader.u8("a header style")? {
+        0 => HeaderStyle::Simple,
+        1 => HeaderStyle::Structured,
+        2 => HeaderStyle::Extended,
+        other => return Err(DecodeError::Value("a header style", other.into())),
+    };
+    let name = reader.optional("a session's name", |reader| {
+        let (low, high) = (reader.u64("a client")?, reader.u64("a client")?);
+        Ok(SessionName {
+            client: u128::from(high) << 64 | u128::from(low),
+            number: reader.u64("a session's number")?,
+        })
+    })?;
+    let phase = match reader.u8("a phase")? {
+        0 => SavedPhase::Negotiation {
+            state: state(reader)?,
+            is_padded: reader.flag("whether zeroes are expected")?,
+            options: reader.u32("a number of options")?,
+            context: reader.optional("a context", |reader| reader.text("a context"))?,
+        },
+        1 => SavedPhase::Transmission {
+            export: reader.text("an export")?,
+            size_bytes: reader.u64("an export's size")?,
+            block_min_bytes: reader.u32("an export's block size")?,
+            flags: TransmissionFlags(reader.u16("transmission flags")?),
+            block_status: reader.flag("whether block status is agreed on")?,
+            drain: reader.optional("a refused request", |reader| {
+                Ok((reader.u64("bytes to throw away")?, header(reader)?))
+            })?,
+        },
+        other => return Err(DecodeError::Value("a phase", other.into())),
+    };
+    Ok(SavedSession { style, name, phase })
+}
+
+fn state(reader: &mut Reader<'_>) -> Result<SavedState, DecodeError> {
+    Ok(match reader.u8("a state")? {
+        0 => SavedState::Flags,
+        1 => SavedState::Options,
+        2 => SavedState::Skipping {
+            left: reader.u32("bytes to skip")?,
+            option: OptionCode(reader.u32("an option")?),
+            kind: ReplyKind(reader.u32("a reply")?),
+        },
+        other => return Err(DecodeError::Value("a state", other.into())),
+    })
+}
+
+fn header(reader: &mut Reader<'_>) -> Result<RequestHeader, DecodeError> {
+    Ok(RequestHeader {
+        cookie: reader.u64("a cookie")?,
+        offset: reader.u64("an offset")?,
+        length: reader.u64("a length")?,
+        command: Command(reader.u16("a command")?),
+        flags: CommandFlags(reader.u16("command flags")?),
+    })
+}
+
+fn write_session(writer: &mut Writer<'_>, session: &SavedSession) {
+    writer.u8(match session.style {
+        HeaderStyle::Simple => 0,
+        HeaderStyle::Structured => 1,
+        HeaderStyle::Extended => 2,
+    });
+    writer.optional(session.name.as_ref(), |writer, name| {
+        writer.u64(name.client as u64);
+        writer.u64((name.client >> 64) as u64);
+        writer.u64(name.number);
+    });
+    match &session.phase {
+        SavedPhase::Negotiation {
+            state,
+            is_padded,
+            options,
+            context,
+        } => {
+            writer.u8(0);
+            write_state(writer, *state);
+            writer.u8((*is_padded).into());
+            writer.u32(*options);
+            writer.optional(context.as_deref(), |writer, context| writer.text(context));
+        }
+        SavedPhase::Transmission {
+            export,
+            size_bytes,
+            block_min_bytes,
+            flags,
+            block_status,
+            drain,
+        } => {
+            writer.u8(1);
+            writer.text(export);
+            writer.u64(*size_bytes);
+            writer.u32(*block_min_bytes);
+            writer.u16(flags.0);
+            writer.u8((*block_status).into());
+            writer.optional(drain.as_ref(), |writer, (left, header)| {
+                writer.u64(*left);
+                write_header(writer, header);
+            });
+        }
+    }
+}
+
+fn write_state(writer: &mut Writer<'_>, state: SavedState) {
+    match state {
+        SavedState::Flags => writer.u8(0),
+        SavedState::Options => writer.u8(1),
+        SavedState::Skipping { left, option, kind } => {
+            writer.u8(2);
+            writer.u32(left);
+            writer.u32(option.0);
+            writer.u32(kind.0);
+        }
+    }
+}
+
+fn write_header(writer: &mut Writer<'_>, header: &RequestHeader) {
+    writer.u64(header.cookie);
+    writer.u64(header.offset);
+    writer.u64(header.length);
+    writer.u16(header.command.0);
+    writer.u16(header.flags.0);
+}
+
+/// The version of these bytes.
+const VERSION: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn examples() -> Vec<SavedConnection> {
+        let negotiation = |state| SavedPhase::Negotiation {
+            state,
+            is_padded: true,
+            options: 7,
+            context: Some("vm1".to_owned()),
+        };
+        let skipping = SavedState::Skipping {
+            left: 9,
+            option: OptionCode(5),
+            kind: ReplyKind(1 << 31 | 1),
+        };
+        let header = RequestHeader {
+            cookie: 1,
+            offset: 2,
+            length: 3,
+            command: Command::WRITE,
+            flags: CommandFlags(1),
+        };
+        let transmission = SavedPhase::Transmission {
+            export: "vm1".to_owned(),
+            size_bytes: 1 << 40,
+            block_min_bytes: 512,
+            flags: TransmissionFlags(0x55),
+            block_status: true,
+            drain: Some((1, header)),
+        };
+        let phases = [
+            negotiation(SavedState::Flags),
+            negotiation(SavedState::Options),
+            negotiation(skipping),
+            transmission,
+        ];
+        let styles = [
+            HeaderStyle::Simple,
+            HeaderStyle::Structured,
+            HeaderStyle::Extended,
+        ];
+        let saved = |(phase, style)| SavedConnection {
+            session: SavedSession {
+                style,
+                name: Some(SessionName {
+                    client: u128::MAX - 5,
+                    number: 3,
+                }),
+                phase,
+            },
+            is_closing: true,
+            has_losses: false,
+            input: vec![1, 2],
+            unsent: vec![3],
+        };
+        phases
+            .into_iter()
+            .zip(styles.into_iter().cycle())
+            .map(saved)
+            .collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_cut_anywhere_it_is_refused() {
+        for saved in examples() {
+            let bytes = saved.bytes();
+            assert_eq!(SavedConnection::parse(&bytes).as_ref(), Ok(&saved));
+            for cut in 0..bytes.len() {
+                assert!(
+                    SavedConnection::parse(&bytes[..cut]).is_err(),
+                    "{saved:?} cut at {cut}"
+                );
+            }
+            let long = [&bytes[..], &[0]].concat();
+            assert_eq!(SavedConnection::parse(&long), Err(DecodeError::Trailing(1)));
+        }
+        assert_eq!(
+            SavedConnection::parse(&[2]),
+            Err(DecodeError::Value("a connection's version", 2))
+        );
+    }
+}

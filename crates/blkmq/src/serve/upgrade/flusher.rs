@@ -1,0 +1,159 @@
+//! Flushes disks for the daemon itself: those whose drives keep in this process what has to be flushed. A service of one reactor;
+//! other threads ask it and wait.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use blkmq_core::bio::{Bio, Op};
+use blkmq_core::ids::ReactorId;
+use blkmq_host::disk::Disk;
+use blkmq_host::engine::Engine;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service, Waker};
+
+/// Asks for flushes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Flusher(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waker: Option<Waker>,
+    wanted: Vec<Disk>,
+    /// Of the last disks that were asked for: those whose flushes have not ended, and those whose flushes failed.
+    left: usize,
+    failed: Vec<String>,
+}
+
+struct FlushService {
+    shared: Arc<Shared>,
+    /// The disks whose flushes are under way, by their cookies.
+    disks: Vec<Disk>,
+    /// What the queue had no room for.
+    refused: Vec<(Disk, Bio)>,
+    has_ended: bool,
+}
+
+impl Flusher {
+    /// Makes the service.
+    pub(super) fn start(engine: &Engine) -> Self {
+        let flusher = Self::default();
+        let shared = Arc::clone(&flusher.0);
+        let service = move || -> Box<dyn Service> {
+            Box::new(FlushService {
+                shared,
+                disks: Vec::new(),
+                refused: Vec::new(),
+                has_ended: false,
+            })
+        };
+        engine.add_service(ReactorId(0), Box::new(service));
+        flusher
+    }
+
+    /// Flushes these disks, in at most `limit`. For one thread at a time.
+    ///
+    /// # Errors
+    /// The disks whose flushes failed, or that it took too long.
+    pub(super) fn flush(&self, disks: Vec<Disk>, limit: Duration) -> Result<()> {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if disks.is_empty() {
+            return Ok(());
+        }
+        (state.left, state.failed) = (disks.len(), Vec::new());
+        state.wanted = disks;
+        let waker = state.waker.clone();
+        drop(state);
+        waker.iter().for_each(Waker::wake);
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .0
+            .changed
+            .wait_timeout_while(state, limit, |state| state.left > 0);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            bail!("{} disks were not flushed after {limit:?}", state.left);
+        }
+        if !state.failed.is_empty() {
+            bail!("{}", state.failed.join("; "));
+        }
+        Ok(())
+    }
+}
+
+impl FlushService {
+    fn take_orders(&mut self, cx: &mut Cx<'_>) {
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = std::mem::take(&mut state.wanted);
+        drop(state);
+        for disk in wanted {
+            let bio = Bio {
+                op: Op::Flush,
+                disk: disk.id,
+                group: disk.group,
+                cookie: self.disks.len() as u64,
+                ..Bio::default()
+            };
+            self.disks.push(disk.clone());
+            self.submit(cx, disk, bio);
+        }
+    }
+
+    fn submit(&mut self, cx: &mut Cx<'_>, disk: Disk, bio: Bio) {
+        if let Err(bio) = cx.submit(disk.queue, bio) {
+            self.refused.push((disk, bio));
+        }
+    }
+}
+
+impl Service for FlushService {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.waker = Some(cx.waker());
+        drop(state);
+        self.take_orders(cx);
+    }
+
+    fn on_ring(&mut self, _cx: &mut Cx<'_>, _completed: &[Completion]) {}
+
+    fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio) {
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.left = state.left.saturating_sub(1);
+        if !bio.status.is_ok() {
+            let name = &self.disks[bio.cookie as usize].name;
+            state
+                .failed
+                .push(format!("disk {name} cannot be flushed: {:?}", bio.status));
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+        if cx.outstanding() == 0 && self.refused.is_empty() {
+            self.disks.clear();
+        }
+    }
+
+    fn on_room(&mut self, cx: &mut Cx<'_>) {
+        for (disk, bio) in std::mem::take(&mut self.refused) {
+            self.submit(cx, disk, bio);
+        }
+    }
+
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        self.take_orders(cx);
+    }
+
+    fn drain(&mut self, _cx: &mut Cx<'_>) {
+        self.refused.clear();
+        self.has_ended = true;
+    }
+
+    fn is_finished(&self) -> bool {
+        self.has_ended
+    }
+}

@@ -1,0 +1,152 @@
+//! The daemon that takes over: asks the running one for locks and sockets, starts with its own configuration, takes the clients, and
+//! serves when it is told to. Whatever fails before that, it ends, and leaves everything to the other one.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use blkmq_config::{Config, plan};
+use blkmq_core::ids::ReactorId;
+use blkmq_core::stat::GroupStats;
+use blkmq_drivers::file;
+use blkmq_export::handover::channel::Channel;
+use blkmq_export::handover::codec::{self, Message, VERSION};
+use blkmq_export::handover::{Handover, Phase};
+
+use super::{ANSWER_MAX, Earlier};
+use crate::serve::Daemon;
+
+/// Takes over from the daemon at this upgrade socket. Returns when its clients are served here.
+///
+/// # Errors
+/// Why not. The other daemon goes on then.
+pub(crate) fn take_over(config: &Config, address: &str) -> Result<Daemon> {
+    let path = super::socket_path(address)?;
+    let stream = UnixStream::connect(&path)
+        .with_context(|| format!("no daemon can be reached at {address}: start without --take-over"))?;
+    let mut channel = Channel::new(stream).with_context(|| address.to_owned())?;
+    let handover = Arc::new(Handover::new(Phase::Suspended));
+    take_what_a_start_needs(&mut channel, &handover)?;
+    let started = plan(config).and_then(|plan| Daemon::start_with(config, plan, &handover));
+    let mut daemon = match started {
+        Ok(daemon) => daemon,
+        Err(error) => {
+            say_why(&mut channel, &error);
+            return Err(error);
+        }
+    };
+    match take_clients(&mut channel, &daemon, &handover) {
+        Ok(earlier) => {
+            daemon.earlier = Arc::new(earlier);
+            Ok(daemon)
+        }
+        Err(error) => {
+            say_why(&mut channel, &error);
+            drop(channel);
+            // What was taken is the other daemon's: it is let go without a word.
+            handover.leave();
+            let ended = daemon.end(LEAVE_MAX);
+            ended.err().iter().for_each(|error| tracing::warn!("{error:#}"));
+            Err(error)
+        }
+    }
+}
+
+/// The other daemon's log should have the reason, too.
+fn say_why(channel: &mut Channel, error: &anyhow::Error) {
+    let reason = format!("{error:#}");
+    let _ = channel.send(&Message::Refused { reason }, &[], ANSWER_MAX);
+}
+
+fn take_what_a_start_needs(channel: &mut Channel, handover: &Handover) -> Result<()> {
+    channel.send(&Message::Hello { version: VERSION }, &[], ANSWER_MAX)?;
+    match channel.receive(TURN_MAX)?.0 {
+        Message::Welcome {
+            version: VERSION,
+            instance,
+        } => handover.set_instance(instance),
+        Message::Welcome { version, .. } => {
+            bail!("the running daemon speaks version {version} of the hand-over, this one {VERSION}")
+        }
+        _ => bail!("the running daemon does not answer with a welcome"),
+    }
+    let mut count = 0;
+    loop {
+        let (message, mut fds) = channel.receive(ANSWER_MAX)?;
+        match (message, fds.pop()) {
+            (Message::Lock, Some(lock)) => file::inherit_lock(lock),
+            (Message::Socket(named), Some(socket)) => handover.inherit(named, socket),
+            (Message::End { count: sent }, None) if sent == count => return Ok(()),
+            _ => bail!("the running daemon says something else than locks and sockets"),
+        }
+        count += 1;
+    }
+}
+
+/// Returns what groups did before.
+fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> Result<Earlier> {
+    for disk in daemon.engine().disks() {
+        let disk = codec::Disk {
+            name: disk.name.clone(),
+            size: disk.size,
+            block_size: disk.block_size,
+            read_only: disk.read_only,
+        };
+        channel.send(&Message::Disk(disk), &[], ANSWER_MAX)?;
+    }
+    channel.send(&Message::Take, &[], ANSWER_MAX)?;
+    let reactors = daemon.engine().reactors();
+    let (mut count, mut earlier) = (0, Earlier::new());
+    // The first answer comes when what is in flight there has ended.
+    let mut limit = TURN_MAX;
+    let start = loop {
+        let (message, fds) = channel.receive(limit)?;
+        limit = ANSWER_MAX;
+        match message {
+            Message::Session(session) => {
+                let reactor = ReactorId((count as usize % reactors) as u16);
+                handover.restore(daemon.engine(), reactor, &session, fds)?;
+                count += 1;
+            }
+            Message::Statistics(statistics) if earlier.len() < STATISTICS_MAX => {
+                // Counts of another version are not gone on with.
+                if let Some(stats) = GroupStats::from_counts(&statistics.counts) {
+                    earlier.insert((statistics.queue, statistics.group), stats);
+                }
+            }
+            Message::End { count: sent } if sent == count => break Instant::now(),
+            _ => bail!("the running daemon says something else than its clients"),
+        }
+    };
+    handover.wait_until_settled(SETTLE_MAX)?;
+    channel.send(&Message::Ready, &[], ANSWER_MAX)?;
+    match channel.receive(ANSWER_MAX)?.0 {
+        Message::Go => {}
+        _ => bail!("the running daemon does not let go"),
+    }
+    // From here on the other one touches nothing, whether or not it hears this: it is told before anything is done, so that if it
+    // does not hear it, this process has ended and done nothing.
+    let told = channel.send(&Message::Taken, &[], ANSWER_MAX);
+    handover.resume();
+    told.err()
+        .iter()
+        .for_each(|error| tracing::warn!("upgrade: the other daemon was not told: {error}"));
+    for address in handover.drop_unused() {
+        tracing::info!("upgrade: {address} is not served any more");
+    }
+    tracing::info!(
+        "upgrade: took over {count} connections, {:.1} ms after the last was handed over",
+        start.elapsed().as_secs_f64() * 1e3
+    );
+    Ok(earlier)
+}
+
+/// For the running daemon to flush disks, and to end what is in flight; and for its turn, while another one tries to take over.
+const TURN_MAX: Duration = Duration::from_secs(60);
+/// For connections to be in their places.
+const SETTLE_MAX: Duration = Duration::from_secs(3);
+/// Groups of all queues.
+const STATISTICS_MAX: usize = 1 << 20;
+/// For the engine to end when it cannot take over.
+const LEAVE_MAX: Duration = Duration::from_secs(5);

@@ -1,0 +1,387 @@
+//! The daemon that hands over: listens at its upgrade socket, tells whoever connects there what it needs for a start, compares disks,
+//! has everybody stop, hands over, and is gone when the other one serves. Whatever fails before that, it goes on as if nothing had
+//! been. All of it is on a thread of its own; `docs/design/0013-live-upgrade.md` draws it.
+
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use blkmq_export::common::{self, Common, Socket};
+use blkmq_export::handover::channel::{Channel, ChannelError};
+use blkmq_export::handover::codec::{self, Message, Origin, VERSION};
+use blkmq_host::control::Control;
+use blkmq_host::disk::{Disk, QueueId};
+use blkmq_host::engine::Engine;
+use rustix::net::sockopt;
+use signal_hook::iterator::Handle;
+
+use super::flusher::Flusher;
+use super::{ANSWER_MAX, DOOR, Earlier};
+
+/// The upgrade socket, and who answers there.
+pub(crate) struct Outgoing {
+    socket: Socket,
+    shared: Arc<Shared>,
+}
+
+/// What the daemon's main thread and the one that hands over share.
+struct Shared {
+    /// Held from when everybody is to stop until they go on or are gone; and by a daemon that shuts down.
+    is_busy: Mutex<()>,
+    has_left: AtomicBool,
+}
+
+/// What the thread has.
+struct Conductor {
+    common: Arc<Common>,
+    control: Control,
+    disks: Vec<Disk>,
+    flusher: Flusher,
+    shared: Arc<Shared>,
+    earlier: Arc<Earlier>,
+    /// Ends the main thread's wait for signals.
+    main: Handle,
+    socket: OwnedFd,
+    address: String,
+}
+
+impl Outgoing {
+    /// Opens the upgrade socket, or takes the one of the daemon that is taken over. Nobody answers there yet.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub(crate) fn open(address: &str, common: &Common) -> Result<Self> {
+        let path = super::socket_path(address)?;
+        let opened = common::open(&common::Address::Unix(path.clone()), &common.handover)?;
+        let socket = opened.into_iter().next().context("a unix socket is one")?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600))
+            .with_context(|| format!("upgrade socket {address}: its mode cannot be set"))?;
+        let shared = Shared {
+            is_busy: Mutex::default(),
+            has_left: AtomicBool::new(false),
+        };
+        Ok(Self {
+            socket,
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Answers whoever connects from now on.
+    ///
+    /// # Errors
+    /// If there is no thread or descriptor for that.
+    pub(crate) fn start(
+        &mut self,
+        engine: &Engine,
+        common: &Arc<Common>,
+        earlier: &Arc<Earlier>,
+        main: Handle,
+    ) -> Result<()> {
+        if common.handover.is_inherited(&self.socket.address()) {
+            self.socket.own();
+        }
+        let socket = self.socket.as_fd().try_clone_to_owned()?;
+        let conductor = Conductor {
+            common: Arc::clone(common),
+            control: engine.control(),
+            disks: engine.disks().to_vec(),
+            flusher: Flusher::start(engine),
+            shared: Arc::clone(&self.shared),
+            earlier: Arc::clone(earlier),
+            main,
+            socket: socket.try_clone()?,
+            address: self.socket.address(),
+        };
+        let thread = thread::Builder::new().name("upgrade".to_owned());
+        let started = thread.spawn(move || conductor.run(&UnixListener::from(socket)));
+        started.context("no thread for upgrades can be made")?;
+        Ok(())
+    }
+
+    /// Waits until nobody is in the middle of taking over, and lets nobody begin. Says whether another daemon has taken over.
+    pub(crate) fn close(&mut self) -> bool {
+        std::mem::forget(self.shared.lock());
+        let has_left = self.shared.has_left();
+        if has_left {
+            self.socket.disown();
+        }
+        has_left
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.is_busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_left(&self) -> bool {
+        // Acquire: pairs with the Release where it has left.
+        self.has_left.load(Ordering::Acquire)
+    }
+}
+
+impl Conductor {
+    fn run(self, listener: &UnixListener) {
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => self.answer(stream),
+                Err(error) => {
+                    tracing::warn!("upgrade: nobody can be accepted: {error}");
+                    thread::sleep(RETRY);
+                }
+            }
+            if self.shared.has_left() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, stream: UnixStream) {
+        let pid = sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+        let mut channel = match Channel::new(stream) {
+            Ok(channel) => channel,
+            Err(error) => return tracing::warn!("upgrade: refused: {error}"),
+        };
+        match self.hand_over(&mut channel, pid) {
+            Ok(()) => self.main.close(),
+            Err(error) => {
+                tracing::warn!("upgrade: process {pid} does not take over: {error:#}; this daemon goes on");
+                let reason = format!("{error:#}");
+                // It may be gone, or have said why itself.
+                let _ = channel.send(&Message::Refused { reason }, &[], ANSWER_MAX);
+            }
+        }
+    }
+
+    fn hand_over(&self, channel: &mut Channel, pid: i32) -> Result<()> {
+        match channel.receive(ANSWER_MAX)? {
+            (Message::Hello { version: VERSION }, _) => {}
+            (Message::Hello { version }, _) => {
+                bail!(
+                    "it speaks version {version} of the hand-over, this daemon {VERSION}: stop this one, and start that"
+                )
+            }
+            _ => bail!("it does not begin with a hello"),
+        }
+        self.tell_what_a_start_needs(channel)?;
+        let theirs = receive_disks(channel)?;
+        let must_flush = self.check(&theirs)?;
+        // While clients are served, so that little is left for later.
+        self.flusher.flush(must_flush.clone(), FLUSH_MAX)?;
+        let Ok(_busy) = self.shared.is_busy.try_lock() else {
+            bail!("this daemon is shutting down");
+        };
+        let start = Instant::now();
+        let handed = self.suspend_and_hand_over(channel, &theirs, must_flush);
+        match handed {
+            Ok(connections) => {
+                let pause = start.elapsed();
+                // Release: pairs with the Acquire in `has_left`.
+                self.shared.has_left.store(true, Ordering::Release);
+                tracing::info!(
+                    "upgrade: process {pid} has taken over {connections} connections; they were not served for {:.1} ms",
+                    pause.as_secs_f64() * 1e3
+                );
+                Ok(())
+            }
+            Err(error) => {
+                self.common.handover.resume();
+                Err(error.context(format!("clients were not served for {:?}", start.elapsed())))
+            }
+        }
+    }
+
+    /// Locks and sockets: without them another daemon could not open its disks and addresses.
+    fn tell_what_a_start_needs(&self, channel: &mut Channel) -> Result<()> {
+        let handover = &self.common.handover;
+        let welcome = Message::Welcome {
+            version: VERSION,
+            instance: handover.instance(),
+        };
+        channel.send(&welcome, &[], ANSWER_MAX)?;
+        let mut count = 0;
+        for disk in self.leaves() {
+            for lock in self.control.device(disk.queue)?.remains(disk.id)?.locks {
+                channel.send(&Message::Lock, &[lock.as_fd()], ANSWER_MAX)?;
+                count += 1;
+            }
+        }
+        let own = codec::Socket {
+            door: DOOR.to_owned(),
+            address: self.address.clone(),
+            origin: Origin::Daemon,
+        };
+        let mut sockets = handover.sockets()?;
+        sockets.push((own, self.socket.try_clone()?));
+        for (named, socket) in sockets {
+            channel.send(&Message::Socket(named), &[socket.as_fd()], ANSWER_MAX)?;
+            count += 1;
+        }
+        channel.send(&Message::End { count }, &[], ANSWER_MAX)?;
+        Ok(())
+    }
+
+    /// The disks that lie on drives.
+    fn leaves(&self) -> impl Iterator<Item = &Disk> {
+        let queues = self.control.queues().count();
+        self.disks.iter().filter(move |disk| disk.queue.index() < queues)
+    }
+
+    /// Compares the disks that have clients. Returns those that have to be flushed for another daemon.
+    fn check(&self, theirs: &BTreeMap<String, codec::Disk>) -> Result<Vec<Disk>> {
+        let connected = self.common.handover.disks();
+        for disk in self.disks.iter().filter(|disk| connected.contains(&disk.name)) {
+            compare(disk, theirs)?;
+        }
+        let mut must_flush = Vec::new();
+        for disk in self.leaves() {
+            let remains = self.control.device(disk.queue)?.remains(disk.id)?;
+            if let Some(obstacle) = remains.obstacle {
+                if connected.contains(&disk.name) || disk.used_by.is_some() {
+                    bail!(
+                        "disk {}: {obstacle}; disconnect its clients, or restart the daemon",
+                        disk.name
+                    );
+                }
+                tracing::warn!("upgrade: disk {}: {obstacle}, and ends with it", disk.name);
+            }
+            let losses = disk.losses();
+            if losses.count != losses.told {
+                bail!(
+                    "disk {}: writes may be lost, and no client has heard of it yet: wait for a flush of its client",
+                    disk.name
+                );
+            }
+            if remains.must_flush && !disk.read_only {
+                must_flush.push(disk.clone());
+            }
+        }
+        Ok(must_flush)
+    }
+
+    /// Has everybody stop, and hands over. Returns the number of connections. On error nobody else serves them.
+    fn suspend_and_hand_over(
+        &self,
+        channel: &mut Channel,
+        theirs: &BTreeMap<String, codec::Disk>,
+        must_flush: Vec<Disk>,
+    ) -> Result<usize> {
+        let handover = &self.common.handover;
+        handover.suspend();
+        handover.wait_until_settled(STOP_MAX)?;
+        // Some may have selected a disk since.
+        self.check(theirs)?;
+        self.flusher.flush(must_flush, STOP_MAX)?;
+        let saved = handover.take_saved();
+        let count = saved.len();
+        for one in saved {
+            let session = codec::Session {
+                door: one.door.to_owned(),
+                address: one.address,
+                body: one.body,
+            };
+            let fds: Vec<_> = one.fds.iter().map(|fd| fd.as_fd()).collect();
+            channel.send(&Message::Session(session), &fds, ANSWER_MAX)?;
+        }
+        self.send_statistics(channel)?;
+        let end = Message::End { count: count as u32 };
+        channel.send(&end, &[], ANSWER_MAX)?;
+        match channel.receive(ANSWER_MAX)? {
+            (Message::Ready, _) => {}
+            _ => bail!("it is not ready"),
+        }
+        channel.send(&Message::Go, &[], ANSWER_MAX)?;
+        wait_until_taken(channel)?;
+        Ok(count)
+    }
+}
+
+impl Conductor {
+    /// Sends what each group did, with what it did before this daemon took over.
+    fn send_statistics(&self, channel: &mut Channel) -> Result<()> {
+        for (number, queue) in (0..).zip(self.control.queues()) {
+            for (group, id) in self.control.groups(QueueId(number)) {
+                let at = (queue.name().to_owned(), group.to_string());
+                let mut stats = queue.group_stats(id);
+                self.earlier
+                    .get(&at)
+                    .into_iter()
+                    .for_each(|before| stats.add(before));
+                if stats.total().ios == 0 {
+                    continue;
+                }
+                let statistics = codec::Statistics {
+                    queue: at.0,
+                    group: at.1,
+                    counts: stats.counts(),
+                };
+                channel.send(&Message::Statistics(statistics), &[], ANSWER_MAX)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// It has been told to go: it either says that it serves, or has ended without serving anybody. There is no third way, so this waits
+/// for as long as it takes.
+fn wait_until_taken(channel: &mut Channel) -> Result<()> {
+    loop {
+        channel.wait()?;
+        match channel.receive(ANSWER_MAX) {
+            Ok((Message::Taken, _)) => return Ok(()),
+            Err(ChannelError::Closed) => bail!("it has ended before it served anybody"),
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+/// Receives the disks that the other daemon has; it opens them meanwhile, which may take long.
+fn receive_disks(channel: &mut Channel) -> Result<BTreeMap<String, codec::Disk>> {
+    let mut disks = BTreeMap::new();
+    loop {
+        match channel.receive(OPEN_MAX)? {
+            (Message::Disk(disk), _) if disks.len() < DISKS_MAX => {
+                disks.insert(disk.name.clone(), disk);
+            }
+            (Message::Take, _) => return Ok(disks),
+            _ => bail!("it says something else than its disks"),
+        }
+    }
+}
+
+/// Says whether a disk is there as what its clients were told of it.
+fn compare(ours: &Disk, theirs: &BTreeMap<String, codec::Disk>) -> Result<()> {
+    let name = &ours.name;
+    let differs = |what: &str, ours: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
+        anyhow!("disk {name}: it has clients, with {what} {ours}, and {theirs} in the new configuration")
+    };
+    let Some(theirs) = theirs.get(name) else {
+        bail!("disk {name}: it has clients, and is not in the new configuration");
+    };
+    if theirs.size != ours.size {
+        return Err(differs("a size of", &ours.size, &theirs.size));
+    }
+    if theirs.block_size != ours.block_size {
+        return Err(differs("blocks of", &ours.block_size, &theirs.block_size));
+    }
+    if theirs.read_only && !ours.read_only {
+        bail!("disk {name}: it has clients that may write, and is read-only in the new configuration");
+    }
+    Ok(())
+}
+
+/// How long requests in flight may take to end.
+const STOP_MAX: Duration = Duration::from_secs(2);
+/// How long disks may take to be flushed while clients are served.
+const FLUSH_MAX: Duration = Duration::from_secs(30);
+/// How long the other daemon may take to open its disks.
+const OPEN_MAX: Duration = Duration::from_secs(120);
+const RETRY: Duration = Duration::from_millis(100);
+const DISKS_MAX: usize = 1 << 16;

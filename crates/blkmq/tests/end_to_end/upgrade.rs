@@ -1,0 +1,219 @@
+//! Decides whether clients go on when another daemon takes over: under load that checks every byte, in the middle of a negotiation,
+//! of a write, of a reply; and that the running daemon goes on when the other one cannot, or ends at any step.
+//!
+//! `BLKMQ_UPGRADES=100 cargo test -p blkmq --release --test end_to_end upgrade::` is the long form.
+
+mod clients;
+mod load;
+mod refusals;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use self::load::Load;
+use crate::common::daemon::serve_command;
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{installed, try_run};
+use crate::common::{Daemon, Scratch};
+
+/// A daemon that can be upgraded, with one disk in a file, and what its successors are started with.
+struct Stage {
+    scratch: Scratch,
+    words: Vec<String>,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        let image = scratch.image("vm1.raw", DISK_BYTES);
+        let disk = format!("name=vm1,file={image}");
+        Stage::of(scratch, &[&disk])
+    }
+
+    fn of(scratch: Scratch, disks: &[&str]) -> Stage {
+        let mut words: Vec<String> = Vec::new();
+        for disk in disks {
+            words.extend(["--disk".to_owned(), (*disk).to_owned()]);
+        }
+        words.extend(["--nbd".to_owned(), format!("unix:{}", scratch.word("nbd.sock"))]);
+        Stage { scratch, words }
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.scratch.path("nbd.sock")
+    }
+
+    fn upgrade_path(&self) -> std::path::PathBuf {
+        self.scratch.path("up.sock")
+    }
+
+    fn words(&self, last: &str) -> Vec<String> {
+        let address = format!("unix:{}", self.scratch.word("up.sock"));
+        let mut words = self.words.clone();
+        words.extend([last.to_owned(), address]);
+        words
+    }
+
+    /// Starts the first daemon.
+    fn start(&self) -> Daemon {
+        let words = self.words("--upgrade-socket");
+        Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Has another daemon take over; the one before has ended well when this returns.
+    fn upgrade(&self, mut old: Daemon) -> Daemon {
+        let words = self.words("--take-over");
+        let new = Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        let status = old.ended_within(END_TIME);
+        assert!(
+            status.success(),
+            "the one before ended with {status}:\n{}",
+            old.said()
+        );
+        new
+    }
+
+    /// Runs a daemon that is to fail to take over, and returns what it says.
+    fn fail_to_upgrade(&self, words: &[String]) -> String {
+        let output = serve_command(&words.iter().map(String::as_str).collect::<Vec<_>>())
+            .output()
+            .expect("the command runs");
+        assert!(!output.status.success(), "it took over");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+}
+
+#[test]
+fn clients_under_load_go_on_over_upgrades_without_an_error_or_a_reconnect() {
+    let stage = Stage::new();
+    let mut daemon = stage.start();
+    let load = Load::start(&stage.socket(), "vm1", CLIENTS);
+    std::thread::sleep(Duration::from_millis(200));
+    let upgrades = upgrades();
+    let mut pauses = Vec::new();
+    for _ in 0..upgrades {
+        load.forget_slowest();
+        daemon = stage.upgrade(daemon);
+        std::thread::sleep(Duration::from_millis(30));
+        pauses.push(load.slowest());
+    }
+    let done = load.stop();
+    pauses.sort_unstable();
+    eprintln!(
+        "{upgrades} upgrades beside {done} requests; the slowest request of each: median {:?}, worst {:?}",
+        pauses[pauses.len() / 2],
+        pauses[pauses.len() - 1]
+    );
+    daemon.stop();
+    assert!(
+        !stage.socket().exists() && !stage.upgrade_path().exists(),
+        "sockets stay behind"
+    );
+}
+
+#[test]
+fn fio_verifies_over_upgrades() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let stage = Stage::new();
+    let mut daemon = stage.start();
+    let uri = daemon.uri("vm1");
+    let words = [
+        "--name=upgrade",
+        "--ioengine=nbd",
+        "--rw=randwrite",
+        "--bsrange=4k-256k",
+        "--iodepth=32",
+        "--numjobs=2",
+        "--size=16m",
+        "--offset_increment=16m",
+        "--fsync=32",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--loops=100",
+        "--time_based",
+        "--runtime=6",
+    ];
+    let mut words: Vec<String> = words.map(str::to_owned).into();
+    words.push(format!("--uri={uri}"));
+    let fio = std::thread::spawn(move || try_run("fio", &words));
+    let start = Instant::now();
+    let mut upgrades = 0;
+    while start.elapsed() < Duration::from_secs(6) {
+        std::thread::sleep(Duration::from_millis(300));
+        daemon = stage.upgrade(daemon);
+        upgrades += 1;
+    }
+    let said = fio.join().expect("fio runs");
+    assert!(
+        said.success,
+        "fio failed after {upgrades} upgrades:\n{}\n{}",
+        said.stdout, said.stderr
+    );
+    assert!(upgrades > 3, "only {upgrades} upgrades: no test");
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_that_was_taken_over_leaves_lock_sockets_and_statistics_to_the_other() {
+    let stage = Stage::new();
+    let daemon = stage.start();
+    let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");
+    client.write(0, &block(0, 1)).expect("a write");
+    let daemon = stage.upgrade(daemon);
+    assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
+    let mut newcomer = Client::connect(&stage.socket(), "vm1").expect("new clients are served");
+    assert!(newcomer.read(0, BLOCK).expect("a read") == block(0, 1));
+    // A third daemon may not write the same file, with the lock's first owner gone.
+    let image = stage.scratch.word("vm1.raw");
+    let disk = format!("name=vm1,file={image}");
+    let elsewhere = format!("unix:{}", stage.scratch.word("other.sock"));
+    let words = ["--disk", &disk, "--nbd", &elsewhere].map(str::to_owned);
+    let said = stage.fail_to_upgrade(&words);
+    assert!(said.contains("in use by"), "{said}");
+    let daemon = stage.upgrade(stage.upgrade(daemon));
+    daemon.signal(Signal::USR1);
+    let mut daemon = daemon;
+    let counted = daemon.wait_for(END_TIME, |line| {
+        line.contains("/vm1 io_serviced: read 2, write 1,")
+    });
+    assert!(counted, "its groups begin anew:\n{}", daemon.said());
+    client.write(0, &block(0, 2)).expect("a write");
+    client.flush().expect("a flush");
+    assert!(newcomer.read(0, BLOCK).expect("a read") == block(0, 2));
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_that_is_told_to_end_while_another_one_prepares_ends() {
+    let stage = Stage::new();
+    let mut daemon = stage.start();
+    let _channel = refusals::greeted(&stage.upgrade_path());
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended_within(END_TIME);
+    assert!(status.success(), "{status}");
+    assert!(!stage.socket().exists());
+}
+
+/// How many upgrades there are under load.
+fn upgrades() -> usize {
+    let wanted = std::env::var("BLKMQ_UPGRADES").ok();
+    wanted.map_or(10, |count| count.parse().expect("BLKMQ_UPGRADES is a number"))
+}
+
+fn read_back(socket: &Path, number: u64, generation: u64) {
+    let mut client = Client::connect(socket, "vm1").expect("the disk is served");
+    let found = client.read(number * BLOCK as u64, BLOCK).expect("a read");
+    assert!(
+        found == block(number, generation),
+        "block {number} is not what was written"
+    );
+}
+
+const DISK_BYTES: u64 = 64 << 20;
+const CLIENTS: u64 = 4;
+const END_TIME: Duration = Duration::from_secs(20);
