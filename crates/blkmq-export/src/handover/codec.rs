@@ -22,8 +22,8 @@ pub const BODY_BYTES_MAX: usize = 256 << 20;
 pub const SHORT_BODY_BYTES_MAX: usize = 64 << 10;
 /// The longest text within a message.
 pub const TEXT_BYTES_MAX: usize = 8 << 10;
-/// Descriptors that one message may carry.
-pub const FDS_MAX: usize = 64;
+/// Descriptors that one message may carry: as many as Linux takes at a time.
+pub const FDS_MAX: usize = 253;
 
 /// One message. Descriptors come beside it, where it says so.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,8 @@
 //! Decides the life of one front end's connection on its reactor: messages are received whole, wait until the rings that they touch
 //! have ended, and are answered one after the other. The rings that are ready become services of their own, spread over the reactors.
 
+pub(super) mod moving;
+
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,6 +20,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use self::moving::Moving;
 use super::codec::{BODY_BYTES_MAX, FDS_MAX, HEADER_BYTES, Header, Message};
 use super::device::{Answer, Device, Touched};
 use super::queue::Queue;
@@ -26,7 +29,7 @@ use crate::common::listener::Client;
 use crate::common::log::Log;
 use crate::common::peer::peer;
 use crate::common::predecessors::{Disks, Membership};
-use crate::handover::{Member, Phase};
+use crate::handover::Member;
 
 /// One front end.
 pub(super) struct Connection {
@@ -44,6 +47,11 @@ pub(super) struct Connection {
     is_readable: bool,
     comes_again: bool,
     ticket: Ticket,
+    /// How far it is on its way to another daemon.
+    moving: Moving,
+    /// Another daemon has saved it.
+    is_restored: bool,
+    address: Arc<str>,
     member: Member,
     /// Who has rings of which disk, and this one among them.
     disks: Arc<Disks>,
@@ -58,6 +66,8 @@ pub(super) struct Shared {
     pub(super) disks: Arc<Disks>,
     pub(super) log: Arc<Log>,
     pub(super) handshake_deadline: Nanos,
+    /// The address at which they come.
+    pub(super) address: Arc<str>,
 }
 
 impl Connection {
@@ -66,6 +76,7 @@ impl Connection {
             disks,
             log,
             handshake_deadline,
+            address,
         } = shared;
         Self {
             peer: peer(&client.socket, client.is_tcp),
@@ -80,6 +91,9 @@ impl Connection {
             is_readable: true,
             comes_again: false,
             ticket: client.ticket,
+            moving: Moving::No,
+            is_restored: false,
+            address,
             member: client.member,
             disks,
             place: None,
@@ -91,7 +105,7 @@ impl Connection {
     /// Receives messages and does what they ask for, some at a time.
     fn take_in(&mut self, cx: &mut Cx<'_>) {
         for _ in 0..MESSAGES_MAX {
-            if self.is_closing {
+            if self.is_closing || self.moving != Moving::No {
                 return;
             }
             if self.pending.is_none() && !self.receive(cx) {
@@ -236,7 +250,7 @@ impl Connection {
 
     /// Has every ring served that can be, as soon as nobody writes to it any more who was there before.
     fn start_rings(&mut self, cx: &mut Cx<'_>) {
-        if self.is_closing || !self.device.has_ready() || !self.may_start(cx) {
+        if self.is_closing || self.moving != Moving::No || !self.device.has_ready() || !self.may_start(cx) {
             return;
         }
         let ready = self.device.start(|| cx.waker());
@@ -300,14 +314,6 @@ impl Connection {
         format!("connection of {} to {}", self.peer, self.device.disk().name)
     }
 
-    /// While a front end is connected no other daemon takes over.
-    fn refuse_to_move(&self) {
-        if self.member.phase() == Phase::Suspended {
-            self.member
-                .fail(format!("{} cannot be handed over yet", self.name()));
-        }
-    }
-
     fn poll(&mut self, cx: &mut Cx<'_>) {
         if !self.is_closing && !std::mem::replace(&mut self.is_polling, true) {
             let events = libc::POLLIN | libc::POLLRDHUP;
@@ -320,9 +326,12 @@ impl Connection {
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
         self.ticket.arrive(cx.waker());
-        self.member.arrive(cx.waker());
+        let phase = self.member.arrive(cx.waker());
         self.member.select(&self.device.disk().name);
-        self.refuse_to_move();
+        if self.is_restored {
+            return self.take_place(cx);
+        }
+        self.follow(cx, phase);
         cx.set_timer(cx.now() + self.handshake_deadline);
         self.poll(cx);
         self.take_in(cx);
@@ -348,7 +357,7 @@ impl Service for Connection {
     fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
-        self.refuse_to_move();
+        self.follow(cx, self.member.phase());
         self.note_ends(cx);
         if !self.is_selected && self.ticket.is_displaced() {
             self.close(cx, &"others need its place");
@@ -359,12 +368,15 @@ impl Service for Connection {
     }
 
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
-        if !self.is_selected && !self.is_closing {
+        if !self.is_selected && !self.is_closing && self.moving == Moving::No {
             self.close(cx, &"no ring was set up in time");
         }
     }
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
+        if self.moving == Moving::Stopping {
+            self.save_if_at_rest(cx);
+        }
         if self.is_closing {
             self.device.stop(&Touched::All);
             if let Some(place) = &self.place {

@@ -17,6 +17,7 @@ use super::config_space::{
 use super::memory::{Memory, MemoryError, REGIONS_MAX};
 use super::queue::{Control, Ended, Report, Start};
 use super::ring::Broken;
+use super::saved::{SavedFrontEnd, SetUp};
 use super::sys::{Mapping, Window};
 use super::virtqueue::{Layout, Virtqueue};
 
@@ -27,7 +28,7 @@ pub(super) struct Device {
     protocol: u64,
     memory: Arc<Memory>,
     rings: Vec<RingSetup>,
-    inflight: Option<(Arc<Mapping>, InflightSpec)>,
+    inflight: Option<(Arc<Mapping>, InflightSpec, Arc<OwnedFd>)>,
     is_writeback: bool,
     status: u64,
     /// A rule was broken: nothing is served until a reset.
@@ -43,7 +44,7 @@ struct RingSetup {
     base: u32,
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
-    err: Option<OwnedFd>,
+    err: Option<Arc<OwnedFd>>,
     enabled: Option<bool>,
     served: Option<Arc<Control>>,
 }
@@ -223,7 +224,7 @@ impl Device {
 
     /// The record of what is in flight on a ring, if the front end keeps one that has room for it.
     fn record(&self, index: usize, layout: Layout) -> Option<Window> {
-        let (mapping, spec) = self.inflight.as_ref()?;
+        let (mapping, spec, _) = self.inflight.as_ref()?;
         if index >= usize::from(spec.queues) || layout.size > spec.queue_size {
             return None;
         }
@@ -280,12 +281,60 @@ impl Device {
                     served.set_call(ring.call.as_ref());
                 }
             }
-            Message::SetVringErr { index, .. } => self.ring(index)?.err = event(fds.pop())?,
+            Message::SetVringErr { index, .. } => {
+                let err = event(fds.pop())?.map(Arc::new);
+                self.ring(index)?.err = err;
+            }
             Message::SetStatus(0) | Message::ResetDevice | Message::ResetOwner => self.reset(),
             Message::SetStatus(status) => self.status = status | (self.status & NEEDS_RESET),
             Message::SetOwner => {}
         }
         Ok(Answer::Done)
+    }
+
+    /// What sets another device up as this one is, apart from [`Self::saved_state`]. No ring is served.
+    pub(super) fn set_up(&self) -> Vec<SetUp> {
+        let mut all: Vec<SetUp> = vec![
+            (Message::SetProtocolFeatures(self.protocol), Vec::new()),
+            (Message::SetFeatures(self.features), Vec::new()),
+        ];
+        for (region, file) in self.memory.regions() {
+            all.push((Message::AddMemRegion(region), vec![Arc::clone(file)]));
+        }
+        if let Some((_, spec, file)) = &self.inflight {
+            all.push((Message::SetInflightFd(*spec), vec![Arc::clone(file)]));
+        }
+        (0..)
+            .zip(&self.rings)
+            .for_each(|(index, ring)| ring.set_up(index, &mut all));
+        all
+    }
+
+    /// What no message sets up: of the rest, what it is by default.
+    pub(super) fn saved_state(&self) -> SavedFrontEnd {
+        let rings = (0..).zip(&self.rings);
+        SavedFrontEnd {
+            is_writeback: self.is_writeback,
+            is_broken: self.is_broken,
+            status: self.status,
+            enabled: rings
+                .filter_map(|(index, ring)| Some((index, ring.enabled?)))
+                .collect(),
+            ..SavedFrontEnd::default()
+        }
+    }
+
+    /// The reverse of [`Self::saved_state`].
+    ///
+    /// # Errors
+    /// If there is no such ring.
+    pub(super) fn restore_state(&mut self, saved: &SavedFrontEnd) -> Result<(), Refusal> {
+        (self.is_writeback, self.is_broken) = (saved.is_writeback, saved.is_broken);
+        self.status = saved.status;
+        for (index, on) in &saved.enabled {
+            self.ring(*index)?.enabled = Some(*on);
+        }
+        Ok(())
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut RingSetup, Refusal> {
@@ -369,8 +418,35 @@ impl Device {
             });
         }
         let mapping = Mapping::of_file(fd, spec.offset, spec.bytes)?;
-        self.inflight = Some((Arc::new(mapping), spec));
+        self.inflight = Some((Arc::new(mapping), spec, Arc::new(fd.try_clone()?)));
         Ok(())
+    }
+}
+
+impl RingSetup {
+    /// Appends what sets the ring up.
+    fn set_up(&self, index: u32, all: &mut Vec<SetUp>) {
+        if self.size > 0 {
+            let size = self.size.into();
+            all.push((Message::SetVringNum { index, size }, Vec::new()));
+        }
+        if let Some(addresses) = self.addresses {
+            all.push((Message::SetVringAddr { index, addresses }, Vec::new()));
+        }
+        if self.base > 0 {
+            let base = self.base;
+            all.push((Message::SetVringBase { index, base }, Vec::new()));
+        }
+        let has_fd = true;
+        if let Some(call) = &self.call {
+            all.push((Message::SetVringCall { index, has_fd }, vec![Arc::clone(call)]));
+        }
+        if let Some(err) = &self.err {
+            all.push((Message::SetVringErr { index, has_fd }, vec![Arc::clone(err)]));
+        }
+        if let Some(kick) = &self.kick {
+            all.push((Message::SetVringKick { index, has_fd }, vec![Arc::clone(kick)]));
+        }
     }
 }
 

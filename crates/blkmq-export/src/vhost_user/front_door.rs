@@ -7,15 +7,18 @@ use std::time::Duration;
 
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
+use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::ServiceFactory;
 
+use super::connection::moving::restore;
 use super::connection::{Connection, Shared};
-use crate::common::listener::Listener;
+use super::saved::SavedFrontEnd;
+use crate::common::listener::{Client, Listener};
 use crate::common::log::Log;
 use crate::common::{self, AddressError, Common, OpenError, Socket};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
-use crate::handover::{Handover, Restore};
+use crate::handover::{Handover, Member, Restore};
 
 /// The protocol by which a virtual machine monitor has its block devices served by another process.
 #[derive(Debug)]
@@ -99,21 +102,52 @@ impl Opened for OfDisk {
         let shared = Shared {
             disks: common.of_door(),
             log: Arc::clone(&log),
+            address: self.socket.address().into(),
             handshake_deadline: Nanos(deadline.as_nanos().try_into().unwrap_or(u64::MAX)),
         };
+        let restore = restorer(&disk, &shared, common, address);
+        let added = common.handover.add_door(log.door(), &self.socket, restore);
+        added.map_err(|error| ServeError(error.into()))?;
         let connect = move |client| -> ServiceFactory {
             let (disk, shared) = (disk.clone(), shared.clone());
             Box::new(move || Box::new(Connection::new(client, disk, shared)))
         };
-        // Front ends are not handed over: while one is connected no other daemon takes over.
-        let restore: Restore = Arc::new(|_, _| Err("front ends cannot be taken over".into()));
-        let added = common.handover.add_door("vhost-user", &self.socket, restore);
-        added.map_err(|error| ServeError(error.into()))?;
         let listener = Listener::new(self.socket, common, address, &log, Box::new(connect));
         let listener = listener.map_err(|error| ServeError(error.into()))?;
         engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
         Ok(())
     }
+}
+
+/// What makes a connection of what another daemon has saved.
+fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) -> Restore {
+    let (disk, shared) = (disk.clone(), shared.clone());
+    // What is handed over is part of this, and would hold it for ever.
+    let common = Arc::downgrade(common);
+    Arc::new(move |body, mut fds| {
+        let common = common.upgrade().ok_or("nobody listens there any more")?;
+        if fds.is_empty() {
+            return Err("a descriptor is needed".into());
+        }
+        let client = Client {
+            socket: fds.remove(0),
+            is_tcp: false,
+            ticket: common
+                .connections
+                .readmit(address)
+                .map_err(|refusal| refusal.to_string())?,
+            member: Member::new(&common.handover),
+        };
+        let (disk, shared) = (disk.clone(), shared.clone());
+        if body.is_empty() {
+            return Ok(Box::new(move || Box::new(Connection::new(client, disk, shared))));
+        }
+        let saved = SavedFrontEnd::parse(body)?;
+        let (device, fds) = restore(&disk, &saved, fds)?;
+        Ok(Box::new(move || {
+            Box::new(Connection::restored(client, device, shared, saved, fds))
+        }))
+    })
 }
 
 /// What each virtual machine monitor is given: its words, or for Firecracker the body of a request.

@@ -15,6 +15,8 @@ use super::sys::{Mapping, Window};
 struct Region {
     spec: RegionSpec,
     mapping: Arc<Mapping>,
+    /// For another daemon to map; none for tests.
+    file: Option<Arc<OwnedFd>>,
 }
 
 /// The regions, in order of their addresses in the guest. A change makes a new table.
@@ -45,7 +47,15 @@ impl Memory {
     pub fn with(&self, spec: RegionSpec, file: &OwnedFd) -> Result<Self, MemoryError> {
         self.check(&spec)?;
         let mapping = Mapping::of_file(file, spec.offset, spec.bytes)?;
-        Ok(self.with_mapping(spec, mapping))
+        let file = Arc::new(file.try_clone()?);
+        Ok(self.with_mapping(spec, mapping, Some(file)))
+    }
+
+    /// The regions, with their files.
+    pub(super) fn regions(&self) -> impl Iterator<Item = (RegionSpec, &Arc<OwnedFd>)> {
+        self.regions
+            .iter()
+            .filter_map(|region| Some((region.spec, region.file.as_ref()?)))
     }
 
     /// The table with memory of no file, for tests.
@@ -55,7 +65,7 @@ impl Memory {
     pub fn with_anonymous(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
         self.check(&spec)?;
         let bytes = usize::try_from(spec.bytes).map_err(|_| MemoryError::Overlap(spec.guest))?;
-        Ok(self.with_mapping(spec, Mapping::anonymous(bytes)?))
+        Ok(self.with_mapping(spec, Mapping::anonymous(bytes)?, None))
     }
 
     fn check(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
@@ -73,11 +83,11 @@ impl Memory {
         Ok(())
     }
 
-    fn with_mapping(&self, spec: RegionSpec, mapping: Mapping) -> Self {
+    fn with_mapping(&self, spec: RegionSpec, mapping: Mapping, file: Option<Arc<OwnedFd>>) -> Self {
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|other| other.spec.guest < spec.guest);
         let mapping = Arc::new(mapping);
-        regions.insert(at, Region { spec, mapping });
+        regions.insert(at, Region { spec, mapping, file });
         Self { regions }
     }
 

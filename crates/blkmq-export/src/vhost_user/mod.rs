@@ -7,6 +7,7 @@
 //! | `queue` | the life of a virtqueue on its reactor |
 //! | [`virtqueue`], [`ring`], `packed`, [`chain`] | what is next in a virtqueue, and whether its descriptors keep to the rules |
 //! | `request` | what a chain asks of the disk |
+//! | [`saved`] | a front end that is handed over to another daemon |
 //! | [`inflight`], `packed_inflight` | what is done again after this process was killed |
 //! | [`memory`], [`sys`] | where the guest's memory is |
 //! | `fault` | what happens when it is taken away |
@@ -25,6 +26,7 @@ mod packed_inflight;
 mod queue;
 mod request;
 pub mod ring;
+pub mod saved;
 pub mod sys;
 pub mod virtqueue;
 

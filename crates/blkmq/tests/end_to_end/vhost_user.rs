@@ -258,6 +258,69 @@ fn kill_under_load(ring: Ring) {
 }
 
 #[test]
+fn a_driver_goes_on_under_load_while_other_daemons_take_over() {
+    upgrade_under_load(Ring::SPLIT);
+}
+
+#[test]
+fn a_driver_with_a_packed_ring_goes_on_under_load_while_other_daemons_take_over() {
+    upgrade_under_load(Ring::PACKED);
+}
+
+/// `BLKMQ_UPGRADES` says how many times.
+fn upgrade_under_load(ring: Ring) {
+    let upgrades = std::env::var("BLKMQ_UPGRADES").map_or(10, |value| value.parse().expect("a number"));
+    let scratch = Scratch::new();
+    let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let upgrade = format!("unix:{}", scratch.word("up.sock"));
+    let start = |how: &str| Daemon::start(&["--disk", &disk, "--vhost-user", &address, how, &upgrade]);
+    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&record, RECORD_BYTES).unwrap();
+    let mut daemon = start("--upgrade-socket");
+    let mut driver = Driver::new(&scratch.path("vm.sock"), 1, ring);
+    send_record(&driver.client, &record);
+    driver.client.start_at(driver.ring.base());
+    let (mut ended, mut pauses) = (0, Vec::new());
+    std::thread::scope(|scope| {
+        let upgrader = scope.spawn(|| {
+            for _ in 0..upgrades {
+                let mut old = std::mem::replace(&mut daemon, start("--take-over"));
+                assert!(
+                    old.ended_within(Duration::from_secs(20)).success(),
+                    "{}",
+                    old.said()
+                );
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let mut last = Instant::now();
+        while !upgrader.is_finished() {
+            driver.load_until(Instant::now() + Duration::from_micros(200));
+            if driver.writes + driver.reads > ended {
+                ended = driver.writes + driver.reads;
+                pauses.push(last.elapsed());
+                last = Instant::now();
+            }
+        }
+    });
+    // The front end's own connection goes on, too.
+    assert_eq!(driver.client.ask(GET_STATUS, &[]), 0);
+    driver.client.kick();
+    driver.wait_for_all();
+    daemon.stop();
+    let image = std::fs::read(scratch.word("vm.raw")).unwrap();
+    for block in driver.generations.keys() {
+        let at = BLOCK * *block as usize;
+        driver.verify(*block, &image[at..at + BLOCK]);
+    }
+    pauses.sort_unstable();
+    let longest = &pauses[pauses.len().saturating_sub(upgrades)..];
+    println!("{upgrades} upgrades, {ended} requests; longest pauses between two ends: {longest:?}");
+    assert!(ended > 100 * upgrades as u64, "{ended} requests: no test");
+}
+
+#[test]
 fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
