@@ -121,7 +121,7 @@ fn a_daemon_that_is_killed_at_random_moments_leaves_the_clients_to_the_running_o
     let daemon = first.start();
     let start = Instant::now();
     first.upgrade(daemon).stop();
-    let range = start.elapsed().as_micros() as u64;
+    let range = 2 * start.elapsed().as_micros() as u64;
     let (mut stage, mut taken, mut left) = (None, 0, 0);
     for round in 0..2 * upgrades() as u64 {
         let (of_round, mut daemon, load) = stage.take().unwrap_or_else(|| {
