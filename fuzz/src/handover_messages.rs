@@ -1,5 +1,5 @@
-//! Bytes against what a daemon reads of another one that takes over from it: messages, and NBD connections within them, which a
-//! session then goes on with. A message that is read is written again as it was.
+//! Bytes against what a daemon reads of another one that takes over from it: messages, and within them NBD connections, which a
+//! session then goes on with, and vhost-user front ends. A message that is read is written again as it was.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use blkmq_export::nbd::export::{Export, ExportId, ExportTable};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_export::nbd::saved::SavedConnection;
 use blkmq_export::nbd::session::{Event, Session};
+use blkmq_export::vhost_user::saved::SavedFrontEnd;
 
 /// Runs one input: messages, or where its first byte is odd the body of a session.
 ///
@@ -45,6 +46,10 @@ fn messages(mut data: &[u8]) {
 }
 
 fn connection(bytes: &[u8]) {
+    if let Ok(saved) = SavedFrontEnd::parse(bytes) {
+        assert_eq!(saved.bytes(), bytes, "{saved:?}");
+        assert!(saved.fds() <= saved.messages.len());
+    }
     let Ok(saved) = SavedConnection::parse(bytes) else {
         return;
     };

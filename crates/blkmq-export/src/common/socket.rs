@@ -47,14 +47,6 @@ impl Socket {
         matches!(self, Self::Tcp(_))
     }
 
-    /// Says whether its path is removed at the end.
-    pub(crate) fn is_removed_at_the_end(&self) -> bool {
-        match self {
-            Self::Unix(_, path) => path.is_some(),
-            Self::Tcp(_) => true,
-        }
-    }
-
     /// Another daemon has left it to this one, which removes its path at the end.
     pub fn own(&mut self) {
         let found = PathBuf::from(self.path());
@@ -145,7 +137,12 @@ pub fn open(address: &Address, handover: &Handover) -> Result<Vec<Socket>, OpenE
     match address {
         Address::Unix(path) => Ok(vec![unix(path)?]),
         Address::Tcp(address) => Ok(vec![tcp(*address)?]),
-        Address::Systemd => inherited(),
+        Address::Systemd => {
+            let sockets = inherited()?;
+            let addresses = sockets.iter().map(Socket::address);
+            addresses.for_each(|address| handover.note_systemd(address));
+            Ok(sockets)
+        }
     }
 }
 

@@ -56,6 +56,8 @@ struct State {
     inherited: Vec<(codec::Socket, OwnedFd)>,
     /// Addresses whose sockets were inherited, and whose paths are ours once we serve.
     paths: BTreeSet<String>,
+    /// Addresses whose sockets are systemd's.
+    of_systemd: BTreeSet<String>,
     instance: Option<u64>,
 }
 
@@ -323,10 +325,19 @@ impl Handover {
         let taken: Vec<_> = taken
             .map(|(named, socket)| (named.address, named.origin, socket))
             .collect();
-        let ours = taken.iter().filter(|(_, origin, _)| *origin == Origin::Daemon);
-        let ours: Vec<String> = ours.map(|(address, ..)| address.clone()).collect();
-        state.paths.extend(ours);
+        for (address, origin, _) in &taken {
+            let of_origin = match origin {
+                Origin::Daemon => &mut state.paths,
+                Origin::Systemd => &mut state.of_systemd,
+            };
+            of_origin.insert(address.clone());
+        }
         taken
+    }
+
+    /// Notes that the socket of an address is systemd's.
+    pub(crate) fn note_systemd(&self, address: String) {
+        self.lock().of_systemd.insert(address);
     }
 
     /// Lets go of the sockets that nobody serves at here, with their paths. Returns their addresses.
@@ -353,11 +364,15 @@ impl Handover {
     pub(crate) fn add_door(&self, door: &'static str, socket: &Socket, restore: Restore) -> io::Result<()> {
         let address = socket.address();
         let mut state = self.lock();
-        let is_ours = socket.is_removed_at_the_end() || state.paths.contains(&address);
+        let is_systemds = state.of_systemd.contains(&address);
         state.doors.push(Door {
             door,
             address,
-            origin: if is_ours { Origin::Daemon } else { Origin::Systemd },
+            origin: if is_systemds {
+                Origin::Systemd
+            } else {
+                Origin::Daemon
+            },
             socket: socket.as_fd().try_clone_to_owned()?,
             restore,
         });

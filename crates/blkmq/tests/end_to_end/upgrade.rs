@@ -7,13 +7,18 @@ mod clients;
 mod load;
 mod refusals;
 
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use self::load::Load;
-use crate::common::daemon::serve_command;
+use crate::common::daemon::{program, serve_command, wait_within};
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::{installed, try_run};
@@ -78,11 +83,18 @@ impl Stage {
 
     /// Runs a daemon that is to fail to take over, and returns what it says.
     fn fail_to_upgrade(&self, words: &[String]) -> String {
-        let output = serve_command(&words.iter().map(String::as_str).collect::<Vec<_>>())
-            .output()
-            .expect("the command runs");
-        assert!(!output.status.success(), "it took over");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        let mut command = serve_command(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the command runs");
+        let Some(status) = wait_within(&mut child, END_TIME) else {
+            let _ = child.kill();
+            panic!("it took over");
+        };
+        assert!(!status.success(), "it took over");
+        let mut said = String::new();
+        let mut stderr = child.stderr.take().expect("it is piped");
+        stderr.read_to_string(&mut said).expect("it has ended");
+        said
     }
 }
 
@@ -189,6 +201,39 @@ fn a_daemon_that_was_taken_over_leaves_lock_sockets_and_statistics_to_the_other(
 }
 
 #[test]
+fn sockets_of_systemd_are_handed_over_and_stay() {
+    let stage = Stage::new();
+    let socket = stage.scratch.path("handed.sock");
+    let unix = UnixListener::bind(&socket).expect("a socket can be bound");
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let at = tcp.local_addr().expect("it is bound");
+    let mut words = stage.words("--upgrade-socket");
+    words[3] = "systemd".to_owned();
+    // As systemd does it: the sockets are descriptors 3 and 4, and the variables name the process that may take them.
+    let script = "exec 3<&0 4<&1 >&2 </dev/null; LISTEN_FDS=2 LISTEN_PID=$$ exec \"$0\" serve \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(program()).args(&words);
+    command.stdin(OwnedFd::from(unix)).stdout(OwnedFd::from(tcp));
+    let mut old = command.spawn().expect("the command runs");
+    let start = Instant::now();
+    let mut client = loop {
+        match Client::connect(&socket, "vm1") {
+            Ok(client) => break client,
+            Err(error) => assert!(start.elapsed() < END_TIME, "{error}"),
+        }
+    };
+    let mut next = words.clone();
+    next[4] = "--take-over".to_owned();
+    let next: Vec<&str> = next.iter().map(String::as_str).collect();
+    let daemon = Daemon::start(&next);
+    assert!(old.wait().expect("our own child").success());
+    client.write(0, &block(0, 1)).expect("a write");
+    TcpStream::connect(at).expect("the port is served, too");
+    daemon.stop();
+    assert!(socket.exists(), "the socket is systemd's: it must stay");
+}
+
+#[test]
 fn a_daemon_that_is_told_to_end_while_another_one_prepares_ends() {
     let stage = Stage::new();
     let mut daemon = stage.start();
@@ -197,6 +242,45 @@ fn a_daemon_that_is_told_to_end_while_another_one_prepares_ends() {
     let status = daemon.ended_within(END_TIME);
     assert!(status.success(), "{status}");
     assert!(!stage.socket().exists());
+}
+
+#[test]
+fn the_service_manager_is_told_which_process_is_the_main_one_and_reload_ends_when_it_serves() {
+    let stage = Stage::new();
+    let mut daemon = stage.start();
+    let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");
+    let told = UnixDatagram::bind(stage.scratch.path("notify")).expect("a socket can be bound");
+    told.set_read_timeout(Some(END_TIME)).expect("a time limit");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/blkmq-take-over");
+    let reload = |words: &[String]| {
+        let mut command = Command::new(script);
+        command.arg(program()).arg("serve").args(words);
+        command
+            .env("NOTIFY_SOCKET", stage.scratch.path("notify"))
+            .stdin(Stdio::null());
+        command.stderr(Stdio::null()).output().expect("the script runs")
+    };
+    let mut wrong = stage.words("--take-over");
+    wrong[1] = format!("name=vm2,file={}", stage.scratch.word("vm1.raw"));
+    assert!(!reload(&wrong).status.success(), "it says that it has taken over");
+    assert!(daemon.is_running());
+    let reloaded = reload(&stage.words("--take-over"));
+    assert!(reloaded.status.success(), "{reloaded:?}");
+    assert!(daemon.ended_within(END_TIME).success());
+    let mut message = [0; 64];
+    let bytes = told.recv(&mut message).expect("it is told");
+    let message = std::str::from_utf8(&message[..bytes]).expect("words");
+    let main = message.strip_prefix("READY=1\nMAINPID=").expect("both words");
+    let main: i32 = main.trim_end().parse().expect("a process");
+    client.write(0, &block(0, 1)).expect("a write");
+    // A child of nobody here: it is waited for by its sockets.
+    let main = Pid::from_raw(main).expect("a process");
+    kill_process(main, Signal::TERM).expect("it runs");
+    let start = Instant::now();
+    while stage.upgrade_path().exists() {
+        assert!(start.elapsed() < END_TIME, "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// How many upgrades there are under load.

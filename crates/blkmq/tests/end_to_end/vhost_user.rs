@@ -279,7 +279,10 @@ fn upgrade_under_load(ring: Ring) {
     ftruncate(&record, RECORD_BYTES).unwrap();
     let mut daemon = start("--upgrade-socket");
     let mut driver = Driver::new(&scratch.path("vm.sock"), 1, ring);
-    send_record(&driver.client, &record);
+    // Without a record a ring goes on where the daemon before says.
+    if matches!(ring, Ring::Packed { .. }) {
+        send_record(&driver.client, &record);
+    }
     driver.client.start_at(driver.ring.base());
     let (mut ended, mut pauses) = (0, Vec::new());
     std::thread::scope(|scope| {
