@@ -39,7 +39,8 @@ pub(crate) enum Phase {
 /// One reactor on its CPU.
 pub(crate) struct Reactor {
     pub(crate) id: ReactorId,
-    pub(crate) local: LocalQueue,
+    /// Its side of each queue.
+    locals: Vec<LocalQueue>,
     pub(crate) client: Client,
     pub(crate) phase: Phase,
     /// Steps and timers that were planned in an earlier epoch are void.
@@ -66,10 +67,10 @@ pub(crate) struct Outcome {
 }
 
 impl Reactor {
-    pub(crate) fn new(id: ReactorId, local: LocalQueue, client: Client) -> Self {
+    pub(crate) fn new(id: ReactorId, locals: Vec<LocalQueue>, client: Client) -> Self {
         Self {
             id,
-            local,
+            locals,
             client,
             phase: Phase::Run,
             epoch: 0,
@@ -92,6 +93,16 @@ impl Reactor {
         matches!(self.phase, Phase::Check | Phase::Asleep)
     }
 
+    /// Returns how many bios it has under way, as the core counts them.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.locals.iter().map(LocalQueue::outstanding).sum()
+    }
+
+    /// Asserts what must always hold of the core between steps.
+    pub(crate) fn check_invariants(&self) {
+        self.locals.iter().for_each(LocalQueue::check_invariants);
+    }
+
     /// Does one step.
     pub(crate) fn step(&mut self, stage: &Stage, rng: &mut Rng, sabotage: Option<Sabotage>) -> Outcome {
         let now = stage.now.get();
@@ -103,7 +114,9 @@ impl Reactor {
         match self.phase {
             Phase::Run => {
                 self.ring = false;
-                self.local.run(now, &mut self.fx);
+                self.locals
+                    .iter_mut()
+                    .for_each(|local| local.run(now, &mut self.fx));
                 self.phase = Phase::Submit;
             }
             Phase::Submit => {
@@ -113,8 +126,10 @@ impl Reactor {
                 }
             }
             Phase::Unplug => {
-                self.local.unplug(now, &mut self.fx);
-                self.local.answered();
+                self.locals
+                    .iter_mut()
+                    .for_each(|local| local.unplug(now, &mut self.fx));
+                self.locals.iter().for_each(LocalQueue::answered);
                 self.phase = Phase::Announce;
             }
             Phase::Announce => {
@@ -133,9 +148,10 @@ impl Reactor {
 
     /// The last look before sleeping. Returns until when it sleeps, if it does.
     fn check(&mut self, stage: &Stage) -> Option<Option<Instant>> {
-        let wakeup = self.local.next_wakeup();
+        let wakeup = self.locals.iter().filter_map(LocalQueue::next_wakeup).min();
         let due = wakeup.is_some_and(|at| at <= stage.now.get());
-        if self.notified || self.ring || due || self.local.has_mail() || self.client.wants() {
+        let has_mail = self.locals.iter().any(LocalQueue::has_mail);
+        if self.notified || self.ring || due || has_mail || self.client.wants() {
             self.phase = Phase::Run;
             return None;
         }
@@ -183,7 +199,7 @@ impl Reactor {
         let token = bio.cookie;
         stage.oracle.borrow_mut().submit(self.id, &bio);
         self.worked = true;
-        let Err(bio) = self.local.submit(bio, stage.now.get(), &mut self.fx) else {
+        let Err(bio) = self.locals[0].submit(bio, stage.now.get(), &mut self.fx) else {
             return true;
         };
         stage.note(Fact::Refused {

@@ -52,10 +52,10 @@ pub struct Spec {
     pub slowness: Vec<u32>,
 }
 
-/// Where a disk lies on the drive.
+/// Where a disk lies on its drive.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// Its first block.
+    /// Its first block; the blocks of several drives are numbered through.
     pub first: u32,
     /// How many blocks it has.
     pub blocks: u32,
@@ -128,14 +128,16 @@ struct Part {
 }
 
 impl Drive {
-    /// Makes a drive with a way in for each of `hctxs` hardware contexts.
+    /// Makes a drive with a way in for each of `hctxs` hardware contexts; its disks lie behind each other.
     pub fn new(spec: Spec, block: u32, places: Vec<Span>, hctxs: u16, rng: Rng) -> Self {
-        let blocks = places.iter().map(|p| p.first + p.blocks).max().unwrap_or(0);
+        let first = places.first().map_or(0, |place| place.first);
+        let end = places.last().map_or(0, |place| place.first + place.blocks);
+        let blocks = end - first;
         Self {
             spec,
             block: u64::from(block),
             places,
-            images: Images::new(blocks),
+            images: Images::new(first..end),
             rng,
             arm: Arm::new(u64::from(blocks) * u64::from(block)),
             ways: (0..hctxs).map(|_| Way::default()).collect(),

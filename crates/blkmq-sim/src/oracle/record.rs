@@ -2,6 +2,8 @@
 //! status that the drive's answers explain. Holds the bios' buffers too, so that nobody touches one after its bio's end.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
 
 use blkmq_core::bio::{Bio, Data, Op, Status};
 use blkmq_core::ids::ReactorId;
@@ -20,6 +22,8 @@ pub(super) struct BioRecords {
 #[derive(Debug)]
 pub(super) struct BioRecord {
     pub(super) bio: Bio,
+    /// Where its bytes lie, in the order of its buffer.
+    pub(super) blocks: Rc<[u32]>,
     pub(super) reactor: ReactorId,
     pub(super) submitted: Tick,
     /// What `Limits::check_bio` says: how a bio ends that must never be issued.
@@ -152,17 +156,27 @@ impl BioRecords {
         Ok(record)
     }
 
-    /// Counts a part of a bio that is issued, after checking that it is a part and is not issued or done already.
-    pub(super) fn part_issued(&mut self, part: &Bio) -> Result<(), String> {
+    /// Counts a part of a bio that is issued for blocks of the drives, after checking that it is a part and is not issued or done
+    /// already.
+    pub(super) fn part_issued(
+        &mut self,
+        part: &Bio,
+        mut blocks: Range<u32>,
+        block: u64,
+    ) -> Result<(), String> {
         let token = token_of(part).ok_or("a part without its token was issued")?;
         let groups_change = self.groups_change;
         let record = self.get(token)?;
         let whole = &record.bio;
         let is_group = part.group == whole.group || groups_change;
-        let inside = part.offset >= whole.offset
-            && part.end() <= whole.end()
-            && part.skip == part.offset - whole.offset;
-        if part.op != whole.op || part.disk != whole.disk || !is_group || !inside {
+        let inside = if part.op.has_data() {
+            let index = (part.skip / block) as usize;
+            let expected = record.blocks.get(index..index + blocks.len());
+            expected.is_some_and(|expected| blocks.eq(expected.iter().copied()))
+        } else {
+            blocks.all(|block| record.blocks.contains(&block))
+        };
+        if part.op != whole.op || !is_group || !inside {
             return Err(format!("issued {part:?}, which is no part of {whole:?}"));
         }
         if let Err(verdict) = record.verdict {

@@ -10,10 +10,11 @@ use blkmq_core::request::Request;
 
 use super::record::token_of;
 
-/// The requests at the drive.
+/// The requests at one drive.
 #[derive(Debug)]
 pub(super) struct Wire {
     limits: Limits,
+    /// Bytes: where each disk begins on the drive.
     bases: Vec<u64>,
     shared: bool,
     spaces: Vec<Space>,
