@@ -35,6 +35,34 @@ pub struct Cell {
     write: u64,
 }
 
+/// Draws which blocks are written. Those of one physical block share their fate.
+#[derive(Debug)]
+pub struct Lot {
+    share: Ppm,
+    physical: u32,
+    last: Option<(u32, bool)>,
+}
+
+impl Lot {
+    /// Takes such a share of physical blocks, of so many blocks each.
+    pub fn new(share: Ppm, physical: u32) -> Self {
+        Self {
+            share,
+            physical,
+            last: None,
+        }
+    }
+
+    /// Says whether it takes a block, given by its place on the drive; ask for blocks in their order.
+    pub fn takes(&mut self, block: u32, rng: &mut Rng) -> bool {
+        let number = block / self.physical;
+        match self.last {
+            Some((last, taken)) if last == number => taken,
+            _ => self.last.insert((number, rng.chance(self.share))).1,
+        }
+    }
+}
+
 impl Images {
     /// Makes the images of a fresh drive that has the blocks with these numbers.
     pub fn new(blocks: Range<u32>) -> Self {
@@ -110,8 +138,9 @@ impl Images {
     }
 
     /// Writes some of the cache back, of the drive's own accord.
-    pub fn destage(&mut self, share: Ppm, rng: &mut Rng) {
-        let chosen: Vec<u32> = self.dirty.iter().copied().filter(|_| rng.chance(share)).collect();
+    pub fn destage(&mut self, lot: &mut Lot, rng: &mut Rng) {
+        let dirty = self.dirty.iter().copied();
+        let chosen: Vec<u32> = dirty.filter(|block| lot.takes(block - self.first, rng)).collect();
         for block in chosen {
             self.persist(block, self.live[self.index(block)]);
         }

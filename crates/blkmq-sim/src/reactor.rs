@@ -10,9 +10,11 @@
 //! ```
 //! A kick that comes before the announcement is dropped, as the host's wake flag drops it: the check must find the work.
 
+use blkmq_core::bio::Status;
 use blkmq_core::group::ROOT;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::local::LocalQueue;
+use blkmq_core::mapper::stack::Stack;
 use blkmq_core::queue::Effects;
 use blkmq_core::time::Instant;
 
@@ -41,6 +43,8 @@ pub(crate) struct Reactor {
     pub(crate) id: ReactorId,
     /// Its side of each queue.
     locals: Vec<LocalQueue>,
+    /// What takes its client's bios to them, if the client uses mapped disks.
+    stack: Option<Stack>,
     pub(crate) client: Client,
     pub(crate) phase: Phase,
     /// Steps and timers that were planned in an earlier epoch are void.
@@ -67,10 +71,11 @@ pub(crate) struct Outcome {
 }
 
 impl Reactor {
-    pub(crate) fn new(id: ReactorId, locals: Vec<LocalQueue>, client: Client) -> Self {
+    pub(crate) fn new(id: ReactorId, locals: Vec<LocalQueue>, stack: Option<Stack>, client: Client) -> Self {
         Self {
             id,
             locals,
+            stack,
             client,
             phase: Phase::Run,
             epoch: 0,
@@ -95,12 +100,14 @@ impl Reactor {
 
     /// Returns how many bios it has under way, as the core counts them.
     pub(crate) fn outstanding(&self) -> u32 {
-        self.locals.iter().map(LocalQueue::outstanding).sum()
+        let in_stack = self.stack.as_ref().map_or(0, Stack::outstanding);
+        in_stack as u32 + self.locals.iter().map(LocalQueue::outstanding).sum::<u32>()
     }
 
     /// Asserts what must always hold of the core between steps.
     pub(crate) fn check_invariants(&self) {
         self.locals.iter().for_each(LocalQueue::check_invariants);
+        self.stack.iter().for_each(Stack::check_invariants);
     }
 
     /// Does one step.
@@ -117,6 +124,7 @@ impl Reactor {
                 self.locals
                     .iter_mut()
                     .for_each(|local| local.run(now, &mut self.fx));
+                self.complete_parts(now);
                 self.phase = Phase::Submit;
             }
             Phase::Submit => {
@@ -129,6 +137,7 @@ impl Reactor {
                 self.locals
                     .iter_mut()
                     .for_each(|local| local.unplug(now, &mut self.fx));
+                self.complete_parts(now);
                 self.locals.iter().for_each(LocalQueue::answered);
                 self.phase = Phase::Announce;
             }
@@ -199,7 +208,12 @@ impl Reactor {
         let token = bio.cookie;
         stage.oracle.borrow_mut().submit(self.id, &bio);
         self.worked = true;
-        let Err(bio) = self.locals[0].submit(bio, stage.now.get(), &mut self.fx) else {
+        let now = stage.now.get();
+        let submitted = match &mut self.stack {
+            Some(stack) => stack.submit(bio, &mut self.locals, now, &mut self.fx),
+            None => self.locals[0].submit(bio, now, &mut self.fx),
+        };
+        let Err(bio) = submitted else {
             return true;
         };
         stage.note(Fact::Refused {
@@ -219,11 +233,32 @@ impl Reactor {
         false
     }
 
+    /// Brings ends of parts to the bios of mapped disks, as the host's reactors do.
+    fn complete_parts(&mut self, now: Instant) {
+        if let Some(stack) = &mut self.stack
+            && stack.is_due(&self.fx)
+        {
+            self.worked |= stack.complete_parts(&mut self.locals, now, &mut self.fx);
+        }
+    }
+
     fn take_effects(&mut self, stage: &Stage, sabotage: Option<Sabotage>, outcome: &mut Outcome) {
+        if let Some(stack) = &mut self.stack
+            && stack.is_due(&self.fx)
+        {
+            // A submission may have filled a plug, and a driver may have ended some of it at once.
+            stack.restore_passed(&mut self.fx);
+        }
         let mut ended = std::mem::take(&mut self.fx.ended);
         let mut any = false;
-        for bio in ended.drain(..) {
+        if sabotage == Some(Sabotage::EndsBeforeLastPart) {
+            ended.extend(stage.oracle.borrow().half_done(self.id));
+        }
+        for mut bio in ended.drain(..) {
             any = true;
+            if sabotage == Some(Sabotage::LosesError) {
+                bio.status = Status::Ok;
+            }
             outcome.done.ended += 1;
             stage.note(Fact::End {
                 reactor: self.id,

@@ -10,6 +10,7 @@ use crate::cpu::Costs;
 use crate::drive::fault::Faults;
 use crate::drive::model::Model;
 use crate::drive::{Span, Spec};
+use crate::mapped::Mapped;
 use crate::paths;
 use crate::rng::{Ppm, Rng};
 use crate::workload::Workload;
@@ -45,6 +46,8 @@ pub struct Setup {
     pub drive: Spec,
     /// Further drives, with what they can take: each has a queue of its own, and disks, like the first.
     pub more_drives: Vec<(Limits, Spec)>,
+    /// Mapped disks over the drives' disks, which the clients use instead of these.
+    pub mapped: Option<Mapped>,
     /// The paths to it, if requests go over several.
     pub paths: Option<paths::Spec>,
     /// The clients: reactor `i` has `clients[i % clients.len()]`.
@@ -101,6 +104,14 @@ pub enum Sabotage {
     LosesKick,
     /// The queue is said to be quiesced, but nobody has asked it to be.
     QuiescesNothing,
+    /// A flush of a mapped disk leaves out the first drive.
+    FlushLeavesOutMember,
+    /// A mapped disk takes each chunk for the one beside it.
+    AddressesNextChunk,
+    /// A bio is given back when some of its parts are done.
+    EndsBeforeLastPart,
+    /// A bio of which a part failed is given back without its error.
+    LosesError,
 }
 
 impl Setup {
@@ -123,6 +134,7 @@ impl Setup {
             read_only: vec![false, false, true],
             drive: flash(rng),
             more_drives: Vec::new(),
+            mapped: None,
             paths: None,
             clients: vec![Workload::mixed(rng)],
             control: Control::none(),

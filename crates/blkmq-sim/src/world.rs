@@ -18,6 +18,7 @@ use crate::control::{CONTROLLED, Control};
 use crate::cpu::Gate;
 use crate::events::EventQueue;
 use crate::history::Fact;
+use crate::mapped;
 use crate::oracle::Counts;
 use crate::reactor::{Outcome, Phase, Reactor};
 use crate::rng::Rng;
@@ -161,9 +162,13 @@ struct World {
 impl World {
     fn boot(setup: &Rc<Setup>, stage: &Rc<Stage>, clients: Vec<Client>, seed: u64) -> Rc<Self> {
         let (queues, locals) = boot::make_queues(setup, stage);
+        let table = Arc::new(mapped::table(setup, setup.sabotage));
         let reactors = clients.into_iter().zip(locals).enumerate();
         let reactors = reactors
-            .map(|(id, (client, locals))| RefCell::new(Reactor::new(ReactorId(id as u16), locals, client)))
+            .map(|(id, (client, locals))| {
+                let stack = boot::make_stack(setup, &table);
+                RefCell::new(Reactor::new(ReactorId(id as u16), locals, stack, client))
+            })
             .collect();
         let mut oracle = stage.oracle.borrow_mut();
         for queue in 0..queues.len() {

@@ -46,6 +46,9 @@ scenarios! {
     quiesce_passes: "quiesce",
     every_context_passes: "every-context",
     multipath_passes: "multipath",
+    mapped_passes: "mapped",
+    mapped_faults_passes: "mapped-faults",
+    mapped_power_cut_passes: "mapped-power-cut",
     everything_passes: "everything",
 }
 

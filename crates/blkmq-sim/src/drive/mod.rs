@@ -20,7 +20,7 @@ use blkmq_core::ids::{Cookie, DiskId};
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
 
-use crate::images::{Cell, Images};
+use crate::images::{Cell, Images, Lot};
 use crate::rng::{Ppm, Rng};
 use fault::{Faults, Mutation, Plan};
 use model::{Arm, Model, Work};
@@ -66,6 +66,8 @@ pub struct Span {
 pub struct Drive {
     spec: Spec,
     block: u64,
+    /// Blocks that are written together or not at all when the power fails.
+    physical: u32,
     places: Vec<Span>,
     images: Images,
     rng: Rng,
@@ -128,14 +130,16 @@ struct Part {
 }
 
 impl Drive {
-    /// Makes a drive with a way in for each of `hctxs` hardware contexts; its disks lie behind each other.
-    pub fn new(spec: Spec, block: u32, places: Vec<Span>, hctxs: u16, rng: Rng) -> Self {
+    /// Makes a drive with a way in for each of `hctxs` hardware contexts; its disks lie behind each other, in blocks of so many
+    /// bytes, of which its physical blocks are made.
+    pub fn new(spec: Spec, (block, physical): (u32, u32), places: Vec<Span>, hctxs: u16, rng: Rng) -> Self {
         let first = places.first().map_or(0, |place| place.first);
         let end = places.last().map_or(0, |place| place.first + place.blocks);
         let blocks = end - first;
         Self {
             spec,
             block: u64::from(block),
+            physical: physical / block,
             places,
             images: Images::new(first..end),
             rng,
@@ -187,7 +191,8 @@ impl Drive {
 
     /// Writes some of the cache back.
     pub fn destage(&mut self) {
-        self.images.destage(Ppm::percent(20), &mut self.rng);
+        let mut lot = Lot::new(Ppm::percent(20), self.physical);
+        self.images.destage(&mut lot, &mut self.rng);
     }
 
     /// Cuts the power. Of writes in service some blocks are done; of the cache some blocks are saved; the rest is lost.
@@ -202,7 +207,8 @@ impl Drive {
                 }
             }
         }
-        self.images.destage(Ppm::percent(50), &mut self.rng);
+        let mut lot = Lot::new(Ppm::percent(50), self.physical);
+        self.images.destage(&mut lot, &mut self.rng);
         self.images.power_cut();
         self.forget_commands();
     }

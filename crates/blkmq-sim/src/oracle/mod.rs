@@ -17,6 +17,7 @@ use blkmq_core::request::Request;
 
 use crate::drive::{Memory, Span};
 use crate::images::Images;
+use crate::mapped::Layout;
 pub use content::content_of;
 use content::{Content, Tick};
 use record::{BioRecord, BioRecords, token_of};
@@ -51,8 +52,8 @@ pub struct DiskRules {
     pub limits: Limits,
     /// Whether it refuses changes.
     pub read_only: bool,
-    /// The blocks of the drives on which it lies, in its order.
-    pub blocks: Vec<u32>,
+    /// Where it lies.
+    pub layout: Layout,
 }
 
 /// What the oracle has to know of one queue.
@@ -91,7 +92,8 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug)]
 struct FlushError {
     at: Tick,
-    place: Span,
+    /// The first block of the disk.
+    leaf: u32,
     status: Status,
 }
 
@@ -187,6 +189,11 @@ impl Oracle {
         self.records.waiting_for_room(counts)
     }
 
+    /// Returns a bio of a reactor of which the drives have reported some bytes, and some not.
+    pub fn half_done(&self, reactor: ReactorId) -> Option<Bio> {
+        self.records.half_done(reactor)
+    }
+
     /// Returns how many requests are at the drives.
     pub fn in_flight(&self) -> usize {
         self.wires.iter().map(Wire::in_flight).sum()
@@ -202,7 +209,7 @@ impl Oracle {
         let token = bio.cookie;
         let now = self.tick();
         let disk = &self.rules.disks[bio.disk.index()];
-        let size = disk.blocks.len() as u64 * self.block();
+        let size = disk.layout.blocks.len() as u64 * self.block();
         let verdict = disk.limits.check_bio(bio, size, disk.read_only);
         let blocks = match verdict {
             Ok(()) => self.blocks(bio),
@@ -348,8 +355,9 @@ impl Oracle {
             self.check(result);
         }
         if let (Op::Flush, Some(status)) = (busy.op, status.filter(|s| !s.is_ok() && *s != Status::Requeue)) {
-            let (at, place) = (self.tick(), self.rules.wires[queue].places[busy.disk.index()]);
-            self.flush_errors.push(FlushError { at, place, status });
+            let at = self.tick();
+            let leaf = self.rules.wires[queue].places[busy.disk.index()].first;
+            self.flush_errors.push(FlushError { at, leaf, status });
         }
         true
     }
@@ -406,7 +414,7 @@ impl Oracle {
     fn blocks(&self, bio: &Bio) -> Rc<[u32]> {
         let index = |offset: u64| (offset / self.block()) as usize;
         let disk = &self.rules.disks[bio.disk.index()];
-        disk.blocks[index(bio.offset)..index(bio.end())].into()
+        disk.layout.blocks[index(bio.offset)..index(bio.end())].into()
     }
 }
 
@@ -436,9 +444,6 @@ fn flush_errors_since(record: &BioRecord, errors: &[FlushError], disk: &DiskRule
         .iter()
         .rev()
         .take_while(|error| error.at > record.submitted);
-    let below = since.filter(|error| {
-        let place = error.place.first..error.place.first + error.place.blocks;
-        disk.blocks.iter().any(|block| place.contains(block))
-    });
+    let below = since.filter(|error| disk.layout.leaves.contains(&error.leaf));
     below.fold(0, |set, error| set | 1 << error.status as u8)
 }

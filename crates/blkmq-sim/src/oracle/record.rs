@@ -116,6 +116,16 @@ impl BioRecords {
         found.map(|(&token, _)| token)
     }
 
+    /// Returns a bio of a reactor of which some bytes are done and some are at the drives.
+    pub(super) fn half_done(&self, reactor: ReactorId) -> Option<Bio> {
+        let is_half =
+            |record: &&BioRecord| record.reactor == reactor && record.done > 0 && record.in_flight > 0;
+        self.by_token
+            .values()
+            .find(is_half)
+            .map(|record| record.bio.clone())
+    }
+
     pub(super) fn clear(&mut self) {
         self.by_token.clear();
     }

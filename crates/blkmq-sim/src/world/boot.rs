@@ -9,6 +9,8 @@ use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{GroupId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
+use blkmq_core::mapper::stack::Stack;
+use blkmq_core::mapper::table::Table;
 use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, QueueHandle, ReactorConfig, TagMode};
 use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Instant;
@@ -16,7 +18,8 @@ use blkmq_core::time::Instant;
 use crate::drive::modelled_hctx::{ModelledHctx, Way};
 use crate::drive::{Drive, Spec};
 use crate::history::History;
-use crate::oracle::{DiskRules, Oracle, Rules, WireRules};
+use crate::mapped;
+use crate::oracle::{Oracle, Rules, WireRules};
 use crate::paths::{PATHS_MAX, Paths};
 use crate::rng::Rng;
 use crate::setup::Setup;
@@ -33,10 +36,11 @@ pub(super) fn make_stage(setup: &Setup, seed: u64, trace: bool) -> Stage {
     } else {
         hctxs
     };
-    let make_drive = |(number, (_, spec)): (usize, (_, &Spec))| {
+    let make_drive = |(number, (limits, spec)): (usize, (&Limits, &Spec))| {
+        let blocks = (block, limits.physical_block);
         let stream = [STREAM_DRIVE, STREAM_MORE_DRIVES + number as u64][number.min(1)];
         let rng = Rng::new(seed, stream);
-        RefCell::new(Drive::new(spec.clone(), block, setup.places(number), ways, rng))
+        RefCell::new(Drive::new(spec.clone(), blocks, setup.places(number), ways, rng))
     };
     Stage {
         now: Cell::new(Instant(1)),
@@ -56,17 +60,9 @@ fn rules(setup: &Setup) -> Rules {
         limits: limits.clone(),
         places: setup.places(number),
     };
-    let disk = |(number, &read_only): (usize, &bool)| {
-        let place = setup.places(0)[number];
-        DiskRules {
-            limits: setup.limits.clone(),
-            read_only,
-            blocks: (place.first..place.first + place.blocks).collect(),
-        }
-    };
     Rules {
         block: setup.block(),
-        disks: setup.read_only.iter().enumerate().map(disk).collect(),
+        disks: mapped::disk_rules(setup),
         wires: setup.drives().enumerate().map(wire).collect(),
         hctxs: setup.hctx_count(),
         depth: setup.depth,
@@ -78,12 +74,17 @@ fn rules(setup: &Setup) -> Rules {
 pub(super) fn make_client(setup: &Setup, seed: u64, id: usize) -> Client {
     let workload = setup.clients[id % setup.clients.len()].clone();
     let rng = Rng::new(seed, STREAM_CLIENTS + id as u64);
-    Client::new(
-        workload,
-        setup.disk_blocks.clone(),
-        setup.limits.logical_block,
-        rng,
-    )
+    let Some(mapped) = &setup.mapped else {
+        let block = setup.limits.logical_block;
+        return Client::new(workload, setup.disk_blocks.clone(), block, rng);
+    };
+    let block = mapped.block();
+    let table = mapped::table(setup, None);
+    let blocks = table
+        .disks()
+        .iter()
+        .map(|disk| (disk.size / u64::from(block)) as u32);
+    Client::new(workload, blocks.collect(), block, rng)
 }
 
 /// Makes the queues, and attaches each reactor to all of them: its sides of them, reactor by reactor.
@@ -98,6 +99,13 @@ pub(super) fn make_queues(setup: &Setup, stage: &Rc<Stage>) -> (Vec<Arc<Queue>>,
         queue
     };
     (setup.drives().enumerate().map(make).collect(), locals)
+}
+
+/// Makes what takes a reactor's bios of mapped disks down to their members.
+pub(super) fn make_stack(setup: &Setup, table: &Arc<Table>) -> Option<Stack> {
+    let mapped = setup.mapped.as_ref()?;
+    let table = Arc::clone(table);
+    Some(Stack::new(table, mapped.passed_max, mapped.divided_max))
 }
 
 fn queue_config(setup: &Setup, number: usize, limits: &Limits) -> QueueConfig {
