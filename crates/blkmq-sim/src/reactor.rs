@@ -256,8 +256,13 @@ impl Reactor {
         }
         for mut bio in ended.drain(..) {
             any = true;
-            if sabotage == Some(Sabotage::LosesError) {
-                bio.status = Status::Ok;
+            match sabotage {
+                Some(Sabotage::LosesError) => bio.status = Status::Ok,
+                Some(Sabotage::EndsWithAnotherError) => {
+                    let other = stage.oracle.borrow_mut().another_error(&bio);
+                    bio.status = other.unwrap_or(bio.status);
+                }
+                _ => {}
             }
             outcome.done.ended += 1;
             stage.note(Fact::End {

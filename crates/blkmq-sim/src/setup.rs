@@ -112,6 +112,8 @@ pub enum Sabotage {
     EndsBeforeLastPart,
     /// A bio of which a part failed is given back without its error.
     LosesError,
+    /// A bio of which parts failed in more than one way is given back with another of their errors than the first.
+    EndsWithAnotherError,
 }
 
 impl Setup {

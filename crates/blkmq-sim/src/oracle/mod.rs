@@ -4,6 +4,7 @@
 //! `record` follows each bio, `wire` the requests at the drive, `content` the blocks.
 
 mod content;
+mod part_ends;
 mod record;
 mod wire;
 
@@ -20,6 +21,7 @@ use crate::images::Images;
 use crate::mapped::Layout;
 pub use content::content_of;
 use content::{Content, Tick};
+use part_ends::PartEnds;
 use record::{BioRecord, BioRecords, token_of};
 use wire::Wire;
 
@@ -41,6 +43,8 @@ pub struct Rules {
     pub depth: u32,
     /// There is one tag set for all hardware contexts.
     pub shared_tags: bool,
+    /// There is one reactor, so that ends arrive in the order in which they are reported.
+    pub one_reactor: bool,
     /// Groups come and go: a bio of a removed one may be given to its ancestor.
     pub groups_change: bool,
 }
@@ -97,6 +101,15 @@ struct FlushError {
     status: Status,
 }
 
+/// Whether a power cut left something half done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Torn {
+    /// Of two neighbouring parts of a bio that was under way, one is written and one is not.
+    pub bios: bool,
+    /// A block of a disk, as clients see it, is written in part.
+    pub blocks: bool,
+}
+
 /// The watcher of one history.
 #[derive(Debug)]
 pub struct Oracle {
@@ -132,7 +145,7 @@ impl Oracle {
         };
         Self {
             content: Content::new(blocks, rules.disks.len()),
-            records: BioRecords::new(rules.groups_change),
+            records: BioRecords::new(rules.groups_change, rules.one_reactor),
             wires: rules.wires.iter().map(wire).collect(),
             now: 1,
             flush_errors: Vec::new(),
@@ -194,6 +207,14 @@ impl Oracle {
         self.records.half_done(reactor)
     }
 
+    /// Returns another error that the drives reported for a bio than the one with which it ends.
+    pub fn another_error(&mut self, bio: &Bio) -> Option<Status> {
+        let errors = self.records.get(bio.cookie).ok()?.errors;
+        let all = [Status::Io, Status::Medium, Status::Transport, Status::Timeout];
+        let is_other = |status: &Status| *status != bio.status && errors & 1 << *status as u8 != 0;
+        all.into_iter().find(is_other)
+    }
+
     /// Returns how many requests are at the drives.
     pub fn in_flight(&self) -> usize {
         self.wires.iter().map(Wire::in_flight).sum()
@@ -218,6 +239,7 @@ impl Oracle {
         let mut record = BioRecord {
             bio: bio.clone(),
             blocks: Rc::clone(&blocks),
+            part_ends: PartEnds::new(self.cuts(bio, blocks.len())),
             reactor,
             submitted: now,
             verdict,
@@ -350,8 +372,8 @@ impl Oracle {
             return false;
         };
         self.counts.requeues += u64::from(status == Some(Status::Requeue));
-        for &(token, bytes) in &busy.parts {
-            let result = self.records.part_left(token, bytes, status);
+        for piece in &busy.pieces {
+            let result = self.records.part_left(piece, status, self.rules.block);
             self.check(result);
         }
         if let (Op::Flush, Some(status)) = (busy.op, status.filter(|s| !s.is_ok() && *s != Status::Requeue)) {
@@ -383,6 +405,29 @@ impl Oracle {
         self.check(result);
     }
 
+    /// Says what a power cut has left of the writes that were under way; `durable` says what the drives' blocks hold.
+    pub fn torn(&self, durable: impl Fn(u32) -> u64) -> Torn {
+        let mut torn = Torn::default();
+        for record in self.records.writes() {
+            let (token, blocks) = (record.bio.cookie, &record.blocks);
+            let written = |index: usize| durable(blocks[index]) == content_of(token, index as u32);
+            let disk = &self.rules.disks[record.bio.disk.index()];
+            let block = (u64::from(disk.limits.logical_block) / self.block()) as usize;
+            let cuts = record.part_ends.cuts();
+            for next in 1..blocks.len() {
+                // What was overwritten since by another that was under way is not torn.
+                let both = [blocks[next - 1], blocks[next]];
+                let is_torn = written(next - 1) != written(next)
+                    && both
+                        .iter()
+                        .all(|&at| durable(at) >> 16 <= token && durable(at) > 0);
+                torn.bios |= is_torn && cuts.contains(&next);
+                torn.blocks |= is_torn && !next.is_multiple_of(block);
+            }
+        }
+        torn
+    }
+
     /// The power of a drive was cut: checks what is left of it.
     pub fn power_cut(&mut self, images: &mut Images) {
         self.check_durable(images);
@@ -408,6 +453,19 @@ impl Oracle {
 
     fn block(&self) -> u64 {
         u64::from(self.rules.block)
+    }
+
+    /// At which of a bio's blocks its parts begin.
+    fn cuts(&self, bio: &Bio, blocks: usize) -> Vec<usize> {
+        if blocks == 0 {
+            return Vec::new();
+        }
+        let first = (bio.offset / self.block()) as usize;
+        let cuts = self.rules.disks[bio.disk.index()]
+            .layout
+            .cuts
+            .range(first + 1..first + blocks);
+        std::iter::once(0).chain(cuts.map(|cut| cut - first)).collect()
     }
 
     /// Where the bytes of a client's bio lie, which is valid.

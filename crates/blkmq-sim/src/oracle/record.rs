@@ -9,6 +9,8 @@ use blkmq_core::bio::{Bio, Data, Op, Status};
 use blkmq_core::ids::ReactorId;
 
 use super::content::{Snapshot, Tick};
+use super::part_ends::PartEnds;
+use super::wire::Piece;
 
 /// The bios under way.
 #[derive(Debug, Default)]
@@ -16,6 +18,8 @@ pub(super) struct BioRecords {
     by_token: BTreeMap<u64, BioRecord>,
     /// A bio may be given to another group on its way.
     groups_change: bool,
+    /// Ends arrive in the order in which they are reported.
+    one_reactor: bool,
 }
 
 /// One bio under way.
@@ -24,6 +28,8 @@ pub(super) struct BioRecord {
     pub(super) bio: Bio,
     /// Where its bytes lie, in the order of its buffer.
     pub(super) blocks: Rc<[u32]>,
+    /// Which of its parts have ended, and which error came first.
+    pub(super) part_ends: PartEnds,
     pub(super) reactor: ReactorId,
     pub(super) submitted: Tick,
     /// What `Limits::check_bio` says: how a bio ends that must never be issued.
@@ -58,10 +64,11 @@ impl BioRecord {
 }
 
 impl BioRecords {
-    pub(super) fn new(groups_change: bool) -> Self {
+    pub(super) fn new(groups_change: bool, one_reactor: bool) -> Self {
         Self {
             by_token: BTreeMap::new(),
             groups_change,
+            one_reactor,
         }
     }
 
@@ -126,6 +133,12 @@ impl BioRecords {
             .map(|record| record.bio.clone())
     }
 
+    /// Returns the writes under way that carry data.
+    pub(super) fn writes(&self) -> impl Iterator<Item = &BioRecord> {
+        let records = self.by_token.values();
+        records.filter(|record| record.bio.op == Op::Write && record.verdict.is_ok())
+    }
+
     pub(super) fn clear(&mut self) {
         self.by_token.clear();
     }
@@ -161,6 +174,17 @@ impl BioRecords {
             return Err(format!(
                 "bio {token} ended with {:?}: {} of {} bytes done, errors {:#x}, expected {:?}: {ended:?}",
                 ended.status, record.done, record.bio.len, record.errors, record.verdict
+            ));
+        }
+        // The error of a flush that it depends on has no part of the bio's.
+        let first = record.part_ends.first_error();
+        if self.one_reactor
+            && !depends_on_flush(ended)
+            && let Some(first) = first.filter(|first| *first != ended.status)
+        {
+            return Err(format!(
+                "bio {token} ended with {:?}, but the first error of its parts was {first:?}",
+                ended.status
             ));
         }
         Ok(record)
@@ -202,11 +226,26 @@ impl BioRecords {
     }
 
     /// Counts a part that has left the drive, with its end or without.
-    pub(super) fn part_left(&mut self, token: u64, bytes: u64, status: Option<Status>) -> Result<(), String> {
-        let record = self.get(token)?;
+    pub(super) fn part_left(
+        &mut self,
+        piece: &Piece,
+        status: Option<Status>,
+        block: u32,
+    ) -> Result<(), String> {
+        let (record, bytes) = (self.get(piece.token)?, piece.bytes);
         record.in_flight -= bytes;
+        let status = status.filter(|status| *status != Status::Requeue);
+        if let Some(status) = status
+            && record.bio.op.has_data()
+        {
+            let blocks = |bytes: u64| (bytes / u64::from(block)) as usize;
+            let all = record.blocks.len();
+            record
+                .part_ends
+                .reported(blocks(piece.skip), blocks(bytes), all, status);
+        }
         match status {
-            None | Some(Status::Requeue) => {}
+            None => {}
             Some(Status::Ok) => record.done += bytes,
             Some(error) => record.failed(error),
         }

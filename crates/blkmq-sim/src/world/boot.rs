@@ -67,6 +67,7 @@ fn rules(setup: &Setup) -> Rules {
         hctxs: setup.hctx_count(),
         depth: setup.depth,
         shared_tags: setup.shared_tags,
+        one_reactor: setup.is_event_loop.len() == 1,
         groups_change: setup.control.groups > 0,
     }
 }

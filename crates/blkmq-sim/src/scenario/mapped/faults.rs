@@ -17,7 +17,7 @@ fn setup(rng: &mut Rng) -> Setup {
     let mut setup = super::over_drives(rng);
     setup.timeout = Nanos::from_millis(5);
     let faults = Faults {
-        requeue: Ppm::percent(rng.pick(&[0, 10])),
+        requeue: Ppm::percent(rng.pick(&[3, 10])),
         resource: Ppm::percent(rng.pick(&[0, 5])),
         device_resource: Ppm::percent(rng.pick(&[0, 10])),
         transport: Ppm::percent(rng.pick(&[0, 2, 10])),
