@@ -146,11 +146,13 @@ impl Images {
         }
     }
 
-    /// Cuts the power: what is not durable is lost.
-    pub fn power_cut(&mut self) {
+    /// Cuts the power: what is not durable is lost. Returns how many blocks that are.
+    pub fn power_cut(&mut self) -> usize {
+        let lost = self.dirty.len();
         self.live.copy_from_slice(&self.durable);
         self.dirty.clear();
         self.owed.clear();
+        lost
     }
 
     /// Returns the blocks whose durable content was written since the last call.
@@ -201,7 +203,7 @@ mod tests {
         images.write(1, 10, true);
         images.write(1, 11, false);
         images.write(2, 12, false);
-        images.power_cut();
+        assert_eq!(images.power_cut(), 2);
         assert_eq!((images.live(1), images.live(2)), (10, 0));
     }
 }

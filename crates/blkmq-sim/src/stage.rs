@@ -69,6 +69,16 @@ impl Stage {
         self.drives.iter().any(|drive| is_so(&drive.borrow()))
     }
 
+    /// Returns what a block of a drive holds after a power cut.
+    pub fn durable(&self, block: u32) -> u64 {
+        let mut drives = self.drives.iter().map(RefCell::borrow_mut);
+        let found = drives.find_map(|mut drive| {
+            let images = drive.images();
+            images.blocks().contains(&block).then(|| images.durable(block))
+        });
+        found.expect("each block lies on a drive")
+    }
+
     /// Lets another reactor run in between, if one can.
     pub fn run_meanwhile(&self) {
         let others = self.others.borrow().as_ref().and_then(Weak::upgrade);

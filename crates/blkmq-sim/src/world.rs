@@ -42,11 +42,26 @@ pub struct Summary {
     /// Times a reactor found the gate held.
     pub gate_skipped: u64,
     /// Power cuts.
-    pub power_cuts: u32,
+    pub power_cuts: PowerCuts,
     /// Time that CPUs were busy, summed up.
     pub busy: Nanos,
     /// When the first reactor's client had finished, and when the last of the others had.
     pub finished_at: [Instant; 2],
+}
+
+/// What the power cuts of a history met and left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PowerCuts {
+    /// Power cuts.
+    pub count: u32,
+    /// Those that met requests at a drive.
+    pub in_flight: u32,
+    /// Those at which a drive lost blocks that it had in its cache.
+    pub lost: u32,
+    /// Those that left one part of a bio written and another not.
+    pub torn_bios: u32,
+    /// Those that left a block of a disk, as clients see it, written in part.
+    pub torn_blocks: u32,
 }
 
 /// A fault that the oracle found.
@@ -87,7 +102,7 @@ pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
             break;
         }
         if cut.is_some() {
-            cut_power(&stage, &mut clients);
+            cut_power(&stage, &mut clients, &mut total.power_cuts);
         }
     }
     let oracle = stage.oracle.borrow();
@@ -104,7 +119,7 @@ pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
             counts: oracle.counts,
             controls: total.controls,
             gate_skipped: total.gate_skipped,
-            power_cuts: setup.power_cuts,
+            power_cuts: total.power_cuts,
             busy: total.busy,
             finished_at: total.finished_at,
         }),
@@ -115,6 +130,7 @@ pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
 struct Total {
     controls: u64,
     gate_skipped: u64,
+    power_cuts: PowerCuts,
     busy: Nanos,
     finished_at: [Instant; 2],
 }
@@ -541,12 +557,20 @@ impl std::fmt::Debug for World {
     }
 }
 
-fn cut_power(stage: &Stage, clients: &mut [Client]) {
+fn cut_power(stage: &Stage, clients: &mut [Client], cuts: &mut PowerCuts) {
     stage.note(Fact::PowerCut);
     let mut oracle = stage.oracle.borrow_mut();
+    let in_flight = oracle.in_flight();
+    let mut lost = 0;
     for drive in &stage.drives {
-        drive.borrow_mut().power_cut(&mut *oracle);
+        lost += drive.borrow_mut().power_cut(&mut *oracle);
     }
+    let torn = oracle.torn(|block| stage.durable(block));
+    cuts.count += 1;
+    cuts.in_flight += u32::from(in_flight > 0);
+    cuts.lost += u32::from(lost > 0);
+    cuts.torn_bios += u32::from(torn.bios);
+    cuts.torn_blocks += u32::from(torn.blocks);
     for drive in &stage.drives {
         oracle.power_cut(drive.borrow_mut().images());
     }

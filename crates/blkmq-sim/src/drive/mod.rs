@@ -196,7 +196,8 @@ impl Drive {
     }
 
     /// Cuts the power. Of writes in service some blocks are done; of the cache some blocks are saved; the rest is lost.
-    pub fn power_cut(&mut self, memory: &mut dyn Memory) {
+    /// Returns how many blocks of it are lost.
+    pub fn power_cut(&mut self, memory: &mut dyn Memory) -> usize {
         let serving: Vec<u64> = self.serving.iter().map(|&(_, id)| id).collect();
         for id in serving {
             let command = &self.commands[&id];
@@ -209,8 +210,8 @@ impl Drive {
         }
         let mut lot = Lot::new(Ppm::percent(50), self.physical);
         self.images.destage(&mut lot, &mut self.rng);
-        self.images.power_cut();
         self.forget_commands();
+        self.images.power_cut()
     }
 
     fn forget_commands(&mut self) {
