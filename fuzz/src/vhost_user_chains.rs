@@ -5,9 +5,8 @@ use std::sync::Arc;
 use blkmq_core::bio::Lent;
 use blkmq_export::vhost_user::chain::Chain;
 use blkmq_export::vhost_user::codec::{RegionSpec, RingAddresses};
-use blkmq_export::vhost_user::inflight::{Inflight, record_bytes};
 use blkmq_export::vhost_user::memory::{Loans, Memory};
-use blkmq_export::vhost_user::ring::Ring;
+use blkmq_export::vhost_user::virtqueue::{Layout, Virtqueue};
 
 /// Runs one input: the guest's memory from its beginning on. There are two regions, which meet; the record of what is in flight is
 /// as hostile.
@@ -24,18 +23,25 @@ pub fn run(data: &[u8]) {
         avail: USER + 0x100,
         used: USER + 0x180,
     };
-    let has_event_index = data.first().is_some_and(|byte| byte & 1 == 0);
-    let mut ring = Ring::new(&memory, SIZE, &at, has_event_index).expect("it lies in memory");
-    let record = memory.window(USER + 0x240, record_bytes(SIZE) as usize, 8);
+    let first = data.first().copied().unwrap_or(0);
+    let layout = Layout {
+        is_packed: first & 2 != 0,
+        has_event_index: first & 1 == 0,
+        size: SIZE,
+    };
+    let record = memory.window(USER + 0x240, layout.record_bytes() as usize, 8);
     let record = record.filter(|_| data.len() > 0x240);
-    ring.begin(0, record.map(|record| Inflight::new(record, SIZE)));
+    let base = if layout.is_packed { 0x8000_8000 } else { 0 };
+    let Ok(mut ring) = Virtqueue::new(&memory, layout, &at, base, record).expect("it lies in memory") else {
+        return;
+    };
     let mut loans = Loans::new(Arc::new(memory));
     let mut chain = Chain::default();
     for _ in 0..4 * SIZE {
         let Ok(Some(head)) = ring.next_head() else { break };
         assert!(head < SIZE, "head {head}");
         loans.begin();
-        if chain.follow(&ring, &loans, head).is_ok() {
+        if ring.follow(&mut chain, &loans, head).is_ok() {
             assert!(
                 chain.readable.len() + chain.writable.len() <= 2560,
                 "too many pieces"
@@ -50,7 +56,7 @@ pub fn run(data: &[u8]) {
         ring.give_back(head, 1);
         ring.publish();
     }
-    let _ = ring.ask_for_kicks();
+    ring.ask_for_kicks();
 }
 
 /// A piece lies in one of the regions.

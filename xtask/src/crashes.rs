@@ -144,7 +144,7 @@ const fn by_test(name: &'static str, what: &'static str, words: &'static str) ->
     Mutant { name, what, proof }
 }
 
-const MUTANTS: [Mutant; 8] = [
+const MUTANTS: [Mutant; 9] = [
     by_crashes("fsync", "a flush does nothing on the file"),
     by_crashes("dsync", "a forced write is an ordinary one"),
     by_crashes("preflush", "a flush is acknowledged without one"),
@@ -166,6 +166,11 @@ const MUTANTS: [Mutant; 8] = [
         "late_writes",
         "a repeated write does not wait for the end of the connection that was lost with it",
         "-p blkmq --test end_to_end late_writes",
+    ),
+    by_test(
+        "inflight",
+        "of a virtqueue's requests that were in flight at a kill, one is not submitted again",
+        "-p blkmq --test end_to_end vhost_user::a_daemon_killed",
     ),
 ];
 const NO_FUSE: &str =

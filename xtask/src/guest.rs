@@ -7,6 +7,7 @@
 mod initrd;
 mod machine;
 mod packages;
+mod virtual_disk;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use self::initrd::Initrd;
+use self::machine::Machine;
 use self::packages::Place;
 use crate::place::{cargo, find_tool};
 use crate::steps::{Steps, run_shown};
@@ -37,6 +39,14 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     let is_wanted = |name: &str| only.is_none_or(|only| only == name);
     if is_wanted(POLLED) {
         run_polled(steps, &place)?;
+    }
+    if is_wanted(VIRTUAL_DISK) {
+        let program = steps.command_under_test()?;
+        for rings in virtual_disk::RINGS {
+            steps.time(&format!("a disk of a virtual machine, {rings}"), || {
+                virtual_disk::run(&place, &program, rings)
+            })?;
+        }
     }
     let proofs = PROOFS.iter().filter(|proof| is_wanted(proof.name));
     for (number, proof) in proofs.enumerate() {
@@ -118,7 +128,7 @@ pub(crate) fn boot(program: &Path, args: &[String]) -> Result<()> {
     let script = POLLED_SCRIPT
         .replace("ARGS", &args.join(" "))
         .replace("SUCCESS", SUCCESS);
-    let said = machine::boot(&place, &initrd.pack(&script)?, POLLED_TIME_MAX)?;
+    let said = boot_plain(&place, &initrd.pack(&script)?, POLLED_TIME_MAX)?;
     ensure!(is_said(&said, SUCCESS), "the guest did not say `{SUCCESS}`");
     Ok(())
 }
@@ -175,11 +185,22 @@ fn prove(place: &Place, proof: &Proof, program: &Path) -> Result<Verdict> {
         .replace("PROOF", proof.name)
         .replace("SUCCESS", SUCCESS)
         .replace("LOSS", LOSS);
-    let said = machine::boot(place, &initrd.pack(&script)?, PROOF_TIME_MAX)?;
+    let said = boot_plain(place, &initrd.pack(&script)?, PROOF_TIME_MAX)?;
     Ok(match said {
         said if is_said(&said, SUCCESS) => Verdict::Right,
         said if is_said(&said, LOSS) => Verdict::Lost,
         _ => Verdict::Broken,
+    })
+}
+
+/// Boots a guest that needs nothing beside it.
+fn boot_plain(place: &Place, initrd: &Path, limit: Duration) -> Result<String> {
+    machine::boot(Machine {
+        place,
+        initrd,
+        limit,
+        words: &[],
+        heard: &mut |_| {},
     })
 }
 
@@ -234,8 +255,9 @@ fn built(place: &Place, mutant: Option<&str>) -> PathBuf {
 /// The chore under which cargo calls [`boot`].
 pub(crate) const BOOT: &str = "guest-boot";
 /// What `cargo xtask guest NAME` runs.
-const TESTS: [&str; 3] = [POLLED, PROOFS[0].name, PROOFS[1].name];
+const TESTS: [&str; 4] = [POLLED, VIRTUAL_DISK, PROOFS[0].name, PROOFS[1].name];
 const POLLED: &str = "polled";
+const VIRTUAL_DISK: &str = "vhost-user";
 const PROOFS: [Proof; 2] = [
     Proof {
         name: "log-writes",

@@ -172,7 +172,7 @@ cargo xtask crashes [--crashes N] [--seed N]  kill the daemon on a filesystem th
 cargo xtask crashes --mutants [NAME]        the same on builds that lose data, each of which must be caught
 cargo xtask siege [--seconds N] [--seed N] [ATTACK]  hostile clients and failing drives beside a tenant who must not notice (default 300 s)
 cargo xtask siege --mutants [NAME]          the same on builds that lack one limit each, which must be caught
-cargo xtask guest [NAME]                    in an emulated guest: polled, log-writes or flakey, or all; downloads 55 MB once
+cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, log-writes or flakey, or all; downloads 55 MB once
 cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
 cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root
 cargo xtask mutants [FILE ...]              the core's tests on builds with one small change each; FILE: merge, split ... of crates/blkmq-core/src

@@ -1,10 +1,11 @@
 //! Decides what attackers do, one kind of attack at a time, with what chance has of it. Each ends by itself at its time, and counts what
 //! it has done: an attack that did nothing proves nothing.
 //!
-//! What is wrong with messages is in `messages`, what is wrong with clients in `clients`, with drives in `drives`.
+//! What is wrong with messages is in `messages`, with clients in `clients`, with virtual machines in `guests`, with drives in `drives`.
 
 mod clients;
 mod drives;
+mod guests;
 mod messages;
 
 use std::net::SocketAddr;
@@ -38,6 +39,8 @@ pub enum Attack {
     Vanish,
     /// What is allocated of a fragmented disk, asked by the hundred.
     Status,
+    /// Virtual machines whose monitors and drivers keep to no rule.
+    Guests,
     /// Signals to the daemon, and clients that are stopped, continued and killed.
     Signals,
     /// A filesystem without room.
@@ -59,6 +62,8 @@ pub struct Site<'a> {
     pub socket: PathBuf,
     /// Where the attacked ones are.
     pub tcp: SocketAddr,
+    /// Where [`BIG`] is served to virtual machines.
+    pub vhost_user: PathBuf,
     /// The daemon.
     pub pid: Pid,
     /// The image that is cut off.
@@ -80,7 +85,7 @@ pub struct Tally {
 
 impl Attack {
     /// All there are.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Truncated,
         Self::Malformed,
         Self::Options,
@@ -89,6 +94,7 @@ impl Attack {
         Self::Crowd,
         Self::Vanish,
         Self::Status,
+        Self::Guests,
         Self::Signals,
         Self::Full,
         Self::Errors,
@@ -108,6 +114,7 @@ impl Attack {
             Self::Crowd => "crowd",
             Self::Vanish => "vanish",
             Self::Status => "status",
+            Self::Guests => "guests",
             Self::Signals => "signals",
             Self::Full => "full",
             Self::Errors => "errors",
@@ -141,6 +148,7 @@ impl Attack {
             Self::Unread => Ok(clients::unread(site, chance, end)),
             Self::Crowd => Ok(clients::crowd(site, chance, end)),
             Self::Vanish => Ok(clients::vanish(site, chance, end)),
+            Self::Guests => Ok(guests::guests(site, chance, end)),
             Self::Signals => clients::signals(site, chance, end),
             Self::Pause => clients::pause(site, chance, end),
             Self::Full => Ok(drives::full(site, chance, end)),

@@ -130,6 +130,7 @@ impl Scene {
         Site {
             socket: target.daemon.socket().to_owned(),
             tcp: self.tcp,
+            vhost_user: self.path(VHOST_USER),
             pid: target.daemon.pid(),
             cut: self.images.dir().join(CUT),
             mounts: self.mounts.as_ref(),
@@ -254,6 +255,10 @@ connections = {CONNECTIONS_MAX}
 [[export]]
 nbd = "tcp:{}"
 disks = ["{PREY}", "{BIG}", "{HOLES}"]
+
+[[export]]
+vhost-user = "unix:{}"
+disks = ["{BIG}"]
 "#,
             image(GOOD),
             DISK_BYTES / 2,
@@ -261,6 +266,7 @@ disks = ["{PREY}", "{BIG}", "{HOLES}"]
             image(HOLES),
             socket.display(),
             self.tcp,
+            self.path(VHOST_USER).display(),
         );
         let mounts = self.mounts.iter().flatten();
         for (name, mount) in [FULL, SLOW].into_iter().zip(mounts) {
@@ -328,6 +334,7 @@ const CONNECTIONS_MAX: u64 = 2000;
 const DATA_BYTES_MAX: u64 = 2 << 30;
 /// How long a daemon may take to end.
 pub const END_TIME_MAX: Duration = Duration::from_secs(20);
+const VHOST_USER: &str = "vhost.sock";
 const IN_MEMORY: &str = "/dev/shm";
 const FULL_DEVICE: &str = "/dev/full";
 const NO_DEVICE: &str = "/dev/null";

@@ -1,6 +1,7 @@
 //! Decides how a guest is booted, and what it said: emulated, since no machine of ours lends its
 //! processor to guests.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,11 +10,31 @@ use anyhow::{Context, Result};
 
 use super::packages::{EMULATOR, Place};
 
-/// Boots a guest with this file system, shows what it says, and returns it when the guest has ended.
+/// A guest that is to be booted.
+pub(super) struct Machine<'a> {
+    pub(super) place: &'a Place,
+    /// Its file system.
+    pub(super) initrd: &'a Path,
+    /// When it is ended at the latest.
+    pub(super) limit: Duration,
+    /// More words for the emulator.
+    pub(super) words: &'a [String],
+    /// Is told each line that it says, at once.
+    pub(super) heard: &'a mut dyn FnMut(&str),
+}
+
+/// Boots a guest, shows what it says, and returns it when the guest has ended.
 ///
 /// # Errors
 /// If the emulator cannot be started.
-pub(super) fn boot(place: &Place, initrd: &Path, limit: Duration) -> Result<String> {
+pub(super) fn boot(machine: Machine<'_>) -> Result<String> {
+    let Machine {
+        place,
+        initrd,
+        limit,
+        words,
+        heard,
+    } = machine;
     let kernel = place.find_file("boot", "vmlinuz-")?;
     // Nobody waits for ever for a guest that hangs.
     let mut emulator = Command::new("timeout");
@@ -32,17 +53,21 @@ pub(super) fn boot(place: &Place, initrd: &Path, limit: Duration) -> Result<Stri
         .arg("-initrd")
         .arg(initrd)
         .args(["-append", "console=ttyS0 loglevel=2 panic=-1"])
+        .args(words)
         .env("LD_LIBRARY_PATH", place.libraries())
-        .stdin(Stdio::null());
-    let output = emulator.stderr(Stdio::inherit()).output();
-    let output = output.context("starting the emulator")?;
-    let said = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    print!("{said}");
-    if !output.status.success() {
-        println!(
-            "    the guest ended with {}, {limit:?} after its start at most",
-            output.status
-        );
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut emulator = emulator.spawn().context("starting the emulator")?;
+    let mut said = String::new();
+    for line in BufReader::new(emulator.stdout.take().context("it is piped")?).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).replace('\r', "");
+        println!("{line}");
+        heard(&line);
+        said.extend([&line, "\n"]);
+    }
+    let status = emulator.wait()?;
+    if !status.success() {
+        println!("    the guest ended with {status}, {limit:?} after its start at most");
     }
     Ok(said)
 }

@@ -9,6 +9,7 @@
 //! | `memory` | how much payload all of them may hold, and who gets memory first when it is short |
 //! | `arena`, `pool`, `sys` | where memory comes from, and when it goes back to the system |
 //! | `buffers`, `payload` | what of it one connection has, and how one request lies in it |
+//! | `predecessors` | for whom a client that selects a disk has to wait |
 //! | `lookup` | in which order drives are asked what is allocated |
 //! | `log`, `peer` | what is said of clients, and what they are called |
 
@@ -24,6 +25,7 @@ mod pace;
 pub(crate) mod payload;
 pub(crate) mod peer;
 mod pool;
+pub(crate) mod predecessors;
 pub(crate) mod socket;
 pub(crate) mod sys;
 

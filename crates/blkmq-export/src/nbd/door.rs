@@ -7,10 +7,7 @@
 //! ```
 
 mod connection;
-mod departed;
-mod departures;
 mod losses;
-mod predecessors;
 mod receive;
 mod request;
 mod slots;
@@ -30,6 +27,7 @@ use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
 use crate::common::listener::Listener;
 use crate::common::log::Log;
+use crate::common::predecessors;
 use crate::common::{AddressLimits, Common, Socket};
 
 /// What the connections of all NBD addresses have in common.

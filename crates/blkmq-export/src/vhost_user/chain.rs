@@ -26,22 +26,33 @@ impl Default for Chain {
 }
 
 /// A descriptor as it was when it was read.
-struct Descriptor {
-    guest: u64,
-    bytes: u32,
-    flags: u16,
-    next: u16,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descriptor {
+    pub(super) guest: u64,
+    pub(super) bytes: u32,
+    pub(super) flags: u16,
+    /// The next one; in a packed ring the identifier of the chain.
+    pub(super) next: u16,
 }
 
 impl Descriptor {
     fn read(table: &Window, index: u16) -> Self {
-        let raw: [u8; 16] = table.load(16 * usize::from(index));
-        let raw = u128::from_le_bytes(raw);
+        let raw = u128::from_le(table.load(16 * usize::from(index)));
         Self {
             guest: raw as u64,
             bytes: (raw >> 64) as u32,
             flags: (raw >> 96) as u16,
             next: (raw >> 112) as u16,
+        }
+    }
+
+    /// Reads one of a packed ring, or of a table that one of these names.
+    pub(super) fn read_packed(table: &Window, index: u16) -> Self {
+        let read = Self::read(table, index);
+        Self {
+            flags: read.next,
+            next: read.flags,
+            ..read
         }
     }
 }
@@ -52,8 +63,7 @@ impl Chain {
     /// # Errors
     /// The rule that it breaks.
     pub fn follow(&mut self, ring: &Ring, loans: &Loans, head: u16) -> Result<(), Broken> {
-        self.readable.clear();
-        self.writable.clear();
+        self.clear();
         let (mut index, mut left) = (head, ring.size());
         loop {
             left = left.checked_sub(1).ok_or(LOOP)?;
@@ -75,13 +85,20 @@ impl Chain {
         }
     }
 
+    pub(super) fn clear(&mut self) {
+        self.readable.clear();
+        self.writable.clear();
+    }
+
+    /// Takes all of a table that a packed ring names, from its beginning to its end: nothing there but the direction of a piece means
+    /// anything (virtio 1.2, 2.8.7).
+    pub(super) fn push_table(&mut self, at: &Descriptor, loans: &Loans) -> Result<(), Broken> {
+        let (table, entries) = find_table(at, loans)?;
+        (0..entries).try_for_each(|index| self.push(&Descriptor::read_packed(&table, index as u16), loans))
+    }
+
     fn follow_table(&mut self, at: &Descriptor, loans: &Loans) -> Result<(), Broken> {
-        let entries = at.bytes / 16;
-        if !at.bytes.is_multiple_of(16) || !(1..=TABLE_MAX).contains(&entries) {
-            return Err(Broken("a table of descriptors of a length that is not allowed"));
-        }
-        let table = loans.memory().guest_window(at.guest, at.bytes as usize);
-        let table = table.ok_or(Broken("a table of descriptors outside of memory"))?;
+        let (table, entries) = find_table(at, loans)?;
         let mut index = 0;
         for _ in 0..entries {
             let descriptor = Descriptor::read(&table, index);
@@ -101,7 +118,7 @@ impl Chain {
     }
 
     #[inline]
-    fn push(&mut self, descriptor: &Descriptor, loans: &Loans) -> Result<(), Broken> {
+    pub(super) fn push(&mut self, descriptor: &Descriptor, loans: &Loans) -> Result<(), Broken> {
         let pieces = if descriptor.flags & WRITE != 0 {
             &mut self.writable
         } else if self.writable.is_empty() {
@@ -125,6 +142,17 @@ impl Chain {
             (true, false) => Err(Broken("a chain of too many pieces")),
         }
     }
+}
+
+/// Finds a table of descriptors. Returns how many there are.
+fn find_table(at: &Descriptor, loans: &Loans) -> Result<(Window, u32), Broken> {
+    let entries = at.bytes / 16;
+    if !at.bytes.is_multiple_of(16) || !(1..=TABLE_MAX).contains(&entries) {
+        return Err(Broken("a table of descriptors of a length that is not allowed"));
+    }
+    let table = loans.memory().guest_window(at.guest, at.bytes as usize);
+    let table = table.ok_or(Broken("a table of descriptors outside of memory"))?;
+    Ok((table, entries))
 }
 
 /// Takes as many bytes from the front as `out` has. Says whether there were enough.
@@ -161,14 +189,14 @@ pub(super) fn length(pieces: &[Lent]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.len())).sum()
 }
 
-const LOOP: Broken = Broken("a chain of descriptors without an end");
+pub(super) const LOOP: Broken = Broken("a chain of descriptors without an end");
 /// Entries of a table of descriptors, as drivers have them at most.
 const TABLE_MAX: u32 = 1024;
 /// Pieces of memory in one direction of a chain.
 const PIECES_MAX: usize = 1280;
-const NEXT: u16 = 1;
+pub(super) const NEXT: u16 = 1;
 const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
+pub(super) const INDIRECT: u16 = 4;
 
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,8 @@ pub(super) fn features(disk: &Disk) -> u64 {
         | INDIRECT
         | EVENT_INDEX
         | PROTOCOL_FEATURES
-        | VERSION_1;
+        | VERSION_1
+        | RING_PACKED;
     if disk.read_only {
         features |= READ_ONLY;
     }
@@ -75,6 +76,7 @@ const INDIRECT: u64 = 1 << 28;
 pub(super) const EVENT_INDEX: u64 = 1 << 29;
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
+pub(super) const RING_PACKED: u64 = 1 << 34;
 /// Where the mode of the write cache stands.
 pub(super) const WRITEBACK: usize = 32;
 /// Virtqueues of a disk.

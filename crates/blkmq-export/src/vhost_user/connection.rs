@@ -25,10 +25,11 @@ use crate::common::admission::Ticket;
 use crate::common::listener::Client;
 use crate::common::log::Log;
 use crate::common::peer::peer;
+use crate::common::predecessors::{Disks, Membership};
 
 /// One front end.
 pub(super) struct Connection {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     peer: String,
     device: Device,
     /// A message as far as it was received: the header, then the body; with its descriptors.
@@ -42,15 +43,31 @@ pub(super) struct Connection {
     is_readable: bool,
     comes_again: bool,
     ticket: Ticket,
+    /// Who has rings of which disk, and this one among them.
+    disks: Arc<Disks>,
+    place: Option<Membership>,
     log: Arc<Log>,
     handshake_deadline: Nanos,
 }
 
+/// What the connections of an address have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Shared {
+    pub(super) disks: Arc<Disks>,
+    pub(super) log: Arc<Log>,
+    pub(super) handshake_deadline: Nanos,
+}
+
 impl Connection {
-    pub(super) fn new(client: Client, disk: Disk, log: Arc<Log>, handshake_deadline: Nanos) -> Self {
+    pub(super) fn new(client: Client, disk: Disk, shared: Shared) -> Self {
+        let Shared {
+            disks,
+            log,
+            handshake_deadline,
+        } = shared;
         Self {
             peer: peer(&client.socket, client.is_tcp),
-            socket: client.socket,
+            socket: Arc::new(client.socket),
             device: Device::new(disk),
             received: Vec::with_capacity(HEADER_BYTES + BODY_BYTES_MAX),
             fds: Vec::new(),
@@ -61,6 +78,8 @@ impl Connection {
             is_readable: true,
             comes_again: false,
             ticket: client.ticket,
+            disks,
+            place: None,
             log,
             handshake_deadline,
         }
@@ -212,19 +231,20 @@ impl Connection {
         }
     }
 
-    /// Has every ring served that can be.
+    /// Has every ring served that can be, as soon as nobody writes to it any more who was there before.
     fn start_rings(&mut self, cx: &mut Cx<'_>) {
-        if self.is_closing {
+        if self.is_closing || !self.device.has_ready() || !self.may_start(cx) {
             return;
         }
         let ready = self.device.start(|| cx.waker());
-        if !ready.is_empty() && !std::mem::replace(&mut self.is_selected, true) {
-            let group = self.device.disk().group;
-            if let Err(refusal) = self.ticket.select(group) {
-                // What starts the rings is dropped, and so they end.
-                return self.close(cx, &refusal);
-            }
-            cx.clear_timer();
+        self.note_ends(cx);
+        let to_repeat: usize = ready.iter().map(|(_, start)| start.ring.to_repeat()).sum();
+        if to_repeat > 0 {
+            let what = format_args!(
+                "{}: {to_repeat} requests were in flight at a kill and are done again",
+                self.name()
+            );
+            self.log.info(cx.now(), what);
         }
         for (index, start) in ready {
             let reactor = (usize::from(cx.reactor().0) + index) % cx.reactors();
@@ -232,6 +252,37 @@ impl Connection {
                 ReactorId(reactor as u16),
                 Box::new(move || Box::new(Queue::new(start))),
             );
+        }
+    }
+
+    /// Says whether rings may be served. The first one takes a place among those who have the disk; who had it and has left, with a
+    /// record of what was in flight that is done again here, has to end before.
+    fn may_start(&mut self, cx: &mut Cx<'_>) -> bool {
+        if self.place.is_none() {
+            if let Err(refusal) = self.ticket.select(self.device.disk().group) {
+                self.close(cx, &refusal);
+                return false;
+            }
+            self.is_selected = true;
+            cx.clear_timer();
+            match self
+                .disks
+                .enter(self.device.disk().id.0, &self.socket, None, &cx.waker())
+            {
+                Ok(place) => self.place = Some(place),
+                Err(refusal) => {
+                    self.close(cx, &refusal);
+                    return false;
+                }
+            }
+        }
+        self.place.as_mut().is_some_and(|place| !place.must_wait())
+    }
+
+    fn note_ends(&mut self, cx: &mut Cx<'_>) {
+        if let Some(broken) = self.device.note_ends() {
+            let what = format_args!("{}: device needs a reset: {broken}", self.name());
+            self.log.warn(cx.now(), what);
         }
     }
 
@@ -283,14 +334,13 @@ impl Service for Connection {
     fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
-        if let Some(broken) = self.device.note_ends() {
-            let what = format_args!("{}: device needs a reset: {broken}", self.name());
-            self.log.warn(cx.now(), what);
-        }
+        self.note_ends(cx);
         if !self.is_selected && self.ticket.is_displaced() {
             self.close(cx, &"others need its place");
         }
         self.take_in(cx);
+        // Those may have ended who had to.
+        self.start_rings(cx);
     }
 
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
@@ -302,6 +352,9 @@ impl Service for Connection {
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
         if self.is_closing {
             self.device.stop(&Touched::All);
+            if let Some(place) = &self.place {
+                place.leave();
+            }
             if std::mem::take(&mut self.is_polling) {
                 cx.ring_client().push_cancel(POLL, CANCEL);
             }

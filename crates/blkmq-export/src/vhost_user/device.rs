@@ -11,12 +11,14 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::ioctl_fionbio;
 
 use super::codec::{InflightSpec, Message, RegionSpec, RingAddresses};
-use super::config_space::{self, CONFIG_WCE, EVENT_INDEX, FLUSH, PROTOCOL_FEATURES, QUEUES_MAX, WRITEBACK};
-use super::inflight::{Inflight, record_bytes};
+use super::config_space::{
+    self, CONFIG_WCE, EVENT_INDEX, FLUSH, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, WRITEBACK,
+};
 use super::memory::{Memory, MemoryError, REGIONS_MAX};
 use super::queue::{Control, Ended, Report, Start};
-use super::ring::{Broken, Ring};
+use super::ring::Broken;
 use super::sys::{Mapping, Window};
+use super::virtqueue::{Layout, Virtqueue};
 
 /// A disk as one front end has set it up.
 pub(super) struct Device {
@@ -30,13 +32,15 @@ pub(super) struct Device {
     status: u64,
     /// A rule was broken: nothing is served until a reset.
     is_broken: bool,
+    /// A rule that a ring broke before it was served.
+    unusable: Option<Broken>,
 }
 
 #[derive(Default)]
 struct RingSetup {
     size: u16,
     addresses: Option<RingAddresses>,
-    base: u16,
+    base: u32,
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     err: Option<OwnedFd>,
@@ -90,6 +94,7 @@ impl Device {
             is_writeback: true,
             status: 0,
             is_broken: false,
+            unusable: None,
         }
     }
 
@@ -134,11 +139,8 @@ impl Device {
                 continue;
             };
             ring.served = None;
-            let Ended {
-                next_avail,
-                broken: why,
-            } = ended;
-            ring.base = next_avail.unwrap_or(ring.base);
+            let Ended { base, broken: why } = ended;
+            ring.base = base.unwrap_or(ring.base);
             broken = broken.or(why);
             if why.is_some()
                 && let Some(err) = &ring.err
@@ -146,6 +148,7 @@ impl Device {
                 let _ = rustix::io::write(err, &1_u64.to_ne_bytes());
             }
         }
+        broken = broken.or(self.unusable.take());
         if broken.is_some() {
             self.is_broken = true;
             self.status |= NEEDS_RESET;
@@ -172,16 +175,31 @@ impl Device {
         ready
     }
 
+    /// Says whether there are rings to be started.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.is_broken && self.rings.iter().any(|ring| self.is_ready(ring))
+    }
+
+    fn is_ready(&self, ring: &RingSetup) -> bool {
+        let is_on = ring.enabled.unwrap_or(self.features & PROTOCOL_FEATURES == 0);
+        let is_set_up = ring.size > 0 && ring.kick.is_some() && ring.addresses.is_some();
+        is_on && is_set_up && ring.served.is_none()
+    }
+
     fn start_one(&mut self, index: usize, waker: impl Fn() -> Waker) -> Option<Start> {
-        let is_on = self.features & PROTOCOL_FEATURES == 0;
         let setup = &self.rings[index];
-        if setup.served.is_some() || !setup.enabled.unwrap_or(is_on) || setup.size == 0 {
+        if !self.is_ready(setup) {
             return None;
         }
         let (kick, at) = (setup.kick.clone()?, setup.addresses?);
-        let has_event_index = self.features & EVENT_INDEX != 0;
-        let mut ring = Ring::new(&self.memory, setup.size, &at, has_event_index)?;
-        ring.begin(setup.base, self.record(index, setup.size));
+        let layout = self.layout(setup.size);
+        let ring = match Virtqueue::new(&self.memory, layout, &at, setup.base, self.record(index, layout))? {
+            Ok(ring) => ring,
+            Err(broken) => {
+                self.unusable = Some(broken);
+                return None;
+            }
+        };
         let control = Arc::new(Control::new(&self.memory, setup.call.as_ref(), waker()));
         let start = Start {
             ring,
@@ -195,15 +213,23 @@ impl Device {
         Some(start)
     }
 
+    fn layout(&self, size: u16) -> Layout {
+        Layout {
+            is_packed: self.features & RING_PACKED != 0,
+            has_event_index: self.features & EVENT_INDEX != 0,
+            size,
+        }
+    }
+
     /// The record of what is in flight on a ring, if the front end keeps one that has room for it.
-    fn record(&self, index: usize, size: u16) -> Option<Inflight> {
+    fn record(&self, index: usize, layout: Layout) -> Option<Window> {
         let (mapping, spec) = self.inflight.as_ref()?;
-        if index >= usize::from(spec.queues) || size > spec.queue_size {
+        if index >= usize::from(spec.queues) || layout.size > spec.queue_size {
             return None;
         }
-        let bytes = record_bytes(spec.queue_size) as usize;
-        let window = Window::new(mapping, index * bytes, bytes, 8)?;
-        Some(Inflight::new(window, size))
+        let size = spec.queue_size;
+        let bytes = Layout { size, ..layout }.record_bytes() as usize;
+        Window::new(mapping, index * bytes, bytes, 8)
     }
 
     /// Does what a message asks for. The rings that it touches have ended.
@@ -219,7 +245,7 @@ impl Device {
             Message::GetStatus => return Ok(Answer::Number(self.status)),
             Message::GetConfig { offset, bytes } => return self.get_config(offset, bytes),
             Message::GetVringBase { index } => return self.end_ring(index),
-            Message::GetInflightFd(spec) => return make_record(spec),
+            Message::GetInflightFd(spec) => return make_record(spec, self.layout(spec.queue_size)),
             Message::SetInflightFd(spec) => self.set_record(spec, &fds[0])?,
             Message::SetFeatures(features) => {
                 self.features = known("features", features, config_space::features(&self.disk))?
@@ -240,7 +266,7 @@ impl Device {
                 self.ring(index)?.size = is_allowed.then_some(size as u16).ok_or(refused)?;
             }
             Message::SetVringAddr { index, addresses } => self.ring(index)?.addresses = Some(addresses),
-            Message::SetVringBase { index, base } => self.ring(index)?.base = base as u16,
+            Message::SetVringBase { index, base } => self.ring(index)?.base = base,
             Message::SetVringEnable { index, on } => self.ring(index)?.enabled = Some(on),
             Message::SetVringKick { index, .. } => {
                 let event = event(fds.pop())?.ok_or(Refusal::Event)?;
@@ -271,7 +297,7 @@ impl Device {
         let ring = self.ring(index)?;
         ring.kick = None;
         let mut state = index.to_ne_bytes().to_vec();
-        state.extend(u32::from(ring.base).to_ne_bytes());
+        state.extend(ring.base.to_ne_bytes());
         Ok(Answer::Bytes(state))
     }
 
@@ -335,7 +361,7 @@ impl Device {
     }
 
     fn set_record(&mut self, spec: InflightSpec, fd: &OwnedFd) -> Result<(), Refusal> {
-        let bytes = record_bytes(spec.queue_size) * u64::from(spec.queues);
+        let bytes = self.layout(spec.queue_size).record_bytes() * u64::from(spec.queues);
         if spec.bytes < bytes || u32::from(spec.queue_size) > RING_SIZE_MAX {
             return Err(Refusal::Value {
                 what: "bytes of the record of what is in flight",
@@ -349,14 +375,14 @@ impl Device {
 }
 
 /// Makes memory for the record of what is in flight, which the front end keeps.
-fn make_record(asked: InflightSpec) -> Result<Answer, Refusal> {
+fn make_record(asked: InflightSpec, layout: Layout) -> Result<Answer, Refusal> {
     if u32::from(asked.queue_size) > RING_SIZE_MAX || !(1..=QUEUES_MAX).contains(&asked.queues) {
         return Err(Refusal::Value {
             what: "rings of the record of what is in flight",
             value: asked.queues.into(),
         });
     }
-    let bytes = record_bytes(asked.queue_size) * u64::from(asked.queues);
+    let bytes = layout.record_bytes() * u64::from(asked.queues);
     let fd = memfd_create("blkmq-inflight", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
     ftruncate(&fd, bytes).map_err(io::Error::from)?;
     let spec = InflightSpec {

@@ -10,7 +10,7 @@ use blkmq_core::time::Nanos;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::ServiceFactory;
 
-use super::connection::Connection;
+use super::connection::{Connection, Shared};
 use crate::common::listener::Listener;
 use crate::common::log::Log;
 use crate::common::{self, AddressError, Common, OpenError, Socket};
@@ -95,11 +95,14 @@ impl Opened for OfDisk {
         let address = common.connections.add_address(what.admitted, 1);
         let log = Arc::new(Log::new("vhost-user"));
         let deadline = what.handshake_deadline.unwrap_or(HANDSHAKE_DEADLINE);
-        let deadline = Nanos(deadline.as_nanos().try_into().unwrap_or(u64::MAX));
-        let of_connections = Arc::clone(&log);
+        let shared = Shared {
+            disks: common.of_door(),
+            log: Arc::clone(&log),
+            handshake_deadline: Nanos(deadline.as_nanos().try_into().unwrap_or(u64::MAX)),
+        };
         let connect = move |client| -> ServiceFactory {
-            let (disk, log) = (disk.clone(), Arc::clone(&of_connections));
-            Box::new(move || Box::new(Connection::new(client, disk, log, deadline)))
+            let (disk, shared) = (disk.clone(), shared.clone());
+            Box::new(move || Box::new(Connection::new(client, disk, shared)))
         };
         let listener = Listener::new(self.socket, common, address, &log, Box::new(connect));
         let listener = listener.map_err(|error| ServeError(error.into()))?;

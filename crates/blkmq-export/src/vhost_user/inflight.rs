@@ -57,6 +57,9 @@ impl Inflight {
         found.sort_unstable();
         self.counter = found.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
         self.again.extend(found.iter().rev().map(|(_, head)| head));
+        if cfg!(blkmq_mutant = "inflight") {
+            self.again.pop();
+        }
         found.len() as u16
     }
 
@@ -73,6 +76,15 @@ impl Inflight {
         }
         self.order();
         self.record.store(USED_INDEX, used);
+    }
+
+    pub(super) fn to_repeat(&self) -> usize {
+        self.again.len()
+    }
+
+    /// Says whether some of its memory was taken away.
+    pub(super) fn is_lost(&self) -> bool {
+        self.record.is_lost()
     }
 
     #[inline]

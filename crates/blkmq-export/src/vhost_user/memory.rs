@@ -110,6 +110,11 @@ impl Memory {
         Window::new(&region.mapping, (guest - region.spec.guest) as usize, bytes, 1)
     }
 
+    /// Says whether some of it was taken away.
+    pub(super) fn is_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_lost())
+    }
+
     #[inline]
     fn region(&self, guest: u64) -> Option<&Region> {
         let behind = self.regions.partition_point(|region| region.spec.guest <= guest);

@@ -5,22 +5,27 @@
 //! | [`codec`] | what a message says |
 //! | `connection`, `device` | what messages make of the disk: features, memory, rings that are set up |
 //! | `queue` | the life of a virtqueue on its reactor |
-//! | [`ring`], [`chain`] | what is next in a virtqueue, and whether its descriptors keep to the rules |
+//! | [`virtqueue`], [`ring`], `packed`, [`chain`] | what is next in a virtqueue, and whether its descriptors keep to the rules |
 //! | `request` | what a chain asks of the disk |
-//! | [`inflight`] | what is done again after this process was killed |
+//! | [`inflight`], `packed_inflight` | what is done again after this process was killed |
 //! | [`memory`], [`sys`] | where the guest's memory is |
+//! | `fault` | what happens when it is taken away |
 
 pub mod chain;
 pub mod codec;
 mod config_space;
 mod connection;
 mod device;
+mod fault;
 mod front_door;
 pub mod inflight;
 pub mod memory;
+mod packed;
+mod packed_inflight;
 mod queue;
 mod request;
 pub mod ring;
 pub mod sys;
+pub mod virtqueue;
 
 pub use front_door::VhostUser;

@@ -12,9 +12,11 @@ use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service, Waker};
 
 use super::chain::Chain;
+use super::fault;
 use super::memory::{Loans, Memory};
 use super::request::{Begun, Slot};
-use super::ring::{Broken, Ring};
+use super::ring::Broken;
+use super::virtqueue::Virtqueue;
 
 /// What a connection tells a virtqueue that is served, and what it hears of it.
 pub(super) struct Control {
@@ -38,7 +40,7 @@ struct Wanted {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
     /// Where the next one goes on; none if this one never lived.
-    pub(super) next_avail: Option<u16>,
+    pub(super) base: Option<u32>,
     pub(super) broken: Option<Broken>,
 }
 
@@ -106,7 +108,7 @@ impl Control {
 
 /// What is needed to serve a virtqueue. If that never happens, its connection hears of it.
 pub(super) struct Start {
-    pub(super) ring: Ring,
+    pub(super) ring: Virtqueue,
     pub(super) disk: Disk,
     pub(super) memory: Arc<Memory>,
     /// Writes are to be durable when they end.
@@ -121,7 +123,7 @@ pub(super) struct Report(pub(super) Arc<Control>);
 impl Drop for Report {
     fn drop(&mut self) {
         self.0.end(Ended {
-            next_avail: None,
+            base: None,
             broken: None,
         });
     }
@@ -129,7 +131,7 @@ impl Drop for Report {
 
 /// A virtqueue that is served.
 pub(super) struct Queue {
-    ring: Ring,
+    ring: Virtqueue,
     disk: Disk,
     is_through: bool,
     kick: Arc<OwnedFd>,
@@ -145,6 +147,9 @@ pub(super) struct Queue {
     /// Bios that the queue had no room for.
     refused: VecDeque<Bio>,
     broken: Option<Broken>,
+    /// Losses of memory, of whomever, that it has looked at.
+    losses: Option<usize>,
+    is_lost: bool,
     is_stopping: bool,
     has_ended: bool,
     is_polling: bool,
@@ -168,6 +173,8 @@ impl Queue {
             held: None,
             refused: VecDeque::with_capacity(size),
             broken: None,
+            losses: None,
+            is_lost: false,
             is_stopping: false,
             has_ended: false,
             is_polling: false,
@@ -218,7 +225,7 @@ impl Queue {
             return Err(Broken("a chain that is in flight already"));
         }
         self.loans.begin();
-        let followed = self.chain.follow(&self.ring, &self.loans, head);
+        let followed = self.ring.follow(&mut self.chain, &self.loans, head);
         let begun = followed.and_then(|()| slot.begin(&mut self.chain, &self.disk, self.is_through));
         match begun {
             Ok(Begun::Bio(mut bio)) => {
@@ -268,10 +275,28 @@ impl Queue {
         true
     }
 
+    /// Breaks the device if its memory was taken away: what it has read since then may be zeroes.
+    fn look_for_losses(&mut self) {
+        let losses = fault::losses();
+        if self.losses == Some(losses) {
+            return;
+        }
+        self.losses = Some(losses);
+        if self.ring.is_lost() || self.loans.memory().is_lost() {
+            self.is_lost = true;
+            self.break_off(Broken("memory that was taken away"));
+        }
+    }
+
     #[cold]
     fn break_off(&mut self, broken: Broken) {
         self.broken.get_or_insert(broken);
         self.is_stopping = true;
+    }
+
+    /// Says whether chains are taken as soon as there are some; else something else has it called.
+    fn takes_more(&self) -> bool {
+        !self.is_stopping && !self.comes_again && self.held.is_none() && self.refused.is_empty()
     }
 
     fn come_again(&mut self, cx: &Cx<'_>) {
@@ -297,9 +322,8 @@ impl Queue {
         if self.is_polling {
             cx.ring_client().push_cancel(KICK, CANCEL);
         }
-        let held = u16::from(self.held.is_some());
         self.control.0.end(Ended {
-            next_avail: Some(self.ring.next_avail().wrapping_sub(held)),
+            base: Some(self.ring.base(self.held)),
             broken: self.broken,
         });
     }
@@ -362,31 +386,42 @@ impl Service for Queue {
     }
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
-        if self.ring.publish()
+        self.look_for_losses();
+        if !self.is_lost
+            && self.ring.publish()
             && let Some(call) = &self.call
         {
             // An event whose count is at its limit has been told often enough.
             let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
-        }
-        if !self.is_stopping && !self.comes_again && self.held.is_none() && self.refused.is_empty() {
-            match self.ring.ask_for_kicks() {
-                Ok(true) => self.come_again(cx),
-                Ok(false) => {}
-                Err(broken) => self.break_off(broken),
-            }
         }
         if self.is_stopping {
             self.end(cx);
         }
     }
 
+    fn is_looked_at(&self) -> bool {
+        !self.is_stopping && !self.ring.wants_kicks()
+    }
+
+    fn has_work(&self) -> bool {
+        self.takes_more() && self.ring.has_available()
+    }
+
+    fn on_work(&mut self, cx: &mut Cx<'_>) {
+        self.take(cx);
+    }
+
+    fn stop_looking(&mut self) -> bool {
+        self.takes_more() && self.ring.ask_for_kicks()
+    }
+
     fn busy(&self) -> bool {
         !self.is_stopping
     }
 
-    fn drain(&mut self, cx: &mut Cx<'_>) {
+    /// It ends with this batch at the earliest, when what was given back has been published.
+    fn drain(&mut self, _cx: &mut Cx<'_>) {
         self.is_stopping = true;
-        self.end(cx);
     }
 
     fn is_finished(&self) -> bool {

@@ -88,7 +88,7 @@ impl Ring {
         {
             return Ok(Some(head));
         }
-        match self.waiting()? {
+        match self.waiting() {
             0 => return Ok(None),
             waiting if waiting > self.size => return Err(Broken("the available index has jumped")),
             _ => {}
@@ -105,8 +105,22 @@ impl Ring {
         Ok(Some(head))
     }
 
-    fn waiting(&self) -> Result<u16, Broken> {
-        Ok(self.avail.load_index(INDEX).wrapping_sub(self.next_avail))
+    /// How many chains are done again.
+    pub(super) fn to_repeat(&self) -> usize {
+        self.inflight.as_ref().map_or(0, Inflight::to_repeat)
+    }
+
+    /// Says whether some of its memory was taken away.
+    pub(super) fn is_lost(&self) -> bool {
+        let record = self.inflight.as_ref().is_some_and(Inflight::is_lost);
+        record
+            || [&self.desc, &self.avail, &self.used]
+                .iter()
+                .any(|window| window.is_lost())
+    }
+
+    fn waiting(&self) -> u16 {
+        self.avail.load_index(INDEX).wrapping_sub(self.next_avail)
     }
 
     /// Gives a chain back, into which `written` bytes were written; the driver sees it after [`Self::publish`].
@@ -147,11 +161,19 @@ impl Ring {
         }
     }
 
-    /// Asks the driver to notify of the next chain. Says whether one is there already.
-    ///
-    /// # Errors
-    /// If the index has jumped.
-    pub fn ask_for_kicks(&mut self) -> Result<bool, Broken> {
+    /// Says whether the driver was asked to notify.
+    pub fn wants_kicks(&self) -> bool {
+        self.wants_kicks
+    }
+
+    /// Says whether there is a chain that was not taken, or an index that has jumped.
+    #[inline]
+    pub fn has_available(&self) -> bool {
+        self.waiting() > 0
+    }
+
+    /// Asks the driver to notify of the next chain. Says whether one is there already, or an index that has jumped.
+    pub fn ask_for_kicks(&mut self) -> bool {
         self.wants_kicks = true;
         if self.has_event_index {
             let event = ENTRIES + 8 * usize::from(self.size);
@@ -161,12 +183,12 @@ impl Ring {
         }
         // SeqCst: the wish before the look; the driver publishes before it looks for the wish.
         fence(Ordering::SeqCst);
-        Ok(self.waiting()? > 0)
+        self.has_available()
     }
 }
 
 /// Says whether an index on the way from `before` to `now` has passed `event` (virtio 1.2, 2.7.7.2).
-fn is_passed(event: u16, before: u16, now: u16) -> bool {
+pub(super) fn is_passed(event: u16, before: u16, now: u16) -> bool {
     now.wrapping_sub(event).wrapping_sub(1) < now.wrapping_sub(before)
 }
 

@@ -11,11 +11,15 @@ use blkmq_core::bio::Lent;
 use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
+use super::fault::Registered;
+
 /// Memory that is shared with a front end, until it is dropped.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
+    /// The file may be cut off under us.
+    registered: Option<Registered>,
 }
 
 // SAFETY: the mapping is plain memory that belongs to no thread; all access goes through raw pointers.
@@ -30,7 +34,8 @@ impl Mapping {
     /// If the range is empty, unaligned or reaches beyond the file's end, or what the system says.
     pub fn of_file(file: impl AsFd, offset: u64, bytes: u64) -> io::Result<Self> {
         let end = offset.checked_add(bytes).filter(|_| bytes > 0);
-        let size = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        let stat = fstat(&file)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
         let is_inside = end.is_some_and(|end| end <= size);
         let length = usize::try_from(bytes).ok().filter(|_| is_inside);
         let Some(length) = length else {
@@ -40,9 +45,21 @@ impl Mapping {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
         let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, offset) }?;
+        let first = start.expose_provenance();
+        // A huge page is lost as one.
+        let page = usize::try_from(stat.st_blksize).unwrap_or(0);
+        let page = if page.is_power_of_two() {
+            page.max(PAGE)
+        } else {
+            PAGE
+        };
         Ok(Self {
             start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
             bytes: length,
+            registered: Some(Registered::new(
+                first..first + length.next_multiple_of(PAGE),
+                page,
+            )),
         })
     }
 
@@ -57,12 +74,18 @@ impl Mapping {
         Ok(Self {
             start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
             bytes,
+            registered: None,
         })
     }
 
     /// Bytes of it.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Says whether the front end has taken some of it away. Look again when [`fault::losses`](super::fault::losses) has changed.
+    pub(super) fn is_lost(&self) -> bool {
+        self.registered.as_ref().is_some_and(Registered::is_lost)
     }
 
     /// The address of a range of it, if that lies inside.
@@ -83,6 +106,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // From now on the addresses may be another mapping's.
+        drop(self.registered.take());
         // SAFETY: it was mapped with this length, and whatever points into it keeps it alive.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
@@ -92,12 +117,12 @@ impl Drop for Mapping {
 #[derive(Clone, Debug)]
 pub struct Window {
     /// Holds the memory that `start` points into.
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: it is an address in memory that `_mapping` keeps alive and that belongs to no thread.
+// SAFETY: it is an address in memory that `mapping` keeps alive and that belongs to no thread.
 unsafe impl Send for Window {}
 
 impl Window {
@@ -105,7 +130,7 @@ impl Window {
     pub fn new(mapping: &Arc<Mapping>, at: usize, bytes: usize, align: usize) -> Option<Self> {
         let start = mapping.range(at, bytes)?;
         start.addr().get().is_multiple_of(align).then(|| Self {
-            _mapping: Arc::clone(mapping),
+            mapping: Arc::clone(mapping),
             start,
             bytes,
         })
@@ -114,6 +139,11 @@ impl Window {
     /// Bytes of it.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Says whether some of its mapping was taken away.
+    pub(super) fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
     }
 
     /// Writes bytes, for tests.
@@ -138,17 +168,18 @@ impl Window {
     /// Reads, once, a value that may have any bits.
     #[inline]
     pub(super) fn load<T: Plain>(&self, at: usize) -> T {
-        let place = self.at(at, size_of::<T>()).cast::<T>();
-        // SAFETY: the place lies in mapped memory, and `T` may have any bits; it is aligned or not, and so read byte by byte.
-        unsafe { ptr::read_unaligned(place.as_ptr()) }
+        let place = self.at(at, size_of::<T>()).cast::<Packed<T>>();
+        // SAFETY: the place lies in mapped memory, and `T` may have any bits; packed, it has no alignment.
+        let Packed(value) = unsafe { ptr::read_volatile(place.as_ptr()) };
+        value
     }
 
     /// Writes a value.
     #[inline]
     pub(super) fn store<T: Plain>(&self, at: usize, value: T) {
-        let place = self.at(at, size_of::<T>()).cast::<T>();
-        // SAFETY: the place lies in mapped memory that may be written.
-        unsafe { ptr::write_unaligned(place.as_ptr(), value) }
+        let place = self.at(at, size_of::<T>()).cast::<Packed<T>>();
+        // SAFETY: the place lies in mapped memory that may be written; packed, the value has no alignment.
+        unsafe { ptr::write_volatile(place.as_ptr(), Packed(value)) }
     }
 
     /// An index that both sides use.
@@ -182,7 +213,12 @@ impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for u32 {}
 impl Plain for u64 {}
-impl Plain for [u8; 16] {}
+impl Plain for u128 {}
+
+/// A value anywhere, aligned or not: so it is one access to the compiler, which it neither repeats nor leaves out.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Packed<T>(T);
 
 /// Copies from lent memory. The other side may change it meanwhile; what was copied does not change any more.
 pub(super) fn copy_from(piece: Lent, out: &mut [u8]) {
@@ -203,3 +239,6 @@ pub(super) const fn nothing() -> Lent {
     // SAFETY: no byte of it is ever read or written.
     unsafe { Lent::new(NonNull::dangling(), 0) }
 }
+
+/// Bytes of the smallest page that there is.
+const PAGE: usize = 4096;

@@ -15,6 +15,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 pub(crate) struct Client {
     stream: UnixStream,
+    features: u64,
     pub(crate) memory: OwnedFd,
     kick: OwnedFd,
 }
@@ -22,12 +23,22 @@ pub(crate) struct Client {
 impl Client {
     /// Connects and shares memory; no ring is set up yet.
     pub(crate) fn connect(path: &Path) -> Self {
+        Self::connect_with(path, FEATURES)
+    }
+
+    /// The same with features of one's own.
+    pub(crate) fn connect_with(path: &Path, features: u64) -> Self {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, MEMORY_BYTES).unwrap();
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let client = Self { stream, memory, kick };
+        let client = Self {
+            stream,
+            features,
+            memory,
+            kick,
+        };
         client.set_up();
         client
     }
@@ -44,7 +55,7 @@ impl Client {
 
     fn set_up(&self) {
         self.send(3, &[], &[]);
-        self.send(2, &words(&[FEATURES]), &[]);
+        self.send(2, &words(&[self.features]), &[]);
         self.send(16, &words(&[PROTOCOL]), &[]);
         self.share(MEMORY_BYTES);
     }
@@ -124,14 +135,19 @@ impl Client {
 
     /// Writes a request of one block at `DATA + 4096 * head` into descriptors from `head` on: three of them.
     pub(crate) fn request(&self, head: u16, kind: u32, sector: u64) {
-        let base = DATA + 4096 * u64::from(head);
-        let header = words(&[u64::from(kind), sector]);
-        self.write(base, &header);
-        self.write(base + 1024, &[0xff]);
+        let base = self.fill(head, kind, sector);
         let flags = if kind == 0 { NEXT | WRITE } else { NEXT };
         self.descriptor(head.into(), base, 16, NEXT, head + 1);
         self.descriptor(u64::from(head) + 1, base + 512, 512, flags, head + 2);
         self.descriptor(u64::from(head) + 2, base + 1024, 1, WRITE, 0);
+    }
+
+    /// Writes the header of a request there, and that it has no status. Returns where.
+    pub(crate) fn fill(&self, head: u16, kind: u32, sector: u64) -> u64 {
+        let base = DATA + 4096 * u64::from(head);
+        self.write(base, &words(&[u64::from(kind), sector]));
+        self.write(base + 1024, &[0xff]);
+        base
     }
 
     /// Makes heads available, from the first entry of the ring on.
@@ -176,7 +192,7 @@ pub(crate) const AVAIL: u64 = 0x1000;
 pub(crate) const USED: u64 = 0x2000;
 pub(crate) const DATA: u64 = 0x1_0000;
 /// VERSION_1, PROTOCOL_FEATURES, INDIRECT_DESC, FLUSH.
-const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 28 | 1 << 9;
+pub(crate) const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 28 | 1 << 9;
 /// REPLY_ACK, CONFIG, INFLIGHT_SHMFD, STATUS, RESET_DEVICE.
 const PROTOCOL: u64 = 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 16;
 pub(crate) const NEXT: u16 = 1;

@@ -93,7 +93,7 @@ impl Attached {
             }
             if !core.has_news() {
                 // Submits, too: issuing and waiting are one system call.
-                core.wait(Expected::Io, until, || false);
+                core.wait(Expected::Io, until, ());
             }
         }
     }

@@ -264,8 +264,8 @@ impl ReactorCore {
     }
 
     /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says.
-    /// `has_news` looks for what the core does not know of.
-    pub(crate) fn wait(&mut self, expected: Expected, alarm: Option<Instant>, has_news: impl Fn() -> bool) {
+    /// `others` knows of what the core does not.
+    pub(crate) fn wait(&mut self, expected: Expected, alarm: Option<Instant>, mut others: impl News) {
         let alarm = self.earliest_alarm(alarm);
         let start = self.clock.now();
         if alarm.is_some_and(|at| at <= start) {
@@ -274,7 +274,7 @@ impl ReactorCore {
         let verdict = self.verdict(expected, start);
         let spin = match verdict {
             Verdict::SleepUntil(wake) if alarm.is_none_or(|at| wake <= at) => {
-                return self.doze(wake, &has_news);
+                return self.doze(wake, &mut others);
             }
             Verdict::SleepUntil(_) => Nanos::ZERO,
             // Only running the queues shows what has ended: the next turn does.
@@ -284,12 +284,12 @@ impl ReactorCore {
         };
         if spin > Nanos::ZERO {
             self.ring.submit();
-            if self.has_news() || has_news() {
+            if self.has_news() || others.is_there() {
                 // What the submission itself has completed: it says nothing about the world.
                 return;
             }
             let end = alarm.map_or(start + spin, |at| at.min(start + spin));
-            let found = self.look(end, &has_news);
+            let found = self.look(end, &others);
             let is_alarm = alarm == Some(end);
             if expected != Expected::Nothing && (found || !is_alarm) {
                 self.policy.looked(found);
@@ -299,7 +299,7 @@ impl ReactorCore {
                 return;
             }
         }
-        self.block(alarm, &has_news);
+        self.block(alarm, &mut others);
     }
 
     /// Decides how to wait for all that is in flight.
@@ -316,9 +316,9 @@ impl ReactorCore {
     }
 
     /// Sleeps until `wake`, unless woken before.
-    fn doze(&mut self, wake: Instant, has_news: &impl Fn() -> bool) {
+    fn doze(&mut self, wake: Instant, others: &mut impl News) {
         let left = wake.since(self.clock.now());
-        self.sleep(Some(left), has_news);
+        self.sleep(Some(left), others);
         self.awoke(Some(wake), true);
     }
 
@@ -356,10 +356,10 @@ impl ReactorCore {
     }
 
     /// Looks for news until `end`. Says whether there are some.
-    fn look(&self, end: Instant, has_news: &impl Fn() -> bool) -> bool {
+    fn look(&self, end: Instant, others: &impl News) -> bool {
         loop {
             for _ in 0..LOOKS_PER_CLOCK_READ {
-                if self.has_news() || has_news() {
+                if self.has_news() || others.is_there() {
                     return true;
                 }
                 std::hint::spin_loop();
@@ -371,21 +371,21 @@ impl ReactorCore {
     }
 
     /// Blocks until something happens, or `alarm`.
-    fn block(&mut self, alarm: Option<Instant>, has_news: &impl Fn() -> bool) {
+    fn block(&mut self, alarm: Option<Instant>, others: &mut impl News) {
         let mut timeout = alarm.map(|at| at.since(self.clock.now()));
         if timeout.is_some_and(|timeout| timeout >= BEAT) && self.is_for_io() {
             // A request's time limit, say. Arming a timer for each wait would cost as much as the wait's I/O.
             self.beat();
             timeout = None;
         }
-        self.sleep(timeout, has_news);
+        self.sleep(timeout, others);
         self.awoke(alarm.filter(|_| timeout.is_some()), false);
     }
 
     /// Submits what was pushed and sleeps, in one system call, for at most `timeout`.
-    fn sleep(&mut self, timeout: Option<Nanos>, has_news: &impl Fn() -> bool) {
+    fn sleep(&mut self, timeout: Option<Nanos>, others: &mut impl News) {
         self.is_told |= self.wakeup().prepare_to_sleep();
-        if !self.runs_again && !self.has_mail() && !has_news() {
+        if !self.runs_again && !self.has_mail() && !others.before_sleep() {
             if self.is_for_io() {
                 self.ring.wait(timeout);
             } else {
@@ -426,6 +426,27 @@ impl ReactorCore {
             kicks.remove(self.id);
             self.shared.kick(kicks);
         }
+    }
+}
+
+/// What a core waits for beside what it knows of itself.
+pub(crate) trait News {
+    /// Says whether there is some. Asked again and again while the core looks.
+    fn is_there(&self) -> bool;
+
+    /// The core is about to sleep: whatever is not told through the ring or the wake-up event is to be told from here on. Says
+    /// whether there is some already.
+    fn before_sleep(&mut self) -> bool;
+}
+
+/// There is nothing beside.
+impl News for () {
+    fn is_there(&self) -> bool {
+        false
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        false
     }
 }
 

@@ -29,7 +29,8 @@ use self::core::ReactorCore;
 use self::service::{Cx, Service, ServiceFactory, ServiceState};
 use self::wait::Expected;
 use crate::disk::QueueId;
-use crate::reactor::shared::{Order, Shared};
+use crate::reactor::core::News;
+use crate::reactor::shared::{Inbox, Order, Shared};
 use crate::uring::ring::Completion;
 
 /// The loop of one thread and the services that live on it.
@@ -54,6 +55,8 @@ pub(crate) struct Reactor {
     offers: Vec<(QueueId, GroupId)>,
     /// Services that expect something soon.
     busy: u32,
+    /// Services whose shared memory is looked at.
+    looked_at: Vec<LookedAt>,
     is_draining: bool,
     is_stopped: bool,
     /// Kept for their memory.
@@ -83,6 +86,7 @@ impl Reactor {
             refused: BTreeMap::new(),
             offers: Vec::new(),
             busy: 0,
+            looked_at: Vec::new(),
             is_draining: false,
             is_stopped: false,
             ended: Vec::with_capacity(ENDED_AT_ONCE),
@@ -108,6 +112,7 @@ impl Reactor {
         self.take_orders();
         self.come_and_go();
         self.take_ring();
+        self.look_at_services();
         self.take_timers();
         self.core.run_queues();
         self.offer_room();
@@ -131,6 +136,10 @@ impl Reactor {
             || !self.leaving.is_empty()
             || self.shared.inboxes[self.id.index()].has_orders()
             || self.core.has_news()
+            || self
+                .looked_at
+                .iter()
+                .any(|looked_at| has_work(&self.slots, looked_at.index))
     }
 
     fn wait(&mut self) {
@@ -142,8 +151,12 @@ impl Reactor {
             Expected::Nothing
         };
         let alarm = self.next_timer();
-        let inbox = &self.shared.inboxes[self.id.index()];
-        self.core.wait(expected, alarm, || inbox.has_orders());
+        let news = NewsOfServices {
+            inbox: &self.shared.inboxes[self.id.index()],
+            slots: &mut self.slots,
+            looked_at: &mut self.looked_at,
+        };
+        self.core.wait(expected, alarm, news);
     }
 
     fn take_orders(&mut self) {
@@ -230,6 +243,24 @@ impl Reactor {
                 }
             });
             self.completed = completed;
+        }
+    }
+
+    /// Calls those that are looked at and have work. One that had none for many turns is asked to tell of it, so that what a turn
+    /// costs does not grow with those that are idle.
+    fn look_at_services(&mut self) {
+        let mut at = 0;
+        while let Some(looked_at) = self.looked_at.get_mut(at) {
+            let index = looked_at.index;
+            let has_work = has_work(&self.slots, index);
+            looked_at.in_vain = if has_work { 0 } else { looked_at.in_vain + 1 };
+            if has_work || (looked_at.in_vain > IN_VAIN_MAX && stop_looking(&mut self.slots, index)) {
+                self.call(index, |service, cx| service.on_work(cx));
+            } else if looked_at.in_vain > IN_VAIN_MAX {
+                self.looked_at.swap_remove(at);
+                continue;
+            }
+            at += 1;
         }
     }
 
@@ -387,6 +418,10 @@ impl Reactor {
         let is_busy = !is_over && service.busy();
         self.busy = self.busy + u32::from(is_busy) - u32::from(state.is_busy);
         state.is_busy = is_busy;
+        if !is_over && !state.is_looked_at && service.is_looked_at() {
+            state.is_looked_at = true;
+            self.looked_at.push(LookedAt { index, in_vain: 0 });
+        }
         if is_over {
             let awaited = state.awaits_room;
             self.slot_of_client[usize::from(state.ring_client.id())] = u32::MAX;
@@ -394,11 +429,64 @@ impl Reactor {
             if let Some(line) = awaited.and_then(|of| self.refused.get_mut(&of)) {
                 line.retain(|&refused| refused != index);
             }
+            self.looked_at.retain(|looked_at| looked_at.index != index);
             self.free_slots.push(index);
         }
     }
 }
 
+/// A service that publishes no news of its own: the reactor looks.
+struct LookedAt {
+    index: u32,
+    /// Turns in which it had no work, since it had some.
+    in_vain: u32,
+}
+
+fn has_work(slots: &[Option<Slot>], index: u32) -> bool {
+    slots[index as usize]
+        .as_ref()
+        .is_some_and(|slot| slot.service.has_work())
+}
+
+/// Has a service's peer tell of work. Says whether there is some already: then it is looked at as before.
+fn stop_looking(slots: &mut [Option<Slot>], index: u32) -> bool {
+    let Some(slot) = &mut slots[index as usize] else {
+        return false;
+    };
+    slot.state.is_looked_at = slot.service.stop_looking();
+    slot.state.is_looked_at
+}
+
+/// What a reactor waits for beside what its core knows of.
+struct NewsOfServices<'a> {
+    inbox: &'a Inbox,
+    slots: &'a mut [Option<Slot>],
+    looked_at: &'a mut Vec<LookedAt>,
+}
+
+impl News for NewsOfServices<'_> {
+    fn is_there(&self) -> bool {
+        let Self {
+            inbox,
+            slots,
+            looked_at,
+        } = self;
+        inbox.has_orders() || looked_at.iter().any(|looked_at| has_work(slots, looked_at.index))
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        let Self {
+            inbox,
+            slots,
+            looked_at,
+        } = self;
+        looked_at.retain(|looked_at| stop_looking(slots, looked_at.index));
+        !looked_at.is_empty() || inbox.has_orders()
+    }
+}
+
+/// Turns without work after which a service is not looked at any more.
+const IN_VAIN_MAX: u32 = 64;
 /// Rounds of delivering and issuing in one turn, where drivers complete inline: then the ring and the timers
 /// are due.
 const ROUNDS_MAX: usize = 4;

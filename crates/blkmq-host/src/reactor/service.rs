@@ -41,6 +41,25 @@ pub trait Service {
     /// has gathered.
     fn end_of_batch(&mut self, _cx: &mut Cx<'_>) {}
 
+    /// Says whether its peer publishes work in memory that both share, and has not been asked to tell of it: the reactor looks
+    /// there itself, at every turn and while it waits by looking. Asked after each batch.
+    fn is_looked_at(&self) -> bool {
+        false
+    }
+
+    /// Says whether there is work in the shared memory: a load or two, since it is asked again and again.
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    /// The reactor has found that it has work.
+    fn on_work(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// The reactor stops looking: has the peer tell of work from here on, through the ring. Says whether there is some already.
+    fn stop_looking(&mut self) -> bool {
+        false
+    }
+
     /// Says whether something is expected soon (a peer is there, I/O is under way), so that looking for it
     /// may pay.
     fn busy(&self) -> bool {
@@ -101,6 +120,8 @@ pub(crate) struct ServiceState {
     pub(crate) is_touched: bool,
     /// Counted as busy.
     pub(crate) is_busy: bool,
+    /// On the list of those that are looked at.
+    pub(crate) is_looked_at: bool,
 }
 
 impl ServiceState {
@@ -115,6 +136,7 @@ impl ServiceState {
             awaits_room: None,
             is_touched: false,
             is_busy: false,
+            is_looked_at: false,
         }
     }
 }

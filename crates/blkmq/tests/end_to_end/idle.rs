@@ -4,13 +4,17 @@ use std::time::{Duration, Instant};
 
 use crate::common::nbd::Client;
 use crate::common::{Daemon, Scratch};
+use crate::vhost_user::client::Client as Driver;
 
 #[test]
 fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
     let scratch = Scratch::new();
     let disks: Vec<String> = (0..100).map(|number| format!("name=vm{number},ram=1M")).collect();
-    let words: Vec<&str> = disks.iter().map(String::as_str).collect();
-    let daemon = Daemon::serve(&scratch, &words);
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let vhost_user = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut words = vec!["--nbd", &nbd, "--vhost-user", &vhost_user];
+    words.extend(disks.iter().flat_map(|disk| ["--disk", disk]));
+    let daemon = Daemon::start(&words);
     let socket = scratch.path("nbd.sock");
     // Some clients that are connected, have done something, and are now idle.
     let mut clients: Vec<Client> = (0..20)
@@ -18,6 +22,16 @@ fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
         .collect();
     for client in &mut clients {
         client.write(0, &[1; 4096]).expect("a write");
+    }
+    // And drivers of virtual machines, with a virtqueue each.
+    let drivers: Vec<Driver> = (0..20)
+        .map(|number| Driver::connect(&scratch.path(&format!("vm{number}.sock"))))
+        .collect();
+    for driver in &drivers {
+        driver.start();
+        driver.request(0, 0, 0);
+        driver.offer(&[0]);
+        assert_eq!(driver.used(1), [0]);
     }
     // What a burst leaves behind (polling for a while) may pass first.
     std::thread::sleep(Duration::from_secs(1));

@@ -1,37 +1,68 @@
-//! Kills the daemon under a driver's writes: whoever connects again with the record of what was in flight loses nothing, and gets
-//! nothing twice.
+//! Decides that a virtual machine keeps its data when the daemon is killed, when its monitor connects again, and when another monitor
+//! takes the memory away that it has shared.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../../../blkmq-export/tests/vhost_user/client.rs"]
-mod client;
+pub(crate) mod client;
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use self::client::{AVAIL, Client, DATA, USED, words};
+use crate::common::pattern::{self, BLOCK, SECTOR};
 use crate::common::{Daemon, Scratch};
 
-/// A driver that has up to five writes in flight, each to a block of its own, and a record of them.
+/// A driver that has up to five requests in flight, each to a block that no other one has meanwhile, and verifies what it reads.
 struct Driver {
     client: Client,
-    offered: u16,
-    seen: u16,
-    writes: u32,
-    /// By their heads: the block, and what is written there.
-    in_flight: BTreeMap<u16, (u64, u32)>,
-    /// What each block must hold.
-    expected: BTreeMap<u64, u32>,
+    ring: Ring,
+    chance: u64,
+    /// By their heads.
+    in_flight: BTreeMap<u16, Request>,
+    /// What each block holds, or will when its write has ended.
+    generations: BTreeMap<u64, u64>,
+    writes: u64,
+    reads: u64,
+}
+
+#[derive(Debug)]
+struct Request {
+    block: u64,
+    is_write: bool,
 }
 
 impl Driver {
-    /// Begins writes as long as heads are free, and takes note of those that have ended, until `end`.
-    fn write_until(&mut self, end: Instant) {
+    fn new(socket: &Path, seed: u64, ring: Ring) -> Self {
+        let packed = match ring {
+            Ring::Split { .. } => 0,
+            Ring::Packed { .. } => RING_PACKED,
+        };
+        Self {
+            client: Client::connect_with(socket, client::FEATURES | packed),
+            ring,
+            chance: seed,
+            in_flight: BTreeMap::new(),
+            generations: BTreeMap::new(),
+            writes: 0,
+            reads: 0,
+        }
+    }
+
+    /// The next number below a limit (Knuth's MMIX generator).
+    fn draw(&mut self, limit: u64) -> u64 {
+        let multiplied = self.chance.wrapping_mul(0x5851_f42d_4c95_7f2d);
+        self.chance = multiplied.wrapping_add(0x1405_7b7e_f767_814f);
+        (self.chance >> 33) % limit
+    }
+
+    /// Begins requests as long as heads are free, and takes note of those that have ended, until `end`.
+    fn load_until(&mut self, end: Instant) {
         while Instant::now() < end {
-            for head in [0, 3, 6, 9, 12] {
+            for head in HEADS {
                 if !self.in_flight.contains_key(&head) {
                     self.begin(head);
                 }
@@ -42,91 +73,307 @@ impl Driver {
     }
 
     fn begin(&mut self, head: u16) {
-        self.writes += 1;
-        let block = u64::from(head) * 100 + u64::from(self.writes % 100);
-        self.client.request(head, 1, block);
-        let content: Vec<u8> = self.writes.to_le_bytes().repeat(128);
-        self.client.write(DATA + 4096 * u64::from(head) + 512, &content);
-        self.in_flight.insert(head, (block, self.writes));
-        let place = AVAIL + 4 + 2 * u64::from(self.offered % 16);
-        self.client.write(place, &head.to_le_bytes());
-        self.offered = self.offered.wrapping_add(1);
-        self.client.write(AVAIL + 2, &self.offered.to_le_bytes());
+        let block = u64::from(head) * BLOCKS_OF_A_HEAD + self.draw(BLOCKS_OF_A_HEAD);
+        let is_write = self.draw(3) > 0;
+        let data = data_of(head);
+        let base = self
+            .client
+            .fill(head, is_write.into(), block * (BLOCK / SECTOR) as u64);
+        let generation = self.generations.entry(block).or_default();
+        if is_write {
+            *generation += 1;
+            self.client.write(data, &pattern::block(block, *generation));
+        }
+        let flags = if is_write { 0 } else { client::WRITE };
+        let chain = [
+            (base, 16, 0),
+            (data, BLOCK as u32, flags),
+            (base + 1024, 1, client::WRITE),
+        ];
+        self.in_flight.insert(head, Request { block, is_write });
+        self.ring.offer(&self.client, head, chain);
     }
 
     fn take_ended(&mut self) {
-        let used = u16::from_le_bytes(self.client.read(USED + 2));
-        while self.seen != used {
-            let place = USED + 4 + 8 * u64::from(self.seen % 16);
-            let head = u32::from_le_bytes(self.client.read(place)) as u16;
-            let (block, number) = self.in_flight.remove(&head).expect("given back once");
-            assert_eq!(self.client.status(head), 0);
-            self.expected.insert(block, number);
-            self.seen = self.seen.wrapping_add(1);
+        while let Some(head) = self.ring.take(&self.client) {
+            let request = self.in_flight.remove(&head).expect("given back once");
+            assert_eq!(self.client.status(head), 0, "{request:?}");
+            match request.is_write {
+                true => self.writes += 1,
+                false => {
+                    self.reads += 1;
+                    self.verify(request.block, &self.client.read::<BLOCK>(data_of(head)));
+                }
+            }
+        }
+    }
+
+    fn verify(&self, block: u64, found: &[u8]) {
+        for (index, sector) in (0..).zip(found.chunks(SECTOR)) {
+            let generation = pattern::generation(block, index, sector);
+            let expected = self.generations[&block];
+            assert_eq!(generation, Ok(expected), "block {block}, sector {index}");
         }
     }
 
     fn wait_for_all(&mut self) {
         let start = Instant::now();
         while !self.in_flight.is_empty() {
-            assert!(
-                start.elapsed() < Duration::from_secs(10),
-                "lost: {:?}",
-                self.in_flight
-            );
+            let in_flight = &self.in_flight;
+            assert!(start.elapsed() < Duration::from_secs(10), "lost: {in_flight:?}");
             self.take_ended();
         }
     }
 }
 
+fn data_of(head: u16) -> u64 {
+    DATA + 0x2_0000 + BLOCK as u64 * u64::from(head)
+}
+
+/// A ring of 16 descriptors as its driver has it: how many chains were offered and seen, or how many places.
+#[derive(Clone, Copy)]
+enum Ring {
+    Split { offered: u16, seen: u16 },
+    Packed { offered: u32, seen: u32 },
+}
+
+impl Ring {
+    const SPLIT: Self = Self::Split { offered: 0, seen: 0 };
+    const PACKED: Self = Self::Packed { offered: 0, seen: 0 };
+
+    /// Where a device goes on that has no record.
+    fn base(self) -> u64 {
+        match self {
+            Self::Split { seen, .. } => seen.into(),
+            Self::Packed { seen, .. } => {
+                let round = if seen / 16 % 2 == 0 { 1 << 15 } else { 0 };
+                let place = u64::from(seen % 16) | round;
+                place | place << 16
+            }
+        }
+    }
+
+    /// Offers a chain of three descriptors: address, bytes, flags.
+    fn offer(&mut self, client: &Client, head: u16, chain: [(u64, u32, u16); 3]) {
+        match self {
+            Self::Split { offered, .. } => {
+                for (index, (at, bytes, flags)) in (head..).zip(chain) {
+                    let more = if index < head + 2 { client::NEXT } else { 0 };
+                    client.descriptor(index.into(), at, bytes, flags | more, index + 1);
+                }
+                client.write(AVAIL + 4 + 2 * u64::from(*offered % 16), &head.to_le_bytes());
+                *offered = offered.wrapping_add(1);
+                client.write(AVAIL + 2, &offered.to_le_bytes());
+            }
+            Self::Packed { offered, .. } => {
+                // The first one last, and of each the flags: they show the chain.
+                for (number, (at, bytes, flags)) in [0, 1, 2].into_iter().zip(chain).rev() {
+                    let place = *offered + number;
+                    let more = if number < 2 { client::NEXT } else { 0 };
+                    let round = if place / 16 % 2 == 0 { 1 << 7 } else { 1 << 15 };
+                    let start = 16 * u64::from(place % 16);
+                    client.write(start, &words(&[at]));
+                    client.write(start + 8, &bytes.to_le_bytes());
+                    client.write(start + 12, &head.to_le_bytes());
+                    client.write(start + 14, &(flags | more | round).to_le_bytes());
+                }
+                *offered += 3;
+            }
+        }
+    }
+
+    /// The next chain that was given back.
+    fn take(&mut self, client: &Client) -> Option<u16> {
+        match self {
+            Self::Split { seen, .. } => {
+                let used = u16::from_le_bytes(client.read(USED + 2));
+                let head = client.read::<4>(USED + 4 + 8 * u64::from(*seen % 16));
+                (*seen != used).then(|| {
+                    *seen = seen.wrapping_add(1);
+                    u32::from_le_bytes(head) as u16
+                })
+            }
+            Self::Packed { offered, seen } => {
+                let at = 16 * u64::from(*seen % 16);
+                let flags = u16::from_le_bytes(client.read(at + 14)) & (1 << 7 | 1 << 15);
+                let used = if *seen / 16 % 2 == 0 { 1 << 7 | 1 << 15 } else { 0 };
+                (seen != offered && flags == used).then(|| {
+                    *seen += 3;
+                    u16::from_le_bytes(client.read(at + 12))
+                })
+            }
+        }
+    }
+}
+
 #[test]
-fn a_daemon_killed_under_writes_of_a_driver_loses_none_and_repeats_none_that_has_ended() {
+fn a_daemon_killed_under_load_of_a_driver_loses_nothing_and_repeats_nothing_that_has_ended() {
+    kill_under_load(Ring::SPLIT);
+}
+
+#[test]
+fn a_daemon_killed_under_load_of_a_driver_with_a_packed_ring_does_neither() {
+    kill_under_load(Ring::PACKED);
+}
+
+/// `BLKMQ_KILLS` says how many times, `BLKMQ_KILLS_SEED` from which seed on.
+fn kill_under_load(ring: Ring) {
+    let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().expect(name));
+    let (kills, seed): (u64, u64) = (number("BLKMQ_KILLS", 10), number("BLKMQ_KILLS_SEED", 1));
+    println!("again: BLKMQ_KILLS={kills} BLKMQ_KILLS_SEED={seed}");
     let scratch = Scratch::new();
     let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
-    let socket = scratch.word("vm.sock");
+    let socket = scratch.path("vm.sock");
     let start = || Daemon::start(&["--disk", &disk, "--vhost-user", &address]);
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&record, RECORD_BYTES).unwrap();
     let mut daemon = start();
-    let mut driver = Driver {
-        client: Client::connect(Path::new(&socket)),
-        offered: 0,
-        seen: 0,
-        writes: 0,
-        in_flight: BTreeMap::new(),
-        expected: BTreeMap::new(),
-    };
+    let mut driver = Driver::new(&socket, seed, ring);
     let mut left = 0;
-    for round in 0..ROUNDS {
-        let mut spec = words(&[RECORD_BYTES, 0]);
-        spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
-        driver.client.send(32, &spec, &[record.as_fd()]);
-        driver.client.start_at(driver.seen.into());
-        driver.write_until(Instant::now() + Duration::from_millis(20 + 7 * round));
+    for _ in 0..kills {
+        send_record(&driver.client, &record);
+        driver.client.start_at(driver.ring.base());
+        let time = Duration::from_micros(1_000 + driver.draw(50_000));
+        driver.load_until(Instant::now() + time);
         daemon.kill();
         driver.take_ended();
         left += driver.in_flight.len();
         daemon = start();
-        driver.client.connect_again(Path::new(&socket));
+        driver.client.connect_again(&socket);
     }
-    assert!(left > 0, "no kill met a write in flight");
-    let mut spec = words(&[RECORD_BYTES, 0]);
-    spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
-    driver.client.send(32, &spec, &[record.as_fd()]);
-    driver.client.start_at(driver.seen.into());
+    send_record(&driver.client, &record);
+    driver.client.start_at(driver.ring.base());
     driver.client.kick();
     driver.wait_for_all();
     daemon.stop();
     let image = std::fs::read(scratch.word("vm.raw")).unwrap();
-    for (block, number) in driver.expected {
-        let at = 512 * block as usize;
-        assert!(
-            image[at..at + 512] == number.to_le_bytes().repeat(128),
-            "block {block}"
-        );
+    for block in driver.generations.keys() {
+        let at = BLOCK * *block as usize;
+        driver.verify(*block, &image[at..at + BLOCK]);
     }
+    let (writes, reads) = (driver.writes, driver.reads);
+    println!("{kills} kills, {left} requests in flight at them, {writes} writes, {reads} reads");
+    assert!(left > 0, "no kill met a request in flight");
 }
 
-const ROUNDS: u64 = 10;
-const RECORD_BYTES: u64 = 16 + 16 * 16 + 48;
+#[test]
+fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
+    let scratch = Scratch::new();
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut words = vec!["--disk", "name=vm,ram=1M,block_size=512,group=/vm"];
+    words.extend(["--group", "/vm,iops=20", "--vhost-user", &address]);
+    let mut daemon = Daemon::start(&words);
+    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&record, RECORD_BYTES).unwrap();
+    let mut client = Client::connect(&scratch.path("vm.sock"));
+    send_record(&client, &record);
+    client.start();
+    for head in [0, 3, 6, 9, 12] {
+        client.request(head, 1, head.into());
+    }
+    client.offer(&[0, 3, 6, 9, 12]);
+    // The cap lets one pass at once, and the others one after the other.
+    client.used(1);
+    for _ in 0..2 {
+        client.connect_again(&scratch.path("vm.sock"));
+        send_record(&client, &record);
+        client.start_at(0);
+        assert_eq!(client.ask(GET_STATUS, &[]), 0);
+    }
+    // As long as three times all of them take.
+    let (start, mut used) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_millis(750) {
+        let now = u16::from_le_bytes(client.read(USED + 2));
+        assert!(now >= used, "given back {used} chains, and then {now}");
+        used = now;
+    }
+    let mut heads = client.used(5);
+    heads.sort_unstable();
+    assert_eq!(heads, [0, 3, 6, 9, 12], "each is given back once");
+    assert!(daemon.is_running());
+    drop(client);
+    daemon.stop();
+}
+
+fn send_record(client: &Client, record: &OwnedFd) {
+    let mut spec = words(&[RECORD_BYTES, 0]);
+    spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
+    client.send(32, &spec, &[record.as_fd()]);
+}
+
+#[test]
+fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
+    let scratch = Scratch::new();
+    let ram = "name=ram,ram=1M,block_size=512";
+    let file = format!(
+        "name=file,file={},size=1M,block_size=512",
+        scratch.word("file.raw")
+    );
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut daemon = Daemon::start(&["--disk", ram, "--disk", &file, "--vhost-user", &address]);
+    let good = Client::connect(&scratch.path("ram.sock"));
+    good.start();
+    // All of it: the ring is gone. Or the data of a write alone, which is copied to memory, and read by the kernel for a file.
+    for (disk, left, ends_with) in [
+        ("ram", 0, None),
+        ("file", 0, None),
+        ("ram", DATA + 4096, None),
+        ("file", DATA + 4096, Some(IO_ERROR)),
+    ] {
+        let what = format!("{disk}, {left} bytes left");
+        let mut bad = Client::connect(&scratch.path(&format!("{disk}.sock")));
+        bad.start();
+        // Answered when all before is done.
+        assert_eq!(bad.ask(GET_STATUS, &[]), 0);
+        bad.request(0, 1, 0);
+        bad.descriptor(1, DATA + 8192, 512, client::NEXT, 2);
+        bad.write(AVAIL + 2, &1_u16.to_le_bytes());
+        ftruncate(&bad.memory, left).unwrap();
+        bad.kick();
+        let start = Instant::now();
+        loop {
+            assert!(daemon.is_running(), "the daemon died: {what}");
+            assert!(
+                start.elapsed() < Duration::from_secs(10),
+                "goes unnoticed: {what}"
+            );
+            match ends_with {
+                Some(status) if bad.status(0) == status => break,
+                None if bad.ask(GET_STATUS, &[]) & NEEDS_RESET != 0 => break,
+                _ => {}
+            }
+        }
+        assert_eq!(
+            bad.ask(GET_STATUS, &[]) & NEEDS_RESET == 0,
+            ends_with.is_some(),
+            "{what}"
+        );
+        // With memory that is there it is served again.
+        ftruncate(&bad.memory, client::MEMORY_BYTES).unwrap();
+        bad.send(RESET_DEVICE, &[], &[]);
+        bad.share(client::MEMORY_BYTES);
+        bad.write(0, &[0; DATA as usize]);
+        bad.request(0, 0, 0);
+        bad.start();
+        bad.offer(&[0]);
+        assert_eq!((bad.used(1), bad.status(0)), (vec![0], 0), "{what}");
+    }
+    good.request(0, 0, 0);
+    good.offer(&[0]);
+    assert_eq!((good.used(1), good.status(0)), (vec![0], 0));
+    drop(good);
+    daemon.stop();
+}
+
+const GET_STATUS: u32 = 40;
+const RESET_DEVICE: u32 = 34;
+const NEEDS_RESET: u64 = 0x40;
+const IO_ERROR: u8 = 1;
+/// Three descriptors each.
+const HEADS: [u16; 5] = [0, 3, 6, 9, 12];
+/// Few, so that each is soon written again.
+const BLOCKS_OF_A_HEAD: u64 = 4;
+/// Enough for both kinds of rings.
+const RECORD_BYTES: u64 = 32 + 32 * 16 + 32;
+const RING_PACKED: u64 = 1 << 34;

@@ -24,7 +24,6 @@ use rustix::net::sockopt;
 
 use super::Door;
 use super::losses::Heard;
-use super::predecessors::{Fenced, Membership};
 use super::receive::Receive;
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
@@ -33,6 +32,7 @@ use crate::common::listener::Client;
 use crate::common::log::Log;
 use crate::common::lookup::Asker;
 use crate::common::peer::{peer, watch_for_a_silent_end};
+use crate::common::predecessors::{Fenced, Membership};
 use crate::nbd::session::{Request, Session};
 
 /// One client.

@@ -6,8 +6,8 @@ use std::io;
 use blkmq_core::time::Instant;
 use blkmq_host::service::Cx;
 
-use super::super::predecessors::Membership;
 use super::{CANCEL, Closing, Connection, POLL_IN, POLL_OUT};
+use crate::common::predecessors::Membership;
 
 impl Connection {
     /// The client has given the connection up: what it had on its way, it may have done over another one meanwhile, and

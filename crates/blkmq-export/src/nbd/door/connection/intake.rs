@@ -14,6 +14,7 @@ use super::super::slots::Slots;
 use super::{AGAIN, Closing, Connection};
 use crate::common::lookup::Asker;
 use crate::common::memory::Account;
+use crate::common::predecessors::SessionName;
 use crate::nbd::session::Event;
 
 impl Connection {
@@ -104,7 +105,11 @@ impl Connection {
         self.heard = Heard::new(&disk);
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
         let disks = &self.door.shared.disks;
-        let entered = disks.enter(index as u32, &self.socket, self.session.name(), &cx.waker());
+        let name = self.session.name().map(|name| SessionName {
+            client: name.client,
+            number: name.number,
+        });
+        let entered = disks.enter(index as u32, &self.socket, name, &cx.waker());
         let mut place = match entered {
             Ok(place) => place,
             Err(refusal) => {

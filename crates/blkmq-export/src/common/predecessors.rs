@@ -10,6 +10,9 @@
 //! it: *fence* it. That connection is ended at once, and the client hears when all that it began has ended. Only who knows the
 //! client's name, a random number of 128 bits, can do so, over a connection to the same disk.
 
+mod departed;
+mod departures;
+
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,14 +21,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 
 use blkmq_host::service::Waker;
-use blkmq_nbd::codec::handshake::SessionName;
 
-use super::departed::{Departed, Wait};
-use super::departures::Departures;
+use self::departed::{Departed, Wait};
+use self::departures::Departures;
+
+/// What a client calls a session: the client's own name, and a number that it uses once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SessionName {
+    pub(crate) client: u128,
+    pub(crate) number: u64,
+}
 
 /// The connections that have selected a disk, by the disk's place in the engine's table.
 #[derive(Debug, Default)]
-pub(super) struct Disks {
+pub(crate) struct Disks {
     connections: Mutex<BTreeMap<u32, OfDisk>>,
     next: AtomicU64,
 }
@@ -58,7 +67,7 @@ struct Waiter {
 
 /// Why a connection gets no place.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     /// Another session has its name.
     NameTaken,
     /// The system cannot tell of the end of one more.
@@ -67,7 +76,7 @@ pub(super) enum Refusal {
 
 /// One connection, as others see it.
 #[derive(Debug)]
-pub(super) struct SessionState {
+pub(crate) struct SessionState {
     socket: Arc<OwnedFd>,
     name: Option<SessionName>,
     waker: Waker,
@@ -85,11 +94,11 @@ struct End {
 
 /// A session that was fenced, for the connection of a number that waits for its end.
 #[derive(Debug)]
-pub(super) struct Fenced(Arc<SessionState>, u64);
+pub(crate) struct Fenced(Arc<SessionState>, u64);
 
 /// A connection's place among those of its disk, until all that it began has ended.
 #[derive(Debug)]
-pub(super) struct Membership {
+pub(crate) struct Membership {
     disks: Arc<Disks>,
     disk: u32,
     number: u64,
@@ -104,7 +113,7 @@ impl Disks {
     ///
     /// # Errors
     /// If another connection has that name, or the system has no room for one more.
-    pub(super) fn enter(
+    pub(crate) fn enter(
         self: &Arc<Self>,
         disk: u32,
         socket: &Arc<OwnedFd>,
@@ -151,7 +160,7 @@ impl Disks {
 
 impl Membership {
     /// Says whether some have to end first.
-    pub(super) fn must_wait(&mut self) -> bool {
+    pub(crate) fn must_wait(&mut self) -> bool {
         // Acquire: pairs with the Release where the last of those has ended.
         self.wait
             .take_if(|(_, waiter)| waiter.may_go_on.load(Ordering::Acquire));
@@ -159,7 +168,7 @@ impl Membership {
     }
 
     /// Nobody is waited for.
-    pub(super) fn wait_for_nobody(&mut self) {
+    pub(crate) fn wait_for_nobody(&mut self) {
         if self.must_wait()
             && let Some((wait, _)) = self.wait.take()
             && let Some(of_disk) = self.disks.lock().get_mut(&self.disk)
@@ -169,7 +178,7 @@ impl Membership {
     }
 
     /// The client has given up its session of this number. Says which connection has to end for that, if there still is one.
-    pub(super) fn fence(&self, number: u64) -> Option<Fenced> {
+    pub(crate) fn fence(&self, number: u64) -> Option<Fenced> {
         let client = self.life.name?.client;
         let other = {
             let connections = self.disks.lock();
@@ -185,13 +194,13 @@ impl Membership {
     }
 
     /// Says whether the client has given this connection up, and said so over another one.
-    pub(super) fn is_fenced(&self) -> bool {
+    pub(crate) fn is_fenced(&self) -> bool {
         // Acquire: pairs with the Release in `fence`.
         self.life.is_fenced.load(Ordering::Acquire)
     }
 
     /// The connection takes nothing more: those who come have to wait for what it has begun.
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         if let Some(of_disk) = self.disks.lock().get_mut(&self.disk) {
             of_disk.leave(self.number);
         }
@@ -303,7 +312,7 @@ impl Drop for Membership {
 
 impl Fenced {
     /// Says whether all that it began has ended.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.0.lock().has_come
     }
 }

@@ -1,0 +1,352 @@
+//! Decides what is next in a packed virtqueue, and when the other side is told. The layouts are those of virtio 1.2, section 2.8.
+//! A chain lies in consecutive places, which are read when it is taken, each once: what is given back overwrites them.
+//! `packed_inflight` remembers what was taken; [`super::ring`] is the split kind.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::chain::{Chain, Descriptor, INDIRECT, LOOP, NEXT};
+use super::codec::RingAddresses;
+use super::memory::{Loans, Memory};
+use super::packed_inflight::PackedInflight;
+use super::ring::{Broken, is_passed};
+use super::sys::Window;
+
+/// A packed virtqueue that is served.
+#[derive(Debug)]
+pub struct PackedRing {
+    size: u16,
+    desc: Window,
+    /// What the driver says of calls, and the device of notifications.
+    driver: Window,
+    device: Window,
+    has_event_index: bool,
+    /// The place that is looked at next, and the one that is given back next.
+    avail: Place,
+    used: Place,
+    /// The chain that was taken last.
+    chain: Vec<Descriptor>,
+    /// By the identifier of a chain: how many places it has, 0 if it is not in flight.
+    taken: Vec<u16>,
+    /// Places of all chains in flight.
+    places: u16,
+    /// What is given back with the next batch: identifiers, and bytes written.
+    batch: Vec<(u16, u32)>,
+    inflight: Option<PackedInflight>,
+    wants_kicks: bool,
+}
+
+/// A place in the ring, and in which of two rounds that alternate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) index: u16,
+    pub(super) wrap: bool,
+}
+
+impl Place {
+    /// As a base of a ring has it, and the suppression of events.
+    fn from_bits(bits: u16) -> Self {
+        Self {
+            index: bits & !WRAP,
+            wrap: bits & WRAP != 0,
+        }
+    }
+
+    fn to_bits(self) -> u16 {
+        self.index | if self.wrap { WRAP } else { 0 }
+    }
+
+    /// So many places on, at most a whole round.
+    pub(super) fn plus(self, places: u16, size: u16) -> Self {
+        let index = self.index + places;
+        match index >= size {
+            true => Self {
+                index: index - size,
+                wrap: !self.wrap,
+            },
+            false => Self { index, ..self },
+        }
+    }
+
+    fn minus(self, places: u16, size: u16) -> Self {
+        match self.index.checked_sub(places) {
+            Some(index) => Self { index, ..self },
+            None => Self {
+                index: self.index + size - places,
+                wrap: !self.wrap,
+            },
+        }
+    }
+
+    /// Says whether flags are those of a descriptor that the driver has made available in this round.
+    pub(super) fn is_available(self, flags: u16) -> bool {
+        (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) != self.wrap
+    }
+}
+
+impl PackedRing {
+    /// Finds the ring in the memory of the front end, if all of it is there and aligned. It begins where a former device has ended:
+    /// at `base`, or where the record of what is in flight says.
+    ///
+    /// # Errors
+    /// If that record is not one of such a ring.
+    pub fn new(
+        memory: &Memory,
+        size: u16,
+        at: &RingAddresses,
+        has_event_index: bool,
+        (base, inflight): (u32, Option<Window>),
+    ) -> Option<Result<Self, Broken>> {
+        let entries = usize::from(size);
+        let (avail, used) = (
+            Place::from_bits(base as u16),
+            Place::from_bits((base >> 16) as u16),
+        );
+        let mut ring = Self {
+            size,
+            desc: memory.window(at.desc, 16 * entries, 16)?,
+            driver: memory.window(at.avail, 4, 4)?,
+            device: memory.window(at.used, 4, 4)?,
+            has_event_index,
+            avail,
+            used,
+            chain: Vec::with_capacity(entries),
+            taken: vec![0; entries],
+            places: 0,
+            batch: Vec::with_capacity(entries),
+            inflight: None,
+            // A driver notifies until it is told not to.
+            wants_kicks: true,
+        };
+        Some(ring.begin(inflight).map(|()| ring))
+    }
+
+    fn begin(&mut self, record: Option<Window>) -> Result<(), Broken> {
+        if let Some(record) = record {
+            let mut inflight = PackedInflight::new(record, self.size);
+            let flags = |place: Place| self.desc.load_index(FLAGS + 16 * usize::from(place.index));
+            let (used, places) = inflight.recover(self.used, flags)?;
+            self.used = used;
+            self.avail = used.plus(places, self.size);
+            self.inflight = Some(inflight);
+        }
+        let is_inside = |place: Place| place.index < self.size;
+        let is_whole = is_inside(self.avail) && is_inside(self.used);
+        is_whole.then_some(()).ok_or(Broken("a base beyond the ring"))
+    }
+
+    pub(super) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Takes the next chain, which `follow` then reads. Returns its identifier.
+    ///
+    /// # Errors
+    /// If it is no chain, or has an identifier that is in flight or beyond the ring.
+    #[inline]
+    pub fn next_head(&mut self) -> Result<Option<u16>, Broken> {
+        if let Some(inflight) = &mut self.inflight
+            && inflight.next_to_repeat(&mut self.chain)
+        {
+            return self.note_taken().map(Some);
+        }
+        let at = 16 * usize::from(self.avail.index);
+        // Acquire: the driver writes these flags behind everything else of the chain.
+        let flags = self.desc.load_index(at + FLAGS);
+        if !self.avail.is_available(flags) {
+            return Ok(None);
+        }
+        let first = Descriptor {
+            guest: u64::from_le(self.desc.load(at)),
+            bytes: u32::from_le(self.desc.load(at + 8)),
+            flags,
+            next: u16::from_le(self.desc.load(at + 12)),
+        };
+        let next = self.read_chain(first)?;
+        let id = self.note_taken()?;
+        self.avail = next;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.take(id, &self.chain);
+        }
+        Ok(Some(id))
+    }
+
+    /// Reads a chain from its first descriptor on. Returns the place behind it.
+    #[inline]
+    fn read_chain(&mut self, first: Descriptor) -> Result<Place, Broken> {
+        self.chain.clear();
+        let (mut descriptor, mut place) = (first, self.avail);
+        loop {
+            if self.chain.len() >= usize::from(self.size - self.places) {
+                return Err(LOOP);
+            }
+            self.chain.push(descriptor);
+            place = place.plus(1, self.size);
+            if descriptor.flags & NEXT == 0 {
+                return Ok(place);
+            }
+            descriptor = Descriptor::read_packed(&self.desc, place.index);
+            if !place.is_available(descriptor.flags) {
+                return Err(Broken("a chain that goes on with what is not available"));
+            }
+        }
+    }
+
+    fn note_taken(&mut self) -> Result<u16, Broken> {
+        let places = self.chain.len() as u16;
+        let id = self.chain.last().map_or(u16::MAX, |last| last.next);
+        let taken = self.taken.get_mut(usize::from(id));
+        let taken = taken.ok_or(Broken("an identifier beyond the ring"))?;
+        if std::mem::replace(taken, places) > 0 {
+            return Err(Broken("a chain that is in flight already"));
+        }
+        self.places += places;
+        Ok(id)
+    }
+
+    /// Finds the memory of the chain that was taken last.
+    ///
+    /// # Errors
+    /// The rule that it breaks.
+    #[inline]
+    pub fn follow(&self, chain: &mut Chain, loans: &Loans) -> Result<(), Broken> {
+        chain.clear();
+        for descriptor in &self.chain {
+            if descriptor.flags & INDIRECT == 0 {
+                chain.push(descriptor, loans)?;
+            } else if descriptor.flags & NEXT == 0 {
+                chain.push_table(descriptor, loans)?;
+            } else {
+                return Err(Broken("a table of descriptors that goes on elsewhere"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a chain back, into which `written` bytes were written; the driver sees it after [`Self::publish`].
+    #[inline]
+    pub fn give_back(&mut self, id: u16, written: u32) {
+        self.batch.push((id, written));
+    }
+
+    /// Shows the driver what was given back: the first one last, so that it sees all or nothing. Says whether it wants to be called.
+    pub fn publish(&mut self) -> bool {
+        if self.batch.is_empty() {
+            return false;
+        }
+        let (start, mut place) = (self.used, self.used);
+        let places: u16 = self
+            .batch
+            .iter()
+            .map(|(id, _)| self.taken[usize::from(*id)])
+            .sum();
+        if let Some(inflight) = &mut self.inflight {
+            inflight.end(&self.batch, start.plus(places, self.size));
+        }
+        for (number, (id, written)) in self.batch.iter().enumerate() {
+            let at = 16 * usize::from(place.index);
+            self.desc.store(at + 8, written.to_le());
+            self.desc.store(at + 12, id.to_le());
+            if number > 0 {
+                self.desc.store_index(at + FLAGS, flags_of_used(place));
+            }
+            place = place.plus(std::mem::take(&mut self.taken[usize::from(*id)]), self.size);
+        }
+        let at = 16 * usize::from(start.index);
+        self.desc.store_index(at + FLAGS, flags_of_used(start));
+        self.used = place;
+        self.places -= places;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.publish();
+        }
+        self.batch.clear();
+        // SeqCst: the flags before what the driver says of calls; it does the same the other way round.
+        fence(Ordering::SeqCst);
+        self.is_called(places)
+    }
+
+    /// Says whether the driver wants to be called after so many places.
+    fn is_called(&self, places: u16) -> bool {
+        match self.driver.load_index(EVENT_FLAGS) & EVENT_MASK {
+            EVENT_OFF => false,
+            EVENT_AT if self.has_event_index => {
+                let event = Place::from_bits(self.driver.load_index(EVENT_PLACE));
+                let is_this_round = event.wrap == self.used.wrap;
+                let before = if is_this_round { 0 } else { self.size };
+                let now = self.used.index;
+                is_passed(event.index.wrapping_sub(before), now.wrapping_sub(places), now)
+            }
+            _ => true,
+        }
+    }
+
+    /// Asks the driver not to notify.
+    pub fn refuse_kicks(&mut self) {
+        if std::mem::replace(&mut self.wants_kicks, false) {
+            self.device.store_index(EVENT_FLAGS, EVENT_OFF);
+        }
+    }
+
+    /// Asks the driver to notify of the next chain. Says whether one is there already.
+    pub fn ask_for_kicks(&mut self) -> bool {
+        self.wants_kicks = true;
+        let flags = match self.has_event_index {
+            true => EVENT_AT,
+            false => EVENT_ON,
+        };
+        self.device.store_index(EVENT_PLACE, self.avail.to_bits());
+        self.device.store_index(EVENT_FLAGS, flags);
+        // SeqCst: the wish before the look; the driver publishes before it looks for the wish.
+        fence(Ordering::SeqCst);
+        self.has_available()
+    }
+
+    /// Says whether the driver was asked to notify.
+    pub fn wants_kicks(&self) -> bool {
+        self.wants_kicks
+    }
+
+    /// Says whether there is a chain that was not taken.
+    #[inline]
+    pub fn has_available(&self) -> bool {
+        let flags = self.desc.load_index(FLAGS + 16 * usize::from(self.avail.index));
+        self.avail.is_available(flags)
+    }
+
+    /// Where the next device goes on: this one has taken a chain, perhaps, that it gives up.
+    pub fn base(&self, given_up: Option<u16>) -> u32 {
+        let places = given_up.map_or(0, |id| self.taken[usize::from(id)]);
+        let avail = self.avail.minus(places, self.size);
+        u32::from(avail.to_bits()) | u32::from(self.used.to_bits()) << 16
+    }
+
+    /// How many chains are done again.
+    pub(super) fn to_repeat(&self) -> usize {
+        self.inflight.as_ref().map_or(0, PackedInflight::to_repeat)
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        let record = self.inflight.as_ref().is_some_and(PackedInflight::is_lost);
+        let windows = [&self.desc, &self.driver, &self.device];
+        record || windows.iter().any(|window| window.is_lost())
+    }
+}
+
+fn flags_of_used(place: Place) -> u16 {
+    if place.wrap { AVAIL | USED } else { 0 }
+}
+
+/// Where the flags of a descriptor stand.
+const FLAGS: usize = 14;
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+const WRAP: u16 = 1 << 15;
+/// Where the suppression of events has its place and its flags, and what these are.
+const EVENT_PLACE: usize = 0;
+const EVENT_FLAGS: usize = 2;
+const EVENT_MASK: u16 = 3;
+const EVENT_ON: u16 = 0;
+const EVENT_OFF: u16 = 1;
+const EVENT_AT: u16 = 2;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! Decides what is wrong with virtual machines: messages of their monitors that make no sense, rings and descriptors of any content,
+//! which change while they are served, memory that is taken away, notifications without end.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use blkmq_forget::chance::Chance;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{pwrite, write};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::{Site, Tally, pick};
+
+/// Attaches again and again to the large disk, and does one wrong thing after the other.
+pub(super) fn guests(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
+    let mut tally = Tally::default();
+    while Instant::now() < end {
+        match Guest::attach(&site.vhost_user, chance).and_then(|guest| guest.attack(chance)) {
+            Ok(done) => tally.done += done,
+            Err(_) => tally.failed += 1,
+        }
+        sleep(Duration::from_micros(chance.below(2000)));
+    }
+    tally
+}
+
+/// A monitor and its guest: one ring in a file of shared memory.
+struct Guest {
+    stream: UnixStream,
+    memory: OwnedFd,
+    kick: OwnedFd,
+}
+
+impl Guest {
+    /// Connects, shares the memory, and has the ring served, split or packed.
+    fn attach(socket: &Path, chance: &mut Chance) -> Result<Self> {
+        let memory = memfd_create("guest", MemfdFlags::CLOEXEC)?;
+        ftruncate(&memory, MEMORY_BYTES)?;
+        let guest = Self {
+            stream: UnixStream::connect(socket)?,
+            memory,
+            kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        };
+        guest.stream.set_write_timeout(Some(PATIENCE))?;
+        let features = pick(chance, &[FEATURES, FEATURES | 1 << 34]);
+        guest.send(3, &[], &[])?;
+        guest.send(2, &[features], &[])?;
+        guest.send(16, &[PROTOCOL], &[])?;
+        guest.send(5, &[1, 0, MEMORY_BYTES, USER, 0], &[guest.memory.as_fd()])?;
+        guest.scribble(chance, 0..USED + 0x1000)?;
+        guest.send(8, &[RING << 32], &[])?;
+        guest.send(10, &[0], &[])?;
+        guest.send(9, &[0, USER, USER + USED, USER + AVAIL, 0], &[])?;
+        guest.send(12, &[0], &[guest.kick.as_fd()])?;
+        guest.send(18, &[1 << 32], &[])?;
+        Ok(guest)
+    }
+
+    /// Some wrong things; the last one is to go. Returns how many there were.
+    fn attack(self, chance: &mut Chance) -> Result<u64> {
+        let count = 1 + chance.below(20);
+        for _ in 0..count {
+            match chance.below(6) {
+                0 => self.scribble(chance, 0..USED + 0x1000)?,
+                1 => self.offer(chance)?,
+                2 => (0..1000).for_each(|_| self.notify()),
+                3 => ftruncate(&self.memory, chance.below(MEMORY_BYTES))?,
+                4 => {
+                    let words: Vec<u64> = (0..chance.below(40)).map(|_| chance.below(u64::MAX)).collect();
+                    self.send(chance.below(50) as u32, &words, &[])?;
+                }
+                _ => self.send(
+                    5,
+                    &[1, chance.below(1 << 40), MEMORY_BYTES, USER, 0],
+                    &[self.memory.as_fd()],
+                )?,
+            }
+            self.notify();
+        }
+        Ok(count)
+    }
+
+    /// Reads and writes that are right but for one thing, at the places of all entries.
+    fn offer(&self, chance: &mut Chance) -> Result<()> {
+        let wrong = chance.below(RING);
+        for index in 0..RING {
+            let bytes = if index == wrong {
+                chance.below(u64::MAX)
+            } else {
+                512
+            };
+            let flags = if index % 3 == 2 {
+                2
+            } else {
+                1 | (2 * chance.below(2))
+            };
+            let word = (bytes & 0xffff_ffff) | (flags << 32) | (((index + 1) % RING) << 48);
+            self.put(16 * index, &[DATA + 4096 * index, word])?;
+            self.put(DATA + 4096 * index, &[chance.below(3), chance.below(1 << 20)])?;
+        }
+        self.put(AVAIL, &[chance.below(u64::MAX)])
+    }
+
+    /// Writes anything into a few places.
+    fn scribble(&self, chance: &mut Chance, places: std::ops::Range<u64>) -> Result<()> {
+        for _ in 0..64 {
+            let at = places.start + chance.below(places.end - places.start);
+            self.put(at, &[chance.below(u64::MAX)])?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, at: u64, words: &[u64]) -> Result<()> {
+        pwrite(&self.memory, &bytes_of(words), at)?;
+        Ok(())
+    }
+
+    fn notify(&self) {
+        // A count at its limit says as much.
+        let _ = write(&self.kick, &1_u64.to_ne_bytes());
+    }
+
+    fn send(&self, request: u32, body: &[u64], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let body = bytes_of(body);
+        let mut message = Vec::new();
+        for word in [request, 1, body.len() as u32] {
+            message.extend(word.to_ne_bytes());
+        }
+        message.extend(body);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        sendmsg(
+            &self.stream,
+            &[IoSlice::new(&message)],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        )?;
+        Ok(())
+    }
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+const PATIENCE: Duration = Duration::from_secs(2);
+const MEMORY_BYTES: u64 = 1 << 20;
+/// Where the monitor says that its memory lies.
+const USER: u64 = 0x7000_0000_0000;
+/// Entries of the ring.
+const RING: u64 = 16;
+const AVAIL: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const DATA: u64 = 0x1_0000;
+/// VERSION_1, PROTOCOL_FEATURES, INDIRECT_DESC, FLUSH.
+const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 28 | 1 << 9;
+/// CONFIG, STATUS, RESET_DEVICE.
+const PROTOCOL: u64 = 1 << 9 | 1 << 13 | 1 << 16;

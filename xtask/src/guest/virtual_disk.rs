@@ -1,0 +1,160 @@
+//! Decides how a guest has its disk from the daemon, by vhost-user-blk: the daemon runs beside the emulator, is killed and
+//! started again while the guest writes and verifies, and the guest must not notice more than a pause.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::initrd::Initrd;
+use super::machine::{self, Machine};
+use super::packages::Place;
+use super::{SUCCESS, is_said};
+
+/// What the virtqueues may be like.
+pub(super) const RINGS: [&str; 2] = ["packed=off", "packed=on"];
+
+/// Boots a guest with a disk of the daemon, and has it make a file system, write, verify, discard and check.
+///
+/// # Errors
+/// If the guest finds anything wrong, or there is no guest.
+pub(super) fn run(place: &Place, program: &Path, rings: &str) -> Result<()> {
+    let mut initrd = Initrd::new(place)?;
+    for tool in ["mkfs.ext4", "e2fsck"] {
+        initrd.add_tool(tool)?;
+    }
+    initrd.add_module("virtio_blk", "")?;
+    let script = SCRIPT
+        .replace("SUCCESS", SUCCESS)
+        .replace("KILL", KILL)
+        .replace("QUEUES", &QUEUES.to_string());
+    let initrd = initrd.pack(&script)?;
+    let directory = place.file("virtual-disk");
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory)?;
+    let disk = directory.join("vm.raw");
+    fs::File::create(&disk)?.set_len(DISK_BYTES)?;
+    let mut daemon = Daemon::start(program, &directory)?;
+    let (mut kills, mut failure) = (0, None);
+    let said = machine::boot(Machine {
+        place,
+        initrd: &initrd,
+        limit: TIME_MAX,
+        words: &words(&directory.join("vm.sock"), rings),
+        heard: &mut |line| {
+            if line == KILL {
+                kills += 1;
+                failure = failure.take().or(daemon.start_again().err());
+            }
+        },
+    })?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    ensure!(is_said(&said, SUCCESS), "the guest did not say `{SUCCESS}`");
+    println!("    the daemon was killed {kills} times");
+    ensure!(kills > 0, "the guest never said `{KILL}`");
+    Ok(())
+}
+
+/// The daemon, which is killed at the end.
+struct Daemon {
+    program: PathBuf,
+    directory: PathBuf,
+    child: Child,
+}
+
+impl Daemon {
+    fn start(program: &Path, directory: &Path) -> Result<Self> {
+        Ok(Self {
+            child: start(program, directory)?,
+            program: program.to_owned(),
+            directory: directory.to_owned(),
+        })
+    }
+
+    /// Kills it, and starts the next one.
+    fn start_again(&mut self) -> Result<()> {
+        self.end();
+        self.child = start(&self.program, &self.directory)?;
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        // It may have ended by itself; the guest hears of that.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Starts a daemon, and waits until it is ready.
+fn start(program: &Path, directory: &Path) -> Result<Child> {
+    let at = |name: &str| directory.join(name).display().to_string();
+    let mut child = Command::new(program)
+        .arg("serve")
+        .args(["--disk", &format!("name=vm,file={},sched=bfq", at("vm.raw"))])
+        .args(["--vhost-user", &format!("unix:{}", at("{disk}.sock"))])
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {}", program.display()))?;
+    let said = child.stdout.take().context("its standard output is piped")?;
+    let mut lines = BufReader::new(said).lines().map_while(Result::ok);
+    ensure!(lines.any(|line| line == "ready"), "the daemon is not ready");
+    Ok(child)
+}
+
+/// What makes a disk of the daemon one of the machine's.
+fn words(socket: &Path, rings: &str) -> Vec<String> {
+    let socket = socket.display();
+    let words = format!(
+        "-object memory-backend-memfd,id=mem,size={MEMORY},share=on -machine memory-backend=mem \
+         -chardev socket,id=vm,path={socket},reconnect-ms=100 \
+         -device vhost-user-blk-pci,chardev=vm,num-queues={QUEUES},{rings}"
+    );
+    words.split_whitespace().map(str::to_owned).collect()
+}
+
+const QUEUES: u32 = 2;
+/// As much as [`machine`] gives a guest.
+const MEMORY: &str = "1024M";
+const DISK_BYTES: u64 = 512 << 20;
+const TIME_MAX: Duration = Duration::from_secs(150);
+/// What the guest says when the daemon is to be killed.
+const KILL: &str = "kill the daemon";
+/// Both processors write and verify, so both queues are used; one file is verified by what the disk holds, not the cache.
+const SCRIPT: &str = "\
+export PATH=/bin:/tmp/bin
+busybox mkdir /tmp/bin; busybox --install -s /tmp/bin
+fail() { echo \"wrong: $1\"; poweroff -f; sleep 60; }
+echo \"Linux $(uname -r), vda of $(cat /sys/block/vda/size) sectors, queues: $(ls /sys/block/vda/mq | tr '\\n' ' ')\"
+test $(ls /sys/block/vda/mq | wc -l) = QUEUES || fail queues
+mkfs.ext4 -q /dev/vda || fail mkfs.ext4
+mount -t ext4 -o discard /dev/vda /mnt || fail mount
+dd if=/dev/urandom of=/tmp/content bs=1M count=24 2>/dev/null
+sum=$(md5sum < /tmp/content)
+load() {
+  for round in 1 2 3 4; do
+    taskset $1 dd if=/tmp/content of=/mnt/$1.$round bs=64k conv=fsync 2>/dev/null || fail write
+    taskset $1 dd if=/mnt/$1.$round iflag=direct bs=64k 2>/tmp/err.$1 | md5sum > /tmp/sum.$1
+    test \"$(cat /tmp/sum.$1)\" = \"$sum\" || fail \"content of $1.$round: $(cat /tmp/err.$1)\"
+  done
+}
+load 1 & load 2 &
+for kill in 1 2 3; do sleep 1; echo KILL; done
+wait
+sync; echo 3 > /proc/sys/vm/drop_caches
+for file in /mnt/[12].*; do test \"$(md5sum < $file)\" = \"$sum\" || fail \"$file\"; done
+rm /mnt/1.* && fstrim -v /mnt || fail fstrim
+umount /mnt && e2fsck -fn /dev/vda || fail e2fsck
+cat /proc/interrupts | grep virtio | grep req
+echo SUCCESS
+";
