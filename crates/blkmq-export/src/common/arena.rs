@@ -41,7 +41,14 @@ impl Arena {
             return Ok(piece);
         }
         // With the lock held, so that those who need memory at once map one slab.
-        free.blank.extend(map_slab(SLAB_PIECES)?);
+        match map_slab(SLAB_PIECES) {
+            Ok(slab) => free.blank.extend(slab),
+            Err(error) => {
+                let mut piece = free.used.pop().ok_or(error)?;
+                piece.forget()?;
+                return Ok(piece);
+            }
+        }
         Ok(free.blank.pop().expect("a slab has pieces"))
     }
 

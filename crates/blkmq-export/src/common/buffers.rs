@@ -68,8 +68,9 @@ impl Buffers {
             match self.region(kept.next()) {
                 Ok(region) => buffers.push(region.take(piece).expect("a region that is large enough")),
                 Err(error) => {
-                    self.account.give(paid as u64);
-                    self.put_all(buffers);
+                    let fresh: usize = buffers.iter().map(Buffer::fresh_bytes).sum();
+                    self.account.give((paid + fresh) as u64);
+                    self.untake_all(buffers);
                     return Err(NoMemory::OfTheSystem(error));
                 }
             }
@@ -107,10 +108,7 @@ impl Buffers {
         if fresh == 0 {
             self.account.give_up();
         } else if !self.account.take(fresh) {
-            let region = buffer.region().clone();
-            buffer.untake();
-            let unused = self.unused(region);
-            self.account.keep(unused.into_iter().collect());
+            self.untake_all(vec![buffer]);
             return Err(NoMemory::Now);
         } else {
             self.account.make_fit();
@@ -137,6 +135,17 @@ impl Buffers {
         let regions = buffers.into_iter().filter_map(|buffer| {
             let region = buffer.region().clone();
             drop(buffer);
+            self.unused(region)
+        });
+        let unused = regions.collect();
+        self.account.keep(unused);
+    }
+
+    /// Takes buffers back that nobody has touched.
+    fn untake_all(&mut self, buffers: Vec<Buffer>) {
+        let regions = buffers.into_iter().filter_map(|buffer| {
+            let region = buffer.region().clone();
+            buffer.untake();
             self.unused(region)
         });
         let unused = regions.collect();
