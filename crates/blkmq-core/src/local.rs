@@ -2,9 +2,9 @@
 //! elevator; and the way back. One `LocalQueue` is one reactor's side of one queue; it joins `sw_ctx`, `gate` and `hw_ctx`.
 //!
 //! ```text
-//!  submit ─► sw_ctx ─► unplug ─┬─ issue_direct ───────────────────────────────► hw_ctx ─► driver
-//!                              └─ insert list ─► GATE ─► elevator ─► pass ─────►   │
-//!  Effects::ended ◄─ sw_ctx ◄─ (mail to the owner) ◄─ end_request ◄─ completed ◄───┘ reap, expire
+//!  submit ─► sw_ctx ─► unplug ─┬─ issue_direct ───────────────────────► hw_ctx ─► driver
+//!                              └─ insert list ─► GATE ─► elevator ─────► hw_ctx ─► driver
+//!  Effects::ended ◄─ sw_ctx ◄─ (mail to the owner) ◄─ end_request ◄─ completed ◄─ reap, expire ◄─ driver
 //! ```
 
 mod complete;

@@ -296,7 +296,7 @@ impl SwCtx {
         }
     }
 
-    /// Says whether something is staged, waits, or is due.
+    /// Says whether nothing is staged, waits, or is due.
     pub(crate) fn is_idle(&self) -> bool {
         self.plug.list.is_empty() && self.turns.is_empty() && !self.flush.has_due()
     }

@@ -135,7 +135,7 @@ impl Control {
                 .borrow_mut()
                 .fail(format!("depth {to} refused, the maximum is {max}"));
         }
-        stage.oracle.borrow_mut().set_depth(to);
+        stage.oracle.borrow_mut().set_depth(CONTROLLED, to);
         stage.note(Fact::Depth { to });
         Next {
             at: self.next_action(stage.now.get()),
@@ -153,18 +153,21 @@ impl Control {
 
     fn drained(&mut self, queue: &Queue, stage: &Stage, switch_to: Option<Kind>) -> Next {
         let mut oracle = stage.oracle.borrow_mut();
-        if oracle.in_flight() > 0 {
-            let in_flight = oracle.in_flight();
+        let in_flight = oracle.in_flight_of(CONTROLLED);
+        if in_flight > 0 {
             oracle.fail(format!("drained with {in_flight} requests at the drive"));
         }
-        oracle.close(Some("frozen and drained"));
+        oracle.close(CONTROLLED, Some("frozen and drained"));
         drop(oracle);
         stage.note(Fact::Still { frozen: true });
         if let Some(kind) = switch_to {
             if queue.set_elevator(kind).is_err() {
                 return self.soon(stage.now.get(), false);
             }
-            stage.oracle.borrow_mut().set_scheduled(kind != Kind::None);
+            stage
+                .oracle
+                .borrow_mut()
+                .set_scheduled(CONTROLLED, kind != Kind::None);
             stage.note(Fact::Switch { to: kind });
         }
         self.state = State::Frozen;
@@ -172,7 +175,7 @@ impl Control {
     }
 
     fn quiesced(&mut self, stage: &Stage) -> Next {
-        stage.oracle.borrow_mut().close(Some("quiesced"));
+        stage.oracle.borrow_mut().close(CONTROLLED, Some("quiesced"));
         stage.note(Fact::Still { frozen: false });
         self.state = State::Quiet;
         self.later(stage.now.get())
@@ -182,7 +185,7 @@ impl Control {
     fn end(&mut self, queue: &Queue, stage: &Stage) -> Next {
         self.nested -= 1;
         if self.nested == 0 {
-            stage.oracle.borrow_mut().close(None);
+            stage.oracle.borrow_mut().close(CONTROLLED, None);
         }
         if self.state == State::Frozen {
             queue.freeze_end();
@@ -222,3 +225,6 @@ impl Control {
         Next { at, kick: false }
     }
 }
+
+/// Which of the queues it acts on, if there are several.
+pub(crate) const CONTROLLED: usize = 0;

@@ -14,6 +14,8 @@ use crate::rng::{Ppm, Rng};
 /// The three images of one drive. A block's content is one number; all are 0 at first.
 #[derive(Debug)]
 pub struct Images {
+    /// The number of its first block: those of several drives are numbered through.
+    first: u32,
     live: Vec<Cell>,
     durable: Vec<Cell>,
     /// Blocks whose live content is not durable.
@@ -33,12 +35,41 @@ pub struct Cell {
     write: u64,
 }
 
-impl Images {
-    /// Makes the images of a fresh drive of `blocks` blocks.
-    pub fn new(blocks: u32) -> Self {
+/// Draws which blocks are written. Those of one physical block share their fate.
+#[derive(Debug)]
+pub struct Lot {
+    share: Ppm,
+    physical: u32,
+    last: Option<(u32, bool)>,
+}
+
+impl Lot {
+    /// Takes such a share of physical blocks, of so many blocks each.
+    pub fn new(share: Ppm, physical: u32) -> Self {
         Self {
-            live: vec![Cell::default(); blocks as usize],
-            durable: vec![Cell::default(); blocks as usize],
+            share,
+            physical,
+            last: None,
+        }
+    }
+
+    /// Says whether it takes a block, given by its place on the drive; ask for blocks in their order.
+    pub fn takes(&mut self, block: u32, rng: &mut Rng) -> bool {
+        let number = block / self.physical;
+        match self.last {
+            Some((last, taken)) if last == number => taken,
+            _ => self.last.insert((number, rng.chance(self.share))).1,
+        }
+    }
+}
+
+impl Images {
+    /// Makes the images of a fresh drive that has the blocks with these numbers.
+    pub fn new(blocks: Range<u32>) -> Self {
+        Self {
+            first: blocks.start,
+            live: vec![Cell::default(); blocks.len()],
+            durable: vec![Cell::default(); blocks.len()],
             dirty: BTreeSet::new(),
             owed: BTreeSet::new(),
             changed: Vec::new(),
@@ -46,14 +77,19 @@ impl Images {
         }
     }
 
+    /// Returns the numbers of its blocks.
+    pub fn blocks(&self) -> Range<u32> {
+        self.first..self.first + self.live.len() as u32
+    }
+
     /// Returns what a read of `block` returns.
     pub fn live(&self, block: u32) -> u64 {
-        self.live[block as usize].value
+        self.live[self.index(block)].value
     }
 
     /// Returns what `block` holds after a power cut at which nothing of the cache is saved.
     pub fn durable(&self, block: u32) -> u64 {
-        self.durable[block as usize].value
+        self.durable[self.index(block)].value
     }
 
     /// Writes a block; `through` the cache if it is to be durable at once.
@@ -63,7 +99,8 @@ impl Images {
             value,
             write: self.writes,
         };
-        self.live[block as usize] = cell;
+        let index = self.index(block);
+        self.live[index] = cell;
         self.dirty.insert(block);
         if through {
             self.persist(block, cell);
@@ -81,42 +118,50 @@ impl Images {
     pub fn owed(&self, range: Range<u32>) -> Vec<(u32, Cell)> {
         self.owed
             .range(range)
-            .map(|&block| (block, self.live[block as usize]))
+            .map(|&block| (block, self.live[self.index(block)]))
             .collect()
     }
 
     /// Makes a content durable, unless a later one is durable already.
     pub fn persist(&mut self, block: u32, cell: Cell) {
-        let durable = &mut self.durable[block as usize];
+        let index = self.index(block);
+        let durable = &mut self.durable[index];
         if cell.write < durable.write {
             return;
         }
         *durable = cell;
         self.changed.push(block);
-        if self.live[block as usize] == cell {
+        if self.live[index] == cell {
             self.dirty.remove(&block);
             self.owed.remove(&block);
         }
     }
 
     /// Writes some of the cache back, of the drive's own accord.
-    pub fn destage(&mut self, share: Ppm, rng: &mut Rng) {
-        let chosen: Vec<u32> = self.dirty.iter().copied().filter(|_| rng.chance(share)).collect();
+    pub fn destage(&mut self, lot: &mut Lot, rng: &mut Rng) {
+        let dirty = self.dirty.iter().copied();
+        let chosen: Vec<u32> = dirty.filter(|block| lot.takes(block - self.first, rng)).collect();
         for block in chosen {
-            self.persist(block, self.live[block as usize]);
+            self.persist(block, self.live[self.index(block)]);
         }
     }
 
-    /// Cuts the power: what is not durable is lost.
-    pub fn power_cut(&mut self) {
+    /// Cuts the power: what is not durable is lost. Returns how many blocks that are.
+    pub fn power_cut(&mut self) -> usize {
+        let lost = self.dirty.len();
         self.live.copy_from_slice(&self.durable);
         self.dirty.clear();
         self.owed.clear();
+        lost
     }
 
     /// Returns the blocks whose durable content was written since the last call.
     pub fn take_changed(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.changed)
+    }
+
+    fn index(&self, block: u32) -> usize {
+        (block - self.first) as usize
     }
 }
 
@@ -126,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_cached_write_is_live_at_once_and_durable_after_what_a_flush_owes() {
-        let mut images = Images::new(8);
+        let mut images = Images::new(0..8);
         images.write(3, 7, false);
         assert_eq!((images.live(3), images.durable(3)), (7, 0));
         assert_eq!(images.owed(0..8), [], "not reported yet: no flush owes it");
@@ -141,7 +186,7 @@ mod tests {
 
     #[test]
     fn an_older_flush_does_not_overwrite_a_later_write_through() {
-        let mut images = Images::new(8);
+        let mut images = Images::new(0..8);
         images.write(1, 10, false);
         images.reported(1);
         let owed = images.owed(0..8);
@@ -154,11 +199,11 @@ mod tests {
 
     #[test]
     fn a_power_cut_takes_back_what_is_not_durable() {
-        let mut images = Images::new(8);
+        let mut images = Images::new(0..8);
         images.write(1, 10, true);
         images.write(1, 11, false);
         images.write(2, 12, false);
-        images.power_cut();
+        assert_eq!(images.power_cut(), 2);
         assert_eq!((images.live(1), images.live(2)), (10, 0));
     }
 }

@@ -11,6 +11,7 @@ pub mod drive;
 pub mod events;
 pub mod history;
 pub mod images;
+pub mod mapped;
 pub mod oracle;
 pub mod paths;
 mod reactor;

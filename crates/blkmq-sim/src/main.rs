@@ -129,11 +129,12 @@ fn replay(scenario: &Scenario, seed: u64, trace: bool) -> ExitCode {
 }
 
 fn describe(scenario: &Scenario, seed: u64, summary: &Summary) -> String {
-    let counts = &summary.counts;
+    let (counts, cuts) = (&summary.counts, &summary.power_cuts);
     format!(
         "{} seed {seed}: digest {:016x}, {} facts in {} of virtual time\n\
          {} bios ended ({} with an error) in {} requests: {} merged, {} flushes, at most {} in flight\n\
-         {} timeouts, {} stale ends, {} requeues, {} control actions, {} power cuts, gate found held {} times",
+         {} timeouts, {} stale ends, {} requeues, {} control actions, gate found held {} times\n\
+         {} power cuts: {} met requests at a drive, {} lost something, {} tore a bio, {} a block",
         scenario.name,
         summary.digest,
         summary.facts,
@@ -148,8 +149,12 @@ fn describe(scenario: &Scenario, seed: u64, summary: &Summary) -> String {
         counts.stale,
         counts.requeues,
         summary.controls,
-        summary.power_cuts,
         summary.gate_skipped,
+        cuts.count,
+        cuts.in_flight,
+        cuts.lost,
+        cuts.torn_bios,
+        cuts.torn_blocks,
     )
 }
 

@@ -221,7 +221,7 @@ impl Opener for PathOpener {
         // Each path has a way into the drive for each context.
         let way = u16::from(path.0) * self.paths.hctxs + self.hctx.0;
         Some(Box::new(PathPort {
-            way: Way::new(way, Rc::clone(&self.stage)),
+            way: Way::new(0, way, Rc::clone(&self.stage)),
             paths: Rc::clone(&self.paths),
             stage: Rc::clone(&self.stage),
             path: path.index(),

@@ -10,9 +10,11 @@
 //! ```
 //! A kick that comes before the announcement is dropped, as the host's wake flag drops it: the check must find the work.
 
+use blkmq_core::bio::Status;
 use blkmq_core::group::ROOT;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::local::LocalQueue;
+use blkmq_core::mapper::stack::Stack;
 use blkmq_core::queue::Effects;
 use blkmq_core::time::Instant;
 
@@ -39,7 +41,10 @@ pub(crate) enum Phase {
 /// One reactor on its CPU.
 pub(crate) struct Reactor {
     pub(crate) id: ReactorId,
-    pub(crate) local: LocalQueue,
+    /// Its side of each queue.
+    locals: Vec<LocalQueue>,
+    /// What takes its client's bios to them, if the client uses mapped disks.
+    stack: Option<Stack>,
     pub(crate) client: Client,
     pub(crate) phase: Phase,
     /// Steps and timers that were planned in an earlier epoch are void.
@@ -66,10 +71,11 @@ pub(crate) struct Outcome {
 }
 
 impl Reactor {
-    pub(crate) fn new(id: ReactorId, local: LocalQueue, client: Client) -> Self {
+    pub(crate) fn new(id: ReactorId, locals: Vec<LocalQueue>, stack: Option<Stack>, client: Client) -> Self {
         Self {
             id,
-            local,
+            locals,
+            stack,
             client,
             phase: Phase::Run,
             epoch: 0,
@@ -92,6 +98,18 @@ impl Reactor {
         matches!(self.phase, Phase::Check | Phase::Asleep)
     }
 
+    /// Returns how many bios it has under way, as the core counts them.
+    pub(crate) fn outstanding(&self) -> u32 {
+        let in_stack = self.stack.as_ref().map_or(0, Stack::outstanding);
+        in_stack as u32 + self.locals.iter().map(LocalQueue::outstanding).sum::<u32>()
+    }
+
+    /// Asserts what must always hold of the core between steps.
+    pub(crate) fn check_invariants(&self) {
+        self.locals.iter().for_each(LocalQueue::check_invariants);
+        self.stack.iter().for_each(Stack::check_invariants);
+    }
+
     /// Does one step.
     pub(crate) fn step(&mut self, stage: &Stage, rng: &mut Rng, sabotage: Option<Sabotage>) -> Outcome {
         let now = stage.now.get();
@@ -103,7 +121,10 @@ impl Reactor {
         match self.phase {
             Phase::Run => {
                 self.ring = false;
-                self.local.run(now, &mut self.fx);
+                self.locals
+                    .iter_mut()
+                    .for_each(|local| local.run(now, &mut self.fx));
+                self.complete_parts(now);
                 self.phase = Phase::Submit;
             }
             Phase::Submit => {
@@ -113,8 +134,11 @@ impl Reactor {
                 }
             }
             Phase::Unplug => {
-                self.local.unplug(now, &mut self.fx);
-                self.local.answered();
+                self.locals
+                    .iter_mut()
+                    .for_each(|local| local.unplug(now, &mut self.fx));
+                self.complete_parts(now);
+                self.locals.iter().for_each(LocalQueue::answered);
                 self.phase = Phase::Announce;
             }
             Phase::Announce => {
@@ -133,9 +157,10 @@ impl Reactor {
 
     /// The last look before sleeping. Returns until when it sleeps, if it does.
     fn check(&mut self, stage: &Stage) -> Option<Option<Instant>> {
-        let wakeup = self.local.next_wakeup();
+        let wakeup = self.locals.iter().filter_map(LocalQueue::next_wakeup).min();
         let due = wakeup.is_some_and(|at| at <= stage.now.get());
-        if self.notified || self.ring || due || self.local.has_mail() || self.client.wants() {
+        let has_mail = self.locals.iter().any(LocalQueue::has_mail);
+        if self.notified || self.ring || due || has_mail || self.client.wants() {
             self.phase = Phase::Run;
             return None;
         }
@@ -183,7 +208,12 @@ impl Reactor {
         let token = bio.cookie;
         stage.oracle.borrow_mut().submit(self.id, &bio);
         self.worked = true;
-        let Err(bio) = self.local.submit(bio, stage.now.get(), &mut self.fx) else {
+        let now = stage.now.get();
+        let submitted = match &mut self.stack {
+            Some(stack) => stack.submit(bio, &mut self.locals, now, &mut self.fx),
+            None => self.locals[0].submit(bio, now, &mut self.fx),
+        };
+        let Err(bio) = submitted else {
             return true;
         };
         stage.note(Fact::Refused {
@@ -203,11 +233,37 @@ impl Reactor {
         false
     }
 
+    /// Brings ends of parts to the bios of mapped disks, as the host's reactors do.
+    fn complete_parts(&mut self, now: Instant) {
+        if let Some(stack) = &mut self.stack
+            && stack.is_due(&self.fx)
+        {
+            self.worked |= stack.complete_parts(&mut self.locals, now, &mut self.fx);
+        }
+    }
+
     fn take_effects(&mut self, stage: &Stage, sabotage: Option<Sabotage>, outcome: &mut Outcome) {
+        if let Some(stack) = &mut self.stack
+            && stack.is_due(&self.fx)
+        {
+            // A submission may have filled a plug, and a driver may have ended some of it at once.
+            stack.restore_passed(&mut self.fx);
+        }
         let mut ended = std::mem::take(&mut self.fx.ended);
         let mut any = false;
-        for bio in ended.drain(..) {
+        if sabotage == Some(Sabotage::EndsBeforeLastPart) {
+            ended.extend(stage.oracle.borrow().half_done(self.id));
+        }
+        for mut bio in ended.drain(..) {
             any = true;
+            match sabotage {
+                Some(Sabotage::LosesError) => bio.status = Status::Ok,
+                Some(Sabotage::EndsWithAnotherError) => {
+                    let other = stage.oracle.borrow_mut().another_error(&bio);
+                    bio.status = other.unwrap_or(bio.status);
+                }
+                _ => {}
+            }
             outcome.done.ended += 1;
             stage.note(Fact::End {
                 reactor: self.id,

@@ -10,6 +10,7 @@ use crate::cpu::Costs;
 use crate::drive::fault::Faults;
 use crate::drive::model::Model;
 use crate::drive::{Span, Spec};
+use crate::mapped::Mapped;
 use crate::paths;
 use crate::rng::{Ppm, Rng};
 use crate::workload::Workload;
@@ -43,6 +44,10 @@ pub struct Setup {
     pub read_only: Vec<bool>,
     /// The drive.
     pub drive: Spec,
+    /// Further drives, with what they can take: each has a queue of its own, and disks, like the first.
+    pub more_drives: Vec<(Limits, Spec)>,
+    /// Mapped disks over the drives' disks, which the clients use instead of these.
+    pub mapped: Option<Mapped>,
     /// The paths to it, if requests go over several.
     pub paths: Option<paths::Spec>,
     /// The clients: reactor `i` has `clients[i % clients.len()]`.
@@ -99,6 +104,16 @@ pub enum Sabotage {
     LosesKick,
     /// The queue is said to be quiesced, but nobody has asked it to be.
     QuiescesNothing,
+    /// A flush of a mapped disk leaves out the first drive.
+    FlushLeavesOutMember,
+    /// A mapped disk takes each chunk for the one beside it.
+    AddressesNextChunk,
+    /// A bio is given back when some of its parts are done.
+    EndsBeforeLastPart,
+    /// A bio of which a part failed is given back without its error.
+    LosesError,
+    /// A bio of which parts failed in more than one way is given back with another of their errors than the first.
+    EndsWithAnotherError,
 }
 
 impl Setup {
@@ -120,6 +135,8 @@ impl Setup {
             disk_blocks: vec![251, 128, 16],
             read_only: vec![false, false, true],
             drive: flash(rng),
+            more_drives: Vec::new(),
+            mapped: None,
             paths: None,
             clients: vec![Workload::mixed(rng)],
             control: Control::none(),
@@ -135,9 +152,21 @@ impl Setup {
         }
     }
 
-    /// Returns where each disk lies on the drive, one behind the other.
-    pub fn places(&self) -> Vec<Span> {
-        let mut first = 0;
+    /// Returns all drives, with what they can take.
+    pub fn drives(&self) -> impl Iterator<Item = (&Limits, &Spec)> {
+        let more = self.more_drives.iter().map(|(limits, drive)| (limits, drive));
+        std::iter::once((&self.limits, &self.drive)).chain(more)
+    }
+
+    /// Returns the unit in which content and places are counted, in bytes: the smallest block of a drive.
+    pub fn block(&self) -> u32 {
+        let blocks = self.drives().map(|(limits, _)| limits.logical_block);
+        blocks.min().expect("there is a drive")
+    }
+
+    /// Returns where each disk of a drive lies, one behind the other.
+    pub fn places(&self, drive: usize) -> Vec<Span> {
+        let mut first = drive as u32 * self.disk_blocks.iter().sum::<u32>();
         let place = |&blocks: &u32| {
             let place = Span { first, blocks };
             first += blocks;

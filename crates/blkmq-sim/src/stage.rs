@@ -17,8 +17,8 @@ use crate::paths::Paths;
 pub struct Stage {
     /// The time.
     pub now: Cell<Instant>,
-    /// The drive.
-    pub drive: RefCell<Drive>,
+    /// The drives, each with a queue of its own.
+    pub drives: Vec<RefCell<Drive>>,
     /// The oracle.
     pub oracle: RefCell<Oracle>,
     /// What has happened.
@@ -56,10 +56,27 @@ impl Stage {
         self.history.borrow_mut().note(self.now.get(), fact);
     }
 
-    /// Lets the drive do what it does by itself until now.
-    pub fn advance_drive(&self) {
+    /// Lets the drives do what they do by themselves until now.
+    pub fn advance_drives(&self) {
         let mut oracle = self.oracle.borrow_mut();
-        self.drive.borrow_mut().advance(self.now.get(), &mut *oracle);
+        for drive in &self.drives {
+            drive.borrow_mut().advance(self.now.get(), &mut *oracle);
+        }
+    }
+
+    /// Says whether that is so for any drive.
+    pub fn any_drive(&self, is_so: impl Fn(&Drive) -> bool) -> bool {
+        self.drives.iter().any(|drive| is_so(&drive.borrow()))
+    }
+
+    /// Returns what a block of a drive holds after a power cut.
+    pub fn durable(&self, block: u32) -> u64 {
+        let mut drives = self.drives.iter().map(RefCell::borrow_mut);
+        let found = drives.find_map(|mut drive| {
+            let images = drive.images();
+            images.blocks().contains(&block).then(|| images.durable(block))
+        });
+        found.expect("each block lies on a drive")
     }
 
     /// Lets another reactor run in between, if one can.

@@ -3,6 +3,9 @@
 
 mod alive;
 mod boot;
+mod summary;
+
+pub use summary::{Failure, PowerCuts, Summary};
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -14,48 +17,16 @@ use blkmq_core::queue::Queue;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::{Instant, Nanos};
 
-use crate::control::Control;
+use crate::control::{CONTROLLED, Control};
 use crate::cpu::Gate;
 use crate::events::EventQueue;
 use crate::history::Fact;
-use crate::oracle::Counts;
+use crate::mapped;
 use crate::reactor::{Outcome, Phase, Reactor};
 use crate::rng::Rng;
 use crate::setup::{Sabotage, Setup};
 use crate::stage::{Others, Stage};
 use crate::workload::Client;
-
-/// What came of a history.
-#[derive(Clone, Copy, Debug)]
-pub struct Summary {
-    /// Stands for all that happened: equal histories have equal digests.
-    pub digest: u64,
-    /// How many facts the history has.
-    pub facts: u64,
-    /// How long it took, in virtual time.
-    pub time: Nanos,
-    /// What was counted.
-    pub counts: Counts,
-    /// Control actions.
-    pub controls: u64,
-    /// Times a reactor found the gate held.
-    pub gate_skipped: u64,
-    /// Power cuts.
-    pub power_cuts: u32,
-    /// Time that CPUs were busy, summed up.
-    pub busy: Nanos,
-    /// When the first reactor's client had finished, and when the last of the others had.
-    pub finished_at: [Instant; 2],
-}
-
-/// A fault that the oracle found.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// What is wrong.
-    pub fault: String,
-    /// The last facts before it.
-    pub tail: String,
-}
 
 /// Runs one history of `setup` under `seed`.
 ///
@@ -86,7 +57,7 @@ pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
             break;
         }
         if cut.is_some() {
-            cut_power(&stage, &mut clients);
+            cut_power(&stage, &mut clients, &mut total.power_cuts);
         }
     }
     let oracle = stage.oracle.borrow();
@@ -103,7 +74,7 @@ pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
             counts: oracle.counts,
             controls: total.controls,
             gate_skipped: total.gate_skipped,
-            power_cuts: setup.power_cuts,
+            power_cuts: total.power_cuts,
             busy: total.busy,
             finished_at: total.finished_at,
         }),
@@ -114,6 +85,7 @@ pub fn run(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Failure> {
 struct Total {
     controls: u64,
     gate_skipped: u64,
+    power_cuts: PowerCuts,
     busy: Nanos,
     finished_at: [Instant; 2],
 }
@@ -140,7 +112,8 @@ enum Event {
 struct World {
     setup: Rc<Setup>,
     stage: Rc<Stage>,
-    queue: Arc<Queue>,
+    /// One for each drive.
+    queues: Vec<Arc<Queue>>,
     reactors: Vec<RefCell<Reactor>>,
     events: RefCell<EventQueue<Event>>,
     rng: RefCell<Rng>,
@@ -159,18 +132,23 @@ struct World {
 
 impl World {
     fn boot(setup: &Rc<Setup>, stage: &Rc<Stage>, clients: Vec<Client>, seed: u64) -> Rc<Self> {
-        let (queue, handles) = Queue::new(boot::queue_config(setup)).expect("a scenario's queue is possible");
-        let reactors = handles.into_iter().zip(clients).enumerate();
+        let (queues, locals) = boot::make_queues(setup, stage);
+        let table = Arc::new(mapped::table(setup, setup.sabotage));
+        let reactors = clients.into_iter().zip(locals).enumerate();
         let reactors = reactors
-            .map(|(id, (handle, client))| RefCell::new(boot::attach(id, handle, client, setup.depth, stage)))
+            .map(|(id, (client, locals))| {
+                let stack = boot::make_stack(setup, &table);
+                RefCell::new(Reactor::new(ReactorId(id as u16), locals, stack, client))
+            })
             .collect();
-        stage
-            .oracle
-            .borrow_mut()
-            .set_scheduled(setup.elevator != Kind::None);
-        stage.oracle.borrow_mut().set_depth(setup.depth);
+        let mut oracle = stage.oracle.borrow_mut();
+        for queue in 0..queues.len() {
+            oracle.set_scheduled(queue, setup.elevator != Kind::None);
+            oracle.set_depth(queue, setup.depth);
+        }
+        drop(oracle);
         let world = Rc::new(Self {
-            queue,
+            queues,
             reactors,
             events: RefCell::default(),
             rng: RefCell::new(Rng::new(seed, STREAM_CPU)),
@@ -274,7 +252,7 @@ impl World {
             }
             Event::Drive => {
                 self.drive_due.set(None);
-                self.stage.advance_drive();
+                self.stage.advance_drives();
             }
             Event::Control => self.control_step(),
             Event::Destage => self.destage(),
@@ -329,7 +307,7 @@ impl World {
         let costs = &self.setup.costs;
         let mut rng = self.rng.borrow_mut();
         let mut time = costs.step(&outcome.done);
-        if self.queue.elevator() != Kind::None {
+        if self.queues[CONTROLLED].elevator() != Kind::None {
             let mut gate = self.gate.get();
             let issued = outcome.done.driver.issued;
             time += gate.charge(costs, reactor.id.index(), u64::from(issued > 0), issued, now);
@@ -372,9 +350,12 @@ impl World {
     fn control_step(&self) {
         let done = |reactor: &RefCell<Reactor>| reactor.borrow().client.is_finished();
         let last = self.reactors.iter().all(done);
-        let next = self.control.borrow_mut().step(&self.queue, &self.stage, last);
+        let next = self
+            .control
+            .borrow_mut()
+            .step(&self.queues[CONTROLLED], &self.stage, last);
         if next.kick {
-            let mut everybody = self.queue.everybody();
+            let mut everybody = self.queues[CONTROLLED].everybody();
             while let Some(to) = everybody.pop() {
                 self.kicks.set(self.kicks.get() + 1);
                 self.push(self.stage.now.get() + Nanos(100), Event::Kick(to));
@@ -386,7 +367,9 @@ impl World {
     }
 
     fn destage(&self) {
-        self.stage.drive.borrow_mut().destage();
+        for drive in &self.stage.drives {
+            drive.borrow_mut().destage();
+        }
         if let Some(every) = self.setup.destage_every {
             self.push(self.stage.now.get() + every, Event::Destage);
         }
@@ -396,8 +379,8 @@ impl World {
         self.arm_drive();
         self.interrupt();
         self.run_for_paths();
-        {
-            let mut drive = self.stage.drive.borrow_mut();
+        for drive in &self.stage.drives {
+            let mut drive = drive.borrow_mut();
             self.stage.oracle.borrow_mut().check_durable(drive.images());
         }
         self.check_invariants(event, count);
@@ -413,14 +396,18 @@ impl World {
         let all = count.is_multiple_of(self.setup.check_every * 64);
         for (id, reactor) in self.reactors.iter().enumerate() {
             if all || stepped == Some(id) && count.is_multiple_of(self.setup.check_every) {
-                reactor.borrow().local.check_invariants();
+                reactor.borrow().check_invariants();
             }
         }
     }
 
     fn arm_drive(&self) {
-        let due = self.stage.drive.borrow().next_due();
-        if let Some(at) = due
+        let due = self
+            .stage
+            .drives
+            .iter()
+            .filter_map(|drive| drive.borrow().next_due());
+        if let Some(at) = due.min()
             && self.drive_due.get().is_none_or(|planned| at < planned)
         {
             self.drive_due.set(Some(at));
@@ -429,17 +416,19 @@ impl World {
     }
 
     fn interrupt(&self) {
-        let hctxs = self.stage.drive.borrow_mut().take_interrupts();
-        if !self.stage.drive.borrow().has_interrupts() {
-            return;
-        }
-        for way in hctxs {
-            let hctx = way % self.setup.hctx_count();
-            if self.loses(Sabotage::LosesInterrupt) {
+        for drive in &self.stage.drives {
+            let ways = drive.borrow_mut().take_interrupts();
+            if !drive.borrow().has_interrupts() {
                 continue;
             }
-            self.reactors[usize::from(hctx)].borrow_mut().ring = true;
-            self.wake(ReactorId(hctx), |_| {});
+            for way in ways {
+                let hctx = way % self.setup.hctx_count();
+                if self.loses(Sabotage::LosesInterrupt) {
+                    continue;
+                }
+                self.reactors[usize::from(hctx)].borrow_mut().ring = true;
+                self.wake(ReactorId(hctx), |_| {});
+            }
         }
     }
 
@@ -463,7 +452,7 @@ impl World {
     fn run_for_paths(&self) {
         let Some(paths) = &self.stage.paths else { return };
         for hctx in paths.take_kicks() {
-            if let Some(to) = self.queue.ask_to_run(hctx) {
+            if let Some(to) = self.queues[CONTROLLED].ask_to_run(hctx) {
                 self.kicks.set(self.kicks.get() + 1);
                 self.push(self.stage.now.get() + Nanos(100), Event::Kick(to));
             }
@@ -484,7 +473,8 @@ impl World {
         *self.stage.others.borrow_mut() = None;
         total.controls += self.control.borrow().actions;
         total.busy += self.busy.get();
-        total.gate_skipped += self.queue.event_stats().gate_skipped;
+        let skipped = self.queues.iter().map(|queue| queue.event_stats().gate_skipped);
+        total.gate_skipped += skipped.sum::<u64>();
         for (id, at) in &*self.finished_at.borrow() {
             let last = &mut total.finished_at[id.index().min(1)];
             *last = (*last).max(*at);
@@ -522,12 +512,24 @@ impl std::fmt::Debug for World {
     }
 }
 
-fn cut_power(stage: &Stage, clients: &mut [Client]) {
+fn cut_power(stage: &Stage, clients: &mut [Client], cuts: &mut PowerCuts) {
     stage.note(Fact::PowerCut);
     let mut oracle = stage.oracle.borrow_mut();
-    let mut drive = stage.drive.borrow_mut();
-    drive.power_cut(&mut *oracle);
-    oracle.power_cut(drive.images());
+    let in_flight = oracle.in_flight();
+    let mut lost = 0;
+    for drive in &stage.drives {
+        lost += drive.borrow_mut().power_cut(&mut *oracle);
+    }
+    let torn = oracle.torn(|block| stage.durable(block));
+    cuts.count += 1;
+    cuts.in_flight += u32::from(in_flight > 0);
+    cuts.lost += u32::from(lost > 0);
+    cuts.torn_bios += u32::from(torn.bios);
+    cuts.torn_blocks += u32::from(torn.blocks);
+    for drive in &stage.drives {
+        oracle.power_cut(drive.borrow_mut().images());
+    }
+    oracle.restart();
     clients.iter_mut().for_each(Client::reboot);
 }
 

@@ -7,7 +7,7 @@ use blkmq_sim::drive::fault::Mutation;
 use blkmq_sim::rng::{Ppm, Rng};
 use blkmq_sim::run;
 use blkmq_sim::scenario;
-use blkmq_sim::setup::{Sabotage, Setup};
+use blkmq_sim::setup::{Control, Sabotage, Setup};
 
 const SEEDS: std::ops::Range<u64> = 1..13;
 
@@ -168,12 +168,96 @@ fn a_lost_kick_is_found() {
 fn an_issue_while_the_queue_is_said_to_be_still_is_found() {
     let faults = faults(|setup| {
         setup.sabotage = Some(Sabotage::QuiescesNothing);
-        setup.control = blkmq_sim::setup::Control {
+        setup.control = Control {
             quiesce: 1,
-            ..blkmq_sim::setup::Control::every_us(300)
+            ..Control::every_us(300)
         };
     });
     found(&faults, &["while quiesced"]);
+}
+
+/// A stripe over several drives that all have a cache.
+fn stripe(setup: &mut Setup) {
+    setup.control = Control::none();
+    setup.limits.cache = true;
+    setup.drive.cache = true;
+    for (limits, drive) in &mut setup.more_drives {
+        (limits.cache, drive.cache) = (true, true);
+    }
+    for client in &mut setup.clients {
+        client.bios = 200;
+        client.disks = vec![0];
+        client.blocks_max = 8;
+        client.mix = [30, 50, 15, 0, 5];
+    }
+}
+
+/// Runs stripes with a change; returns the faults of as many seeds as the others have.
+fn stripe_faults(change: impl Fn(&mut Setup)) -> Vec<String> {
+    let scenario = scenario::by_name("mapped").expect("the scenario exists");
+    let setups = (1..).map(|seed| (seed, scenario.setup_of(seed)));
+    let several = setups.filter(|(_, setup)| !setup.more_drives.is_empty());
+    let run = |(seed, mut setup): (u64, Setup)| {
+        stripe(&mut setup);
+        change(&mut setup);
+        run::with_setup(&setup, seed, false).err()
+    };
+    several.take(SEEDS.count()).filter_map(run).collect()
+}
+
+fn one_member_fails(setup: &mut Setup) {
+    let last = setup.more_drives.last_mut().expect("there are several drives");
+    last.1.faults.transport = Ppm::percent(10);
+}
+
+/// They fail in two ways, under one reactor, so that one error comes first.
+fn two_members_fail(setup: &mut Setup) {
+    setup.is_event_loop = vec![true];
+    setup.drive.faults.bad_blocks = 0..1000;
+    one_member_fails(setup);
+}
+
+#[test]
+fn without_a_misdeed_the_same_stripes_pass() {
+    assert_eq!(stripe_faults(|_| {}), Vec::<String>::new());
+    assert_eq!(stripe_faults(one_member_fails), Vec::<String>::new());
+    assert_eq!(stripe_faults(two_members_fail), Vec::<String>::new());
+}
+
+#[test]
+fn a_flush_of_a_mapped_disk_that_leaves_out_a_member_is_found_without_a_power_cut() {
+    let faults = stripe_faults(|setup| setup.sabotage = Some(Sabotage::FlushLeavesOutMember));
+    found(&faults, &["a power cut now"]);
+}
+
+#[test]
+fn a_bio_of_a_mapped_disk_that_ends_before_its_last_part_is_found() {
+    let faults = stripe_faults(|setup| setup.sabotage = Some(Sabotage::EndsBeforeLastPart));
+    found(&faults, &["bytes at the drive"]);
+}
+
+#[test]
+fn an_error_of_a_part_that_is_lost_is_found() {
+    let faults = stripe_faults(|setup| {
+        one_member_fails(setup);
+        setup.sabotage = Some(Sabotage::LosesError);
+    });
+    found(&faults, &["ended with Ok"]);
+}
+
+#[test]
+fn a_later_error_in_place_of_the_first_is_found() {
+    let faults = stripe_faults(|setup| {
+        two_members_fail(setup);
+        setup.sabotage = Some(Sabotage::EndsWithAnotherError);
+    });
+    found(&faults, &["the first error of its parts was"]);
+}
+
+#[test]
+fn an_address_one_chunk_off_is_found() {
+    let faults = stripe_faults(|setup| setup.sabotage = Some(Sabotage::AddressesNextChunk));
+    found(&faults, &["which is no part of"]);
 }
 
 #[test]

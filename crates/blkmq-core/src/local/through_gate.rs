@@ -74,7 +74,8 @@ impl LocalQueue {
                 blocked = self.issue_inside(rq, state, now, fx);
             }
         }
-        // Without an elevator, what cannot be issued here waits with its owner: that one's context may have tags.
+        // What goes past the elevator (flushes, and everything where there is none) waits with its owner: that one's context may
+        // have tags.
         while let Some(mut rq) = state.passed.pop_front() {
             rq.state = State::Dispatched;
             self.send_to_owner(rq, now, fx);

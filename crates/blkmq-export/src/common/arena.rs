@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::memory::ALLOWANCE;
-use super::sys::{Piece, forget, map_slab};
+use super::sys::{Piece, map_slab};
 
 /// Pieces that nobody uses.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ pub(crate) struct Arena(Mutex<Free>);
 
 #[derive(Debug, Default)]
 struct Free {
-    /// They hold what was in them before.
+    /// They may hold what was in them before, and take memory for it.
     used: Vec<Piece>,
     /// They take no memory, and read as zeroes.
     blank: Vec<Piece>,
@@ -29,7 +29,8 @@ pub(crate) static ARENA: Arena = Arena(Mutex::new(Free {
 }));
 
 impl Arena {
-    /// Takes a piece; one that others have used, unless it has to be blank.
+    /// Takes a piece; one that others have used, unless it has to be blank. A used one may take memory for all its pages: it is for
+    /// whoever may have that much.
     ///
     /// # Errors
     /// What the system says: it has no memory, or no more mappings.
@@ -40,18 +41,27 @@ impl Arena {
             return Ok(piece);
         }
         // With the lock held, so that those who need memory at once map one slab.
-        free.blank.extend(map_slab(SLAB_PIECES)?);
+        match map_slab(SLAB_PIECES) {
+            Ok(slab) => free.blank.extend(slab),
+            Err(error) => {
+                let mut piece = free.used.pop().ok_or(error)?;
+                piece.forget()?;
+                return Ok(piece);
+            }
+        }
         Ok(free.blank.pop().expect("a slab has pieces"))
     }
 
     /// Takes a piece back.
-    pub(crate) fn put(&self, piece: Piece, is_blank: bool) {
-        let is_blank = is_blank || {
-            let is_enough = self.lock().used.len() >= USED_MAX;
-            is_enough && forget(&piece).is_ok()
-        };
+    pub(crate) fn put(&self, mut piece: Piece) {
         let mut free = self.lock();
-        if is_blank {
+        if !piece.is_blank() && free.used.len() >= USED_MAX {
+            drop(free);
+            // Addresses that are locked in memory keep what they hold.
+            let _ = piece.forget();
+            free = self.lock();
+        }
+        if piece.is_blank() {
             free.blank.push(piece);
         } else {
             free.used.push(piece);
@@ -80,7 +90,7 @@ mod tests {
         let mut pieces: Vec<Piece> = (0..2 * USED_MAX).map(|_| arena.take(false).unwrap()).collect();
         for mut piece in pieces.drain(..) {
             *piece.first() = 7;
-            arena.put(piece, false);
+            arena.put(piece);
         }
         let mut blank: Vec<Piece> = (0..SLAB_PIECES).map(|_| arena.take(true).unwrap()).collect();
         assert!(blank.iter_mut().all(|piece| *piece.first() == 0), "not blank");
@@ -88,6 +98,15 @@ mod tests {
         assert!(
             used.iter_mut().all(|piece| *piece.first() == 7),
             "used ones go first"
+        );
+        // Nobody has touched them since, which does not make them blank.
+        used.drain(..).for_each(|piece| arena.put(piece));
+        let mut blank: Vec<Piece> = (0..SLAB_PIECES).map(|_| arena.take(true).unwrap()).collect();
+        assert!(blank.iter_mut().all(|piece| *piece.first() == 0), "not blank");
+        let mut used: Vec<Piece> = (0..USED_MAX).map(|_| arena.take(false).unwrap()).collect();
+        assert!(
+            used.iter_mut().all(|piece| *piece.first() == 7),
+            "used ones are kept"
         );
         assert_eq!(
             *arena.take(false).unwrap().first(),

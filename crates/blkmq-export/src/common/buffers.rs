@@ -23,11 +23,11 @@ pub(crate) struct Buffers {
 
 /// Why there is no memory for a request.
 #[derive(Debug)]
-pub(crate) enum TagError {
+pub(crate) enum NoMemory {
     /// Others have it; the connection is woken when it may try again.
-    OfMemory,
+    Now,
     /// The system refuses.
-    OfTheSystems(io::Error),
+    OfTheSystem(io::Error),
 }
 
 impl Buffers {
@@ -45,7 +45,7 @@ impl Buffers {
     ///
     /// # Errors
     /// If there is none for it now.
-    pub(crate) fn take(&mut self, bytes: usize) -> Result<Payload, TagError> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<Payload, NoMemory> {
         if bytes <= PIECE_BYTES {
             return self
                 .take_small(bytes)
@@ -53,7 +53,7 @@ impl Buffers {
         }
         let needed = bytes.next_multiple_of(PAGE);
         if !self.account.take(needed as u64) {
-            return Err(TagError::OfMemory);
+            return Err(NoMemory::Now);
         }
         let mut buffers = Vec::with_capacity(needed.div_ceil(PIECE_BYTES));
         let most = if self.is_for_itself {
@@ -68,9 +68,10 @@ impl Buffers {
             match self.region(kept.next()) {
                 Ok(region) => buffers.push(region.take(piece).expect("a region that is large enough")),
                 Err(error) => {
-                    self.account.give(paid as u64);
-                    self.put_all(buffers);
-                    return Err(TagError::OfTheSystems(error));
+                    let fresh: usize = buffers.iter().map(Buffer::fresh_bytes).sum();
+                    self.account.give((paid + fresh) as u64);
+                    self.untake_all(buffers);
+                    return Err(NoMemory::OfTheSystem(error));
                 }
             }
             paid -= piece;
@@ -92,7 +93,7 @@ impl Buffers {
     }
 
     /// Takes a buffer in one of the regions that there are, or in a new one that others may share.
-    fn take_small(&mut self, bytes: usize) -> Result<Buffer, TagError> {
+    fn take_small(&mut self, bytes: usize) -> Result<Buffer, NoMemory> {
         if let Some(buffer) = self.own()?.take(bytes) {
             // If it has stood in line for more, that is not needed any more.
             self.account.give_up();
@@ -107,11 +108,8 @@ impl Buffers {
         if fresh == 0 {
             self.account.give_up();
         } else if !self.account.take(fresh) {
-            let region = buffer.region().clone();
-            buffer.untake();
-            let unused = self.unused(region);
-            self.account.keep(unused.into_iter().collect());
-            return Err(TagError::OfMemory);
+            self.untake_all(vec![buffer]);
+            return Err(NoMemory::Now);
         } else {
             self.account.make_fit();
         }
@@ -119,13 +117,13 @@ impl Buffers {
     }
 
     /// A buffer of a region that nobody used.
-    fn first_of_a_region(&mut self, bytes: usize) -> Result<Buffer, TagError> {
+    fn first_of_a_region(&mut self, bytes: usize) -> Result<Buffer, NoMemory> {
         let kept = if self.is_for_itself {
             None
         } else {
             self.account.take_kept_whole()
         };
-        let region = self.region(kept).map_err(TagError::OfTheSystems)?;
+        let region = self.region(kept).map_err(NoMemory::OfTheSystem)?;
         let buffer = region.take(bytes).expect("a new region that is large enough");
         if bytes <= SMALL_BYTES {
             self.shared.push(region);
@@ -137,6 +135,17 @@ impl Buffers {
         let regions = buffers.into_iter().filter_map(|buffer| {
             let region = buffer.region().clone();
             drop(buffer);
+            self.unused(region)
+        });
+        let unused = regions.collect();
+        self.account.keep(unused);
+    }
+
+    /// Takes buffers back that nobody has touched.
+    fn untake_all(&mut self, buffers: Vec<Buffer>) {
+        let regions = buffers.into_iter().filter_map(|buffer| {
+            let region = buffer.region().clone();
+            buffer.untake();
             self.unused(region)
         });
         let unused = regions.collect();
@@ -155,19 +164,23 @@ impl Buffers {
         chunk.filter(|chunk| chunk.touched_bytes() > 0)
     }
 
-    fn own(&mut self) -> Result<&Region, TagError> {
+    fn own(&mut self) -> Result<&Region, NoMemory> {
         if self.own.is_none() {
-            self.own = Some(self.region(None).map_err(TagError::OfTheSystems)?);
+            // It counts for nothing, whatever memory it takes: it may be a piece that others have used.
+            let own = match self.is_for_itself {
+                true => Region::new_blank(PIECE_BYTES),
+                false => Region::new(PIECE_BYTES),
+            };
+            self.own = Some(own.map_err(NoMemory::OfTheSystem)?);
         }
         Ok(self.own.as_ref().expect("it was just made"))
     }
 
-    /// A region that was kept, or another one.
+    /// A region that was kept, or another one, which takes no memory but what will count.
     fn region(&self, kept: Option<Chunk>) -> io::Result<Region> {
         match kept {
             Some(chunk) => Ok(chunk.into_region()),
-            None if self.is_for_itself => Region::new_blank(PIECE_BYTES),
-            None => Region::new(PIECE_BYTES),
+            None => Region::new_blank(PIECE_BYTES),
         }
     }
 }

@@ -179,7 +179,11 @@ unsafe impl Send for Chunk {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(piece) = self.piece.take() {
-            ARENA.put(piece, self.touched.get() == 0);
+            ARENA.put(if self.touched.get() == 0 {
+                piece
+            } else {
+                piece.touched()
+            });
             return;
         }
         // SAFETY: the mapping is ours, and whoever could reach it had a part in the count that has come to nothing.
@@ -192,15 +196,41 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub(crate) struct Piece {
     start: NonNull<u8>,
+    is_blank: bool,
 }
 
 // SAFETY: nobody else has these addresses, and nothing of them belongs to a thread.
 unsafe impl Send for Piece {}
 
-#[cfg(test)]
 impl Piece {
-    /// Its first byte.
+    /// Says whether it reads as zeroes and takes no memory.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.is_blank
+    }
+
+    /// Notes that it was written to.
+    fn touched(self) -> Self {
+        Self {
+            is_blank: false,
+            ..self
+        }
+    }
+
+    /// Gives what it holds back to the system: it is blank then.
+    ///
+    /// # Errors
+    /// What the system says: these addresses are locked in memory.
+    pub(crate) fn forget(&mut self) -> io::Result<()> {
+        // SAFETY: the range is mapped, private and anonymous, and nobody but the piece's owner reaches it.
+        unsafe { madvise(self.start.as_ptr().cast(), PIECE_BYTES, Advice::LinuxDontNeed) }?;
+        self.is_blank = true;
+        Ok(())
+    }
+
+    /// Its first byte, for a test.
+    #[cfg(test)]
     pub(crate) fn first(&mut self) -> &mut u8 {
+        self.is_blank = false;
         // SAFETY: it is mapped, readable and writable, and borrowed exclusively.
         unsafe { self.start.as_mut() }
     }
@@ -223,18 +253,11 @@ pub(crate) fn map_slab(count: usize) -> io::Result<impl Iterator<Item = Piece>> 
     Ok((0..count).map(move |index| {
         // SAFETY: inside the slab, which is that long.
         let start = unsafe { start.add(index * PIECE_BYTES) };
-        Piece { start }
+        Piece {
+            start,
+            is_blank: true,
+        }
     }))
-}
-
-/// Gives what a piece holds back to the system; it reads as zeroes then.
-///
-/// # Errors
-/// What the system says: these addresses are locked in memory.
-pub(crate) fn forget(piece: &Piece) -> io::Result<()> {
-    // SAFETY: the range is mapped, private and anonymous, and nobody but the piece's owner reaches it.
-    let forgotten = unsafe { madvise(piece.start.as_ptr().cast(), PIECE_BYTES, Advice::LinuxDontNeed) };
-    Ok(forgotten?)
 }
 
 /// Maps memory.

@@ -48,7 +48,7 @@ impl Default for Limits {
             payload_bytes_max: PORTABLE_PAYLOAD_BYTES,
             requests_max: 256,
             memory_bytes_max: 64 << 20,
-            unsent_bytes_max: 256 << 10,
+            unsent_bytes_max: 64 << 10,
             options_max: 1024,
             option_bytes_max: 16 << 10,
             option_skip_bytes_max: 1 << 20,

@@ -222,7 +222,7 @@ impl ReactorCore {
         &mut self.fx.ended
     }
 
-    /// Hands the ring's completions to their ports and returns the ports that got some, that of the wake-up event aside.
+    /// Hands the ring's completions to their clients and returns the clients that got some, that of the wake-up event aside.
     pub(crate) fn reap_ring(&mut self) -> &[u16] {
         self.ready.clear();
         if self.ring.in_flight() == 0 {

@@ -2,9 +2,9 @@
 //! kicks, wait. `reactor::core` knows how to sleep and to run the queues; `engine` starts the threads.
 //!
 //! ```text
-//!   orders, ring, timers -> queues run -> ended bios to services -> unplug -> end_of_batch -> unplug, kicks
-//!            ^                                                                                       |
-//!            +----------------------------- wait, unless there is news <-----------------------------+
+//!   orders, services that come and go, ring, shared memory, timers
+//!      -> queues run -> room offered -> ended bios to services, unplug -> end_of_batch -> unplug, kicks
+//!      -> wait, unless there is news -> the same again
 //! ```
 
 pub(crate) mod core;

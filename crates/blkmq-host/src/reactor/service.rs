@@ -33,8 +33,8 @@ pub trait Service {
     /// may have taken.
     fn on_wake(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// A bio was refused before, and there may be room now. Called again and again until a submission
-    /// succeeds; of several services that wait for room for one group on one queue, one after the other.
+    /// A bio was refused before, and there may be room now. Called once for each refusal, and if one is refused then, again and
+    /// again; of several services that wait for room for one group on one queue, one after the other.
     fn on_room(&mut self, _cx: &mut Cx<'_>) {}
 
     /// Is called once after each batch of the calls above, before the reactor waits: the moment to send what
@@ -147,7 +147,7 @@ impl Cx<'_> {
         self.core.now()
     }
 
-    /// Submits a bio; it ends with [`Service::on_end`], after this call. `ring_client` is overwritten.
+    /// Submits a bio; it ends with [`Service::on_end`], after this call. The bio's `client` is overwritten.
     ///
     /// # Errors
     /// The bio, if too many are waiting, or its group has had enough data moved in this turn: [`Service::on_room`] says when to try
@@ -161,10 +161,8 @@ impl Cx<'_> {
         }
         let submitted = self.core.submit(queue, bio);
         match submitted {
-            Ok(()) => {
-                self.state.outstanding += 1;
-                self.state.refused = None;
-            }
+            // One that was refused before this one still waits for room.
+            Ok(()) => self.state.outstanding += 1,
             Err(_) => self.state.refused = Some(of),
         }
         submitted

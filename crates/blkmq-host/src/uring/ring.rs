@@ -155,11 +155,11 @@ impl RingHandle {
     /// Opens a client.
     ///
     /// # Panics
-    /// If 65536 ports are open or not yet drained.
+    /// If 65536 clients are open or not yet drained.
     pub fn open_client(&self) -> RingClient {
         let mut state = self.0.state.borrow_mut();
         let id = state.unused.pop().unwrap_or_else(|| {
-            let id = u16::try_from(state.clients.len()).expect("fewer than 65536 ports of one ring");
+            let id = u16::try_from(state.clients.len()).expect("fewer than 65536 clients of one ring");
             state.clients.push(ClientState::default());
             id
         });
@@ -183,7 +183,7 @@ impl RingHandle {
         self.0.state.borrow_mut().has_unsubmitted()
     }
 
-    /// Hands what has completed to the ports. Returns how many completions that were. Enters the kernel only
+    /// Hands what has completed to the clients. Returns how many completions that were. Enters the kernel only
     /// if it has announced completions that it has not posted, or has to look at devices.
     pub fn reap(&self) -> usize {
         let mut state = self.0.state.borrow_mut();
@@ -202,7 +202,7 @@ impl RingHandle {
         !state.uring.completion().is_empty() || state.must_enter(self.in_flight())
     }
 
-    /// Entries pushed, through all ports, whose last completion has not been reaped.
+    /// Entries pushed, through all clients, whose last completion has not been reaped.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.0.in_flight.get()
@@ -210,7 +210,7 @@ impl RingHandle {
 
     /// Submits what was pushed and blocks, in the same system call, until something has completed or
     /// `timeout` is over. Returns at once if completions are there already. What completed is handed to the
-    /// ports by [`Self::reap`].
+    /// clients by [`Self::reap`].
     pub fn wait(&self, timeout: Option<Nanos>) {
         let wait = Wait::Until {
             timeout,
@@ -234,7 +234,7 @@ impl RingHandle {
         self.0.state.borrow().enters
     }
 
-    /// Appends the ids of the ports that have got completions since the last call.
+    /// Appends the ids of the clients that have got completions since the last call.
     pub fn take_ready(&self, into: &mut Vec<u16>) {
         let state = &mut *self.0.state.borrow_mut();
         for id in state.ready.drain(..) {
@@ -462,7 +462,7 @@ mod tests {
             }
         }
         let used = ring.0.state.borrow().clients.len();
-        assert!(used <= 8, "{used} numbers for 3 ports at a time");
+        assert!(used <= 8, "{used} numbers for 3 clients at a time");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use blkmq_core::ids::{Cookie, DiskId};
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
 
-use crate::images::{Cell, Images};
+use crate::images::{Cell, Images, Lot};
 use crate::rng::{Ppm, Rng};
 use fault::{Faults, Mutation, Plan};
 use model::{Arm, Model, Work};
@@ -52,10 +52,10 @@ pub struct Spec {
     pub slowness: Vec<u32>,
 }
 
-/// Where a disk lies on the drive.
+/// Where a disk lies on its drive.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// Its first block.
+    /// Its first block; the blocks of several drives are numbered through.
     pub first: u32,
     /// How many blocks it has.
     pub blocks: u32,
@@ -66,6 +66,8 @@ pub struct Span {
 pub struct Drive {
     spec: Spec,
     block: u64,
+    /// Blocks that are written together or not at all when the power fails.
+    physical: u32,
     places: Vec<Span>,
     images: Images,
     rng: Rng,
@@ -128,14 +130,18 @@ struct Part {
 }
 
 impl Drive {
-    /// Makes a drive with a way in for each of `hctxs` hardware contexts.
-    pub fn new(spec: Spec, block: u32, places: Vec<Span>, hctxs: u16, rng: Rng) -> Self {
-        let blocks = places.iter().map(|p| p.first + p.blocks).max().unwrap_or(0);
+    /// Makes a drive with a way in for each of `hctxs` hardware contexts; its disks lie behind each other, in blocks of so many
+    /// bytes, of which its physical blocks are made.
+    pub fn new(spec: Spec, (block, physical): (u32, u32), places: Vec<Span>, hctxs: u16, rng: Rng) -> Self {
+        let first = places.first().map_or(0, |place| place.first);
+        let end = places.last().map_or(0, |place| place.first + place.blocks);
+        let blocks = end - first;
         Self {
             spec,
             block: u64::from(block),
+            physical: physical / block,
             places,
-            images: Images::new(blocks),
+            images: Images::new(first..end),
             rng,
             arm: Arm::new(u64::from(blocks) * u64::from(block)),
             ways: (0..hctxs).map(|_| Way::default()).collect(),
@@ -185,11 +191,13 @@ impl Drive {
 
     /// Writes some of the cache back.
     pub fn destage(&mut self) {
-        self.images.destage(Ppm::percent(20), &mut self.rng);
+        let mut lot = Lot::new(Ppm::percent(20), self.physical);
+        self.images.destage(&mut lot, &mut self.rng);
     }
 
     /// Cuts the power. Of writes in service some blocks are done; of the cache some blocks are saved; the rest is lost.
-    pub fn power_cut(&mut self, memory: &mut dyn Memory) {
+    /// Returns how many blocks of it are lost.
+    pub fn power_cut(&mut self, memory: &mut dyn Memory) -> usize {
         let serving: Vec<u64> = self.serving.iter().map(|&(_, id)| id).collect();
         for id in serving {
             let command = &self.commands[&id];
@@ -200,9 +208,10 @@ impl Drive {
                 }
             }
         }
-        self.images.destage(Ppm::percent(50), &mut self.rng);
-        self.images.power_cut();
+        let mut lot = Lot::new(Ppm::percent(50), self.physical);
+        self.images.destage(&mut lot, &mut self.rng);
         self.forget_commands();
+        self.images.power_cut()
     }
 
     fn forget_commands(&mut self) {

@@ -1,6 +1,7 @@
 //! Decides how the core meets a modelled drive: one [`ModelledHctx`] per hardware context, which shows each call to the oracle, and below
 //! it a [`Way`] into the drive, or several paths with one each.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use blkmq_core::bio::Status;
@@ -9,20 +10,26 @@ use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 
+use super::Drive;
 use crate::history::{Answer, Fact};
 use crate::stage::Stage;
 
 /// A way into the drive, which the oracle does not look at.
 #[derive(Debug)]
 pub struct Way {
+    drive: usize,
     way: u16,
     stage: Rc<Stage>,
 }
 
 impl Way {
-    /// Makes the driver of a way.
-    pub fn new(way: u16, stage: Rc<Stage>) -> Self {
-        Self { way, stage }
+    /// Makes the driver of a way into one of the drives.
+    pub fn new(drive: usize, way: u16, stage: Rc<Stage>) -> Self {
+        Self { drive, way, stage }
+    }
+
+    fn drive(&self) -> &RefCell<Drive> {
+        &self.stage.drives[self.drive]
     }
 }
 
@@ -30,22 +37,22 @@ impl HctxDriver for Way {
     /// Does not commit, whatever `last` says: that is left to who calls.
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         let mut oracle = self.stage.oracle.borrow_mut();
-        let mut drive = self.stage.drive.borrow_mut();
+        let mut drive = self.drive().borrow_mut();
         drive.issue(self.way, rq, cookie, &mut *oracle)
     }
 
     fn commit(&mut self) {
         let mut oracle = self.stage.oracle.borrow_mut();
-        let mut drive = self.stage.drive.borrow_mut();
+        let mut drive = self.drive().borrow_mut();
         drive.commit(self.way, self.stage.now.get(), &mut *oracle);
     }
 
     fn reap(&mut self, _now: Instant, done: &mut Vec<Done>) {
-        self.stage.drive.borrow_mut().reap(self.way, done);
+        self.drive().borrow_mut().reap(self.way, done);
     }
 
     fn next_event(&self) -> Option<Instant> {
-        let drive = self.stage.drive.borrow();
+        let drive = self.drive().borrow();
         if drive.has_interrupts() {
             return None;
         }
@@ -53,21 +60,27 @@ impl HctxDriver for Way {
     }
 
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
-        self.stage.drive.borrow_mut().timed_out(self.way, cookie)
+        self.drive().borrow_mut().timed_out(self.way, cookie)
     }
 }
 
 /// One hardware context's driver, as the core sees it.
 pub struct ModelledHctx {
+    queue: usize,
     hctx: HctxId,
     lower: Box<dyn HctxDriver>,
     stage: Rc<Stage>,
 }
 
 impl ModelledHctx {
-    /// Makes the driver of `hctx` of what is below it.
-    pub fn new(hctx: HctxId, lower: Box<dyn HctxDriver>, stage: Rc<Stage>) -> Self {
-        Self { hctx, lower, stage }
+    /// Makes the driver of `hctx` of a queue, of what is below it.
+    pub fn new(queue: usize, hctx: HctxId, lower: Box<dyn HctxDriver>, stage: Rc<Stage>) -> Self {
+        Self {
+            queue,
+            hctx,
+            lower,
+            stage,
+        }
     }
 
     fn count(&self, issued: u64, reaped: u64) {
@@ -90,10 +103,13 @@ impl HctxDriver for ModelledHctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         let stage = Rc::clone(&self.stage);
         stage.run_meanwhile();
-        stage.advance_drive();
-        stage.oracle.borrow_mut().issue(self.hctx, rq, cookie);
+        stage.advance_drives();
+        stage.oracle.borrow_mut().issue(self.queue, self.hctx, rq, cookie);
         let answer = self.lower.issue(rq, cookie, last, now);
-        stage.oracle.borrow_mut().answered(self.hctx, rq, cookie, answer);
+        stage
+            .oracle
+            .borrow_mut()
+            .answered(self.queue, self.hctx, rq, cookie, answer);
         if let Issued::Done(status) = answer {
             self.judge(status);
         }
@@ -120,12 +136,12 @@ impl HctxDriver for ModelledHctx {
 
     fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
         let stage = Rc::clone(&self.stage);
-        stage.advance_drive();
+        stage.advance_drives();
         let first = done.len();
         self.lower.reap(now, done);
         for &end in &done[first..] {
             self.judge(end.status);
-            stage.oracle.borrow_mut().done(self.hctx, end);
+            stage.oracle.borrow_mut().done(self.queue, self.hctx, end);
             stage.note(Fact::Done {
                 hctx: self.hctx,
                 tag: end.cookie.tag(),
@@ -152,7 +168,10 @@ impl HctxDriver for ModelledHctx {
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
         let answer = self.lower.timed_out(cookie);
         let stage = &self.stage;
-        stage.oracle.borrow_mut().timed_out(self.hctx, cookie, answer);
+        stage
+            .oracle
+            .borrow_mut()
+            .timed_out(self.queue, self.hctx, cookie, answer);
         stage.note(Fact::TimedOut {
             hctx: self.hctx,
             tag: cookie.tag(),

@@ -5,6 +5,7 @@ use blkmq_core::bio::{Op, Status};
 
 use super::fault::Mutation;
 use super::{Command, Drive, Memory, Part};
+use crate::images::Lot;
 use crate::rng::Ppm;
 
 impl Drive {
@@ -37,9 +38,11 @@ impl Drive {
         share: Ppm,
         memory: &mut dyn Memory,
     ) {
+        let mut lot = Lot::new(share, self.physical);
+        let first = self.images.blocks().start;
         for n in 0..part.count {
             let (block, index) = (part.block + n, part.index + n);
-            if share < Self::ALL_BLOCKS && !self.rng.chance(share) {
+            if share < Self::ALL_BLOCKS && !lot.takes(block - first, &mut self.rng) {
                 continue;
             }
             match op {

@@ -7,7 +7,7 @@
 //! is durable: by FUA, by a drive without a cache, or by a flush submitted after its end that has ended well.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
+use std::rc::Rc;
 
 use blkmq_core::bio::Op;
 use blkmq_core::ids::DiskId;
@@ -22,7 +22,7 @@ pub fn content_of(token: u64, index: u32) -> u64 {
     token << 16 | u64::from(index)
 }
 
-/// All blocks of a drive.
+/// All blocks of the drives.
 #[derive(Debug)]
 pub(super) struct Content {
     blocks: Vec<Block>,
@@ -53,7 +53,8 @@ struct Version {
 #[derive(Debug)]
 struct Written {
     op: Op,
-    blocks: Range<u32>,
+    /// In the order of its buffer.
+    blocks: Rc<[u32]>,
     submitted: Tick,
 }
 
@@ -77,9 +78,9 @@ impl Content {
     }
 
     /// A bio that changes `blocks` has been submitted.
-    pub(super) fn write_submitted(&mut self, token: u64, op: Op, blocks: Range<u32>, now: Tick) {
-        for (index, block) in blocks.clone().enumerate() {
-            let block = &mut self.blocks[block as usize];
+    pub(super) fn write_submitted(&mut self, token: u64, op: Op, blocks: Rc<[u32]>, now: Tick) {
+        for (index, block) in blocks.iter().enumerate() {
+            let block = &mut self.blocks[*block as usize];
             let zeroes = op != Op::Write;
             if zeroes {
                 block.zeroed = now;
@@ -109,8 +110,8 @@ impl Content {
     /// It was not taken after all.
     pub(super) fn withdraw(&mut self, token: u64) {
         if let Some(written) = self.writes.remove(&token) {
-            for block in written.blocks {
-                self.blocks[block as usize].versions.retain(|v| v.token != token);
+            for block in &*written.blocks {
+                self.blocks[*block as usize].versions.retain(|v| v.token != token);
             }
         }
     }
@@ -120,8 +121,8 @@ impl Content {
         let written = &self.writes[&token];
         let overwrites = ok && written.op != Op::Discard;
         let submitted = written.submitted;
-        for block in written.blocks.clone() {
-            for version in &mut self.blocks[block as usize].versions {
+        for block in &*written.blocks {
+            for version in &mut self.blocks[*block as usize].versions {
                 if version.token == token {
                     version.ended = now;
                 }
@@ -150,7 +151,7 @@ impl Content {
         let Written {
             blocks, submitted, ..
         } = &self.writes[&token];
-        for block in blocks.clone() {
+        for &block in &**blocks {
             let versions = &mut self.blocks[block as usize].versions;
             // A later durable write may have removed it.
             if versions.iter().any(|v| v.token == token) {
@@ -161,10 +162,10 @@ impl Content {
     }
 
     /// Returns what a read of `blocks` submitted now may return, as far as is known yet.
-    pub(super) fn snapshot(&self, blocks: Range<u32>, taken: Tick) -> Snapshot {
+    pub(super) fn snapshot(&self, blocks: &[u32], taken: Tick) -> Snapshot {
         let mut values = Vec::new();
-        for (index, block) in blocks.enumerate() {
-            let live = self.blocks[block as usize].versions.iter();
+        for (index, block) in blocks.iter().enumerate() {
+            let live = self.blocks[*block as usize].versions.iter();
             values.extend(live.filter(|v| !v.overwritten).map(|v| (index as u32, v.value)));
         }
         Snapshot { values, taken }
@@ -174,12 +175,11 @@ impl Content {
     pub(super) fn check_read(
         &self,
         token: u64,
-        first: u32,
+        blocks: &[u32],
         buffer: &[u64],
         seen: &Snapshot,
     ) -> Result<(), String> {
-        for (index, &value) in buffer.iter().enumerate() {
-            let block = first + index as u32;
+        for (index, (&value, &block)) in buffer.iter().zip(blocks).enumerate() {
             if !seen.values.contains(&(index as u32, value)) && !self.is_later(seen.taken, block, value) {
                 return Err(format!(
                     "read {token} returned {} for block {block}; it may be {:?}",
@@ -197,18 +197,17 @@ impl Content {
             return self.blocks[block as usize].zeroed > then;
         }
         let writer = value >> 16;
-        let index = (value & 0xffff) as u32;
-        self.writes.get(&writer).is_some_and(|w| {
-            w.submitted > then
-                && w.op == Op::Write
-                && w.blocks.contains(&block)
-                && block - w.blocks.start == index
-        })
+        let index = (value & 0xffff) as usize;
+        self.writes
+            .get(&writer)
+            .is_some_and(|w| w.submitted > then && w.op == Op::Write && w.blocks.get(index) == Some(&block))
     }
 
-    /// Checks what would be found after a power cut now, wherever that may have changed since the last check.
+    /// Checks what would be found on a drive after a power cut now, wherever that may have changed since the last check.
     pub(super) fn check_durable(&mut self, images: &mut Images) -> Result<(), String> {
-        for block in images.take_changed().into_iter().chain(self.narrowed.drain(..)) {
+        let on_drive = images.blocks();
+        let narrowed = self.narrowed.extract_if(.., |block| on_drive.contains(block));
+        for block in images.take_changed().into_iter().chain(narrowed) {
             let value = images.durable(block);
             let versions = &self.blocks[block as usize].versions;
             if !versions.iter().any(|v| v.value == value) {
@@ -224,8 +223,8 @@ impl Content {
 
     /// The power was cut: from here on the drive's content is known, and nothing is under way.
     pub(super) fn power_cut(&mut self, images: &Images) {
-        for (number, block) in self.blocks.iter_mut().enumerate() {
-            *block = Block::known(images.durable(number as u32));
+        for number in images.blocks() {
+            self.blocks[number as usize] = Block::known(images.durable(number));
         }
         self.volatile.iter_mut().for_each(VecDeque::clear);
     }
@@ -273,17 +272,17 @@ mod tests {
     }
 
     fn check(content: &Content, reader: u64, snapshot: &Snapshot, value: u64) -> bool {
-        content.check_read(reader, 0, &[value], snapshot).is_ok()
+        content.check_read(reader, &[0], &[value], snapshot).is_ok()
     }
 
     #[test]
     fn a_read_may_see_any_write_that_is_under_way_and_no_overwritten_one() {
         let mut content = content();
-        content.write_submitted(1, Op::Write, 0..1, 1);
+        content.write_submitted(1, Op::Write, [0].into(), 1);
         content.write_ended(1, true, false, DISK, 2);
-        content.write_submitted(2, Op::Write, 0..1, 3);
-        let seen = content.snapshot(0..1, 4);
-        content.write_submitted(4, Op::Write, 0..1, 5);
+        content.write_submitted(2, Op::Write, [0].into(), 3);
+        let seen = content.snapshot(&[0], 4);
+        content.write_submitted(4, Op::Write, [0].into(), 5);
         for (value, allowed) in [
             (0, false),
             (content_of(1, 0), true),
@@ -298,9 +297,9 @@ mod tests {
     #[test]
     fn a_failed_write_overwrites_nothing_for_sure() {
         let mut content = content();
-        content.write_submitted(1, Op::Write, 0..1, 1);
+        content.write_submitted(1, Op::Write, [0].into(), 1);
         content.write_ended(1, false, false, DISK, 2);
-        let seen = content.snapshot(0..1, 3);
+        let seen = content.snapshot(&[0], 3);
         assert!(check(&content, 2, &seen, 0));
         assert!(check(&content, 2, &seen, content_of(1, 0)));
     }
@@ -308,10 +307,10 @@ mod tests {
     #[test]
     fn a_flush_binds_what_ended_before_it_was_submitted_and_nothing_else() {
         let mut content = content();
-        let mut images = Images::new(8);
-        content.write_submitted(1, Op::Write, 0..1, 1);
+        let mut images = Images::new(0..8);
+        content.write_submitted(1, Op::Write, [0].into(), 1);
         content.write_ended(1, true, false, DISK, 2);
-        content.write_submitted(2, Op::Write, 1..2, 3);
+        content.write_submitted(2, Op::Write, [1].into(), 3);
         content.write_ended(2, true, false, DISK, 5);
         content.flushed(DISK, 4);
         let error = content.check_durable(&mut images).unwrap_err();
@@ -324,12 +323,12 @@ mod tests {
     #[test]
     fn a_durable_write_may_be_followed_by_a_later_one_but_not_by_an_earlier() {
         let mut content = content();
-        let mut images = Images::new(8);
-        content.write_submitted(1, Op::Write, 0..1, 1);
+        let mut images = Images::new(0..8);
+        content.write_submitted(1, Op::Write, [0].into(), 1);
         content.write_ended(1, true, false, DISK, 2);
-        content.write_submitted(2, Op::Write, 0..1, 3);
+        content.write_submitted(2, Op::Write, [0].into(), 3);
         content.write_ended(2, true, true, DISK, 4);
-        content.write_submitted(3, Op::Write, 0..1, 5);
+        content.write_submitted(3, Op::Write, [0].into(), 5);
         images.write(0, content_of(3, 0), true);
         assert_eq!(content.check_durable(&mut images), Ok(()));
         images.write(0, content_of(1, 0), true);

@@ -4,45 +4,29 @@
 //! `record` follows each bio, `wire` the requests at the drive, `content` the blocks.
 
 mod content;
+mod part_ends;
 mod record;
+mod rules;
 mod wire;
 
-use std::ops::Range;
+use std::rc::Rc;
 
 use blkmq_core::bio::{Bio, Flags, Op, Status};
 use blkmq_core::driver::{Done, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId, ReactorId};
-use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 
-use crate::drive::{Memory, Span};
+use crate::drive::Memory;
 use crate::images::Images;
 pub use content::content_of;
 use content::{Content, Tick};
+use part_ends::PartEnds;
 use record::{BioRecord, BioRecords, token_of};
+pub use rules::{DiskRules, Rules, WireRules};
 use wire::Wire;
 
 /// What a read's buffer holds before the drive has stored anything.
 const UNREAD: u64 = u64::MAX;
-
-/// What the oracle has to know of the queue.
-#[derive(Clone, Debug)]
-pub struct Rules {
-    /// The drive's limits.
-    pub limits: Limits,
-    /// Where each disk lies.
-    pub places: Vec<Span>,
-    /// Disks that refuse changes.
-    pub read_only: Vec<bool>,
-    /// How many hardware contexts there are.
-    pub hctxs: u16,
-    /// The depth of each tag set.
-    pub depth: u32,
-    /// There is one tag set for all hardware contexts.
-    pub shared_tags: bool,
-    /// Groups come and go: a bio of a removed one may be given to its ancestor.
-    pub groups_change: bool,
-}
 
 /// What was counted on the way.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,41 +51,63 @@ pub struct Counts {
     pub in_flight_max: u64,
 }
 
+/// A flush that failed: when, where and how.
+#[derive(Clone, Copy, Debug)]
+struct FlushError {
+    at: Tick,
+    /// The first block of the disk.
+    leaf: u32,
+    status: Status,
+}
+
+/// Whether a power cut left something half done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Torn {
+    /// Of two neighbouring parts of a bio that was under way, one is written and one is not.
+    pub bios: bool,
+    /// A block of a disk, as clients see it, is written in part.
+    pub blocks: bool,
+}
+
 /// The watcher of one history.
 #[derive(Debug)]
 pub struct Oracle {
     rules: Rules,
     content: Content,
     records: BioRecords,
-    wire: Wire,
+    /// One for each queue.
+    wires: Vec<Wire>,
     now: Tick,
-    /// When flushes of a disk failed, and how.
-    flush_errors: Vec<Vec<(Tick, Status)>>,
+    /// When flushes of a queue's disk failed, and how.
+    flush_errors: Vec<FlushError>,
     /// Counters, for the summary.
     pub counts: Counts,
     failure: Option<String>,
 }
 
 impl Oracle {
-    /// Makes the watcher of a fresh queue over a fresh drive.
+    /// Makes the watcher of fresh queues over fresh drives.
     pub fn new(rules: Rules) -> Self {
-        let blocks = rules.places.iter().map(|p| p.first + p.blocks).max().unwrap_or(0);
-        let disks = rules.places.len();
-        let block = u64::from(rules.limits.logical_block);
-        let bases = rules.places.iter().map(|p| u64::from(p.first) * block).collect();
-        let wire = Wire::new(
-            rules.limits.clone(),
-            bases,
-            rules.hctxs,
-            rules.depth,
-            rules.shared_tags,
-        );
+        let places = rules.wires.iter().flat_map(|wire| &wire.places);
+        let blocks = places.map(|p| p.first + p.blocks).max().unwrap_or(0);
+        let block = u64::from(rules.block);
+        let wire = |wire: &WireRules| {
+            let first = wire.places[0].first;
+            let bases = wire.places.iter().map(|p| u64::from(p.first - first) * block);
+            Wire::new(
+                wire.limits.clone(),
+                bases.collect(),
+                rules.hctxs,
+                rules.depth,
+                rules.shared_tags,
+            )
+        };
         Self {
-            content: Content::new(blocks, disks),
-            records: BioRecords::new(rules.groups_change),
-            wire,
+            content: Content::new(blocks, rules.disks.len()),
+            records: BioRecords::new(rules.groups_change, rules.one_reactor),
+            wires: rules.wires.iter().map(wire).collect(),
             now: 1,
-            flush_errors: vec![Vec::new(); disks],
+            flush_errors: Vec::new(),
             counts: Counts::default(),
             failure: None,
             rules,
@@ -131,11 +137,13 @@ impl Oracle {
     /// Returns a bio of a reactor that is not `away` that could be issued now and waits for nothing else.
     /// Each reactor has `plenty` requests for whoever asks first. Those of who is away may hold the depth.
     pub fn held_back(&self, plenty: u32, away: &[ReactorId]) -> Option<u64> {
-        if !self.wire.has_room_anywhere() {
+        if !self.wires.iter().all(Wire::has_room_anywhere) {
             return None;
         }
         // Disks, and contexts without an elevator, have a share of shared tags alone: what is beyond it is held back on purpose.
-        if self.rules.shared_tags && (self.rules.places.len() > 1 || !self.wire.is_scheduled()) {
+        let has_shares = |(wire, rules): (&Wire, &WireRules)| rules.places.len() > 1 || !wire.is_scheduled();
+        let mut wires = self.wires.iter().zip(&self.rules.wires);
+        if self.rules.shared_tags && wires.any(has_shares) {
             return None;
         }
         let parts_max = self.records.parts_max(self.block());
@@ -147,26 +155,50 @@ impl Oracle {
         };
         let counts = |reactor| {
             let has_requests = parts_max[&reactor] <= u64::from(plenty);
-            has_requests && !away.contains(&reactor) && self.wire.has_room(reactor, taken)
+            let has_room = |wire: &Wire| wire.has_room(reactor, taken);
+            has_requests && !away.contains(&reactor) && self.wires.iter().all(has_room)
         };
         self.records.waiting_for_room(counts)
     }
 
-    /// Returns how many requests are at the drive.
+    /// Returns a bio of a reactor of which the drives have reported some bytes, and some not.
+    pub fn half_done(&self, reactor: ReactorId) -> Option<Bio> {
+        self.records.half_done(reactor)
+    }
+
+    /// Returns another error that the drives reported for a bio than the one with which it ends.
+    pub fn another_error(&mut self, bio: &Bio) -> Option<Status> {
+        let errors = self.records.get(bio.cookie).ok()?.errors;
+        let all = [Status::Io, Status::Medium, Status::Transport, Status::Timeout];
+        let is_other = |status: &Status| *status != bio.status && errors & 1 << *status as u8 != 0;
+        all.into_iter().find(is_other)
+    }
+
+    /// Returns how many requests are at the drives.
     pub fn in_flight(&self) -> usize {
-        self.wire.in_flight()
+        self.wires.iter().map(Wire::in_flight).sum()
+    }
+
+    /// Returns how many requests are at the drive of one queue.
+    pub fn in_flight_of(&self, queue: usize) -> usize {
+        self.wires[queue].in_flight()
     }
 
     /// A client is about to submit a bio; its cookie and token are one number, higher than all before.
     pub fn submit(&mut self, reactor: ReactorId, bio: &Bio) {
         let token = bio.cookie;
         let now = self.tick();
-        let place = self.rules.places[bio.disk.index()];
-        let size = u64::from(place.blocks) * self.block();
-        let read_only = self.rules.read_only[bio.disk.index()];
-        let verdict = self.rules.limits.check_bio(bio, size, read_only);
+        let disk = &self.rules.disks[bio.disk.index()];
+        let size = disk.layout.blocks.len() as u64 * self.block();
+        let verdict = disk.limits.check_bio(bio, size, disk.read_only);
+        let blocks = match verdict {
+            Ok(()) => self.blocks(bio),
+            Err(_) => [].into(),
+        };
         let mut record = BioRecord {
             bio: bio.clone(),
+            blocks: Rc::clone(&blocks),
+            part_ends: PartEnds::new(self.cuts(bio, blocks.len())),
             reactor,
             submitted: now,
             verdict,
@@ -177,10 +209,10 @@ impl Oracle {
             snapshot: content::Snapshot::default(),
         };
         if verdict.is_ok() && bio.op == Op::Read {
-            record.snapshot = self.content.snapshot(self.blocks(bio), now);
+            record.snapshot = self.content.snapshot(&blocks, now);
             record.buffer = vec![UNREAD; (bio.len / self.block()) as usize];
         } else if verdict.is_ok() && bio.op.is_write() {
-            self.content.write_submitted(token, bio.op, self.blocks(bio), now);
+            self.content.write_submitted(token, bio.op, blocks, now);
         }
         let result = self.records.start(token, record);
         self.check(result);
@@ -197,21 +229,21 @@ impl Oracle {
         let now = self.tick();
         self.counts.ended += 1;
         self.counts.errors += u64::from(!bio.status.is_ok());
-        let errors = &self.flush_errors[bio.disk.index()];
-        let flush_errors = |record: &BioRecord| flush_errors_since(record, errors);
+        let disk = &self.rules.disks[bio.disk.index()];
+        let flush_errors = |record: &BioRecord| flush_errors_since(record, &self.flush_errors, disk);
         match self.records.end(reactor, bio, flush_errors) {
             Ok(record) if record.verdict.is_ok() => self.take_effect(&record, bio.status, now),
             Ok(_) => {}
             Err(fault) => self.fail(fault),
         }
         if self.records.len() == 0 {
-            self.wire.idle();
+            self.wires.iter_mut().for_each(Wire::idle);
         }
     }
 
     fn take_effect(&mut self, record: &BioRecord, status: Status, now: Tick) {
         let bio = &record.bio;
-        let durable = !self.rules.limits.cache || bio.flags.has(Flags::FUA);
+        let durable = !self.rules.disks[bio.disk.index()].limits.cache || bio.flags.has(Flags::FUA);
         if status.is_ok() && (bio.op == Op::Flush || bio.flags.has(Flags::PREFLUSH)) {
             self.content.flushed(bio.disk, record.submitted);
         }
@@ -219,28 +251,30 @@ impl Oracle {
             self.content
                 .write_ended(bio.cookie, status.is_ok(), durable, bio.disk, now);
         } else if bio.op == Op::Read && status.is_ok() {
-            let first = self.blocks(bio).start;
-            let result = self
-                .content
-                .check_read(bio.cookie, first, &record.buffer, &record.snapshot);
+            let result =
+                self.content
+                    .check_read(bio.cookie, &record.blocks, &record.buffer, &record.snapshot);
             self.check(result);
         }
     }
 
-    /// The core asks the drive to take a request.
-    pub fn issue(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie) {
-        let mut result = self.wire.issue(hctx, rq, cookie);
+    /// The core asks the drive of a queue to take a request.
+    pub fn issue(&mut self, queue: usize, hctx: HctxId, rq: &Request, cookie: Cookie) {
+        let mut result = self.wires[queue].issue(hctx, rq, cookie);
         rq.for_each_bio(|bio| {
             if result.is_ok() && bio.len > 0 {
-                result = self.part_issued(bio);
+                result = self.part_issued(queue, bio);
             }
         });
         self.check(result);
-        self.wire.taken(hctx, rq, cookie);
+        self.wires[queue].taken(hctx, rq, cookie);
     }
 
-    fn part_issued(&mut self, part: &Bio) -> Result<(), String> {
-        self.records.part_issued(part)?;
+    fn part_issued(&mut self, queue: usize, part: &Bio) -> Result<(), String> {
+        let block = self.block();
+        let first = self.rules.wires[queue].places[part.disk.index()].first;
+        let blocks = first + (part.offset / block) as u32..first + (part.end() / block) as u32;
+        self.records.part_issued(part, blocks, block)?;
         let Some(token) = token_of(part) else {
             return Ok(());
         };
@@ -253,7 +287,7 @@ impl Oracle {
     }
 
     /// The drive has answered.
-    pub fn answered(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie, answer: Issued) {
+    pub fn answered(&mut self, queue: usize, hctx: HctxId, rq: &Request, cookie: Cookie, answer: Issued) {
         let status = match answer {
             Issued::Queued => None,
             Issued::Done(status) => Some(Some(status)),
@@ -263,27 +297,27 @@ impl Oracle {
             self.counts.requests += 1;
             self.counts.merged += u64::from(rq.bio_count() - 1);
             self.counts.flushes += u64::from(rq.op() == Op::Flush);
-            self.counts.in_flight_max = self.counts.in_flight_max.max(self.wire.in_flight() as u64);
+            self.counts.in_flight_max = self.counts.in_flight_max.max(self.in_flight() as u64);
         }
         if let Some(status) = status {
-            self.left(hctx, cookie, status);
+            self.left(queue, hctx, cookie, status);
             if status.is_none() {
-                self.wire.not_used(hctx, cookie);
+                self.wires[queue].not_used(hctx, cookie);
             }
         }
     }
 
     /// The drive has reported an end.
-    pub fn done(&mut self, hctx: HctxId, done: Done) {
-        if !self.left(hctx, done.cookie, Some(done.status)) {
+    pub fn done(&mut self, queue: usize, hctx: HctxId, done: Done) {
+        if !self.left(queue, hctx, done.cookie, Some(done.status)) {
             self.counts.stale += 1;
         }
     }
 
     /// The core has told the drive that a request timed out.
-    pub fn timed_out(&mut self, hctx: HctxId, cookie: Cookie, answer: TimedOut) {
+    pub fn timed_out(&mut self, queue: usize, hctx: HctxId, cookie: Cookie, answer: TimedOut) {
         self.counts.timeouts += 1;
-        if answer == TimedOut::Ended && !self.left(hctx, cookie, Some(Status::Timeout)) {
+        if answer == TimedOut::Ended && !self.left(queue, hctx, cookie, Some(Status::Timeout)) {
             self.fail(format!(
                 "tag {} of hctx {hctx} timed out, but is not in flight",
                 cookie.tag()
@@ -292,49 +326,77 @@ impl Oracle {
     }
 
     /// A request has left the drive; `status` is `None` if the drive did not take it. Says whether it was there.
-    fn left(&mut self, hctx: HctxId, cookie: Cookie, status: Option<Status>) -> bool {
-        let Some(busy) = self.wire.left(hctx, cookie) else {
+    fn left(&mut self, queue: usize, hctx: HctxId, cookie: Cookie, status: Option<Status>) -> bool {
+        let Some(busy) = self.wires[queue].left(hctx, cookie) else {
             return false;
         };
         self.counts.requeues += u64::from(status == Some(Status::Requeue));
-        for &(token, bytes) in &busy.parts {
-            let result = self.records.part_left(token, bytes, status);
+        for piece in &busy.pieces {
+            let result = self.records.part_left(piece, status, self.rules.block);
             self.check(result);
         }
-        if let (Op::Flush, Some(error)) = (busy.op, status.filter(|s| !s.is_ok() && *s != Status::Requeue)) {
-            let now = self.tick();
-            self.flush_errors[busy.disk.index()].push((now, error));
+        if let (Op::Flush, Some(status)) = (busy.op, status.filter(|s| !s.is_ok() && *s != Status::Requeue)) {
+            let at = self.tick();
+            let leaf = self.rules.wires[queue].places[busy.disk.index()].first;
+            self.flush_errors.push(FlushError { at, leaf, status });
         }
         true
     }
 
-    /// From here on, nothing may be issued, for this reason; or it may again.
-    pub fn close(&mut self, why: Option<&'static str>) {
-        self.wire.closed = why;
+    /// From here on, nothing of a queue may be issued, for this reason; or it may again.
+    pub fn close(&mut self, queue: usize, why: Option<&'static str>) {
+        self.wires[queue].closed = why;
     }
 
-    /// The depth of the tag sets has been changed.
-    pub fn set_depth(&mut self, depth: u32) {
-        self.wire.set_depth(depth);
+    /// The depth of a queue's tag sets has been changed.
+    pub fn set_depth(&mut self, queue: usize, depth: u32) {
+        self.wires[queue].set_depth(depth);
     }
 
-    /// The queue has an elevator from now on, or none.
-    pub fn set_scheduled(&mut self, scheduled: bool) {
-        self.wire.set_scheduled(scheduled);
+    /// A queue has an elevator from now on, or none.
+    pub fn set_scheduled(&mut self, queue: usize, scheduled: bool) {
+        self.wires[queue].set_scheduled(scheduled);
     }
 
-    /// Checks what a power cut now would leave.
+    /// Checks what a power cut now would leave on a drive.
     pub fn check_durable(&mut self, images: &mut Images) {
         let result = self.content.check_durable(images);
         self.check(result);
     }
 
-    /// The power was cut, and the host with it: nothing is under way any more.
+    /// Says what a power cut has left of the writes that were under way; `durable` says what the drives' blocks hold.
+    pub fn torn(&self, durable: impl Fn(u32) -> u64) -> Torn {
+        let mut torn = Torn::default();
+        for record in self.records.writes() {
+            let (token, blocks) = (record.bio.cookie, &record.blocks);
+            let written = |index: usize| durable(blocks[index]) == content_of(token, index as u32);
+            let disk = &self.rules.disks[record.bio.disk.index()];
+            let block = (u64::from(disk.limits.logical_block) / self.block()) as usize;
+            let cuts = record.part_ends.cuts();
+            for next in 1..blocks.len() {
+                // What was overwritten since by another that was under way is not torn.
+                let both = [blocks[next - 1], blocks[next]];
+                let is_torn = written(next - 1) != written(next)
+                    && both
+                        .iter()
+                        .all(|&at| durable(at) >> 16 <= token && durable(at) > 0);
+                torn.bios |= is_torn && cuts.contains(&next);
+                torn.blocks |= is_torn && !next.is_multiple_of(block);
+            }
+        }
+        torn
+    }
+
+    /// The power of a drive was cut: checks what is left of it.
     pub fn power_cut(&mut self, images: &mut Images) {
         self.check_durable(images);
         self.content.power_cut(images);
+    }
+
+    /// The power of all drives was cut, and the host's with it: nothing is under way any more.
+    pub fn restart(&mut self) {
         self.records.clear();
-        self.wire.clear();
+        self.wires.iter_mut().for_each(Wire::clear);
     }
 
     fn check(&mut self, result: Result<(), String>) {
@@ -349,12 +411,27 @@ impl Oracle {
     }
 
     fn block(&self) -> u64 {
-        u64::from(self.rules.limits.logical_block)
+        u64::from(self.rules.block)
     }
 
-    fn blocks(&self, bio: &Bio) -> Range<u32> {
-        let first = self.rules.places[bio.disk.index()].first + (bio.offset / self.block()) as u32;
-        first..first + (bio.len / self.block()) as u32
+    /// At which of a bio's blocks its parts begin.
+    fn cuts(&self, bio: &Bio, blocks: usize) -> Vec<usize> {
+        if blocks == 0 {
+            return Vec::new();
+        }
+        let first = (bio.offset / self.block()) as usize;
+        let cuts = self.rules.disks[bio.disk.index()]
+            .layout
+            .cuts
+            .range(first + 1..first + blocks);
+        std::iter::once(0).chain(cuts.map(|cut| cut - first)).collect()
+    }
+
+    /// Where the bytes of a client's bio lie, which is valid.
+    fn blocks(&self, bio: &Bio) -> Rc<[u32]> {
+        let index = |offset: u64| (offset / self.block()) as usize;
+        let disk = &self.rules.disks[bio.disk.index()];
+        disk.layout.blocks[index(bio.offset)..index(bio.end())].into()
     }
 }
 
@@ -375,11 +452,15 @@ impl Memory for Oracle {
     }
 }
 
-/// The statuses of flushes that failed since a bio was submitted that depends on them, as a set of numbers.
-fn flush_errors_since(record: &BioRecord, errors: &[(Tick, Status)]) -> u32 {
+/// The statuses of flushes below a disk that failed since a bio was submitted that depends on them, as a set of numbers.
+fn flush_errors_since(record: &BioRecord, errors: &[FlushError], disk: &DiskRules) -> u32 {
     if !record::depends_on_flush(&record.bio) {
         return 0;
     }
-    let since = errors.iter().rev().take_while(|(at, _)| *at > record.submitted);
-    since.fold(0, |set, (_, status)| set | 1 << *status as u8)
+    let since = errors
+        .iter()
+        .rev()
+        .take_while(|error| error.at > record.submitted);
+    let below = since.filter(|error| disk.layout.leaves.contains(&error.leaf));
+    below.fold(0, |set, error| set | 1 << error.status as u8)
 }

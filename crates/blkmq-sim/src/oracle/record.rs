@@ -2,11 +2,15 @@
 //! status that the drive's answers explain. Holds the bios' buffers too, so that nobody touches one after its bio's end.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
 
 use blkmq_core::bio::{Bio, Data, Op, Status};
 use blkmq_core::ids::ReactorId;
 
 use super::content::{Snapshot, Tick};
+use super::part_ends::PartEnds;
+use super::wire::Piece;
 
 /// The bios under way.
 #[derive(Debug, Default)]
@@ -14,12 +18,18 @@ pub(super) struct BioRecords {
     by_token: BTreeMap<u64, BioRecord>,
     /// A bio may be given to another group on its way.
     groups_change: bool,
+    /// Ends arrive in the order in which they are reported.
+    one_reactor: bool,
 }
 
 /// One bio under way.
 #[derive(Debug)]
 pub(super) struct BioRecord {
     pub(super) bio: Bio,
+    /// Where its bytes lie, in the order of its buffer.
+    pub(super) blocks: Rc<[u32]>,
+    /// Which of its parts have ended, and which error came first.
+    pub(super) part_ends: PartEnds,
     pub(super) reactor: ReactorId,
     pub(super) submitted: Tick,
     /// What `Limits::check_bio` says: how a bio ends that must never be issued.
@@ -54,10 +64,11 @@ impl BioRecord {
 }
 
 impl BioRecords {
-    pub(super) fn new(groups_change: bool) -> Self {
+    pub(super) fn new(groups_change: bool, one_reactor: bool) -> Self {
         Self {
             by_token: BTreeMap::new(),
             groups_change,
+            one_reactor,
         }
     }
 
@@ -112,6 +123,22 @@ impl BioRecords {
         found.map(|(&token, _)| token)
     }
 
+    /// Returns a bio of a reactor of which some bytes are done and some are at the drives.
+    pub(super) fn half_done(&self, reactor: ReactorId) -> Option<Bio> {
+        let is_half =
+            |record: &&BioRecord| record.reactor == reactor && record.done > 0 && record.in_flight > 0;
+        self.by_token
+            .values()
+            .find(is_half)
+            .map(|record| record.bio.clone())
+    }
+
+    /// Returns the writes under way that carry data.
+    pub(super) fn writes(&self) -> impl Iterator<Item = &BioRecord> {
+        let records = self.by_token.values();
+        records.filter(|record| record.bio.op == Op::Write && record.verdict.is_ok())
+    }
+
     pub(super) fn clear(&mut self) {
         self.by_token.clear();
     }
@@ -149,20 +176,41 @@ impl BioRecords {
                 ended.status, record.done, record.bio.len, record.errors, record.verdict
             ));
         }
+        // The error of a flush that it depends on has no part of the bio's.
+        let first = record.part_ends.first_error();
+        if self.one_reactor
+            && !depends_on_flush(ended)
+            && let Some(first) = first.filter(|first| *first != ended.status)
+        {
+            return Err(format!(
+                "bio {token} ended with {:?}, but the first error of its parts was {first:?}",
+                ended.status
+            ));
+        }
         Ok(record)
     }
 
-    /// Counts a part of a bio that is issued, after checking that it is a part and is not issued or done already.
-    pub(super) fn part_issued(&mut self, part: &Bio) -> Result<(), String> {
+    /// Counts a part of a bio that is issued for blocks of the drives, after checking that it is a part and is not issued or done
+    /// already.
+    pub(super) fn part_issued(
+        &mut self,
+        part: &Bio,
+        mut blocks: Range<u32>,
+        block: u64,
+    ) -> Result<(), String> {
         let token = token_of(part).ok_or("a part without its token was issued")?;
         let groups_change = self.groups_change;
         let record = self.get(token)?;
         let whole = &record.bio;
         let is_group = part.group == whole.group || groups_change;
-        let inside = part.offset >= whole.offset
-            && part.end() <= whole.end()
-            && part.skip == part.offset - whole.offset;
-        if part.op != whole.op || part.disk != whole.disk || !is_group || !inside {
+        let inside = if part.op.has_data() {
+            let index = (part.skip / block) as usize;
+            let expected = record.blocks.get(index..index + blocks.len());
+            expected.is_some_and(|expected| blocks.eq(expected.iter().copied()))
+        } else {
+            blocks.all(|block| record.blocks.contains(&block))
+        };
+        if part.op != whole.op || !is_group || !inside {
             return Err(format!("issued {part:?}, which is no part of {whole:?}"));
         }
         if let Err(verdict) = record.verdict {
@@ -178,11 +226,26 @@ impl BioRecords {
     }
 
     /// Counts a part that has left the drive, with its end or without.
-    pub(super) fn part_left(&mut self, token: u64, bytes: u64, status: Option<Status>) -> Result<(), String> {
-        let record = self.get(token)?;
+    pub(super) fn part_left(
+        &mut self,
+        piece: &Piece,
+        status: Option<Status>,
+        block: u32,
+    ) -> Result<(), String> {
+        let (record, bytes) = (self.get(piece.token)?, piece.bytes);
         record.in_flight -= bytes;
+        let status = status.filter(|status| *status != Status::Requeue);
+        if let Some(status) = status
+            && record.bio.op.has_data()
+        {
+            let blocks = |bytes: u64| (bytes / u64::from(block)) as usize;
+            let all = record.blocks.len();
+            record
+                .part_ends
+                .reported(blocks(piece.skip), blocks(bytes), all, status);
+        }
         match status {
-            None | Some(Status::Requeue) => {}
+            None => {}
             Some(Status::Ok) => record.done += bytes,
             Some(error) => record.failed(error),
         }

@@ -10,10 +10,11 @@ use blkmq_core::request::Request;
 
 use super::record::token_of;
 
-/// The requests at the drive.
+/// The requests at one drive.
 #[derive(Debug)]
 pub(super) struct Wire {
     limits: Limits,
+    /// Bytes: where each disk begins on the drive.
     bases: Vec<u64>,
     shared: bool,
     spaces: Vec<Space>,
@@ -50,8 +51,17 @@ pub(super) struct Busy {
     hctx: HctxId,
     pub(super) op: Op,
     pub(super) disk: DiskId,
-    /// Tokens and bytes of its bios.
-    pub(super) parts: Vec<(u64, u64)>,
+    /// What it has of its bios.
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// What a request has of one bio.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) token: u64,
+    pub(super) bytes: u64,
+    /// Where in the bio's buffer it begins, in bytes.
+    pub(super) skip: u64,
 }
 
 impl Wire {
@@ -102,13 +112,14 @@ impl Wire {
 
     /// The drive has taken it.
     pub(super) fn taken(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie) {
-        let mut parts = Vec::new();
+        let mut pieces = Vec::new();
         rq.for_each_bio(|bio| {
-            parts.extend(
-                token_of(bio)
-                    .filter(|_| bio.len > 0)
-                    .map(|token| (token, bio.len)),
-            )
+            let token = token_of(bio).filter(|_| bio.len > 0);
+            pieces.extend(token.map(|token| Piece {
+                token,
+                bytes: bio.len,
+                skip: bio.skip,
+            }));
         });
         self.used.insert((hctx, cookie.tag()), cookie.generation());
         let (op, disk) = (rq.op(), rq.disk());
@@ -118,7 +129,7 @@ impl Wire {
             hctx,
             op,
             disk,
-            parts,
+            pieces,
         };
         self.space(hctx).busy.insert(cookie.tag(), busy);
     }

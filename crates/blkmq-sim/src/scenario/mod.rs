@@ -12,6 +12,7 @@ pub mod fair;
 mod few_hctx;
 mod flush_storm;
 mod groups;
+mod mapped;
 mod multipath;
 mod one_tag;
 pub mod poll;
@@ -59,6 +60,9 @@ pub const ALL: &[Scenario] = &[
     quiesce::SCENARIO,
     every_context::SCENARIO,
     multipath::SCENARIO,
+    mapped::SCENARIO,
+    mapped::faults::SCENARIO,
+    mapped::power_cut::SCENARIO,
     everything::SCENARIO,
 ];
 

@@ -3,10 +3,13 @@
 
 use blkmq_core::group::ROOT;
 use blkmq_core::ids::{GroupId, ReactorId};
+use blkmq_core::queue::Queue;
 use blkmq_core::stat::GroupStats;
 use blkmq_core::time::{Instant, Nanos};
 
 use super::World;
+use crate::control::CONTROLLED;
+use crate::drive::{Drive, Spec};
 use crate::oracle::Oracle;
 use crate::reactor::Phase;
 use crate::rng::Ppm;
@@ -55,20 +58,20 @@ impl World {
         if next.is_some_and(|at| at <= now + Self::RERUN) {
             return;
         }
-        if self.queue.held_for_caps() != Ok(0) {
+        if self.queues.iter().any(|queue| queue.held_for_caps() != Ok(0)) {
             // Caps hold back what could be issued. Who is away may be the one whose timer it is only if nobody has an event loop.
-            if next.is_none() && !self.stage.drive.borrow().is_busy() && away.is_empty() {
+            if next.is_none() && !self.stage.any_drive(Drive::is_busy) && away.is_empty() {
                 self.fail_stuck("requests wait for caps, and nobody has a timer");
             }
             return;
         }
         self.check_work_conserving(&away);
-        let drive = self.stage.drive.borrow();
         // The bios of who is away wait for it, and may hold the depth that the others' need.
         let hangs = self.stage.paths.as_ref().is_some_and(|paths| paths.hangs());
-        let excused = drive.is_busy() || drive.lost() > 0 || !away.is_empty() || hangs;
-        let uncommitted = drive.uncommitted();
-        drop(drive);
+        let acts = self.stage.any_drive(|drive| drive.is_busy() || drive.lost() > 0);
+        let excused = acts || !away.is_empty() || hangs;
+        let drives = self.stage.drives.iter();
+        let uncommitted: usize = drives.map(|drive| drive.borrow().uncommitted()).sum();
         if !excused {
             self.fail_stuck(&format!(
                 "a wake-up was lost: all sleep, the drive is at rest ({uncommitted} requests were issued and never \
@@ -81,15 +84,18 @@ impl World {
     /// requests is let off: what it wants to be asked again, and when, is its own affair. So is an elevator that knows what
     /// it waits for.
     fn check_work_conserving(&self, away: &[ReactorId]) {
-        let faults = &self.setup.drive.faults;
-        let refuses = faults.resource > Ppm::NEVER || faults.device_resource > Ppm::NEVER;
-        if refuses || self.stage.paths.is_some() || self.setup.drive.slots < self.setup.depth {
+        let refuses = |(_, drive): (_, &Spec)| {
+            let faults = &drive.faults;
+            let is_full = drive.slots < self.setup.depth;
+            faults.resource > Ppm::NEVER || faults.device_resource > Ppm::NEVER || is_full
+        };
+        if self.stage.paths.is_some() || self.setup.drives().any(refuses) {
             return;
         }
         // Beyond that they are short, and a group waits for its share of them.
         let plenty = self.setup.requests_per_reactor.div_ceil(2);
         let held_back = self.stage.oracle.borrow().held_back(plenty, away);
-        if let Some(token) = held_back.filter(|_| !self.queue.keeps_back()) {
+        if let Some(token) = held_back.filter(|_| !self.queues.iter().any(|queue| queue.keeps_back())) {
             self.fail_stuck(&format!(
                 "all sleep with depth free, but bio {token} has not been issued"
             ));
@@ -107,12 +113,12 @@ impl World {
         }
         for reactor in &self.reactors {
             let reactor = reactor.borrow();
-            reactor.local.check_invariants();
-            if reactor.local.outstanding() > 0 {
+            reactor.check_invariants();
+            if reactor.outstanding() > 0 {
                 oracle.fail(format!(
                     "reactor {} counts {} bios under way at the end",
                     reactor.id,
-                    reactor.local.outstanding()
+                    reactor.outstanding()
                 ));
             }
         }
@@ -120,67 +126,17 @@ impl World {
             oracle.fail(fault);
         }
         self.check_statistics(&mut oracle);
-        let started = self.queue.outstanding();
-        if started > 0 {
-            oracle.fail(format!(
-                "the queue counts {started} requests under way at the end"
-            ));
-        }
-        if let Err(fault) = self.check_sums() {
-            oracle.fail(format!("statistics at rest: {fault}"));
-        }
-    }
-
-    /// At rest every sum must come out, whoever counted.
-    fn check_sums(&self) -> Result<(), String> {
-        let all = self
-            .queue
-            .group_stats_recursive(ROOT)
-            .map_err(|_| "somebody is inside the gate")?;
-        let mut own = GroupStats::default();
-        for group in (0..super::boot::GROUPS).map(GroupId) {
-            own.add(&self.queue.group_stats(group));
-            own.add(&self.queue.group_stats_of_the_gone(group));
-        }
-        let total = all.total();
-        let events = self.queue.event_stats();
-        let (first, second) = (all.synchronous(), all.asynchronous());
-        let waited: u64 = self
-            .queue
-            .delays()
-            .pairs
-            .iter()
-            .map(|(_, _, waited)| waited.0)
-            .sum();
-        let sums = [
-            ("recursive and the groups' own bios", total.ios, own.total().ios),
-            (
-                "recursive and the groups' own waits",
-                total.wait_ns,
-                own.total().wait_ns,
-            ),
-            ("synchronous and asynchronous", first.ios + second.ios, total.ios),
-            ("queued", all.queued, 0),
-            ("inserted and ended", total.inserted, total.ios),
-            (
-                "dispatched with requeues and issued",
-                total.ios - total.merged + events.requeued,
-                events.issued,
-            ),
-            ("device times counted", all.device.count(), total.ios),
-        ];
-        for (what, one, other) in sums {
-            if one != other {
-                return Err(format!("{what}: {one} and {other}"));
+        for queue in &self.queues {
+            let started = queue.outstanding();
+            if started > 0 {
+                oracle.fail(format!(
+                    "the queue counts {started} requests under way at the end"
+                ));
+            }
+            if let Err(fault) = check_sums(queue) {
+                oracle.fail(format!("statistics at rest: {fault}"));
             }
         }
-        if waited > total.wait_ns {
-            return Err(format!(
-                "{waited} ns behind others, of {} ns in all",
-                total.wait_ns
-            ));
-        }
-        Ok(())
     }
 
     /// What groups did, those that are gone included, is all that was done.
@@ -191,11 +147,14 @@ impl World {
         }
         let ios = |stats: GroupStats| stats.total().ios;
         let of = |id| {
-            let (own, gone) = (self.queue.group_stats(id), self.queue.group_stats_of_the_gone(id));
+            let (own, gone) = (
+                self.queues[CONTROLLED].group_stats(id),
+                self.queues[CONTROLLED].group_stats_of_the_gone(id),
+            );
             ios(own) + ios(gone)
         };
         // Also has what was reported since the gate was entered last counted, where that is done inside it.
-        let whole = self.queue.group_stats_recursive(GroupId(0));
+        let whole = self.queues[CONTROLLED].group_stats_recursive(GroupId(0));
         let counted: u64 = (0..super::boot::GROUPS).map(|id| of(GroupId(id))).sum();
         let done = oracle.counts.requests + oracle.counts.merged - oracle.counts.requeues;
         if whole.map(ios) != Ok(counted) {
@@ -227,4 +186,49 @@ impl World {
 
     /// How far away a timer may be when only time can help: the delay after the answer `Resource`, in whole microseconds.
     const RERUN: Nanos = Nanos::from_micros(3_002);
+}
+
+/// At rest every sum must come out, whoever counted.
+fn check_sums(queue: &Queue) -> Result<(), String> {
+    let all = queue
+        .group_stats_recursive(ROOT)
+        .map_err(|_| "somebody is inside the gate")?;
+    let mut own = GroupStats::default();
+    for group in (0..super::boot::GROUPS).map(GroupId) {
+        own.add(&queue.group_stats(group));
+        own.add(&queue.group_stats_of_the_gone(group));
+    }
+    let total = all.total();
+    let events = queue.event_stats();
+    let (first, second) = (all.synchronous(), all.asynchronous());
+    let waited: u64 = queue.delays().pairs.iter().map(|(_, _, waited)| waited.0).sum();
+    let sums = [
+        ("recursive and the groups' own bios", total.ios, own.total().ios),
+        (
+            "recursive and the groups' own waits",
+            total.wait_ns,
+            own.total().wait_ns,
+        ),
+        ("synchronous and asynchronous", first.ios + second.ios, total.ios),
+        ("queued", all.queued, 0),
+        ("inserted and ended", total.inserted, total.ios),
+        (
+            "dispatched with requeues and issued",
+            total.ios - total.merged + events.requeued,
+            events.issued,
+        ),
+        ("device times counted", all.device.count(), total.ios),
+    ];
+    for (what, one, other) in sums {
+        if one != other {
+            return Err(format!("{what}: {one} and {other}"));
+        }
+    }
+    if waited > total.wait_ns {
+        return Err(format!(
+            "{waited} ns behind others, of {} ns in all",
+            total.wait_ns
+        ));
+    }
+    Ok(())
 }

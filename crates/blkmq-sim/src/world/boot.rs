@@ -2,38 +2,32 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::group::GroupTree;
-use blkmq_core::ids::{GroupId, HctxId, ReactorId};
-use blkmq_core::queue::{DiskConfig, QueueConfig, QueueHandle, ReactorConfig, TagMode};
+use blkmq_core::ids::{GroupId, HctxId};
+use blkmq_core::limits::Limits;
+use blkmq_core::local::LocalQueue;
+use blkmq_core::mapper::stack::Stack;
+use blkmq_core::mapper::table::Table;
+use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, QueueHandle, ReactorConfig, TagMode};
 use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Instant;
 
-use crate::drive::Drive;
 use crate::drive::modelled_hctx::{ModelledHctx, Way};
+use crate::drive::{Drive, Spec};
 use crate::history::History;
-use crate::oracle::{Oracle, Rules};
+use crate::mapped;
+use crate::oracle::{Oracle, Rules, WireRules};
 use crate::paths::{PATHS_MAX, Paths};
-use crate::reactor::Reactor;
 use crate::rng::Rng;
 use crate::setup::Setup;
 use crate::stage::Stage;
 use crate::workload::Client;
 
 pub(super) fn make_stage(setup: &Setup, seed: u64, trace: bool) -> Stage {
-    let places = setup.places();
-    let block = setup.limits.logical_block;
-    let rules = Rules {
-        limits: setup.limits.clone(),
-        places: places.clone(),
-        read_only: setup.read_only.clone(),
-        hctxs: setup.hctx_count(),
-        depth: setup.depth,
-        shared_tags: setup.shared_tags,
-        groups_change: setup.control.groups > 0,
-    };
-    let rng = Rng::new(seed, STREAM_DRIVE);
+    let block = setup.block();
     let hctxs = setup.hctx_count();
     let paths = setup.paths.clone();
     let paths = paths.map(|spec| Paths::new(spec, hctxs, block, Rng::new(seed, STREAM_PATHS)));
@@ -42,10 +36,16 @@ pub(super) fn make_stage(setup: &Setup, seed: u64, trace: bool) -> Stage {
     } else {
         hctxs
     };
+    let make_drive = |(number, (limits, spec)): (usize, (&Limits, &Spec))| {
+        let blocks = (block, limits.physical_block);
+        let stream = [STREAM_DRIVE, STREAM_MORE_DRIVES + number as u64][number.min(1)];
+        let rng = Rng::new(seed, stream);
+        RefCell::new(Drive::new(spec.clone(), blocks, setup.places(number), ways, rng))
+    };
     Stage {
         now: Cell::new(Instant(1)),
-        drive: RefCell::new(Drive::new(setup.drive.clone(), block, places, ways, rng)),
-        oracle: RefCell::new(Oracle::new(rules)),
+        drives: setup.drives().enumerate().map(make_drive).collect(),
+        oracle: RefCell::new(Oracle::new(rules(setup))),
         history: RefCell::new(History::new(trace)),
         tokens: Cell::new(0),
         work: Cell::default(),
@@ -55,26 +55,71 @@ pub(super) fn make_stage(setup: &Setup, seed: u64, trace: bool) -> Stage {
     }
 }
 
+fn rules(setup: &Setup) -> Rules {
+    let wire = |(number, (limits, _)): (usize, (&Limits, _))| WireRules {
+        limits: limits.clone(),
+        places: setup.places(number),
+    };
+    Rules {
+        block: setup.block(),
+        disks: mapped::disk_rules(setup),
+        wires: setup.drives().enumerate().map(wire).collect(),
+        hctxs: setup.hctx_count(),
+        depth: setup.depth,
+        shared_tags: setup.shared_tags,
+        one_reactor: setup.is_event_loop.len() == 1,
+        groups_change: setup.control.groups > 0,
+    }
+}
+
 pub(super) fn make_client(setup: &Setup, seed: u64, id: usize) -> Client {
     let workload = setup.clients[id % setup.clients.len()].clone();
     let rng = Rng::new(seed, STREAM_CLIENTS + id as u64);
-    Client::new(
-        workload,
-        setup.disk_blocks.clone(),
-        setup.limits.logical_block,
-        rng,
-    )
+    let Some(mapped) = &setup.mapped else {
+        let block = setup.limits.logical_block;
+        return Client::new(workload, setup.disk_blocks.clone(), block, rng);
+    };
+    let block = mapped.block();
+    let table = mapped::table(setup, None);
+    let blocks = table
+        .disks()
+        .iter()
+        .map(|disk| (disk.size / u64::from(block)) as u32);
+    Client::new(workload, blocks.collect(), block, rng)
 }
 
-pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
-    let block = setup.limits.logical_block;
-    let disks = setup.places().into_iter().zip(&setup.read_only).enumerate();
+/// Makes the queues, and attaches each reactor to all of them: its sides of them, reactor by reactor.
+pub(super) fn make_queues(setup: &Setup, stage: &Rc<Stage>) -> (Vec<Arc<Queue>>, Vec<Vec<LocalQueue>>) {
+    let mut locals: Vec<Vec<LocalQueue>> = setup.is_event_loop.iter().map(|_| Vec::new()).collect();
+    let make = |(number, (limits, _))| {
+        let config = queue_config(setup, number, limits);
+        let (queue, handles) = Queue::new(config).expect("a scenario's queue is possible");
+        for (id, handle) in handles.into_iter().enumerate() {
+            locals[id].push(attach(number, id, handle, setup.depth, stage));
+        }
+        queue
+    };
+    (setup.drives().enumerate().map(make).collect(), locals)
+}
+
+/// Makes what takes a reactor's bios of mapped disks down to their members.
+pub(super) fn make_stack(setup: &Setup, table: &Arc<Table>) -> Option<Stack> {
+    let mapped = setup.mapped.as_ref()?;
+    let table = Arc::clone(table);
+    Some(Stack::new(table, mapped.passed_max, mapped.divided_max))
+}
+
+fn queue_config(setup: &Setup, number: usize, limits: &Limits) -> QueueConfig {
+    let block = u64::from(setup.block());
+    let places = setup.places(number);
+    let first = places[0].first;
+    let disks = places.into_iter().zip(&setup.read_only).enumerate();
     let disks = disks.map(|(number, (place, &read_only))| DiskConfig {
         name: format!("disk{number}"),
-        base: u64::from(place.first) * u64::from(block),
-        size: u64::from(place.blocks) * u64::from(block),
+        base: u64::from(place.first - first) * block,
+        size: u64::from(place.blocks) * block,
         read_only,
-        logical_block: block,
+        logical_block: limits.logical_block,
     });
     let reactor = |&is_event_loop: &bool| ReactorConfig { is_event_loop };
     QueueConfig {
@@ -86,7 +131,7 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
             TagMode::PerHctx(setup.depth)
         },
         requests_per_reactor: setup.requests_per_reactor,
-        limits: setup.limits.clone(),
+        limits: limits.clone(),
         elevator: setup.elevator,
         dispatch: setup.dispatch,
         timeout: setup.timeout,
@@ -103,26 +148,21 @@ pub(super) fn queue_config(setup: &Setup) -> QueueConfig {
     }
 }
 
-pub(super) fn attach(
-    id: usize,
-    handle: QueueHandle,
-    client: Client,
-    depth: u32,
-    stage: &Rc<Stage>,
-) -> Reactor {
+fn attach(queue: usize, id: usize, handle: QueueHandle, depth: u32, stage: &Rc<Stage>) -> LocalQueue {
     let hctx = HctxId(id as u16);
     let lower = || match &stage.paths {
         Some(paths) => paths.open(hctx, depth, stage),
-        None => Box::new(Way::new(hctx.0, Rc::clone(stage))),
+        None => Box::new(Way::new(queue, hctx.0, Rc::clone(stage))),
     };
     let modelled_hctx =
-        || Box::new(ModelledHctx::new(hctx, lower(), Rc::clone(stage))) as Box<dyn HctxDriver>;
+        || Box::new(ModelledHctx::new(queue, hctx, lower(), Rc::clone(stage))) as Box<dyn HctxDriver>;
     let driver = handle.owns_hctx().then(modelled_hctx);
-    Reactor::new(ReactorId(id as u16), handle.attach(driver), client)
+    handle.attach(driver)
 }
 
 /// How many groups there are at first, and at most.
 pub(super) const GROUPS: u32 = 8;
 const STREAM_DRIVE: u64 = 1;
 const STREAM_PATHS: u64 = 5;
+const STREAM_MORE_DRIVES: u64 = 200;
 const STREAM_CLIENTS: u64 = 1000;

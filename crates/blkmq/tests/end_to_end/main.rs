@@ -26,6 +26,7 @@ mod log;
 mod manual;
 mod mapped;
 mod memory;
+mod mixed_sizes;
 mod nbd_disk;
 mod qemu;
 mod readme;

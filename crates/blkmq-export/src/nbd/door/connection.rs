@@ -206,11 +206,11 @@ impl Connection {
         self.closing < Closing::Dead && !self.is_blocked && !self.is_waiting && self.moving != Moving::AtRest
     }
 
-    /// Names the connection for a message.
     fn log(&self) -> &Log {
         &self.door.log
     }
 
+    /// Names the connection for a message.
     fn name(&self) -> String {
         let disk = self.disk.as_ref().map_or("no disk yet", |disk| &disk.name);
         format!("connection of {} to {disk}", self.peer)

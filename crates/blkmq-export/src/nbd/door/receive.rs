@@ -42,7 +42,7 @@ impl Receive {
     /// Makes a buffer that holds `bytes_min` at least. It is a region of its own, of which only what is used takes memory.
     pub(super) fn new(bytes_min: usize) -> Self {
         let bytes = bytes_min.max(BYTES);
-        let region = Region::new(bytes).ok();
+        let region = Region::new_blank(bytes).ok();
         Self {
             bytes: region.and_then(|region| region.take(bytes)),
             start: 0,

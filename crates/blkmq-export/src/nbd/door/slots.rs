@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use blkmq_core::bio::{Bio, Data};
 
-use crate::common::buffers::{Buffers, TagError};
+use crate::common::buffers::{Buffers, NoMemory};
 use crate::common::memory::Account;
 use crate::common::payload::Payload;
 use crate::nbd::session::{Op, Request};
@@ -31,7 +31,7 @@ pub(super) struct Slot {
 }
 
 impl Slots {
-    /// Says who pays for the buffers, and whether others may have used them before.
+    /// Says who pays for the buffers, and whether they may be none that others have used before.
     pub(super) fn set_account(&mut self, account: Account, is_for_itself: bool) {
         self.buffers = Some(Buffers::new(account, is_for_itself));
     }
@@ -47,7 +47,7 @@ impl Slots {
     ///
     /// # Errors
     /// If there is no memory for that now.
-    pub(super) fn begin(&mut self, request: Request, bytes: usize) -> Result<u32, TagError> {
+    pub(super) fn begin(&mut self, request: Request, bytes: usize) -> Result<u32, NoMemory> {
         let payload = match bytes {
             0 => None,
             _ => Some(self.buffers().take(bytes)?),

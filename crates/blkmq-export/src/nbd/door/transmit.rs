@@ -249,11 +249,17 @@ impl Transmit {
 
     fn forget_heads(&mut self) {
         self.heads.clear();
+        if self.heads.capacity() > HEADS_KEPT {
+            // A client that did not read for a while: the memory is nobody's allowance.
+            self.heads = Vec::new();
+        }
         self.heads_sent = 0;
         self.heads_noted = 0;
     }
 }
 
+/// Room for heads that a connection keeps, in bytes: of a batch of some hundred.
+const HEADS_KEPT: usize = 16 << 10;
 /// Pieces given to one system call.
 const PIECES_AT_ONCE: usize = 128;
 /// Bytes that one turn sends: 64 reads of 4 KiB with their heads. A tenth of a millisecond.

@@ -1,4 +1,4 @@
-//! Decides how entries reach the kernel and completions their ports: what one thread's ring has in hand.
+//! Decides how entries reach the kernel and completions their clients: what one thread's ring has in hand.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ pub(super) struct RingState {
     /// Pushed while the submission queue was full and the kernel took nothing.
     pub(super) backlog: VecDeque<squeue::Entry>,
     pub(super) clients: Vec<ClientState>,
-    /// Numbers of ports that are closed and drained.
+    /// Numbers of clients that are closed and drained.
     pub(super) unused: Vec<u16>,
     /// Ports with completions that [`super::RingHandle::take_ready`] has not reported.
     pub(super) ready: Vec<u16>,

@@ -67,7 +67,8 @@ impl Connection {
 
     pub(super) fn abandon_filling(&mut self) {
         if let Some((slot, _)) = self.filling.take() {
-            self.slots.end(slot);
+            let request = self.slots.end(slot);
+            self.session.replies().cancel(&request);
         }
     }
 
@@ -86,10 +87,11 @@ impl Connection {
         self.abandon_filling();
         self.starved = None;
         self.slots.give_up();
-        if self.is_polling && self.is_at_end() {
-            self.is_polling = false;
-            cx.ring_client().push_cancel(POLL_IN, CANCEL);
-            if self.is_blocked {
+        if self.is_at_end() {
+            if std::mem::take(&mut self.is_polling) {
+                cx.ring_client().push_cancel(POLL_IN, CANCEL);
+            }
+            if std::mem::take(&mut self.is_blocked) {
                 cx.ring_client().push_cancel(POLL_OUT, CANCEL);
             }
         }

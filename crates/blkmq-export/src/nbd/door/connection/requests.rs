@@ -7,7 +7,7 @@ use blkmq_nbd::codec::reply::Extent;
 
 use super::super::request::{bio, buffer_bytes, error_of, extent};
 use super::{Closing, Connection, SELECTED};
-use crate::common::buffers::TagError;
+use crate::common::buffers::NoMemory;
 use crate::common::lookup::{Answer, Question};
 use crate::nbd::session::{Op, Request};
 
@@ -39,13 +39,13 @@ impl Connection {
 
     /// There is no memory for a request now: others have it, and it waits for its turn; or the system has none.
     #[cold]
-    pub(super) fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: TagError) {
+    pub(super) fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: NoMemory) {
         match lack {
-            TagError::OfMemory => {
+            NoMemory::Now => {
                 self.starved = Some(request);
                 self.is_busy = true;
             }
-            TagError::OfTheSystems(error) => {
+            NoMemory::OfTheSystem(error) => {
                 let what = format_args!("{} closed: no memory for a request: {error}", self.name());
                 self.log().warn(cx.now(), what);
                 self.closing = Closing::Dead;
