@@ -145,6 +145,7 @@ fn fio_verifies_over_upgrades() {
         "--offset_increment=16m",
         "--fsync=32",
         "--verify=crc32c",
+        "--verify_state_save=0",
         "--verify_fatal=1",
         "--loops=100",
         "--time_based",
