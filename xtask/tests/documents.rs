@@ -30,6 +30,20 @@ fn the_index_names_every_page_itself_but_for_the_decisions() {
 }
 
 #[test]
+fn a_decision_has_a_problem_a_price_and_measurements() {
+    let mut all = BTreeSet::new();
+    pages_below(Path::new("docs/design"), &mut all);
+    all.retain(|page| !page.ends_with("README.md"));
+    assert!(all.len() >= 13, "only {} decisions were found", all.len());
+    for page in all {
+        let text = fs::read_to_string(root().join(&page)).expect("the page was listed");
+        let parts: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+        let expected = ["Problem", "Decision", "Price", "Measurements"];
+        assert_eq!(parts, expected, "{}", page.display());
+    }
+}
+
+#[test]
 fn no_link_between_documents_leads_nowhere() {
     let mut all = BTreeSet::from([PathBuf::from("README.md"), PathBuf::from("CONTRIBUTING.md")]);
     pages_below(Path::new("docs"), &mut all);
