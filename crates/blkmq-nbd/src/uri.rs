@@ -1,5 +1,6 @@
 //! Decides what an NBD URI names: a server and one of its exports. The form is the NBD project's `doc/uri.md`.
 //! `config` parses with it; `dial` goes where it says.
+//! By hand and not by `url`: an export may be called `..`, which that takes out of a path, and names are bytes, not text.
 
 use std::ffi::OsString;
 use std::fmt;
