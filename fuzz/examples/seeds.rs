@@ -16,9 +16,7 @@ use blkmq_nbd::codec::handshake::{
 use blkmq_nbd::codec::option_reply::ReplyKind;
 use blkmq_nbd::codec::reply::Extent;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
-use blkmq_nbd::codec::{
-    ClientFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle, TransmissionFlags,
-};
+use blkmq_nbd::codec::{ClientFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle, TransmissionFlags};
 
 const STYLES: [(&str, HeaderStyle); 3] = [
     ("simple", HeaderStyle::Simple),
@@ -114,7 +112,10 @@ fn connections() -> [(&'static str, SavedConnection); 3] {
     };
     let style = HeaderStyle::Structured;
     [
-        ("flags", saved(style, negotiation(SavedState::Flags), self::negotiation())),
+        (
+            "flags",
+            saved(style, negotiation(SavedState::Flags), self::negotiation()),
+        ),
         ("skipping", saved(style, negotiation(skipping), vec![0; 20])),
         ("transmission", saved(style, transmission, commands(style))),
     ]
