@@ -105,10 +105,20 @@ fn state(reader: &mut Reader<'_>) -> Result<SavedState, DecodeError> {
         2 => SavedState::Skipping {
             left: reader.u32("bytes to skip")?,
             option: OptionCode(reader.u32("an option")?),
-            kind: ReplyKind(reader.u32("a reply")?),
+            kind: error_kind(reader)?,
         },
         other => return Err(DecodeError::Value("a state", other.into())),
     })
+}
+
+/// What an option that is skipped is answered with: an error, whatever it is.
+fn error_kind(reader: &mut Reader<'_>) -> Result<ReplyKind, DecodeError> {
+    let kind = ReplyKind(reader.u32("a reply")?);
+    if kind.is_error() {
+        Ok(kind)
+    } else {
+        Err(DecodeError::Value("an error of an option", kind.0.into()))
+    }
 }
 
 fn header(reader: &mut Reader<'_>) -> Result<RequestHeader, DecodeError> {
@@ -252,6 +262,20 @@ mod tests {
             .zip(styles.into_iter().cycle())
             .map(saved)
             .collect()
+    }
+
+    #[test]
+    fn an_option_is_not_refused_with_what_is_no_error() {
+        let mut saved = examples().swap_remove(2);
+        if let SavedPhase::Negotiation { state, .. } = &mut saved.session.phase {
+            *state = SavedState::Skipping {
+                left: 9,
+                option: OptionCode(5),
+                kind: ReplyKind(1),
+            };
+        }
+        let error = SavedConnection::parse(&saved.bytes()).unwrap_err();
+        assert_eq!(error, DecodeError::Value("an error of an option", 1));
     }
 
     #[test]
