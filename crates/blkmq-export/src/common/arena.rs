@@ -2,7 +2,8 @@
 //! All mappings of a process have one lock, so if each connection mapped and unmapped its own, reactors would wait for each
 //! other wherever clients come and go.
 //!
-//! What a piece held goes back to the system when the piece does, but for the few latest: they are taken first, and are there.
+//! What a piece held goes back to the system when the piece does, but for the few latest: connections take them first for the region
+//! that counts for nothing, and nobody else does, since they take memory for all of their pages.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};

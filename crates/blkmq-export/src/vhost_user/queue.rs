@@ -1,5 +1,6 @@
-//! Decides the life of one virtqueue on its reactor: chains are taken when the driver notifies, become bios, and go back when these
-//! have ended; the driver is called once for each batch. `connection` starts it and stops it through its [`Control`].
+//! Decides the life of one virtqueue on its reactor: chains are taken when the reactor finds some in the shared memory, or the driver
+//! notifies, which it is asked to before the reactor sleeps. They become bios, and go back when these have ended; the driver is
+//! called once for each batch. `connection` starts it and stops it through its [`Control`].
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
