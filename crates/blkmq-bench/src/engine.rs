@@ -281,7 +281,7 @@ pub(crate) fn load_attached(engine: Engine, job: Job, jobs: u32, plan: &Plan) ->
                 scope.spawn(move || {
                     let attached = engine.attach().inspect_err(|_| window.fail())?;
                     let disk = device::loaded(engine, index)?;
-                    Load::new(attached, disk, job, index as u64).run(window, index)
+                    Load::new(attached, &disk, job, index as u64).run(window, index)
                 })
             })
             .collect();

@@ -29,6 +29,9 @@ pub struct Done {
     pub status: Status,
 }
 
+/// Why a driver cannot use a disk that was added to its drive.
+pub type DisksError = Box<dyn std::error::Error + Send + Sync>;
+
 /// What to do with a request that has passed the time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimedOut {
@@ -88,6 +91,14 @@ pub trait HctxDriver {
     /// end any more) says so, and is told again in each turn until it says no.
     fn set_polled(&mut self, _on: bool) -> bool {
         false
+    }
+
+    /// Is told that disks have been added to its drive, or that nobody uses some any more that are to be let go. Never blocks.
+    ///
+    /// # Errors
+    /// What keeps it from using one that is new: it goes on with those that it had.
+    fn refresh_disks(&mut self) -> Result<(), DisksError> {
+        Ok(())
     }
 
     /// Is told that the request has been in flight for the queue's time limit.

@@ -21,7 +21,7 @@ use crate::request::Request;
 #[derive(Debug)]
 pub(crate) struct Flush {
     /// Of each disk two: for groups without caps, and with.
-    disks: Box<[DiskFlush]>,
+    disks: Vec<DiskFlush>,
     slots: Vec<Option<Sequence>>,
     free: Vec<u32>,
     /// Sequences of each group; when they are short, each has a share.
@@ -90,13 +90,8 @@ pub(crate) enum Begin {
 impl Flush {
     /// Makes the tables for `disks` disks and up to `max` bios of `groups` groups.
     pub(crate) fn new(owner: ReactorId, disks: usize, max: u32, groups: usize) -> Self {
-        let disk = || DiskFlush {
-            rq: Some(Request::free(owner)),
-            running: List(None),
-            pending: List(None),
-        };
         Self {
-            disks: (0..disks * PER_DISK).map(|_| disk()).collect(),
+            disks: (0..disks * PER_DISK).map(|_| DiskFlush::new(owner, 0)).collect(),
             slots: (0..max).map(|_| None).collect(),
             free: (0..max).rev().collect(),
             held: DynamicThreshold::new(groups),
@@ -104,6 +99,15 @@ impl Flush {
             data_due: Vec::with_capacity(max as usize),
             ended: Vec::with_capacity(max as usize),
         }
+    }
+
+    /// Makes room for disks that are to come; `grace_period` is the latest that began in `sw_ctx`.
+    pub(crate) fn fit_disks(&mut self, disks: usize, owner: ReactorId, grace_period: u32) {
+        let wanted = disks * PER_DISK;
+        let more = wanted.saturating_sub(self.disks.len());
+        self.disks
+            .extend((0..more).map(|_| DiskFlush::new(owner, grace_period)));
+        self.due.reserve(2 * (wanted + self.slots.len()) - self.due.len());
     }
 
     /// Says whether the bio has to go through [`Flush::begin`].
@@ -307,6 +311,18 @@ impl Flush {
         self.slots[index as usize]
             .as_mut()
             .expect("a sequence that is under way")
+    }
+}
+
+impl DiskFlush {
+    fn new(owner: ReactorId, grace_period: u32) -> Self {
+        let mut rq = Request::free(owner);
+        rq.grace_period = grace_period;
+        Self {
+            rq: Some(rq),
+            running: List(None),
+            pending: List(None),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ mod control;
 mod error;
 mod standing;
 
-pub use caps::{Cap, CapKind, Caps};
+pub use caps::{Cap, CapKind, Caps, Debts};
 pub use control::Change;
 pub use error::GroupError;
 pub(crate) use standing::GroupStates;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use crate::bio::Status;
-use crate::driver::{Done, HctxDriver, Issued, TimedOut};
+use crate::driver::{DisksError, Done, HctxDriver, Issued, TimedOut};
 use crate::ids::{Cookie, DiskId, HctxId, Tag};
 use crate::poll::{Policy, Predictor, Setting, Verdict, Wait, Waited, WakeLatency, verdict_at};
 use crate::request::{Request, State};
@@ -99,6 +99,17 @@ impl HwCtx {
             asked_to_poll: false,
             is_polled: false,
         }
+    }
+
+    /// Makes room for so many disks, with nothing in flight.
+    pub(crate) fn fit_disks(&mut self, disks: usize, requests: usize) {
+        self.tags.fit_disks(disks);
+        debug_assert!(self.tag_wait_list.is_empty(), "held on a drained queue");
+        self.tag_wait_list = TagWaitList::new(self.tags.disks(), requests);
+    }
+
+    pub(crate) fn refresh_disks(&mut self) -> Result<(), DisksError> {
+        self.driver.refresh_disks()
     }
 
     /// Has the driver announce ends, or leaves it to the reactor to look for them. One that was switched off is asked until what was

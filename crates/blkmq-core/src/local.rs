@@ -23,7 +23,7 @@ use blkmq_sync::mpsc::Receiver;
 use blkmq_sync::spsc::Producer;
 
 use crate::bio::{Bio, Passed, Status};
-use crate::driver::{Done, HctxDriver};
+use crate::driver::{DisksError, Done, HctxDriver};
 use crate::gate::Report;
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
 use crate::ids::{HctxId, ReactorId, ReactorSet};
@@ -76,6 +76,11 @@ impl QueueHandle {
         self.queue.hctx_owner(self.id) == self.id
     }
 
+    /// The queue.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
     /// The reactor whose handle it is.
     pub fn id(&self) -> ReactorId {
         self.id
@@ -95,7 +100,7 @@ impl QueueHandle {
         let queue = &self.queue;
         let mode = queue.tag_mode();
         let hw = driver.map(|driver| {
-            let tags = Tags::new(mode, queue.shared_tags.as_ref(), queue.disks().len());
+            let tags = Tags::new(mode, queue.shared_tags.as_ref(), queue.fitted_disks());
             let id = HctxId(self.id.0);
             let mut hw = HwCtx::new(
                 id,
@@ -218,6 +223,25 @@ impl LocalQueue {
             let answered = &self.queue.reactor(self.me).answered;
             answered.store(self.ran_at.0, Ordering::Relaxed);
         }
+    }
+
+    /// Makes room for as many disks as the queue's tables have been made for; the queue is frozen and drained
+    /// ([`Queue::fit_disks`]).
+    pub fn fit_disks(&mut self) {
+        let disks = self.queue.fitted_disks();
+        self.sw.fit_disks(disks);
+        if let Some(hw) = &mut self.hw {
+            hw.fit_disks(disks, self.queue.requests_max());
+        }
+    }
+
+    /// Looks again which disks there are, as the driver does.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn refresh_disks(&mut self) -> Result<(), DisksError> {
+        self.sw.refresh_disks(&self.queue);
+        self.hw.as_mut().map_or(Ok(()), HwCtx::refresh_disks)
     }
 
     /// Says when [`LocalQueue::run`] must be called although nothing arrives; a time in the past means at once.

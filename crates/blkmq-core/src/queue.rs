@@ -3,6 +3,7 @@
 
 mod config;
 mod control;
+mod disks;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,6 +18,8 @@ use blkmq_sync::run_work::RunWork;
 use blkmq_sync::spsc;
 
 pub use self::config::{ConfigError, DiskConfig, QueueConfig, ReactorConfig};
+use self::disks::DiskSlot;
+pub(crate) use self::disks::LocalDisk;
 use crate::bio::{Bio, Data, Flags, Op, Parent, Status};
 use crate::flush;
 pub use crate::gate::Dispatch;
@@ -107,7 +110,9 @@ pub(crate) struct ReactorEntry {
 pub struct Queue {
     name: String,
     limits: Limits,
-    disks: Box<[DiskConfig]>,
+    disks: Box<[DiskSlot]>,
+    /// For how many of them the tables are made.
+    fitted_disks: AtomicU32,
     hctxs: u16,
     tag_mode: TagMode,
     requests_per_reactor: u32,
@@ -121,6 +126,8 @@ pub struct Queue {
     entries: Box<[ReactorEntry]>,
     /// Caps hold nothing back any more.
     is_ending: AtomicBool,
+    /// Caps hold nothing back for a while.
+    has_lifted_caps: AtomicBool,
     pub(crate) gate: Gate<GateState>,
     pub(crate) shared_tags: Option<Arc<SharedTags>>,
     /// Who may start requests: nobody while frozen or quiesced.
@@ -172,7 +179,8 @@ impl Queue {
         let depth = config.tags.depth() as usize;
         let reports_max = depth * usize::from(config.hctxs);
         // The flush requests of each reactor.
-        let flushes = config.disks.len() * flush::PER_DISK;
+        let disks: Box<[DiskSlot]> = (0..config.disks_max()).map(|_| DiskSlot::default()).collect();
+        let flushes = disks.len() * flush::PER_DISK;
         let flushes_max = reactors * flushes;
         let inserts_max = requests_max + flushes;
         let (ins, inserts): (Vec<_>, Vec<_>) = (0..reactors).map(|_| spsc::ring(inserts_max)).unzip();
@@ -207,11 +215,16 @@ impl Queue {
             0
         };
         let shares = shares(config.tags, config.elevator, config.disks.len(), requests_max);
+        disks
+            .iter()
+            .zip(&config.disks)
+            .for_each(|(slot, disk)| slot.set(disk));
         let queue = Arc::new(Self {
             name: config.name,
             plain_max,
             limits: config.limits,
-            disks: config.disks.into(),
+            fitted_disks: AtomicU32::new(config.disks.len() as u32),
+            disks,
             hctxs: config.hctxs,
             tag_mode: config.tags,
             requests_per_reactor: config.requests_per_reactor,
@@ -222,6 +235,7 @@ impl Queue {
             timeout: config.timeout,
             entries,
             is_ending: AtomicBool::new(false),
+            has_lifted_caps: AtomicBool::new(false),
             gate: Gate::new(GateState {
                 elevator,
                 inserts,
@@ -268,11 +282,6 @@ impl Queue {
         &self.limits
     }
 
-    /// The disks, by their ids.
-    pub fn disks(&self) -> &[DiskConfig] {
-        &self.disks
-    }
-
     /// All reactors, for kicks after a control operation.
     pub fn everybody(&self) -> ReactorSet {
         let mut all = ReactorSet::default();
@@ -289,6 +298,11 @@ impl Queue {
     #[inline]
     pub fn depth(&self) -> u32 {
         self.depth.load(Ordering::Relaxed)
+    }
+
+    /// The most that [`Queue::set_depth`] takes.
+    pub fn depth_max(&self) -> u32 {
+        self.tag_mode.depth()
     }
 
     pub(crate) fn tag_mode(&self) -> TagMode {
@@ -363,9 +377,19 @@ impl Queue {
         self.run_all();
     }
 
+    /// Has caps hold nothing back, or hold it back again. What passes meanwhile is charged, so the averages hold afterwards. Kick
+    /// everybody afterwards.
+    pub fn lift_caps(&self, on: bool) {
+        // Relaxed: whoever takes the run that follows sees it.
+        self.has_lifted_caps.store(on, Ordering::Relaxed);
+        if self.is_throttled() {
+            self.run_all();
+        }
+    }
+
     /// Says whether what has started is to end as soon as it can.
     pub(crate) fn is_draining(&self) -> bool {
-        let ends = self.is_ending.load(Ordering::Relaxed);
+        let ends = self.is_ending.load(Ordering::Relaxed) || self.has_lifted_caps.load(Ordering::Relaxed);
         ends || self.usage.is_frozen() && !self.issuing.is_frozen()
     }
 
@@ -415,8 +439,8 @@ impl Queue {
     /// look: a sound read or write without modifiers that one request can carry. Everything else
     /// goes through [`Queue::check_bio`] and what follows.
     #[inline]
-    pub(crate) fn is_plain(&self, bio: &Bio, offset: u64, disk: &DiskConfig) -> bool {
-        let mask = u64::from(disk.logical_block) - 1;
+    pub(crate) fn is_plain(&self, bio: &Bio, offset: u64, disk: &LocalDisk) -> bool {
+        let mask = disk.block_mask;
         let has_room = offset <= disk.size && bio.len <= disk.size - offset;
         // Asked in this way, since four ways to go on are a jump that is hard to predict.
         let one_piece = if let Data::Flat(piece) = &bio.data {
@@ -424,7 +448,7 @@ impl Queue {
         } else {
             !matches!(bio.data, Data::List(_))
         };
-        (bio.op == Op::Read || bio.op == Op::Write && !disk.read_only)
+        (bio.op == Op::Read || bio.op == Op::Write && !disk.is_read_only)
             && bio.flags == Flags::NONE
             && (offset | bio.len) & mask == 0
             && bio.len.wrapping_sub(1) < self.plain_max
@@ -434,14 +458,14 @@ impl Queue {
     }
 
     /// Checks a submitter's bio against its disk and the drive.
-    pub(crate) fn check_bio(&self, bio: &Bio, disk: &DiskConfig) -> Result<(), Status> {
-        let mask = u64::from(disk.logical_block) - 1;
+    pub(crate) fn check_bio(&self, bio: &Bio, disk: &LocalDisk) -> Result<(), Status> {
+        let mask = disk.block_mask;
         // A part of a mapped disk's bio has the data of all of it.
         let is_sound = !bio.flags.has(Flags::REST) && (bio.is_mapped() || bio.has_whole_data());
-        if !is_sound || (bio.offset | bio.len) & mask != 0 {
+        if !is_sound || !disk.is_there() || (bio.offset | bio.len) & mask != 0 {
             return Err(Status::Invalid);
         }
-        self.limits.check_bio(bio, disk.size, disk.read_only)
+        self.limits.check_bio(bio, disk.size, disk.is_read_only)
     }
 
     /// Enters to start requests; `None` while frozen or quiesced.

@@ -19,7 +19,7 @@ use crate::holding::{self, DynamicThreshold};
 use crate::ids::ReactorId;
 use crate::lines::Lines;
 use crate::plug::Plug;
-use crate::queue::{Effects, Queue};
+use crate::queue::{Effects, LocalDisk, Queue};
 use crate::request::{Request, State};
 use crate::split::{self, Splits};
 use crate::stat::StatsMode;
@@ -40,6 +40,8 @@ pub(crate) struct SwCtx {
     waiting_max: usize,
     splits: Splits,
     pub(crate) flush: Flush,
+    /// The queue's disks, as this reactor was told of them last.
+    disks: Vec<LocalDisk>,
     /// Bios of this reactor's submitters that have not ended.
     pub(crate) outstanding: u32,
     requests: usize,
@@ -66,7 +68,8 @@ impl SwCtx {
             turns: VecDeque::with_capacity(groups),
             waiting_max: max,
             splits: Splits::new(requests),
-            flush: Flush::new(me, queue.disks().len(), requests, groups),
+            flush: Flush::new(me, queue.fitted_disks(), requests, groups),
+            disks: queue.local_disks(),
             outstanding: 0,
             requests: max,
             grace_period: queue.attach_reactor(me),
@@ -82,7 +85,7 @@ impl SwCtx {
     /// Gives the bio back if too many wait already, of all groups or, when there is not much room, of its own.
     #[inline(always)]
     pub(crate) fn submit(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
-        if let Some(disk) = queue.disks().get(bio.disk.index())
+        if let Some(disk) = self.disks.get(bio.disk.index())
             && queue.is_plain(&bio, bio.offset, disk)
             && self.can_stage_uncounted()
         {
@@ -105,7 +108,7 @@ impl SwCtx {
         to: Passed,
         fx: &mut Effects,
     ) -> Result<(), Bio> {
-        if let Some(disk) = queue.disks().get(to.disk.index())
+        if let Some(disk) = self.disks.get(to.disk.index())
             && queue.is_plain(&bio, to.offset, disk)
             && self.can_stage_uncounted()
         {
@@ -271,6 +274,16 @@ impl SwCtx {
         self.finish_grace_period_if_done(queue);
     }
 
+    /// Makes room for disks that are to come.
+    pub(crate) fn fit_disks(&mut self, disks: usize) {
+        self.flush.fit_disks(disks, self.me, self.grace_period as u32);
+    }
+
+    /// Looks which disks there are.
+    pub(crate) fn refresh_disks(&mut self, queue: &Queue) {
+        self.disks = queue.local_disks();
+    }
+
     /// Marks the requests at home, and counts the others.
     fn mark_at_home(&mut self) {
         let grace_period = self.grace_period as u32;
@@ -362,14 +375,14 @@ impl SwCtx {
     /// The way of all bios that are not plain or cannot be staged now.
     #[inline(never)]
     fn submit_checked(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
-        let Some(disk) = queue.disks().get(bio.disk.index()) else {
+        let Some(&disk) = self.disks.get(bio.disk.index()) else {
             fx.end(bio, Status::Invalid);
             return Ok(());
         };
         if !queue.group_states.is_living(bio.group) {
             return self.submit_to_ancestor(queue, bio, fx);
         }
-        if let Err(status) = queue.check_bio(&bio, disk) {
+        if let Err(status) = queue.check_bio(&bio, &disk) {
             fx.end(bio, status);
             return Ok(());
         }
@@ -401,7 +414,7 @@ impl SwCtx {
             Begin::Ended(bio) => fx.give_back(bio),
             Begin::Sequenced => self.outstanding += 1,
             Begin::Plain(bio) => {
-                let base = queue.disks()[bio.disk.index()].base;
+                let base = self.disks[bio.disk.index()].base;
                 return self.stage_or_wait(queue, bio, base);
             }
         }
@@ -476,7 +489,7 @@ impl SwCtx {
         if !self.may_take(first.group.0) {
             return false;
         }
-        let base = queue.disks()[first.disk.index()].base;
+        let base = self.disks[first.disk.index()].base;
         if split::fits(first, base, queue.limits()) {
             let mut bio = self.waiting.pop(line).expect("looked at above");
             bio.flags = bio.flags.without(Flags::REST);

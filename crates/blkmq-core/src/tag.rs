@@ -100,6 +100,13 @@ impl Tags {
         }
     }
 
+    /// Divides among so many disks from now on; none of the tags is taken.
+    pub(crate) fn fit_disks(&mut self, disks: usize) {
+        if let Self::Shared { own, .. } = self {
+            *own = Use::new(disks);
+        }
+    }
+
     /// Takes a free tag, if fewer than `limit` are in use, and, of a shared set and unless `whose.is_past_shares`, fewer here
     /// than this context's share and the disk's in it.
     ///

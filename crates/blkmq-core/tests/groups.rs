@@ -114,6 +114,35 @@ fn caps_of_the_configuration_hold_from_the_start_and_bad_ones_are_refused() {
 }
 
 #[test]
+fn lifted_caps_hold_nothing_back_and_are_paid_for_when_they_hold_again() {
+    for kind in [Kind::None, Kind::MqDeadline] {
+        let mut bench = Bench::new(with_groups(2, 2, kind));
+        let group = create(&bench, ROOT);
+        cap(&bench, group, 1);
+        for side in 0..2 {
+            send(&mut bench, side, (1..=3).map(|cookie| of(group, cookie)));
+        }
+        bench.run_until_idle();
+        assert_eq!(issued(&bench), 1);
+        bench.queue.lift_caps(true);
+        bench.run_until_idle();
+        assert_eq!(issued(&bench), 6, "{kind}: all that waits");
+        send(&mut bench, 0, [of(group, 4)]);
+        bench.run_until_idle();
+        assert_eq!(issued(&bench), 7, "{kind}: and what comes");
+        let owed = bench
+            .queue
+            .group_debts(group, bench.now)
+            .expect("nobody is inside");
+        assert_eq!(owed[CapKind::Iops as usize], 7);
+        bench.queue.lift_caps(false);
+        send(&mut bench, 0, [of(group, 5)]);
+        bench.run_until_idle();
+        assert_eq!(issued(&bench), 7, "{kind}: the cap holds again");
+    }
+}
+
+#[test]
 fn a_freeze_lets_go_what_has_started_and_a_switch_finds_nothing_left() {
     for (from, to) in [(Kind::None, Kind::MqDeadline), (Kind::MqDeadline, Kind::None)] {
         let mut bench = Bench::new(with_groups(2, 2, from));

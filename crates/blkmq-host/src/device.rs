@@ -50,6 +50,43 @@ pub trait Device: Allocation + Any {
     /// Is told, before its contexts are opened, how to have one of them run from outside.
     fn meet(&self, _runner: Runner) {}
 
+    /// Says how many disks there can be while its queue is in use, if it begins with `disks`. Asked once.
+    fn disks_max(&self, disks: usize) -> usize {
+        disks
+    }
+
+    /// Adds a disk under a number that none of its disks has. Its contexts are told afterwards
+    /// ([`HctxDriver::refresh_disks`]), and then it is used. What the disk is, the driver knows.
+    ///
+    /// # Errors
+    /// Why the drive cannot have it.
+    fn add_disk(&self, _id: DiskId, _disk: Box<dyn Any + Send>) -> io::Result<()> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "its driver has the disks that it began with",
+        ))
+    }
+
+    /// Lets go of a disk that nobody uses any more, as soon as its contexts have been told.
+    fn remove_disk(&self, _id: DiskId) {}
+
+    /// Looks how large a disk is now, having made it `wanted` bytes if that is asked for. What it says holds for its contexts from
+    /// then on. May block.
+    ///
+    /// # Errors
+    /// If its disks cannot be of another size while they are used, or what the operating system says.
+    fn resize(&self, _disk: DiskId, _wanted: Option<u64>) -> io::Result<u64> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "its driver has disks of one size",
+        ))
+    }
+
+    /// Says whether its contexts can be closed while the engine goes on.
+    fn may_leave(&self) -> bool {
+        false
+    }
+
     /// The engine shuts down: what the drive holds back is to end, with an error if it must.
     fn abort_queued(&self) {}
 

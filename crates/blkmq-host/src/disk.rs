@@ -1,14 +1,17 @@
 //! Decides what doors and library users know of a disk, and how they find it.
-//! `engine` makes the table at set-up; it never changes afterwards.
+//! `engine` makes the table, and a new one when disks come and go.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::limits::Limits;
 
 use crate::device::{Allocation, Extent, Losses};
+use crate::reactor::service::Waker;
 
 /// Names a queue of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,6 +24,9 @@ impl QueueId {
     }
 }
 
+/// In the place of a queue for mapped disks, which lie on several: only submissions take it.
+pub const MAPPED: QueueId = QueueId(u16::MAX);
+
 /// A disk, as its users see it.
 #[derive(Clone)]
 pub struct Disk {
@@ -28,11 +34,11 @@ pub struct Disk {
     pub name: String,
     /// What it is, for people. May be empty.
     pub description: String,
-    /// The queue it lies on; for a mapped disk, a number behind the queues', which only submissions take.
+    /// The queue it lies on; [`MAPPED`] for a mapped disk.
     pub queue: QueueId,
     /// Its number on that queue, for [`blkmq_core::bio::Bio::disk`].
     pub id: DiskId,
-    /// Bytes.
+    /// Bytes that it had when it was found; [`Disk::current_size`] says how many it has.
     pub size: u64,
     /// Whether changes are refused.
     pub read_only: bool,
@@ -47,9 +53,110 @@ pub struct Disk {
     /// The mapped disk that lies on it, or the first of several: who writes to both by himself damages one of them. So doors
     /// that serve all disks leave it out.
     pub used_by: Option<String>,
+    /// What tells it from all disks that the engine had before, whatever their names and places.
+    pub number: u32,
+    /// Those who use it.
+    pub users: Users,
+}
+
+/// Those who use a disk and have to let it go before it can be removed. A clone is the same list.
+#[derive(Clone, Debug, Default)]
+pub struct Users(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    list: Mutex<UserList>,
+    /// Bytes that the disk has grown to; 0 if it has not.
+    grown: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct UserList {
+    is_withdrawn: bool,
+    next: u64,
+    wakers: BTreeMap<u64, Waker>,
+}
+
+/// A place among the users of a disk, until it is dropped.
+#[derive(Debug)]
+pub struct Use {
+    users: Users,
+    number: u64,
+}
+
+impl Users {
+    /// Begins to use the disk. `waker` is used when the disk is withdrawn: who has it then is to finish what is under way, and let
+    /// go. None if it is withdrawn already.
+    pub fn enter(&self, waker: Waker) -> Option<Use> {
+        let mut list = self.lock();
+        if list.is_withdrawn {
+            return None;
+        }
+        let number = list.next;
+        list.next += 1;
+        list.wakers.insert(number, waker);
+        Some(Use {
+            users: self.clone(),
+            number,
+        })
+    }
+
+    /// Says whether the disk is about to be removed.
+    pub fn are_to_leave(&self) -> bool {
+        self.lock().is_withdrawn
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.lock().wakers.len()
+    }
+
+    /// Lets nobody begin any more, and wakes those who are there; or lets them begin again.
+    pub(crate) fn withdraw(&self, is_withdrawn: bool) {
+        let mut list = self.lock();
+        list.is_withdrawn = is_withdrawn;
+        let woken: Vec<Waker> = match is_withdrawn {
+            true => list.wakers.values().cloned().collect(),
+            false => Vec::new(),
+        };
+        drop(list);
+        woken.iter().for_each(Waker::wake);
+    }
+
+    /// The disk has grown: wakes those who are there.
+    pub(crate) fn grow(&self, bytes: u64) {
+        // Release: pairs with the Acquire in `Disk::current_size`: who knows of the size finds a queue that does.
+        self.0.grown.store(bytes, Ordering::Release);
+        let woken: Vec<Waker> = self.lock().wakers.values().cloned().collect();
+        woken.iter().for_each(Waker::wake);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UserList> {
+        // Nothing that can panic is done under the lock.
+        self.0.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Use {
+    /// Says whether it is to be given up soon.
+    pub fn is_to_end(&self) -> bool {
+        self.users.are_to_leave()
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.users.lock().wakers.remove(&self.number);
+    }
 }
 
 impl Disk {
+    /// Bytes that it has by now: it may have grown since somebody found it.
+    #[inline]
+    pub fn current_size(&self) -> u64 {
+        self.users.0.grown.load(Ordering::Acquire).max(self.size)
+    }
+
     /// Appends what is stored where on this disk; see [`Allocation::extents`]. May block.
     ///
     /// # Errors

@@ -70,7 +70,7 @@ pub(super) fn measure(
 
 fn copy(engine: &Engine, job: Job, index: usize, ios: u64) -> Result<Copied> {
     let disk = device::loaded(engine, index)?;
-    let (ios, latency) = Load::new(engine.attach()?, disk, job, index as u64).copy(ios)?;
+    let (ios, latency) = Load::new(engine.attach()?, &disk, job, index as u64).copy(ios)?;
     Ok(Copied {
         ios,
         latency,

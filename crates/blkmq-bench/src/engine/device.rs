@@ -242,7 +242,7 @@ fn mapped(kind: MapKind, size: u64) -> MappedSpec {
 ///
 /// # Errors
 /// If the engine is another's.
-pub(crate) fn loaded(engine: &Engine, submitter: usize) -> Result<&Disk> {
+pub(crate) fn loaded(engine: &Engine, submitter: usize) -> Result<Disk> {
     let own = engine.disk(&own_disk(submitter));
     let disk = own.or_else(|| engine.disk(MAPPED)).or_else(|| engine.disk(DISK));
     disk.context("the engine has no disk")
@@ -261,7 +261,7 @@ pub(crate) fn fill(engine: &Engine) -> Result<()> {
         random: false,
         sample_every: u32::MAX,
     };
-    Load::new(engine.attach()?, disk, job, 0).run_count(disk.size / u64::from(FILL_BYTES))?;
+    Load::new(engine.attach()?, &disk, job, 0).run_count(disk.size / u64::from(FILL_BYTES))?;
     Ok(())
 }
 

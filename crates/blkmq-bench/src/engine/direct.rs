@@ -66,7 +66,7 @@ pub fn run(way: &str, count: u64) -> Result<u64> {
         sample_every: 1,
     };
     let disk = device::loaded(&engine, 0)?;
-    let done = Load::new(engine.attach()?, disk, job, 0).run_count(count)?;
+    let done = Load::new(engine.attach()?, &disk, job, 0).run_count(count)?;
     // A shutdown would wait for the parked reactor.
     std::mem::forget(engine);
     Ok(done)

@@ -42,7 +42,7 @@ pub fn run(crowd: Crowd, count: u64) -> Result<u64> {
     let engine = start(crowd)?;
     let mut attached = engine.attach()?;
     let disk = |number: usize| {
-        let found = engine.disk(&name(number)).cloned();
+        let found = engine.disk(&name(number));
         found.context("the engine has no such disk")
     };
     let disks = (0..ACTIVE).map(disk).collect::<Result<Vec<_>>>()?;

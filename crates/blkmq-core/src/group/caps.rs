@@ -25,6 +25,9 @@ pub enum CapKind {
     Iops,
 }
 
+/// What has passed and is not paid for, in bytes or I/Os, in the order of [`CapKind::ALL`].
+pub type Debts = [u64; CapKind::COUNT];
+
 impl CapKind {
     /// How many there are.
     pub const COUNT: usize = 6;

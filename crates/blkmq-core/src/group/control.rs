@@ -5,7 +5,7 @@
 //! for that: each reactor owns a fixed number of requests, and once each of them has been at home since the reactor took
 //! note of the removal, none carries the number (`sw_ctx`, a *grace period*).
 
-use super::{Caps, GroupError};
+use super::{Caps, Debts, GroupError};
 use crate::gate::GateState;
 use crate::ids::GroupId;
 use crate::queue::{Busy, Queue};
@@ -81,6 +81,26 @@ impl Queue {
                 self.throttle_from_now_on();
             }
             state.tell_elevator(id);
+            Ok(())
+        })
+    }
+
+    /// What a group owes its own caps: a queue that goes on with this one's groups, in another process, is to know it.
+    ///
+    /// # Errors
+    /// [`Busy`] if somebody is inside the gate at this moment.
+    pub fn group_debts(&self, id: GroupId, now: Instant) -> Result<Debts, Busy> {
+        self.look(|state| state.throttle.debts(id, now))
+    }
+
+    /// Has a group owe its own caps so much more, which it pays for before it goes on.
+    ///
+    /// # Errors
+    /// As [`Queue::create_group`].
+    pub fn add_group_debts(&self, id: GroupId, debts: &Debts, now: Instant) -> Change<()> {
+        self.change_groups(|state| {
+            state.throttle.owe(id, debts, now);
+            state.throttle.retime(&state.groups);
             Ok(())
         })
     }

@@ -50,8 +50,10 @@ pub struct QueueConfig {
     pub io_poll: bool,
     /// How such requests are slept for (`io_poll_delay`).
     pub poll_policy: Policy,
-    /// The disks on this queue.
+    /// The disks on this queue to begin with.
     pub disks: Vec<DiskConfig>,
+    /// How many there can be, if more. Default: none but these.
+    pub disks_max: usize,
 }
 
 /// A reactor, as a queue sees it.
@@ -97,6 +99,7 @@ impl QueueConfig {
             io_poll: false,
             poll_policy: Policy::default(),
             disks: Vec::new(),
+            disks_max: 0,
         }
     }
 
@@ -148,37 +151,54 @@ impl QueueConfig {
         {
             return Err(self.error("hardware contexts for others need owners that promise to run".into()));
         }
-        self.disks.iter().try_for_each(|disk| self.check_disk(disk))
+        range("number of disks", self.disks_max() as u64, 0, DISKS_MAX as u64)?;
+        let mut disks = self.disks.iter();
+        disks.try_for_each(|disk| check_disk(&self.name, &self.limits, disk))
     }
 
-    fn check_disk(&self, disk: &DiskConfig) -> Result<(), ConfigError> {
-        let block = disk.logical_block;
-        let problem = if !block.is_power_of_two() || !(self.limits.logical_block..=65536).contains(&block) {
-            format!(
-                "block size {block} rejected: must be a power of two from {} to 65536",
-                self.limits.logical_block
-            )
-        } else if disk.size == 0 || !disk.size.is_multiple_of(block.into()) {
-            format!(
-                "size {} rejected: must be a multiple of the block size {block}",
-                disk.size
-            )
-        } else if disk.base.checked_add(disk.size).is_none() {
-            format!("size {} rejected: it ends beyond 2^64 bytes", disk.size)
-        } else {
-            return Ok(());
-        };
-        Err(self.error(format!("disk {}: {problem}", disk.name)))
+    /// How many disks there can be.
+    pub(super) fn disks_max(&self) -> usize {
+        self.disks_max.max(self.disks.len())
     }
 
     fn error(&self, problem: String) -> ConfigError {
-        ConfigError(format!("queue {}: {problem}", self.name))
+        ConfigError::new(&self.name, problem)
     }
 }
+
+/// Says of a disk that cannot be on a queue what is wrong with it.
+pub(super) fn check_disk(queue: &str, limits: &Limits, disk: &DiskConfig) -> Result<(), ConfigError> {
+    let block = disk.logical_block;
+    let problem = if !block.is_power_of_two() || !(limits.logical_block..=65536).contains(&block) {
+        format!(
+            "block size {block} rejected: must be a power of two from {} to 65536",
+            limits.logical_block
+        )
+    } else if disk.size == 0 || !disk.size.is_multiple_of(block.into()) {
+        format!(
+            "size {} rejected: must be a multiple of the block size {block}",
+            disk.size
+        )
+    } else if disk.base.checked_add(disk.size).is_none() {
+        format!("size {} rejected: it ends beyond 2^64 bytes", disk.size)
+    } else {
+        return Ok(());
+    };
+    Err(ConfigError::new(queue, format!("disk {}: {problem}", disk.name)))
+}
+
+/// So many disks can be numbered in the tables of a queue.
+const DISKS_MAX: usize = 65_536;
 
 /// A configuration that no queue can have; the text names the object, the value and the limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(String);
+
+impl ConfigError {
+    pub(super) fn new(queue: &str, problem: String) -> Self {
+        Self(format!("queue {queue}: {problem}"))
+    }
+}
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

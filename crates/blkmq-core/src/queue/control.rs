@@ -80,7 +80,7 @@ impl Queue {
             self.name
         );
         state.elevator = kind.build(&self.limits, self.requests_max(), &state.groups);
-        state.shares = shares(self.tag_mode, kind, self.disks.len(), self.requests_max());
+        state.shares = shares(self.tag_mode, kind, self.fitted_disks(), self.requests_max());
         // Drained: nobody is on the way to the gate, so this is the moment to forget caps that have been taken off.
         let is_capped = state.groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };

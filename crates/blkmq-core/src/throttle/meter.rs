@@ -8,7 +8,7 @@
 //! that the size of a request does not matter for whether it may, and keeps the fraction.)
 
 use crate::bio::Op;
-use crate::group::{Cap, CapKind, Caps};
+use crate::group::{Cap, CapKind, Caps, Debts};
 use crate::limits::Limits;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
@@ -38,6 +38,22 @@ impl Meter {
             let bucket = &mut self.buckets[kind as usize];
             let owed = bucket.as_ref().map_or(0, |bucket| bucket.owed(now));
             *bucket = caps.get(kind).map(|cap| Bucket::new(cap, owed, now));
+        }
+    }
+
+    /// What has passed and is not paid for, by cap: bytes or I/Os.
+    pub(super) fn debts(&self, now: Instant) -> Debts {
+        let owed = |bucket: &Option<Bucket>| bucket.as_ref().map_or(0, |bucket| bucket.owed(now));
+        self.buckets.each_ref().map(owed)
+    }
+
+    /// Has so much more paid for before anything passes. Caps that there are not are owed nothing.
+    pub(super) fn owe(&mut self, debts: &Debts, now: Instant) {
+        for (bucket, more) in self.buckets.iter_mut().zip(debts) {
+            if let Some(bucket) = bucket {
+                let owed = bucket.owed(now).saturating_add(*more);
+                *bucket = Bucket::new(bucket.cap, owed, now);
+            }
         }
     }
 
@@ -81,7 +97,10 @@ impl Meter {
 
 impl Bucket {
     fn new(cap: Cap, owed: u64, now: Instant) -> Self {
-        let time = |amount: u64| Nanos((u128::from(amount) * SECOND / u128::from(cap.rate)) as u64);
+        let time = |amount: u64| {
+            let nanos = u128::from(amount) * SECOND / u128::from(cap.rate);
+            Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        };
         Self {
             cap,
             ahead: time(cap.burst),

@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::bio::Op;
-use crate::group::{Caps, GroupTree};
+use crate::group::{Caps, Debts, GroupTree};
 use crate::ids::GroupId;
 use crate::limits::Limits;
 use crate::lines::Lines;
@@ -113,6 +113,19 @@ impl Throttle {
             *meter = None;
         } else {
             meter.get_or_insert_default().set(caps, now);
+        }
+    }
+
+    /// What a group owes its own caps.
+    pub(crate) fn debts(&self, group: GroupId, now: Instant) -> Debts {
+        let meter = self.meters[group.index()].as_ref();
+        meter.map_or_else(Debts::default, |meter| meter.debts(now))
+    }
+
+    /// Has a group owe its own caps so much more. [`Throttle::retime`] has to follow.
+    pub(crate) fn owe(&mut self, group: GroupId, debts: &Debts, now: Instant) {
+        if let Some(meter) = &mut self.meters[group.index()] {
+            meter.owe(debts, now);
         }
     }
 

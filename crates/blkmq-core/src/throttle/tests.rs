@@ -364,6 +364,29 @@ fn what_waits_is_timed_anew_when_a_cap_changes_and_the_debt_is_paid_at_the_new_r
 }
 
 #[test]
+fn what_was_taken_beyond_a_cap_elsewhere_is_paid_for_here_and_what_was_taken_here_as_well() {
+    let (mut there, mut here) = (Bench::new(), Bench::new());
+    let [group, _] = [&mut there, &mut here].map(|bench| bench.group(ROOT, with_burst(CapKind::Iops, 10, 5)));
+    (0..40).for_each(|_| there.add(group, Op::Write, 512));
+    let now = there.now;
+    there.throttle.release_all(&there.tree, now, &mut drop);
+    let debts = there.throttle.debts(group, now);
+    assert_eq!(debts[CapKind::Iops as usize], 40);
+    here.add(group, Op::Write, 512);
+    here.throttle.owe(group, &debts, now);
+    here.throttle.retime(&here.tree);
+    assert_eq!(here.throttle.debts(group, now)[CapKind::Iops as usize], 41);
+    here.add(group, Op::Write, 512);
+    // All but a burst has to be paid for.
+    assert_eq!(here.throttle.next_due(), Some(now + Nanos::from_millis(3_600)));
+    // What comes from outside may be anything.
+    here.throttle.owe(group, &[u64::MAX; CapKind::COUNT], now);
+    here.throttle.retime(&here.tree);
+    here.throttle.owe(GroupId(0), &debts, now);
+    assert_eq!(here.throttle.debts(ROOT, now), Debts::default(), "it has no caps");
+}
+
+#[test]
 fn what_waits_goes_when_the_cap_does_and_stays_below_the_ancestors() {
     let mut bench = Bench::new();
     let parent = bench.group(ROOT, caps(CapKind::Iops, 1000));

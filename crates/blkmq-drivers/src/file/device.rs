@@ -1,10 +1,11 @@
 //! Decides how disks in files share a queue: their common limits, and a hardware context for each reactor.
 //! The disks come from `open`; what a request becomes is up to `hctx`.
 
+use std::any::Any;
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
@@ -27,11 +28,55 @@ pub struct FileDevice {
 /// What the hardware contexts of a drive share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) disks: Vec<FileDisk>,
+    disks: RwLock<Disks>,
+    /// The smallest block of those that it began with: what requests may be cut at.
+    block: u32,
     /// Never written: the data of zeroes where the filesystem cannot zero by itself.
     pub(super) zeroes: Mapping,
     /// Requests whose end was found by polling their device.
     pub(super) ended_polled: AtomicU64,
+}
+
+/// The disks of a drive by their ids, as they are at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Disks(Vec<Option<Arc<FileDisk>>>);
+
+impl Disks {
+    #[inline]
+    pub(super) fn get(&self, id: DiskId) -> Option<&Arc<FileDisk>> {
+        self.0.get(id.index())?.as_ref()
+    }
+
+    /// The disk of a request that is under way.
+    #[inline]
+    pub(super) fn of(&self, disk: u32) -> &FileDisk {
+        self.0[disk as usize]
+            .as_ref()
+            .expect("nobody removes a disk in use")
+    }
+
+    /// How many places there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<FileDisk>> {
+        self.0.iter().flatten()
+    }
+}
+
+impl Shared {
+    pub(super) fn disks(&self) -> Disks {
+        self.disks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_disk(&self, id: DiskId, disk: Option<Arc<FileDisk>>) {
+        let mut disks = self.disks.write().unwrap_or_else(PoisonError::into_inner);
+        if disks.0.len() <= id.index() {
+            disks.0.resize(id.index() + 1, None);
+        }
+        disks.0[id.index()] = disk;
+    }
 }
 
 impl FileDevice {
@@ -43,21 +88,14 @@ impl FileDevice {
     /// # Errors
     /// `OutOfMemory` if there is no room for a megabyte of zeroes.
     pub fn new(mut disks: Vec<FileDisk>, depth: u32) -> io::Result<Self> {
-        let block = smallest_block(&disks);
-        for disk in &mut disks {
-            if disk.direct.is_some_and(|needs| needs.range > block) {
-                disk.use_page_cache();
-                tracing::warn!(
-                    "file {:?}: goes through the page cache, since its queue has a disk with blocks of {block} bytes; \
-                     give that one a queue= of its own",
-                    disk.path
-                );
-            }
-        }
+        let block = disks.iter().map(FileDisk::block_size).min().unwrap_or(512);
+        disks.iter_mut().for_each(|disk| fit(disk, block));
+        let disks = disks.into_iter().map(|disk| Some(Arc::new(disk)));
         let zeroes = Mapping::new(ZEROES_BYTES)?;
         Ok(Self {
             shared: Arc::new(Shared {
-                disks,
+                disks: RwLock::new(Disks(disks.collect())),
+                block,
                 zeroes,
                 ended_polled: AtomicU64::new(0),
             }),
@@ -66,8 +104,8 @@ impl FileDevice {
     }
 
     /// Returns the disks.
-    pub fn disks(&self) -> &[FileDisk] {
-        &self.shared.disks
+    pub fn disks(&self) -> Vec<Arc<FileDisk>> {
+        self.shared.disks().iter().cloned().collect()
     }
 
     /// Returns how many requests ended that were found by polling their device (IOPOLL).
@@ -105,7 +143,7 @@ impl Device for FileDevice {
     }
 
     fn limits(&self) -> Limits {
-        let block = smallest_block(&self.shared.disks);
+        let (block, disks) = (self.shared.block, self.shared.disks());
         Limits {
             logical_block: block,
             physical_block: block.max(PHYSICAL_BLOCK),
@@ -113,22 +151,45 @@ impl Device for FileDevice {
             segments_max: SEGMENTS_MAX as u16,
             discard_max: DISCARD_MAX,
             zeroes_max: ZEROES_MAX,
-            zeroes_are_written: self.disks().iter().any(FileDisk::writes_zeroes),
+            zeroes_are_written: disks.iter().any(|disk| disk.writes_zeroes()),
             cache: true,
             // Through the page cache each forced write would be a sync of its own; the queue has them share their flushes.
-            fua: self.shared.disks.iter().all(|disk| disk.direct.is_some()),
+            fua: disks.iter().all(|disk| disk.direct.is_some()),
             ..Limits::default()
         }
+    }
+
+    fn disks_max(&self, _disks: usize) -> usize {
+        DISKS_MAX
+    }
+
+    fn add_disk(&self, id: DiskId, disk: Box<dyn Any + Send>) -> io::Result<()> {
+        let Ok(mut disk) = disk.downcast::<FileDisk>() else {
+            return Err(io::Error::other("its queue has disks in files alone"));
+        };
+        fit(&mut disk, self.shared.block);
+        self.shared.set_disk(id, Some(Arc::from(disk)));
+        Ok(())
+    }
+
+    fn remove_disk(&self, id: DiskId) {
+        self.shared.set_disk(id, None);
+    }
+
+    fn resize(&self, disk: DiskId, wanted: Option<u64>) -> io::Result<u64> {
+        let disks = self.shared.disks();
+        disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.resize(wanted)
+    }
+
+    fn may_leave(&self) -> bool {
+        true
     }
 
     /// What was written is in the page cache or on the device, where another process's flush finds it, too. Only the lock is in this
     /// process, and that a flush has failed.
     fn remains(&self, disk: DiskId) -> io::Result<Remains> {
-        let disk = self
-            .shared
-            .disks
-            .get(disk.index())
-            .ok_or(io::ErrorKind::InvalidInput)?;
+        let disks = self.shared.disks();
+        let disk = disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?;
         let locks = disk.locking_file().into_iter().map(File::try_clone);
         let locks = locks
             .map(|file| file.map(Into::into))
@@ -160,16 +221,27 @@ impl Allocation for FileDevice {
         max: usize,
         out: &mut Vec<Extent>,
     ) -> io::Result<()> {
-        let disk = self.shared.disks.get(disk.index());
+        // Not under the lock: it may take long.
+        let disk = self.shared.disks().get(disk).cloned();
         disk.ok_or(io::ErrorKind::InvalidInput)?
             .extents(offset, len, max, out)
     }
 }
 
-fn smallest_block(disks: &[FileDisk]) -> u32 {
-    disks.iter().map(FileDisk::block_size).min().unwrap_or(512)
+/// Has a disk go through the page cache whose direct I/O needs larger blocks than requests of its queue may be cut at.
+fn fit(disk: &mut FileDisk, block: u32) {
+    if disk.direct.is_some_and(|needs| needs.range > block) {
+        disk.use_page_cache();
+        tracing::warn!(
+            "file {:?}: goes through the page cache, since its queue has a disk with blocks of {block} bytes; \
+             give that one a queue= of its own",
+            disk.path
+        );
+    }
 }
 
+/// Disks on one filesystem or device: what their lists take is reserved from the start.
+const DISKS_MAX: usize = 1024;
 /// Most pieces of memory in one request: a row of the table of each slot.
 pub(super) const SEGMENTS_MAX: usize = 128;
 /// The data of zeroes, in bytes: the largest piece in which they are written.

@@ -24,7 +24,7 @@ pub struct FileDisk {
     /// What keeps others from the file.
     pub(super) lock: Lock,
     pub(super) path: PathBuf,
-    pub(super) size: u64,
+    size: AtomicU64,
     pub(super) block_size: u32,
     pub(super) read_only: bool,
     pub(super) device: Backing,
@@ -78,7 +78,7 @@ impl FileDisk {
             may_block: matches!(device, Backing::Filesystem(_)) && may_block(&file),
             file,
             path,
-            size,
+            size: AtomicU64::new(size),
             block_size,
             read_only: false,
             device,
@@ -100,7 +100,30 @@ impl FileDisk {
 
     /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
-        self.size
+        // Relaxed: whoever relies on a new size has been told of it.
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Looks how large it is now, having made it `wanted` bytes, if that is asked for and it is a file.
+    ///
+    /// # Errors
+    /// What the system says, or that a block device has the size that it has.
+    pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
+        let size = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
+        let size = match wanted {
+            Some(wanted) if wanted > size && self.is_block_device() => {
+                return Err(io::Error::other(format!("the block device has {size} bytes")));
+            }
+            Some(wanted) if wanted > size => {
+                self.file.set_len(wanted)?;
+                wanted
+            }
+            _ => size,
+        };
+        if size > self.size() {
+            self.size.store(size, Ordering::Relaxed);
+        }
+        Ok(size)
     }
 
     /// Returns the logical block size in bytes.
@@ -188,7 +211,7 @@ impl FileDisk {
 
     /// Appends where the file has holes; see [`blkmq_host::device::Allocation`].
     pub(super) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
-        let end = offset.saturating_add(len).min(self.size);
+        let end = offset.saturating_add(len).min(self.size());
         if offset >= end || max == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -218,7 +241,7 @@ impl FileDisk {
     fn next(&self, from: SeekFrom) -> io::Result<u64> {
         match rustix::fs::seek(&self.file, from) {
             Ok(at) => Ok(at),
-            Err(Errno::NXIO) => Ok(self.size),
+            Err(Errno::NXIO) => Ok(self.size()),
             Err(error) => Err(error.into()),
         }
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::{Lent, Op, Status};
-use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
-use blkmq_core::ids::Cookie;
+use blkmq_core::driver::{DisksError, Done, HctxDriver, Issued, TimedOut};
+use blkmq_core::ids::{Cookie, DiskId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 use blkmq_host::ring::{Completion, RingClient, RingHandle, USER_MAX};
@@ -15,7 +15,7 @@ use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
 
 use super::bounce::Bounces;
-use super::device::{SEGMENTS_MAX, Shared, ZEROES_BYTES};
+use super::device::{Disks, SEGMENTS_MAX, Shared, ZEROES_BYTES};
 use super::disk::FileDisk;
 use super::polled::Polled;
 use super::slot::{Memory, Next, Slot, Step};
@@ -25,7 +25,9 @@ use super::sys::{self, Vectors};
 pub(super) struct FileHctx {
     ring_client: RingClient,
     device: Arc<Shared>,
-    /// Of each disk: how the ring knows its file.
+    /// The device's disks, as they were when this context was told of them last.
+    disks: Disks,
+    /// Of each of them: how the ring knows its file.
     targets: Vec<Target>,
     /// The ring onto devices that are polled, from when that is switched on until what was in it then has ended.
     polled: Option<Polled>,
@@ -64,9 +66,10 @@ impl FileHctx {
             vectors: Vectors::new(depth as usize * SEGMENTS_MAX),
             bounces: Bounces::new()?,
         };
-        Ok(Self {
+        let mut hctx = Self {
             ring_client: ring.open_client(),
-            targets: device.disks.iter().map(|disk| Target::new(disk, ring)).collect(),
+            disks: Disks::default(),
+            targets: Vec::new(),
             polled: None,
             slots: vec![Slot::IDLE; depth as usize].into(),
             ring_memory: Some(ring_memory),
@@ -75,16 +78,32 @@ impl FileHctx {
             pushed: 0,
             completions: Vec::with_capacity(depth as usize),
             device,
-        })
+        };
+        hctx.take_disks();
+        Ok(hctx)
+    }
+
+    /// Has the ring know the files of the disks that there are now, and of no others.
+    fn take_disks(&mut self) {
+        let disks = self.device.disks();
+        self.targets.resize(disks.len(), Target::NONE);
+        for (id, target) in (0..).map(DiskId).zip(&mut self.targets) {
+            let (old, new) = (self.disks.get(id), disks.get(id));
+            if old.map(Arc::as_ptr) == new.map(Arc::as_ptr) {
+                continue;
+            }
+            target.unregister(self.ring_client.ring());
+            *target = new.map_or(Target::NONE, |disk| Target::new(disk, self.ring_client.ring()));
+            if let Some(polled) = &mut self.polled {
+                polled.forget(id);
+            }
+        }
+        self.disks = disks;
     }
 
     fn start(&mut self, rq: &Request, cookie: Cookie) -> Result<(), Issued> {
         let number = cookie.tag().index();
-        let disk = self
-            .device
-            .disks
-            .get(rq.disk().index())
-            .ok_or(Issued::Done(Status::Invalid))?;
+        let disk = self.disks.get(rq.disk()).ok_or(Issued::Done(Status::Invalid))?;
         debug_assert_eq!(
             self.slots[number].step,
             Step::Idle,
@@ -97,7 +116,7 @@ impl FileHctx {
         if slot.step == Step::Transfer {
             slot.memory = self.memory_of(rq, number)?;
         }
-        let disk = &self.device.disks[slot.disk as usize];
+        let disk = self.disks.of(slot.disk);
         let polled = self.polled.as_ref();
         slot.is_polled = polled.is_some_and(|polled| polled.takes(&slot, disk));
         self.slots[number] = slot;
@@ -110,7 +129,7 @@ impl FileHctx {
     #[inline]
     fn push(&mut self, number: usize) {
         let slot = &mut self.slots[number];
-        slot.pushed(&self.device.disks[slot.disk as usize]);
+        slot.pushed(self.disks.of(slot.disk));
         let slot = &self.slots[number];
         if let Some(polled) = self.polled.as_ref().filter(|_| slot.is_polled) {
             let entry = self.entry(slot, polled.target(slot));
@@ -187,7 +206,7 @@ impl FileHctx {
     }
 
     fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
-        let is_forced = slot.is_forced(&self.device.disks[slot.disk as usize]);
+        let is_forced = slot.is_forced(self.disks.of(slot.disk));
         let rw_flags = if is_forced && !cfg!(blkmq_mutant = "dsync") {
             libc::RWF_DSYNC
         } else {
@@ -223,7 +242,7 @@ impl FileHctx {
     /// Takes the result of a slot's entry. Returns how the request ended, if it did.
     fn take_result(&mut self, number: usize, result: i32, now: Instant) -> Option<Done> {
         let slot = &mut self.slots[number];
-        let disk = &self.device.disks[slot.disk as usize];
+        let disk = self.disks.of(slot.disk);
         let was_polled = slot.is_polled;
         let next = slot.take_result(result, disk, now);
         if was_polled && let Some(polled) = &mut self.polled {
@@ -327,7 +346,7 @@ impl HctxDriver for FileHctx {
     /// system call: nothing changes but how the reactor waits.
     fn set_polled(&mut self, on: bool) -> bool {
         if on && self.polled.is_none() {
-            self.polled = Polled::open(&self.device.disks, self.slots.len() as u32).unwrap_or_else(|error| {
+            self.polled = Polled::open(&self.disks, self.slots.len() as u32).unwrap_or_else(|error| {
                 tracing::warn!(
                     "file driver: devices are not polled, since there is no ring for that: {error}"
                 );
@@ -341,6 +360,11 @@ impl HctxDriver for FileHctx {
             polled.let_go();
         }
         on || self.polled.is_some()
+    }
+
+    fn refresh_disks(&mut self) -> Result<(), DisksError> {
+        self.take_disks();
+        Ok(())
     }
 
     fn done_before(&mut self, cookie: Cookie) -> u64 {
@@ -388,6 +412,14 @@ impl Drop for FileHctx {
 }
 
 impl Target {
+    /// Of no file.
+    const NONE: Self = Self {
+        fd: -1,
+        flags: squeue::Flags::empty(),
+        memory_mask: 0,
+        length_mask: 0,
+    };
+
     pub(super) fn new(disk: &FileDisk, ring: &RingHandle) -> Self {
         let (fd, flags) = match ring.register_file(disk.fd()) {
             Ok(slot) => (slot as i32, squeue::Flags::FIXED_FILE),
@@ -409,7 +441,7 @@ impl Target {
 
     /// Has the ring forget the file, if it was registered.
     pub(super) fn unregister(&self, ring: &RingHandle) {
-        if self.flags == squeue::Flags::FIXED_FILE {
+        if self.flags.contains(squeue::Flags::FIXED_FILE) {
             ring.unregister_file(self.fd as u32);
         }
     }

@@ -207,7 +207,7 @@ fn choose_block_size(
         LEAST_BLOCK
     };
     let preferred = direct.map_or(LEAST_BLOCK, |found| found.range).max(sector);
-    let by_default = if disk.size.is_multiple_of(u64::from(preferred)) {
+    let by_default = if disk.size().is_multiple_of(u64::from(preferred)) {
         preferred
     } else {
         sector
@@ -220,12 +220,12 @@ fn choose_block_size(
             least: sector,
         });
     }
-    if !disk.size.is_multiple_of(u64::from(block)) {
+    if !disk.size().is_multiple_of(u64::from(block)) {
         return Err(FileError::Ragged {
             path: path(),
-            size: disk.size,
+            size: disk.size(),
             block,
-            next: disk.size.next_multiple_of(u64::from(block)),
+            next: disk.size().next_multiple_of(u64::from(block)),
         });
     }
     Ok(block)
@@ -278,7 +278,7 @@ fn can_punch(disk: &FileDisk) -> bool {
     match disk.device {
         Backing::Filesystem(_) => {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let behind = disk.size.next_multiple_of(PUNCHED);
+            let behind = disk.size().next_multiple_of(PUNCHED);
             let punched = rustix::fs::fallocate(&disk.file, mode, behind, PUNCHED);
             !matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS))
         }

@@ -5,9 +5,11 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::{Flags, Op};
+use blkmq_core::ids::DiskId;
 use blkmq_host::ring::{Completion, RingClient, RingConfig, RingHandle};
 use io_uring::{opcode, types::Fd};
 
+use super::device::Disks;
 use super::disk::{Backing, FileDisk};
 use super::hctx::Target;
 use super::slot::{Slot, Step};
@@ -29,7 +31,7 @@ pub(super) struct Polled {
 
 impl Polled {
     /// Makes the ring for at most `depth` requests, if one of the devices can be polled.
-    pub(super) fn open(disks: &[FileDisk], depth: u32) -> io::Result<Option<Self>> {
+    pub(super) fn open(disks: &Disks, depth: u32) -> io::Result<Option<Self>> {
         if disks.iter().all(|disk| disk.polling().is_err()) {
             return Ok(None);
         }
@@ -40,9 +42,12 @@ impl Polled {
             files: (disks.len() as u32).min(RingConfig::default().files),
             ..RingConfig::default()
         })?;
-        let target = |disk: &FileDisk| disk.polling().is_ok().then(|| Target::new(disk, &ring));
+        let target = |id| {
+            let disk = disks.get(id).filter(|disk| disk.polling().is_ok())?;
+            Some(Target::new(disk, &ring))
+        };
         Ok(Some(Self {
-            targets: disks.iter().map(target).collect(),
+            targets: (0..disks.len() as u32).map(DiskId).map(target).collect(),
             ring_client: ring.open_client(),
             in_flight: 0,
             ended: 0,
@@ -56,13 +61,21 @@ impl Polled {
         slot.step == Step::Transfer
             && !is_durable
             && !self.is_closing
-            && self.targets[slot.disk as usize].is_some()
+            && self.targets.get(slot.disk as usize).is_some_and(Option::is_some)
             && !disk.lacks.polling.load(Ordering::Relaxed)
     }
 
     /// How the ring knows the file of a request that it has taken.
     pub(super) fn target(&self, slot: &Slot) -> Target {
         self.targets[slot.disk as usize].expect("only requests onto polled devices are taken")
+    }
+
+    /// Has the ring forget a disk's file. What comes in its place is not polled, until polling is switched off and on.
+    pub(super) fn forget(&mut self, disk: DiskId) {
+        let target = self.targets.get_mut(disk.index()).and_then(Option::take);
+        target
+            .iter()
+            .for_each(|target| target.unregister(self.ring_client.ring()));
     }
 
     /// A request's entry was pushed.
@@ -156,7 +169,7 @@ impl FileDisk {
         }
         match completed[0].result {
             errno @ ..0 => Err(io::Error::from_raw_os_error(-errno)),
-            read if read as usize == len.min(self.size as usize) => Ok(()),
+            read if read as usize == len.min(self.size() as usize) => Ok(()),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }

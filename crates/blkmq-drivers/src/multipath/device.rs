@@ -13,7 +13,6 @@ use blkmq_core::mapper::multipath::{
     Config, Detours, Failback, GroupStats, MessageError, Multipath, MultipathHctx, NoPath, PATHS_MAX,
     PathSpec, PathStats, Selector,
 };
-use blkmq_core::queue::Queue;
 use blkmq_host::clock::Clock;
 use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling, Remains};
 use blkmq_host::ring::RingHandle;
@@ -155,10 +154,12 @@ impl MultipathDevice {
     ///
     /// # Errors
     /// If there is no such queue, or its drive is of another kind.
-    pub fn of_queue(control: &Control, queue: QueueId) -> Result<&Self, Error> {
-        let device = control.device(queue)?;
-        Self::of(device).ok_or_else(|| {
-            let name = control.queues().nth(queue.index()).map_or("?", Queue::name);
+    pub fn of_queue(control: &Control, queue: QueueId) -> Result<Arc<Self>, Error> {
+        let device: Arc<dyn Any + Send + Sync> = control.device(queue)?;
+        device.downcast().map_err(|_| {
+            let queues = control.queues();
+            let named = queues.iter().find(|(id, _)| *id == queue);
+            let name = named.map_or("?", |(_, queue)| queue.name());
             Error::Disk(format!(
                 "queue {name}: its drive has no paths; only a multipath disk has"
             ))

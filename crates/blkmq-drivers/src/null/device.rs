@@ -105,6 +105,10 @@ impl Device for NullDevice {
         }
     }
 
+    fn may_leave(&self) -> bool {
+        true
+    }
+
     /// Without memory there is nothing to lose.
     fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
         let has_contents = self.0.config.memory || self.0.config.cache;

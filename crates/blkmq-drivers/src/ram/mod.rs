@@ -80,6 +80,10 @@ impl Device for RamDevice {
         }
     }
 
+    fn may_leave(&self) -> bool {
+        true
+    }
+
     fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
         Ok(Remains {
             obstacle: Some("what is on it lies in the memory of this process".to_owned()),

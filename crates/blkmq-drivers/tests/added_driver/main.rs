@@ -50,13 +50,13 @@ fn disks_on_a_driver_that_was_added_are_configured_and_used_as_any() {
     assert_eq!((one.size, two.size), (64 << 10, 1 << 20));
     let mut attached = engine.attach().unwrap();
     let mut written: Vec<u8> = (0..8192).map(|at| at as u8).collect();
-    run(&mut attached, one, Op::Write, 4096, &mut written);
+    run(&mut attached, &one, Op::Write, 4096, &mut written);
     let mut read = vec![0; 16384];
-    run(&mut attached, one, Op::Read, 0, &mut read);
+    run(&mut attached, &one, Op::Read, 0, &mut read);
     assert_eq!(read[..4096], [7; 4096]);
     assert_eq!(read[4096..12288], written);
     assert_eq!(read[12288..], [7; 4096]);
-    run(&mut attached, two, Op::Read, 0, &mut read);
+    run(&mut attached, &two, Op::Read, 0, &mut read);
     assert_eq!(read, [0; 16384], "the disks are apart");
     drop(attached);
     engine.shutdown(Nanos::from_secs(10)).unwrap();

@@ -115,13 +115,13 @@ impl Attached {
     }
 
     /// All disks.
-    pub fn disks(&self) -> &[Disk] {
-        &self.shared.disks
+    pub fn disks(&self) -> Arc<[Disk]> {
+        self.shared.disks()
     }
 
     /// Finds a disk by its name.
-    pub fn disk(&self, name: &str) -> Option<&Disk> {
-        self.disks().iter().find(|disk| disk.name == name)
+    pub fn disk(&self, name: &str) -> Option<Disk> {
+        self.disks().iter().find(|disk| disk.name == name).cloned()
     }
 
     /// Issues what is staged and looks for what has ended. Where something ended inline, the rest is looked

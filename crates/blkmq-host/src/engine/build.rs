@@ -1,6 +1,5 @@
 //! Decides how the queues of an engine are made: the core's queue for each drive, the table of disks, and each thread's handles.
 
-use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use blkmq_core::ids::{DiskId, REACTORS_MAX, ReactorId, ReactorSet};
@@ -8,12 +7,12 @@ use blkmq_core::queue::{DiskConfig, Queue, QueueConfig, QueueHandle, ReactorConf
 
 use crate::clock::Clock;
 use crate::device::{Allocation, Device};
-use crate::disk::{Disk, QueueId};
+use crate::disk::{Disk, QueueId, Users};
 use crate::engine::config::{DiskEntry, EngineConfig, QueueSpec};
 use crate::engine::mapped;
 use crate::error::Error;
 use crate::group_paths::Paths;
-use crate::reactor::shared::{Inbox, QueueEntry, ReactorQueues, Shared};
+use crate::reactor::shared::{Parts, QueueEntry, ReactorQueues, Shared};
 use crate::reactor::wakeup::Wakeup;
 use crate::runner::Runner;
 
@@ -47,44 +46,41 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
             .iter_mut()
             .zip(handles)
             .for_each(|(reactor_queues, handle)| reactor_queues.handles.push(handle));
-        queues.push(QueueEntry { queue, device, paths });
+        queues.push(Arc::new(QueueEntry { queue, device, paths }));
     }
-    let mapped = mapped::add(&mut disks, config.mapped, QueueId(queues.len() as u16))?;
+    let mapped = mapped::add(&mut disks, config.mapped)?;
+    (0..)
+        .zip(&mut disks)
+        .for_each(|(number, disk)| disk.number = number);
     let wakeups: Result<Box<[Wakeup]>, _> = (0..handles).map(|_| Wakeup::new()).collect();
     let wakeups = wakeups.map_err(|source| Error::Os {
         what: "making an event to wake a reactor with".to_owned(),
         source,
     })?;
-    let shared = Shared {
-        clock: Clock::get(),
+    let shared = Arc::new(Shared::new(Parts {
         ring: config.ring,
         spin_max: config.spin_max,
         wait: config.wait,
         wakeups,
-        inboxes: (0..reactors).map(|_| Inbox::default()).collect(),
-        queues: queues.into(),
-        disks: disks.into(),
+        reactors,
+        queues,
+        disks,
         mapped,
-        free_queues: Mutex::default(),
-        attached_max: handles - reactors,
-        services: AtomicU32::new(0),
-        is_hurried: AtomicBool::new(false),
-    };
-    let shared = Arc::new(shared);
-    for (index, entry) in shared.queues.iter().enumerate() {
-        entry.device.meet(runner(&shared, index));
+    }));
+    for (_, entry) in shared.entries() {
+        entry.device.meet(runner(&shared, &entry.queue));
     }
     Ok((shared, free_queues))
 }
 
 /// What runs a queue's hardware contexts. It does not keep the engine alive, which owns the device that has it.
-fn runner(shared: &Arc<Shared>, queue: usize) -> Runner {
-    let shared = Arc::downgrade(shared);
+pub(super) fn runner(shared: &Arc<Shared>, queue: &Arc<Queue>) -> Runner {
+    let (shared, queue) = (Arc::downgrade(shared), Arc::clone(queue));
     Runner::new(move |hctx| {
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        if let Some(reactor) = shared.queues[queue].queue.ask_to_run(hctx) {
+        if let Some(reactor) = queue.ask_to_run(hctx) {
             let mut kicks = ReactorSet::default();
             kicks.insert(reactor);
             shared.kick(kicks);
@@ -92,7 +88,7 @@ fn runner(shared: &Arc<Shared>, queue: usize) -> Runner {
     })
 }
 
-fn make_queue(
+pub(super) fn make_queue(
     spec: QueueSpec,
     reactors: usize,
     handles: usize,
@@ -112,19 +108,7 @@ fn make_queue(
             read_only: entry.read_only,
             logical_block: entry.block_size,
         });
-        // Disks are apart on the queue, so that the end of one is no neighbour of the next one's beginning.
-        let end = base.checked_add(entry.size);
-        let next = end.and_then(|end| {
-            end.checked_next_multiple_of(DISK_SPACING)?
-                .checked_add(DISK_SPACING)
-        });
-        base = next.ok_or_else(|| {
-            Error::Disk(format!(
-                "queue {}: disk {name}: size {size} rejected: all disks of a queue together must be smaller than 16777216T; \
-                 make it smaller, or give it a queue= of its own",
-                spec.name,
-            ))
-        })?;
+        base = end_of(base, size).ok_or_else(|| too_large(&spec.name, &name, size))?;
     }
     let config = QueueConfig {
         name: spec.name,
@@ -149,6 +133,7 @@ fn make_queue(
         clock: || Clock::get().now(),
         io_poll,
         poll_policy: spec.poll_policy,
+        disks_max: spec.device.disks_max(disks.len()),
         disks,
     };
     let (queue, handles) = Queue::new(config)?;
@@ -164,7 +149,22 @@ fn make_queue(
     Ok((queue, handles))
 }
 
-fn list_disks(
+/// Where the next disk may begin behind one of `size` bytes at `base`: disks are apart on the queue, so that the end of one is no
+/// neighbour of the next one's beginning.
+pub(super) fn end_of(base: u64, size: u64) -> Option<u64> {
+    let end = base.checked_add(size)?.checked_next_multiple_of(DISK_SPACING)?;
+    end.checked_add(DISK_SPACING)
+}
+
+/// A disk for which there is no room behind the others of its queue.
+pub(super) fn too_large(queue: &str, disk: &str, size: u64) -> Error {
+    Error::Disk(format!(
+        "queue {queue}: disk {disk}: size {size} rejected: all disks of a queue together must be smaller than 16777216T; make it \
+         smaller, or give it a queue= of its own"
+    ))
+}
+
+pub(super) fn list_disks(
     disks: &mut Vec<Disk>,
     queue: QueueId,
     core: &Queue,
@@ -179,21 +179,35 @@ fn list_disks(
                 "disk {name}: there are two of this name; rename one"
             )));
         }
-        disks.push(Disk {
-            name: entry.name,
-            description: entry.description,
-            queue,
-            id: DiskId(id as u32),
-            size: entry.size,
-            read_only: entry.read_only,
-            block_size: entry.block_size,
-            group: entry.group,
-            limits: core.limits().clone(),
-            allocation: Arc::clone(&allocation),
-            used_by: None,
-        });
+        let allocation = Arc::clone(&allocation);
+        disks.push(disk(queue, DiskId(id as u32), entry, core, allocation));
     }
     Ok(())
+}
+
+/// A disk of a queue, as its users see it.
+pub(super) fn disk(
+    queue: QueueId,
+    id: DiskId,
+    entry: DiskEntry,
+    core: &Queue,
+    allocation: Arc<dyn Allocation>,
+) -> Disk {
+    Disk {
+        name: entry.name,
+        description: entry.description,
+        queue,
+        id,
+        size: entry.size,
+        read_only: entry.read_only,
+        block_size: entry.block_size,
+        group: entry.group,
+        limits: core.limits().clone(),
+        allocation,
+        used_by: None,
+        number: 0,
+        users: Users::default(),
+    }
 }
 
 /// Says how a queue will be polled, where that is a question; and has its drive find out.

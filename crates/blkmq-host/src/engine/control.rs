@@ -1,6 +1,7 @@
 //! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, groups, statistics. The
 //! queue's own operations never block; here they are waited for, by the calling thread, which is no reactor.
 
+mod devices;
 mod groups;
 
 use std::cell::Cell;
@@ -31,14 +32,21 @@ pub struct Control {
 #[must_use = "the queue thaws when this is dropped"]
 pub struct Frozen {
     shared: Arc<Shared>,
-    queue: QueueId,
+    queue: Arc<Queue>,
 }
 
 /// A queue whose drive gets no request, until this is dropped.
 #[must_use = "the queue goes on when this is dropped"]
 pub struct Quiesced {
     shared: Arc<Shared>,
-    queue: QueueId,
+    queue: Arc<Queue>,
+}
+
+/// A queue whose caps hold nothing back, until this is dropped.
+#[must_use = "the caps hold again when this is dropped"]
+pub struct Uncapped {
+    shared: Arc<Shared>,
+    queue: Arc<Queue>,
 }
 
 impl Control {
@@ -47,13 +55,16 @@ impl Control {
     }
 
     /// All disks.
-    pub fn disks(&self) -> &[Disk] {
-        &self.shared.disks
+    pub fn disks(&self) -> Arc<[Disk]> {
+        self.shared.disks()
     }
 
     /// The queues, in the order of their ids.
-    pub fn queues(&self) -> impl Iterator<Item = &Queue> {
-        self.shared.queues.iter().map(|entry| &*entry.queue)
+    pub fn queues(&self) -> Vec<(QueueId, Arc<Queue>)> {
+        let entries = self.shared.entries().into_iter();
+        entries
+            .map(|(id, entry)| (id, Arc::clone(&entry.queue)))
+            .collect()
     }
 
     /// Finds a queue by its name.
@@ -61,13 +72,15 @@ impl Control {
     /// # Errors
     /// If there is none; the text lists those there are.
     pub fn queue(&self, name: &str) -> Result<QueueId, Error> {
-        let found = self.queues().position(|queue| queue.name() == name);
-        found
-            .map(|index| QueueId(index as u16))
-            .ok_or_else(|| Error::NoQueue {
+        let queues = self.queues();
+        let found = queues.iter().find(|(_, queue)| queue.name() == name);
+        found.map(|(id, _)| *id).ok_or_else(|| {
+            let known: Vec<&str> = queues.iter().map(|(_, queue)| queue.name()).collect();
+            Error::NoQueue {
                 name: name.to_owned(),
-                known: self.queues().map(Queue::name).collect::<Vec<_>>().join(", "),
-            })
+                known: known.join(", "),
+            }
+        })
     }
 
     /// What a group did on a queue.
@@ -92,14 +105,29 @@ impl Control {
     /// If the queue has not drained in 30 s (it is thawed then), or on a reactor's thread.
     pub fn freeze(&self, queue: QueueId) -> Result<Frozen, Error> {
         let core = self.core(queue)?;
-        off_reactors(core)?;
+        off_reactors(&core)?;
         core.freeze_begin();
         let frozen = Frozen {
             shared: Arc::clone(&self.shared),
-            queue,
+            queue: Arc::clone(&core),
         };
-        self.wait_until(queue, || core.is_drained())?;
+        self.wait_until(&core, || core.is_drained())?;
         Ok(frozen)
+    }
+
+    /// Has what waits for caps of a queue's groups go on at once, and what comes pass. It is charged, so the averages hold afterwards. For
+    /// one at a time.
+    ///
+    /// # Errors
+    /// If there is no such queue.
+    pub fn lift_caps(&self, queue: QueueId) -> Result<Uncapped, Error> {
+        let core = self.core(queue)?;
+        core.lift_caps(true);
+        self.shared.kick(core.everybody());
+        Ok(Uncapped {
+            shared: Arc::clone(&self.shared),
+            queue: core,
+        })
     }
 
     /// Quiesces a queue: when this returns, nothing is being issued to its drive; completions go on. Nests.
@@ -108,13 +136,13 @@ impl Control {
     /// As for [`Self::freeze`].
     pub fn quiesce(&self, queue: QueueId) -> Result<Quiesced, Error> {
         let core = self.core(queue)?;
-        off_reactors(core)?;
+        off_reactors(&core)?;
         core.quiesce_begin();
         let quiesced = Quiesced {
             shared: Arc::clone(&self.shared),
-            queue,
+            queue: Arc::clone(&core),
         };
-        self.wait_until(queue, || core.is_quiesced())?;
+        self.wait_until(&core, || core.is_quiesced())?;
         Ok(quiesced)
     }
 
@@ -126,7 +154,7 @@ impl Control {
     pub fn set_elevator(&self, queue: QueueId, kind: Kind) -> Result<(), Error> {
         let _frozen = self.freeze(queue)?;
         let core = self.core(queue)?;
-        self.wait_until(queue, || core.set_elevator(kind).is_ok())
+        self.wait_until(&core, || core.set_elevator(kind).is_ok())
     }
 
     /// Bounds the requests in flight: per hardware context without an elevator, in all with one. Takes effect
@@ -195,14 +223,14 @@ impl Control {
     /// # Panics
     /// If there is no such queue.
     pub fn poll_stats(&self, queue: QueueId) -> Vec<(Bucket, BucketStats)> {
-        let core = &self.known(queue).queue;
+        let core = Arc::clone(&self.known(queue).queue);
         let all = Bucket::all().map(|bucket| (bucket, core.poll_stats(bucket)));
         all.filter(|(_, stats)| stats.samples > 0).collect()
     }
 
     /// Says, for people, how the ends of a polled queue's requests are found, if there is more than one way and it is polled.
     pub fn describe_polling(&self, queue: QueueId) -> Option<String> {
-        let entry = &self.shared.queues[queue.index()];
+        let entry = self.known(queue);
         entry.queue.is_polled().then(|| entry.device.describe_polling())?
     }
 
@@ -240,8 +268,8 @@ impl Control {
     ///
     /// # Errors
     /// If there is no such queue.
-    pub fn device(&self, queue: QueueId) -> Result<&dyn Device, Error> {
-        self.entry(queue).map(|entry| &*entry.device)
+    pub fn device(&self, queue: QueueId) -> Result<Arc<dyn Device>, Error> {
+        self.entry(queue).map(|entry| Arc::clone(&entry.device))
     }
 
     /// Has a shutdown that is under way return at once, with an error that says what was not finished.
@@ -250,36 +278,39 @@ impl Control {
         self.shared.is_hurried.store(true, Ordering::Relaxed);
     }
 
-    fn core(&self, queue: QueueId) -> Result<&Queue, Error> {
-        self.entry(queue).map(|entry| &*entry.queue)
+    /// A queue.
+    ///
+    /// # Errors
+    /// If there is none of this number.
+    pub fn core(&self, queue: QueueId) -> Result<Arc<Queue>, Error> {
+        self.entry(queue).map(|entry| Arc::clone(&entry.queue))
     }
 
-    fn entry(&self, queue: QueueId) -> Result<&QueueEntry, Error> {
-        let queues = &self.shared.queues;
-        let none = || Error::NoQueueNumber {
+    fn entry(&self, queue: QueueId) -> Result<Arc<QueueEntry>, Error> {
+        self.shared.entry(queue).ok_or_else(|| Error::NoQueueNumber {
             number: queue.0,
-            queues: queues.len(),
-        };
-        queues.get(queue.index()).ok_or_else(none)
+            queues: self.shared.entries().len(),
+        })
     }
 
     /// The same, for what has no other way to fail.
-    fn known(&self, queue: QueueId) -> &QueueEntry {
+    fn known(&self, queue: QueueId) -> Arc<QueueEntry> {
         self.entry(queue).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Tries until somebody is not inside the gate.
     fn insist<T>(&self, queue: QueueId, attempt: impl Fn() -> Result<T, Busy>) -> Result<T, Error> {
-        off_reactors(self.core(queue)?)?;
+        let core = self.core(queue)?;
+        off_reactors(&core)?;
         let mut result = None;
-        self.wait_until(queue, || {
+        self.wait_until(&core, || {
             result = attempt().ok();
             result.is_some()
         })?;
         Ok(result.expect("waited until there was one"))
     }
 
-    fn wait_until(&self, queue: QueueId, is_so: impl FnMut() -> bool) -> Result<(), Error> {
+    fn wait_until(&self, queue: &Queue, is_so: impl FnMut() -> bool) -> Result<(), Error> {
         wait_until(&self.shared, queue, DRAIN_MAX, is_so)
     }
 }
@@ -287,11 +318,10 @@ impl Control {
 /// Waits until `is_so`, kicking everybody of the queue meanwhile, with short sleeps.
 pub(crate) fn wait_until(
     shared: &Shared,
-    queue: QueueId,
+    core: &Queue,
     at_most: Nanos,
     mut is_so: impl FnMut() -> bool,
 ) -> Result<(), Error> {
-    let core = &shared.queues[queue.index()].queue;
     let start = shared.clock.now();
     let mut pause = PAUSE_MIN;
     while !is_so() {
@@ -313,17 +343,22 @@ pub(crate) fn wait_until(
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        let queue = &self.shared.queues[self.queue.index()].queue;
-        queue.freeze_end();
-        self.shared.kick(queue.everybody());
+        self.queue.freeze_end();
+        self.shared.kick(self.queue.everybody());
+    }
+}
+
+impl Drop for Uncapped {
+    fn drop(&mut self) {
+        self.queue.lift_caps(false);
+        self.shared.kick(self.queue.everybody());
     }
 }
 
 impl Drop for Quiesced {
     fn drop(&mut self) {
-        let queue = &self.shared.queues[self.queue.index()].queue;
-        queue.quiesce_end();
-        self.shared.kick(queue.everybody());
+        self.queue.quiesce_end();
+        self.shared.kick(self.queue.everybody());
     }
 }
 

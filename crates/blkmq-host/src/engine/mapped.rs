@@ -1,7 +1,7 @@
 //! Decides which disks mapped disks lie on, by name: in which order they are made, that nothing is on two of them, and what is
 //! allocated on them. `engine` calls it once the queues' disks are known; `blkmq_core::mapper` has the rules of one mapped disk.
 //!
-//! Mapped disks are numbered like the disks of one more queue, behind the real ones: whoever submits a bio with a disk's queue
+//! Mapped disks are numbered like the disks of one more queue ([`MAPPED`]): whoever submits a bio with a disk's queue
 //! and number reaches them the same way.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use blkmq_core::mapper::Below;
 use blkmq_core::mapper::table::{Leaf, MapKind, MapSpec, MemberSpec, Run, Table};
 
 use crate::device::{Allocation, Extent, Losses};
-use crate::disk::{Disk, QueueId};
+use crate::disk::{Disk, MAPPED, Users};
 use crate::error::Error;
 
 /// A mapped disk.
@@ -54,15 +54,11 @@ pub struct Member {
     pub len: Option<u64>,
 }
 
-/// Makes the mapped disks and lists them behind the others. `queue` is the number that they have as if it were a queue's.
+/// Makes the mapped disks and lists them behind the others.
 ///
 /// # Errors
 /// The first that cannot be: members that are missing, lie on each other or are used twice, and what `blkmq_core::mapper` says.
-pub(crate) fn add(
-    disks: &mut Vec<Disk>,
-    specs: Vec<MappedSpec>,
-    queue: QueueId,
-) -> Result<Arc<Table>, Error> {
+pub(crate) fn add(disks: &mut Vec<Disk>, specs: Vec<MappedSpec>) -> Result<Arc<Table>, Error> {
     check_names(disks, &specs)?;
     let mut table = Table::new(disks.iter().map(leaf).collect());
     let mut below: BTreeMap<String, Below> = (0..)
@@ -95,7 +91,7 @@ pub(crate) fn add(
         leaves,
     });
     for (id, spec) in &made {
-        disks.push(disk(queue, *id, spec, &map));
+        disks.push(disk(*id, spec, &map));
     }
     let specs: Vec<MappedSpec> = made.into_iter().map(|(_, spec)| spec).collect();
     take_members(disks, &specs)?;
@@ -116,7 +112,7 @@ fn leaf(disk: &Disk) -> Leaf {
     }
 }
 
-fn disk(queue: QueueId, id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocation>) -> Disk {
+fn disk(id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocation>) -> Disk {
     let of_core = &map.table.disks()[id.index()];
     if of_core.unused > 0 {
         tracing::info!(
@@ -129,7 +125,7 @@ fn disk(queue: QueueId, id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocatio
     Disk {
         name: spec.name.clone(),
         description: spec.description.clone(),
-        queue,
+        queue: MAPPED,
         id,
         size: of_core.size,
         read_only: of_core.read_only,
@@ -138,6 +134,8 @@ fn disk(queue: QueueId, id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocatio
         limits: of_core.limits.clone(),
         allocation: Arc::<MappedAllocation>::clone(map),
         used_by: None,
+        number: 0,
+        users: Users::default(),
     }
 }
 

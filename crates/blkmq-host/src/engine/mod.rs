@@ -8,9 +8,9 @@ pub mod control;
 pub mod mapped;
 
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use blkmq_core::time::Nanos;
 use self::attach::Attached;
 use self::build::build;
 use self::control::Control;
-use crate::disk::{Disk, QueueId};
+use crate::disk::Disk;
 use crate::error::Error;
 use crate::reactor::Reactor;
 use crate::reactor::core::ReactorCore;
@@ -29,10 +29,11 @@ use crate::reactor::shared::{Order, ReactorQueues, Shared};
 
 pub use config::{DiskEntry, EngineConfig, QueueSpec};
 
-/// A running engine. Dropping it shuts it down.
+/// A running engine. Dropping it shuts it down, if nobody has.
 pub struct Engine {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    /// Taken by who shuts it down.
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Engine {
@@ -48,9 +49,9 @@ impl Engine {
         spare
             .into_iter()
             .for_each(|reactor_queues| shared.put_queues(reactor_queues));
-        let mut engine = Self {
+        let engine = Self {
             shared,
-            threads: Vec::with_capacity(reactors),
+            threads: Mutex::new(Vec::with_capacity(reactors)),
         };
         engine.start_reactors(free_queues)?;
         Ok(engine)
@@ -62,7 +63,7 @@ impl Engine {
     /// # Errors
     /// What cannot be as configured.
     pub fn check(config: EngineConfig) -> Result<Vec<Disk>, Error> {
-        build(config).map(|(shared, _)| shared.disks.to_vec())
+        build(config).map(|(shared, _)| shared.disks().to_vec())
     }
 
     /// Has a service made on a reactor.
@@ -92,13 +93,13 @@ impl Engine {
     }
 
     /// All disks.
-    pub fn disks(&self) -> &[Disk] {
-        &self.shared.disks
+    pub fn disks(&self) -> Arc<[Disk]> {
+        self.shared.disks()
     }
 
     /// Finds a disk by its name.
-    pub fn disk(&self, name: &str) -> Option<&Disk> {
-        self.disks().iter().find(|disk| disk.name == name)
+    pub fn disk(&self, name: &str) -> Option<Disk> {
+        self.disks().iter().find(|disk| disk.name == name).cloned()
     }
 
     /// Shuts down: services finish what is under way and take no more, attached threads are waited for,
@@ -107,11 +108,11 @@ impl Engine {
     /// # Errors
     /// What was not finished in time. Its threads and their buffers are left as they are, since the kernel
     /// may still use them: the caller should end the process.
-    pub fn shutdown(mut self, limit: Nanos) -> Result<(), Error> {
+    pub fn shutdown(&self, limit: Nanos) -> Result<(), Error> {
         self.stop(limit)
     }
 
-    fn start_reactors(&mut self, free_queues: Vec<ReactorQueues>) -> Result<(), Error> {
+    fn start_reactors(&self, free_queues: Vec<ReactorQueues>) -> Result<(), Error> {
         let (ready, opened) = mpsc::channel();
         let count = free_queues.len();
         for reactor_queues in free_queues {
@@ -119,7 +120,7 @@ impl Engine {
             let name = format!("blkmq-r{}", reactor_queues.id);
             let thread = thread::Builder::new().name(name.clone());
             let started = thread.spawn(move || serve(&shared, reactor_queues, &ready));
-            self.threads.push(started.map_err(|source| Error::Os {
+            self.lock_threads().push(started.map_err(|source| Error::Os {
                 what: format!("starting the thread {name}"),
                 source,
             })?);
@@ -130,15 +131,19 @@ impl Engine {
         results.into_iter().collect()
     }
 
-    fn stop(&mut self, limit: Nanos) -> Result<(), Error> {
-        let threads = std::mem::take(&mut self.threads);
+    fn lock_threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stop(&self, limit: Nanos) -> Result<(), Error> {
+        let threads = std::mem::take(&mut *self.lock_threads());
         if threads.is_empty() {
             return Ok(());
         }
         let until = self.shared.clock.now() + limit;
         self.order_all(|| Order::Drain);
         let shared = &self.shared;
-        for entry in &shared.queues {
+        for (_, entry) in shared.entries() {
             entry.queue.end_caps();
             entry.device.abort_queued();
             shared.kick(entry.queue.everybody());
@@ -155,11 +160,11 @@ impl Engine {
             || attached() == 0,
             || format!("{} threads are still attached", attached()),
         )?;
-        for index in 0..self.shared.queues.len() {
-            let queue = &self.shared.queues[index].queue;
+        for (_, entry) in shared.entries() {
+            let queue = &entry.queue;
             queue.freeze_begin();
-            let left = until.since(self.shared.clock.now());
-            control::wait_until(&self.shared, QueueId(index as u16), left, || queue.is_drained())?;
+            let left = until.since(shared.clock.now());
+            control::wait_until(shared, queue, left, || queue.is_drained())?;
         }
         self.order_all(|| Order::Stop);
         for thread in threads {

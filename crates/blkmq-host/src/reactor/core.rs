@@ -17,11 +17,12 @@ use blkmq_core::time::{Instant, Nanos};
 use blkmq_sync::WakeFlag;
 
 use crate::clock::Clock;
+use crate::device::Device;
 use crate::disk::QueueId;
 use crate::error::Error;
 use crate::reactor::moved::Moved;
-use crate::reactor::queues::Queues;
-use crate::reactor::shared::{QueueEntry, ReactorQueues, Shared};
+use crate::reactor::queues::{Queues, empty_queue};
+use crate::reactor::shared::{ReactorQueues, Shared};
 use crate::reactor::sleep;
 use crate::reactor::wait::{Expected, WaitPolicy};
 use crate::uring::ring::{BEAT, Completion, RingClient, RingHandle};
@@ -130,6 +131,38 @@ impl ReactorCore {
         }
         let handles = self.given_up.drain(..).rev().collect();
         Ok(ReactorQueues { id: self.id, handles })
+    }
+
+    /// Takes its side of one more queue, in the place `index`.
+    ///
+    /// # Errors
+    /// What the drive could not open.
+    pub(crate) fn add_queue(
+        &mut self,
+        index: QueueId,
+        handle: QueueHandle,
+        device: &dyn Device,
+    ) -> Result<(), Error> {
+        let driver = open_driver(&self.ring, &handle, device);
+        let (queue, opened) = match driver {
+            Ok(driver) => (handle.attach(driver), Ok(())),
+            // The others have theirs in this place, until they are told to let it go.
+            Err(error) => (empty_queue(), Err(error)),
+        };
+        self.queues.put(index.index(), queue);
+        opened
+    }
+
+    /// Lets its side of a queue go that has no disks any more. Says whether it could: not while something is under way.
+    pub(crate) fn remove_queue(&mut self, index: QueueId) -> bool {
+        self.queues.remove(index.index()).is_some()
+    }
+
+    /// Its side of a queue.
+    pub(crate) fn queue(&mut self, index: QueueId) -> &mut LocalQueue {
+        self.queues
+            .get_mut(index.index())
+            .expect("a queue of this engine")
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -461,22 +494,27 @@ fn open_ring_and_drivers(
         reactor: reactor_queues.id,
         source,
     })?;
-    let open = |(handle, entry): (&QueueHandle, &QueueEntry)| {
-        let driver = handle
-            .owns_hctx()
-            .then(|| entry.device.open_hctx(&ring, HctxId(reactor_queues.id.0)));
-        driver.transpose().map_err(|source| Error::Device {
-            queue: entry.queue.name().to_owned(),
-            source,
-        })
-    };
-    let drivers = reactor_queues
-        .handles
-        .iter()
-        .zip(&shared.queues)
-        .map(open)
+    let entries = shared.entries();
+    let handles = reactor_queues.handles.iter().zip(&entries);
+    let drivers = handles
+        .map(|(handle, (_, entry))| open_driver(&ring, handle, &*entry.device))
         .collect::<Result<_, Error>>()?;
     Ok((ring, drivers))
+}
+
+/// Opens the driver of the hardware context that a handle owns, if it owns one.
+fn open_driver(
+    ring: &RingHandle,
+    handle: &QueueHandle,
+    device: &dyn Device,
+) -> Result<Option<Box<dyn HctxDriver>>, Error> {
+    let driver = handle
+        .owns_hctx()
+        .then(|| device.open_hctx(ring, HctxId(handle.id().0)));
+    driver.transpose().map_err(|source| Error::Device {
+        queue: handle.queue().name().to_owned(),
+        source,
+    })
 }
 
 /// Has each write of the wake-up event complete once in the ring.

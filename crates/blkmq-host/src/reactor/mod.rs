@@ -171,6 +171,7 @@ impl Reactor {
                     self.call(index, |service, cx| service.on_wake(cx));
                 }
                 Order::Wake(_) => {}
+                Order::Change(job) => job(&mut self.core),
                 Order::Drain => self.drain(),
                 Order::Stop => self.is_stopped = true,
             }

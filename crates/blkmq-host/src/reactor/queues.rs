@@ -1,9 +1,13 @@
 //! Decides which of a thread's queues are looked at in a turn: those that something is under way in, and all if other threads have
 //! published something. A host of many disks that mostly idle pays for those that do not. Kept by `reactor::core`.
 
+use blkmq_core::bio::Status;
+use blkmq_core::driver::{Done, HctxDriver, Issued};
+use blkmq_core::ids::Cookie;
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::stack;
-use blkmq_core::queue::Effects;
+use blkmq_core::queue::{Effects, Queue, QueueConfig, QueueHandle, TagMode};
+use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 
 /// One thread's side of all queues.
@@ -103,6 +107,33 @@ impl Queues {
         Some(last.queue)
     }
 
+    /// Puts one behind the others, or in the place of one that was removed.
+    pub(crate) fn put(&mut self, index: usize, queue: LocalQueue) {
+        if index == self.all.len() {
+            return self.push(queue);
+        }
+        let entry = &mut self.all[index];
+        entry.queue = queue;
+        entry.was_quiet = false;
+        if !entry.is_active {
+            activate(entry, &mut self.active, index);
+        }
+    }
+
+    /// Takes one out, if nothing is under way in it; a queue without disks, which refuses everything, is in its place then.
+    pub(crate) fn remove(&mut self, index: usize) -> Option<QueueHandle> {
+        let empty = empty_queue();
+        let entry = &mut self.all[index];
+        let queue = std::mem::replace(&mut entry.queue, empty);
+        match queue.detach() {
+            Ok(handle) => Some(handle),
+            Err(queue) => {
+                entry.queue = *queue;
+                None
+            }
+        }
+    }
+
     /// Puts one behind the others.
     pub(crate) fn push(&mut self, queue: LocalQueue) {
         self.active.push(self.all.len() as u32);
@@ -112,6 +143,29 @@ impl Queues {
             was_quiet: false,
         });
     }
+}
+
+/// A queue without disks.
+pub(super) fn empty_queue() -> LocalQueue {
+    let config = QueueConfig {
+        tags: TagMode::PerHctx(1),
+        requests_per_reactor: 1,
+        ..QueueConfig::new("removed", 1)
+    };
+    let (_, handles) = Queue::new(config).expect("one reactor and no disk are possible");
+    let handle = handles.into_iter().next().expect("one reactor");
+    handle.attach(Some(Box::new(NoDrive)))
+}
+
+/// The driver of a queue without disks, which nothing is issued to.
+struct NoDrive;
+
+impl HctxDriver for NoDrive {
+    fn issue(&mut self, _: &Request, _: Cookie, _: bool, _: Instant) -> Issued {
+        Issued::Done(Status::Invalid)
+    }
+
+    fn reap(&mut self, _: Instant, _: &mut Vec<Done>) {}
 }
 
 #[cold]
@@ -139,35 +193,10 @@ const FEW: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
-    use blkmq_core::ids::Cookie;
-    use blkmq_core::queue::{Queue, QueueConfig};
-    use blkmq_core::request::Request;
-
     use super::*;
 
-    /// A driver that nothing is issued to.
-    struct Unused;
-
-    impl HctxDriver for Unused {
-        fn issue(&mut self, _: &Request, _: Cookie, _: bool, _: Instant) -> Issued {
-            unreachable!("nothing is submitted")
-        }
-
-        fn reap(&mut self, _: Instant, _: &mut Vec<Done>) {}
-
-        fn timed_out(&mut self, _: Cookie) -> TimedOut {
-            unreachable!("nothing is issued")
-        }
-    }
-
     fn queues(count: usize) -> Queues {
-        let attach = |_| {
-            let (_, handles) = Queue::new(QueueConfig::new("q", 1)).expect("a queue");
-            let handle = handles.into_iter().next().expect("one reactor");
-            handle.attach(Some(Box::new(Unused)))
-        };
-        Queues::new((0..count).map(attach).collect())
+        Queues::new((0..count).map(|_| empty_queue()).collect())
     }
 
     #[test]

@@ -218,13 +218,18 @@ impl Cx<'_> {
     }
 
     /// All disks.
-    pub fn disks(&self) -> &[Disk] {
-        &self.core.shared().disks
+    pub fn disks(&self) -> Arc<[Disk]> {
+        self.core.shared().disks()
+    }
+
+    /// Finds a disk by its number, as long as it is there.
+    pub fn disk_of_number(&self, number: u32) -> Option<Disk> {
+        self.disks().iter().find(|disk| disk.number == number).cloned()
     }
 
     /// Finds a disk by its name.
-    pub fn disk(&self, name: &str) -> Option<&Disk> {
-        self.disks().iter().find(|disk| disk.name == name)
+    pub fn disk(&self, name: &str) -> Option<Disk> {
+        self.disks().iter().find(|disk| disk.name == name).cloned()
     }
 }
 

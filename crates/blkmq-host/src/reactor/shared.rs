@@ -2,7 +2,8 @@
 //! `engine` makes it; `reactor::core`, `control` and `attach` hold it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
+use std::time::Duration;
 
 use blkmq_core::ids::{ReactorId, ReactorSet};
 use blkmq_core::mapper::table::Table;
@@ -12,9 +13,10 @@ use blkmq_core::time::Nanos;
 
 use crate::clock::Clock;
 use crate::device::Device;
-use crate::disk::Disk;
+use crate::disk::{Disk, QueueId};
 use crate::error::Error;
 use crate::group_paths::Paths;
+use crate::reactor::core::ReactorCore;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::wakeup::Wakeup;
 use crate::uring::ring::RingConfig;
@@ -28,8 +30,11 @@ pub(crate) struct Shared {
     pub(crate) wakeups: Box<[Wakeup]>,
     /// One for each reactor.
     pub(crate) inboxes: Box<[Inbox]>,
-    pub(crate) queues: Box<[QueueEntry]>,
-    pub(crate) disks: Box<[Disk]>,
+    /// By their ids; none where one has been removed.
+    queues: RwLock<Vec<Option<Arc<QueueEntry>>>>,
+    disks: RwLock<Arc<[Disk]>>,
+    /// Held while disks and queues come and go: the number of the next disk.
+    pub(crate) changes: Mutex<u32>,
     /// What lies where on mapped disks.
     pub(crate) mapped: Arc<Table>,
     pub(crate) free_queues: Mutex<FreeQueues>,
@@ -72,6 +77,8 @@ pub(crate) struct Inbox {
 pub(crate) enum Order {
     /// Make a service.
     Add(ServiceFactory),
+    /// Change something of this thread's side of the queues.
+    Change(Box<dyn FnOnce(&mut ReactorCore) + Send>),
     /// Call the service in this slot, if there is one.
     Wake(u32),
     /// Have all services finish, make no more.
@@ -106,7 +113,100 @@ impl Inbox {
     }
 }
 
+/// What an engine is made with.
+pub(crate) struct Parts {
+    pub(crate) ring: RingConfig,
+    pub(crate) spin_max: Nanos,
+    pub(crate) wait: Wait,
+    pub(crate) wakeups: Box<[Wakeup]>,
+    pub(crate) reactors: usize,
+    pub(crate) queues: Vec<Arc<QueueEntry>>,
+    pub(crate) disks: Vec<Disk>,
+    pub(crate) mapped: Arc<Table>,
+}
+
 impl Shared {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            clock: Clock::get(),
+            ring: parts.ring,
+            spin_max: parts.spin_max,
+            wait: parts.wait,
+            attached_max: parts.wakeups.len() - parts.reactors,
+            wakeups: parts.wakeups,
+            inboxes: (0..parts.reactors).map(|_| Inbox::default()).collect(),
+            queues: RwLock::new(parts.queues.into_iter().map(Some).collect()),
+            changes: Mutex::new(parts.disks.len() as u32),
+            disks: RwLock::new(parts.disks.into()),
+            mapped: parts.mapped,
+            free_queues: Mutex::default(),
+            services: AtomicU32::new(0),
+            is_hurried: AtomicBool::new(false),
+        }
+    }
+
+    /// A queue, if there is one of this number.
+    pub(crate) fn entry(&self, queue: QueueId) -> Option<Arc<QueueEntry>> {
+        read(&self.queues).get(queue.index())?.clone()
+    }
+
+    /// All queues, in the order of their ids.
+    pub(crate) fn entries(&self) -> Vec<(QueueId, Arc<QueueEntry>)> {
+        let queues = read(&self.queues);
+        let numbered = (0..).map(QueueId).zip(&*queues);
+        numbered
+            .filter_map(|(id, entry)| Some((id, entry.clone()?)))
+            .collect()
+    }
+
+    /// Puts a queue in its place, or takes it out.
+    pub(crate) fn set_entry(&self, queue: QueueId, entry: Option<Arc<QueueEntry>>) {
+        let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
+        if queues.len() <= queue.index() {
+            queues.resize_with(queue.index() + 1, || None);
+        }
+        queues[queue.index()] = entry;
+    }
+
+    /// The first number that no queue has.
+    pub(crate) fn free_queue_id(&self) -> QueueId {
+        let queues = read(&self.queues);
+        let free = queues.iter().position(Option::is_none);
+        QueueId(free.unwrap_or(queues.len()) as u16)
+    }
+
+    /// All disks, as they are at this moment.
+    pub(crate) fn disks(&self) -> Arc<[Disk]> {
+        Arc::clone(&read(&self.disks))
+    }
+
+    /// Replaces the list of disks.
+    pub(crate) fn set_disks(&self, disks: Arc<[Disk]>) {
+        *self.disks.write().unwrap_or_else(PoisonError::into_inner) = disks;
+    }
+
+    /// Has each reactor do something to its side of the queues, in a turn of its own, and waits for all answers, in the order of the
+    /// reactors. For any thread but a reactor's.
+    pub(crate) fn on_reactors<T: Send + 'static, F>(&self, job: impl Fn(ReactorId) -> F) -> Vec<T>
+    where
+        F: FnOnce(&mut ReactorCore) -> T + Send + 'static,
+    {
+        let receive = |id: u16| {
+            let (answer, answered) = mpsc::sync_channel(1);
+            let job = job(ReactorId(id));
+            let order = Order::Change(Box::new(move |core: &mut ReactorCore| {
+                // Whoever asked is waiting.
+                let _ = answer.send(job(core));
+            }));
+            self.order(ReactorId(id), order);
+            answered
+        };
+        let answers: Vec<_> = (0..self.inboxes.len() as u16).map(receive).collect();
+        // A reactor that has ended answers nothing; nothing is to be changed on it any more.
+        let answer = |answer: mpsc::Receiver<T>| answer.recv_timeout(ANSWER_MAX).ok();
+        answers.into_iter().filter_map(answer).collect()
+    }
+
     /// Takes queue handles for an attached thread.
     ///
     /// # Errors
@@ -153,4 +253,12 @@ impl Shared {
     pub(crate) fn kick(&self, set: ReactorSet) {
         crate::reactor::wakeup::wake_all(&self.wakeups, set);
     }
+}
+
+/// Longer than any turn of a reactor.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    // Nothing that can panic is done under the lock.
+    lock.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,13 +3,13 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
-use blkmq_core::group::{Caps, Change, GroupError, Node, ROOT, WEIGHT_DEFAULT};
+use blkmq_core::group::{Caps, Change, Debts, GroupError, Node, ROOT, WEIGHT_DEFAULT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::Queue;
 use blkmq_core::time::Nanos;
 
 use super::Control;
-use crate::disk::{Disk, QueueId};
+use crate::disk::{Disk, MAPPED, QueueId};
 use crate::error::Error;
 use crate::group_paths::{Paths, check_path, group_error, join, parent_of};
 use crate::reactor::shared::QueueEntry;
@@ -21,8 +21,17 @@ impl Control {
     /// # Panics
     /// If there is no such queue.
     pub fn groups(&self, queue: QueueId) -> Vec<(String, GroupId)> {
-        let paths = lock(self.known(queue));
+        let entry = self.known(queue);
+        let paths = lock(&entry);
         paths.iter().map(|(path, id)| (path.clone(), *id)).collect()
+    }
+
+    /// The path of a group of a queue, if there are both.
+    pub fn group_path(&self, queue: QueueId, group: GroupId) -> Option<String> {
+        let entry = self.shared.entry(queue)?;
+        let paths = lock(&entry);
+        let found = paths.iter().find(|(_, id)| **id == group);
+        found.map(|(path, _)| path.clone())
     }
 
     /// Returns a group's weight, caps and latency target.
@@ -30,7 +39,8 @@ impl Control {
     /// # Errors
     /// If there is none of that path, or the gate was in use all the time for 30 s, or on a reactor's thread.
     pub fn group(&self, queue: QueueId, path: &str) -> Result<Node, Error> {
-        let paths = self.paths(queue)?;
+        let entry = self.entry(queue)?;
+        let paths = lock(&entry);
         let id = self.find_group(queue, &paths, path)?;
         let core = self.core(queue)?;
         let node = self.insist(queue, || core.group(id))?;
@@ -44,7 +54,8 @@ impl Control {
     /// [`Control::group`].
     pub fn make_group(&self, queue: QueueId, path: &str) -> Result<GroupId, Error> {
         check_path(path)?;
-        let mut paths = self.paths(queue)?;
+        let entry = self.entry(queue)?;
+        let mut paths = lock(&entry);
         let mut made = Vec::new();
         let result = self.make_path(queue, &mut paths, path, &mut made);
         if result.is_err() {
@@ -61,7 +72,7 @@ impl Control {
     /// # Errors
     /// If there is no such group, or the weight is out of range. Else as [`Control::group`].
     pub fn set_group_weight(&self, queue: QueueId, path: &str, weight: u16) -> Result<(), Error> {
-        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
+        let id = self.find_group(queue, &lock(&*self.entry(queue)?), path)?;
         self.change(queue, path, |core| core.set_group_weight(id, weight))
     }
 
@@ -70,9 +81,29 @@ impl Control {
     /// # Errors
     /// If there is no such group, or a cap is out of range. Else as [`Control::group`].
     pub fn set_group_caps(&self, queue: QueueId, path: &str, caps: Caps) -> Result<(), Error> {
-        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
+        let id = self.find_group(queue, &lock(&*self.entry(queue)?), path)?;
         let clock = &self.shared.clock;
         self.change(queue, path, |core| core.set_group_caps(id, caps, clock.now()))
+    }
+
+    /// What a group has taken beyond its own caps and not paid for, by time, yet.
+    ///
+    /// # Errors
+    /// If there is no such group. Else as [`Control::group`].
+    pub fn group_debts(&self, queue: QueueId, path: &str) -> Result<Debts, Error> {
+        let id = self.find_group(queue, &lock(&*self.entry(queue)?), path)?;
+        let (core, clock) = (self.core(queue)?, &self.shared.clock);
+        self.insist(queue, || core.group_debts(id, clock.now()))
+    }
+
+    /// Has a group pay for so much more, which it has taken elsewhere.
+    ///
+    /// # Errors
+    /// As [`Control::group_debts`].
+    pub fn add_group_debts(&self, queue: QueueId, path: &str, debts: &Debts) -> Result<(), Error> {
+        let id = self.find_group(queue, &lock(&*self.entry(queue)?), path)?;
+        let clock = &self.shared.clock;
+        self.change(queue, path, |core| core.add_group_debts(id, debts, clock.now()))
     }
 
     /// Sets or takes off a group's latency target.
@@ -85,7 +116,7 @@ impl Control {
         path: &str,
         target: Option<Nanos>,
     ) -> Result<(), Error> {
-        let id = self.find_group(queue, &*self.paths(queue)?, path)?;
+        let id = self.find_group(queue, &lock(&*self.entry(queue)?), path)?;
         self.change(queue, path, |core| core.set_group_latency_target(id, target))
     }
 
@@ -95,7 +126,8 @@ impl Control {
     /// If one of the two is not there, the other is part of it or has one of that name, or what is below would be nested
     /// too deeply. Else as [`Control::group`].
     pub fn move_group(&self, queue: QueueId, path: &str, parent: &str) -> Result<String, Error> {
-        let mut paths = self.paths(queue)?;
+        let entry = self.entry(queue)?;
+        let mut paths = lock(&entry);
         let id = self.find_group(queue, &paths, path)?;
         let to = self.find_group(queue, &paths, parent)?;
         let name = path.rsplit('/').next().unwrap_or_default();
@@ -114,12 +146,13 @@ impl Control {
     /// # Errors
     /// If there is no such group, others are part of it, or a disk is accounted to it. Else as [`Control::group`].
     pub fn remove_group(&self, queue: QueueId, path: &str) -> Result<(), Error> {
-        let mut paths = self.paths(queue)?;
+        let entry = self.entry(queue)?;
+        let mut paths = lock(&entry);
         let id = self.find_group(queue, &paths, path)?;
-        let mut disks = self.shared.disks.iter();
+        let all = self.shared.disks();
+        let mut disks = all.iter();
         // A mapped disk's I/O is its group's on the queue of each member.
-        let queues = self.shared.queues.len();
-        let may_use = |disk: &Disk| disk.queue == queue || disk.queue.index() >= queues;
+        let may_use = |disk: &Disk| disk.queue == queue || disk.queue == MAPPED;
         if let Some(disk) = disks.find(|disk| may_use(disk) && disk.group == id && id != ROOT) {
             return Err(Error::GroupInUse {
                 queue: self.known(queue).queue.name().to_owned(),
@@ -156,7 +189,7 @@ impl Control {
         change: impl Fn(&Queue) -> Change<T>,
     ) -> Result<T, Error> {
         let core = self.core(queue)?;
-        let result = self.insist(queue, || change(core))?;
+        let result = self.insist(queue, || change(&core))?;
         result.map_err(|source| group_error(path, source))
     }
 
@@ -173,10 +206,6 @@ impl Control {
                 known: known.join(", "),
             }
         })
-    }
-
-    fn paths(&self, queue: QueueId) -> Result<MutexGuard<'_, Paths>, Error> {
-        self.entry(queue).map(lock)
     }
 }
 

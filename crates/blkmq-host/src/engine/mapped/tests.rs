@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use blkmq_core::ids::GroupId;
 
 use super::*;
+use crate::disk::QueueId;
 
 /// Says that every other page, from the first on, is a hole; and notes what it is asked.
 #[derive(Default)]
@@ -52,6 +53,8 @@ fn disks(names: &[&str]) -> Vec<Disk> {
         limits: Limits::default(),
         allocation: Arc::<Pages>::clone(&allocation),
         used_by: None,
+        number: 0,
+        users: Users::default(),
     };
     (0..).zip(names).map(disk).collect()
 }
@@ -83,9 +86,7 @@ fn striped(name: &str, chunk: u64, members: &[&str]) -> MappedSpec {
 }
 
 fn error(specs: Vec<MappedSpec>) -> String {
-    add(&mut disks(&["a", "b"]), specs, QueueId(1))
-        .unwrap_err()
-        .to_string()
+    add(&mut disks(&["a", "b"]), specs).unwrap_err().to_string()
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn mapped_disks_may_be_given_in_any_order() {
         linear("top", &[("stripe", 0, None), ("c", 0, None)]),
         striped("stripe", 65536, &["a", "b"]),
     ];
-    let table = add(&mut all, specs, QueueId(5)).unwrap();
+    let table = add(&mut all, specs).unwrap();
     let seen: Vec<_> = all[3..]
         .iter()
         .map(|disk| (disk.name.as_str(), disk.queue, disk.id, disk.size))
@@ -103,8 +104,8 @@ fn mapped_disks_may_be_given_in_any_order() {
     assert_eq!(
         seen,
         [
-            ("stripe", QueueId(5), DiskId(0), 2 << 20),
-            ("top", QueueId(5), DiskId(1), 3 << 20)
+            ("stripe", MAPPED, DiskId(0), 2 << 20),
+            ("top", MAPPED, DiskId(1), 3 << 20)
         ]
     );
     let users: Vec<_> = all.iter().map(|disk| disk.used_by.as_deref()).collect();
@@ -123,7 +124,7 @@ fn a_disk_may_be_carved_but_no_byte_used_twice() {
         let [one, two] = halves.map(|(start, len)| [("a", start, len)]);
         vec![linear("one", &one), linear("two", &two)]
     };
-    assert!(add(&mut disks(&["a", "b"]), carve(halves), QueueId(1)).is_ok());
+    assert!(add(&mut disks(&["a", "b"]), carve(halves)).is_ok());
     let overlapping = carve([(0, Some(512 << 10)), (256 << 10, None)]);
     let text = error(overlapping);
     assert!(
@@ -180,7 +181,7 @@ fn a_disk_on_a_member_that_is_read_only_or_has_larger_blocks_is_like_it() {
     let mut all = disks(&["a", "b"]);
     all[1].read_only = true;
     all[1].block_size = 4096;
-    add(&mut all, vec![striped("s", 65536, &["a", "b"])], QueueId(1)).unwrap();
+    add(&mut all, vec![striped("s", 65536, &["a", "b"])]).unwrap();
     assert!(all[2].read_only);
     assert_eq!((all[2].block_size, all[2].limits.logical_block), (4096, 4096));
 }
@@ -188,7 +189,7 @@ fn a_disk_on_a_member_that_is_read_only_or_has_larger_blocks_is_like_it() {
 #[test]
 fn allocation_is_that_of_the_members_in_the_mapped_disks_order() {
     let mut all = disks(&["a", "b"]);
-    add(&mut all, vec![striped("s", 2 * PAGE, &["a", "b"])], QueueId(1)).unwrap();
+    add(&mut all, vec![striped("s", 2 * PAGE, &["a", "b"])]).unwrap();
     let ask = |offset, len, max| {
         let mut out = vec![Extent::data(1)];
         all[2].extents(offset, len, max, &mut out).unwrap();
@@ -217,7 +218,7 @@ fn like_extents_of_neighbours_are_one() {
     let odd: Vec<_> = (0..8)
         .map(|page| ("a", (2 * page + 1) * PAGE, Some(PAGE)))
         .collect();
-    add(&mut all, vec![linear("l", &odd)], QueueId(1)).unwrap();
+    add(&mut all, vec![linear("l", &odd)]).unwrap();
     let mut out = Vec::new();
     all[2].extents(0, 8 * PAGE, 1, &mut out).unwrap();
     assert_eq!(out, [Extent::data(8 * PAGE)]);

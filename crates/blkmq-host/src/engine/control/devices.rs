@@ -1,0 +1,327 @@
+//! Decides how disks and queues come and go while an engine runs, each as a whole or not at all. Reactors are asked one by one to
+//! change their side; what has to be frozen for that is said where it is.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use blkmq_core::driver::DisksError;
+use blkmq_core::ids::DiskId;
+use blkmq_core::queue::{DiskConfig, Queue};
+use blkmq_core::time::Nanos;
+
+use super::{Control, PAUSE_MAX};
+use crate::device::Allocation;
+use crate::disk::{Disk, MAPPED, QueueId};
+use crate::engine::build;
+use crate::engine::config::{DiskEntry, QueueSpec};
+use crate::error::Error;
+use crate::group_paths::Paths;
+use crate::reactor::core::ReactorCore;
+use crate::reactor::shared::QueueEntry;
+
+/// Disks and queues. All of these are for any thread but a reactor's, and for an engine to which no thread can be attached.
+impl Control {
+    /// Adds a disk to a queue; `opened` is what its driver takes ([`crate::device::Device::add_disk`]). From time to time, when the
+    /// queue's tables have to grow, its requests under way have to end first.
+    ///
+    /// # Errors
+    /// If there is a disk of this name, or no room, or the drive cannot have it; or as for [`Control::freeze`].
+    pub fn add_disk(
+        &self,
+        queue: QueueId,
+        disk: DiskEntry,
+        opened: Box<dyn Any + Send>,
+    ) -> Result<Disk, Error> {
+        let mut next_number = self.changing()?;
+        let entry = self.entry(queue)?;
+        let core = &entry.queue;
+        self.check_name(&disk.name)?;
+        let Some(id) = core.free_disk_id() else {
+            return Err(Error::Disk(format!(
+                "disk {}: queue {} has {} disks, and can have no more; give it a queue= of its own",
+                disk.name,
+                core.name(),
+                core.disks_max()
+            )));
+        };
+        let base = core.free_range(disk.size, build::end_of);
+        let config = DiskConfig {
+            name: disk.name.clone(),
+            base: base.ok_or_else(|| build::too_large(core.name(), &disk.name, disk.size))?,
+            size: disk.size,
+            read_only: disk.read_only,
+            logical_block: disk.block_size,
+        };
+        self.fit_disks(queue, core, id)?;
+        entry
+            .device
+            .add_disk(id, opened)
+            .map_err(|error| refused(&disk.name, error))?;
+        let added = core.add_disk(id, &config).map_err(Error::from);
+        let added = added.and_then(|()| self.refresh(queue).map_err(|error| refused(&disk.name, error)));
+        if let Err(error) = added {
+            core.remove_disk(id);
+            entry.device.remove_disk(id);
+            // Those that had it let it go; the others had nothing.
+            let _ = self.refresh(queue);
+            return Err(error);
+        }
+        let allocation: Arc<dyn Allocation> = Arc::clone(&entry.device) as _;
+        let mut made = build::disk(queue, id, disk, core, allocation);
+        made.number = take_number(&mut next_number);
+        let disks = self.shared.disks();
+        let all = disks.iter().chain([&made]).cloned().collect();
+        self.shared.set_disks(all);
+        Ok(made)
+    }
+
+    /// Removes a disk. Those who use it ([`crate::disk::Users`]) are told, and this waits for at most about `limit` until they
+    /// have let it go; nobody finds it meanwhile. A library user sees to it that nothing else is submitted to it any more.
+    ///
+    /// # Errors
+    /// If there is no such disk, another lies on it, or it is still used after that time; it is there as before then.
+    pub fn remove_disk(&self, name: &str, limit: Nanos) -> Result<(), Error> {
+        let _changing = self.changing()?;
+        let disks = self.shared.disks();
+        let Some(disk) = disks.iter().find(|disk| disk.name == name).cloned() else {
+            return Err(Error::Disk(format!("disk {name}: there is no such disk")));
+        };
+        let is_mapped = disk.queue == MAPPED;
+        if let Some(user) = disk.used_by.as_ref() {
+            return Err(Error::Disk(format!(
+                "disk {name}: disk {user} lies on it; remove that one first"
+            )));
+        }
+        if is_mapped {
+            return Err(Error::Disk(format!(
+                "disk {name}: lies on other disks, and cannot be removed while the daemon runs"
+            )));
+        }
+        let entry = self.entry(disk.queue)?;
+        let others = disks.iter().filter(|disk| disk.name != name).cloned();
+        self.shared.set_disks(others.collect());
+        disk.users.withdraw(true);
+        if !self.wait_for(limit, || disk.users.count() == 0) {
+            let count = disk.users.count();
+            disk.users.withdraw(false);
+            self.shared.set_disks(disks);
+            return Err(Error::Disk(format!(
+                "disk {name}: {count} clients have not let it go in {limit}; it is served on"
+            )));
+        }
+        entry.queue.remove_disk(disk.id);
+        entry.device.remove_disk(disk.id);
+        self.refresh(disk.queue).map_err(|error| refused(name, error))
+    }
+
+    /// Has a disk be as large as its drive says that it is now, having made it `wanted` bytes if that is asked for. Those who use it
+    /// are woken. Returns its size before and now.
+    ///
+    /// # Errors
+    /// If it has become smaller, others lie on it, or its driver cannot do it.
+    pub fn resize_disk(&self, name: &str, wanted: Option<u64>) -> Result<(u64, u64), Error> {
+        let _changing = self.changing()?;
+        let disks = self.shared.disks();
+        let Some(disk) = disks.iter().find(|disk| disk.name == name) else {
+            return Err(Error::Disk(format!("disk {name}: there is no such disk")));
+        };
+        let refuse = |why: &str| Err(Error::Disk(format!("disk {name}: {why}")));
+        let old = disk.size;
+        match (&disk.used_by, wanted) {
+            (Some(user), _) => {
+                return refuse(&format!("disk {user} lies on it, and keeps the size that it had"));
+            }
+            (None, Some(wanted)) if wanted < old => {
+                return refuse(&format!(
+                    "size {wanted} rejected: it has {old} bytes, and can only grow while it is served"
+                ));
+            }
+            (None, Some(wanted)) if !wanted.is_multiple_of(disk.block_size.into()) => {
+                let block = disk.block_size;
+                return refuse(&format!(
+                    "size {wanted} rejected: must be a multiple of its block size {block}"
+                ));
+            }
+            _ if disk.queue == MAPPED => {
+                return refuse("lies on other disks, and has the size that these give it");
+            }
+            _ => {}
+        }
+        let entry = self.entry(disk.queue)?;
+        let resized = entry.device.resize(disk.id, wanted);
+        let found =
+            resized.map_err(|error| Error::Disk(format!("disk {name}: cannot be resized: {error}")))?;
+        let new = found - found % u64::from(disk.block_size);
+        if new < old {
+            return refuse(&format!(
+                "has shrunk from {old} to {found} bytes under its clients"
+            ));
+        }
+        if new > old {
+            entry.queue.grow_disk(disk.id, new, build::end_of)?;
+            // Only drivers can refuse, and only disks that are new to them.
+            let _ = self.refresh(disk.queue);
+            let resized = disks.iter().cloned().map(|mut other| {
+                if other.name == name {
+                    other.size = new;
+                }
+                other
+            });
+            self.shared.set_disks(resized.collect());
+            disk.users.grow(new);
+        }
+        Ok((old, new))
+    }
+
+    /// Adds a queue, with its disks.
+    ///
+    /// # Errors
+    /// If there is a queue or a disk of one of these names already, or what cannot be as configured; nothing is left of it then.
+    pub fn add_queue(&self, spec: QueueSpec) -> Result<QueueId, Error> {
+        let mut next_number = self.changing()?;
+        if self.queues().iter().any(|(_, queue)| queue.name() == spec.name) {
+            return Err(Error::Disk(format!(
+                "queue {}: there is one of this name",
+                spec.name
+            )));
+        }
+        for disk in &spec.disks {
+            self.check_name(&disk.name)?;
+        }
+        let reactors = self.shared.inboxes.len();
+        let (device, disks) = (Arc::clone(&spec.device), spec.disks.clone());
+        let paths = Paths::new(&spec.group_paths).into();
+        let (queue, handles) = build::make_queue(spec, reactors, reactors)?;
+        let id = self.shared.free_queue_id();
+        if id == MAPPED {
+            return Err(Error::Disk(format!(
+                "queue {}: there are {} already",
+                queue.name(),
+                MAPPED.0
+            )));
+        }
+        let mut all = self.shared.disks().to_vec();
+        let before = all.len();
+        build::list_disks(&mut all, id, &queue, &device, disks)?;
+        all[before..]
+            .iter_mut()
+            .for_each(|disk| disk.number = take_number(&mut next_number));
+        device.meet(build::runner(&self.shared, &queue));
+        let entry = Arc::new(QueueEntry { queue, device, paths });
+        self.shared.set_entry(id, Some(Arc::clone(&entry)));
+        let handles: RefCell<Vec<_>> = RefCell::new(handles.into_iter().map(Some).collect());
+        let added = self.shared.on_reactors(|reactor| {
+            let handle = handles.borrow_mut()[reactor.index()].take();
+            let device = Arc::clone(&entry.device);
+            move |core| core.add_queue(id, handle.expect("one for each reactor"), &*device)
+        });
+        if let Some(error) = added.into_iter().find_map(Result::err) {
+            self.let_go(id)?;
+            return Err(error);
+        }
+        self.shared.set_disks(all.into());
+        Ok(id)
+    }
+
+    /// Removes a queue that has no disks any more.
+    ///
+    /// # Errors
+    /// If it has some, or its drive cannot be closed alone, or as for [`Control::freeze`].
+    pub fn remove_queue(&self, queue: QueueId) -> Result<(), Error> {
+        let _changing = self.changing()?;
+        let entry = self.entry(queue)?;
+        let problem = |text: &str| Err(Error::Disk(format!("queue {}: {text}", entry.queue.name())));
+        if self.shared.disks().iter().any(|disk| disk.queue == queue) {
+            return problem("has disks; remove them first");
+        }
+        if !entry.device.may_leave() {
+            return problem("its driver cannot be closed while the engine runs");
+        }
+        self.let_go(queue)
+    }
+
+    /// Takes a queue from all reactors that have it.
+    fn let_go(&self, queue: QueueId) -> Result<(), Error> {
+        let entry = self.entry(queue)?;
+        // What is left under way is the drive's own.
+        let _frozen = self.freeze(queue)?;
+        let has_gone = || {
+            let remove = |_| move |reactor: &mut ReactorCore| reactor.remove_queue(queue);
+            let gone = self.shared.on_reactors(remove);
+            gone.into_iter().all(|gone| gone)
+        };
+        if !self.wait_for(super::DRAIN_MAX, has_gone) {
+            return Err(Error::Disk(format!(
+                "queue {}: a reactor does not let it go",
+                entry.queue.name()
+            )));
+        }
+        self.shared.set_entry(queue, None);
+        Ok(())
+    }
+
+    /// Makes room in the queue's tables for a disk of this number.
+    fn fit_disks(&self, queue: QueueId, core: &Queue, id: DiskId) -> Result<(), Error> {
+        let wanted = id.index() + 1;
+        if wanted <= core.fitted_disks() {
+            return Ok(());
+        }
+        let _frozen = self.freeze(queue)?;
+        self.wait_until(core, || core.fit_disks(wanted).is_ok())?;
+        self.shared
+            .on_reactors(|_| move |reactor: &mut ReactorCore| reactor.queue(queue).fit_disks());
+        Ok(())
+    }
+
+    /// Has the drivers of a queue look again which disks there are.
+    fn refresh(&self, queue: QueueId) -> Result<(), DisksError> {
+        let refreshed = self
+            .shared
+            .on_reactors(|_| move |reactor: &mut ReactorCore| reactor.queue(queue).refresh_disks());
+        refreshed.into_iter().collect()
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), Error> {
+        match self.shared.disks().iter().any(|disk| disk.name == name) {
+            true => Err(Error::Disk(format!(
+                "disk {name}: there is one of this name; choose another"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Begins a change, after all others.
+    fn changing(&self) -> Result<MutexGuard<'_, u32>, Error> {
+        if self.shared.attached_max > 0 {
+            return Err(Error::Disk(
+                "disks and queues can come and go only where no thread can be attached (attached_max = 0)"
+                    .to_owned(),
+            ));
+        }
+        let changes = &self.shared.changes;
+        Ok(changes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits for at most `limit`. Says whether it has become so.
+    fn wait_for(&self, limit: Nanos, mut is_so: impl FnMut() -> bool) -> bool {
+        let start = self.shared.clock.now();
+        while !is_so() {
+            if self.shared.clock.now().since(start) > limit {
+                return false;
+            }
+            std::thread::sleep(PAUSE_MAX);
+        }
+        true
+    }
+}
+
+fn take_number(next: &mut u32) -> u32 {
+    let number = *next;
+    *next += 1;
+    number
+}
+
+fn refused(disk: &str, error: impl std::fmt::Display) -> Error {
+    Error::Disk(format!("disk {disk}: cannot be added: {error}"))
+}
