@@ -152,6 +152,7 @@ fn messages() -> Vec<u8> {
             queue: "a".to_owned(),
             group: "/a".to_owned(),
             counts: vec![1, 2],
+            debts: vec![3],
         }),
         Message::End { count: 1 },
         Message::Refused {

@@ -1,9 +1,11 @@
 //! Text of an operator against the readers of the configuration: the file, a disk's string, a group's, an address.
 //!
 //! Every input is given to all of them. Broken would be: a panic, an error that names nothing, an address that does not
-//! come back as it was written, or settings that passed though they cannot be.
+//! come back as it was written, settings that passed though they cannot be, or a document that means something else when it is
+//! written down and read again.
 
-use blkmq_config::{Config, DiskSpec, GroupSpec, group};
+use blkmq_config::diff::diff;
+use blkmq_config::{Config, DiskSpec, Document, GroupSpec, group};
 use blkmq_export::common::Address;
 
 /// Runs one input.
@@ -25,6 +27,7 @@ fn file(text: &str) {
         Ok(config) => config,
         Err(error) => return names(&format!("{error:#}"), &[""]),
     };
+    written_again(text, &config);
     config.disks.iter().for_each(check_disk);
     config.groups.iter().for_each(check_group);
     match config.check() {
@@ -35,6 +38,21 @@ fn file(text: &str) {
                 let is_on_it = |disk: &DiskSpec| disk.queue.as_ref() == Some(queue);
                 assert!(config.disks.iter().any(is_on_it), "nobody is on queue {queue}");
             }
+        }
+    }
+}
+
+/// What `ctl dump` prints of it starts the same daemon; from nothing to it, and back, there is a way or a reason.
+fn written_again(text: &str, config: &Config) {
+    let document = Document::from_toml(text).expect("it is TOML");
+    let again = Document::from_toml(&document.to_string()).expect("what is written is TOML");
+    assert_eq!(again, document);
+    let meant = again.config().expect("it means something");
+    assert_eq!(&meant, config);
+    assert_eq!(diff(config, &meant).expect("nothing differs"), []);
+    for (from, to) in [(&Config::default(), config), (config, &Config::default())] {
+        if let Err(error) = diff(from, to) {
+            names(&error.to_string(), &["disk", "queue", "[daemon]", "[control]"]);
         }
     }
 }

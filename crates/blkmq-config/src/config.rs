@@ -35,8 +35,21 @@ pub struct Config {
     pub exports: Vec<ExportSpec>,
     /// How threads wait. Default auto.
     pub wait: Wait,
+    /// The address of the control socket, or `none`. Default: see [`Control`].
+    pub control: Control,
+    /// The address where metrics are read. Default: none.
+    pub metrics: Option<String>,
     /// The address of the unix socket at which another daemon may take over, as `unix:PATH`. Default: none.
     pub upgrade_socket: Option<String>,
+}
+
+/// Where a running daemon is asked and changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Control {
+    /// The address of the socket, or `none`. Default: in the directory for such sockets, if there is one.
+    pub socket: Option<String>,
+    /// The group of the system whose members may read there. Default: nobody's but the daemon's user's.
+    pub readers: Option<String>,
 }
 
 impl Default for Config {
@@ -52,6 +65,8 @@ impl Default for Config {
             groups: Vec::new(),
             exports: Vec::new(),
             wait: Wait::default(),
+            control: Control::default(),
+            metrics: None,
             upgrade_socket: None,
         }
     }

@@ -97,17 +97,7 @@ impl DiskSpec {
     /// # Errors
     /// As [`DiskSpec::parse`].
     pub fn parse_with(text: &str, drivers: &Registry) -> Result<Self> {
-        let mut pairs = Vec::new();
-        for part in parts(text) {
-            let Some((key, value)) = part.split_once('=') else {
-                bail!(
-                    "--disk {text}: {part:?} is not KEY=VALUE; an example: --disk name=vm1,file=vm1.raw (see blkmq \
-                     serve --help)"
-                );
-            };
-            pairs.push((key.trim().to_owned(), value.to_owned()));
-        }
-        let mut pairs = Pairs::from(pairs);
+        let mut pairs = Pairs::from(pairs(text)?);
         let name = pairs.take("name").with_context(|| format!("--disk {text}"))?;
         let Some(name) = name else {
             bail!("--disk {text}: name= is missing: say what clients ask for, as in --disk name=vm1,{text}");
@@ -187,6 +177,19 @@ impl DiskSpec {
             group,
         })
     }
+}
+
+/// Reads the keys of a disk string with their values.
+pub(crate) fn pairs(text: &str) -> Result<Vec<(String, String)>> {
+    let pair = |part: String| {
+        let Some((key, value)) = part.split_once('=') else {
+            bail!(
+                "--disk {text}: {part:?} is not KEY=VALUE; an example: --disk name=vm1,file=vm1.raw (see blkmq serve --help)"
+            );
+        };
+        Ok((key.trim().to_owned(), value.to_owned()))
+    };
+    parts(text).into_iter().map(pair).collect()
 }
 
 /// Cuts a disk string at its commas. A comma behind a backslash belongs to the value; other backslashes are what they are.

@@ -13,7 +13,7 @@ use blkmq_host::value;
 use serde::Deserialize;
 use toml::Value;
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::disk::DiskSpec;
 use crate::export::ExportSpec;
 use crate::group::{self, GroupSpec};
@@ -26,6 +26,10 @@ use crate::queue::{Polling, QueueSettings, elevator, poll_delay};
 struct File {
     #[serde(default)]
     daemon: Daemon,
+    #[serde(default)]
+    control: Control,
+    #[serde(default)]
+    metrics: Metrics,
     #[serde(default)]
     queue: BTreeMap<String, Queue>,
     #[serde(default = "no_disks")]
@@ -46,6 +50,19 @@ struct Daemon {
     nbd_handshake_deadline: Option<String>,
     wait: Option<String>,
     upgrade_socket: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Metrics {
+    address: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Control {
+    socket: Option<String>,
+    readers: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -91,7 +108,15 @@ impl Config {
 
 /// Reads a configuration file's text.
 pub(crate) fn parse(text: &str, drivers: &Registry) -> Result<Config> {
-    let file: File = toml::from_str(text)?;
+    read(toml::from_str(text)?, drivers)
+}
+
+/// Reads a configuration file's tables.
+pub(crate) fn parse_table(table: toml::Table) -> Result<Config> {
+    read(File::deserialize(Value::Table(table))?, &Registry::default())
+}
+
+fn read(file: File, drivers: &Registry) -> Result<Config> {
     let default = Config::default();
     let shutdown_limit = match &file.daemon.shutdown_limit {
         Some(text) => duration("shutdown_limit", text).context("[daemon]")?,
@@ -123,6 +148,11 @@ pub(crate) fn parse(text: &str, drivers: &Registry) -> Result<Config> {
         nbd_connections: file.daemon.nbd_connections,
         nbd_handshake_deadline,
         upgrade_socket: file.daemon.upgrade_socket,
+        metrics: file.metrics.address,
+        control: config::Control {
+            socket: file.control.socket,
+            readers: file.control.readers,
+        },
         disks: tables(file.disk)?
             .into_iter()
             .map(|named| disk(named, drivers))

@@ -120,9 +120,15 @@ pub(crate) fn from_pairs(path: &str, mut pairs: Vec<(String, String)>) -> Result
     Ok(spec)
 }
 
-/// Makes the tree of `paths`, numbered in this order, each after the one that it is part of, with room for some more.
-pub(crate) fn tree_of(paths: &[String], specs: &[GroupSpec], limits: &Limits) -> Result<GroupTree, Error> {
-    let mut tree = GroupTree::new(paths.len() as u32 + SPARE);
+/// Makes the tree of `paths`, numbered in this order, each after the one that it is part of, with room for some
+/// more, and for `more` beside them.
+pub(crate) fn tree_of(
+    paths: &[String],
+    specs: &[GroupSpec],
+    limits: &Limits,
+    more: u32,
+) -> Result<GroupTree, Error> {
+    let mut tree = GroupTree::new(paths.len() as u32 + SPARE + more);
     let number = |path: &str| paths.iter().position(|known| known == path);
     let id_of = |path: &str| number(path).map(|number| GroupId(number as u32));
     let group_error = |path: &str, cause| Error::Group {
@@ -207,7 +213,7 @@ mod tests {
         assert_eq!(number_of(&mut paths, "/a/d"), GroupId(4));
         assert_eq!(number_of(&mut paths, "/a"), GroupId(1));
         assert_eq!(paths, ["/", "/a", "/a/b", "/a/b/c", "/a/d"]);
-        let tree = tree_of(&paths, &[], &Limits::default()).unwrap();
+        let tree = tree_of(&paths, &[], &Limits::default(), 0).unwrap();
         assert_eq!(tree.get(GroupId(4)).unwrap().parent, GroupId(1));
     }
 
@@ -249,13 +255,13 @@ mod tests {
         let paths = ["/", "/a"].map(str::to_owned);
         let mut spec = GroupSpec::new("/a").unwrap();
         spec.set("bps", "4096").unwrap();
-        let error = tree_of(&paths, &[spec], &Limits::default())
+        let error = tree_of(&paths, &[spec], &Limits::default(), 0)
             .unwrap_err()
             .to_string();
         assert!(error.contains("group /a: bps 4096 rejected"), "{error}");
         let mut root = GroupSpec::new("/").unwrap();
         root.set("weight", "7").unwrap();
-        let error = tree_of(&paths, &[root], &Limits::default())
+        let error = tree_of(&paths, &[root], &Limits::default(), 0)
             .unwrap_err()
             .to_string();
         assert!(

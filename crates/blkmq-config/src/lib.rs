@@ -8,23 +8,30 @@
 //! | [`group`] | a group's weight, caps and latency target |
 //! | [`export`] | where clients connect |
 //! | `file` | the configuration file |
+//! | [`Document`] | a configuration as it is written, to be changed by key and written down |
 //! | [`mod@plan`] | which disks share a queue; opens them |
+//! | [`diff`] | what changes from one configuration to another |
+//! | [`live`] | how disks join an engine that runs, and leave it |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod config;
+pub mod diff;
 pub mod disk;
+mod document;
 pub mod export;
 mod file;
 pub mod group;
+pub mod live;
 mod mapped;
 mod name;
 mod paths;
 pub mod plan;
 pub mod queue;
 
-pub use config::Config;
+pub use config::{Config, Control};
 pub use disk::{DiskSpec, Source};
+pub use document::{Document, Kind, typed};
 pub use export::ExportSpec;
 pub use group::GroupSpec;
 pub use plan::{Plan, plan};

@@ -5,8 +5,8 @@
 //! elevator sees all of their tenants: files on one filesystem do. Others have a queue of their own. `queue=` overrides all of this,
 //! within one driver.
 
-mod multipath;
-mod settings;
+pub(crate) mod multipath;
+pub mod settings;
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
@@ -101,17 +101,30 @@ impl Plan {
             group::number_of(&mut self.groups, &spec.path);
         }
         for queue in &mut self.queues {
-            queue.groups = group::tree_of(&self.groups, specs, &queue.device.limits())?;
-            queue.group_paths = self.groups.clone();
+            set_groups_of(queue, &self.groups, specs)?;
         }
         Ok(())
     }
 }
 
+/// Gives a queue its groups, in this order.
+pub(crate) fn set_groups_of(
+    queue: &mut QueueSpec,
+    paths: &[String],
+    specs: &[GroupSpec],
+) -> Result<(), Error> {
+    // Where disks may come their groups come with them.
+    let disks = queue.disks.len();
+    let more = queue.device.disks_max(disks) - disks;
+    queue.groups = group::tree_of(paths, specs, &queue.device.limits(), more as u32)?;
+    queue.group_paths = paths.to_vec();
+    Ok(())
+}
+
 /// A disk that has been opened and waits for the others of its queue.
-struct Member {
-    entry: DiskEntry,
-    opened: Box<dyn OpenDisk>,
+pub(crate) struct Member {
+    pub(crate) entry: DiskEntry,
+    pub(crate) opened: Box<dyn OpenDisk>,
 }
 
 /// Takes a disk that lies on others. Which those are is looked up when the engine starts.
@@ -135,7 +148,7 @@ fn mapped_disk(spec: DiskSpec, group: GroupId) -> Result<MappedSpec, Error> {
 }
 
 /// Opens a disk, and its paths if it has some. Returns the name of its queue, too.
-fn open(spec: DiskSpec, group: GroupId, paths: &mut Paths) -> Result<(String, Member), Error> {
+pub(crate) fn open(spec: DiskSpec, group: GroupId, paths: &mut Paths) -> Result<(String, Member), Error> {
     let mut entry = DiskEntry {
         name: spec.name,
         description: spec.description,
@@ -174,7 +187,7 @@ fn open(spec: DiskSpec, group: GroupId, paths: &mut Paths) -> Result<(String, Me
 }
 
 /// Makes the drive of one queue from its disks.
-fn join(
+pub(crate) fn join(
     name: String,
     list: Vec<Member>,
     settings: &QueueSettings,
@@ -238,7 +251,7 @@ fn disk_error(name: &str, problem: impl ToString) -> Error {
 }
 
 /// Requests of each reactor at each of `queues` queues. What is held for a cap, or waits behind a neighbour, keeps its request.
-fn requests_default(queues: usize) -> u32 {
+pub(crate) fn requests_default(queues: usize) -> u32 {
     let reactors = std::thread::available_parallelism().map_or(1, usize::from);
     (REQUESTS_ALL / (reactors * queues)).clamp(REQUESTS_MIN, REQUESTS_MAX) as u32
 }

@@ -15,10 +15,10 @@ use crate::disk::{DiskSpec, MultipathSource, Source};
 use crate::paths::PathRef;
 
 /// The disks that are paths, by their names.
-pub(super) struct Paths(BTreeMap<String, DiskSpec>);
+pub(crate) struct Paths(BTreeMap<String, DiskSpec>);
 
 /// A multipath disk whose paths have been opened.
-pub(super) struct OpenMultipath {
+pub(crate) struct OpenMultipath {
     paths: Vec<OpenPath>,
     config: MultipathConfig,
     shape: Shape,
@@ -33,7 +33,7 @@ struct OpenPath {
 
 impl Paths {
     /// Takes the paths out of the list of disks.
-    pub(super) fn take_from(disks: &mut Vec<DiskSpec>) -> Self {
+    pub(crate) fn take_from(disks: &mut Vec<DiskSpec>) -> Self {
         let named: Vec<String> = disks
             .iter()
             .filter_map(|disk| match &disk.source {
@@ -54,7 +54,7 @@ impl Paths {
     ///
     /// # Errors
     /// If one does not: multipath disks that name each other, or themselves, are nobody's.
-    pub(super) fn check_all_taken(&self) -> Result<(), Error> {
+    pub(crate) fn check_all_taken(&self) -> Result<(), Error> {
         match self.0.keys().next() {
             None => Ok(()),
             Some(name) => Err(disk_error(
@@ -86,7 +86,7 @@ impl Paths {
 }
 
 /// Opens the paths of a disk, and makes the disk as they have it.
-pub(super) fn open(
+pub(crate) fn open(
     entry: &DiskEntry,
     source: MultipathSource,
     paths: &mut Paths,

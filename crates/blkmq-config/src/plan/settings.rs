@@ -6,22 +6,34 @@ use blkmq_host::QueueSpec;
 
 use crate::config::Config;
 use crate::disk::DiskSpec;
+use crate::queue::Polling;
 
 /// Puts what the settings and the disks of a queue say on it.
-pub(super) fn apply(queue: &mut QueueSpec, config: &Config) -> Result<()> {
-    let settings = config.queues.get(&queue.name);
-    queue.tunables = settings
-        .map(|settings| settings.tunables.clone())
-        .unwrap_or_default();
-    let chosen = settings.and_then(|settings| settings.sched);
-    if let Some(kind) = elevator(queue, chosen, &config.disks)? {
-        queue.elevator = kind;
+pub(crate) fn apply(queue: &mut QueueSpec, config: &Config) -> Result<()> {
+    let disks = queue.disks.iter().map(|disk| disk.name.as_str());
+    let wish = wish(config, &queue.name, disks)?;
+    queue.tunables = wish.tunables;
+    queue.elevator = wish.elevator.unwrap_or(queue.elevator);
+    queue.io_poll = wish.polling.io_poll.or(queue.io_poll);
+    queue.poll_policy = wish.polling.delay.unwrap_or(queue.poll_policy);
+    queue.is_polled()?;
+    Ok(())
+}
+
+/// Says whether a disk that joins a queue agrees with it about the elevator.
+pub(crate) fn agrees(disk: &DiskSpec, queue: &str, kind: Kind) -> Result<()> {
+    match disk.sched {
+        Some(wanted) if wanted != kind => bail!(
+            "disk {}: sched={wanted} rejected: its queue, {queue}, has sched={kind}, and a queue has one elevator; leave it out, \
+             or give the disk a queue= of its own",
+            disk.name
+        ),
+        _ => Ok(()),
     }
-    poll_as_disks_say(queue, &config.disks)
 }
 
 /// Says which groups have settings and no disk: most often a path that was misspelt.
-pub(super) fn warn_of_empty_groups(config: &Config) {
+pub(crate) fn warn_of_empty_groups(config: &Config) {
     for group in &config.groups {
         let below = |path: &str| {
             path.strip_prefix(&group.path)
@@ -36,41 +48,66 @@ pub(super) fn warn_of_empty_groups(config: &Config) {
     }
 }
 
+/// What is asked of a queue by its settings and by its disks, who must agree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// The elevator, if somebody names one.
+    pub elevator: Option<Kind>,
+    /// How ends of requests are found.
+    pub polling: Polling,
+    /// Requests in flight.
+    pub depth: Option<u32>,
+    /// Tunables of the elevator, by name.
+    pub tunables: Vec<(String, u64)>,
+}
+
+/// What `config` asks of a queue with these disks.
+///
+/// # Errors
+/// Who do not agree.
+pub fn wish<'a>(config: &Config, queue: &str, disks: impl Iterator<Item = &'a str>) -> Result<Wish> {
+    let settings = config.queues.get(queue).cloned().unwrap_or_default();
+    let disks: Vec<&DiskSpec> = disks
+        .filter_map(|name| config.disks.iter().find(|disk| disk.name == name))
+        .collect();
+    Ok(Wish {
+        elevator: elevator(queue, settings.sched, &disks)?,
+        polling: polling(queue, settings.polling, &disks)?,
+        depth: settings.depth,
+        tunables: settings.tunables,
+    })
+}
+
 /// The elevator that a queue's settings or its disks name; they must agree.
-fn elevator(queue: &QueueSpec, chosen: Option<Kind>, disks: &[DiskSpec]) -> Result<Option<Kind>> {
+fn elevator(queue: &str, chosen: Option<Kind>, disks: &[&DiskSpec]) -> Result<Option<Kind>> {
     let mut chosen = chosen.map(|kind| (kind, "the queue's settings"));
-    for entry in &queue.disks {
-        let disk = disks.iter().find(|disk| disk.name == entry.name);
-        let Some(kind) = disk.and_then(|disk| disk.sched) else {
+    for disk in disks {
+        let Some(kind) = disk.sched else {
             continue;
         };
         match chosen {
             Some((other, who)) if other != kind => bail!(
-                "disk {}: sched={kind} rejected: {who} of the same queue, {}, has sched={other}, and a queue has one \
+                "disk {}: sched={kind} rejected: {who} of the same queue, {queue}, has sched={other}, and a queue has one \
                  elevator; make them agree, or give the disk a queue= of its own",
-                entry.name,
-                queue.name
+                disk.name,
             ),
-            _ => chosen = Some((kind, &entry.name)),
+            _ => chosen = Some((kind, &disk.name)),
         }
     }
     Ok(chosen.map(|(kind, _)| kind))
 }
 
-/// Puts the attributes of polling that disks name on their queue; they must agree.
-fn poll_as_disks_say(queue: &mut QueueSpec, disks: &[DiskSpec]) -> Result<()> {
-    let on_it = |disk: &&DiskSpec| queue.disks.iter().any(|entry| entry.name == disk.name);
-    let said: Vec<&DiskSpec> = disks.iter().filter(on_it).collect();
+/// The attributes of polling that disks name for their queue, before its settings; disks must agree.
+fn polling(queue: &str, settings: Polling, disks: &[&DiskSpec]) -> Result<Polling> {
     let conflict = |disk: &DiskSpec, key: &str| {
         anyhow::anyhow!(
-            "disk {}: {key} rejected: another disk of the same queue, {}, says otherwise, and a queue is polled in one way; \
+            "disk {}: {key} rejected: another disk of the same queue, {queue}, says otherwise, and a queue is polled in one way; \
              make them agree, or give the disk a queue= of its own",
             disk.name,
-            queue.name
         )
     };
     let (mut io_poll, mut delay) = (None, None);
-    for disk in said {
+    for disk in disks {
         if let Some(on) = disk.polling.io_poll
             && io_poll.replace(on).is_some_and(|other| other != on)
         {
@@ -82,10 +119,10 @@ fn poll_as_disks_say(queue: &mut QueueSpec, disks: &[DiskSpec]) -> Result<()> {
             return Err(conflict(disk, "io_poll_delay"));
         }
     }
-    queue.io_poll = io_poll.or(queue.io_poll);
-    queue.poll_policy = delay.unwrap_or(queue.poll_policy);
-    queue.is_polled()?;
-    Ok(())
+    Ok(Polling {
+        io_poll: io_poll.or(settings.io_poll),
+        delay: delay.or(settings.delay),
+    })
 }
 
 #[cfg(test)]

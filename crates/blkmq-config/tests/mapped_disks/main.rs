@@ -8,6 +8,7 @@ use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
 use blkmq_core::ids::DiskId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
+use blkmq_host::disk::MAPPED;
 use blkmq_host::{Attached, Disk, Engine, EngineConfig, Error, QueueId};
 
 fn disk(text: &str) -> DiskSpec {
@@ -218,17 +219,17 @@ fn an_error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
 }
 
 #[test]
-fn a_number_behind_the_queues_is_answered_with_where_to_look() {
+fn a_mapped_disks_number_is_answered_with_where_to_look() {
     let null = disk("name=a,null=1M");
     let engine = start(vec![null, linear("l", "a")], Kind::None);
     let disk = engine.disk("l").unwrap().clone();
     let control = engine.control();
-    assert_eq!(disk.queue, QueueId(1));
+    assert_eq!(disk.queue, MAPPED);
     let error = control.set_depth(disk.queue, 3).unwrap_err();
     assert!(
         error
             .to_string()
-            .contains("there is no queue 1, there are 1: a mapped disk has none of its own"),
+            .contains("there is no queue 65535, there are 1: a mapped disk has none of its own"),
         "{error}"
     );
     assert!(matches!(

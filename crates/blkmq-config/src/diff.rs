@@ -1,0 +1,309 @@
+//! Decides what has to be done to a running daemon for one configuration to become another, and what cannot be done while it runs.
+//! `live` does the parts that concern the engine.
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+
+use crate::config::Config;
+use crate::disk::{DiskSpec, Source};
+use crate::export::ExportSpec;
+use crate::queue::{Polling, QueueSettings};
+
+/// One step from a configuration to another. The same step with the two exchanged takes it back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A disk that comes.
+    AddDisk(String),
+    /// A disk that goes.
+    RemoveDisk(String),
+    /// A group that is configured, configured otherwise, or not any more.
+    Group(String),
+    /// What is asked of queues by their settings or by their disks.
+    Queues,
+    /// An address that comes.
+    AddExport(ExportSpec),
+    /// An address that goes.
+    RemoveExport(ExportSpec),
+    /// An address that serves other disks, or as many connections more or less.
+    Export(ExportSpec),
+    /// How long the end may take.
+    ShutdownLimit,
+}
+
+impl Change {
+    /// The step that takes this one back. `before` is the configuration that it began with.
+    #[must_use]
+    pub fn inverse(&self, before: &Config) -> Self {
+        match self {
+            Self::AddDisk(name) => Self::RemoveDisk(name.clone()),
+            Self::RemoveDisk(name) => Self::AddDisk(name.clone()),
+            Self::AddExport(export) => Self::RemoveExport(export.clone()),
+            Self::RemoveExport(export) => Self::AddExport(export.clone()),
+            Self::Export(export) => {
+                let was = before.exports.iter().find(|other| is_same_place(other, export));
+                Self::Export(was.unwrap_or(export).clone())
+            }
+            same => same.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddDisk(name) => write!(f, "add disk {name}"),
+            Self::RemoveDisk(name) => write!(f, "remove disk {name}"),
+            Self::Group(path) => write!(f, "set group {path}"),
+            Self::Queues => write!(f, "set queues"),
+            Self::AddExport(export) => write!(f, "serve at {} {}", export.door, export.address),
+            Self::RemoveExport(export) => write!(f, "close {} {}", export.door, export.address),
+            Self::Export(export) => write!(f, "change what is served at {} {}", export.door, export.address),
+            Self::ShutdownLimit => write!(f, "set shutdown_limit"),
+        }
+    }
+}
+
+/// The steps from one configuration to another, in an order that works; none if they mean the same.
+///
+/// # Errors
+/// The first difference that cannot be made while the daemon runs, and what to do instead.
+pub fn diff(old: &Config, new: &Config) -> Result<Vec<Change>> {
+    check_daemon(old, new)?;
+    check_disks(old, new)?;
+    check_queues(old, new)?;
+    let mut changes = Vec::new();
+    if old.shutdown_limit != new.shutdown_limit {
+        changes.push(Change::ShutdownLimit);
+    }
+    exports_that_go(old, new, &mut changes);
+    let gone = old.disks.iter().filter(|disk| find(new, &disk.name).is_none());
+    let (first, last): (Vec<&DiskSpec>, Vec<&DiskSpec>) =
+        gone.partition(|disk| is_in_the_way(disk, old, new));
+    let remove = |disk: &&DiskSpec| Change::RemoveDisk(disk.name.clone());
+    changes.extend(first.iter().map(remove));
+    let configured = new.groups.iter().filter(|group| !old.groups.contains(group));
+    changes.extend(configured.map(|group| Change::Group(group.path.clone())));
+    let come = new.disks.iter().filter(|disk| find(old, &disk.name).is_none());
+    changes.extend(come.map(|disk| Change::AddDisk(disk.name.clone())));
+    changes.extend(last.iter().map(remove));
+    let names = |config: &Config, path: &str| config.groups.iter().any(|group| group.path == path);
+    let forgotten = old.groups.iter().filter(|group| !names(new, &group.path));
+    changes.extend(forgotten.map(|group| Change::Group(group.path.clone())));
+    if asks_otherwise(old, new) {
+        changes.push(Change::Queues);
+    }
+    exports_that_come(old, new, &mut changes);
+    Ok(changes)
+}
+
+fn exports_that_go(old: &Config, new: &Config, changes: &mut Vec<Change>) {
+    let stays = |export: &ExportSpec| new.exports.iter().any(|other| is_same_place(other, export));
+    let gone = old.exports.iter().filter(|export| !stays(export));
+    changes.extend(gone.cloned().map(Change::RemoveExport));
+}
+
+fn exports_that_come(old: &Config, new: &Config, changes: &mut Vec<Change>) {
+    for export in &new.exports {
+        match old.exports.iter().find(|other| is_same_place(other, export)) {
+            None => changes.push(Change::AddExport(export.clone())),
+            Some(other) if other != export => changes.push(Change::Export(export.clone())),
+            Some(_) => {}
+        }
+    }
+}
+
+/// Says whether two are the same address of the same front door.
+pub fn is_same_place(one: &ExportSpec, other: &ExportSpec) -> bool {
+    one.door == other.door && one.address == other.address
+}
+
+fn find<'a>(config: &'a Config, name: &str) -> Option<&'a DiskSpec> {
+    config.disks.iter().find(|disk| disk.name == name)
+}
+
+/// Says whether a disk has to go before another one can come: it has its file.
+fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
+    let path = |disk: &DiskSpec| Some(disk.source.driver()?.file()?.path.to_owned());
+    let Some(file) = path(disk) else { return false };
+    let mut come = new.disks.iter().filter(|disk| find(old, &disk.name).is_none());
+    come.any(|disk| path(disk).as_ref() == Some(&file))
+}
+
+fn check_daemon(old: &Config, new: &Config) -> Result<()> {
+    let pairs = [
+        ("reactors", old.reactors == new.reactors),
+        ("nbd_memory", old.nbd_memory == new.nbd_memory),
+        ("nbd_connections", old.nbd_connections == new.nbd_connections),
+        (
+            "nbd_handshake_deadline",
+            old.nbd_handshake_deadline == new.nbd_handshake_deadline,
+        ),
+        ("wait", old.wait == new.wait),
+        ("upgrade_socket", old.upgrade_socket == new.upgrade_socket),
+    ];
+    if (&old.control, &old.metrics) != (&new.control, &new.metrics) {
+        bail!(
+            "[control] and [metrics]: cannot be changed while the daemon runs; start one with the new configuration that takes over (--take-over)"
+        );
+    }
+    match pairs.iter().find(|(_, is_same)| !is_same) {
+        Some((key, _)) => bail!(
+            "[daemon] {key}: cannot be changed while the daemon runs; start one with the new configuration that takes over \
+             (--take-over)"
+        ),
+        None => Ok(()),
+    }
+}
+
+fn check_disks(old: &Config, new: &Config) -> Result<()> {
+    for disk in &new.disks {
+        let is_mapped = matches!(disk.source, Source::Mapped(_));
+        match find(old, &disk.name) {
+            Some(before) if !is_same_but_for_queue(before, disk) => bail!(
+                "disk {}: what it is cannot be changed while it is served: remove it and add it again",
+                disk.name
+            ),
+            None if is_mapped => bail!(
+                "disk {}: lies on other disks, and cannot be added while the daemon runs; start one with the new configuration \
+                 that takes over (--take-over)",
+                disk.name
+            ),
+            _ => {}
+        }
+    }
+    let mut gone = old.disks.iter().filter(|disk| find(new, &disk.name).is_none());
+    match gone.find(|disk| matches!(disk.source, Source::Mapped(_))) {
+        Some(disk) => bail!(
+            "disk {}: lies on other disks, and cannot be removed while the daemon runs; start one with the new configuration \
+             that takes over (--take-over)",
+            disk.name
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Says whether two disks differ at most in what they ask of their queue.
+fn is_same_but_for_queue(one: &DiskSpec, other: &DiskSpec) -> bool {
+    let (mut one, mut other) = (one.clone(), other.clone());
+    for disk in [&mut one, &mut other] {
+        (disk.sched, disk.polling) = (None, Polling::default());
+    }
+    one == other
+}
+
+fn check_queues(old: &Config, new: &Config) -> Result<()> {
+    let default = QueueSettings::default();
+    let is_on = |config: &Config, queue: &str| {
+        config
+            .disks
+            .iter()
+            .any(|disk| disk.queue.as_deref() == Some(queue))
+    };
+    let both = old.queues.keys().chain(new.queues.keys());
+    for name in both.filter(|name| is_on(old, name) && is_on(new, name)) {
+        let was = old.queues.get(name).unwrap_or(&default);
+        let is = new.queues.get(name).unwrap_or(&default);
+        for (key, is_same) in [
+            ("timeout", was.timeout == is.timeout),
+            ("merges", was.merges == is.merges),
+        ] {
+            if !is_same {
+                bail!(
+                    "queue {name}: {key}: cannot be changed while its disks are served: remove them and add them again"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Says whether something else is asked of a queue, as far as can be seen without knowing which disks lie on it.
+fn asks_otherwise(old: &Config, new: &Config) -> bool {
+    let asks = |disk: &DiskSpec| {
+        let before = find(old, &disk.name);
+        before.is_some_and(|before| (before.sched, before.polling) != (disk.sched, disk.polling))
+    };
+    old.queues != new.queues || new.disks.iter().any(asks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(old: &str, new: &str) -> Result<String> {
+        let config = |text: &str| Config::from_toml(text).unwrap();
+        let steps = diff(&config(old), &config(new))?;
+        let texts: Vec<String> = steps.iter().map(Change::to_string).collect();
+        Ok(texts.join("; "))
+    }
+
+    const A: &str = "[disk.a]\nram = \"1M\"\n";
+
+    #[test]
+    fn what_differs_is_a_step_and_what_does_not_is_none() {
+        for (old, new, wanted) in [
+            ("", "", ""),
+            ("", "[disk.b]\nram = \"1M\"", "add disk b"),
+            (
+                "[group.\"/x\"]\nweight = 3",
+                "[group.\"/x\"]\nweight = 4",
+                "set group /x",
+            ),
+            ("[group.\"/x\"]", "", "set group /x"),
+            ("[queue.q]\ndepth = 3", "[queue.q]\ndepth = 4", "set queues"),
+            (
+                "[[export]]\nnbd = \"unix:x\"",
+                "[[export]]\nnbd = \"unix:y\"",
+                "close nbd unix:x; serve at nbd unix:y",
+            ),
+            (
+                "[[export]]\nnbd = \"unix:x\"",
+                "[[export]]\nnbd = \"unix:x\"\nconnections = 3",
+                "change what is served at nbd unix:x",
+            ),
+            ("[daemon]\nshutdown_limit = \"1s\"", "", "set shutdown_limit"),
+            (
+                "[disk.x]\nfile = \"/f\"",
+                "[disk.y]\nfile = \"/f\"",
+                "remove disk x; add disk y",
+            ),
+            (
+                "[disk.x]\nfile = \"/f\"",
+                "[disk.y]\nfile = \"/g\"",
+                "add disk y; remove disk x",
+            ),
+        ] {
+            let found = steps(&format!("{old}\n{A}"), &format!("{new}\n{A}")).unwrap();
+            assert_eq!(found, wanted, "{old} -> {new}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_changed_while_the_daemon_runs_is_named() {
+        for (old, new, part) in [
+            (
+                "[daemon]\nreactors = 1",
+                "[daemon]\nreactors = 2",
+                "[daemon] reactors: cannot",
+            ),
+            (
+                "[disk.b]\nram = \"1M\"",
+                "[disk.b]\nram = \"2M\"",
+                "disk b: what it is",
+            ),
+            ("", "[disk.l]\nlinear = \"a\"", "disk l: lies on other disks"),
+            ("[disk.l]\nlinear = \"a\"", "", "disk l: lies on other disks"),
+            (
+                "[queue.q]\ntimeout = \"1s\"\n[disk.q]\nram = \"1M\"\nqueue = \"q\"",
+                "[disk.q]\nram = \"1M\"\nqueue = \"q\"",
+                "queue q: timeout",
+            ),
+        ] {
+            let error = steps(&format!("{old}\n{A}"), &format!("{new}\n{A}"))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(part), "{old} -> {new}: {error}");
+        }
+    }
+}

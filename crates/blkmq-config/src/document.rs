@@ -1,0 +1,357 @@
+//! Decides how a configuration is kept as people write it: the tables of a file, with what flags say in the same form, so that a
+//! running daemon can be changed by one key and written down again. [`Config`] is what it means.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::config::Config;
+use crate::disk::{self, DiskSpec};
+use crate::file;
+use crate::group;
+
+/// A configuration as people write it. Shown as TOML.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Document(Table);
+
+/// What has a table of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `[daemon]`, which has no name.
+    Daemon,
+    /// `[control]`, which has none either.
+    Control,
+    /// `[metrics]`, likewise.
+    Metrics,
+    /// `[disk.NAME]`.
+    Disk,
+    /// `[queue.NAME]`.
+    Queue,
+    /// `[group."/PATH"]`.
+    Group,
+    /// `[[export]]`, named by its address.
+    Export,
+}
+
+impl Kind {
+    /// All there are.
+    pub const ALL: [Self; 7] = [
+        Self::Daemon,
+        Self::Control,
+        Self::Metrics,
+        Self::Disk,
+        Self::Queue,
+        Self::Group,
+        Self::Export,
+    ];
+
+    /// Its name: the head of its tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Daemon => "daemon",
+            Self::Control => "control",
+            Self::Metrics => "metrics",
+            Self::Disk => "disk",
+            Self::Queue => "queue",
+            Self::Group => "group",
+            Self::Export => "export",
+        }
+    }
+
+    /// Finds a kind by its name.
+    ///
+    /// # Errors
+    /// If there is none; the text lists those there are.
+    pub fn by_name(name: &str) -> Result<Self> {
+        let Some(kind) = Self::ALL.into_iter().find(|kind| kind.name() == name) else {
+            let known: Vec<&str> = Self::ALL.iter().map(|kind| kind.name()).collect();
+            bail!("{name:?} rejected: must be one of {}", known.join(", "));
+        };
+        Ok(kind)
+    }
+}
+
+impl Document {
+    /// Reads TOML. What the keys mean is found out by [`Document::config`].
+    ///
+    /// # Errors
+    /// Where it is no TOML.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        Ok(Self(text.parse()?))
+    }
+
+    /// What it means.
+    ///
+    /// # Errors
+    /// What is wrong, with the table and the key.
+    pub fn config(&self) -> Result<Config> {
+        file::parse_table(self.0.clone())
+    }
+
+    /// Adds a disk as `--disk` has it.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that there is one of this name.
+    pub fn add_disk(&mut self, text: &str) -> Result<()> {
+        let spec = DiskSpec::parse(text)?;
+        let mut table = text_table(disk::pairs(text)?);
+        table.remove("name");
+        let inserted = self.insert(Kind::Disk, &spec.name, table);
+        inserted.with_context(|| {
+            format!(
+                "disk {}: the name is used twice: give each disk its own",
+                spec.name
+            )
+        })
+    }
+
+    /// Adds a group as `--group` has it.
+    ///
+    /// # Errors
+    /// As [`Document::add_disk`].
+    pub fn add_group(&mut self, text: &str) -> Result<()> {
+        let spec = group::parse(text)?;
+        let pairs = text.split(',').skip(1).filter_map(|pair| {
+            let (key, value) = pair.split_once('=')?;
+            Some((key.trim().to_owned(), value.to_owned()))
+        });
+        let inserted = self.insert(Kind::Group, &spec.path, text_table(pairs));
+        inserted.with_context(|| format!("group {}: it is given twice; keep one", spec.path))
+    }
+
+    /// Adds an address at which all disks are served.
+    pub fn add_export(&mut self, door: &str, address: &str) {
+        let table = Table::from_iter([(door.to_owned(), Value::String(address.to_owned()))]);
+        self.exports().push(Value::Table(table));
+    }
+
+    /// Adds a table that is not there yet.
+    ///
+    /// # Errors
+    /// If it is.
+    pub fn insert(&mut self, kind: Kind, name: &str, keys: Table) -> Result<()> {
+        if self.get(kind, name).is_some() {
+            bail!("{} {name}: there is one already", kind.name());
+        }
+        match kind {
+            Kind::Daemon | Kind::Control | Kind::Metrics => {
+                bail!("[{}] is there already: set its keys", kind.name())
+            }
+            Kind::Export => self.exports().push(Value::Table(keys)),
+            _ => {
+                self.tables(kind).insert(name.to_owned(), Value::Table(keys));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a table.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn remove(&mut self, kind: Kind, name: &str) -> Result<()> {
+        let missing = || anyhow::anyhow!("{} {name}: there is no such table", kind.name());
+        match kind {
+            Kind::Daemon | Kind::Control | Kind::Metrics => {
+                bail!("[{}] cannot be removed: set its keys", kind.name())
+            }
+            Kind::Export => {
+                let at = self.find_export(name).ok_or_else(missing)?;
+                self.exports().remove(at);
+            }
+            _ => {
+                self.tables(kind).remove(name).ok_or_else(missing)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets keys of a table; those without a value get their defaults again. Tables of queues and groups, which all there are
+    /// need not have, are made.
+    ///
+    /// # Errors
+    /// If there is no such disk or export.
+    pub fn set(
+        &mut self,
+        kind: Kind,
+        name: &str,
+        keys: impl IntoIterator<Item = (String, Option<Value>)>,
+    ) -> Result<()> {
+        let is_implied = !matches!(kind, Kind::Disk | Kind::Export);
+        let mut keys = keys.into_iter().peekable();
+        if is_implied && keys.peek().is_none() {
+            return Ok(());
+        }
+        if self.get(kind, name).is_none() && !is_implied {
+            bail!("{} {name}: there is no such table", kind.name());
+        }
+        let table = match kind {
+            Kind::Export => {
+                let at = self.find_export(name).context("looked at above")?;
+                table_of(&mut self.exports()[at])
+            }
+            Kind::Daemon | Kind::Control | Kind::Metrics => {
+                table_of(self.0.entry(kind.name()).or_insert_with(empty))
+            }
+            _ => table_of(self.tables(kind).entry(name).or_insert_with(empty)),
+        };
+        for (key, value) in keys {
+            match value {
+                Some(value) => table.insert(key, value),
+                None => table.remove(&key),
+            };
+        }
+        Ok(())
+    }
+
+    /// A table, if it is there.
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Table> {
+        match kind {
+            Kind::Daemon | Kind::Control | Kind::Metrics => self.0.get(kind.name())?.as_table(),
+            Kind::Export => self
+                .0
+                .get("export")?
+                .as_array()?
+                .get(self.find_export(name)?)?
+                .as_table(),
+            _ => self.0.get(kind.name())?.as_table()?.get(name)?.as_table(),
+        }
+    }
+
+    /// The tables, as data.
+    pub fn tables_of_all(&self) -> &Table {
+        &self.0
+    }
+
+    fn find_export(&self, address: &str) -> Option<usize> {
+        let exports = self.0.get("export")?.as_array()?;
+        exports.iter().position(|export| {
+            let values = export.as_table().into_iter().flat_map(Table::values);
+            values.filter_map(Value::as_str).any(|value| value == address)
+        })
+    }
+
+    fn tables(&mut self, kind: Kind) -> &mut Table {
+        table_of(self.0.entry(kind.name()).or_insert_with(empty))
+    }
+
+    fn exports(&mut self) -> &mut Vec<Value> {
+        let exports = self.0.entry("export").or_insert_with(|| Value::Array(Vec::new()));
+        if !exports.is_array() {
+            *exports = Value::Array(Vec::new());
+        }
+        exports.as_array_mut().expect("made one")
+    }
+}
+
+impl fmt::Display for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&toml::to_string(&self.0).map_err(|_| fmt::Error)?)
+    }
+}
+
+fn empty() -> Value {
+    Value::Table(Table::new())
+}
+
+/// The table that a value is; where it is something else, which no configuration can mean, an empty one takes its place.
+fn table_of(value: &mut Value) -> &mut Table {
+    if !value.is_table() {
+        *value = empty();
+    }
+    value.as_table_mut().expect("made one")
+}
+
+fn text_table(pairs: impl IntoIterator<Item = (String, String)>) -> Table {
+    pairs
+        .into_iter()
+        .map(|(key, value)| (key, Value::String(value)))
+        .collect()
+}
+
+/// Reads a value as people type it behind `KEY=`: TOML's numbers, booleans and lists as such, everything else as a text.
+pub fn typed(text: &str) -> Value {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct One {
+        value: Value,
+    }
+    let parsed = toml::from_str::<One>(&format!("value = {text}"));
+    match parsed {
+        Ok(One {
+            value: value @ (Value::Integer(_) | Value::Boolean(_) | Value::Array(_) | Value::Table(_)),
+        }) => value,
+        _ => Value::String(text.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_and_a_file_become_one_document_that_means_the_same_when_it_is_read_again() {
+        let mut document = Document::from_toml("[disk.a]\nram = \"1M\"\n[daemon]\nreactors = 1").unwrap();
+        document
+            .add_disk(r"name=b,file=/x\,y.raw,size=1M,ro=on,sched=bfq")
+            .unwrap();
+        document.add_group("/b,weight=200,iops=100,iops_burst=5").unwrap();
+        document.add_export("nbd", "unix:/tmp/x.sock");
+        let config = document.config().unwrap();
+        assert_eq!(
+            config.disks[1],
+            DiskSpec::parse(r"name=b,file=/x\,y.raw,size=1M,ro=on,sched=bfq").unwrap()
+        );
+        assert_eq!(
+            config.groups,
+            [group::parse("/b,weight=200,iops=100,iops_burst=5").unwrap()]
+        );
+        assert_eq!(config.exports[0].address, "unix:/tmp/x.sock");
+        let again = Document::from_toml(&document.to_string()).unwrap();
+        assert_eq!((&again, again.config().unwrap()), (&document, config));
+        assert!(document.add_disk("name=a,ram=1M").is_err() && document.add_group("/b").is_err());
+    }
+
+    #[test]
+    fn keys_are_set_and_taken_back_and_tables_come_and_go() {
+        let mut document =
+            Document::from_toml("[disk.a]\nram = \"1M\"\n[[export]]\nnbd = \"unix:x\"").unwrap();
+        let weight = |value: &str| [("weight".to_owned(), Some(typed(value)))];
+        document.set(Kind::Group, "/a", weight("300")).unwrap();
+        assert_eq!(document.config().unwrap().groups[0].weight, 300);
+        document
+            .set(Kind::Group, "/a", [("weight".to_owned(), None)])
+            .unwrap();
+        assert_eq!(document.config().unwrap().groups[0].weight, 100);
+        document.remove(Kind::Group, "/a").unwrap();
+        assert!(document.remove(Kind::Group, "/a").is_err());
+        assert!(document.set(Kind::Disk, "b", weight("3")).is_err());
+        let disks = [("disks".to_owned(), Some(typed("[\"a\"]")))];
+        document.set(Kind::Export, "unix:x", disks).unwrap();
+        assert_eq!(
+            document.config().unwrap().exports[0].disks,
+            Some(vec!["a".to_owned()])
+        );
+        document.remove(Kind::Export, "unix:x").unwrap();
+        assert!(document.config().unwrap().exports.is_empty());
+        assert!(document.set(Kind::Group, "/a", weight("heavy")).is_ok());
+        assert!(document.config().unwrap_err().to_string().contains("group /a"));
+    }
+
+    #[test]
+    fn what_is_typed_is_a_number_a_boolean_a_list_or_a_text() {
+        for (text, value) in [
+            ("3", Value::Integer(3)),
+            ("true", Value::Boolean(true)),
+            ("64M", Value::String("64M".to_owned())),
+            ("unix:/run/x.sock", Value::String("unix:/run/x.sock".to_owned())),
+            ("1.5s", Value::String("1.5s".to_owned())),
+            ("", Value::String(String::new())),
+            ("3\nx = 4", Value::String("3\nx = 4".to_owned())),
+        ] {
+            assert_eq!(typed(text), value, "{text}");
+        }
+    }
+}

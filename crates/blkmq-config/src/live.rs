@@ -1,0 +1,217 @@
+//! Decides how configured disks join an engine that runs, and leave it: on which queue, which is made or removed if need be, and in
+//! which group. What is checked and opened is what [`plan()`](crate::plan()) checks and opens at the start.
+
+use std::any::Any;
+
+use blkmq_core::ids::GroupId;
+use blkmq_core::time::Nanos;
+use blkmq_host::control::Control;
+use blkmq_host::disk::{Disk, MAPPED, QueueId};
+use blkmq_host::group_paths::{self, parent_of};
+use blkmq_host::{DiskEntry, Error};
+
+use crate::config::Config;
+use crate::disk::{DiskSpec, Source};
+use crate::group::{self, GroupSpec};
+use crate::plan::settings::{self, Wish};
+use crate::plan::{self, Member, multipath};
+use crate::queue::QueueSettings;
+
+/// Adds a disk of `config` to an engine that has others of it already.
+///
+/// # Errors
+/// Why it cannot be served, with its name; nothing is changed then.
+pub fn add_disk(control: &Control, config: &Config, name: &str) -> anyhow::Result<Disk> {
+    let Some(spec) = config.disks.iter().find(|disk| disk.name == name) else {
+        anyhow::bail!("disk {name}: there is no such disk in the configuration");
+    };
+    if matches!(spec.source, Source::Mapped(_)) {
+        anyhow::bail!("disk {name}: lies on other disks, and cannot be added while the daemon runs");
+    }
+    let mut disks = config.disks.clone();
+    let mut paths = multipath::Paths::take_from(&mut disks);
+    group_paths::check_path(&spec.group)?;
+    let (queue, member) = plan::open(spec.clone(), GroupId(0), &mut paths)?;
+    match control.queue(&queue) {
+        Ok(id) => join(control, config, id, spec, member),
+        Err(_) => begin(control, config, queue, spec, member),
+    }
+}
+
+/// Removes a disk, when those who use it have let it go, at most `limit` later; its queue, if it was the last one there; and its
+/// group, if nobody else is in it and `config`, which is without the disk, does not name it.
+///
+/// # Errors
+/// Why it stays.
+pub fn remove_disk(control: &Control, config: &Config, name: &str, limit: Nanos) -> anyhow::Result<()> {
+    let disks = control.disks();
+    let Some(disk) = disks.iter().find(|disk| disk.name == name) else {
+        anyhow::bail!("disk {name}: there is no such disk");
+    };
+    let path = control.group_path(disk.queue, disk.group);
+    control.remove_disk(name, limit)?;
+    let is_last = !control.disks().iter().any(|other| other.queue == disk.queue);
+    if is_last && control.device(disk.queue)?.may_leave() {
+        return Ok(control.remove_queue(disk.queue)?);
+    }
+    if let Some(path) = path {
+        remove_empty_groups(control, config, disk.queue, &path);
+    }
+    Ok(())
+}
+
+/// Puts a disk on a queue that there is.
+fn join(
+    control: &Control,
+    config: &Config,
+    queue: QueueId,
+    spec: &DiskSpec,
+    member: Member,
+) -> anyhow::Result<Disk> {
+    let Member { mut entry, opened } = member;
+    let core = control.core(queue)?;
+    settings::agrees(spec, core.name(), core.elevator())?;
+    // A disk's requests are cut where its queue's are.
+    entry.block_size = entry.block_size.max(core.limits().logical_block);
+    if !entry.size.is_multiple_of(entry.block_size.into()) {
+        anyhow::bail!(
+            "disk {}: size {} rejected: must be a multiple of {}, the block size of its queue {}; give it a queue= of its own",
+            entry.name,
+            entry.size,
+            entry.block_size,
+            core.name()
+        );
+    }
+    entry.group = make_group(control, config, queue, &spec.group)?;
+    let opened: Box<dyn Any + Send> = opened;
+    let added = control.add_disk(queue, entry, opened);
+    if added.is_err() {
+        remove_empty_groups(control, config, queue, &spec.group);
+    }
+    Ok(added?)
+}
+
+/// Makes a queue for a disk.
+fn begin(
+    control: &Control,
+    config: &Config,
+    queue: String,
+    spec: &DiskSpec,
+    member: Member,
+) -> anyhow::Result<Disk> {
+    let mut groups = vec!["/".to_owned()];
+    for group in config.groups.iter().map(|group| &group.path).chain([&spec.group]) {
+        group::number_of(&mut groups, group);
+    }
+    let group = group::number_of(&mut groups, &spec.group);
+    let name = member.entry.name.clone();
+    let entry = DiskEntry {
+        group,
+        ..member.entry
+    };
+    let member = Member { entry, ..member };
+    let requests = plan::requests_default(control.queues().len() + 1);
+    let default = QueueSettings::default();
+    let settings_of = config.queues.get(&queue).unwrap_or(&default);
+    let mut made = plan::join(queue, vec![member], settings_of, requests)?;
+    plan::set_groups_of(&mut made, &groups, &config.groups)?;
+    settings::apply(&mut made, config)?;
+    control.add_queue(made)?;
+    let disks = control.disks();
+    let disk = disks.iter().find(|disk| disk.name == name).cloned();
+    disk.ok_or_else(|| anyhow::anyhow!("disk {name}: it is gone already"))
+}
+
+/// Finds a group of a queue, or makes it, and those that it is part of, as they are configured.
+///
+/// # Errors
+/// If there can be no such group.
+pub fn make_group(control: &Control, config: &Config, queue: QueueId, path: &str) -> Result<GroupId, Error> {
+    let missing: Vec<&str> = std::iter::successors(Some(path), |path| Some(parent_of(path)))
+        .take_while(|path| *path != "/" && control.group(queue, path).is_err())
+        .collect();
+    let id = control.make_group(queue, path)?;
+    for path in missing.iter().rev() {
+        let Some(spec) = config.groups.iter().find(|group| group.path == *path) else {
+            continue;
+        };
+        if let Err(error) = set_group(control, queue, spec) {
+            remove_empty_groups(control, &Config::default(), queue, missing[0]);
+            return Err(error);
+        }
+    }
+    Ok(id)
+}
+
+/// Gives a group of a queue its weight, caps and latency target.
+///
+/// # Errors
+/// What the queue says.
+pub fn set_group(control: &Control, queue: QueueId, spec: &GroupSpec) -> Result<(), Error> {
+    if spec.path != "/" {
+        control.set_group_weight(queue, &spec.path, spec.weight)?;
+    }
+    control.set_group_caps(queue, &spec.path, spec.caps)?;
+    control.set_group_latency_target(queue, &spec.path, spec.latency_target)
+}
+
+/// Has a running queue be as asked for, which was asked for otherwise before.
+///
+/// # Errors
+/// What the queue says.
+pub fn set_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> Result<(), Error> {
+    let core = control.core(queue)?;
+    let kind = to.elevator.unwrap_or_default();
+    let is_kept = |(name, _): &(String, u64)| to.tunables.iter().any(|(other, _)| other == name);
+    // A tunable that is not asked for any more has its default again in a new elevator.
+    if core.elevator() != kind || !from.tunables.iter().all(is_kept) {
+        control.set_elevator(queue, kind)?;
+    }
+    for (name, value) in &to.tunables {
+        control.set_tunable(queue, name, *value)?;
+    }
+    if from.depth != to.depth {
+        control.set_depth(queue, to.depth.unwrap_or(core.depth_max()))?;
+    }
+    if from.polling.delay != to.polling.delay {
+        control.set_poll_policy(queue, to.polling.delay.unwrap_or_default())?;
+    }
+    if from.polling.io_poll != to.polling.io_poll {
+        let is_usual = control.device(queue)?.polling() == blkmq_host::device::Polling::Usual;
+        control.set_io_poll(queue, to.polling.io_poll.unwrap_or(is_usual))?;
+    }
+    Ok(())
+}
+
+/// Has a group be as configured on all queues, or as all are that no configuration names; made or removed where need be.
+///
+/// # Errors
+/// What a queue says.
+pub fn change_group(control: &Control, config: &Config, path: &str) -> Result<(), Error> {
+    let spec = config.groups.iter().find(|group| group.path == path);
+    let default = GroupSpec::new(path)?;
+    for (queue, _) in control.queues() {
+        if spec.is_some() {
+            make_group(control, config, queue, path)?;
+        } else if control.group(queue, path).is_err() {
+            continue;
+        }
+        set_group(control, queue, spec.unwrap_or(&default))?;
+        if spec.is_none() {
+            remove_empty_groups(control, config, queue, path);
+        }
+    }
+    Ok(())
+}
+
+/// Removes a group, and what it is part of, up to the first that is configured or still used.
+fn remove_empty_groups(control: &Control, config: &Config, queue: QueueId, path: &str) {
+    let mut path = path;
+    while path != "/" && !config.groups.iter().any(|group| group.path == path) {
+        // In use, or with groups below it: it stays.
+        if queue == MAPPED || control.remove_group(queue, path).is_err() {
+            return;
+        }
+        path = parent_of(path);
+    }
+}

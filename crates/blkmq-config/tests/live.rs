@@ -1,0 +1,149 @@
+//! Configured disks that join an engine while it runs, and leave it.
+
+use std::path::PathBuf;
+
+use blkmq_config::{Config, live, plan};
+use blkmq_core::time::Nanos;
+use blkmq_host::{Engine, EngineConfig};
+
+const LONG: Nanos = Nanos::from_secs(20);
+
+/// A directory for images, removed at the end.
+struct Images(PathBuf);
+
+impl Images {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("blkmq-live-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    /// A configuration with these disks, FILE standing for a file of the disk's name, and these groups.
+    fn config(&self, disks: &[&str], groups: &[&str]) -> Config {
+        let disks = disks.iter().map(|text| {
+            let name = text.split(',').next().unwrap().strip_prefix("name=").unwrap();
+            let file = format!("file={}/{name},size=1M", self.0.display());
+            blkmq_config::DiskSpec::parse(&text.replace("FILE", &file)).unwrap()
+        });
+        Config {
+            disks: disks.collect(),
+            groups: groups
+                .iter()
+                .map(|text| blkmq_config::group::parse(text).unwrap())
+                .collect(),
+            reactors: Some(2),
+            ..Config::default()
+        }
+    }
+}
+
+impl Drop for Images {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn start(config: &Config) -> Engine {
+    let plan = plan(config).unwrap();
+    Engine::start(EngineConfig {
+        reactors: 2,
+        queues: plan.queues,
+        mapped: plan.mapped,
+        ..EngineConfig::default()
+    })
+    .unwrap()
+}
+
+fn queues(engine: &Engine) -> Vec<String> {
+    let queues = engine.control().queues();
+    queues.iter().map(|(_, queue)| queue.name().to_owned()).collect()
+}
+
+#[test]
+fn files_of_one_filesystem_join_its_queue_with_their_groups_and_leave_it() {
+    let images = Images::new("files");
+    let engine = start(&images.config(&["name=a,FILE,sched=bfq"], &[]));
+    let control = engine.control();
+    let (queue, only) = (engine.disk("a").unwrap().queue, queues(&engine));
+    let config = images.config(
+        &["name=a,FILE,sched=bfq", "name=b,FILE,group=/customers/b"],
+        &["/customers,weight=300", "/customers/b,iops=5000"],
+    );
+    let disk = live::add_disk(&control, &config, "b").unwrap();
+    assert_eq!((disk.queue, queues(&engine)), (queue, only.clone()));
+    assert_eq!(control.group_path(queue, disk.group).unwrap(), "/customers/b");
+    assert_eq!(control.group(queue, "/customers").unwrap().weight, 300);
+    assert!(!control.group(queue, "/customers/b").unwrap().caps.is_none());
+
+    // Whoever names the group keeps it.
+    let without = images.config(&["name=a,FILE,sched=bfq"], &["/customers,weight=300"]);
+    live::remove_disk(&control, &without, "b", LONG).unwrap();
+    assert!(control.group(queue, "/customers").is_ok() && control.group(queue, "/customers/b").is_err());
+    assert_eq!(engine.disks().len(), 1);
+
+    // The last one takes the queue along; a new one begins with what is configured.
+    live::remove_disk(&control, &Config::default(), "a", LONG).unwrap();
+    assert_eq!(queues(&engine), [""; 0]);
+    let again = images.config(&["name=c,FILE,sched=mq-deadline"], &["/c,weight=7"]);
+    let disk = live::add_disk(&control, &again, "c").unwrap();
+    assert_eq!(queues(&engine), only);
+    assert_eq!(control.group(disk.queue, "/c").unwrap().weight, 7);
+    assert_eq!(control.core(disk.queue).unwrap().elevator().name(), "mq-deadline");
+    engine.shutdown(LONG).unwrap();
+}
+
+#[test]
+fn six_hundred_disks_with_groups_of_their_own_join_one_queue() {
+    let images = Images::new("many");
+    let engine = start(&images.config(&["name=first,FILE,sched=bfq"], &[]));
+    let control = engine.control();
+    let names: Vec<String> = (0..600).map(|number| format!("name=d{number},FILE")).collect();
+    let texts: Vec<&str> = names.iter().map(String::as_str).collect();
+    let config = images.config(&texts, &[]);
+    for number in 0..600 {
+        live::add_disk(&control, &config, &format!("d{number}")).unwrap();
+    }
+    let queue = engine.disk("d599").unwrap().queue;
+    assert_eq!((engine.disks().len(), control.groups(queue).len()), (601, 602));
+    for number in 0..600 {
+        live::remove_disk(&control, &Config::default(), &format!("d{number}"), LONG).unwrap();
+    }
+    assert_eq!((engine.disks().len(), control.groups(queue).len()), (1, 2));
+    engine.shutdown(LONG).unwrap();
+}
+
+#[test]
+fn what_cannot_join_is_refused_by_name_and_changes_nothing() {
+    let images = Images::new("refused");
+    let engine = start(&images.config(&["name=a,FILE,queue=files,sched=bfq", "name=r,ram=1M"], &[]));
+    let control = engine.control();
+    let before = (
+        queues(&engine),
+        control.groups(engine.disk("a").unwrap().queue).len(),
+    );
+    for (disk, parts) in [
+        (
+            "name=b,FILE,queue=files,sched=none".to_owned(),
+            ["disk b: sched=none rejected", "has sched=bfq"],
+        ),
+        (
+            "name=b,ram=1M,queue=files".to_owned(),
+            ["disk b", "disks in files alone"],
+        ),
+        ("name=b,ram=1M,queue=r".to_owned(), ["disk b", "can have no more"]),
+        ("name=b,linear=a".to_owned(), ["disk b", "while the daemon runs"]),
+        ("name=b,file=/nowhere/b".to_owned(), ["disk b", "/nowhere/b"]),
+        ("name=a,ram=1M,queue=x".to_owned(), ["disk a", "one of this name"]),
+    ] {
+        let config = images.config(&[&disk], &[]);
+        let name = &config.disks[0].name;
+        let error = format!("{:#}", live::add_disk(&control, &config, name).unwrap_err());
+        assert!(parts.iter().all(|part| error.contains(part)), "{disk}: {error}");
+        let after = (
+            queues(&engine),
+            control.groups(engine.disk("a").unwrap().queue).len(),
+        );
+        assert_eq!((after, engine.disks().len()), (before.clone(), 2), "{disk}");
+    }
+    engine.shutdown(LONG).unwrap();
+}
