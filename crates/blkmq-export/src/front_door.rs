@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 
 use crate::common::{AddressLimits, Common, OpenError};
@@ -28,6 +29,11 @@ pub trait FrontDoor: Sync {
 
 /// An address that has been read; nothing is open yet. It is shown as people write it.
 pub trait Address: std::fmt::Debug + std::fmt::Display {
+    /// Says whether each disk has a socket of its own there.
+    fn is_per_disk(&self) -> bool {
+        false
+    }
+
     /// Opens it for these disks, so that an address that cannot be had costs no start of the engine; or takes what another daemon
     /// has handed over.
     ///
@@ -41,7 +47,7 @@ pub trait Opened {
     /// What a client is given to reach a disk, if it is reached there.
     fn client_line(&self, disk: &str) -> Option<String>;
 
-    /// Serves disks there until the engine ends.
+    /// Serves disks there until the engine ends, or the address is closed.
     ///
     /// # Errors
     /// The limit that is out of its range, or the disk that cannot be offered, with the reason.
@@ -50,11 +56,29 @@ pub trait Opened {
         engine: &Engine,
         what: Offer<'_>,
         common: &Arc<Common>,
-    ) -> Result<(), ServeError>;
+    ) -> Result<Box<dyn Served>, ServeError>;
+}
+
+/// An address that is served.
+pub trait Served: Send + Sync {
+    /// The only disk that can be reached there, where each has a socket of its own.
+    fn disk(&self) -> Option<&str> {
+        None
+    }
+
+    /// The engine's disks are these now, or what is served of them has changed: who comes from here on finds that. Those who are
+    /// there keep what they have.
+    ///
+    /// # Errors
+    /// The disk that cannot be offered, with the reason; what was offered before is offered on then.
+    fn offer(&self, disks: &[Disk], what: Offer<'_>) -> Result<(), ServeError>;
+
+    /// Lets nobody in any more. Those who are there stay until they leave. Blocks until the socket is closed.
+    fn close(&self);
 }
 
 /// What is served at an address.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Offer<'a> {
     /// The disks, by name; none for all that no mapped disk lies on.
     pub disks: Option<&'a [String]>,

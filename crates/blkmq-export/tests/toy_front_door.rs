@@ -13,7 +13,7 @@ use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressError, AddressLimits, Common, OpenError};
-use blkmq_export::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
+use blkmq_export::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
 use blkmq_export::handover::Handover;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -64,7 +64,12 @@ impl Opened for Listening {
         Some(format!("zeroer of {disk} at {at:?}"))
     }
 
-    fn serve(self: Box<Self>, engine: &Engine, _: Offer<'_>, _: &Arc<Common>) -> Result<(), ServeError> {
+    fn serve(
+        self: Box<Self>,
+        engine: &Engine,
+        _: Offer<'_>,
+        _: &Arc<Common>,
+    ) -> Result<Box<dyn Served>, ServeError> {
         self.0
             .set_nonblocking(true)
             .map_err(|error| ServeError(error.into()))?;
@@ -75,8 +80,19 @@ impl Opened for Listening {
             is_over: false,
         };
         engine.add_service(ReactorId(0), Box::new(move || Box::new(client)));
+        Ok(Box::new(OneClient))
+    }
+}
+
+/// It has one client and one disk, whatever becomes of others.
+struct OneClient;
+
+impl Served for OneClient {
+    fn offer(&self, _disks: &[Disk], _what: Offer<'_>) -> Result<(), ServeError> {
         Ok(())
     }
+
+    fn close(&self) {}
 }
 
 /// The one client, once it is there.

@@ -73,6 +73,8 @@ struct Address {
     limits: AddressLimits,
     /// How many groups have disks here.
     groups: u32,
+    /// Nobody is let in any more.
+    is_closed: bool,
     open: u32,
     /// Those of them that their reactors have not begun to serve.
     arriving: u32,
@@ -137,22 +139,45 @@ impl Connections {
             refused: address.refused,
             displaced: address.displaced,
         };
-        state.addresses.iter().map(stats).collect()
+        let shown = |address: &&Address| !address.is_closed || address.open > 0;
+        state.addresses.iter().filter(shown).map(stats).collect()
     }
 
     /// Adds an address where disks of so many groups are served. Returns its number.
     pub(crate) fn add_address(&self, limits: AddressLimits, groups: u32) -> u32 {
         let mut state = self.lock();
-        state.addresses.push(Address {
+        let added = Address {
             limits,
             groups,
+            is_closed: false,
             open: 0,
             arriving: 0,
             selected: BTreeMap::new(),
             refused: 0,
             displaced: 0,
-        });
-        state.addresses.len() as u32 - 1
+        };
+        let is_free = |address: &Address| address.is_closed && address.open == 0;
+        let place = state.addresses.iter().position(is_free);
+        let place = place.unwrap_or(state.addresses.len());
+        match state.addresses.get_mut(place) {
+            Some(address) => *address = added,
+            None => state.addresses.push(added),
+        }
+        place as u32
+    }
+
+    /// An address is closed: another one may have its number when all of its connections are gone.
+    pub(crate) fn remove_address(&self, address: u32) {
+        let mut state = self.lock();
+        state.addresses[address as usize].is_closed = true;
+        state.listeners.remove(&address);
+    }
+
+    /// What an address may have has changed; so many groups have disks there. Those who are there stay.
+    pub(crate) fn set_limits(&self, address: u32, limits: AddressLimits, groups: u32) {
+        let mut state = self.lock();
+        let address = &mut state.addresses[address as usize];
+        (address.limits, address.groups) = (limits, groups);
     }
 
     /// Counts a connection that was accepted; another may have to make room for it. `listener` is woken if it has to wait.

@@ -6,18 +6,21 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
 use blkmq_host::ring::Completion;
-use blkmq_host::service::{Cx, Service, ServiceFactory};
+use blkmq_host::service::{Cx, Service, ServiceFactory, Waker};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{SocketFlags, accept_with, listen};
 
 use super::Common;
-use super::admission::{NoRoom, Ticket};
+use super::admission::{AddressLimits, NoRoom, Ticket};
 use super::log::Log;
 use super::pace::Pace;
 use super::socket::Socket;
@@ -60,6 +63,100 @@ pub(crate) struct Listener {
     /// Somebody may wait to be accepted.
     is_readable: bool,
     comes_again: bool,
+    opening: Arc<Opening>,
+}
+
+/// Whether clients are let in at an address, for who can close it.
+#[derive(Debug, Default)]
+pub(crate) struct Opening {
+    is_closed: AtomicBool,
+    /// Its socket is closed, too.
+    has_ended: AtomicBool,
+    listener: Mutex<Option<Waker>>,
+}
+
+impl Opening {
+    /// Lets nobody in any more.
+    fn close(&self) {
+        // Release: pairs with the Acquire where the listener is woken; one that starts later looks, too.
+        self.is_closed.store(true, Ordering::Release);
+        let waker = self.lock().clone();
+        waker.iter().for_each(Waker::wake);
+        let start = Instant::now();
+        // Whoever opens the address again must find it free, and not have it taken away.
+        while !self.has_ended.load(Ordering::Acquire) && start.elapsed() < CLOSE_MAX {
+            thread::sleep(CLOSE_PAUSE);
+        }
+    }
+
+    /// Whoever lets clients in has begun. Says whether nobody is to be let in any more.
+    pub(crate) fn begin(&self, waker: Waker) -> bool {
+        *self.lock() = Some(waker);
+        self.is_closed()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Nobody is let in any more, and nothing is open for that.
+    pub(crate) fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An address that is served, as those who serve it can take it back.
+#[derive(Debug)]
+pub(crate) struct OpenAddress {
+    opening: Arc<Opening>,
+    common: Weak<Common>,
+    number: u32,
+    door: &'static str,
+    name: String,
+}
+
+impl OpenAddress {
+    pub(crate) fn new(
+        opening: &Arc<Opening>,
+        common: &Arc<Common>,
+        number: u32,
+        door: &'static str,
+        name: &str,
+    ) -> Self {
+        Self {
+            opening: Arc::clone(opening),
+            common: Arc::downgrade(common),
+            number,
+            door,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Lets nobody in any more, and hands nobody over. Its place is another's when the last client has left.
+    pub(crate) fn close(&self) {
+        self.opening.close();
+        if let Some(common) = self.common.upgrade() {
+            common.handover.remove_door(self.door, &self.name);
+            common.connections.remove_address(self.number);
+        }
+    }
+
+    /// What it is called.
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// So many connections may be there now, to disks of so many groups.
+    pub(crate) fn set_limits(&self, limits: AddressLimits, groups: u32) {
+        if let Some(common) = self.common.upgrade() {
+            common.connections.set_limits(self.number, limits, groups);
+        }
+    }
 }
 
 impl Listener {
@@ -92,7 +189,13 @@ impl Listener {
             is_polling: false,
             is_readable: true,
             comes_again: false,
+            opening: Arc::default(),
         })
+    }
+
+    /// What can close it.
+    pub(crate) fn address(&self) -> OpenAddress {
+        OpenAddress::new(&self.opening, &self.common, self.address, self.door, &self.name)
     }
 
     /// Accepts those who wait, some at a time.
@@ -222,6 +325,9 @@ impl Listener {
 impl Service for Listener {
     fn start(&mut self, cx: &mut Cx<'_>) {
         let phase = self.member.arrive(cx.waker());
+        if self.opening.begin(cx.waker()) {
+            return self.drain(cx);
+        }
         self.follow(phase);
         self.poll(cx);
         self.accept(cx);
@@ -249,16 +355,20 @@ impl Service for Listener {
     }
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        if self.opening.is_closed() {
+            return self.drain(cx);
+        }
         self.follow(self.member.phase());
         self.accept(cx);
     }
 
     fn drain(&mut self, cx: &mut Cx<'_>) {
-        if self.is_polling {
+        if std::mem::take(&mut self.is_polling) {
             cx.ring_client().push_cancel(POLL, CANCEL);
         }
         self.socket = None;
         self.waiting = None;
+        self.opening.end();
     }
 
     fn is_finished(&self) -> bool {
@@ -266,6 +376,9 @@ impl Service for Listener {
     }
 }
 
+/// How long to wait until a reactor has closed a socket.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
 //! | `listener` | which reactor a client lives on, and how many are accepted in a turn (`pace`) |
+//! | `dialer` | when a peer is connected to that listens for us |
 //! | `admission` | how many there may be: in all, of an address, of a group |
 //! | `memory` | how much payload all of them may hold, and who gets memory first when it is short |
 //! | `arena`, `pool`, `sys` | where memory comes from, and when it goes back to the system |
@@ -17,6 +18,8 @@ pub(crate) mod address;
 pub(crate) mod admission;
 pub(crate) mod arena;
 pub(crate) mod buffers;
+#[cfg(feature = "vhost-user")]
+pub(crate) mod dialer;
 pub(crate) mod listener;
 pub(crate) mod log;
 pub(crate) mod lookup;

@@ -13,7 +13,7 @@
 use std::fmt;
 
 /// The version of the protocol. Both have to speak the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes before the body of each message: its length and its kind.
 pub const HEADER_BYTES: usize = 6;
 /// The longest body: a session with all that its client may have on its way, in either direction.
@@ -123,6 +123,8 @@ pub struct Statistics {
     pub group: String,
     /// Its counts, in an order of their own.
     pub counts: Vec<u64>,
+    /// What it owes its caps, in the order of their kinds.
+    pub debts: Vec<u64>,
 }
 
 /// Why bytes are no message.
@@ -235,6 +237,7 @@ impl Message {
                 queue: reader.text("a queue")?,
                 group: reader.text("a group")?,
                 counts: reader.counts()?,
+                debts: reader.counts()?,
             }),
             END => Self::End {
                 count: reader.u32("a count")?,
@@ -309,8 +312,10 @@ impl Message {
             Self::Statistics(statistics) => {
                 writer.text(&statistics.queue);
                 writer.text(&statistics.group);
-                writer.u32(statistics.counts.len() as u32);
-                statistics.counts.iter().for_each(|count| writer.u64(*count));
+                for counts in [&statistics.counts, &statistics.debts] {
+                    writer.u32(counts.len() as u32);
+                    counts.iter().for_each(|count| writer.u64(*count));
+                }
                 STATISTICS
             }
             Self::End { count } => {

@@ -66,7 +66,8 @@ struct Door {
     door: &'static str,
     address: String,
     origin: Origin,
-    socket: OwnedFd,
+    /// None where this side connects.
+    socket: Option<OwnedFd>,
     restore: Restore,
 }
 
@@ -252,14 +253,15 @@ impl Handover {
     pub fn sockets(&self) -> io::Result<Vec<(codec::Socket, OwnedFd)>> {
         let state = self.lock();
         let socket = |door: &Door| {
+            let socket = door.socket.as_ref()?;
             let named = codec::Socket {
                 door: door.door.to_owned(),
                 address: door.address.clone(),
                 origin: door.origin,
             };
-            Ok((named, door.socket.try_clone()?))
+            Some(socket.try_clone().map(|socket| (named, socket)))
         };
-        state.doors.iter().map(socket).collect()
+        state.doors.iter().filter_map(socket).collect()
     }
 
     /// The addresses that are served, with their front doors.
@@ -373,10 +375,35 @@ impl Handover {
             } else {
                 Origin::Daemon
             },
-            socket: socket.as_fd().try_clone_to_owned()?,
+            socket: Some(socket.as_fd().try_clone_to_owned()?),
             restore,
         });
         Ok(())
+    }
+
+    /// The same for an address that this side connects to.
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn add_dialed_door(&self, door: &'static str, address: String, restore: Restore) {
+        self.lock().doors.push(Door {
+            door,
+            address,
+            origin: Origin::Daemon,
+            socket: None,
+            restore,
+        });
+    }
+
+    /// An address is not served any more.
+    pub(crate) fn remove_door(&self, door: &str, address: &str) {
+        let mut state = self.lock();
+        let found = state
+            .doors
+            .iter()
+            .position(|one| one.door == door && one.address == address);
+        let removed = found.map(|index| state.doors.remove(index));
+        drop(state);
+        // What restores its clients is theirs to drop.
+        drop(removed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

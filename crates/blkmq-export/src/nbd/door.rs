@@ -14,7 +14,7 @@ mod slots;
 mod transmit;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_host::disk::Disk;
@@ -26,10 +26,11 @@ use self::connection::Connection;
 use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
 use super::session::Session;
-use crate::common::listener::{Client, Listener};
+use crate::common::listener::{Client, Listener, OpenAddress};
 use crate::common::log::Log;
 use crate::common::predecessors;
 use crate::common::{AddressLimits, Common, Socket};
+use crate::front_door;
 use crate::handover::{Member, Restore};
 use crate::nbd::saved::SavedConnection;
 
@@ -67,8 +68,8 @@ pub struct Served<'a> {
 /// What all connections of one address have in common.
 #[derive(Debug)]
 pub(crate) struct Door {
-    /// What clients may select; an export's id is the disk's place in the engine's table.
-    exports: Arc<ExportTable>,
+    /// What clients may select who come now; an export's id is the disk's number.
+    exports: Mutex<Arc<ExportTable>>,
     limits: Limits,
     common: Arc<Common>,
     shared: Arc<Shared>,
@@ -81,7 +82,7 @@ pub(crate) struct Door {
 ///
 /// # Errors
 /// The limit that is out of its range, or the disk that cannot be offered, with the reason.
-pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Result<(), ServeError> {
+pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Result<NbdAddress, ServeError> {
     let Served {
         socket,
         disks,
@@ -95,16 +96,15 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
             payload: limits.payload_bytes_max,
         });
     }
-    let mut exports = exports(engine.disks(), disks)?;
+    let mut exports = exports(&engine.disks(), disks)?;
     let shared = common.of_door::<Shared>();
     exports.instance = common.handover.instance().or(shared.instance);
     common.handover.set_instance(exports.instance);
-    let group = |export: &Arc<Export>| engine.disks()[export.id.0 as usize].group;
-    let groups: BTreeSet<GroupId> = exports.iter().map(group).collect();
-    let address = common.connections.add_address(admitted, groups.len() as u32);
+    let groups = groups(&engine.disks(), disks);
+    let address = common.connections.add_address(admitted, groups);
     let log = Arc::new(Log::new("nbd"));
     let door = Arc::new(Door {
-        exports: Arc::new(exports),
+        exports: Mutex::new(Arc::new(exports)),
         limits,
         common: Arc::clone(common),
         shared,
@@ -114,15 +114,60 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
     let handover = &common.handover;
     let added = handover.add_door(log.door(), &socket, restorer(&door, address, socket.is_tcp()));
     added.map_err(ServeError::Socket)?;
+    let served = Arc::clone(&door);
     let connect = move |client| -> ServiceFactory {
         let door = Arc::clone(&door);
         Box::new(move || Box::new(Connection::new(client, door)))
     };
     let listener =
         Listener::new(socket, common, address, &log, Box::new(connect)).map_err(ServeError::Socket)?;
+    let address = listener.address();
     engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
     common.trim(engine);
-    Ok(())
+    Ok(NbdAddress {
+        door: served,
+        address,
+    })
+}
+
+/// An address at which disks are served over NBD.
+#[derive(Debug)]
+pub struct NbdAddress {
+    door: Arc<Door>,
+    address: OpenAddress,
+}
+
+impl front_door::Served for NbdAddress {
+    fn offer(&self, disks: &[Disk], what: front_door::Offer<'_>) -> Result<(), front_door::ServeError> {
+        let mut table = exports(disks, what.disks).map_err(|error| front_door::ServeError(error.into()))?;
+        let mut offered = self.door.lock();
+        table.instance = offered.instance;
+        *offered = Arc::new(table);
+        drop(offered);
+        self.address.set_limits(what.admitted, groups(disks, what.disks));
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.address.close();
+    }
+}
+
+impl Door {
+    /// What clients may select who come now.
+    fn exports(&self) -> Arc<ExportTable> {
+        Arc::clone(&self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<ExportTable>> {
+        self.exports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many groups have disks at an address.
+fn groups(disks: &[Disk], only: Option<&[String]>) -> u32 {
+    let groups: BTreeSet<GroupId> = wanted(disks, only).map(|disk| disk.group).collect();
+    groups.len() as u32
 }
 
 /// What makes a connection of what another daemon has saved.
@@ -150,7 +195,7 @@ fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
         }
         let saved = SavedConnection::parse(body)?;
         // Made here, so that what does not hold is known at once.
-        let session = Session::restore(&saved.session, Arc::clone(&door.exports), door.limits.clone())?;
+        let session = Session::restore(&saved.session, door.exports(), door.limits.clone())?;
         Ok(Box::new(move || {
             Box::new(Connection::restored(client, door, session, saved))
         }))
@@ -184,23 +229,23 @@ pub enum ServeError {
     },
 }
 
-fn exports(disks: &[Disk], only: Option<&[String]>) -> Result<ExportTable, ServeError> {
-    let is_wanted = |disk: &Disk| match only {
+/// The disks that an address serves: those that are named, or all that no mapped disk lies on.
+fn wanted<'a>(disks: &'a [Disk], only: Option<&'a [String]>) -> impl Iterator<Item = &'a Disk> {
+    disks.iter().filter(move |disk| match only {
         Some(names) => names.contains(&disk.name),
         None => disk.used_by.is_none(),
-    };
-    let wanted = disks.iter().enumerate().filter(|(_, disk)| is_wanted(disk));
-    let exports: Vec<Export> = wanted
-        .map(|(id, disk)| export(ExportId(id as u32), disk))
-        .collect();
-    ExportTable::new(exports).map_err(|error| ServeError::Export {
+    })
+}
+
+fn exports(disks: &[Disk], only: Option<&[String]>) -> Result<ExportTable, ServeError> {
+    ExportTable::new(wanted(disks, only).map(export)).map_err(|error| ServeError::Export {
         disk: String::from("of this address"),
         reason: error.to_string(),
     })
 }
 
-fn export(id: ExportId, disk: &Disk) -> Export {
-    let mut export = Export::new(id, disk.name.clone(), disk.size);
+fn export(disk: &Disk) -> Export {
+    let mut export = Export::new(ExportId(disk.number), disk.name.clone(), disk.size);
     export.description = disk.description.clone();
     export.block_min_bytes = disk.block_size;
     export.block_preferred_bytes = disk.limits.physical_block.max(disk.block_size).clamp(4096, 65536);

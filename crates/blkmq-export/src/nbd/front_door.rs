@@ -7,7 +7,7 @@ use blkmq_host::engine::Engine;
 use super::door::{self, Served};
 use super::limits::Limits;
 use crate::common::{self, AddressError, Common, OpenError, Socket};
-use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
+use crate::front_door::{self, Address, FrontDoor, Offer, Opened, ServeError};
 use crate::handover::Handover;
 
 /// The network block device protocol.
@@ -56,7 +56,7 @@ impl Opened for Socket {
         engine: &Engine,
         what: Offer<'_>,
         common: &Arc<Common>,
-    ) -> Result<(), ServeError> {
+    ) -> Result<Box<dyn front_door::Served>, ServeError> {
         let mut limits = Limits::default();
         limits.handshake_deadline = what.handshake_deadline.unwrap_or(limits.handshake_deadline);
         let served = Served {
@@ -65,7 +65,10 @@ impl Opened for Socket {
             limits,
             admitted: what.admitted,
         };
-        door::serve(engine, served, common).map_err(|error| ServeError(error.into()))
+        match door::serve(engine, served, common) {
+            Ok(served) => Ok(Box::new(served)),
+            Err(error) => Err(ServeError(error.into())),
+        }
     }
 }
 

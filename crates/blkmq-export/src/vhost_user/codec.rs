@@ -75,6 +75,7 @@ pub enum Message {
     SetVringKick { index: u32, has_fd: bool },
     SetVringCall { index: u32, has_fd: bool },
     SetVringErr { index: u32, has_fd: bool },
+    SetBackendReqFd,
     SetVringEnable { index: u32, on: bool },
     GetProtocolFeatures,
     SetProtocolFeatures(u64),
@@ -132,6 +133,15 @@ impl Header {
         })
     }
 
+    /// The message by which a front end is told that the configuration space, or the status, has changed.
+    pub fn config_change() -> [u8; HEADER_BYTES] {
+        let mut message = [0; HEADER_BYTES];
+        for (word, value) in message.chunks_exact_mut(4).zip([CONFIG_CHANGE, VERSION, 0]) {
+            word.copy_from_slice(&value.to_ne_bytes());
+        }
+        message
+    }
+
     /// Appends a reply to it.
     pub fn reply(&self, body: &[u8], out: &mut Vec<u8>) {
         out.extend(self.request.to_ne_bytes());
@@ -164,7 +174,7 @@ impl Message {
     pub fn fds(&self) -> usize {
         match self {
             Self::SetMemTable(regions) => regions.len(),
-            Self::AddMemRegion(_) | Self::SetInflightFd(_) => 1,
+            Self::AddMemRegion(_) | Self::SetInflightFd(_) | Self::SetBackendReqFd => 1,
             Self::SetVringKick { has_fd, .. }
             | Self::SetVringCall { has_fd, .. }
             | Self::SetVringErr { has_fd, .. } => usize::from(*has_fd),
@@ -190,7 +200,7 @@ impl Message {
             37 | 38 => 40,
             5 => table_bytes(body),
             24 | 25 => config_bytes(body),
-            1 | 3 | 4 | 15 | 17 | 34 | 36 | 40 => 0,
+            1 | 3 | 4 | 15 | 17 | 21 | 34 | 36 | 40 => 0,
             other => return Err(MessageError::Unknown(other)),
         })?;
         Ok(match request {
@@ -207,6 +217,7 @@ impl Message {
             15 => Self::GetProtocolFeatures,
             16 => Self::SetProtocolFeatures(fields.u64()),
             17 => Self::GetQueueNum,
+            21 => Self::SetBackendReqFd,
             24 => {
                 let (offset, bytes) = (fields.u32(), fields.u32());
                 Self::GetConfig { offset, bytes }
@@ -344,6 +355,8 @@ impl Fields<'_> {
 /// Bytes of the configuration space that can be asked for.
 pub const CONFIG_BYTES_MAX: usize = 256;
 const VERSION: u32 = 1;
+/// What a back end says to a front end over its own channel.
+const CONFIG_CHANGE: u32 = 2;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 4;
 const NEED_REPLY: u32 = 8;

@@ -38,7 +38,7 @@ pub(super) fn space(disk: &Disk, is_writeback: bool) -> [u8; CONFIG_BYTES_MAX] {
     let limits = &disk.limits;
     let blocks_exp = (limits.physical_block / disk.block_size).max(1).ilog2();
     let sectors = |bytes: u64| u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX).to_le_bytes();
-    put(0, &(disk.size / SECTOR).to_le_bytes());
+    put(0, &(disk.current_size() / SECTOR).to_le_bytes());
     put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
     put(12, &SEGMENTS_MAX.to_le_bytes());
     put(20, &disk.block_size.to_le_bytes());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
-use blkmq_host::disk::Disk;
+use blkmq_host::disk::{Disk, Use};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 use rustix::io::Errno;
@@ -25,6 +25,7 @@ use super::codec::{BODY_BYTES_MAX, FDS_MAX, HEADER_BYTES, Header, Message};
 use super::device::{Answer, Device, Touched};
 use super::queue::Queue;
 use crate::common::admission::Ticket;
+use crate::common::dialer::{Dialed, Held};
 use crate::common::listener::Client;
 use crate::common::log::Log;
 use crate::common::peer::peer;
@@ -56,8 +57,14 @@ pub(super) struct Connection {
     /// Who has rings of which disk, and this one among them.
     disks: Arc<Disks>,
     place: Option<Membership>,
+    /// Its place among the users of the disk.
+    disk_use: Option<Use>,
     log: Arc<Log>,
     handshake_deadline: Nanos,
+    /// Has the front end connected to again when it is dropped.
+    _held: Option<Held>,
+    /// The size that the front end has been told of, or has found.
+    told_size: u64,
 }
 
 /// What the connections of an address have in common.
@@ -68,6 +75,8 @@ pub(super) struct Shared {
     pub(super) handshake_deadline: Nanos,
     /// The address at which they come.
     pub(super) address: Arc<str>,
+    /// Where this side connects: whoever does so again when the connection has ended.
+    pub(super) dialed: Option<Arc<Dialed>>,
 }
 
 impl Connection {
@@ -77,10 +86,13 @@ impl Connection {
             log,
             handshake_deadline,
             address,
+            dialed,
         } = shared;
         Self {
             peer: peer(&client.socket, client.is_tcp),
             socket: Arc::new(client.socket),
+            told_size: disk.current_size(),
+            _held: dialed.as_ref().map(Dialed::hold),
             device: Device::new(disk),
             received: Vec::with_capacity(HEADER_BYTES + BODY_BYTES_MAX),
             fds: Vec::new(),
@@ -97,6 +109,7 @@ impl Connection {
             member: client.member,
             disks,
             place: None,
+            disk_use: None,
             log,
             handshake_deadline,
         }
@@ -255,6 +268,16 @@ impl Connection {
         }
         let ready = self.device.start(|| cx.waker());
         self.note_ends(cx);
+        for (index, at) in self.device.take_unheard() {
+            let what = format_args!(
+                "{}: ring {index} is not served: its parts at {:#x}, {:#x} and {:#x} do not lie in the memory that is shared",
+                self.name(),
+                at.desc,
+                at.avail,
+                at.used
+            );
+            self.log.warn(cx.now(), what);
+        }
         let to_repeat: usize = ready.iter().map(|(_, start)| start.ring.to_repeat()).sum();
         if to_repeat > 0 {
             let what = format_args!(
@@ -284,7 +307,7 @@ impl Connection {
             cx.clear_timer();
             match self
                 .disks
-                .enter(self.device.disk().id.0, &self.socket, None, &cx.waker())
+                .enter(self.device.disk().number, &self.socket, None, &cx.waker())
             {
                 Ok(place) => self.place = Some(place),
                 Err(refusal) => {
@@ -300,6 +323,26 @@ impl Connection {
         if let Some(broken) = self.device.note_ends() {
             let what = format_args!("{}: device needs a reset: {broken}", self.name());
             self.log.warn(cx.now(), what);
+            self.device.tell_of_change();
+        }
+    }
+
+    /// Tells the front end if the disk has grown; one that is on its way to another daemon is told by whoever serves it then.
+    fn tell_size(&mut self) {
+        if self.moving != Moving::No {
+            return;
+        }
+        let size = self.device.disk().current_size();
+        if std::mem::replace(&mut self.told_size, size) != size {
+            self.device.tell_of_change();
+        }
+    }
+
+    /// Its disk is to be removed, or has been: what was begun is finished.
+    fn drain_if_withdrawn(&mut self, cx: &mut Cx<'_>) {
+        if !self.is_closing && self.disk_use.as_ref().is_none_or(Use::is_to_end) {
+            self.close(cx, &"the disk is removed");
+            self.end_of_batch(cx);
         }
     }
 
@@ -328,6 +371,8 @@ impl Service for Connection {
         self.ticket.arrive(cx.waker());
         let phase = self.member.arrive(cx.waker());
         self.member.select(&self.device.disk().name);
+        self.disk_use = self.device.disk().users.enter(cx.waker());
+        self.drain_if_withdrawn(cx);
         if self.is_restored {
             return self.take_place(cx);
         }
@@ -359,6 +404,8 @@ impl Service for Connection {
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
         self.follow(cx, self.member.phase());
         self.note_ends(cx);
+        self.drain_if_withdrawn(cx);
+        self.tell_size();
         if !self.is_selected && self.ticket.is_displaced() {
             self.close(cx, &"others need its place");
         }

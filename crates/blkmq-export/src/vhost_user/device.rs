@@ -9,8 +9,9 @@ use blkmq_host::disk::Disk;
 use blkmq_host::service::Waker;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::ioctl_fionbio;
+use rustix::net::{SendFlags, send};
 
-use super::codec::{InflightSpec, Message, RegionSpec, RingAddresses};
+use super::codec::{Header, InflightSpec, Message, RegionSpec, RingAddresses};
 use super::config_space::{
     self, CONFIG_WCE, EVENT_INDEX, FLUSH, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, WRITEBACK,
 };
@@ -28,13 +29,17 @@ pub(super) struct Device {
     protocol: u64,
     memory: Arc<Memory>,
     rings: Vec<RingSetup>,
-    inflight: Option<(Arc<Mapping>, InflightSpec, Arc<OwnedFd>)>,
+    inflight: Option<(Arc<Mapping>, InflightSpec)>,
+    /// Where the front end is told of changes.
+    channel: Option<Arc<OwnedFd>>,
     is_writeback: bool,
     status: u64,
     /// A rule was broken: nothing is served until a reset.
     is_broken: bool,
     /// A rule that a ring broke before it was served.
     unusable: Option<Broken>,
+    /// Rings whose addresses lie outside of the memory, which may still be shared; nobody has been told of these.
+    unheard: Vec<(usize, RingAddresses)>,
 }
 
 #[derive(Default)]
@@ -46,6 +51,8 @@ struct RingSetup {
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
     enabled: Option<bool>,
+    /// Addresses of which it was said that they lie outside of the memory.
+    outside: Option<RingAddresses>,
     served: Option<Arc<Control>>,
 }
 
@@ -92,10 +99,23 @@ impl Device {
                 .take(QUEUES_MAX.into())
                 .collect(),
             inflight: None,
+            channel: None,
             is_writeback: true,
             status: 0,
             is_broken: false,
             unusable: None,
+            unheard: Vec::new(),
+        }
+    }
+
+    /// Tells the front end that the configuration space or the status has changed, if it wants to know. One that does not receive
+    /// it is not told any more: it finds the change when it looks.
+    pub(super) fn tell_of_change(&mut self) {
+        let Some(channel) = &self.channel else { return };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let message = Header::config_change();
+        if send(channel, &message, flags) != Ok(message.len()) {
+            self.channel = None;
         }
     }
 
@@ -194,9 +214,15 @@ impl Device {
         }
         let (kick, at) = (setup.kick.clone()?, setup.addresses?);
         let layout = self.layout(setup.size);
-        let ring = match Virtqueue::new(&self.memory, layout, &at, setup.base, self.record(index, layout))? {
-            Ok(ring) => ring,
-            Err(broken) => {
+        let ring = match Virtqueue::new(&self.memory, layout, &at, setup.base, self.record(index, layout)) {
+            Some(Ok(ring)) => ring,
+            None => {
+                if self.rings[index].outside.replace(at) != Some(at) {
+                    self.unheard.push((index, at));
+                }
+                return None;
+            }
+            Some(Err(broken)) => {
                 self.unusable = Some(broken);
                 return None;
             }
@@ -214,6 +240,11 @@ impl Device {
         Some(start)
     }
 
+    /// The rings that cannot be served since they do not lie in the memory that is shared, each time that is found out.
+    pub(super) fn take_unheard(&mut self) -> Vec<(usize, RingAddresses)> {
+        std::mem::take(&mut self.unheard)
+    }
+
     fn layout(&self, size: u16) -> Layout {
         Layout {
             is_packed: self.features & RING_PACKED != 0,
@@ -224,7 +255,7 @@ impl Device {
 
     /// The record of what is in flight on a ring, if the front end keeps one that has room for it.
     fn record(&self, index: usize, layout: Layout) -> Option<Window> {
-        let (mapping, spec, _) = self.inflight.as_ref()?;
+        let (mapping, spec) = self.inflight.as_ref()?;
         if index >= usize::from(spec.queues) || layout.size > spec.queue_size {
             return None;
         }
@@ -287,6 +318,7 @@ impl Device {
             }
             Message::SetStatus(0) | Message::ResetDevice | Message::ResetOwner => self.reset(),
             Message::SetStatus(status) => self.status = status | (self.status & NEEDS_RESET),
+            Message::SetBackendReqFd => self.channel = fds.pop().map(Arc::new),
             Message::SetOwner => {}
         }
         Ok(Answer::Done)
@@ -301,7 +333,12 @@ impl Device {
         for (region, file) in self.memory.regions() {
             all.push((Message::AddMemRegion(region), vec![Arc::clone(file)]));
         }
-        if let Some((_, spec, file)) = &self.inflight {
+        if let Some(channel) = &self.channel {
+            all.push((Message::SetBackendReqFd, vec![Arc::clone(channel)]));
+        }
+        if let Some((mapping, spec)) = &self.inflight
+            && let Some(file) = mapping.file()
+        {
             all.push((Message::SetInflightFd(*spec), vec![Arc::clone(file)]));
         }
         (0..)
@@ -418,7 +455,7 @@ impl Device {
             });
         }
         let mapping = Mapping::of_file(fd, spec.offset, spec.bytes)?;
-        self.inflight = Some((Arc::new(mapping), spec, Arc::new(fd.try_clone()?)));
+        self.inflight = Some((Arc::new(mapping), spec));
         Ok(())
     }
 }
@@ -487,8 +524,8 @@ fn event(fd: Option<OwnedFd>) -> Result<Option<OwnedFd>, Refusal> {
     Ok(Some(fd))
 }
 
-/// The protocol features: MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS.
-const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16;
+/// The protocol features: MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS.
+const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16;
 const NEEDS_RESET: u64 = 0x40;
 /// Descriptors of a ring.
 const RING_SIZE_MAX: u32 = 1024;

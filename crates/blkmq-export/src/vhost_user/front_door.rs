@@ -2,6 +2,7 @@
 //! virtual machine monitors are given.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,10 +15,12 @@ use blkmq_host::service::ServiceFactory;
 use super::connection::moving::restore;
 use super::connection::{Connection, Shared};
 use super::saved::SavedFrontEnd;
-use crate::common::listener::{Client, Listener};
+use super::unmap;
+use crate::common::dialer::Dialer;
+use crate::common::listener::{Client, Connect, Listener, OpenAddress};
 use crate::common::log::Log;
-use crate::common::{self, AddressError, Common, OpenError, Socket};
-use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError};
+use crate::common::{self, AddressError, AddressLimits, Common, OpenError, Socket};
+use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Restore};
 
 /// The protocol by which a virtual machine monitor has its block devices served by another process.
@@ -30,13 +33,21 @@ impl FrontDoor for VhostUser {
     }
 
     fn help(&self) -> &'static str {
-        "Serve disks to virtual machines at ADDRESS: unix:PATH, with {disk} in it for the disk's name; may be given again"
+        "Serve disks to virtual machines at ADDRESS: unix:PATH, with {disk} in it for the disk's name, or connect:unix:PATH; \
+         may be given again"
     }
 
     fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
+        let (connects, place) = match text.strip_prefix(CONNECT) {
+            Some(place) => (true, place),
+            None => (false, text),
+        };
         // Read once with a name of one byte, so that what is wrong is said before the disks are known.
-        match text.replace(DISK, "d").parse()? {
-            common::Address::Unix(_) => Ok(Box::new(PerDisk(text.to_owned()))),
+        match place.replace(DISK, "d").parse()? {
+            common::Address::Unix(_) => Ok(Box::new(PerDisk {
+                place: place.to_owned(),
+                connects,
+            })),
             _ => Err(AddressError(format!(
                 "address {text:?} rejected: vhost-user needs a unix socket, as in unix:/run/blkmq/{DISK}.sock"
             ))),
@@ -46,17 +57,25 @@ impl FrontDoor for VhostUser {
 
 /// An address of which each disk has one.
 #[derive(Debug)]
-struct PerDisk(String);
+struct PerDisk {
+    place: String,
+    /// The front ends listen there, and this side connects.
+    connects: bool,
+}
 
 impl fmt::Display for PerDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        write!(f, "{}{}", if self.connects { CONNECT } else { "" }, self.place)
     }
 }
 
 impl Address for PerDisk {
+    fn is_per_disk(&self) -> bool {
+        true
+    }
+
     fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
-        if disks.len() > 1 && !self.0.contains(DISK) {
+        if disks.len() > 1 && !self.place.contains(DISK) {
             let count = disks.len();
             return Err(OpenError::new(format!(
                 "export {self}: one socket for {count} disks: each needs its own; write {DISK} where the name goes"
@@ -64,28 +83,60 @@ impl Address for PerDisk {
         }
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
         for disk in disks {
-            let address = self.0.replace(DISK, disk).parse::<common::Address>();
+            let address = self.place.replace(DISK, disk).parse::<common::Address>();
             let address = address.map_err(|error| OpenError::new(error.to_string()))?;
-            for socket in common::open(&address, handover)? {
-                opened.push(Box::new(OfDisk {
-                    disk: (*disk).to_owned(),
-                    socket,
-                }));
+            let disk = (*disk).to_owned();
+            match address {
+                common::Address::Unix(path) if self.connects => opened.push(Box::new(OfDisk {
+                    disk,
+                    place: Place::There(path),
+                })),
+                _ => opened.extend(common::open(&address, handover)?.into_iter().map(|socket| {
+                    let disk = disk.clone();
+                    let place = Place::Here(socket);
+                    Box::new(OfDisk { disk, place }) as Box<dyn Opened>
+                })),
             }
         }
         Ok(opened)
     }
 }
 
-/// Where the front ends of one disk come to.
+/// How the front end of one disk is met.
 struct OfDisk {
     disk: String,
-    socket: Socket,
+    place: Place,
+}
+
+/// Who connects.
+enum Place {
+    /// The front end.
+    Here(Socket),
+    /// This side.
+    There(PathBuf),
+}
+
+impl Place {
+    /// The address, as it is written.
+    fn name(&self) -> String {
+        match self {
+            Self::Here(socket) => socket.address(),
+            Self::There(path) => format!("{CONNECT}unix:{}", path.display()),
+        }
+    }
+
+    fn path(&self) -> String {
+        match self {
+            Self::Here(socket) => socket.path(),
+            Self::There(path) => path.display().to_string(),
+        }
+    }
 }
 
 impl Opened for OfDisk {
     fn client_line(&self, disk: &str) -> Option<String> {
-        (disk == self.disk).then(|| client_lines(disk, &self.socket.path()))
+        let connects = matches!(self.place, Place::There(_));
+        (disk == self.disk).then(|| client_lines(disk, &self.place.path(), connects))
     }
 
     fn serve(
@@ -93,29 +144,80 @@ impl Opened for OfDisk {
         engine: &Engine,
         what: Offer<'_>,
         common: &Arc<Common>,
-    ) -> Result<(), ServeError> {
+    ) -> Result<Box<dyn Served>, ServeError> {
+        unmap::start();
         let missing = || ServeError(format!("disk {}: there is no such disk", self.disk).into());
-        let disk = engine.disk(&self.disk).ok_or_else(missing)?.clone();
-        let address = common.connections.add_address(what.admitted, 1);
+        let disk = engine.disk(&self.disk).ok_or_else(missing)?;
+        let name = self.place.name();
+        let admitted = AddressLimits {
+            name: name.clone(),
+            ..what.admitted
+        };
+        let number = common.connections.add_address(admitted, 1);
         let log = Arc::new(Log::new("vhost-user"));
         let deadline = what.handshake_deadline.unwrap_or(HANDSHAKE_DEADLINE);
+        let dialed = matches!(self.place, Place::There(_)).then(Arc::default);
         let shared = Shared {
             disks: common.of_door(),
             log: Arc::clone(&log),
-            address: self.socket.address().into(),
+            address: name.clone().into(),
             handshake_deadline: Nanos(deadline.as_nanos().try_into().unwrap_or(u64::MAX)),
+            dialed: dialed.clone(),
         };
-        let restore = restorer(&disk, &shared, common, address);
-        let added = common.handover.add_door(log.door(), &self.socket, restore);
-        added.map_err(|error| ServeError(error.into()))?;
-        let connect = move |client| -> ServiceFactory {
+        let restore = restorer(&disk, &shared, common, number);
+        let connect: Connect = Box::new(move |client| -> ServiceFactory {
             let (disk, shared) = (disk.clone(), shared.clone());
             Box::new(move || Box::new(Connection::new(client, disk, shared)))
+        });
+        let address = match (self.place, dialed) {
+            (Place::There(path), Some(dialed)) => {
+                common.handover.add_dialed_door(log.door(), name, restore);
+                let dialer = Dialer::new(path, common, number, &log, (connect, &dialed));
+                let address = dialer.address();
+                engine.add_service(ReactorId(0), Box::new(move || Box::new(dialer)));
+                address
+            }
+            (Place::Here(socket), _) => {
+                let added = common.handover.add_door(log.door(), &socket, restore);
+                added.map_err(|error| ServeError(error.into()))?;
+                let listener = Listener::new(socket, common, number, &log, connect);
+                let listener = listener.map_err(|error| ServeError(error.into()))?;
+                let address = listener.address();
+                engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
+                address
+            }
+            (Place::There(_), None) => unreachable!("made above"),
         };
-        let listener = Listener::new(self.socket, common, address, &log, Box::new(connect));
-        let listener = listener.map_err(|error| ServeError(error.into()))?;
-        engine.add_service(ReactorId(0), Box::new(move || Box::new(listener)));
+        Ok(Box::new(ServedDisk {
+            disk: self.disk,
+            address,
+        }))
+    }
+}
+
+/// The address of one disk.
+struct ServedDisk {
+    disk: String,
+    address: OpenAddress,
+}
+
+impl Served for ServedDisk {
+    fn disk(&self) -> Option<&str> {
+        Some(&self.disk)
+    }
+
+    /// It has the one that it has.
+    fn offer(&self, _disks: &[Disk], what: Offer<'_>) -> Result<(), ServeError> {
+        let admitted = AddressLimits {
+            name: self.address.name().to_owned(),
+            ..what.admitted
+        };
+        self.address.set_limits(admitted, 1);
         Ok(())
+    }
+
+    fn close(&self) {
+        self.address.close();
     }
 }
 
@@ -151,14 +253,20 @@ fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) ->
 }
 
 /// What each virtual machine monitor is given: its words, or for Firecracker the body of a request.
-fn client_lines(disk: &str, path: &str) -> String {
+fn client_lines(disk: &str, path: &str, connects: bool) -> String {
     // A comma would end the value.
     let word = path.replace(',', ",,");
+    // Who listens there is waited for when the machine starts, and served again after this daemon was.
+    let how = if connects {
+        "server=on"
+    } else {
+        "reconnect-ms=1000"
+    };
     [
         format!(
             "qemu: -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
-             -chardev socket,id={disk},path={word},reconnect-ms=1000 \
-             -device vhost-user-blk-pci,chardev={disk},num-queues=2"
+             -chardev socket,id=disk-{disk},path={word},{how} \
+             -device vhost-user-blk-pci,chardev=disk-{disk},num-queues=2"
         ),
         format!(
             "cloud-hypervisor: --memory size=1G,shared=on \
@@ -170,9 +278,15 @@ fn client_lines(disk: &str, path: &str) -> String {
         ),
         format!("crosvm: --vhost-user block,socket={path}"),
     ]
+    .into_iter()
+    // The others always connect.
+    .take(if connects { 1 } else { usize::MAX })
+    .collect::<Vec<_>>()
     .join("\n")
 }
 
+/// What stands before an address where front ends listen.
+const CONNECT: &str = "connect:";
 /// What stands for the disk's name in an address.
 const DISK: &str = "{disk}";
 /// How long a front end may take until a ring is served, unless told otherwise.

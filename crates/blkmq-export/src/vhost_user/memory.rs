@@ -15,8 +15,6 @@ use super::sys::{Mapping, Window};
 struct Region {
     spec: RegionSpec,
     mapping: Arc<Mapping>,
-    /// For another daemon to map; none for tests.
-    file: Option<Arc<OwnedFd>>,
 }
 
 /// The regions, in order of their addresses in the guest. A change makes a new table.
@@ -47,15 +45,14 @@ impl Memory {
     pub fn with(&self, spec: RegionSpec, file: &OwnedFd) -> Result<Self, MemoryError> {
         self.check(&spec)?;
         let mapping = Mapping::of_file(file, spec.offset, spec.bytes)?;
-        let file = Arc::new(file.try_clone()?);
-        Ok(self.with_mapping(spec, mapping, Some(file)))
+        Ok(self.with_mapping(spec, mapping))
     }
 
-    /// The regions, with their files.
+    /// The regions, with their files for another daemon to map.
     pub(super) fn regions(&self) -> impl Iterator<Item = (RegionSpec, &Arc<OwnedFd>)> {
         self.regions
             .iter()
-            .filter_map(|region| Some((region.spec, region.file.as_ref()?)))
+            .filter_map(|region| Some((region.spec, region.mapping.file()?)))
     }
 
     /// The table with memory of no file, for tests.
@@ -65,7 +62,7 @@ impl Memory {
     pub fn with_anonymous(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
         self.check(&spec)?;
         let bytes = usize::try_from(spec.bytes).map_err(|_| MemoryError::Overlap(spec.guest))?;
-        Ok(self.with_mapping(spec, Mapping::anonymous(bytes)?, None))
+        Ok(self.with_mapping(spec, Mapping::anonymous(bytes)?))
     }
 
     fn check(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
@@ -83,11 +80,11 @@ impl Memory {
         Ok(())
     }
 
-    fn with_mapping(&self, spec: RegionSpec, mapping: Mapping, file: Option<Arc<OwnedFd>>) -> Self {
+    fn with_mapping(&self, spec: RegionSpec, mapping: Mapping) -> Self {
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|other| other.spec.guest < spec.guest);
         let mapping = Arc::new(mapping);
-        regions.insert(at, Region { spec, mapping, file });
+        regions.insert(at, Region { spec, mapping });
         Self { regions }
     }
 

@@ -28,6 +28,7 @@ mod request;
 pub mod ring;
 pub mod saved;
 pub mod sys;
+mod unmap;
 pub mod virtqueue;
 
 pub use front_door::VhostUser;

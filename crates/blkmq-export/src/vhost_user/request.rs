@@ -143,7 +143,9 @@ fn range(chain: &mut Chain, kind: u32, disk: &Disk, is_through: bool) -> Begun {
 /// The range in bytes, if the disk has it and allows that.
 fn checked(sector: u64, bytes: u64, disk: &Disk, op: Op) -> Option<std::ops::Range<u64>> {
     let start = sector.checked_mul(SECTOR)?;
-    let end = start.checked_add(bytes).filter(|end| *end <= disk.size)?;
+    let end = start
+        .checked_add(bytes)
+        .filter(|end| *end <= disk.current_size())?;
     let block = u64::from(disk.block_size);
     let is_whole = start.is_multiple_of(block) && bytes.is_multiple_of(block);
     let is_short = !op.has_data() || bytes <= DATA_BYTES_MAX;

@@ -170,6 +170,7 @@ fn message(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
             index: reader.u32("a ring")?,
             has_fd: true,
         },
+        10 => Message::SetBackendReqFd,
         other => return Err(DecodeError::Value("a message", other.into())),
     })
 }
@@ -202,6 +203,7 @@ fn write_message(writer: &mut Writer<'_>, message: &Message) {
         Message::SetVringCall { index, .. } => write_ring(writer, 7, *index),
         Message::SetVringErr { index, .. } => write_ring(writer, 8, *index),
         Message::SetVringKick { index, .. } => write_ring(writer, 9, *index),
+        Message::SetBackendReqFd => words(10, &[]),
         other => unreachable!("{other:?} does not set a device up"),
     }
 }
@@ -218,8 +220,8 @@ fn write_pair(writer: &mut Writer<'_>, kind: u8, index: u32, value: u32) {
 
 /// The version of these bytes.
 const VERSION: u8 = 1;
-/// Two of the device, one of each region, the record, six of each ring.
-const MESSAGES_MAX: usize = 3 + REGIONS_MAX + 6 * QUEUES_MAX as usize;
+/// Two of the device, one of each region, the record, the channel, six of each ring.
+const MESSAGES_MAX: usize = 4 + REGIONS_MAX + 6 * QUEUES_MAX as usize;
 
 #[cfg(test)]
 mod tests {
@@ -267,12 +269,13 @@ mod tests {
                 Message::SetVringCall { index, has_fd },
                 Message::SetVringErr { index, has_fd },
                 Message::SetVringKick { index, has_fd },
+                Message::SetBackendReqFd,
             ],
             received: vec![1, 2, 3],
         };
         let bytes = saved.bytes();
         assert_eq!(SavedFrontEnd::parse(&bytes).as_ref(), Ok(&saved));
-        assert_eq!(saved.fds(), 5);
+        assert_eq!(saved.fds(), 6);
         for cut in 0..bytes.len() {
             assert!(SavedFrontEnd::parse(&bytes[..cut]).is_err(), "cut at {cut}");
         }

@@ -2,7 +2,7 @@
 //! What lies there changes under us at any time; so it is read once, by volatile or atomic loads, and never borrowed.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -12,6 +12,7 @@ use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::fault::Registered;
+use super::unmap::unmap;
 
 /// Memory that is shared with a front end, until it is dropped.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Mapping {
     bytes: usize,
     /// The file may be cut off under us.
     registered: Option<Registered>,
+    /// Where another daemon maps it from. Open as long as the mapping is there: who closes a file last frees its pages.
+    file: Option<Arc<OwnedFd>>,
 }
 
 // SAFETY: the mapping is plain memory that belongs to no thread; all access goes through raw pointers.
@@ -42,6 +45,7 @@ impl Mapping {
             let what = format!("a region of {bytes} bytes at {offset} of a file of {size} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         };
+        let kept = file.as_fd().try_clone_to_owned()?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
         let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, offset) }?;
@@ -60,6 +64,7 @@ impl Mapping {
                 first..first + length.next_multiple_of(PAGE),
                 page,
             )),
+            file: Some(Arc::new(kept)),
         })
     }
 
@@ -75,12 +80,18 @@ impl Mapping {
             start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
             bytes,
             registered: None,
+            file: None,
         })
     }
 
     /// Bytes of it.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The file that it is of.
+    pub(super) fn file(&self) -> Option<&Arc<OwnedFd>> {
+        self.file.as_ref()
     }
 
     /// Says whether the front end has taken some of it away. Look again when [`fault::losses`](super::fault::losses) has changed.
@@ -108,7 +119,51 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // From now on the addresses may be another mapping's.
         drop(self.registered.take());
-        // SAFETY: it was mapped with this length, and whatever points into it keeps it alive.
+        let is_of_file = self.file.is_some();
+        let unused = Unused {
+            start: self.start,
+            bytes: self.bytes,
+            _file: self.file.take(),
+        };
+        if is_of_file {
+            unmap(unused);
+        }
+    }
+}
+
+/// Addresses that nobody uses any more. What is left of them is unmapped when this is dropped, and then the file is closed.
+#[derive(Debug)]
+pub(super) struct Unused {
+    start: NonNull<u8>,
+    bytes: usize,
+    _file: Option<Arc<OwnedFd>>,
+}
+
+// SAFETY: nobody else has these addresses, and they belong to no thread.
+unsafe impl Send for Unused {}
+
+impl Unused {
+    /// Unmaps a part that takes a fraction of a millisecond. Says whether there is more.
+    pub(super) fn unmap_some(&mut self) -> bool {
+        let bytes = self.bytes.min(UNMAPPED_AT_ONCE);
+        if bytes == self.bytes {
+            return false;
+        }
+        // SAFETY: it lies in what was a mapping, at whose beginning it is, and nothing points into it any more.
+        if unsafe { munmap(self.start.as_ptr().cast(), bytes) }.is_err() {
+            // Pages that are larger go as a whole.
+            return false;
+        }
+        // SAFETY: `bytes` is less than what was mapped from `start` on.
+        self.start = unsafe { self.start.add(bytes) };
+        self.bytes -= bytes;
+        true
+    }
+}
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        // SAFETY: these addresses are the rest of what was mapped with this end, and nothing points into them any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
@@ -242,3 +297,5 @@ pub(super) const fn nothing() -> Lent {
 
 /// Bytes of the smallest page that there is.
 const PAGE: usize = 4096;
+/// Bytes that are unmapped in one step, as a rule a multiple of the pages that there are: 0.1 ms.
+const UNMAPPED_AT_ONCE: usize = 2 << 20;

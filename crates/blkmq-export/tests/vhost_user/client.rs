@@ -28,7 +28,11 @@ impl Client {
 
     /// The same with features of one's own.
     pub(crate) fn connect_with(path: &Path, features: u64) -> Self {
-        let stream = UnixStream::connect(path).unwrap();
+        Self::of(UnixStream::connect(path).unwrap(), features)
+    }
+
+    /// The same over a connection that is there.
+    pub(crate) fn of(stream: UnixStream, features: u64) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, MEMORY_BYTES).unwrap();
@@ -62,7 +66,12 @@ impl Client {
 
     /// Sends a table of one region of the memory.
     pub(crate) fn share(&self, bytes: u64) {
-        let table = words(&[1, 0, bytes, USER, 0]);
+        self.share_at(bytes, USER);
+    }
+
+    /// The same, at another address of the front end's.
+    pub(crate) fn share_at(&self, bytes: u64, user: u64) {
+        let table = words(&[1, 0, bytes, user, 0]);
         self.send(5, &table, &[self.memory.as_fd()]);
     }
 
@@ -163,8 +172,8 @@ impl Client {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
     }
 
-    /// Waits until so many chains were given back. Returns their heads.
-    pub(crate) fn used(&self, count: u16) -> Vec<u32> {
+    /// Waits until so many chains were given back, however often the ring was gone round.
+    pub(crate) fn used_up_to(&self, count: u16) {
         let start = Instant::now();
         while u16::from_le_bytes(self.read(USED + 2)) != count {
             assert!(
@@ -173,6 +182,11 @@ impl Client {
             );
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Waits until so many chains were given back. Returns their heads.
+    pub(crate) fn used(&self, count: u16) -> Vec<u32> {
+        self.used_up_to(count);
         let entry = |place| u32::from_le_bytes(self.read(USED + 4 + 8 * u64::from(place)));
         (0..count).map(entry).collect()
     }

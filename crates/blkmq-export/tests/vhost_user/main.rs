@@ -1,6 +1,7 @@
 //! Decides that drivers find their data where they left it, over the front door for virtual machines: a client that others have
 //! written (`blkio`), and a small one of our own for what no good client does.
 
+mod blk_cases;
 mod client;
 mod server;
 mod sys;

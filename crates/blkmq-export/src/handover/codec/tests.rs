@@ -36,6 +36,7 @@ fn one_of_each() -> Vec<Message> {
             queue: "fast".to_owned(),
             group: "/vm1".to_owned(),
             counts: vec![1, 0, u64::MAX],
+            debts: vec![0, 7],
         }),
         Message::End { count: 3 },
         Message::Ready,

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::time::Instant;
-use blkmq_host::disk::Disk;
+use blkmq_host::disk::{Disk, Use};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 use rustix::net::sockopt;
@@ -48,8 +48,10 @@ pub(super) struct Connection {
     receive: Receive,
     transmit: Transmit,
     slots: Slots,
-    /// The disk that the client selected, by its place in the engine's table, with what every bio needs of it.
+    /// The disk that the client selected, with what every bio needs of it.
     disk: Option<Disk>,
+    /// Its place among the users of the disk.
+    disk_use: Option<Use>,
     /// Writes that may be lost: what it has been told of.
     heard: Heard,
     /// Its place among the connections of the disk; from the selection on.
@@ -126,11 +128,7 @@ impl Connection {
         // A batch of replies should fit; how much is granted is the system's to say.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         let mut transmit = Transmit::default();
-        let session = Session::new(
-            Arc::clone(&door.exports),
-            door.limits.clone(),
-            &mut transmit.heads,
-        );
+        let session = Session::new(door.exports(), door.limits.clone(), &mut transmit.heads);
         Self {
             peer: peer(&socket, is_tcp),
             socket: Arc::new(socket),
@@ -139,6 +137,7 @@ impl Connection {
             transmit,
             slots: Slots::default(),
             disk: None,
+            disk_use: None,
             heard: Heard::default(),
             place: None,
             is_waiting: false,
@@ -308,6 +307,7 @@ impl Service for Connection {
             return;
         }
         self.end_if_fenced(cx.now());
+        self.drain_if_withdrawn(cx);
         if self.is_waiting {
             self.is_waiting = self.place.as_mut().is_some_and(Membership::must_wait);
         }

@@ -52,7 +52,8 @@ impl Transmission {
         }
     }
 
-    /// Goes on where another daemon has stopped, if the export is what its client was told.
+    /// Goes on where another daemon has stopped, if the export is what its client was told. It may have grown since: for this client
+    /// it ends where it was told.
     pub(super) fn restore(
         saved: &SavedSession,
         exports: &ExportTable,
@@ -78,7 +79,7 @@ impl Transmission {
             told,
             found,
         };
-        if export.size_bytes != *size_bytes {
+        if export.size_bytes < *size_bytes {
             return Err(differs("a size of", *size_bytes, export.size_bytes));
         }
         if export.block_min_bytes != *block_min_bytes {
@@ -92,8 +93,17 @@ impl Transmission {
         if has_become_read_only || !here.contains(promised) {
             return Err(RestoreError::Lacks(name.clone(), flags.0, here.0));
         }
+        let has_grown = export.size_bytes > *size_bytes;
+        let as_told = || Export {
+            size_bytes: *size_bytes,
+            ..Export::clone(export)
+        };
         let selection = Selection {
-            export: Arc::clone(export),
+            export: if has_grown {
+                Arc::new(as_told())
+            } else {
+                Arc::clone(export)
+            },
             style: saved.style,
             block_status: *block_status,
             session: saved.name,

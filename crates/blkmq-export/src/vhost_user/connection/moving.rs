@@ -40,6 +40,7 @@ impl Connection {
     ) -> Self {
         let mut connection = Self::new(client, device.disk().clone(), shared);
         connection.device = device;
+        connection.told_size = saved.size;
         connection.received.extend_from_slice(&saved.received);
         connection.fds = fds;
         connection.is_selected = saved.is_selected;
@@ -106,7 +107,7 @@ impl Connection {
         let disk = self.device.disk();
         let saved = SavedFrontEnd {
             disk: disk.name.clone(),
-            size: disk.size,
+            size: self.told_size,
             block_size: disk.block_size,
             read_only: disk.read_only,
             is_selected: self.is_selected,
@@ -143,7 +144,12 @@ pub(in super::super) fn restore(
     mut fds: Vec<OwnedFd>,
 ) -> Result<(Device, Vec<OwnedFd>), Refusal> {
     let told = (saved.disk.as_str(), saved.size, saved.block_size, saved.read_only);
-    let found = (disk.name.as_str(), disk.size, disk.block_size, disk.read_only);
+    // What has grown since is larger for a guest that is told of it.
+    let size = match disk.current_size() {
+        grown if grown > saved.size => saved.size,
+        size => size,
+    };
+    let found = (disk.name.as_str(), size, disk.block_size, disk.read_only);
     if told != found {
         return Err(format!(
             "the guest's disk is {told:?} (name, size, block size, read-only), here {found:?}"

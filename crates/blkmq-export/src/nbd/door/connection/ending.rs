@@ -4,7 +4,8 @@
 use std::io;
 
 use blkmq_core::time::Instant;
-use blkmq_host::service::Cx;
+use blkmq_host::disk::Use;
+use blkmq_host::service::{Cx, Service};
 
 use super::{CANCEL, Closing, Connection, POLL_IN, POLL_OUT};
 use crate::common::predecessors::Membership;
@@ -26,6 +27,16 @@ impl Connection {
             let what = format_args!("{} ended: its client has given it up", self.name());
             self.log().info(now, what);
             self.closing = Closing::Dead;
+        }
+    }
+
+    /// Its disk is to be removed: what was begun is finished.
+    #[cold]
+    pub(super) fn drain_if_withdrawn(&mut self, cx: &mut Cx<'_>) {
+        if self.closing == Closing::No && self.disk_use.as_ref().is_some_and(Use::is_to_end) {
+            let what = format_args!("{} closed: the disk is removed", self.name());
+            self.log().info(cx.now(), what);
+            self.drain(cx);
         }
     }
 

@@ -83,7 +83,7 @@ impl Connection {
                         return self.starved.is_some();
                     }
                 }
-                Event::Selected(export) => self.select(cx, export.id.0 as usize),
+                Event::Selected(export) => self.select(cx, export.id.0),
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
                 Event::Disconnect => self.close(cx, Closing::Finishing),
                 Event::Close(reason) => {
@@ -98,15 +98,20 @@ impl Connection {
         }
     }
 
-    pub(super) fn select(&mut self, cx: &Cx<'_>, index: usize) {
-        let disk = cx.disks()[index].clone();
+    pub(super) fn select(&mut self, cx: &Cx<'_>, number: u32) {
+        let Some(disk) = cx.disk_of_number(number) else {
+            let what = format_args!("{} closed: the disk that it selects is removed", self.name());
+            self.log().info(cx.now(), what);
+            self.closing = Closing::Dead;
+            return;
+        };
         if let Err(refusal) = self.ticket.select(disk.group) {
             let what = format_args!("{} to {} refused: {refusal}", self.name(), disk.name);
             self.log().warn(cx.now(), what);
             self.closing = Closing::Dead;
             return;
         }
-        if let Err(refusal) = self.enter(cx, index, disk) {
+        if let Err(refusal) = self.enter(cx, disk) {
             let what = format_args!("{} refused: {refusal}", self.name());
             self.log().warn(cx.now(), what);
             self.closing = Closing::Dead;
@@ -114,7 +119,14 @@ impl Connection {
     }
 
     /// Takes its place among the connections of a disk.
-    pub(super) fn enter(&mut self, cx: &Cx<'_>, index: usize, disk: Disk) -> Result<(), Refusal> {
+    ///
+    /// # Errors
+    /// If it cannot have one.
+    pub(super) fn enter(&mut self, cx: &Cx<'_>, disk: Disk) -> Result<(), Refusal> {
+        self.disk_use = disk.users.enter(cx.waker());
+        if self.disk_use.is_none() {
+            return Err(Refusal::Removed);
+        }
         self.member.select(&disk.name);
         let memory = Arc::clone(&self.door.common.memory);
         let account = Account::new(memory, disk.group, cx.waker());
@@ -126,7 +138,7 @@ impl Connection {
             client: name.client,
             number: name.number,
         });
-        let mut place = disks.enter(index as u32, &self.socket, name, &cx.waker())?;
+        let mut place = disks.enter(disk.number, &self.socket, name, &cx.waker())?;
         // Who could write nothing leaves nothing to wait for.
         if disk.read_only {
             place.wait_for_nobody();

@@ -51,11 +51,13 @@ impl Connection {
 
     /// Begins where another daemon has stopped: in its place among the connections of its disk, and served when all are.
     pub(super) fn take_place(&mut self, cx: &Cx<'_>) {
-        let export = self.session.export().map(|export| export.id.0 as usize);
-        if let Some(index) = export {
-            let disk = cx.disks()[index].clone();
+        let export = self.session.export().map(|export| export.id.0);
+        if let Some(number) = export {
+            let Some(disk) = cx.disk_of_number(number) else {
+                return self.member.fail(format!("{}: its disk is removed", self.name()));
+            };
             self.ticket.reselect(disk.group);
-            if let Err(refusal) = self.enter(cx, index, disk) {
+            if let Err(refusal) = self.enter(cx, disk) {
                 return self.member.fail(format!("{}: {refusal}", self.name()));
             }
             // All that others had begun has ended before they were handed over.

@@ -1,0 +1,206 @@
+//! Decides when a peer is connected to that listens for us: as soon as it is there, and again some time after it has gone. A service of
+//! one reactor, in the place of a listener; the connection is a service of its own.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blkmq_core::bio::Bio;
+use blkmq_core::ids::ReactorId;
+use blkmq_core::time::Nanos;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service, Waker};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::Common;
+use super::listener::{Client, Connect, OpenAddress, Opening};
+use super::log::Log;
+use crate::handover::{Member, Phase};
+
+/// Connects to one peer.
+pub(crate) struct Dialer {
+    path: PathBuf,
+    common: Arc<Common>,
+    /// Its number among the addresses.
+    address: u32,
+    name: String,
+    log: Arc<Log>,
+    connect: Connect,
+    dialed: Arc<Dialed>,
+    opening: Arc<Opening>,
+    member: Member,
+    phase: Phase,
+    /// Until the next attempt.
+    pause: Nanos,
+    /// Why the last attempt failed, so that it is said once.
+    failed: Option<Errno>,
+    has_ended: bool,
+}
+
+/// How many connections to the peer there are: one at most, or, for a moment, one that has been handed over.
+#[derive(Debug, Default)]
+pub(crate) struct Dialed {
+    connections: AtomicU32,
+    dialer: Mutex<Option<Waker>>,
+}
+
+/// One connection to the peer, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held(Arc<Dialed>);
+
+impl Dialed {
+    pub(crate) fn hold(self: &Arc<Self>) -> Held {
+        // Relaxed, as its reading: the waker orders what follows.
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        Held(Arc::clone(self))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.dialer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        let waker = self.0.lock().clone();
+        waker.iter().for_each(Waker::wake);
+    }
+}
+
+impl Dialer {
+    pub(crate) fn new(
+        path: PathBuf,
+        common: &Arc<Common>,
+        address: u32,
+        log: &Arc<Log>,
+        (connect, dialed): (Connect, &Arc<Dialed>),
+    ) -> Self {
+        Self {
+            name: format!("connect:unix:{}", path.display()),
+            path,
+            common: Arc::clone(common),
+            address,
+            log: Arc::clone(log),
+            connect,
+            dialed: Arc::clone(dialed),
+            opening: Arc::default(),
+            member: Member::new(&common.handover),
+            phase: Phase::Serving,
+            pause: PAUSE_MIN,
+            failed: None,
+            has_ended: false,
+        }
+    }
+
+    /// What can close it.
+    pub(crate) fn address(&self) -> OpenAddress {
+        OpenAddress::new(
+            &self.opening,
+            &self.common,
+            self.address,
+            self.log.door(),
+            &self.name,
+        )
+    }
+
+    /// Connects, if there is no connection and it is this daemon's to make one.
+    fn dial(&mut self, cx: &mut Cx<'_>) {
+        let has_one = self.dialed.connections.load(Ordering::Relaxed) > 0;
+        if has_one || self.phase != Phase::Serving || self.has_ended {
+            return;
+        }
+        match self.try_dial() {
+            Ok(socket) => {
+                self.failed = None;
+                self.pause = PAUSE_MIN;
+                self.serve(cx, socket);
+            }
+            Err(errno) => {
+                if self.failed.replace(errno) != Some(errno) {
+                    let what = format_args!("{}: nobody can be reached: {errno}; trying again", self.name);
+                    self.log.info(cx.now(), what);
+                }
+                cx.set_timer(cx.now() + self.pause);
+                self.pause = Nanos((2 * self.pause.0).min(PAUSE_MAX.0));
+            }
+        }
+    }
+
+    /// Never blocks: a peer whose line is full is tried again, too.
+    fn try_dial(&self) -> Result<OwnedFd, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
+        Ok(socket)
+    }
+
+    fn serve(&mut self, cx: &mut Cx<'_>, socket: OwnedFd) {
+        let Ok(ticket) = self.common.connections.admit(self.address, || cx.waker()) else {
+            // Connections are short: the peer is hung up on, and tried again.
+            cx.set_timer(cx.now() + PAUSE_MAX);
+            return;
+        };
+        let connection = (self.connect)(Client {
+            socket,
+            is_tcp: false,
+            ticket,
+            member: Member::new(&self.common.handover),
+        });
+        let reactor = ReactorId((self.address as usize % cx.reactors()) as u16);
+        cx.spawn_on(reactor, connection);
+    }
+
+    fn follow(&mut self, phase: Phase) {
+        self.phase = phase;
+        if phase == Phase::Suspended {
+            self.member.settle(None);
+        }
+    }
+}
+
+impl Service for Dialer {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        *self.dialed.lock() = Some(cx.waker());
+        if self.opening.begin(cx.waker()) {
+            return self.drain(cx);
+        }
+        let phase = self.member.arrive(cx.waker());
+        self.follow(phase);
+        self.dial(cx);
+    }
+
+    fn on_ring(&mut self, _cx: &mut Cx<'_>, _completed: &[Completion]) {}
+
+    fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
+
+    fn on_timer(&mut self, cx: &mut Cx<'_>) {
+        self.dial(cx);
+    }
+
+    /// The phase has changed, or the connection has ended: not at once, lest a peer that hangs up keeps a reactor busy.
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        if self.opening.is_closed() {
+            return self.drain(cx);
+        }
+        self.follow(self.member.phase());
+        cx.set_timer(cx.now() + PAUSE_MIN);
+    }
+
+    fn drain(&mut self, cx: &mut Cx<'_>) {
+        cx.clear_timer();
+        *self.dialed.lock() = None;
+        self.has_ended = true;
+        self.opening.end();
+    }
+
+    fn is_finished(&self) -> bool {
+        self.has_ended
+    }
+}
+
+/// How soon a peer is tried again, at first and at last.
+const PAUSE_MIN: Nanos = Nanos::from_millis(50);
+const PAUSE_MAX: Nanos = Nanos::from_secs(2);
