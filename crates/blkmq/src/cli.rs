@@ -7,6 +7,7 @@ use blkmq_export::front_door::{FRONT_DOORS, FrontDoor};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
 
@@ -30,6 +31,8 @@ pub enum Command {
     Demo(DemoArgs),
     /// Serve disks until told to stop
     Serve(ServeArgs),
+    /// Ask and change a running daemon
+    Ctl(CtlArgs),
     /// Measure
     #[cfg(feature = "bench")]
     #[command(subcommand)]
@@ -95,6 +98,13 @@ pub struct ServeArgs {
     /// Let another daemon take over at the unix socket ADDRESS (unix:PATH): see --take-over
     #[arg(long, value_name = "ADDRESS")]
     pub upgrade_socket: Option<String>,
+    /// Where to be asked and changed while serving, unix:PATH or none: see `blkmq ctl`
+    /// [default: blkmq/control.sock in $XDG_RUNTIME_DIR, else in /run, if that directory is there]
+    #[arg(long, value_name = "ADDRESS")]
+    pub control: Option<String>,
+    /// Let a monitoring system read metrics there: unix:PATH, or a port of the loopback, tcp:127.0.0.1:9464
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
     /// Take over from the daemon that has this upgrade socket (unix:PATH): its clients notice a short pause
     #[arg(long, value_name = "ADDRESS", conflicts_with = "check")]
     pub take_over: Option<String>,
@@ -220,7 +230,7 @@ elevator sees all tenants of the drive.
 For each disk and address one line is printed with what to give to a client,
 then `ready`. SIGTERM or SIGINT: finishes what is under way, exits with 0; a
 second one ends at once. SIGUSR1: the statistics, on standard error. SIGHUP:
-nothing changes.
+the configuration file is read again, and what differs is changed.
 
 Examples:
   blkmq serve --disk name=vm1,file=vm1.raw,size=8G --nbd unix:/run/vm1.sock

@@ -1,11 +1,14 @@
 //! The command `blkmq`: one daemon per host that serves every tenant's disk and shares the drives between them.
 //!
 //! [`cli`] is what can be typed; what flags and the configuration file say is up to `blkmq_config`. [`serve`] runs the daemon,
-//! `demo` shows it, a feature as `bench` is.
+//! [`control`] lets it be asked and changed while it runs, which [`ctl`] does; `demo` shows it, a feature as `bench` is.
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod control;
+pub mod ctl;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod log;
+mod metrics;
 pub mod serve;

@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::panic;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// The way to the log; clones lead to the same one.
@@ -21,7 +22,11 @@ struct Shared {
     queue: Mutex<Queue>,
     /// The queue has changed: there is something to write, or less.
     changed: Condvar,
+    /// Replaces the filter of what is logged.
+    filter: OnceLock<SetFilter>,
 }
+
+type SetFilter = Box<dyn Fn(&str) -> anyhow::Result<()> + Send + Sync>;
 
 /// Messages that are not written yet.
 #[derive(Default)]
@@ -51,12 +56,30 @@ impl Log {
         let log = Self(Arc::new(Shared {
             queue: Mutex::default(),
             changed: Condvar::new(),
+            filter: OnceLock::new(),
         }));
         let shared = Arc::clone(&log.0);
         thread::Builder::new()
             .name("log".to_owned())
             .spawn(move || shared.write_to(sink))?;
         Ok(log)
+    }
+
+    /// Takes what replaces the filter of what is logged.
+    pub fn take_filter(&self, set: impl Fn(&str) -> anyhow::Result<()> + Send + Sync + 'static) {
+        // The first one stays.
+        let _ = self.0.filter.set(Box::new(set));
+    }
+
+    /// Logs what a filter lets through from now on, as `BLKMQ_LOG` has it.
+    ///
+    /// # Errors
+    /// If it is no filter.
+    pub fn set_filter(&self, filter: &str) -> anyhow::Result<()> {
+        let Some(set) = self.0.filter.get() else {
+            anyhow::bail!("the log has no filter");
+        };
+        set(filter).with_context(|| format!("filter {filter:?} rejected"))
     }
 
     /// Has the panics of all threads reported through the log, so that a thread which panics does not wait for it either.

@@ -11,7 +11,9 @@ use blkmq::cli::{Cli, Command};
 use blkmq::log::Log;
 use blkmq::serve;
 use clap::{CommandFactory, Parser};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -23,11 +25,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(log.clone())
-        .with_target(false)
-        .init();
+    start_tracing(&log, filter);
     log.take_panics();
     let code = match run(cli.command, &log) {
         Ok(()) => ExitCode::SUCCESS,
@@ -40,11 +38,28 @@ fn main() -> ExitCode {
     code
 }
 
+/// Has messages written to the log: a line of text each, or, with `BLKMQ_LOG_FORMAT=json`, an object.
+fn start_tracing(log: &Log, filter: EnvFilter) {
+    let (filter, handle) = reload::Layer::new(filter);
+    log.take_filter(move |text| {
+        let filter = EnvFilter::builder().parse(text)?;
+        Ok(handle.reload(filter)?)
+    });
+    let messages = fmt::layer().with_writer(log.clone()).with_target(false);
+    let is_json = std::env::var("BLKMQ_LOG_FORMAT").is_ok_and(|format| format == "json");
+    let messages = match is_json {
+        true => messages.json().flatten_event(true).boxed(),
+        false => messages.boxed(),
+    };
+    tracing_subscriber::registry().with(filter).with(messages).init();
+}
+
 fn run(command: Command, log: &Log) -> anyhow::Result<()> {
     match command {
         #[cfg(feature = "demo")]
         Command::Demo(args) => blkmq::demo::main(&args),
         Command::Serve(args) => serve::main(&args, log),
+        Command::Ctl(args) => blkmq::ctl::main(&args),
         #[cfg(feature = "bench")]
         Command::Bench(what) => bench(what),
         Command::Completions { shell } => {

@@ -8,19 +8,21 @@ mod last_sync;
 mod notify;
 mod placeholder;
 mod report;
-mod upgrade;
+pub(crate) mod running;
+pub(crate) mod upgrade;
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use blkmq_config::{Config, DiskSpec, ExportSpec, Plan, group, plan};
+use blkmq_config::{Config, Document, ExportSpec, Kind, Plan, plan, typed};
 use blkmq_core::time::Nanos;
-use blkmq_export::common::{self, AddressLimits, Common};
-use blkmq_export::front_door::{self, FRONT_DOORS, Offer};
+use blkmq_export::common::{self, Common};
+use blkmq_export::front_door::{self, FRONT_DOORS};
 use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -28,9 +30,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::cli::ServeArgs;
+use crate::control;
 use crate::log::Log;
+use crate::metrics;
 use last_sync::Files;
 use placeholder::Placeholders;
+use running::{OpenExport, Running};
 use upgrade::{Earlier, Outgoing};
 
 /// Serves until a signal.
@@ -38,17 +43,20 @@ use upgrade::{Earlier, Outgoing};
 /// # Errors
 /// What cannot be served, or was not finished when time ran out.
 pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
-    let config = configuration(args)?;
+    let (document, config) = configuration(args)?;
     // Before anything is opened, so that no signal finds the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("signals cannot be handled")?;
     if args.check {
         return check(&config);
     }
     let daemon = match &args.take_over {
-        Some(address) => upgrade::take_over(&config, address)?,
-        None => Daemon::start(&config, plan(&config)?)?,
+        Some(address) => upgrade::take_over(document, config, address)?,
+        None => {
+            let plan = plan(&config)?;
+            Daemon::start(document, config, plan)?
+        }
     };
-    daemon.run(signals, config.shutdown_limit, log)
+    daemon.run(args, signals, log)
 }
 
 /// Opens the disks, makes the queues and says whether they can be served; does not listen. Files that had to be made for that are taken away again.
@@ -70,34 +78,52 @@ fn check(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Joins the configuration file and the flags.
-fn configuration(args: &ServeArgs) -> Result<Config> {
-    let mut config = match &args.config {
+/// Joins the configuration file and the flags: as they are written, and what they mean.
+fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
+    let mut document = match &args.config {
         Some(path) => {
             let text = std::fs::read_to_string(path)
                 .with_context(|| format!("configuration {} cannot be read", path.display()))?;
-            Config::from_toml(&text).with_context(|| format!("configuration {}", path.display()))?
+            let context = || format!("configuration {}", path.display());
+            // Read as a whole first, which can say in which line it is wrong.
+            Config::from_toml(&text).with_context(context)?;
+            Document::from_toml(&text).with_context(context)?
         }
-        None => Config::default(),
+        None => Document::default(),
     };
     for disk in &args.disk {
-        config.disks.push(DiskSpec::parse(disk)?);
+        document.add_disk(disk)?;
     }
     for group in &args.group {
-        config.groups.push(group::parse(group)?);
+        document.add_group(group)?;
     }
     for (door, address) in &args.addresses.0 {
-        let export = ExportSpec::new(door, address);
-        read(&export).with_context(|| format!("--{door} {address}"))?;
-        config.exports.push(export);
+        read(&ExportSpec::new(door, address)).with_context(|| format!("--{door} {address}"))?;
+        document.add_export(door, address);
     }
-    config.reactors = args.reactors.or(config.reactors);
-    config.wait = args.wait.unwrap_or(config.wait);
-    let upgrade_socket = args.upgrade_socket.as_ref().or(config.upgrade_socket.as_ref());
+    let flag = |key: &str, value: Option<String>| value.map(|value| (key.to_owned(), Some(typed(&value))));
+    let named = document
+        .get(Kind::Daemon, "")
+        .is_some_and(|keys| keys.contains_key("upgrade_socket"));
     // Who takes over listens there for the next, unless told otherwise.
-    config.upgrade_socket = upgrade_socket.or(args.take_over.as_ref()).cloned();
+    let inherited = args.take_over.clone().filter(|_| !named);
+    let flags = [
+        flag("reactors", args.reactors.map(|count| count.to_string())),
+        flag("wait", args.wait.map(|wait| wait.to_string())),
+        flag("upgrade_socket", args.upgrade_socket.clone().or(inherited)),
+    ];
+    document.set(Kind::Daemon, "", flags.into_iter().flatten())?;
+    document.set(Kind::Control, "", flag("socket", args.control.clone()))?;
+    document.set(Kind::Metrics, "", flag("address", args.metrics.clone()))?;
+    let config = document.config()?;
     if let Some(address) = &config.upgrade_socket {
         upgrade::socket_path(address)?;
+    }
+    if let Some(address) = &config.control.socket {
+        control::socket_path(address)?;
+    }
+    if let Some(address) = &config.metrics {
+        metrics::place(address)?;
     }
     config.check()?;
     for export in &config.exports {
@@ -106,7 +132,7 @@ fn configuration(args: &ServeArgs) -> Result<Config> {
     if config.exports.is_empty() && !args.check {
         bail!("no address to serve at: give --nbd unix:PATH, or a configuration with [[export]]");
     }
-    Ok(config)
+    Ok((document, config))
 }
 
 /// What the engine is to be.
@@ -122,10 +148,9 @@ fn engine(config: &Config, plan: Plan) -> EngineConfig {
 
 /// A running daemon.
 pub struct Daemon {
-    engine: Engine,
+    engine: Arc<Engine>,
     common: Arc<Common>,
-    /// What is to be durable at the end.
-    files: Files,
+    running: Arc<Running>,
     /// Where another daemon may take over.
     outgoing: Option<Outgoing>,
     /// What groups did before this daemon took over.
@@ -139,22 +164,20 @@ impl Daemon {
     ///
     /// # Errors
     /// The address, the tunable or the thread that cannot be had.
-    pub fn start(config: &Config, plan: Plan) -> Result<Self> {
-        Self::start_with(config, plan, &Arc::new(Handover::new(Phase::Serving)))
+    pub fn start(document: Document, config: Config, plan: Plan) -> Result<Self> {
+        Self::start_with(document, config, plan, &Arc::new(Handover::new(Phase::Serving)))
     }
 
     /// The same; where another daemon's clients are taken over nobody is served yet.
-    fn start_with(config: &Config, plan: Plan, handover: &Arc<Handover>) -> Result<Self> {
-        let files = Files::open(config)?;
-        let connections_max = descriptors::connections(config, reactors(config))?;
+    fn start_with(document: Document, config: Config, plan: Plan, handover: &Arc<Handover>) -> Result<Self> {
+        let files = Files::open(&config)?;
+        let connections_max = descriptors::connections(&config, reactors(&config))?;
         // Listen first: an address that is taken should not cost a start of the engine.
         let mut opened = Vec::new();
         for export in &config.exports {
             let address = read(export)?;
-            let all = address
-                .open(&reached(config, &plan, export), handover)?
-                .into_iter();
-            opened.extend(all.map(|one| (one, address.to_string(), export)));
+            let all = address.open(&reached(&config, &plan, export), handover)?;
+            opened.push((all, address.to_string(), export.clone()));
         }
         let memory = config.nbd_memory.unwrap_or(common::BYTES_MAX);
         let common = Arc::new(Common::taking_part(memory, connections_max, handover));
@@ -162,25 +185,31 @@ impl Daemon {
         let outgoing = upgrade_socket
             .map(|address| Outgoing::open(address, &common))
             .transpose()?;
-        let engine = Engine::start(engine(config, plan))?;
-        let mut addresses = Vec::new();
-        for (opened, address, export) in opened {
-            let disks = export.disks.as_deref();
-            let served = served(config, &engine, disks);
-            addresses.extend(served.filter_map(|disk| opened.client_line(&disk.name)));
-            let offer = Offer {
-                disks,
-                admitted: admitted(&address, export),
-                handshake_deadline: config.nbd_handshake_deadline,
-            };
-            opened
-                .serve(&engine, offer, &common)
-                .with_context(|| format!("export {address}"))?;
+        let engine = Arc::new(Engine::start(engine(&config, plan))?);
+        let (mut addresses, mut exports) = (Vec::new(), Vec::new());
+        let disks = engine.disks();
+        for (all, address, spec) in opened {
+            let named = served(&config, &disks, spec.disks.as_deref());
+            warn_of_members(&named, &spec);
+            let mut open = Vec::new();
+            for one in all {
+                addresses.extend(named.iter().filter_map(|disk| one.client_line(&disk.name)));
+                let served = one.serve(&engine, running::offer_of(&spec, &config), &common);
+                open.push(served.with_context(|| format!("export {address}"))?);
+            }
+            exports.push(OpenExport { spec, served: open });
         }
+        let running = Running::new(
+            Arc::clone(&engine),
+            Arc::clone(&common),
+            (document, config),
+            files,
+            exports,
+        );
         Ok(Self {
             engine,
             common,
-            files,
+            running: Arc::new(running),
             outgoing,
             earlier: Arc::default(),
             addresses,
@@ -192,12 +221,58 @@ impl Daemon {
         &self.engine
     }
 
+    /// Lets it be asked and changed, if it can be.
+    fn control(&self, args: &ServeArgs, daemon: Arc<control::Daemon>) -> Result<Option<control::Server>> {
+        let config = self.running.control_config();
+        let (path, is_asked_for) = match &config.socket {
+            Some(address) => (control::socket_path(address)?, true),
+            None => (Some(control::default_path()), false),
+        };
+        let Some(path) = path else { return Ok(None) };
+        let has_place = path.parent().and_then(Path::parent).is_some_and(Path::is_dir);
+        let is_system = path.starts_with("/run") && !path.parent().is_some_and(Path::is_dir);
+        if !is_asked_for && (!has_place || is_system) {
+            return Ok(None);
+        }
+        if args.take_over.is_some() {
+            return control::Server::start_later(&path, config.readers, daemon).map(Some);
+        }
+        match control::Server::start(&path, config.readers.as_deref(), daemon) {
+            Err(error) if !is_asked_for => {
+                tracing::info!("there is no control socket: {error:#}");
+                Ok(None)
+            }
+            started => started.map(Some),
+        }
+    }
+
     /// Says that it is ready, and serves until a signal.
-    fn run(mut self, mut signals: Signals, limit: Duration, log: &Log) -> Result<()> {
+    fn run(mut self, args: &ServeArgs, mut signals: Signals, log: &Log) -> Result<()> {
         let at_shutdown = end_at_once_on_the_next()?;
         if let Some(outgoing) = &mut self.outgoing {
-            outgoing.start(&self.engine, &self.common, &self.earlier, signals.handle())?;
+            outgoing.start(
+                &self.engine,
+                &self.common,
+                &self.running,
+                &self.earlier,
+                signals.handle(),
+            )?;
         }
+        let asked = Arc::new(control::Daemon {
+            running: Arc::clone(&self.running),
+            earlier: Arc::clone(&self.earlier),
+            log: log.clone(),
+            started: Instant::now(),
+        });
+        let control = self.control(args, Arc::clone(&asked))?;
+        let place = self
+            .running
+            .metrics_address()
+            .map(|address| metrics::place(&address));
+        let metrics = place
+            .transpose()?
+            .map(|place| metrics::Server::start(place, asked, args.take_over.is_some()));
+        let metrics = metrics.transpose()?;
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
@@ -212,23 +287,44 @@ impl Daemon {
                     report += &report::connections(&self.common);
                     log.print_long(&report, REPORT_WAIT_MAX);
                 }
-                SIGHUP => {
-                    tracing::warn!("SIGHUP: nothing changes; the configuration is read at the start alone")
-                }
+                SIGHUP => self.reload(args),
                 _ => break,
             }
         }
+        drop((control, metrics));
+        self.running.close();
         let has_left = self.outgoing.as_mut().is_some_and(Outgoing::close);
         if !has_left {
             tracing::info!("shutting down: no new requests; a second signal ends at once");
         }
         // The thread waits for that alone.
         let _ = at_shutdown.send(signals);
+        let limit = self.running.shutdown_limit();
         if has_left {
             self.common.handover.leave();
             return self.end(limit);
         }
         self.shutdown(limit)
+    }
+
+    /// Makes the daemon what its file and its flags say now.
+    fn reload(&self, args: &ServeArgs) {
+        notify::reloading();
+        let changed = configuration(args).and_then(|(new, _)| {
+            let replace = |document: &mut Document| {
+                *document = new;
+                Ok(())
+            };
+            let mut done = self.running.resize_all();
+            done.extend(self.running.change(replace, false)?);
+            Ok(done)
+        });
+        match changed {
+            Ok(steps) if steps.is_empty() => tracing::info!("SIGHUP: nothing differs"),
+            Ok(steps) => tracing::info!("SIGHUP: {}", steps.join("; ")),
+            Err(error) => tracing::error!("SIGHUP: nothing is changed: {error:#}"),
+        }
+        notify::ready();
     }
 
     /// Ends when another daemon serves the clients, and will make durable what they wrote.
@@ -247,7 +343,7 @@ impl Daemon {
     pub fn shutdown(self, limit: Duration) -> Result<()> {
         let limit = Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX));
         let finished = self.engine.shutdown(limit);
-        match (finished, self.files.sync()) {
+        match (finished, self.running.sync()) {
             (Ok(()), synced) => synced,
             (Err(error), Ok(())) => Err(error.into()),
             (Err(error), Err(unsynced)) => bail!("{error}; {unsynced:#}"),
@@ -285,36 +381,28 @@ fn reached<'a>(config: &'a Config, plan: &'a Plan, export: &'a ExportSpec) -> Ve
         .collect()
 }
 
-/// How many connections an address may have.
-fn admitted(address: &str, export: &ExportSpec) -> AddressLimits {
-    let default = AddressLimits::default();
-    AddressLimits {
-        name: address.to_owned(),
-        connections_max: export.connections.unwrap_or(default.connections_max),
-        group_connections_max: export.group_connections.unwrap_or(default.group_connections_max),
-    }
+/// The disks that an address serves, in the order of the configuration: those that are named, or all on which no other lies.
+fn served<'a>(config: &Config, disks: &'a [Disk], only: Option<&[String]>) -> Vec<&'a Disk> {
+    let found = config
+        .disks
+        .iter()
+        .filter_map(|spec| disks.iter().find(|disk| disk.name == spec.name));
+    let is_served = |disk: &&Disk| match only {
+        None => disk.used_by.is_none(),
+        Some(names) => names.contains(&disk.name),
+    };
+    found.filter(is_served).collect()
 }
 
-/// The disks that an address serves, in the order of the configuration: those that are named, or all on which no other lies.
-fn served<'a>(
-    config: &'a Config,
-    engine: &'a Engine,
-    only: Option<&'a [String]>,
-) -> impl Iterator<Item = &'a Disk> {
-    let disks = config.disks.iter().filter_map(|disk| engine.disk(&disk.name));
-    disks.filter(move |disk| match (only, &disk.used_by) {
-        (None, user) => user.is_none(),
-        (Some(names), user) => {
-            let is_named = names.contains(&disk.name);
-            if let (true, Some(user)) = (is_named, user) {
-                tracing::warn!(
-                    "disk {}: it is served although disk {user} lies on it: whoever writes to it damages that one",
-                    disk.name
-                );
-            }
-            is_named
+fn warn_of_members(served: &[&Disk], export: &ExportSpec) {
+    for disk in served {
+        if let (Some(user), Some(_)) = (&disk.used_by, &export.disks) {
+            tracing::warn!(
+                "disk {}: it is served although disk {user} lies on it: whoever writes to it damages that one",
+                disk.name
+            );
         }
-    })
+    }
 }
 
 /// Makes a thread that ends the process at the next signal, whatever is under way, from when it is given the signals. There is one

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blkmq_config::{Config, DiskSpec, ExportSpec, GroupSpec, QueueSettings, plan};
+use blkmq_config::{Config, DiskSpec, Document, ExportSpec, GroupSpec, QueueSettings, plan};
 use blkmq_core::group::{CapKind, Caps};
 use blkmq_core::sched::Kind;
 
@@ -33,7 +33,10 @@ impl Scene {
         let drive = Drive::make(medium, &names)?;
         let socket = scratch.join("nbd.sock");
         let config = config(&drive, depth, &socket)?;
-        let daemon = Daemon::start(&config, plan(&config)?)?;
+        let daemon = {
+            let plan = plan(&config)?;
+            Daemon::start(Document::default(), config, plan)?
+        };
         Ok(Self {
             daemon,
             socket,

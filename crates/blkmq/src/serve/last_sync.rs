@@ -2,14 +2,22 @@
 //! others. The files are opened at the start, so that what the kernel failed to write since then is heard of here.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use blkmq_config::Config;
 
 /// The files that clients can write to.
 #[derive(Debug, Default)]
-pub(super) struct Files(Vec<(PathBuf, File)>);
+pub(super) struct Files(Vec<Written>);
+
+/// A file that clients can write to.
+#[derive(Debug)]
+struct Written {
+    disk: String,
+    path: PathBuf,
+    file: File,
+}
 
 impl Files {
     /// Opens them. Call it after the disks are open, and so locked and there.
@@ -17,14 +25,40 @@ impl Files {
     /// # Errors
     /// The file that cannot be opened for reading.
     pub(super) fn open(config: &Config) -> Result<Self> {
-        let writable = config.disks.iter().filter(|disk| !disk.read_only);
-        let written = writable.filter_map(|disk| Some(disk.source.driver()?.file()?.path));
-        let open = |path: &Path| {
+        let mut files = Self::default();
+        for disk in &config.disks {
+            files.add(config, &disk.name)?;
+        }
+        Ok(files)
+    }
+
+    /// Opens the file of one disk, if it is in a file and clients can write to it.
+    ///
+    /// # Errors
+    /// If it cannot be opened for reading.
+    pub(super) fn add(&mut self, config: &Config, disk: &str) -> Result<()> {
+        let mut writable = config.disks.iter().filter(|disk| !disk.read_only);
+        let found = writable.find(|spec| spec.name == disk);
+        let written = found.and_then(|disk| Some(disk.source.driver()?.file()?.path));
+        if let Some(path) = written {
             let file = File::open(path)
-                .with_context(|| format!("file {}: cannot be opened once more", path.display()));
-            Ok((path.to_owned(), file?))
-        };
-        written.map(open).collect::<Result<_>>().map(Self)
+                .with_context(|| format!("file {}: cannot be opened once more", path.display()))?;
+            self.0.push(Written {
+                disk: disk.to_owned(),
+                path: path.to_owned(),
+                file,
+            });
+        }
+        Ok(())
+    }
+
+    /// Makes durable what clients wrote to a disk, which is removed.
+    ///
+    /// # Errors
+    /// If something of it may be lost.
+    pub(super) fn remove(&mut self, disk: &str) -> Result<()> {
+        let gone = self.0.extract_if(.., |written| written.disk == disk);
+        Self(gone.collect()).sync()
     }
 
     /// Makes what clients wrote without a flush durable.
@@ -33,7 +67,7 @@ impl Files {
     /// All files of which something may be lost, by name.
     pub(super) fn sync(&self) -> Result<()> {
         let mut failed = Vec::new();
-        for (path, file) in &self.0 {
+        for Written { path, file, .. } in &self.0 {
             if let Err(error) = file.sync_data() {
                 failed.push(format!(
                     "file {}: what was not flushed may be lost: {error}",
@@ -55,7 +89,11 @@ mod tests {
     #[test]
     fn a_file_that_fails_does_not_keep_the_others_from_being_synced_and_all_are_named() {
         // Neither of the two can be synced at all (EINVAL).
-        let open = |path: &str| (PathBuf::from(path), File::open(path).unwrap());
+        let open = |path: &str| Written {
+            disk: path.to_owned(),
+            path: PathBuf::from(path),
+            file: File::open(path).unwrap(),
+        };
         let good = std::env::current_exe().unwrap();
         let files = Files(vec![
             open("/dev/null"),

@@ -7,6 +7,17 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// This process serves. Another one may have been the main one before.
 pub(super) fn ready() {
+    say(&format!("READY=1\nMAINPID={}\n", std::process::id()));
+}
+
+/// This process reads its configuration again; [`ready`] follows.
+pub(super) fn reloading() {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now_us = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+    say(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}\n"));
+}
+
+fn say(words: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
     };
@@ -14,13 +25,12 @@ pub(super) fn ready() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(&path),
     };
-    if let Err(error) = told.and_then(|address| tell(&address)) {
-        tracing::warn!("systemd was not told that this process serves: {error}");
+    if let Err(error) = told.and_then(|address| tell(&address, words)) {
+        tracing::warn!("systemd was not told of this process: {error}");
     }
 }
 
-fn tell(address: &SocketAddr) -> io::Result<()> {
-    let words = format!("READY=1\nMAINPID={}\n", std::process::id());
+fn tell(address: &SocketAddr, words: &str) -> io::Result<()> {
     UnixDatagram::unbound()?.send_to_addr(words.as_bytes(), address)?;
     Ok(())
 }

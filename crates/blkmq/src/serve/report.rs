@@ -9,7 +9,6 @@ use blkmq_core::mapper::multipath::NoPath;
 use blkmq_core::stat::{DirectionStats, GroupStats};
 use blkmq_drivers::multipath::MultipathDevice;
 use blkmq_export::common::Common;
-use blkmq_host::QueueId;
 use blkmq_host::control::Control;
 
 use super::upgrade::Earlier;
@@ -17,9 +16,9 @@ use super::upgrade::Earlier;
 /// Writes what all groups of all queues did since the start; of the first daemon, if others have taken over since.
 pub(super) fn statistics(control: &Control, earlier: &Earlier) -> String {
     let mut out = String::new();
-    for (number, queue) in (0..).zip(control.queues()) {
+    for (number, queue) in control.queues() {
         let _ = writeln!(out, "queue {} ({})", queue.name(), queue.elevator());
-        for (group, id) in control.groups(QueueId(number)) {
+        for (group, id) in control.groups(number) {
             let mut stats = queue.group_stats(id);
             if let Some(before) = earlier.get(&(queue.name().to_owned(), group.to_string())) {
                 stats.add(before);
@@ -30,10 +29,7 @@ pub(super) fn statistics(control: &Control, earlier: &Earlier) -> String {
         }
         for (who, behind, waited) in queue.delays().pairs {
             let name = |id: Option<GroupId>| {
-                let found = control
-                    .groups(QueueId(number))
-                    .into_iter()
-                    .find(|(_, at)| Some(*at) == id);
+                let found = control.groups(number).into_iter().find(|(_, at)| Some(*at) == id);
                 found.map_or_else(|| "others".to_owned(), |(group, _)| group.to_string())
             };
             let _ = writeln!(
@@ -44,13 +40,13 @@ pub(super) fn statistics(control: &Control, earlier: &Earlier) -> String {
                 waited.0 / 1000
             );
         }
-        if let Some(how) = control.describe_polling(QueueId(number)) {
+        if let Some(how) = control.describe_polling(number) {
             let _ = writeln!(out, "  polled: {how}");
         }
-        if let Ok(drive) = MultipathDevice::of_queue(control, QueueId(number)) {
-            out += &path_lines(drive);
+        if let Ok(drive) = MultipathDevice::of_queue(control, number) {
+            out += &path_lines(&drive);
         }
-        for (bucket, seen) in control.poll_stats(QueueId(number)) {
+        for (bucket, seen) in control.poll_stats(number) {
             let _ = writeln!(
                 out,
                 "  poll {bucket}: samples {}, mean {}, min {}, max {}, low {}, slept {}, overslept {}",

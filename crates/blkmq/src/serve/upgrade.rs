@@ -17,7 +17,7 @@ pub(super) use incoming::take_over;
 pub(super) use outgoing::Outgoing;
 
 /// What groups did, by queue and path, while other daemons served before this one.
-pub(super) type Earlier = BTreeMap<(String, String), GroupStats>;
+pub(crate) type Earlier = BTreeMap<(String, String), GroupStats>;
 
 /// Reads the address of an upgrade socket.
 ///

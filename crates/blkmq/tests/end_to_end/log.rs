@@ -6,13 +6,45 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use blkmq::control::client::Client as Control;
 use rustix::pipe::fcntl_setpipe_size;
 use rustix::process::Signal;
+use serde_json::json;
 
 use crate::common::daemon::serve_command;
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
+
+#[test]
+fn a_log_in_json_has_an_object_in_each_line_and_says_what_its_filter_lets_through() {
+    let scratch = Scratch::new();
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let mut command = serve_command(&["--disk", "name=vm1,ram=1M", "--nbd", &nbd, "--control", &control]);
+    command.env("BLKMQ_LOG_FORMAT", "json");
+    let mut daemon = Daemon::spawn(command);
+    let mut client = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    for (filter, weight) in [("error", 3), ("info", 4)] {
+        let filtered = client.call("log.set", &json!({"filter": filter}));
+        filtered.expect("a filter");
+        let keys = json!({"kind": "group", "name": "/vm1", "keys": {"weight": weight}});
+        client
+            .call("config.set", &keys)
+            .expect("a change, which is logged");
+    }
+    let wait = Duration::from_secs(10);
+    assert!(daemon.wait_for(wait, |line| line.contains("change: set group /vm1")));
+    assert_eq!(daemon.said().matches("change: ").count(), 1, "{}", daemon.said());
+    for line in daemon.said().lines().filter(|line| line.contains("level")) {
+        let message: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        assert!(
+            message["timestamp"].is_string() && message["message"].is_string(),
+            "{line}"
+        );
+    }
+    daemon.stop();
+}
 
 #[test]
 fn a_log_on_a_full_disk_costs_nobody_a_connection() {

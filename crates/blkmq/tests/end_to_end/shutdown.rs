@@ -64,7 +64,7 @@ fn requests_in_flight_at_sigterm_are_answered() {
 }
 
 #[test]
-fn sighup_changes_nothing_and_is_spoken_of() {
+fn a_hangup_without_a_difference_is_spoken_of() {
     let scratch = Scratch::new();
     let mut daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
@@ -74,7 +74,7 @@ fn sighup_changes_nothing_and_is_spoken_of() {
     }
     assert!(
         daemon.wait_for(Duration::from_secs(10), |line| line
-            .contains("SIGHUP: nothing changes")),
+            .contains("SIGHUP: nothing differs")),
         "nothing tells of it:\n{}",
         daemon.said()
     );

@@ -3,8 +3,11 @@
 //!
 //! `BLKMQ_UPGRADES=100 cargo test -p blkmq --release --test end_to_end upgrade::` is the long form.
 
+mod both_doors;
+mod caps;
 mod clients;
-mod load;
+mod forgets;
+pub(crate) mod load;
 mod refusals;
 
 use std::io::Read;

@@ -17,26 +17,38 @@ use crate::common::pattern::{self, BLOCK, SECTOR};
 use crate::common::{Daemon, Scratch};
 
 /// A driver that has up to five requests in flight, each to a block that no other one has meanwhile, and verifies what it reads.
-struct Driver {
-    client: Client,
+pub(crate) struct Driver {
+    pub(crate) client: Client,
     ring: Ring,
     chance: u64,
     /// By their heads.
     in_flight: BTreeMap<u16, Request>,
     /// What each block holds, or will when its write has ended.
     generations: BTreeMap<u64, u64>,
+    /// What each block held when its latest write was answered, and what a flush has made durable since; flushes are drawn if there is
+    /// some.
+    answered: BTreeMap<u64, u64>,
+    durable: Option<BTreeMap<u64, u64>>,
+    pub(crate) flushes: u64,
     writes: u64,
     reads: u64,
 }
 
 #[derive(Debug)]
-struct Request {
-    block: u64,
-    is_write: bool,
+enum Request {
+    Read {
+        block: u64,
+    },
+    Write {
+        block: u64,
+        generation: u64,
+    },
+    /// What was answered before.
+    Flush(BTreeMap<u64, u64>),
 }
 
 impl Driver {
-    fn new(socket: &Path, seed: u64, ring: Ring) -> Self {
+    pub(crate) fn new(socket: &Path, seed: u64, ring: Ring) -> Self {
         let packed = match ring {
             Ring::Split { .. } => 0,
             Ring::Packed { .. } => RING_PACKED,
@@ -47,6 +59,9 @@ impl Driver {
             chance: seed,
             in_flight: BTreeMap::new(),
             generations: BTreeMap::new(),
+            answered: BTreeMap::new(),
+            durable: None,
+            flushes: 0,
             writes: 0,
             reads: 0,
         }
@@ -60,19 +75,78 @@ impl Driver {
     }
 
     /// Begins requests as long as heads are free, and takes note of those that have ended, until `end`.
-    fn load_until(&mut self, end: Instant) {
+    pub(crate) fn load_until(&mut self, end: Instant) {
         while Instant::now() < end {
-            for head in HEADS {
-                if !self.in_flight.contains_key(&head) {
-                    self.begin(head);
-                }
-            }
-            self.client.kick();
-            self.take_ended();
+            self.step();
         }
     }
 
+    /// Begins what can be begun, and takes note of what has ended. Says whether something has.
+    pub(crate) fn step(&mut self) -> bool {
+        for head in HEADS {
+            if !self.in_flight.contains_key(&head) {
+                self.begin(head);
+            }
+        }
+        self.client.kick();
+        let before = self.ended();
+        self.take_ended();
+        self.ended() > before
+    }
+
+    /// Where its ring goes on.
+    pub(crate) fn base(&self) -> u64 {
+        self.ring.base()
+    }
+
+    /// How many requests have ended.
+    pub(crate) fn ended(&self) -> u64 {
+        self.writes + self.reads
+    }
+
+    /// Has its ring served after a kill: what was in flight is in the record.
+    pub(crate) fn serve_again(&mut self, socket: &Path, record: &OwnedFd) {
+        self.client.connect_again(socket);
+        send_record(&self.client, record);
+        self.client.start_at(self.ring.base());
+    }
+
+    /// Has its ring served: a packed one with a record of what is in flight, a split one without, so that it goes on where the daemon
+    /// before says.
+    pub(crate) fn serve(&mut self) {
+        if matches!(self.ring, Ring::Packed { .. }) {
+            let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&record, RECORD_BYTES).unwrap();
+            send_record(&self.client, &record);
+        }
+        self.client.start_at(self.ring.base());
+    }
+
+    /// Waits for what is in flight, over the same connection and ring.
+    pub(crate) fn finish(&mut self) {
+        assert_eq!(self.client.ask(GET_STATUS, &[]), 0, "the front end's connection");
+        self.client.kick();
+        self.wait_for_all();
+    }
+
+    /// Looks into the image for what was written last.
+    pub(crate) fn verify_image(&self, image: &Path) {
+        let image = std::fs::read(image).expect("the image");
+        for block in self.generations.keys() {
+            let at = BLOCK * *block as usize;
+            self.verify(*block, &image[at..at + BLOCK]);
+        }
+    }
+
+    /// Has it flush now and then, too.
+    pub(crate) fn flush_often(&mut self) {
+        self.durable = Some(BTreeMap::new());
+    }
+
     fn begin(&mut self, head: u16) {
+        if self.durable.is_some() && self.draw(6) == 0 {
+            return self.begin_flush(head);
+        }
         let block = u64::from(head) * BLOCKS_OF_A_HEAD + self.draw(BLOCKS_OF_A_HEAD);
         let is_write = self.draw(3) > 0;
         let data = data_of(head);
@@ -80,9 +154,12 @@ impl Driver {
             .client
             .fill(head, is_write.into(), block * (BLOCK / SECTOR) as u64);
         let generation = self.generations.entry(block).or_default();
+        let mut request = Request::Read { block };
         if is_write {
             *generation += 1;
-            self.client.write(data, &pattern::block(block, *generation));
+            let generation = *generation;
+            request = Request::Write { block, generation };
+            self.client.write(data, &pattern::block(block, generation));
         }
         let flags = if is_write { 0 } else { client::WRITE };
         let chain = [
@@ -90,22 +167,63 @@ impl Driver {
             (data, BLOCK as u32, flags),
             (base + 1024, 1, client::WRITE),
         ];
-        self.in_flight.insert(head, Request { block, is_write });
+        self.in_flight.insert(head, request);
         self.ring.offer(&self.client, head, chain);
     }
 
-    fn take_ended(&mut self) {
+    fn begin_flush(&mut self, head: u16) {
+        let base = self.client.fill(head, FLUSH, 0);
+        // The header in two pieces: a flush has no data, and the ring takes three descriptors at a time.
+        let chain = [(base, 8, 0), (base + 8, 8, 0), (base + 1024, 1, client::WRITE)];
+        self.in_flight.insert(head, Request::Flush(self.answered.clone()));
+        self.ring.offer(&self.client, head, chain);
+    }
+
+    pub(crate) fn take_ended(&mut self) {
         while let Some(head) = self.ring.take(&self.client) {
             let request = self.in_flight.remove(&head).expect("given back once");
             assert_eq!(self.client.status(head), 0, "{request:?}");
-            match request.is_write {
-                true => self.writes += 1,
-                false => {
+            match request {
+                Request::Write { block, generation } => {
+                    self.writes += 1;
+                    self.answered.insert(block, generation);
+                }
+                Request::Read { block } => {
                     self.reads += 1;
-                    self.verify(request.block, &self.client.read::<BLOCK>(data_of(head)));
+                    self.verify(block, &self.client.read::<BLOCK>(data_of(head)));
+                }
+                Request::Flush(answered) => {
+                    self.flushes += 1;
+                    // Flushes may end in another order than they began in.
+                    let durable = self.durable.get_or_insert_default();
+                    for (block, generation) in answered {
+                        let found = durable.entry(block).or_default();
+                        *found = generation.max(*found);
+                    }
                 }
             }
         }
+    }
+
+    /// Looks into an image that a power cut has left: each sector holds what a flush has made durable, or what was sent since. Returns
+    /// how many sectors hold less than what was sent last.
+    pub(crate) fn verify_after_a_power_cut(&self, image: &Path) -> usize {
+        let image = std::fs::read(image).expect("the image");
+        let durable = self.durable.as_ref().expect("it flushes");
+        let mut behind = 0;
+        for (block, sent) in &self.generations {
+            let at = BLOCK * *block as usize;
+            let least = durable.get(block).copied().unwrap_or_default();
+            for (index, sector) in (0..).zip(image[at..at + BLOCK].chunks(SECTOR)) {
+                let found = pattern::generation(*block, index, sector).expect("a sector of this block");
+                assert!(
+                    (least..=*sent).contains(&found),
+                    "LOST: block {block}, sector {index}: generation {found}, {least} is durable, {sent} was sent"
+                );
+                behind += usize::from(found < *sent);
+            }
+        }
+        behind
     }
 
     fn verify(&self, block: u64, found: &[u8]) {
@@ -132,14 +250,14 @@ fn data_of(head: u16) -> u64 {
 
 /// A ring of 16 descriptors as its driver has it: how many chains were offered and seen, or how many places.
 #[derive(Clone, Copy)]
-enum Ring {
+pub(crate) enum Ring {
     Split { offered: u16, seen: u16 },
     Packed { offered: u32, seen: u32 },
 }
 
 impl Ring {
-    const SPLIT: Self = Self::Split { offered: 0, seen: 0 };
-    const PACKED: Self = Self::Packed { offered: 0, seen: 0 };
+    pub(crate) const SPLIT: Self = Self::Split { offered: 0, seen: 0 };
+    pub(crate) const PACKED: Self = Self::Packed { offered: 0, seen: 0 };
 
     /// Where a device goes on that has no record.
     fn base(self) -> u64 {
@@ -247,11 +365,7 @@ fn kill_under_load(ring: Ring) {
     driver.client.kick();
     driver.wait_for_all();
     daemon.stop();
-    let image = std::fs::read(scratch.word("vm.raw")).unwrap();
-    for block in driver.generations.keys() {
-        let at = BLOCK * *block as usize;
-        driver.verify(*block, &image[at..at + BLOCK]);
-    }
+    driver.verify_image(&scratch.path("vm.raw"));
     let (writes, reads) = (driver.writes, driver.reads);
     println!("{kills} kills, {left} requests in flight at them, {writes} writes, {reads} reads");
     assert!(left > 0, "no kill met a request in flight");
@@ -275,15 +389,9 @@ fn upgrade_under_load(ring: Ring) {
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let upgrade = format!("unix:{}", scratch.word("up.sock"));
     let start = |how: &str| Daemon::start(&["--disk", &disk, "--vhost-user", &address, how, &upgrade]);
-    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&record, RECORD_BYTES).unwrap();
     let mut daemon = start("--upgrade-socket");
     let mut driver = Driver::new(&scratch.path("vm.sock"), 1, ring);
-    // Without a record a ring goes on where the daemon before says.
-    if matches!(ring, Ring::Packed { .. }) {
-        send_record(&driver.client, &record);
-    }
-    driver.client.start_at(driver.ring.base());
+    driver.serve();
     let (mut ended, mut pauses) = (0, Vec::new());
     std::thread::scope(|scope| {
         let upgrader = scope.spawn(|| {
@@ -307,16 +415,9 @@ fn upgrade_under_load(ring: Ring) {
             }
         }
     });
-    // The front end's own connection goes on, too.
-    assert_eq!(driver.client.ask(GET_STATUS, &[]), 0);
-    driver.client.kick();
-    driver.wait_for_all();
+    driver.finish();
     daemon.stop();
-    let image = std::fs::read(scratch.word("vm.raw")).unwrap();
-    for block in driver.generations.keys() {
-        let at = BLOCK * *block as usize;
-        driver.verify(*block, &image[at..at + BLOCK]);
-    }
+    driver.verify_image(&scratch.path("vm.raw"));
     pauses.sort_unstable();
     // As many as there were upgrades: one of each, or so.
     let longest = &pauses[pauses.len().saturating_sub(upgrades)..];
@@ -364,7 +465,7 @@ fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
     daemon.stop();
 }
 
-fn send_record(client: &Client, record: &OwnedFd) {
+pub(crate) fn send_record(client: &Client, record: &OwnedFd) {
     let mut spec = words(&[RECORD_BYTES, 0]);
     spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
     client.send(32, &spec, &[record.as_fd()]);
@@ -434,6 +535,8 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
     daemon.stop();
 }
 
+/// A flush, among the kinds of requests.
+const FLUSH: u32 = 4;
 const GET_STATUS: u32 = 40;
 const RESET_DEVICE: u32 = 34;
 const NEEDS_RESET: u64 = 0x40;
@@ -443,5 +546,26 @@ const HEADS: [u16; 5] = [0, 3, 6, 9, 12];
 /// Few, so that each is soon written again.
 const BLOCKS_OF_A_HEAD: u64 = 4;
 /// Enough for both kinds of rings.
-const RECORD_BYTES: u64 = 32 + 32 * 16 + 32;
+pub(crate) const RECORD_BYTES: u64 = 32 + 32 * 16 + 32;
 const RING_PACKED: u64 = 1 << 34;
+
+#[test]
+fn a_ring_outside_of_the_memory_is_spoken_of_once_and_served_when_the_memory_is_there() {
+    let scratch = Scratch::new();
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut daemon = Daemon::start(&["--disk", "name=vm,ram=1M", "--vhost-user", &address]);
+    let mut client = Client::connect(&scratch.path("vm.sock"));
+    // The rings lie in the first page of it.
+    client.share_at(client::MEMORY_BYTES, 1 << 40);
+    client.start();
+    client.request(0, 0, 0);
+    client.offer(&[0]);
+    let is_told = |line: &str| line.contains("ring 0 is not served");
+    assert!(daemon.wait_for(Duration::from_secs(10), is_told));
+    assert_eq!(client.ask(GET_STATUS, &[]), 0);
+    client.share(client::MEMORY_BYTES);
+    client.kick();
+    assert_eq!((client.used(1), client.status(0)), (vec![0], 0));
+    assert_eq!(daemon.said().matches("is not served").count(), 1);
+    daemon.stop();
+}

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use blkmq_config::{Config, plan};
+use blkmq_config::{Config, Document, plan};
+use blkmq_core::group::Debts;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::stat::GroupStats;
 use blkmq_drivers::file;
 use blkmq_export::handover::channel::Channel;
 use blkmq_export::handover::codec::{self, Message, VERSION};
 use blkmq_export::handover::{Handover, Phase};
+use blkmq_host::control::Control;
 
 use super::{ANSWER_MAX, Earlier};
 use crate::serve::Daemon;
@@ -21,14 +23,14 @@ use crate::serve::Daemon;
 ///
 /// # Errors
 /// Why not. The other daemon goes on then.
-pub(crate) fn take_over(config: &Config, address: &str) -> Result<Daemon> {
+pub(crate) fn take_over(document: Document, config: Config, address: &str) -> Result<Daemon> {
     let path = super::socket_path(address)?;
     let stream = UnixStream::connect(&path)
         .with_context(|| format!("no daemon can be reached at {address}: start without --take-over"))?;
     let mut channel = Channel::new(stream).with_context(|| address.to_owned())?;
     let handover = Arc::new(Handover::new(Phase::Suspended));
     take_what_a_start_needs(&mut channel, &handover)?;
-    let started = plan(config).and_then(|plan| Daemon::start_with(config, plan, &handover));
+    let started = plan(&config).and_then(|plan| Daemon::start_with(document, config, plan, &handover));
     let mut daemon = match started {
         Ok(daemon) => daemon,
         Err(error) => {
@@ -86,7 +88,7 @@ fn take_what_a_start_needs(channel: &mut Channel, handover: &Handover) -> Result
 
 /// Returns what groups did before.
 fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> Result<Earlier> {
-    for disk in daemon.engine().disks() {
+    for disk in &*daemon.engine().disks() {
         let disk = codec::Disk {
             name: disk.name.clone(),
             size: disk.size,
@@ -110,6 +112,7 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
                 count += 1;
             }
             Message::Statistics(statistics) if earlier.len() < STATISTICS_MAX => {
+                owe(&daemon.engine().control(), &statistics)?;
                 // Counts of another version are not gone on with.
                 if let Some(stats) = GroupStats::from_counts(&statistics.counts) {
                     earlier.insert((statistics.queue, statistics.group), stats);
@@ -140,6 +143,22 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
         start.elapsed().as_secs_f64() * 1e3
     );
     Ok(earlier)
+}
+
+/// Has a group pay here for what it took beyond its caps there, if there is such a group here.
+fn owe(control: &Control, statistics: &codec::Statistics) -> Result<()> {
+    let debts = Debts::try_from(&statistics.debts[..]);
+    let (Ok(queue), Ok(debts)) = (control.queue(&statistics.queue), debts) else {
+        return Ok(());
+    };
+    if control
+        .groups(queue)
+        .iter()
+        .any(|(path, _)| *path == statistics.group)
+    {
+        control.add_group_debts(queue, &statistics.group, &debts)?;
+    }
+    Ok(())
 }
 
 /// For the running daemon to flush disks, and to end what is in flight; and for its turn, while another one tries to take over.

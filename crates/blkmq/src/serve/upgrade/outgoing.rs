@@ -13,17 +13,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use blkmq_core::group::Debts;
 use blkmq_export::common::{self, Common, Socket};
 use blkmq_export::handover::channel::{Channel, ChannelError};
 use blkmq_export::handover::codec::{self, Message, Origin, VERSION};
-use blkmq_host::control::Control;
-use blkmq_host::disk::{Disk, QueueId};
+use blkmq_host::control::{Control, Uncapped};
+use blkmq_host::disk::{Disk, MAPPED};
 use blkmq_host::engine::Engine;
 use rustix::net::sockopt;
 use signal_hook::iterator::Handle;
 
 use super::flusher::Flusher;
 use super::{ANSWER_MAX, DOOR, Earlier};
+use crate::serve::running::Running;
 
 /// The upgrade socket, and who answers there.
 pub(crate) struct Outgoing {
@@ -42,7 +44,7 @@ struct Shared {
 struct Conductor {
     common: Arc<Common>,
     control: Control,
-    disks: Vec<Disk>,
+    running: Arc<Running>,
     flusher: Flusher,
     shared: Arc<Shared>,
     earlier: Arc<Earlier>,
@@ -81,6 +83,7 @@ impl Outgoing {
         &mut self,
         engine: &Engine,
         common: &Arc<Common>,
+        running: &Arc<Running>,
         earlier: &Arc<Earlier>,
         main: Handle,
     ) -> Result<()> {
@@ -91,7 +94,7 @@ impl Outgoing {
         let conductor = Conductor {
             common: Arc::clone(common),
             control: engine.control(),
-            disks: engine.disks().to_vec(),
+            running: Arc::clone(running),
             flusher: Flusher::start(engine),
             shared: Arc::clone(&self.shared),
             earlier: Arc::clone(earlier),
@@ -149,9 +152,11 @@ impl Conductor {
             Ok(channel) => channel,
             Err(error) => return tracing::warn!("upgrade: refused: {error}"),
         };
+        self.running.hold(true);
         match self.hand_over(&mut channel, pid) {
             Ok(()) => self.main.close(),
             Err(error) => {
+                self.running.hold(false);
                 tracing::warn!("upgrade: process {pid} does not take over: {error:#}; this daemon goes on");
                 let reason = format!("{error:#}");
                 // It may be gone, or have said why itself.
@@ -229,15 +234,20 @@ impl Conductor {
     }
 
     /// The disks that lie on drives.
-    fn leaves(&self) -> impl Iterator<Item = &Disk> {
-        let queues = self.control.queues().count();
-        self.disks.iter().filter(move |disk| disk.queue.index() < queues)
+    fn leaves(&self) -> Vec<Disk> {
+        let disks = self.control.disks();
+        disks
+            .iter()
+            .filter(|disk| disk.queue != MAPPED)
+            .cloned()
+            .collect()
     }
 
     /// Compares the disks that have clients. Returns those that have to be flushed for another daemon.
     fn check(&self, theirs: &BTreeMap<String, codec::Disk>) -> Result<Vec<Disk>> {
         let connected = self.common.handover.disks();
-        for disk in self.disks.iter().filter(|disk| connected.contains(&disk.name)) {
+        let disks = self.control.disks();
+        for disk in disks.iter().filter(|disk| connected.contains(&disk.name)) {
             compare(disk, theirs)?;
         }
         let mut must_flush = Vec::new();
@@ -275,6 +285,10 @@ impl Conductor {
     ) -> Result<usize> {
         let handover = &self.common.handover;
         handover.suspend();
+        // What waits for a cap would have to be waited for, too: it goes to the drive at once, and the other daemon's caps are owed it.
+        let queues = self.control.queues().into_iter();
+        let lifted = queues.map(|(queue, _)| self.control.lift_caps(queue));
+        let _uncapped: Vec<Uncapped> = lifted.collect::<Result<_, _>>()?;
         handover.wait_until_settled(STOP_MAX)?;
         // Some may have selected a disk since.
         self.check(theirs)?;
@@ -304,23 +318,25 @@ impl Conductor {
 }
 
 impl Conductor {
-    /// Sends what each group did, with what it did before this daemon took over.
+    /// Sends what each group did, with what it did before this daemon took over; and what it owes its caps.
     fn send_statistics(&self, channel: &mut Channel) -> Result<()> {
-        for (number, queue) in (0..).zip(self.control.queues()) {
-            for (group, id) in self.control.groups(QueueId(number)) {
+        for (number, queue) in self.control.queues() {
+            for (group, id) in self.control.groups(number) {
                 let at = (queue.name().to_owned(), group.to_string());
                 let mut stats = queue.group_stats(id);
                 self.earlier
                     .get(&at)
                     .into_iter()
                     .for_each(|before| stats.add(before));
-                if stats.total().ios == 0 {
+                let debts = self.control.group_debts(number, &at.1)?;
+                if stats.total().ios == 0 && debts == Debts::default() {
                     continue;
                 }
                 let statistics = codec::Statistics {
                     queue: at.0,
                     group: at.1,
                     counts: stats.counts(),
+                    debts: debts.to_vec(),
                 };
                 channel.send(&Message::Statistics(statistics), &[], ANSWER_MAX)?;
             }

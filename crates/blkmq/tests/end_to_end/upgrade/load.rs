@@ -11,9 +11,9 @@ use crate::common::nbd::{Client, Command};
 use crate::common::pattern::{BLOCK, block};
 
 /// The clients. A request that fails, a connection that is lost, and a byte that is wrong, panic.
-pub(super) struct Load {
+pub(crate) struct Load {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<Written>>,
 }
 
 #[derive(Default)]
@@ -21,10 +21,37 @@ struct Shared {
     is_over: AtomicBool,
     requests: AtomicU64,
     slowest_ns: AtomicU64,
+    gap: LongestGap,
+}
+
+/// The longest time between two answers to one client.
+#[derive(Debug, Default)]
+pub(crate) struct LongestGap(AtomicU64);
+
+/// What a client has written last.
+struct Written {
+    first: u64,
+    /// The blocks before this one are of this generation, the others of the one before.
+    until: u64,
+    generation: u64,
+}
+
+impl LongestGap {
+    /// An answer has come; `last` is when the one before came.
+    pub(crate) fn answered(&self, last: &mut Instant) {
+        let now = Instant::now();
+        let gap = now.duration_since(std::mem::replace(last, now));
+        self.0.fetch_max(gap.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// The longest one since the last call.
+    pub(crate) fn take(&self) -> Duration {
+        Duration::from_nanos(self.0.swap(0, Ordering::Relaxed))
+    }
 }
 
 impl Load {
-    pub(super) fn start(socket: &Path, disk: &str, clients: u64) -> Load {
+    pub(crate) fn start(socket: &Path, disk: &str, clients: u64) -> Load {
         let shared = Arc::new(Shared::default());
         let threads = (0..clients).map(|number| {
             let (client, shared) = (
@@ -39,42 +66,83 @@ impl Load {
         }
     }
 
-    pub(super) fn forget_slowest(&self) {
+    pub(crate) fn forget_slowest(&self) {
         self.shared.slowest_ns.store(0, Ordering::Relaxed);
     }
 
     /// How long the slowest batch of requests took since then.
-    pub(super) fn slowest(&self) -> Duration {
+    pub(crate) fn slowest(&self) -> Duration {
         Duration::from_nanos(self.shared.slowest_ns.load(Ordering::Relaxed))
     }
 
+    /// The longest time that one of the clients was without an answer since the last call.
+    pub(crate) fn take_longest_gap(&self) -> Duration {
+        self.shared.gap.take()
+    }
+
     /// Ends the load of clients that have lost their daemon.
-    pub(super) fn give_up(self) {
+    pub(crate) fn give_up(self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         self.threads.into_iter().for_each(|thread| drop(thread.join()));
     }
 
     /// Ends the load. Returns how many requests there were.
-    pub(super) fn stop(self) -> u64 {
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            thread.join().expect("no client saw an error, or a wrong byte");
+    pub(crate) fn stop(self) -> u64 {
+        self.end().0
+    }
+
+    /// Ends the load, and looks into the image for what was written last. Returns how many requests there were.
+    pub(crate) fn stop_and_verify(self, image: &Path) -> u64 {
+        let (requests, written) = self.end();
+        let image = std::fs::read(image).expect("the image");
+        for Written {
+            first,
+            until,
+            generation,
+        } in written
+        {
+            for number in first..first + BLOCKS {
+                let at = number as usize * BLOCK;
+                let expected = if number < until {
+                    generation
+                } else {
+                    generation - 1
+                };
+                assert!(
+                    image[at..at + BLOCK] == block(number, expected),
+                    "block {number} is not of generation {expected}"
+                );
+            }
         }
-        self.shared.requests.load(Ordering::Relaxed)
+        requests
+    }
+
+    fn end(self) -> (u64, Vec<Written>) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        let threads = self.threads.into_iter();
+        let written = threads.map(|thread| thread.join().expect("no client saw an error, or a wrong byte"));
+        let written = written.collect();
+        (self.shared.requests.load(Ordering::Relaxed), written)
     }
 }
 
-fn run(mut client: Client, number: u64, shared: &Shared) {
+fn run(mut client: Client, number: u64, shared: &Shared) -> Written {
     let first = number * BLOCKS;
+    let mut last = Instant::now();
     for generation in 1.. {
         for batch in 0..BLOCKS / BATCH {
             if shared.is_over.load(Ordering::Relaxed) {
-                return;
+                return Written {
+                    first,
+                    until: first + batch * BATCH,
+                    generation,
+                };
             }
             let blocks = first + batch * BATCH..first + (batch + 1) * BATCH;
             let start = Instant::now();
-            write_all(&mut client, blocks.clone(), generation);
-            read_all(&mut client, blocks, generation);
+            let mut answered = || shared.gap.answered(&mut last);
+            write_all(&mut client, blocks.clone(), generation, &mut answered);
+            read_all(&mut client, blocks, generation, &mut answered);
             shared
                 .slowest_ns
                 .fetch_max(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -82,9 +150,15 @@ fn run(mut client: Client, number: u64, shared: &Shared) {
         }
         client.flush().expect("a flush");
     }
+    unreachable!("there are enough generations")
 }
 
-fn write_all(client: &mut Client, blocks: std::ops::Range<u64>, generation: u64) {
+fn write_all(
+    client: &mut Client,
+    blocks: std::ops::Range<u64>,
+    generation: u64,
+    answered_one: &mut impl FnMut(),
+) {
     let send = |number: u64| {
         let data = block(number, generation);
         client.send(Command::Write, 0, number * BLOCK as u64, BLOCK as u32, &data)
@@ -95,12 +169,18 @@ fn write_all(client: &mut Client, blocks: std::ops::Range<u64>, generation: u64)
         .collect();
     for _ in 0..sent.len() {
         let answered = client.reply().expect("a reply");
+        answered_one();
         let at = sent.iter().position(|cookie| *cookie == answered);
         sent.swap_remove(at.expect("a reply to what was asked, and once"));
     }
 }
 
-fn read_all(client: &mut Client, blocks: std::ops::Range<u64>, generation: u64) {
+fn read_all(
+    client: &mut Client,
+    blocks: std::ops::Range<u64>,
+    generation: u64,
+    answered_one: &mut impl FnMut(),
+) {
     let send = |number: u64| {
         let cookie = client.send(Command::Read, 0, number * BLOCK as u64, BLOCK as u32, &[]);
         (cookie.expect("a read is sent"), number)
@@ -108,6 +188,7 @@ fn read_all(client: &mut Client, blocks: std::ops::Range<u64>, generation: u64) 
     let mut sent: Vec<(u64, u64)> = blocks.map(send).collect();
     for _ in 0..sent.len() {
         let answered = client.reply().expect("a reply");
+        answered_one();
         let at = sent.iter().position(|(cookie, _)| *cookie == answered);
         let (_, number) = sent.swap_remove(at.expect("a reply to what was asked, and once"));
         let mut data = vec![0; BLOCK];

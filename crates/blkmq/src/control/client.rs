@@ -1,0 +1,78 @@
+//! Decides how a daemon is asked over its control socket: one request after the other, with a time limit.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+/// A connection to a daemon.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+    next: u64,
+}
+
+impl Client {
+    /// Connects to a daemon's control socket.
+    ///
+    /// # Errors
+    /// If nobody listens there, or whoever asks may not connect.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(path).with_context(|| {
+            format!("no daemon can be asked at {}: is one running, with this control socket (--control), and may you use it?", path.display())
+        })?;
+        stream.set_read_timeout(Some(ANSWER_MAX))?;
+        stream.set_write_timeout(Some(ANSWER_MAX))?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+            next: 0,
+        })
+    }
+
+    /// Calls a method. Returns its result.
+    ///
+    /// # Errors
+    /// What the daemon says, or that it has gone.
+    pub fn call(&mut self, method: &str, params: &Value) -> Result<Value> {
+        self.next += 1;
+        let request = json!({"jsonrpc": "2.0", "id": self.next, "method": method, "params": params});
+        let line = format!("{request}\n");
+        self.stream
+            .get_mut()
+            .write_all(line.as_bytes())
+            .context("the daemon is gone")?;
+        loop {
+            let mut answer = self.next_line()?;
+            if answer.get("id") != Some(&self.next.into()) {
+                // Something that was subscribed to.
+                continue;
+            }
+            if let Some(message) = answer.pointer("/error/message").and_then(Value::as_str) {
+                bail!("{message}");
+            }
+            return Ok(answer["result"].take());
+        }
+    }
+
+    /// Waits for the next line that the daemon sends.
+    ///
+    /// # Errors
+    /// If it has gone, or sends no JSON.
+    pub fn next_line(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        let len = self
+            .stream
+            .read_line(&mut line)
+            .context("the daemon does not answer")?;
+        if len == 0 {
+            bail!("the daemon has closed the connection");
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+/// Longer than a change may take that waits for requests under way.
+const ANSWER_MAX: Duration = Duration::from_secs(120);

@@ -1,0 +1,390 @@
+//! Decides what can be asked and changed: one entry of [`METHODS`] each. Every change goes through [`Running::change`], so it is
+//! checked whole, and done or not.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use blkmq_config::{Document, Kind};
+use blkmq_drivers::multipath::MultipathDevice;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use super::API;
+use super::protocol::{BAD_PARAMS, Failure, NOT_ALLOWED};
+use super::report;
+use super::server::Daemon;
+
+/// What somebody may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Access {
+    /// Ask.
+    Read,
+    /// Ask and change.
+    All,
+}
+
+/// A method.
+pub(super) struct Method {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    needs: Access,
+    call: fn(&mut Session, Value, &Daemon) -> Result<Value, Failure>,
+}
+
+/// All methods.
+pub(super) static METHODS: &[Method] = &[
+    ask(
+        "daemon.methods",
+        "all methods, with what they do",
+        |_, params, _| {
+            none(params)?;
+            let all = METHODS
+                .iter()
+                .map(|method| json!({"name": method.name, "help": method.help}));
+            Ok(all.collect())
+        },
+    ),
+    ask(
+        "daemon.version",
+        "version of the daemon and of these methods",
+        |_, params, _| {
+            none(params)?;
+            Ok(json!({"version": env!("CARGO_PKG_VERSION"), "api": API, "pid": std::process::id()}))
+        },
+    ),
+    ask(
+        "daemon.status",
+        "what there is, in numbers",
+        |_, params, daemon| {
+            none(params)?;
+            Ok(report::status(daemon))
+        },
+    ),
+    ask(
+        "config.get",
+        "the configuration that describes the daemon as it is: {toml, tables}",
+        |_, params, daemon| {
+            none(params)?;
+            let document = daemon.running.document();
+            let tables = serde_json::to_value(document.tables_of_all()).map_err(anyhow::Error::from)?;
+            Ok(json!({"toml": document.to_string(), "tables": tables}))
+        },
+    ),
+    change(
+        "config.apply",
+        "make the daemon what a whole configuration says: {toml, dry_run}",
+        |_, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                toml: String,
+                #[serde(default)]
+                dry_run: bool,
+            }
+            let Params { toml, dry_run } = of(params)?;
+            let replace = |document: &mut Document| {
+                *document = Document::from_toml(&toml)?;
+                Ok(())
+            };
+            steps(daemon.running.change(replace, dry_run))
+        },
+    ),
+    change(
+        "config.set",
+        "set keys of a table, null for the default: {kind, name, keys, dry_run}",
+        |_, params, daemon| {
+            let Edit {
+                kind,
+                name,
+                keys,
+                dry_run,
+            } = of(params)?;
+            edit(daemon, dry_run, |document| {
+                document.set(Kind::by_name(&kind)?, &name, values(keys)?)
+            })
+        },
+    ),
+    change(
+        "config.add",
+        "add a table: {kind, name, keys, dry_run}",
+        |_, params, daemon| {
+            let Edit {
+                kind,
+                name,
+                keys,
+                dry_run,
+            } = of(params)?;
+            edit(daemon, dry_run, |document| {
+                let given = values(keys)?
+                    .into_iter()
+                    .filter_map(|(key, value)| Some((key, value?)));
+                document.insert(Kind::by_name(&kind)?, &name, given.collect())
+            })
+        },
+    ),
+    change(
+        "config.remove",
+        "remove a table: {kind, name, dry_run}",
+        |_, params, daemon| {
+            let Edit {
+                kind, name, dry_run, ..
+            } = of(params)?;
+            edit(daemon, dry_run, |document| {
+                document.remove(Kind::by_name(&kind)?, &name)
+            })
+        },
+    ),
+    ask("disk.list", "the disks", |_, params, daemon| {
+        none(params)?;
+        Ok(report::disks(&daemon.running.control()))
+    }),
+    change(
+        "disk.resize",
+        "let a disk grow, and its clients know: {disk, size}; without size, to what its file has",
+        |_, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                disk: String,
+                size: Option<u64>,
+            }
+            let Params { disk, size } = of(params)?;
+            let (before, size) = daemon.running.resize(&disk, size)?;
+            Ok(json!({"before": before, "size": size}))
+        },
+    ),
+    ask(
+        "queue.list",
+        "the queues, with their elevators and tunables",
+        |_, params, daemon| {
+            none(params)?;
+            Ok(report::queues(&daemon.running.control())?)
+        },
+    ),
+    ask(
+        "group.list",
+        "the groups of each queue, with weights, caps and targets",
+        |_, params, daemon| {
+            none(params)?;
+            Ok(report::groups(&daemon.running.control())?)
+        },
+    ),
+    ask(
+        "export.list",
+        "the addresses, with their connections",
+        |_, params, daemon| {
+            none(params)?;
+            Ok(report::exports(daemon))
+        },
+    ),
+    ask(
+        "statistics.get",
+        "what queues and groups have done since the start",
+        |_, params, daemon| {
+            none(params)?;
+            Ok(report::statistics(daemon))
+        },
+    ),
+    ask(
+        "subscribe",
+        "be told the statistics again and again: {interval_ms}",
+        |session, params, _| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                interval_ms: u64,
+            }
+            let Params { interval_ms } = of(params)?;
+            if !(INTERVAL_MIN..=INTERVAL_MAX).contains(&interval_ms) {
+                let what = format!(
+                    "interval_ms {interval_ms} rejected: must be from {INTERVAL_MIN} to {INTERVAL_MAX}"
+                );
+                return Err(Failure::new(BAD_PARAMS, what));
+            }
+            session.ticks = Some((Duration::from_millis(interval_ms), Instant::now()));
+            Ok(json!({}))
+        },
+    ),
+    ask("unsubscribe", "not to be told any more", |session, params, _| {
+        none(params)?;
+        session.ticks = None;
+        Ok(json!({}))
+    }),
+    change(
+        "log.set",
+        "log what a filter lets through, as BLKMQ_LOG has it: {filter}",
+        |_, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                filter: String,
+            }
+            let Params { filter } = of(params)?;
+            daemon.log.set_filter(&filter)?;
+            Ok(json!({}))
+        },
+    ),
+    change(
+        "multipath.message",
+        "tell a multipath disk: {disk, message, path or group}",
+        |_, params, daemon| {
+            let message: Message = of(params)?;
+            message.send(daemon)?;
+            Ok(json!({}))
+        },
+    ),
+];
+
+const fn ask(
+    name: &'static str,
+    help: &'static str,
+    call: fn(&mut Session, Value, &Daemon) -> Result<Value, Failure>,
+) -> Method {
+    Method {
+        name,
+        help,
+        needs: Access::Read,
+        call,
+    }
+}
+
+const fn change(
+    name: &'static str,
+    help: &'static str,
+    call: fn(&mut Session, Value, &Daemon) -> Result<Value, Failure>,
+) -> Method {
+    Method {
+        needs: Access::All,
+        ..ask(name, help, call)
+    }
+}
+
+/// Finds a method.
+pub(super) fn find(name: &str) -> Option<&'static Method> {
+    METHODS.iter().find(|method| method.name == name)
+}
+
+/// What is kept of one client.
+pub(super) struct Session {
+    access: Access,
+    /// How often it is told the statistics, and when next.
+    ticks: Option<(Duration, Instant)>,
+}
+
+impl Session {
+    pub(super) fn new(access: Access) -> Self {
+        Self { access, ticks: None }
+    }
+
+    pub(super) fn call(&mut self, method: &Method, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
+        if self.access < method.needs {
+            let what = format!(
+                "{} is for the daemon's user and for root; readers may ask",
+                method.name
+            );
+            return Err(Failure::new(NOT_ALLOWED, what));
+        }
+        (method.call)(self, params, daemon)
+    }
+
+    /// When it is to be told next.
+    pub(super) fn next_tick(&self) -> Option<Instant> {
+        self.ticks.map(|(_, next)| next)
+    }
+
+    /// What it is to be told now, if it is time.
+    pub(super) fn tick(&mut self, daemon: &Daemon) -> Option<Value> {
+        let now = Instant::now();
+        let (interval, next) = self.ticks.as_mut().filter(|(_, next)| *next <= now)?;
+        // What was missed is not made up for.
+        *next = (*next + *interval).max(now);
+        Some(report::statistics(daemon))
+    }
+}
+
+/// A table of the configuration, and what is to become of it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Edit {
+    kind: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    keys: Map<String, Value>,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+fn edit(
+    daemon: &Daemon,
+    dry_run: bool,
+    edit: impl FnOnce(&mut Document) -> Result<()>,
+) -> Result<Value, Failure> {
+    steps(daemon.running.change(edit, dry_run))
+}
+
+fn steps(done: Result<Vec<String>>) -> Result<Value, Failure> {
+    Ok(json!({"steps": done?}))
+}
+
+/// Keys with their values as a configuration has them; null is none.
+fn values(keys: Map<String, Value>) -> Result<Vec<(String, Option<toml::Value>)>> {
+    let value = |(key, value): (String, Value)| {
+        let value = match value {
+            Value::Null => None,
+            value => {
+                let converted = toml::Value::try_from(&value);
+                Some(converted.with_context(|| format!("{key} = {value} rejected"))?)
+            }
+        };
+        Ok((key, value))
+    };
+    keys.into_iter().map(value).collect()
+}
+
+/// A message to a multipath disk.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Message {
+    disk: String,
+    message: String,
+    path: Option<String>,
+    group: Option<u8>,
+}
+
+impl Message {
+    fn send(self, daemon: &Daemon) -> Result<()> {
+        let control = daemon.running.control();
+        let disks = control.disks();
+        let disk = disks.iter().find(|disk| disk.name == self.disk);
+        let disk = disk.with_context(|| format!("disk {}: there is no such disk", self.disk))?;
+        let device = MultipathDevice::of_queue(&control, disk.queue)?;
+        let path = || self.path.as_deref().context("path is missing");
+        match self.message.as_str() {
+            "fail_path" => device.fail_path(path()?)?,
+            "reinstate_path" => device.reinstate_path(path()?)?,
+            "switch_group" => device.switch_group(self.group.context("group is missing")?)?,
+            other => {
+                anyhow::bail!("message {other:?} rejected: must be fail_path, reinstate_path or switch_group")
+            }
+        }
+        Ok(())
+    }
+}
+
+fn none(params: Value) -> Result<(), Failure> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct None {}
+    of::<None>(params).map(drop)
+}
+
+fn of<T: DeserializeOwned>(params: Value) -> Result<T, Failure> {
+    let params = if params.is_null() { json!({}) } else { params };
+    serde_json::from_value(params).map_err(|error| Failure::new(BAD_PARAMS, format!("params: {error}")))
+}
+
+/// How often statistics can be told, in milliseconds.
+const INTERVAL_MIN: u64 = 100;
+const INTERVAL_MAX: u64 = 3_600_000;

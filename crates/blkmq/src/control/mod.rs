@@ -1,0 +1,49 @@
+//! Decides how a running daemon is asked and changed over its control socket: JSON-RPC 2.0, a request and an answer a line.
+//! `docs/operate/control.md` is for users.
+//!
+//! | part | decides |
+//! |---|---|
+//! | `protocol` | what a line is |
+//! | `server` | who may connect, and how long one may take; a thread for each client, never a reactor |
+//! | `methods` | what can be asked and changed |
+//! | `report` | what a daemon counts, as JSON |
+//! | `client` | the other side, for `ctl` and for tests |
+
+pub mod client;
+mod methods;
+mod protocol;
+mod report;
+mod server;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use blkmq_export::common::Address;
+
+pub(crate) use server::{Daemon, Server, remove_stale};
+
+/// The version of the methods and of what they answer; a larger one has more, and everything that this one has.
+pub const API: u32 = 1;
+
+/// Reads the address of a control socket; none for `none`.
+///
+/// # Errors
+/// If it is neither that nor a unix socket's.
+pub(crate) fn socket_path(address: &str) -> Result<Option<PathBuf>> {
+    if address == "none" {
+        return Ok(None);
+    }
+    match address.parse::<Address>() {
+        Ok(Address::Unix(path)) => Ok(Some(path)),
+        _ => bail!(
+            "control socket {address:?} rejected: must be unix:PATH, as in unix:/run/blkmq/control.sock, or none"
+        ),
+    }
+}
+
+/// Where a daemon listens, and `ctl` asks, unless told otherwise: in the user's runtime directory, or in that of system services.
+pub(crate) fn default_path() -> PathBuf {
+    let of_user = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    let dir = of_user.map_or_else(|| PathBuf::from("/run"), PathBuf::from);
+    dir.join("blkmq").join("control.sock")
+}

@@ -1,0 +1,131 @@
+//! Decides what a line is: a JSON-RPC 2.0 request, and its answer. Batches are refused; a request without an id is done, and not
+//! answered.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// A request as it came.
+#[derive(Debug, Deserialize)]
+pub(super) struct Request {
+    jsonrpc: String,
+    pub(super) method: String,
+    #[serde(default)]
+    pub(super) params: Value,
+    /// Absent where no answer is wanted.
+    #[serde(default, deserialize_with = "present")]
+    pub(super) id: Option<Value>,
+}
+
+/// Tells `"id": null` from no id.
+fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(from).map(Some)
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Failure {
+    pub(super) code: i32,
+    pub(super) message: String,
+}
+
+impl Failure {
+    pub(super) fn new(code: i32, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { code, message }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::new(REFUSED, format!("{error:#}"))
+    }
+}
+
+/// Reads a line.
+///
+/// # Errors
+/// Why it is no request, and the id to answer to, as far as there is one.
+pub(super) fn parse(line: &[u8]) -> Result<Request, (Failure, Value)> {
+    let value: Value = serde_json::from_slice(line)
+        .map_err(|error| (Failure::new(NO_JSON, format!("no JSON: {error}")), Value::Null))?;
+    let id = value.get("id").cloned().unwrap_or(Value::Null);
+    let request: Request = serde_json::from_value(value).map_err(|error| {
+        let what = format!("no request of JSON-RPC 2.0, one an object and a line: {error}");
+        (Failure::new(NO_REQUEST, what), id.clone())
+    })?;
+    let is_id = matches!(
+        request.id,
+        None | Some(Value::Null | Value::Number(_) | Value::String(_))
+    );
+    if request.jsonrpc != "2.0" || !is_id {
+        let what = "\"jsonrpc\" must be \"2.0\", and \"id\" a number, a text or null";
+        return Err((Failure::new(NO_REQUEST, what), Value::Null));
+    }
+    Ok(request)
+}
+
+/// Writes the answer to a request.
+pub(super) fn answer(id: &Value, done: Result<Value, Failure>) -> String {
+    let mut line = match done {
+        Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
+        Err(failure) => json!({"jsonrpc": "2.0", "id": id, "error": failure}),
+    }
+    .to_string();
+    line.push('\n');
+    line
+}
+
+/// Writes what is told without being asked, to who has subscribed to it.
+pub(super) fn notification(method: &str, params: &Value) -> String {
+    let mut line = json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string();
+    line.push('\n');
+    line
+}
+
+/// The line is no JSON.
+pub(super) const NO_JSON: i32 = -32700;
+/// It is no request.
+pub(super) const NO_REQUEST: i32 = -32600;
+/// There is no such method.
+pub(super) const NO_METHOD: i32 = -32601;
+/// Its parameters are missing, unknown, or of another kind.
+pub(super) const BAD_PARAMS: i32 = -32602;
+/// The daemon refuses it; nothing is changed.
+pub(super) const REFUSED: i32 = 1;
+/// Whoever asks may read only.
+pub(super) const NOT_ALLOWED: i32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_request_is_answered_with_the_code_of_the_standard() {
+        for (line, code) in [
+            ("{", NO_JSON),
+            ("\"\\ud800\"", NO_JSON),
+            ("3", NO_REQUEST),
+            ("[]", NO_REQUEST),
+            (r#"[{"jsonrpc":"2.0","id":1,"method":"x"}]"#, NO_REQUEST),
+            (r#"{"jsonrpc":"1.0","id":1,"method":"x"}"#, NO_REQUEST),
+            (r#"{"jsonrpc":"2.0","id":[],"method":"x"}"#, NO_REQUEST),
+            (r#"{"jsonrpc":"2.0","id":1}"#, NO_REQUEST),
+        ] {
+            let (failure, _) = parse(line.as_bytes()).unwrap_err();
+            assert_eq!(failure.code, code, "{line}: {}", failure.message);
+        }
+        // Nested more deeply than anybody writes by hand.
+        let deep = "[".repeat(100_000);
+        assert_eq!(parse(deep.as_bytes()).unwrap_err().0.code, NO_JSON);
+    }
+
+    #[test]
+    fn a_request_without_an_id_wants_no_answer_and_one_with_null_does() {
+        let of = |line: &str| parse(line.as_bytes()).unwrap().id;
+        assert_eq!(of(r#"{"jsonrpc":"2.0","method":"x"}"#), None);
+        assert_eq!(
+            of(r#"{"jsonrpc":"2.0","method":"x","id":null}"#),
+            Some(Value::Null)
+        );
+    }
+}

@@ -1,0 +1,329 @@
+//! Decides who may use the control socket, and what one client costs: a thread of its own, a line of at most 1 MiB, and some seconds
+//! to take its answers. Who is too slow is hung up on; whatever a client does, others and the reactors do not notice.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt;
+use serde_json::Value;
+
+use super::methods::{self, Access, Session};
+use super::protocol::{self, Failure, NO_JSON, NO_METHOD};
+use crate::log::Log;
+use crate::serve::running::Running;
+use crate::serve::upgrade::Earlier;
+
+/// A control socket that is served, until this is dropped.
+pub(crate) struct Server {
+    path: PathBuf,
+    state: Arc<State>,
+}
+
+/// What a server and its thread share.
+#[derive(Default)]
+struct State {
+    is_open: AtomicBool,
+    is_over: AtomicBool,
+}
+
+/// What clients ask about.
+pub(crate) struct Daemon {
+    pub(crate) running: Arc<Running>,
+    /// What groups did before this daemon took over.
+    pub(crate) earlier: Arc<Earlier>,
+    pub(crate) log: Log,
+    pub(crate) started: Instant,
+}
+
+impl Server {
+    /// Listens at `path`, and serves whoever may connect. `readers` is a group of the system whose members may read.
+    ///
+    /// # Errors
+    /// If there can be no such socket, or another daemon has it.
+    pub(crate) fn start(path: &Path, readers: Option<&str>, daemon: Arc<Daemon>) -> Result<Self> {
+        let listener = listen(path, readers).with_context(|| format!("control socket {}", path.display()))?;
+        Self::spawn(path, move |state| {
+            state.is_open.store(true, Ordering::Release);
+            accept(&listener, &daemon, state);
+        })
+    }
+
+    /// The same, as soon as the daemon that is taken over has let go of the socket.
+    ///
+    /// # Errors
+    /// If there can be no thread for it.
+    pub(crate) fn start_later(path: &Path, readers: Option<String>, daemon: Arc<Daemon>) -> Result<Self> {
+        let at = path.to_owned();
+        Self::spawn(path, move |state| {
+            let start = Instant::now();
+            while !state.is_over.load(Ordering::Acquire) {
+                match listen(&at, readers.as_deref()) {
+                    Ok(listener) => {
+                        state.is_open.store(true, Ordering::Release);
+                        return accept(&listener, &daemon, state);
+                    }
+                    Err(error) if start.elapsed() > FREE_MAX => {
+                        return tracing::warn!("control socket {}: {error:#}", at.display());
+                    }
+                    Err(_) => thread::sleep(TRY_AGAIN),
+                }
+            }
+        })
+    }
+
+    fn spawn(path: &Path, serve: impl FnOnce(&State) + Send + 'static) -> Result<Self> {
+        let state = Arc::<State>::default();
+        let of_thread = Arc::clone(&state);
+        let thread = thread::Builder::new().name("control".to_owned());
+        thread
+            .spawn(move || serve(&of_thread))
+            .context("no thread for the control socket can be made")?;
+        Ok(Self {
+            path: path.to_owned(),
+            state,
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The path first: whoever comes next finds it free, and keeps it.
+        if self.state.is_open.load(Ordering::Acquire) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        self.state.is_over.store(true, Ordering::Release);
+    }
+}
+
+fn listen(path: &Path, readers: Option<&str>) -> Result<UnixListener> {
+    if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
+        std::fs::DirBuilder::new()
+            .mode(0o755)
+            .create(dir)
+            .with_context(|| format!("its directory {} cannot be made", dir.display()))?;
+    }
+    remove_stale(path)?;
+    // Nobody can connect before the mode is right: the socket is made where nobody looks, and then moved.
+    let own = path.with_extension(format!("{}.new", std::process::id()));
+    let _ = std::fs::remove_file(&own);
+    let listener = UnixListener::bind(&own).context("cannot listen there")?;
+    let prepared = prepare(&own, readers).and_then(|()| Ok(std::fs::rename(&own, path)?));
+    if prepared.is_err() {
+        let _ = std::fs::remove_file(&own);
+    }
+    prepared?;
+    Ok(listener)
+}
+
+fn prepare(path: &Path, readers: Option<&str>) -> Result<()> {
+    let mode = match readers {
+        Some(name) => {
+            let group = group_number(name)?;
+            std::os::unix::fs::chown(path, None, Some(group))
+                .with_context(|| format!("readers = {name:?}: the socket cannot be given to that group"))?;
+            0o660
+        }
+        None => 0o600,
+    };
+    Ok(std::fs::set_permissions(path, PermissionsExt::from_mode(mode))?)
+}
+
+/// The number of a group of the system.
+fn group_number(name: &str) -> Result<u32> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let all = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let mut groups = all.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let found = groups.find(|fields| fields.first() == Some(&name));
+    let number = found.and_then(|fields| fields.get(2)?.parse().ok());
+    number.with_context(|| format!("readers = {name:?} rejected: the system has no such group"))
+}
+
+/// Takes a socket away that nobody listens on any more.
+///
+/// # Errors
+/// If somebody does, or it is something else.
+pub(crate) fn remove_stale(path: &Path) -> Result<()> {
+    let Ok(found) = std::fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !found.file_type().is_socket() {
+        bail!("there is something else than a socket: choose another path, or move it away");
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(std::fs::remove_file(path)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        _ => bail!("another daemon listens there: stop it, or choose another path"),
+    }
+}
+
+fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {
+    let clients = Arc::new(AtomicU32::new(0));
+    if let Err(error) = listener.set_nonblocking(true) {
+        return tracing::error!("control: nobody can be accepted: {error}");
+    }
+    while !state.is_over.load(Ordering::Acquire) {
+        match listener.accept() {
+            Ok((stream, _)) => serve(stream, daemon, &clients),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let mut fds = [PollFd::new(listener, PollFlags::IN)];
+                let _ = poll(&mut fds, Some(&LOOK_AGAIN.try_into().expect("a second fits")));
+            }
+            Err(error) => {
+                tracing::warn!("control: nobody can be accepted: {error}");
+                thread::sleep(LOOK_AGAIN);
+            }
+        }
+    }
+}
+
+/// Gives a client a thread, if there are not too many.
+fn serve(stream: UnixStream, daemon: &Arc<Daemon>, clients: &Arc<AtomicU32>) {
+    // Relaxed: a count; only this thread adds.
+    if clients.load(Ordering::Relaxed) >= CLIENTS_MAX {
+        let failure = Failure::new(
+            protocol::REFUSED,
+            format!("{CLIENTS_MAX} clients are connected already"),
+        );
+        let _ = stream.set_nonblocking(true);
+        let _ = (&stream).write_all(protocol::answer(&Value::Null, Err(failure)).as_bytes());
+        return;
+    }
+    clients.fetch_add(1, Ordering::Relaxed);
+    let (daemon, counted) = (Arc::clone(daemon), Arc::clone(clients));
+    let thread = thread::Builder::new()
+        .name("control".to_owned())
+        .stack_size(STACK_BYTES);
+    let started = thread.spawn(move || {
+        let ended = Client::new(stream).and_then(|client| client.run(&daemon));
+        if let Err(error) = ended {
+            tracing::debug!("control: a client is lost: {error}");
+        }
+        counted.fetch_sub(1, Ordering::Relaxed);
+    });
+    if let Err(error) = started {
+        clients.fetch_sub(1, Ordering::Relaxed);
+        tracing::warn!("control: no thread for a client: {error}");
+    }
+}
+
+/// One client.
+struct Client {
+    stream: UnixStream,
+    access: Access,
+    /// What came of a line that has not ended.
+    input: Vec<u8>,
+}
+
+impl Client {
+    fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(false)?;
+        stream.set_write_timeout(Some(WRITE_MAX))?;
+        let peer = sockopt::socket_peercred(&stream)?;
+        let is_owner = peer.uid.is_root() || peer.uid == rustix::process::geteuid();
+        Ok(Self {
+            stream,
+            access: if is_owner { Access::All } else { Access::Read },
+            input: Vec::new(),
+        })
+    }
+
+    fn run(mut self, daemon: &Daemon) -> io::Result<()> {
+        let mut session = Session::new(self.access);
+        loop {
+            if self.wait(session.next_tick())? {
+                let mut piece = [0; 16 << 10];
+                let len = self.stream.read(&mut piece)?;
+                if len == 0 {
+                    return Ok(());
+                }
+                self.input.extend_from_slice(&piece[..len]);
+                self.take_lines(daemon, &mut session)?;
+            }
+            if let Some(told) = session.tick(daemon) {
+                self.stream
+                    .write_all(protocol::notification("statistics", &told).as_bytes())?;
+            }
+        }
+    }
+
+    /// Waits for bytes, or until `tick`. Says whether there are some.
+    fn wait(&self, tick: Option<Instant>) -> io::Result<bool> {
+        let timeout = tick.map(|at| at.saturating_duration_since(Instant::now()).try_into());
+        let timeout = timeout.transpose().map_err(io::Error::other)?;
+        let mut fds = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn take_lines(&mut self, daemon: &Daemon, session: &mut Session) -> io::Result<()> {
+        let mut input = std::mem::take(&mut self.input);
+        let mut rest = &input[..];
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line = rest[..end].trim_ascii();
+            rest = &rest[end + 1..];
+            if !line.is_empty()
+                && let Some(answer) = answer(line, daemon, session)
+            {
+                self.stream.write_all(answer.as_bytes())?;
+            }
+        }
+        let taken = input.len() - rest.len();
+        input.drain(..taken);
+        if input.len() > LINE_MAX {
+            let failure = Failure::new(NO_JSON, format!("a line has at most {LINE_MAX} bytes"));
+            let _ = self
+                .stream
+                .write_all(protocol::answer(&Value::Null, Err(failure)).as_bytes());
+            return Err(io::Error::other("a line that is too long"));
+        }
+        self.input = input;
+        Ok(())
+    }
+}
+
+/// Does what a line asks for. Returns the answer, if one is wanted.
+fn answer(line: &[u8], daemon: &Daemon, session: &mut Session) -> Option<String> {
+    let request = match protocol::parse(line) {
+        Ok(request) => request,
+        Err((failure, id)) => return Some(protocol::answer(&id, Err(failure))),
+    };
+    let done = match methods::find(&request.method) {
+        Some(method) => session.call(method, request.params, daemon),
+        None => {
+            let what = format!(
+                "there is no method {:?}; daemon.methods lists them",
+                request.method
+            );
+            Err(Failure::new(NO_METHOD, what))
+        }
+    };
+    request.id.map(|id| protocol::answer(&id, done))
+}
+
+/// How long a daemon that is taken over may keep its socket.
+const FREE_MAX: Duration = Duration::from_secs(20);
+const TRY_AGAIN: Duration = Duration::from_millis(20);
+/// Clients at a time.
+const CLIENTS_MAX: u32 = 128;
+/// Bytes of a request.
+const LINE_MAX: usize = 1 << 20;
+/// How long a client may take to read what it has asked for.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+/// How soon the end of the daemon is noticed.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// What the deepest request needs, several times over.
+const STACK_BYTES: usize = 1 << 20;

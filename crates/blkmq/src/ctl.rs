@@ -1,0 +1,392 @@
+//! Decides what `blkmq ctl` asks of a running daemon, and how the answers look: tables for people, JSON for programs.
+
+mod table;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use blkmq_config::typed;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Map, Value, json};
+
+use self::table::{Column, table};
+use crate::control::client::Client;
+use crate::control::{default_path, socket_path};
+
+/// What `ctl` takes.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct CtlArgs {
+    /// The daemon's control socket, unix:PATH [default: blkmq/control.sock in $XDG_RUNTIME_DIR, else in /run]
+    #[arg(long, value_name = "ADDRESS", global = true)]
+    pub socket: Option<String>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to ask or change
+    #[command(subcommand)]
+    pub command: CtlCommand,
+}
+
+/// What can be asked and changed.
+#[derive(Debug, Subcommand)]
+pub enum CtlCommand {
+    /// What there is, in numbers
+    Status,
+    /// List disks, queues, groups or exports
+    List {
+        /// What
+        what: Listed,
+    },
+    /// Everything about one of them
+    Show {
+        /// What
+        what: Listed,
+        /// Its name, path or address
+        name: String,
+    },
+    /// Set keys, as the configuration has them: KEY=VALUE, or KEY= for the default
+    Set(EditArgs),
+    /// Add a disk, a group, settings of a queue, or an export
+    Add(EditArgs),
+    /// Remove a disk, what is configured of a group or a queue, or an export
+    Remove {
+        /// Of what kind: disk, group, queue, export
+        kind: String,
+        /// Its name, path or address
+        name: String,
+        /// Only say what would be done
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Let a disk grow: to a size, or to what its file or device has by now
+    Resize {
+        /// The disk
+        disk: String,
+        /// Bytes, or a number with K, M, G or T
+        size: Option<String>,
+    },
+    /// Print the configuration that describes the daemon as it is
+    Dump,
+    /// Make the daemon what a configuration file says
+    Apply {
+        /// The file
+        file: PathBuf,
+        /// Only say what would be done
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// What groups have done since the start: with an interval, again and again
+    Stats {
+        /// Seconds between two answers
+        interval: Option<f64>,
+    },
+    /// Log what a filter lets through, as BLKMQ_LOG has it, such as debug
+    Log {
+        /// The filter
+        filter: String,
+    },
+    /// Tell a multipath disk: fail_path PATH, reinstate_path PATH, switch_group NUMBER
+    Message {
+        /// The disk
+        disk: String,
+        /// What
+        message: String,
+        /// The path or the number
+        argument: String,
+    },
+    /// Call a method as it is: see docs/operate/control.md
+    Call {
+        /// The method
+        method: String,
+        /// Its parameters, JSON
+        params: Option<String>,
+    },
+}
+
+/// A change of one table.
+#[derive(Debug, Args)]
+pub struct EditArgs {
+    /// Of what kind: disk, group, queue, export, daemon
+    pub kind: String,
+    /// Its name, path or address; none for daemon
+    pub name: String,
+    /// KEY=VALUE
+    pub keys: Vec<String>,
+    /// Only say what would be done
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// What can be listed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Listed {
+    /// Disks
+    #[value(alias = "disk")]
+    Disks,
+    /// Queues
+    #[value(alias = "queue")]
+    Queues,
+    /// Groups
+    #[value(alias = "group")]
+    Groups,
+    /// Exports
+    #[value(alias = "export")]
+    Exports,
+}
+
+impl Listed {
+    fn method(self) -> &'static str {
+        match self {
+            Self::Disks => "disk.list",
+            Self::Queues => "queue.list",
+            Self::Groups => "group.list",
+            Self::Exports => "export.list",
+        }
+    }
+
+    /// The key that names one.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Disks | Self::Queues => "name",
+            Self::Groups => "path",
+            Self::Exports => "address",
+        }
+    }
+
+    fn columns(self) -> &'static [Column] {
+        match self {
+            Self::Disks => DISKS,
+            Self::Queues => QUEUES,
+            Self::Groups => GROUPS,
+            Self::Exports => EXPORTS,
+        }
+    }
+}
+
+const DISKS: &[Column] = &[
+    Column::text("name"),
+    Column::text("queue"),
+    Column::bytes("size"),
+    Column::number("block_size"),
+    Column::text("read_only"),
+    Column::text("group"),
+    Column::number("clients"),
+];
+const QUEUES: &[Column] = &[
+    Column::text("name"),
+    Column::text("sched"),
+    Column::number("depth"),
+    Column::number("in_flight"),
+    Column::text("io_poll"),
+];
+const GROUPS: &[Column] = &[
+    Column::text("queue"),
+    Column::text("path"),
+    Column::number("weight"),
+    Column::text("caps"),
+    Column::time("latency_target_ns"),
+];
+const EXPORTS: &[Column] = &[
+    Column::text("address"),
+    Column::number("open"),
+    Column::number("max"),
+    Column::number("refused"),
+];
+
+/// Asks or changes a running daemon.
+///
+/// # Errors
+/// What the daemon says, or that there is none.
+pub fn main(args: &CtlArgs) -> Result<()> {
+    let path = match &args.socket {
+        Some(address) => socket_path(address)?.context("--socket none: there is nobody to ask")?,
+        None => default_path(),
+    };
+    let mut client = Client::connect(&path)?;
+    let printed = run(args, &mut client);
+    match printed {
+        // Whoever reads may have had enough.
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        printed => printed,
+    }
+}
+
+fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
+    match &args.command {
+        CtlCommand::Status => {
+            let status = client.call("daemon.status", &json!({}))?;
+            print_record(args.json, &status)
+        }
+        CtlCommand::List { what } => {
+            let rows = client.call(what.method(), &json!({}))?;
+            match args.json {
+                true => print_json(&rows),
+                false => print(&table(what.columns(), rows.as_array().map_or(&[], Vec::as_slice))),
+            }
+        }
+        CtlCommand::Show { what, name } => {
+            let rows = client.call(what.method(), &json!({}))?;
+            let all = rows.as_array().into_iter().flatten();
+            let found: Vec<&Value> = all.filter(|row| row[what.key()] == name.as_str()).collect();
+            if found.is_empty() {
+                let known = rows.as_array().into_iter().flatten();
+                let known: Vec<&str> = known
+                    .filter_map(|row| row[what.key()].as_str())
+                    .take(20)
+                    .collect();
+                bail!(
+                    "{name}: there is none of this name; there are: {}",
+                    known.join(", ")
+                );
+            }
+            found.into_iter().try_for_each(|row| print_record(args.json, row))
+        }
+        CtlCommand::Set(edit) => print_steps(
+            args.json,
+            client.call("config.set", &edit.params(true)?)?,
+            edit.dry_run,
+        ),
+        CtlCommand::Add(edit) => print_steps(
+            args.json,
+            client.call("config.add", &edit.params(false)?)?,
+            edit.dry_run,
+        ),
+        CtlCommand::Remove { kind, name, dry_run } => {
+            let params = json!({"kind": kind, "name": name, "dry_run": dry_run});
+            print_steps(args.json, client.call("config.remove", &params)?, *dry_run)
+        }
+        CtlCommand::Resize { disk, size } => {
+            let bytes = size.as_deref().map(|size| blkmq_host::value::size("size", size));
+            let params = json!({"disk": disk, "size": bytes.transpose()?});
+            print_record(args.json, &client.call("disk.resize", &params)?)
+        }
+        CtlCommand::Dump => {
+            let config = client.call("config.get", &json!({}))?;
+            match args.json {
+                true => print_json(&config["tables"]),
+                false => print(config["toml"].as_str().unwrap_or_default()),
+            }
+        }
+        CtlCommand::Apply { file, dry_run } => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("{} cannot be read", file.display()))?;
+            // Read here first, where it can be said in which line it is wrong.
+            let check = blkmq_config::Config::from_toml(&text);
+            check.with_context(|| format!("configuration {}", file.display()))?;
+            let params = json!({"toml": text, "dry_run": dry_run});
+            print_steps(args.json, client.call("config.apply", &params)?, *dry_run)
+        }
+        CtlCommand::Stats { interval } => stats(args.json, client, *interval),
+        CtlCommand::Log { filter } => client.call("log.set", &json!({"filter": filter})).map(drop),
+        CtlCommand::Message {
+            disk,
+            message,
+            argument,
+        } => {
+            let mut params = json!({"disk": disk, "message": message});
+            match argument.parse::<u8>() {
+                Ok(group) if message == "switch_group" => params["group"] = group.into(),
+                _ => params["path"] = argument.as_str().into(),
+            }
+            client.call("multipath.message", &params).map(drop)
+        }
+        CtlCommand::Call { method, params } => {
+            let params = params.as_deref().map_or(Ok(json!({})), serde_json::from_str);
+            print_json(&client.call(method, &params.context("the parameters are no JSON")?)?)
+        }
+    }
+}
+
+impl EditArgs {
+    /// With `takes_back`, a key without a value gets its default again.
+    fn params(&self, takes_back: bool) -> Result<Value> {
+        let mut keys = Map::new();
+        for pair in &self.keys {
+            let Some((key, value)) = pair.split_once('=') else {
+                bail!("{pair:?} is not KEY=VALUE, as in weight=300");
+            };
+            let value = match value {
+                "" if takes_back => Value::Null,
+                value => serde_json::to_value(typed(value))?,
+            };
+            keys.insert(key.to_owned(), value);
+        }
+        Ok(json!({"kind": self.kind, "name": self.name, "keys": keys, "dry_run": self.dry_run}))
+    }
+}
+
+/// Prints a line for each group that did something: since the start, or, from the second time on, since the time before.
+fn stats(is_json: bool, client: &mut Client, interval: Option<f64>) -> Result<()> {
+    let Some(seconds) = interval else {
+        let all = client.call("statistics.get", &json!({}))?;
+        return match is_json {
+            true => print_json(&all),
+            false => print(&table::of_groups(&all, None)),
+        };
+    };
+    client.call("subscribe", &json!({"interval_ms": (seconds * 1000.0) as u64}))?;
+    let mut before: Option<Value> = None;
+    loop {
+        let mut line = client.next_line()?;
+        if line["method"] != "statistics" {
+            continue;
+        }
+        let now = line["params"].take();
+        match is_json {
+            true => print_json(&now)?,
+            false => print(&table::of_groups(&now, before.as_ref()))?,
+        }
+        before = Some(now);
+    }
+}
+
+fn print_steps(is_json: bool, done: Value, is_dry: bool) -> Result<()> {
+    if is_json {
+        return print_json(&done);
+    }
+    let steps = done["steps"].as_array().into_iter().flatten();
+    let steps: Vec<&str> = steps.filter_map(Value::as_str).collect();
+    match (steps.as_slice(), is_dry) {
+        ([], _) => print("nothing differs\n"),
+        (steps, true) => print(&format!("would {}\n", steps.join("\nwould "))),
+        (steps, false) => print(&format!("{}\n", steps.join("\n"))),
+    }
+}
+
+fn print_record(is_json: bool, record: &Value) -> Result<()> {
+    if is_json {
+        return print_json(record);
+    }
+    let fields = record.as_object().into_iter().flatten();
+    let lines = fields.map(|(key, value)| format!("{key:<18} {}\n", table::plain(value)));
+    print(&lines.collect::<String>())
+}
+
+fn print_json(value: &Value) -> Result<()> {
+    print(&format!("{value:#}\n"))
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  blkmq ctl list groups
+  blkmq ctl set group /customers/b weight=300 iops=5000
+  blkmq ctl add disk vm7 file=/srv/vm7.raw size=8G group=/customers/b
+  blkmq ctl set queue fast sched=bfq
+  blkmq ctl resize vm7 16G
+  blkmq ctl remove disk vm7
+  blkmq ctl dump > blkmq.toml
+  blkmq ctl apply blkmq.toml --dry-run
+  blkmq ctl stats 1";

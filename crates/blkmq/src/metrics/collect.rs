@@ -1,0 +1,408 @@
+//! Decides which metrics there are: names and units by Prometheus' conventions, labels by what operators name (queue, group, address).
+//! How many series there are is bounded by the groups that have done something.
+
+use std::fmt;
+
+use blkmq_core::bio::Direction;
+use blkmq_core::ids::GroupId;
+use blkmq_core::queue::Queue;
+use blkmq_core::stat::{GroupStats, Histogram};
+use blkmq_host::disk::QueueId;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::control::Daemon;
+
+/// All metrics, as OpenMetrics has them.
+///
+/// # Errors
+/// If they cannot be written.
+pub(super) fn text(daemon: &Daemon) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("blkmq");
+    registry.register_collector(Box::new(Taken::take(daemon)));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// The same in the text format that Prometheus had before: a counter is called as its series are, and units have no line.
+pub(super) fn classic(text: &str) -> String {
+    let counters: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some("UNIT" | "EOF"), ..) => continue,
+            (Some("#"), Some(what), Some(name), Some(rest)) if counters.contains(&name) => {
+                out += &format!("# {what} {name}_total {rest}");
+            }
+            _ => out += line,
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// What was counted at one moment.
+#[derive(Debug)]
+struct Taken {
+    uptime_s: f64,
+    queues: Vec<QueueTaken>,
+    addresses: Vec<blkmq_export::common::AddressStats>,
+    disks: Vec<(String, u64, usize)>,
+    memory: (u64, u64),
+}
+
+#[derive(Debug)]
+struct QueueTaken {
+    name: String,
+    sched: &'static str,
+    in_flight: u64,
+    depth: u32,
+    events: Vec<(&'static str, u64)>,
+    groups: Vec<(String, GroupStats)>,
+    /// Who waited behind whom, in nanoseconds.
+    delays: Vec<(String, String, u64)>,
+}
+
+impl Taken {
+    fn take(daemon: &Daemon) -> Self {
+        let (control, common) = (daemon.running.control(), daemon.running.common());
+        let queues = control.queues().into_iter();
+        let disks = control.disks();
+        Self {
+            uptime_s: daemon.started.elapsed().as_secs_f64(),
+            queues: queues
+                .map(|(id, queue)| QueueTaken::take(daemon, id, &queue))
+                .collect(),
+            addresses: common.connections.stats(),
+            disks: disks
+                .iter()
+                .map(|disk| (disk.name.clone(), disk.size, disk.users.count()))
+                .collect(),
+            memory: (common.memory.used(), common.memory.bytes_max()),
+        }
+    }
+}
+
+impl QueueTaken {
+    fn take(daemon: &Daemon, id: QueueId, queue: &Queue) -> Self {
+        let paths = daemon.running.control().groups(id);
+        let path_of = |group: Option<GroupId>| {
+            let found = paths.iter().find(|(_, id)| Some(*id) == group);
+            found.map_or_else(|| "others".to_owned(), |(path, _)| path.clone())
+        };
+        let stats = |(path, group): &(String, GroupId)| {
+            let mut stats = queue.group_stats(*group);
+            let at = (queue.name().to_owned(), path.clone());
+            daemon
+                .earlier
+                .get(&at)
+                .into_iter()
+                .for_each(|before| stats.add(before));
+            (stats.total().ios > 0 || stats.queued > 0).then(|| (path.clone(), stats))
+        };
+        let delays = queue.delays().pairs.into_iter();
+        Self {
+            name: queue.name().to_owned(),
+            sched: queue.elevator().name(),
+            in_flight: queue.outstanding(),
+            depth: queue.depth(),
+            events: queue.event_stats().fields(),
+            groups: paths.iter().filter_map(stats).collect(),
+            delays: delays
+                .map(|(who, behind, waited)| (path_of(who), path_of(behind), waited.0))
+                .collect(),
+        }
+    }
+
+    fn each_group(&self) -> impl Iterator<Item = ([(&'static str, &str); 2], &GroupStats)> {
+        let named = |(path, stats)| ([("queue", &*self.name), ("group", path)], stats);
+        self.groups
+            .iter()
+            .map(|(path, stats)| (path.as_str(), stats))
+            .map(named)
+    }
+}
+
+impl Collector for Taken {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let to = &mut to;
+        gauge(
+            to,
+            "uptime",
+            "Since the daemon began",
+            Some(Unit::Seconds),
+            |put| put(&[], self.uptime_s),
+        )?;
+        self.encode_groups(to)?;
+        self.encode_queues(to)?;
+        gauge(to, "disk_size", "Size of a disk", Some(Unit::Bytes), |put| {
+            each(&self.disks, |(name, size, _)| {
+                put(&[("disk", name)], *size as f64)
+            })
+        })?;
+        gauge(
+            to,
+            "disk_clients",
+            "Connections that have selected a disk",
+            None,
+            |put| {
+                each(&self.disks, |(name, _, clients)| {
+                    put(&[("disk", name)], *clients as f64)
+                })
+            },
+        )?;
+        self.encode_addresses(to)?;
+        gauge(
+            to,
+            "nbd_memory_used",
+            "Payload that NBD connections hold",
+            Some(Unit::Bytes),
+            |put| put(&[], self.memory.0 as f64),
+        )?;
+        gauge(
+            to,
+            "nbd_memory_limit",
+            "Payload that they may hold",
+            Some(Unit::Bytes),
+            |put| put(&[], self.memory.1 as f64),
+        )
+    }
+}
+
+impl Taken {
+    fn encode_groups(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let groups = || self.queues.iter().flat_map(QueueTaken::each_group);
+        let directions: [(&str, &str, Option<Unit>, CountOf); 4] = [
+            ("group_operations", "I/Os that ended", None, |stats, of| {
+                stats.of(of).ios
+            }),
+            (
+                "group_transferred",
+                "Bytes of them",
+                Some(Unit::Bytes),
+                |stats, of| stats.of(of).bytes,
+            ),
+            (
+                "group_merged",
+                "I/Os that joined another one",
+                None,
+                |stats, of| stats.of(of).merged,
+            ),
+            ("group_errors", "I/Os that failed", None, |stats, of| {
+                stats.of(of).errors
+            }),
+        ];
+        for (name, help, unit, count) in directions {
+            counter(to, name, help, unit, |put| {
+                for (labels, stats) in groups() {
+                    for direction in Direction::ALL {
+                        let named = format!("{direction:?}").to_lowercase();
+                        let labels = [labels[0], labels[1], ("direction", &named)];
+                        put(&labels, count(stats, direction) as f64)?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        histograms(
+            to,
+            "group_wait",
+            "From insertion to issue, of I/Os that waited",
+            groups().map(|(labels, stats)| (labels, &stats.wait, stats.total().wait_ns)),
+        )?;
+        histograms(
+            to,
+            "group_device",
+            "From issue to end",
+            groups().map(|(labels, stats)| (labels, &stats.device, stats.total().service_ns)),
+        )?;
+        gauge(
+            to,
+            "group_queued",
+            "I/Os that are in the scheduler",
+            None,
+            |put| groups().try_for_each(|(labels, stats)| put(&labels, stats.queued as f64)),
+        )?;
+        counter(
+            to,
+            "group_delayed",
+            "Time that a group's I/Os waited while those of another one were served",
+            Some(Unit::Seconds),
+            |put| {
+                for queue in &self.queues {
+                    for (who, behind, ns) in &queue.delays {
+                        put(
+                            &[("queue", &queue.name), ("group", who), ("behind", behind)],
+                            seconds(*ns),
+                        )?;
+                    }
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn encode_queues(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        gauge(
+            to,
+            "queue_in_flight",
+            "Requests that have begun and not ended",
+            None,
+            |put| {
+                each(&self.queues, |queue| {
+                    put(&[("queue", &queue.name)], queue.in_flight as f64)
+                })
+            },
+        )?;
+        gauge(
+            to,
+            "queue_depth",
+            "Requests that may be at the drive",
+            None,
+            |put| {
+                each(&self.queues, |queue| {
+                    put(&[("queue", &queue.name)], queue.depth.into())
+                })
+            },
+        )?;
+        gauge(
+            to,
+            "queue_scheduler",
+            "1 for the scheduler that the queue has",
+            None,
+            |put| {
+                each(&self.queues, |queue| {
+                    put(&[("queue", &queue.name), ("scheduler", queue.sched)], 1.0)
+                })
+            },
+        )?;
+        counter(to, "queue_events", "How often a queue did what", None, |put| {
+            each(&self.queues, |queue| {
+                each(&queue.events, |(event, count)| {
+                    put(&[("queue", &queue.name), ("event", event)], *count as f64)
+                })
+            })
+        })
+    }
+
+    fn encode_addresses(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let addresses = &self.addresses;
+        gauge(
+            to,
+            "export_connections",
+            "Connections that are open",
+            None,
+            |put| each(addresses, |one| put(&[("address", &one.name)], one.open.into())),
+        )?;
+        gauge(
+            to,
+            "export_connections_limit",
+            "Connections that may be open",
+            None,
+            |put| each(addresses, |one| put(&[("address", &one.name)], one.max.into())),
+        )?;
+        counter(
+            to,
+            "export_refused",
+            "Connections that found no room",
+            None,
+            |put| {
+                each(addresses, |one| {
+                    put(&[("address", &one.name)], one.refused as f64)
+                })
+            },
+        )
+    }
+}
+
+/// One count of a group.
+type CountOf = fn(&GroupStats, Direction) -> u64;
+
+/// Labels with their values, and a value.
+type Put<'a> = dyn FnMut(&[(&str, &str)], f64) -> fmt::Result + 'a;
+
+fn counter(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<Unit>,
+    all: impl FnOnce(&mut Put<'_>) -> fmt::Result,
+) -> fmt::Result {
+    let mut metric = to.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+    all(&mut |labels, value| {
+        let labels = labels.to_vec();
+        ConstCounter::new(value).encode(metric.encode_family(&labels)?)
+    })
+}
+
+fn gauge(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<Unit>,
+    all: impl FnOnce(&mut Put<'_>) -> fmt::Result,
+) -> fmt::Result {
+    let mut metric = to.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+    all(&mut |labels, value| {
+        let labels = labels.to_vec();
+        ConstGauge::new(value).encode(metric.encode_family(&labels)?)
+    })
+}
+
+/// Classic histograms: of half an octave each there would be too many series, so four octaves are one bucket.
+fn histograms<'a>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    all: impl Iterator<Item = ([(&'static str, &'a str); 2], &'a Histogram, u64)>,
+) -> fmt::Result {
+    let mut metric = to.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+    for (labels, histogram, sum_ns) in all {
+        let mut counts = [0; BOUNDS.len()];
+        for (bound, count) in histogram.buckets() {
+            let place = BOUNDS.iter().position(|upper| bound.0 as f64 <= upper * 1e9);
+            counts[place.unwrap_or(BOUNDS.len() - 1)] += count;
+        }
+        let buckets: Vec<(f64, u64)> = BOUNDS.into_iter().zip(counts).collect();
+        let labels = labels.to_vec();
+        let mut one: MetricEncoder<'_> = metric.encode_family(&labels)?;
+        one.encode_histogram::<NoLabelSet>(seconds(sum_ns), histogram.count(), &buckets, None)?;
+    }
+    Ok(())
+}
+
+fn each<T>(all: &[T], put: impl FnMut(&T) -> fmt::Result) -> fmt::Result {
+    all.iter().try_for_each(put)
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// The bounds of buckets, in seconds; those of the counts that they are made of are powers of two of microseconds.
+const BOUNDS: [f64; 14] = [
+    4e-6,
+    16e-6,
+    64e-6,
+    256e-6,
+    1.024e-3,
+    4.096e-3,
+    16.384e-3,
+    65.536e-3,
+    0.262_144,
+    1.048_576,
+    4.194_304,
+    16.777_216,
+    67.108_864,
+    f64::INFINITY,
+];

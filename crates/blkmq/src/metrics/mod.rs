@@ -1,0 +1,35 @@
+//! Decides how a monitoring system reads what a daemon counts: `/metrics` over HTTP, in OpenMetrics, on a unix socket or the loopback.
+//! `http` is the server, `collect` the metrics. One thread, which waits for no reactor and which none waits for.
+//! `docs/operate/metrics.md` is for users.
+
+mod collect;
+mod http;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use blkmq_export::common::Address;
+
+pub(crate) use http::Server;
+
+/// Where metrics are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+/// Reads the address at which metrics are read.
+///
+/// # Errors
+/// If it is neither a unix socket's nor one of the loopback: they tell who does what, to anyone.
+pub(crate) fn place(address: &str) -> Result<Place> {
+    match address.parse::<Address>() {
+        Ok(Address::Unix(path)) => Ok(Place::Unix(path)),
+        Ok(Address::Tcp(at)) if at.ip().is_loopback() => Ok(Place::Tcp(at)),
+        _ => bail!(
+            "metrics address {address:?} rejected: must be unix:PATH, or a port of the loopback, as in tcp:127.0.0.1:9464"
+        ),
+    }
+}

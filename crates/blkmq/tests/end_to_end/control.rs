@@ -1,0 +1,518 @@
+//! Decides whether a daemon can be asked and changed while it serves: each change whole or not at all, and no client of a disk
+//! notices any that is not its own.
+//!
+//! `BLKMQ_CHANGES=10000 cargo test -p blkmq --release --test end_to_end control::random` is the long form.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use blkmq::control::client::Client as Control;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::common::daemon::program;
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::{Daemon, Scratch};
+use crate::upgrade::load::Load;
+use crate::vhost_user::client::Client as Guest;
+
+/// A daemon with a control socket, and one disk in a file.
+struct Stage {
+    scratch: Scratch,
+    daemon: Daemon,
+}
+
+impl Stage {
+    fn new(more: &[&str]) -> Self {
+        Self::of(Scratch::new(), more)
+    }
+
+    fn with_vhost_user() -> Self {
+        let scratch = Scratch::new();
+        let address = format!("unix:{}", scratch.word("{disk}.vsock"));
+        Self::of(scratch, &["--vhost-user", &address])
+    }
+
+    fn of(scratch: Scratch, more: &[&str]) -> Self {
+        let disk = format!("name=vm1,file={},sched=bfq", scratch.image("vm1.raw", DISK_BYTES));
+        let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+        let control = format!("unix:{}", scratch.word("control.sock"));
+        let words = ["--disk", &disk, "--nbd", &nbd, "--control", &control];
+        let daemon = Daemon::start(&[&words, more].concat());
+        Self { scratch, daemon }
+    }
+
+    fn control(&self) -> Control {
+        Control::connect(&self.scratch.path("control.sock")).expect("it is served")
+    }
+
+    fn nbd(&self) -> PathBuf {
+        self.scratch.path("nbd.sock")
+    }
+
+    /// The keys of a disk in a new file.
+    fn file(&self, name: &str) -> Value {
+        json!({"file": self.scratch.image(name, DISK_BYTES)})
+    }
+
+    /// Runs `blkmq ctl`. Returns its exit code and what it printed.
+    fn ctl(&self, words: &[&str]) -> (i32, String) {
+        let mut command = Command::new(program());
+        command.args([
+            "ctl",
+            "--socket",
+            &format!("unix:{}", self.scratch.word("control.sock")),
+        ]);
+        let output = command.args(words).output().expect("the command runs");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(text).expect("it prints text");
+        (output.status.code().expect("no signal"), text)
+    }
+}
+
+fn add(control: &mut Control, kind: &str, name: &str, keys: &Value) -> anyhow::Result<Value> {
+    control.call("config.add", &json!({"kind": kind, "name": name, "keys": keys}))
+}
+
+fn set(control: &mut Control, kind: &str, name: &str, keys: &Value) -> anyhow::Result<Value> {
+    control.call("config.set", &json!({"kind": kind, "name": name, "keys": keys}))
+}
+
+fn remove(control: &mut Control, kind: &str, name: &str) -> anyhow::Result<Value> {
+    control.call("config.remove", &json!({"kind": kind, "name": name}))
+}
+
+fn names(control: &mut Control) -> Vec<String> {
+    let disks = control.call("disk.list", &json!({})).expect("an answer");
+    let disks = disks.as_array().expect("a list").iter();
+    let mut names: Vec<String> = disks
+        .map(|disk| disk["name"].as_str().expect("a text").to_owned())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn disks_come_and_go_beside_clients_that_do_not_notice() {
+    let stage = Stage::with_vhost_user();
+    let mut control = stage.control();
+    let load = Load::start(&stage.nbd(), "vm1", 2);
+    for round in 0..5 {
+        add(&mut control, "disk", "vm2", &stage.file("vm2.raw")).expect("it can be added");
+        let mut client = Client::connect(&stage.nbd(), "vm2").expect("it is served");
+        client.write(0, &block(0, round)).expect("a write");
+        assert!(stage.scratch.path("vm2.vsock").exists());
+        let removed = remove(&mut control, "disk", "vm2").expect("it can be removed");
+        assert_eq!(removed["steps"], json!(["remove disk vm2"]));
+        assert!(client.read(0, BLOCK).is_err(), "its client is hung up on");
+        assert!(Client::connect(&stage.nbd(), "vm2").is_err());
+        assert!(!stage.scratch.path("vm2.vsock").exists());
+        let on_file = std::fs::read(stage.scratch.path("vm2.raw")).expect("the file stays");
+        assert!(on_file[..BLOCK] == block(0, round));
+    }
+    assert_eq!(names(&mut control), ["vm1"]);
+    assert!(load.stop() > 0);
+    stage.daemon.stop();
+}
+
+/// What a front end is told the capacity is, in bytes.
+fn capacity(guest: &mut Guest) -> u64 {
+    let mut request: Vec<u8> = [0_u32, 8, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    request.extend([0; 8]);
+    guest.send(GET_CONFIG, &request, &[]);
+    let answer = guest.reply();
+    u64::from_le_bytes(answer[12..20].try_into().expect("8 bytes")) * 512
+}
+
+#[test]
+fn a_disk_that_grows_is_larger_for_guests_at_once_and_for_nbd_clients_that_come() {
+    let mut stage = Stage::with_vhost_user();
+    let mut guest = Guest::connect(&stage.scratch.path("vm1.vsock"));
+    let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+    ours.set_read_timeout(Some(LONG)).expect("a time limit");
+    guest.send(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+    guest.start();
+    assert_eq!(capacity(&mut guest), DISK_BYTES);
+    let old = Client::connect(&stage.nbd(), "vm1").expect("it is served");
+    let is_told = || {
+        let mut message = [0; 12];
+        (&ours).read_exact(&mut message).expect("the guest is told");
+        assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    };
+
+    let (code, said) = stage.ctl(&["resize", "vm1", "16M"]);
+    assert!(code == 0 && said.contains("16777216"), "{said}");
+    is_told();
+    assert_eq!((capacity(&mut guest), old.size()), (16 << 20, DISK_BYTES));
+    let mut new = Client::connect(&stage.nbd(), "vm1").expect("it is served");
+    assert_eq!(new.size(), 16 << 20);
+    new.write((16 << 20) - BLOCK as u64, &block(1, 1))
+        .expect("a write to the new end");
+    // The guest reads it, at the new end.
+    let sector = ((16 << 20) - BLOCK as u64) / 512;
+    guest.request(0, 0, sector);
+    guest.offer(&[0]);
+    guest.kick();
+    assert_eq!((guest.used(1), guest.status(0)), (vec![0], 0));
+
+    // Somebody else makes the file larger, and has the daemon look.
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(stage.scratch.path("vm1.raw"));
+    file.expect("the image").set_len(24 << 20).expect("it grows");
+    stage.daemon.signal(Signal::HUP);
+    is_told();
+    assert_eq!(capacity(&mut guest), 24 << 20);
+    assert!(
+        stage
+            .daemon
+            .wait_for(LONG, |line| line.contains("SIGHUP: disk vm1 has grown"))
+    );
+
+    for (words, part) in [
+        (&["resize", "vm1", "1M"][..], "can only grow"),
+        (&["resize", "vm1", "25165825"], "multiple of its block size"),
+        (&["resize", "vm9"], "no such disk"),
+    ] {
+        let (code, said) = stage.ctl(words);
+        assert!(code == 1 && said.contains(part), "{words:?}: {said}");
+    }
+    // A front end that does not read what it is told loses nothing else.
+    drop(ours);
+    assert_eq!(stage.ctl(&["resize", "vm1", "32M"]).0, 0);
+    assert_eq!(capacity(&mut guest), 32 << 20);
+    stage.daemon.stop();
+}
+
+#[test]
+fn a_change_of_which_one_step_fails_changes_nothing() {
+    let stage = Stage::new(&["--disk", "name=r,ram=1M"]);
+    let mut control = stage.control();
+    let before = control.call("config.get", &json!({})).expect("an answer");
+    let text = before["toml"].as_str().expect("a text");
+    let good = stage.scratch.image("good.raw", DISK_BYTES);
+    for (more, part) in [
+        // The third of four steps.
+        (
+            format!("[group.\"/x\"]\nweight = 7\n[disk.good]\nfile = {good:?}\n[disk.late]\nfile = \"/nowhere/x\"\n"),
+            "/nowhere/x",
+        ),
+        (format!("[disk.good]\nfile = {good:?}\n[[export]]\nnbd = \"unix:/nowhere/x.sock\"\n"), "/nowhere/x.sock"),
+        ("[queue.q]\nsched = \"bfq\"\ntunables = { nonsense = 3 }\n[disk.q]\nram = \"1M\"\nqueue = \"q\"\n".to_owned(), "nonsense"),
+        ("[disk.good]\nfile = 3\n".to_owned(), "disk good"),
+        ("[demon]\n".to_owned(), "demon"),
+        ("[disk.\"\n".to_owned(), "TOML"),
+    ] {
+        let whole = match more.starts_with("[disk.\"\n") {
+            true => more.clone(),
+            false => format!("{more}\n{}", text.replace("[daemon]\n", "")),
+        };
+        let error = control.call("config.apply", &json!({"toml": whole})).expect_err("it is refused").to_string();
+        assert!(error.contains(part), "{more}: {error}");
+        let after = control.call("config.get", &json!({})).expect("an answer");
+        assert_eq!(after, before, "{more}");
+        assert_eq!(names(&mut control), ["r", "vm1"], "{more}");
+        let groups = control.call("group.list", &json!({})).expect("an answer");
+        assert!(!groups.to_string().contains("/x"), "{more}: {groups}");
+    }
+    // Nothing of it is held: the file can be had.
+    add(&mut control, "disk", "good", &json!({"file": good})).expect("it is free");
+    stage.daemon.stop();
+}
+
+#[test]
+fn what_a_daemon_dumps_starts_the_same_daemon() {
+    let stage = Stage::new(&[
+        "--group",
+        "/vm1,weight=300,iops=100,iops_burst=7",
+        "--reactors",
+        "1",
+    ]);
+    let mut control = stage.control();
+    add(
+        &mut control,
+        "disk",
+        "vm2",
+        &json!({"ram": "4M", "sched": "mq-deadline"}),
+    )
+    .expect("a disk");
+    set(
+        &mut control,
+        "group",
+        "/vm2",
+        &json!({"bps": "10M", "latency_target": "2ms"}),
+    )
+    .expect("a group");
+    let (code, dumped) = stage.ctl(&["dump"]);
+    assert_eq!(code, 0, "{dumped}");
+    let lists = ["disk.list", "queue.list", "group.list"];
+    let of = |control: &mut Control| lists.map(|list| control.call(list, &json!({})).expect("an answer"));
+    let before = of(&mut control);
+    drop(control);
+    let Stage { scratch, daemon } = stage;
+    daemon.stop();
+    let file = scratch.path("dumped.toml");
+    std::fs::write(&file, &dumped).expect("the file can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("dumped.toml")]);
+    let stage = Stage { scratch, daemon };
+    let mut control = stage.control();
+    let key = |value: &Value| value.to_string();
+    for (was, is) in before.iter().zip(of(&mut control)) {
+        let sorted = |list: &Value| {
+            let mut list = list.as_array().expect("a list").clone();
+            list.sort_by_key(key);
+            list
+        };
+        assert_eq!(sorted(was), sorted(&is));
+    }
+    let (_, again) = stage.ctl(&["dump"]);
+    assert_eq!(again, dumped);
+    let (code, said) = stage.ctl(&["apply", &stage.scratch.word("dumped.toml")]);
+    assert_eq!((code, said.as_str()), (0, "nothing differs\n"));
+    stage.daemon.stop();
+}
+
+#[test]
+fn a_hangup_applies_the_file_again() {
+    let scratch = Scratch::new();
+    let write = |more: &str| {
+        let nbd = scratch.word("nbd.sock");
+        let text = format!("[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = \"unix:{nbd}\"\n{more}");
+        std::fs::write(scratch.path("a.toml"), text).expect("the file can be written");
+    };
+    write("");
+    let mut daemon = Daemon::start(&["-c", &scratch.word("a.toml")]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    write("[disk.vm2]\nram = \"1M\"\n");
+    daemon.signal(Signal::HUP);
+    assert!(daemon.wait_for(LONG, |line| line.contains("SIGHUP: add disk vm2")));
+    drop(Client::connect(&scratch.path("nbd.sock"), "vm2").expect("it is served"));
+    write("[disk.vm2]\nram = 3\n");
+    daemon.signal(Signal::HUP);
+    assert!(daemon.wait_for(LONG, |line| line.contains("SIGHUP: nothing is changed: ")));
+    write("");
+    daemon.signal(Signal::HUP);
+    assert!(daemon.wait_for(LONG, |line| line.contains("SIGHUP: remove disk vm2")));
+    assert_eq!(client.read(0, BLOCK).expect("a read"), vec![0; BLOCK]);
+    daemon.stop();
+}
+
+#[test]
+fn the_command_lists_sets_and_says_what_is_wrong() {
+    let stage = Stage::new(&[]);
+    for (words, code, part) in [
+        (&["status"][..], 0, "disks              1"),
+        (&["list", "disks"], 0, "vm1"),
+        (&["set", "group", "/vm1", "weight=300"], 0, "set group /vm1"),
+        (&["show", "group", "/vm1"], 0, "weight             300"),
+        (&["set", "group", "/vm1", "weight=300"], 0, "nothing differs"),
+        (&["set", "group", "/vm1", "weight="], 0, "set group /vm1"),
+        (
+            &["set", "group", "/vm1", "weight=heavy"],
+            1,
+            "weight=heavy rejected",
+        ),
+        (&["set", "disk", "vm1", "sched=kyber"], 0, "set queues"),
+        (&["list", "queues"], 0, "kyber"),
+        (&["set", "disk", "vm1", "sched=cfq"], 1, "sched=cfq rejected"),
+        (&["set", "daemon", "", "reactors=7"], 1, "--take-over"),
+        (
+            &["add", "disk", "vm2", "ram=1M", "--dry-run"],
+            0,
+            "would add disk vm2",
+        ),
+        (&["show", "disk", "vm2"], 1, "there are: vm1"),
+        (&["add", "disk", "vm1", "ram=1M"], 1, "there is one already"),
+        (&["remove", "disk", "vm9"], 1, "there is no such table"),
+        (&["remove", "disk", "vm1"], 1, "no disk to serve"),
+        (&["message", "vm1", "fail_path", "a"], 1, "has no paths"),
+        (&["log", "debug"], 0, ""),
+        (&["log", "blkmq=what"], 1, "rejected"),
+        (&["call", "daemon.version"], 0, "\"api\": 1"),
+        (&["stats", "--json"], 0, "uptime_ns"),
+        (&["list", "what"], 2, "possible values"),
+    ] {
+        let (found, said) = stage.ctl(words);
+        assert!(found == code && said.contains(part), "{words:?}: {found}, {said}");
+    }
+    stage.daemon.stop();
+}
+
+#[test]
+fn a_client_of_the_socket_that_misbehaves_costs_itself_alone() {
+    let stage = Stage::new(&[]);
+    let load = Load::start(&stage.nbd(), "vm1", 1);
+    let path = stage.scratch.path("control.sock");
+    let connect = || UnixStream::connect(&path).expect("it listens");
+    // One that never reads what it asks for, again and again.
+    let deaf = connect();
+    let asks = std::thread::spawn(move || {
+        let line = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"statistics.get\"}\n";
+        let mut deaf = deaf;
+        while deaf.write_all(line).is_ok() {}
+    });
+    // Garbage, each line of which is answered, and a line without an end, which is not borne.
+    let mut garbage = connect();
+    garbage
+        .write_all(b"\xff\xfe\n[[[[\n{\"jsonrpc\":3}\n\n")
+        .expect("it takes some");
+    let mut answers = [0; 600];
+    let len = garbage.read(&mut answers).expect("an answer");
+    assert!(String::from_utf8_lossy(&answers[..len]).contains("-32700"));
+    let endless = vec![b'x'; 1 << 20];
+    while garbage.write_all(&endless).is_ok() {}
+    // As many as may be, and more.
+    let many: Vec<UnixStream> = (0..200).map(|_| connect()).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    drop(many);
+    let start = Instant::now();
+    let mut control = loop {
+        let answered = Control::connect(&path).and_then(|mut control| {
+            control.call("daemon.version", &json!({}))?;
+            Ok(control)
+        });
+        match answered {
+            Ok(control) => break control,
+            Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(asks.join().is_ok(), "who does not read is hung up on");
+    assert_eq!(names(&mut control), ["vm1"]);
+    assert!(load.stop() > 0);
+    stage.daemon.stop();
+}
+
+#[test]
+fn statistics_are_told_to_who_has_subscribed() {
+    let stage = Stage::new(&[]);
+    let mut client = Client::connect(&stage.nbd(), "vm1").expect("it is served");
+    let mut control = stage.control();
+    control
+        .call("subscribe", &json!({"interval_ms": 100}))
+        .expect("an answer");
+    let reads = |told: &Value| {
+        told.pointer("/params/queues/0/groups/0/read/ios")
+            .and_then(Value::as_u64)
+    };
+    for wanted in 1..4 {
+        client.read(0, BLOCK).expect("a read");
+        let start = Instant::now();
+        while reads(&control.next_line().expect("it is told")) != Some(wanted) {
+            assert!(start.elapsed() < LONG, "{wanted} reads");
+        }
+    }
+    let refused = control.call("subscribe", &json!({"interval_ms": 1}));
+    assert!(refused.expect_err("too often").to_string().contains("from 100"));
+    control.call("unsubscribe", &json!({})).expect("an answer");
+    stage.daemon.stop();
+}
+
+#[test]
+fn random_changes_beside_clients_leave_nothing_behind() {
+    let changes: u64 = std::env::var("BLKMQ_CHANGES").map_or(600, |text| text.parse().expect("a number"));
+    let stage = Stage::new(&[]);
+    let load = Load::start(&stage.nbd(), "vm1", 2);
+    let mut control = stage.control();
+    for number in 0..4 {
+        stage.scratch.image(&format!("d{number}.raw"), 1 << 20);
+    }
+    let mut seed = 1_u64;
+    let mut draw = |limit: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % limit
+    };
+    let mut refused = 0;
+    let (mut settled, mut worst) = (None, Duration::ZERO);
+    for number in 0..changes {
+        if number == changes / 3 {
+            settled = Some(costs(&stage.daemon));
+            load.forget_slowest();
+        }
+        let disk = format!("d{}", draw(4));
+        let start = Instant::now();
+        let done = match draw(8) {
+            0 | 1 => add(
+                &mut control,
+                "disk",
+                &disk,
+                &json!({"file": stage.scratch.word(&format!("{disk}.raw"))}),
+            ),
+            2 | 3 => remove(&mut control, "disk", &disk),
+            4 => set(&mut control, "group", "/vm1", &json!({"weight": draw(1100)})),
+            5 => set(
+                &mut control,
+                "disk",
+                "vm1",
+                &json!({"sched": SCHEDS[draw(4) as usize]}),
+            ),
+            6 => add(
+                &mut control,
+                "disk",
+                &format!("r{}", draw(3)),
+                &json!({"ram": "1M", "group": GROUPS[draw(3) as usize]}),
+            ),
+            _ => remove(&mut control, "disk", &format!("r{}", draw(3))),
+        };
+        worst = worst.max(start.elapsed());
+        refused += u64::from(done.is_err());
+    }
+    for disk in names(&mut control).iter().filter(|name| *name != "vm1") {
+        remove(&mut control, "disk", disk).expect("it can be removed");
+    }
+    let slowest = load.slowest();
+    let done = load.stop();
+    eprintln!(
+        "{changes} changes beside {done} requests, {refused} refused; the slowest change {worst:?}, the slowest batch of 16 requests {slowest:?}"
+    );
+    assert!(
+        refused > changes / 10 && refused < changes * 9 / 10,
+        "{refused} of {changes} refused"
+    );
+    let (before, after) = (settled.expect("there are some"), costs(&stage.daemon));
+    assert!(
+        after.descriptors <= before.descriptors,
+        "descriptors: {before:?}, {after:?}"
+    );
+    assert!(
+        after.threads <= before.threads + 1,
+        "threads: {before:?}, {after:?}"
+    );
+    assert!(
+        after.memory_kib <= before.memory_kib * 5 / 4 + 2048,
+        "memory: {before:?}, {after:?}"
+    );
+    stage.daemon.stop();
+}
+
+#[derive(Debug)]
+struct Costs {
+    descriptors: usize,
+    threads: usize,
+    memory_kib: u64,
+}
+
+fn costs(daemon: &Daemon) -> Costs {
+    let count = |what: &str| {
+        let dir = format!("/proc/{}/{what}", daemon.id());
+        std::fs::read_dir(dir).expect("our own child's").count()
+    };
+    Costs {
+        descriptors: count("fd"),
+        threads: count("task"),
+        memory_kib: daemon.memory_kib(),
+    }
+}
+
+const SCHEDS: [&str; 4] = ["bfq", "kyber", "mq-deadline", "cfq"];
+const GROUPS: [&str; 3] = ["/x", "/y/z", "bad"];
+/// Messages of a front end.
+const SET_BACKEND_REQ_FD: u32 = 21;
+const GET_CONFIG: u32 = 24;
+const DISK_BYTES: u64 = 8 << 20;
+const LONG: Duration = Duration::from_secs(20);

@@ -1,0 +1,75 @@
+//! Decides whether a disk that has grown under its clients can still be taken over by another daemon, with them connected.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::{Daemon, Scratch};
+use crate::vhost_user::client::Client as Guest;
+
+fn start(scratch: &Scratch, how: &str) -> Daemon {
+    let disk = format!("name=vm,file={}", scratch.word("vm.raw"));
+    let guests = format!("unix:{}", scratch.word("{disk}.sock"));
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let upgrade = format!("unix:{}", scratch.word("up.sock"));
+    let words = ["--disk", &disk, "--vhost-user", &guests, "--nbd", &nbd];
+    Daemon::start(&[&words, &[how, &upgrade][..]].concat())
+}
+
+/// Makes the image larger, and has the daemon look.
+fn grow(image: &Path, bytes: u64, daemon: &Daemon) {
+    let file = std::fs::OpenOptions::new().write(true).open(image);
+    file.expect("the image").set_len(bytes).expect("it grows");
+    daemon.signal(Signal::HUP);
+}
+
+fn is_told(mut channel: &UnixStream) {
+    let mut message = [0; 12];
+    channel.read_exact(&mut message).expect("the guest is told");
+    assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn clients_of_a_disk_that_has_grown_stay_connected_over_an_upgrade() {
+    let scratch = Scratch::new();
+    scratch.image("vm.raw", DISK_BYTES);
+    let mut old = start(&scratch, "--upgrade-socket");
+    let mut guest = Guest::connect(&scratch.path("vm.sock"));
+    let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+    ours.set_read_timeout(Some(LONG)).expect("a time limit");
+    guest.send(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+    guest.start();
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+    client.write(0, &block(0, 1)).expect("a write");
+    grow(&scratch.path("vm.raw"), 2 * DISK_BYTES, &old);
+    is_told(&ours);
+
+    let daemon = start(&scratch, "--take-over");
+    assert!(old.ended_within(LONG).success(), "{}", old.said());
+    // The one that was told of the new end reads there; the other one has its old end, and no error before it.
+    assert_eq!(guest.ask(GET_STATUS, &[]), 0);
+    guest.request(0, 0, 2 * DISK_BYTES / 512 - 8);
+    guest.offer(&[0]);
+    assert_eq!((guest.used(1), guest.status(0)), (vec![0], 0));
+    assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
+    let last = DISK_BYTES - BLOCK as u64;
+    assert!(client.read(last, BLOCK).is_ok() && client.read(DISK_BYTES, BLOCK).is_err());
+    // The newcomer tells of growth in its turn, and not of what was told before.
+    ours.set_nonblocking(true).expect("a socket");
+    assert!((&ours).read(&mut [0]).is_err(), "it is told once more");
+    ours.set_nonblocking(false).expect("a socket");
+    grow(&scratch.path("vm.raw"), 3 * DISK_BYTES, &daemon);
+    is_told(&ours);
+    daemon.stop();
+}
+
+const DISK_BYTES: u64 = 1 << 20;
+const SET_BACKEND_REQ_FD: u32 = 21;
+const GET_STATUS: u32 = 40;
+const LONG: Duration = Duration::from_secs(20);

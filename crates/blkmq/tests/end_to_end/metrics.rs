@@ -1,0 +1,162 @@
+//! Decides whether a monitoring system can read what a daemon counts: in the form that Prometheus' own tool finds sound, quickly,
+//! and whatever others do at the address. The examples in `contrib/` are checked, too.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::installed;
+use crate::common::{Daemon, Scratch};
+
+/// Asks for a path. Returns the status line and the body.
+fn get(socket: &Path, path: &str, accept: &str) -> (String, String) {
+    let mut stream = UnixStream::connect(socket).expect("it listens");
+    stream.set_read_timeout(Some(LONG)).expect("a time limit");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n");
+    stream
+        .write_all(request.as_bytes())
+        .expect("it takes the request");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+    (
+        head.lines().next().unwrap_or_default().to_owned(),
+        body.to_owned(),
+    )
+}
+
+fn start(scratch: &Scratch, disks: usize) -> Daemon {
+    let mut words = Vec::new();
+    for number in 0..disks {
+        words.extend([
+            "--disk".to_owned(),
+            format!("name=d{number},ram=1M,queue=q,sched=bfq"),
+        ]);
+    }
+    words.extend(["--nbd".to_owned(), format!("unix:{}", scratch.word("nbd.sock"))]);
+    words.extend([
+        "--metrics".to_owned(),
+        format!("unix:{}", scratch.word("metrics.sock")),
+    ]);
+    Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn metrics_are_sound_and_say_what_was_done() {
+    let scratch = Scratch::new();
+    let daemon = start(&scratch, 2);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "d1").expect("it is served");
+    for number in 0..5 {
+        client
+            .write(number * BLOCK as u64, &block(number, 1))
+            .expect("a write");
+    }
+    let socket = scratch.path("metrics.sock");
+    let (status, classic) = get(&socket, "/metrics", "*/*");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    let operations = "blkmq_group_operations_total{queue=\"q\",group=\"/d1\",direction=\"write\"} 5.0";
+    let (_, open) = get(&socket, "/metrics", "application/openmetrics-text; version=1.0.0");
+    for text in [&classic, &open] {
+        assert!(text.contains(operations), "{text}");
+        assert!(text.contains("blkmq_disk_clients{disk=\"d1\"} 1.0"), "{text}");
+        assert!(!text.contains("/d0"), "a group that did nothing has no series");
+    }
+    assert!(open.ends_with("# EOF\n") && !classic.contains("# EOF"));
+    // Each series is there once.
+    let series: Vec<&str> = classic
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.rsplit_once(' ').map_or(line, |(series, _)| series))
+        .collect();
+    assert_eq!(series.iter().collect::<BTreeSet<_>>().len(), series.len());
+    assert_eq!(get(&socket, "/", "*/*").0, "HTTP/1.1 404 Not Found");
+    if installed(&["promtool"]) {
+        let mut promtool = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the tool runs");
+        let mut stdin = promtool.stdin.take().expect("it is piped");
+        stdin.write_all(classic.as_bytes()).expect("it reads");
+        drop(stdin);
+        let said = promtool.wait_with_output().expect("it ends");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    }
+    daemon.stop();
+    assert!(!socket.exists());
+}
+
+#[test]
+fn the_examples_for_prometheus_and_grafana_name_metrics_that_there_are() {
+    let contrib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib");
+    let rules = contrib.join("prometheus/blkmq.rules.yml");
+    if installed(&["promtool"]) {
+        let said = Command::new("promtool")
+            .args(["check", "rules"])
+            .arg(&rules)
+            .output();
+        let said = said.expect("the tool runs");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    }
+    let scratch = Scratch::new();
+    let daemon = start(&scratch, 1);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "d0").expect("it is served");
+    client.write(0, &block(0, 1)).expect("a write");
+    let (_, text) = get(&scratch.path("metrics.sock"), "/metrics", "*/*");
+    let dashboard = std::fs::read_to_string(contrib.join("grafana/blkmq.json")).expect("it is there");
+    let _: serde_json::Value = serde_json::from_str(&dashboard).expect("it is JSON");
+    let both = dashboard + &std::fs::read_to_string(rules).expect("it is there");
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names = both
+        .split(|c| !is_name(c))
+        .filter(|word| word.starts_with("blkmq_"));
+    let known =
+        |name: &&str| !text.contains(&format!("{name}{{")) && !text.contains(&format!("TYPE {name} "));
+    let unknown: Vec<&str> = names.filter(known).collect();
+    assert_eq!(unknown, [""; 0], "in\n{text}");
+    daemon.stop();
+}
+
+#[test]
+fn a_hundred_tenants_are_read_within_20_ms_also_behind_clients_that_misbehave() {
+    let scratch = Scratch::new();
+    let daemon = start(&scratch, 100);
+    for number in 0..100 {
+        let mut client =
+            Client::connect(&scratch.path("nbd.sock"), &format!("d{number}")).expect("it is served");
+        client.write(0, &block(0, 1)).expect("a write");
+    }
+    let socket = scratch.path("metrics.sock");
+    let times: Vec<Duration> = (0..20)
+        .map(|_| {
+            let start = Instant::now();
+            let (_, text) = get(&socket, "/metrics", "*/*");
+            assert!(text.matches("blkmq_group_operations_total{").count() == 400);
+            start.elapsed()
+        })
+        .collect();
+    let best = times.iter().min().expect("there are some");
+    eprintln!("a scrape of 100 groups takes {best:?}");
+    assert!(*best < Duration::from_millis(20) * SLOWNESS, "{times:?}");
+    // One that says nothing, one that never ends, one that does not read.
+    let _silent = UnixStream::connect(&socket).expect("it listens");
+    let mut endless = UnixStream::connect(&socket).expect("it listens");
+    let writer = std::thread::spawn(move || while endless.write_all(&[b'x'; 4096]).is_ok() {});
+    let mut deaf = UnixStream::connect(&socket).expect("it listens");
+    deaf.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+        .expect("it takes some");
+    let (status, _) = get(&socket, "/metrics", "*/*");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    assert!(writer.join().is_ok());
+    daemon.stop();
+}
+
+const LONG: Duration = Duration::from_secs(30);
+/// A build without optimization takes longer.
+const SLOWNESS: u32 = if cfg!(debug_assertions) { 5 } else { 1 };
