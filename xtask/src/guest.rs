@@ -5,9 +5,11 @@
 //! made of them and of programs without shared libraries ([`initrd`]), and booted ([`machine`]).
 
 mod initrd;
+mod load;
 mod machine;
 mod packages;
 mod virtual_disk;
+mod weights;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,11 +44,10 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     }
     if is_wanted(VIRTUAL_DISK) {
         let program = steps.command_under_test()?;
-        for rings in virtual_disk::RINGS {
-            steps.time(&format!("a disk of a virtual machine, {rings}"), || {
-                virtual_disk::run(&place, &program, rings)
-            })?;
-        }
+        run_virtual_disk(steps, &place, &program, virtual_disk::Length::FULL)?;
+    }
+    if is_wanted(WEIGHTS) {
+        run_weights(steps, &place)?;
     }
     let proofs = PROOFS.iter().filter(|proof| is_wanted(proof.name));
     for (number, proof) in proofs.enumerate() {
@@ -70,6 +71,18 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     }
     steps.print_summary();
     Ok(())
+}
+
+/// What continuous integration runs: a guest whose disk is one of ours, with each kind of rings.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_short(steps: &mut Steps) -> Result<()> {
+    let Some(place) = find_place(steps)? else {
+        return Ok(());
+    };
+    let program = steps.command_under_test()?;
+    run_virtual_disk(steps, &place, &program, virtual_disk::Length::SHORT)
 }
 
 /// Has the proofs look at builds that lose data, each of which must be caught.
@@ -133,6 +146,17 @@ pub(crate) fn boot(program: &Path, args: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Loads the guest's disk: `DEPTH SECONDS`.
+///
+/// # Errors
+/// If there are no such two numbers, or a read fails.
+pub(crate) fn load(words: &[String]) -> Result<()> {
+    let [depth, seconds] = words else {
+        bail!("{LOAD} wants DEPTH and SECONDS");
+    };
+    load::run(depth.parse()?, seconds.parse()?)
+}
+
 /// A program of `blkmq-forget` that looks at a daemon in a guest.
 struct Proof {
     name: &'static str,
@@ -161,6 +185,35 @@ fn find_place(steps: &mut Steps) -> Result<Option<Place>> {
         return Ok(None);
     }
     Ok(Some(place))
+}
+
+fn run_virtual_disk(
+    steps: &mut Steps,
+    place: &Place,
+    program: &Path,
+    length: virtual_disk::Length,
+) -> Result<()> {
+    for rings in virtual_disk::RINGS {
+        steps.time(&format!("a disk of a virtual machine, {rings}"), || {
+            virtual_disk::run(place, program, rings, length)
+        })?;
+    }
+    Ok(())
+}
+
+fn run_weights(steps: &mut Steps, place: &Place) -> Result<()> {
+    let program = steps.command_under_test()?;
+    steps.time("static build of the guests' load", || {
+        run_shown(&mut build_command(place, None, "build --quiet -p xtask"))
+    })?;
+    let load = built(place, None).join("xtask");
+    for visit in 1..=VISITS {
+        steps.time(
+            &format!("two guests by weight, visit {visit} of {VISITS}"),
+            || weights::visit(place, &program, &load),
+        )?;
+    }
+    Ok(())
 }
 
 fn run_polled(steps: &mut Steps, place: &Place) -> Result<()> {
@@ -254,10 +307,14 @@ fn built(place: &Place, mutant: Option<&str>) -> PathBuf {
 
 /// The chore under which cargo calls [`boot`].
 pub(crate) const BOOT: &str = "guest-boot";
+/// The chore that is [`load`] in a guest.
+pub(crate) const LOAD: &str = "guest-load";
 /// What `cargo xtask guest NAME` runs.
-const TESTS: [&str; 4] = [POLLED, VIRTUAL_DISK, PROOFS[0].name, PROOFS[1].name];
+const TESTS: [&str; 5] = [POLLED, VIRTUAL_DISK, WEIGHTS, PROOFS[0].name, PROOFS[1].name];
 const POLLED: &str = "polled";
 const VIRTUAL_DISK: &str = "vhost-user";
+const WEIGHTS: &str = "weights";
+const VISITS: u32 = 3;
 const PROOFS: [Proof; 2] = [
     Proof {
         name: "log-writes",

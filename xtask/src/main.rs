@@ -115,10 +115,13 @@ fn run(mut args: Args) -> anyhow::Result<()> {
         }
         "guest" => {
             let mutants = args.flag("--mutants");
-            let only = args.positional();
+            let short = !mutants && args.flag("--short");
+            let only = if short { None } else { args.positional() };
             let mutant = if mutants { args.positional() } else { None };
             args.finish()?;
-            if mutants {
+            if short {
+                guest::run_short(&mut steps)
+            } else if mutants {
                 guest::run_mutants(&mut steps, only.as_deref(), mutant.as_deref())
             } else {
                 guest::run(&mut steps, only.as_deref())
@@ -130,6 +133,8 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             let program = words.next().unwrap_or_default();
             guest::boot(program.as_ref(), &words.collect::<Vec<_>>())
         }
+        // In a guest, which has this program.
+        guest::LOAD => guest::load(&args.rest()),
         "path-loss" => {
             let seconds = args.number("--seconds")?;
             let seed = args.number("--seed")?;
@@ -172,7 +177,8 @@ cargo xtask crashes [--crashes N] [--seed N]  kill the daemon on a filesystem th
 cargo xtask crashes --mutants [NAME]        the same on builds that lose data, each of which must be caught
 cargo xtask siege [--seconds N] [--seed N] [ATTACK]  hostile clients and failing drives beside a tenant who must not notice (default 300 s)
 cargo xtask siege --mutants [NAME]          the same on builds that lack one limit each, which must be caught
-cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, log-writes or flakey, or all; downloads 55 MB once
+cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, weights, log-writes or flakey, or all; downloads 55 MB once
+cargo xtask guest --short                   what `cargo xtask test` runs of it: vhost-user, 15 s
 cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
 cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root
 cargo xtask mutants [FILE ...]              the core's tests on builds with one small change each; FILE: merge, split ... of crates/blkmq-core/src

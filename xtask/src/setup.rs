@@ -70,11 +70,12 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 15] = [
+const TOOLS: [(&str, &str); 17] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdcopy", "libnbd-bin"),
+    ("promtool", "prometheus"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
@@ -86,4 +87,5 @@ const TOOLS: [(&str, &str); 15] = [
     ("valgrind", "valgrind"),
     ("ip", "iproute2"),
     ("kill", "procps"),
+    ("xz", "xz-utils"),
 ];

@@ -1,5 +1,5 @@
 //! Decides how a guest has its disk from the daemon, by vhost-user-blk: the daemon runs beside the emulator, is killed and
-//! started again while the guest writes and verifies, and the guest must not notice more than a pause.
+//! started again while the guest writes and verifies, and the guest must not notice more than a pause; then the disk grows.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,19 +17,49 @@ use super::{SUCCESS, is_said};
 /// What the virtqueues may be like.
 pub(super) const RINGS: [&str; 2] = ["packed=off", "packed=on"];
 
+/// How much a guest does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Length {
+    /// How often the daemon is killed.
+    kills: u32,
+    /// How many files each processor writes and verifies, again and again until the last kill.
+    files: u32,
+    /// The size of a file.
+    megabytes: u32,
+}
+
+impl Length {
+    pub(super) const FULL: Self = Self {
+        kills: 3,
+        files: 4,
+        megabytes: 24,
+    };
+    /// For continuous integration.
+    pub(super) const SHORT: Self = Self {
+        kills: 1,
+        files: 2,
+        megabytes: 8,
+    };
+}
+
 /// Boots a guest with a disk of the daemon, and has it make a file system, write, verify, discard and check.
 ///
 /// # Errors
 /// If the guest finds anything wrong, or there is no guest.
-pub(super) fn run(place: &Place, program: &Path, rings: &str) -> Result<()> {
+pub(super) fn run(place: &Place, program: &Path, rings: &str, length: Length) -> Result<()> {
     let mut initrd = Initrd::new(place)?;
-    for tool in ["mkfs.ext4", "e2fsck"] {
+    for tool in ["mkfs.ext4", "e2fsck", "resize2fs"] {
         initrd.add_tool(tool)?;
     }
     initrd.add_module("virtio_blk", "")?;
     let script = SCRIPT
         .replace("SUCCESS", SUCCESS)
+        .replace("KILLS", &numbers(length.kills))
         .replace("KILL", KILL)
+        .replace("GROWN", &(GROWN_BYTES / 512).to_string())
+        .replace("GROW", GROW)
+        .replace("FILES", &length.files.to_string())
+        .replace("MEGABYTES", &length.megabytes.to_string())
         .replace("QUEUES", &QUEUES.to_string());
     let initrd = initrd.pack(&script)?;
     let directory = place.file("virtual-disk");
@@ -37,7 +67,8 @@ pub(super) fn run(place: &Place, program: &Path, rings: &str) -> Result<()> {
     fs::create_dir_all(&directory)?;
     let disk = directory.join("vm.raw");
     fs::File::create(&disk)?.set_len(DISK_BYTES)?;
-    let mut daemon = Daemon::start(program, &directory)?;
+    let file = format!("name=vm,file={},sched=bfq", disk.display());
+    let mut daemon = Daemon::start(program, &directory, vec!["--disk".to_owned(), file])?;
     let (mut kills, mut failure) = (0, None);
     let said = machine::boot(Machine {
         place,
@@ -48,6 +79,8 @@ pub(super) fn run(place: &Place, program: &Path, rings: &str) -> Result<()> {
             if line == KILL {
                 kills += 1;
                 failure = failure.take().or(daemon.start_again().err());
+            } else if line == GROW {
+                failure = failure.take().or(daemon.grow(&disk).err());
             }
         },
     })?;
@@ -56,21 +89,34 @@ pub(super) fn run(place: &Place, program: &Path, rings: &str) -> Result<()> {
     }
     ensure!(is_said(&said, SUCCESS), "the guest did not say `{SUCCESS}`");
     println!("    the daemon was killed {kills} times");
-    ensure!(kills > 0, "the guest never said `{KILL}`");
+    ensure!(
+        kills == length.kills,
+        "the guest said `{KILL}` {kills} times, not {}",
+        length.kills
+    );
     Ok(())
 }
 
+/// The words of a loop of the shell that runs so often.
+fn numbers(count: u32) -> String {
+    let numbers: Vec<_> = (1..=count).map(|number| number.to_string()).collect();
+    numbers.join(" ")
+}
+
 /// The daemon, which is killed at the end.
-struct Daemon {
+pub(super) struct Daemon {
     program: PathBuf,
     directory: PathBuf,
+    disks: Vec<String>,
     child: Child,
 }
 
 impl Daemon {
-    fn start(program: &Path, directory: &Path) -> Result<Self> {
+    /// Starts one with these disks, each of which has its socket in the directory.
+    pub(super) fn start(program: &Path, directory: &Path, disks: Vec<String>) -> Result<Self> {
         Ok(Self {
-            child: start(program, directory)?,
+            child: start(program, directory, &disks)?,
+            disks,
             program: program.to_owned(),
             directory: directory.to_owned(),
         })
@@ -79,7 +125,20 @@ impl Daemon {
     /// Kills it, and starts the next one.
     fn start_again(&mut self) -> Result<()> {
         self.end();
-        self.child = start(&self.program, &self.directory)?;
+        self.child = start(&self.program, &self.directory, &self.disks)?;
+        Ok(())
+    }
+
+    /// Makes the image larger, and has the daemon look.
+    fn grow(&self, image: &Path) -> Result<()> {
+        fs::File::options()
+            .write(true)
+            .open(image)?
+            .set_len(GROWN_BYTES)?;
+        let hangup = Command::new("kill")
+            .args(["-HUP", &self.child.id().to_string()])
+            .status();
+        ensure!(hangup?.success(), "the daemon is gone");
         Ok(())
     }
 
@@ -97,12 +156,12 @@ impl Drop for Daemon {
 }
 
 /// Starts a daemon, and waits until it is ready.
-fn start(program: &Path, directory: &Path) -> Result<Child> {
-    let at = |name: &str| directory.join(name).display().to_string();
+fn start(program: &Path, directory: &Path, disks: &[String]) -> Result<Child> {
+    let sockets = directory.join("{disk}.sock");
     let mut child = Command::new(program)
         .arg("serve")
-        .args(["--disk", &format!("name=vm,file={},sched=bfq", at("vm.raw"))])
-        .args(["--vhost-user", &format!("unix:{}", at("{disk}.sock"))])
+        .args(disks)
+        .args(["--vhost-user", &format!("unix:{}", sockets.display())])
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("starting {}", program.display()))?;
@@ -113,7 +172,7 @@ fn start(program: &Path, directory: &Path) -> Result<Child> {
 }
 
 /// What makes a disk of the daemon one of the machine's.
-fn words(socket: &Path, rings: &str) -> Vec<String> {
+pub(super) fn words(socket: &Path, rings: &str) -> Vec<String> {
     let socket = socket.display();
     let words = format!(
         "-object memory-backend-memfd,id=mem,size={MEMORY},share=on -machine memory-backend=mem \
@@ -130,6 +189,9 @@ const DISK_BYTES: u64 = 512 << 20;
 const TIME_MAX: Duration = Duration::from_secs(150);
 /// What the guest says when the daemon is to be killed.
 const KILL: &str = "kill the daemon";
+/// What it says when its disk is to grow; and to which size.
+const GROW: &str = "make the disk larger";
+const GROWN_BYTES: u64 = 640 << 20;
 /// Both processors write and verify, so both queues are used; one file is verified by what the disk holds, not the cache.
 const SCRIPT: &str = "\
 export PATH=/bin:/tmp/bin
@@ -139,20 +201,29 @@ echo \"Linux $(uname -r), vda of $(cat /sys/block/vda/size) sectors, queues: $(l
 test $(ls /sys/block/vda/mq | wc -l) = QUEUES || fail queues
 mkfs.ext4 -q /dev/vda || fail mkfs.ext4
 mount -t ext4 -o discard /dev/vda /mnt || fail mount
-dd if=/dev/urandom of=/tmp/content bs=1M count=24 2>/dev/null
+dd if=/dev/urandom of=/tmp/content bs=1M count=MEGABYTES 2>/dev/null
 sum=$(md5sum < /tmp/content)
 load() {
-  for round in 1 2 3 4; do
-    taskset $1 dd if=/tmp/content of=/mnt/$1.$round bs=64k conv=fsync 2>/dev/null || fail write
-    taskset $1 dd if=/mnt/$1.$round iflag=direct bs=64k 2>/tmp/err.$1 | md5sum > /tmp/sum.$1
-    test \"$(cat /tmp/sum.$1)\" = \"$sum\" || fail \"content of $1.$round: $(cat /tmp/err.$1)\"
+  turn=0
+  while test $turn -lt FILES || ! test -e /tmp/killed; do
+    file=/mnt/$1.$((turn % FILES))
+    taskset $1 dd if=/tmp/content of=$file bs=64k conv=fsync 2>/dev/null || fail write
+    taskset $1 dd if=$file iflag=direct bs=64k 2>/tmp/err.$1 | md5sum > /tmp/sum.$1
+    test \"$(cat /tmp/sum.$1)\" = \"$sum\" || fail \"content of $file: $(cat /tmp/err.$1)\"
+    turn=$((turn + 1))
   done
 }
 load 1 & load 2 &
-for kill in 1 2 3; do sleep 1; echo KILL; done
+for kill in KILLS; do sleep 1; echo KILL; done
+sleep 1; touch /tmp/killed
 wait
 sync; echo 3 > /proc/sys/vm/drop_caches
 for file in /mnt/[12].*; do test \"$(md5sum < $file)\" = \"$sum\" || fail \"$file\"; done
+echo GROW
+for second in 1 2 3 4 5 6 7 8 9 10; do test $(cat /sys/block/vda/size) = GROWN && break; sleep 1; done
+test $(cat /sys/block/vda/size) = GROWN || fail growing
+resize2fs /dev/vda || fail resize2fs
+test $(df -m /mnt | tail -1 | awk '{print $2}') -gt 520 || fail resize2fs
 rm /mnt/1.* && fstrim -v /mnt || fail fstrim
 umount /mnt && e2fsck -fn /dev/vda || fail e2fsck
 cat /proc/interrupts | grep virtio | grep req
