@@ -6,8 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
+use rustix::process::test_kill_process;
 
 use super::address::Address;
 use crate::handover::Handover;
@@ -164,7 +168,14 @@ fn remove_stale(path: &Path) -> Result<(), OpenError> {
         let what = "there is something else than a socket: choose another path, or move it away";
         return Err(refused(&at(path), what));
     }
-    match UnixStream::connect(path) {
+    let start = Instant::now();
+    let mut found = UnixStream::connect(path);
+    // The kernel closes what a killed daemon had when its last requests have ended.
+    while found.as_ref().is_ok_and(is_of_the_dead) && start.elapsed() < LAST_REQUESTS_MAX {
+        thread::sleep(LOOK_AGAIN);
+        found = UnixStream::connect(path);
+    }
+    match found {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).map_err(|error| failed(&at(path), "old socket stays", error))
         }
@@ -177,6 +188,12 @@ fn remove_stale(path: &Path) -> Result<(), OpenError> {
             Err(refused(&at(path), &what))
         }
     }
+}
+
+/// Says whether the process that began to listen at the other end has ended. Another one may have taken over since.
+fn is_of_the_dead(stream: &UnixStream) -> bool {
+    let peer = sockopt::socket_peercred(stream);
+    peer.is_ok_and(|peer| test_kill_process(peer.pid) == Err(Errno::SRCH))
 }
 
 fn tcp(address: SocketAddr) -> Result<Socket, OpenError> {
@@ -229,6 +246,10 @@ fn failed(address: &str, what: &str, source: io::Error) -> OpenError {
         ..refused(address, what)
     }
 }
+
+/// How long a daemon that was killed may keep a socket.
+const LAST_REQUESTS_MAX: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {

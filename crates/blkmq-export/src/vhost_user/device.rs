@@ -19,6 +19,7 @@ use super::memory::{Memory, MemoryError, REGIONS_MAX};
 use super::queue::{Control, Ended, Report, Start};
 use super::ring::Broken;
 use super::saved::{SavedFrontEnd, SetUp};
+use super::signal::signal;
 use super::sys::{Mapping, Window};
 use super::virtqueue::{Layout, Virtqueue};
 
@@ -166,7 +167,7 @@ impl Device {
             if why.is_some()
                 && let Some(err) = &ring.err
             {
-                let _ = rustix::io::write(err, &1_u64.to_ne_bytes());
+                signal(err);
             }
         }
         broken = broken.or(self.unusable.take());

@@ -15,7 +15,7 @@ use blkmq_host::service::ServiceFactory;
 use super::connection::moving::restore;
 use super::connection::{Connection, Shared};
 use super::saved::SavedFrontEnd;
-use super::unmap;
+use super::{signal, unmap};
 use crate::common::dialer::Dialer;
 use crate::common::listener::{Client, Connect, Listener, OpenAddress};
 use crate::common::log::Log;
@@ -146,6 +146,7 @@ impl Opened for OfDisk {
         common: &Arc<Common>,
     ) -> Result<Box<dyn Served>, ServeError> {
         unmap::start();
+        signal::start();
         let missing = || ServeError(format!("disk {}: there is no such disk", self.disk).into());
         let disk = engine.disk(&self.disk).ok_or_else(missing)?;
         let name = self.place.name();

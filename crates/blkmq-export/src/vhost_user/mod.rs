@@ -10,7 +10,8 @@
 //! | [`saved`] | a front end that is handed over to another daemon |
 //! | [`inflight`], `packed_inflight` | what is done again after this process was killed |
 //! | [`memory`], [`sys`] | where the guest's memory is |
-//! | `fault` | what happens when it is taken away |
+//! | `fault`, `unmap` | what happens when it is taken away, and when it is given back |
+//! | `signal` | how a front end is notified without waiting for it |
 
 pub mod chain;
 pub mod codec;
@@ -27,6 +28,7 @@ mod queue;
 mod request;
 pub mod ring;
 pub mod saved;
+mod signal;
 pub mod sys;
 mod unmap;
 pub mod virtqueue;

@@ -17,6 +17,7 @@ use super::fault;
 use super::memory::{Loans, Memory};
 use super::request::{Begun, Slot};
 use super::ring::Broken;
+use super::signal::signal;
 use super::virtqueue::Virtqueue;
 
 /// What a connection tells a virtqueue that is served, and what it hears of it.
@@ -392,8 +393,7 @@ impl Service for Queue {
             && self.ring.publish()
             && let Some(call) = &self.call
         {
-            // An event whose count is at its limit has been told often enough.
-            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+            signal(call);
         }
         if self.is_stopping {
             self.end(cx);

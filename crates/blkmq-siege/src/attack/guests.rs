@@ -1,5 +1,5 @@
 //! Decides what is wrong with virtual machines: messages of their monitors that make no sense, rings and descriptors of any content,
-//! which change while they are served, memory that is taken away, notifications without end.
+//! which change while they are served, memory that is taken away, notifications without end, events that are full.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use anyhow::Result;
 use blkmq_forget::chance::Chance;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::io::{pwrite, write};
+use rustix::io::{ioctl_fionbio, pwrite, write};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::{Site, Tally, pick};
@@ -36,6 +36,7 @@ struct Guest {
     stream: UnixStream,
     memory: OwnedFd,
     kick: OwnedFd,
+    call: OwnedFd,
 }
 
 impl Guest {
@@ -47,6 +48,7 @@ impl Guest {
             stream: UnixStream::connect(socket)?,
             memory,
             kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            call: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         };
         guest.stream.set_write_timeout(Some(PATIENCE))?;
         let features = pick(chance, &[FEATURES, FEATURES | 1 << 34]);
@@ -59,6 +61,8 @@ impl Guest {
         guest.send(10, &[0], &[])?;
         guest.send(9, &[0, USER, USER + USED, USER + AVAIL, 0], &[])?;
         guest.send(12, &[0], &[guest.kick.as_fd()])?;
+        guest.send(13, &[0], &[guest.call.as_fd()])?;
+        guest.send(14, &[0], &[guest.call.as_fd()])?;
         guest.send(18, &[1 << 32], &[])?;
         Ok(guest)
     }
@@ -67,10 +71,11 @@ impl Guest {
     fn attack(self, chance: &mut Chance) -> Result<u64> {
         let count = 1 + chance.below(20);
         for _ in 0..count {
-            match chance.below(6) {
+            match chance.below(7) {
                 0 => self.scribble(chance, 0..USED + 0x1000)?,
                 1 => self.offer(chance)?,
                 2 => (0..1000).for_each(|_| self.notify()),
+                5 => self.fill_call(chance)?,
                 3 => ftruncate(&self.memory, chance.below(MEMORY_BYTES))?,
                 4 => {
                     let words: Vec<u64> = (0..chance.below(40)).map(|_| chance.below(u64::MAX)).collect();
@@ -119,6 +124,14 @@ impl Guest {
 
     fn put(&self, at: u64, words: &[u64]) -> Result<()> {
         pwrite(&self.memory, &bytes_of(words), at)?;
+        Ok(())
+    }
+
+    /// Has who writes to the event wait for ever, unless it is empty.
+    fn fill_call(&self, chance: &mut Chance) -> Result<()> {
+        ioctl_fionbio(&self.call, true)?;
+        let _ = write(&self.call, &(u64::MAX - 1).to_ne_bytes());
+        ioctl_fionbio(&self.call, chance.below(4) == 0)?;
         Ok(())
     }
 

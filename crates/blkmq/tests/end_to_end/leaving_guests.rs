@@ -12,7 +12,7 @@ use crate::vhost_user::client::{AVAIL, Client};
 fn longest_read(client: &Client, read: &mut u16, for_how_long: Duration) -> Duration {
     let (start, mut longest) = (Instant::now(), Duration::ZERO);
     while start.elapsed() < for_how_long {
-        *read += 1;
+        *read = read.wrapping_add(1);
         client.write(AVAIL + 2, &read.to_le_bytes());
         let begun = Instant::now();
         client.kick();
