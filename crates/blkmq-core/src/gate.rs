@@ -20,6 +20,7 @@ use crate::stat::{Stats, Watch};
 use crate::target::Targets;
 use crate::throttle::Throttle;
 use crate::time::Instant;
+use crate::trace::Tracer;
 
 /// Who takes requests out of an elevator that knows no hardware queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,13 +76,13 @@ pub(crate) struct GateState {
 
 impl GateState {
     /// Takes in what all reactors have published, and what the caps let pass by now: everything, if the queue `drains`.
-    pub(crate) fn fold(&mut self, stats: &Stats, drains: bool, now: Instant) {
+    pub(crate) fn fold(&mut self, stats: &Stats, drains: bool, now: Instant, tracer: Option<&Tracer>) {
         self.shares.look(now);
         self.targets.look_for_silence(now);
         self.fold_reports(stats);
         self.count_idle();
         if self.throttle.is_active() {
-            return self.fold_through_caps(stats, drains, now);
+            return self.fold_through_caps(stats, drains, now, tracer);
         }
         for list in &mut self.inserts {
             list.drain_announced(
@@ -102,7 +103,7 @@ impl GateState {
     }
 
     #[inline(never)]
-    fn fold_through_caps(&mut self, stats: &Stats, drains: bool, now: Instant) {
+    fn fold_through_caps(&mut self, stats: &Stats, drains: bool, now: Instant, tracer: Option<&Tracer>) {
         let Self {
             elevator,
             inserts,
@@ -123,7 +124,7 @@ impl GateState {
                 |rq| {
                     // What comes back from the driver has passed its caps.
                     if rq.retries == 0 && throttle.concerns(rq.group()) {
-                        throttle.add(rq, groups, now, &mut go_on);
+                        throttle.add(rq, groups, now, tracer, &mut go_on);
                     } else {
                         go_on(rq);
                     }

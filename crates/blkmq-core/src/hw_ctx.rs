@@ -12,6 +12,7 @@ use crate::tag::{TagRequest, Tags};
 use crate::tag_share::TagError;
 use crate::tag_wait_list::TagWaitList;
 use crate::time::{Instant, Nanos};
+use crate::trace::{Step, Tracer};
 
 /// A way into the driver: its requests in flight by tag, and its dispatch list.
 pub(crate) struct HwCtx {
@@ -38,6 +39,8 @@ pub(crate) struct HwCtx {
     is_polled: bool,
     /// The driver is to be looked after while it has no request, too.
     pub(crate) needs_idle_poll: bool,
+    /// Who is told what is issued.
+    pub(crate) tracer: Option<Tracer>,
 }
 
 /// What one tag stands for.
@@ -98,6 +101,7 @@ impl HwCtx {
             predictor: Predictor::new(depth),
             asked_to_poll: false,
             is_polled: false,
+            tracer: None,
         }
     }
 
@@ -214,6 +218,9 @@ impl HwCtx {
         }
         self.slots[tag.index()].generation = cookie.generation();
         self.issued += next.0 as u64;
+        if let Some(tracer) = &self.tracer {
+            tracer.each(Step::Issued, &list[..next.0], now);
+        }
         if next.1.is_none() {
             self.tags.give_back(tag, DiskId(0));
         }
@@ -233,6 +240,9 @@ impl HwCtx {
         match answer {
             Issued::Done(status) => {
                 self.issued += 1;
+                if let Some(tracer) = &self.tracer {
+                    tracer.issued(&rq, now);
+                }
                 self.tags.give_back(tag, rq.disk());
                 if !status.is_ok() {
                     rq.done = self.driver.done_before(cookie);
@@ -405,6 +415,9 @@ impl HwCtx {
         let expires = now + self.time_limit;
         let slot = &mut self.slots[tag.index()];
         slot.expires = expires;
+        if let Some(tracer) = &self.tracer {
+            tracer.issued(&rq, now);
+        }
         self.predictor.issued(tag, rq.op(), rq.len(), now);
         slot.rq = Some(rq);
         self.in_flight += 1;

@@ -3,7 +3,7 @@
 //! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
 //! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
 //! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, `tag_share`, [`driver`], [`poll`]; beside the way:
-//! [`group`], `flush`, [`stat`], `rerun`, `holding`, `lines`; above it: [`mapper`].
+//! [`group`], `flush`, [`stat`], [`trace`], `rerun`, `holding`, `lines`; above it: [`mapper`].
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![forbid(unsafe_code)]
 
@@ -36,3 +36,4 @@ mod tag_wait_list;
 mod target;
 mod throttle;
 pub mod time;
+pub mod trace;

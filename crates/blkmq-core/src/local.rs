@@ -35,6 +35,7 @@ use crate::stat::StatsMode;
 use crate::sw_ctx::SwCtx;
 use crate::tag::Tags;
 use crate::time::{Instant, Nanos};
+use crate::trace::Tracer;
 
 /// One reactor's side of one queue: its software context and the hardware context that it owns.
 ///
@@ -68,6 +69,8 @@ pub struct LocalQueue {
     /// By reactor: what goes to it when this call ends, at the latest; and to whom something goes.
     outboxes: Box<[Vec<Mail>]>,
     outgoing: ReactorSet,
+    /// Who is told what happens to requests here; the hardware context has it, too.
+    tracer: Option<Tracer>,
 }
 
 impl QueueHandle {
@@ -133,6 +136,7 @@ impl QueueHandle {
                 .map(|_| Vec::with_capacity(plug::REQUESTS_MAX))
                 .collect(),
             outgoing: ReactorSet::default(),
+            tracer: None,
             queue: Rc::new(self.queue),
         }
     }
@@ -242,6 +246,14 @@ impl LocalQueue {
     pub fn refresh_disks(&mut self) -> Result<(), DisksError> {
         self.sw.refresh_disks(&self.queue);
         self.hw.as_mut().map_or(Ok(()), HwCtx::refresh_disks)
+    }
+
+    /// Has somebody told from now on what happens to requests on this reactor, or nobody.
+    pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
+        if let Some(hw) = &mut self.hw {
+            hw.tracer.clone_from(&tracer);
+        }
+        self.tracer = tracer;
     }
 
     /// Says when [`LocalQueue::run`] must be called although nothing arrives; a time in the past means at once.
@@ -387,6 +399,9 @@ impl LocalQueue {
             return;
         };
         let mut list = self.sw.plug.take();
+        if let Some(tracer) = &self.tracer {
+            tracer.queued(&list, |rq| self.goes_through_gate(rq), now);
+        }
         if self.queue.is_gated() {
             self.insert(&mut list, now, fx);
         } else {
@@ -394,6 +409,11 @@ impl LocalQueue {
         }
         self.leave(entered);
         self.sw.plug.keep_list(list);
+    }
+
+    /// Says whether a request meets an elevator or a cap.
+    fn goes_through_gate(&self, rq: &Request) -> bool {
+        self.queue.is_scheduled() || self.queue.is_gated() && self.queue.group_states.is_capped(rq.group())
     }
 
     /// The scheduled path: publish on the own insert list, then try the gate. Without an elevator it is that of requests

@@ -265,15 +265,23 @@ impl Request {
     /// Visits the bios in the order of their offsets. The request must be sealed, as it is when a driver sees it.
     pub fn for_each_bio(&self, mut visit: impl FnMut(&Bio)) {
         debug_assert!(self.sealed || self.after.is_none(), "bios of an unsealed request");
+        self.for_each_part(|part| visit(&part.bio));
+    }
+
+    /// Visits this request and those that are merged into it, in the order of their offsets.
+    pub(crate) fn for_each_part(&self, mut visit: impl FnMut(&Self)) {
         let mut at = self.before.as_deref();
         while let Some(rq) = at {
-            visit(&rq.bio);
+            visit(rq);
             at = rq.next.as_deref();
         }
-        visit(&self.bio);
+        visit(self);
+        if !self.sealed {
+            return visit_from_the_end(self.after.as_deref(), &mut visit);
+        }
         let mut at = self.after.as_deref();
         while let Some(rq) = at {
-            visit(&rq.bio);
+            visit(rq);
             at = rq.next.as_deref();
         }
     }
@@ -472,6 +480,14 @@ impl Request {
 
 /// Of a request that is in no elevator and no plug was flushed for: later than any other, so that a merge takes the other's.
 pub(crate) const NOT_INSERTED: Instant = Instant(u64::MAX);
+
+/// Visits a list's last one first.
+fn visit_from_the_end(rq: Option<&Request>, visit: &mut impl FnMut(&Request)) {
+    if let Some(rq) = rq {
+        visit_from_the_end(rq.next.as_deref(), visit);
+        visit(rq);
+    }
+}
 
 #[cfg(test)]
 mod tests {

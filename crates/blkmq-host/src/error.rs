@@ -43,6 +43,9 @@ pub enum Error {
     /// A disk, or a set of disks, that cannot be. The text says it all.
     #[error("{0}")]
     Disk(String),
+    /// Something that one at a time may do is being done. The text says what.
+    #[error("{0}")]
+    Busy(String),
     /// A number out of its range.
     #[error("{name} {value} rejected: must be from {min} to {max}")]
     Range {

@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
+use crate::trace::TraceArgs;
 
 /// The multi-queue block layer, in user space
 ///
@@ -33,6 +34,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Ask and change a running daemon
     Ctl(CtlArgs),
+    /// Trace the requests of a running daemon, for blkparse and btt
+    Trace(TraceArgs),
     /// Measure
     #[cfg(feature = "bench")]
     #[command(subcommand)]

@@ -1,7 +1,7 @@
 //! The command `blkmq`: one daemon per host that serves every tenant's disk and shares the drives between them.
 //!
 //! [`cli`] is what can be typed; what flags and the configuration file say is up to `blkmq_config`. [`serve`] runs the daemon,
-//! [`control`] lets it be asked and changed while it runs, which [`ctl`] does; `demo` shows it, a feature as `bench` is.
+//! [`control`] lets it be asked and changed while it runs, which [`ctl`] does, and [`trace`] writes down what happens to requests; `demo` shows it, a feature as `bench` is.
 #![forbid(unsafe_code)]
 
 pub mod cli;
@@ -12,3 +12,4 @@ pub mod demo;
 pub mod log;
 mod metrics;
 pub mod serve;
+pub mod trace;

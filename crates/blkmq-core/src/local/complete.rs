@@ -10,6 +10,7 @@ use crate::queue::{Effects, Mail};
 use crate::request::{NOT_INSERTED, Request, State};
 use crate::sched::Note;
 use crate::time::Instant;
+use crate::trace::Step;
 
 impl LocalQueue {
     /// Takes the driver's completions and the requests that have timed out. Says whether the context has to be run.
@@ -58,6 +59,9 @@ impl LocalQueue {
     pub(super) fn end_bios(&mut self, mut list: Vec<Box<Request>>, fx: &mut Effects) {
         let count = list.len();
         if count > 0 {
+            if let Some(tracer) = &self.tracer {
+                tracer.each(Step::Completed, &list, list[0].completed_at);
+            }
             self.queue.count_finished(self.me, count as u64);
             self.sw.end_bios(&self.queue, &mut list, count, fx);
         }
@@ -94,17 +98,20 @@ impl LocalQueue {
         }
         if again {
             rq = self.end_what_is_done(rq, now, fx);
-            self.count_requeue(&mut rq);
+            self.count_requeue(&mut rq, now);
             self.requeue(rq, fx);
         } else {
             self.end_request(rq, status, now, fx);
         }
     }
 
-    pub(super) fn count_requeue(&mut self, rq: &mut Request) {
+    pub(super) fn count_requeue(&mut self, rq: &mut Request, now: Instant) {
         self.shard().events.requeued.add(1);
         rq.retries += 1;
         rq.state = State::Staged;
+        if let Some(tracer) = &self.tracer {
+            tracer.step(Step::Requeued, rq, now);
+        }
     }
 
     /// Puts a request back where it came from: to the elevator's head, or to the dispatch list.
@@ -130,6 +137,9 @@ impl LocalQueue {
         now: Instant,
         fx: &mut Effects,
     ) {
+        if let Some(tracer) = &self.tracer {
+            tracer.completed(&rq, status, now);
+        }
         if !status.is_ok() {
             rq = self.end_what_is_done(rq, now, fx);
         }

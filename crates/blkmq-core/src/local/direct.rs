@@ -9,6 +9,7 @@ use crate::ids::Cookie;
 use crate::queue::Effects;
 use crate::request::Request;
 use crate::time::Instant;
+use crate::trace::Step;
 
 impl LocalQueue {
     /// Without an elevator: to this reactor's own hardware context, or to that of who owns the one
@@ -31,6 +32,9 @@ impl LocalQueue {
             let (done, answer) = hw.issue_while_done(list, depth, now);
             answered = answer;
             if done > 0 {
+                if let Some(tracer) = &self.tracer {
+                    tracer.each(Step::Completed, &list[..done], now);
+                }
                 self.queue.count_finished(self.me, done as u64);
                 self.sw.end_bios(&self.queue, list, done, fx);
             }

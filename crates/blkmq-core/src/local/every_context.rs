@@ -21,7 +21,7 @@ impl LocalQueue {
         let shard = &queue.reactor(self.me).shard;
         shard.events.gate_entered.add(1);
         let mut state = queue.gate.enter_spinning();
-        state.fold(&queue.stats, queue.is_draining(), now);
+        state.fold(&queue.stats, queue.is_draining(), now, self.tracer.as_ref());
         // Whoever left a mark has not gone on, but waits.
         let _ = state.leave_owing();
         match &self.hw {
@@ -40,7 +40,7 @@ impl LocalQueue {
             reactor.shard.events.gate_entered.add(1);
             reactor.shard.events.gate_passes.add(1);
             let mut state = queue.gate.enter_spinning();
-            state.fold(&queue.stats, queue.is_draining(), now);
+            state.fold(&queue.stats, queue.is_draining(), now, self.tracer.as_ref());
             let rq = state.dispatch(queue.depth(), &queue.stats, now);
             self.note_wakeup(&state, true, fx);
             let _ = state.leave_owing();

@@ -5,6 +5,7 @@ use super::LocalQueue;
 use crate::queue::Effects;
 use crate::request::State;
 use crate::time::Instant;
+use crate::trace::Step;
 
 impl LocalQueue {
     /// Issues the flushes that are due, past the elevator; those of groups with caps once these let them pass.
@@ -21,6 +22,9 @@ impl LocalQueue {
             self.queue.count_started(self.me, 1);
             self.shard().events.flushes.add(1);
             rq.inserted_at = now;
+            if let Some(tracer) = &self.tracer {
+                tracer.step(Step::Queued, &rq, now);
+            }
             if is_capped {
                 published = true;
                 self.publish(rq);

@@ -60,7 +60,12 @@ impl LocalQueue {
     fn pass(&mut self, state: &mut GateState, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
         let depth = self.queue.depth();
         let is_event_loop = self.queue.reactor(self.me).is_event_loop;
-        state.fold(&self.queue.stats, self.queue.is_draining(), now);
+        state.fold(
+            &self.queue.stats,
+            self.queue.is_draining(),
+            now,
+            self.tracer.as_ref(),
+        );
         self.tell_who_has_answered(state, now);
         let mut issued = false;
         while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
@@ -149,7 +154,7 @@ impl LocalQueue {
                 status: Status::Requeue,
             } if rq.retries < REQUEUES_MAX => {
                 rq = self.end_what_is_done(rq, now, fx);
-                self.count_requeue(&mut rq);
+                self.count_requeue(&mut rq, now);
                 state.requeue(rq, &self.queue.stats, now);
             }
             Outcome::Ended { rq, status } => {

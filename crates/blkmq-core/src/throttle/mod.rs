@@ -20,6 +20,7 @@ use crate::limits::Limits;
 use crate::lines::Lines;
 use crate::request::Request;
 use crate::time::Instant;
+use crate::trace::{Step, Tracer};
 use meter::Meter;
 
 /// What holds requests back for the caps of groups. Bounded: it holds at most the requests that it was made for.
@@ -152,16 +153,28 @@ impl Throttle {
         rq: Box<Request>,
         tree: &GroupTree,
         now: Instant,
+        tracer: Option<&Tracer>,
         out: &mut impl FnMut(Box<Request>),
     ) {
         let line = line_of(&rq);
         let is_first = self.lines.is_empty(line);
+        if let Some(tracer) = tracer.filter(|_| !is_first) {
+            tracer.step(Step::HeldBack, &rq, now);
+        }
         let inserted_at = rq.inserted_at;
         self.lines.push(line, rq);
         if !is_first {
             return;
         }
         self.since[line as usize] = inserted_at;
+        self.place(line, tree, now, out);
+        if let (Some(tracer), Some(rq)) = (tracer, self.lines.first(line)) {
+            tracer.step(Step::HeldBack, rq, now);
+        }
+    }
+
+    /// Hands on the first request of a line that has come to be one, or has it wait.
+    fn place(&mut self, line: u32, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
         if let Some((stop, at)) = self.obstacle(line, tree, now) {
             self.wait_at(line, stop, at);
         } else if let Some(stop) = self.busy_stop(line, tree) {

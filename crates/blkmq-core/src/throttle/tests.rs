@@ -72,7 +72,7 @@ impl Bench {
             out,
             ..
         } = self;
-        throttle.add(rq, tree, *now, &mut |rq| out.push(seen(*now, &rq)));
+        throttle.add(rq, tree, *now, None, &mut |rq| out.push(seen(*now, &rq)));
     }
 
     fn release(&mut self) {

@@ -3,6 +3,7 @@
 
 mod devices;
 mod groups;
+mod trace;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use crate::disk::{Disk, QueueId};
 use crate::engine::build::log_polling;
 use crate::error::Error;
 use crate::reactor::shared::{QueueEntry, Shared};
+
+pub use self::trace::Trace;
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
 #[derive(Clone)]

@@ -4,6 +4,8 @@
 //! Sleeping is announced in the wake flag before the last look for work, so that whoever publishes work after that
 //! look wakes it; see `blkmq_sync::wake_flag`.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
@@ -14,6 +16,7 @@ use blkmq_core::mapper::stack::{Queues as _, Stack};
 use blkmq_core::poll::{Verdict, Wait, Waited, WakeLatency};
 use blkmq_core::queue::{Effects, QueueHandle};
 use blkmq_core::time::{Instant, Nanos};
+use blkmq_core::trace;
 use blkmq_sync::WakeFlag;
 
 use crate::clock::Clock;
@@ -55,6 +58,8 @@ pub(crate) struct ReactorCore {
     shared: Arc<Shared>,
     ready: Vec<u16>,
     woken: Vec<Completion>,
+    /// Where the steps of requests are told.
+    trace: Option<Rc<RefCell<trace::Sender>>>,
 }
 
 impl ReactorCore {
@@ -108,6 +113,7 @@ impl ReactorCore {
             shared: Arc::clone(shared),
             ready: Vec::with_capacity(64),
             woken: Vec::with_capacity(4),
+            trace: None,
         })
     }
 
@@ -150,7 +156,14 @@ impl ReactorCore {
             Err(error) => (empty_queue(), Err(error)),
         };
         self.queues.put(index.index(), queue);
+        self.queues.set_trace(self.trace.as_ref());
         opened
+    }
+
+    /// Has the steps of requests told there from now on, or nowhere.
+    pub(crate) fn set_trace(&mut self, to: Option<trace::Sender>) {
+        self.trace = to.map(|sender| Rc::new(RefCell::new(sender)));
+        self.queues.set_trace(self.trace.as_ref());
     }
 
     /// Lets its side of a queue go that has no disks any more. Says whether it could: not while something is under way.

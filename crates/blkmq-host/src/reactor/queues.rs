@@ -1,6 +1,9 @@
 //! Decides which of a thread's queues are looked at in a turn: those that something is under way in, and all if other threads have
 //! published something. A host of many disks that mostly idle pays for those that do not. Kept by `reactor::core`.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use blkmq_core::bio::Status;
 use blkmq_core::driver::{Done, HctxDriver, Issued};
 use blkmq_core::ids::Cookie;
@@ -9,6 +12,7 @@ use blkmq_core::mapper::stack;
 use blkmq_core::queue::{Effects, Queue, QueueConfig, QueueHandle, TagMode};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
+use blkmq_core::trace::{Sender, Tracer};
 
 /// One thread's side of all queues.
 pub(crate) struct Queues {
@@ -97,6 +101,14 @@ impl Queues {
     pub(crate) fn for_each(&mut self, mut f: impl FnMut(&mut LocalQueue)) {
         for &index in &self.active {
             f(&mut self.all[index as usize].queue);
+        }
+    }
+
+    /// Has each tell its requests' steps there, under its number, or nowhere.
+    pub(crate) fn set_trace(&mut self, to: Option<&Rc<RefCell<Sender>>>) {
+        for (index, entry) in self.all.iter_mut().enumerate() {
+            let tracer = to.map(|to| Tracer::new(Rc::clone(to), index as u16));
+            entry.queue.set_tracer(tracer);
         }
     }
 

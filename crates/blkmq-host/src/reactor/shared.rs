@@ -43,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) services: AtomicU32,
     /// A shutdown that is under way is to give up waiting.
     pub(crate) is_hurried: AtomicBool,
+    /// Somebody takes a trace.
+    pub(crate) is_traced: AtomicBool,
 }
 
 pub(crate) struct QueueEntry {
@@ -142,6 +144,7 @@ impl Shared {
             free_queues: Mutex::default(),
             services: AtomicU32::new(0),
             is_hurried: AtomicBool::new(false),
+            is_traced: AtomicBool::new(false),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Decides how a daemon is asked over its control socket: one request after the other, with a time limit.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -55,6 +55,15 @@ impl Client {
             }
             return Ok(answer["result"].take());
         }
+    }
+
+    /// Gives up asking: what the connection carries from now on is no lines. A read of it waits for at most `wait`.
+    ///
+    /// # Errors
+    /// If the time cannot be set.
+    pub fn into_stream(self, wait: Duration) -> Result<impl Read> {
+        self.stream.get_ref().set_read_timeout(Some(wait))?;
+        Ok(self.stream)
     }
 
     /// Waits for the next line that the daemon sends.

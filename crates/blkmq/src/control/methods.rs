@@ -14,6 +14,7 @@ use super::API;
 use super::protocol::{BAD_PARAMS, Failure, NOT_ALLOWED};
 use super::report;
 use super::server::Daemon;
+use crate::trace::encode::Stream;
 
 /// What somebody may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -206,6 +207,28 @@ pub(super) static METHODS: &[Method] = &[
             Ok(json!({}))
         },
     ),
+    change(
+        "trace.start",
+        "have this connection carry a trace in blktrace's format from the answer on: {disks}",
+        |session, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                #[serde(default)]
+                disks: Vec<String>,
+            }
+            let Params { disks } = of(params)?;
+            let stream = Stream::start(daemon.running.control(), disks)?;
+            let devices: Map<String, Value> = stream
+                .devices()
+                .into_iter()
+                .map(|(disk, device)| (disk, device.into()))
+                .collect();
+            let reactors = stream.reactors();
+            session.stream = Some(stream);
+            Ok(json!({"devices": devices, "reactors": reactors}))
+        },
+    ),
     ask("unsubscribe", "not to be told any more", |session, params, _| {
         none(params)?;
         session.ticks = None;
@@ -270,11 +293,17 @@ pub(super) struct Session {
     access: Access,
     /// How often it is told the statistics, and when next.
     ticks: Option<(Duration, Instant)>,
+    /// What the connection carries from now on, instead of lines.
+    stream: Option<Stream>,
 }
 
 impl Session {
     pub(super) fn new(access: Access) -> Self {
-        Self { access, ticks: None }
+        Self {
+            access,
+            ticks: None,
+            stream: None,
+        }
     }
 
     pub(super) fn call(&mut self, method: &Method, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
@@ -286,6 +315,11 @@ impl Session {
             return Err(Failure::new(NOT_ALLOWED, what));
         }
         (method.call)(self, params, daemon)
+    }
+
+    /// What the connection carries from now on.
+    pub(super) fn take_stream(&mut self) -> Option<Stream> {
+        self.stream.take()
     }
 
     /// When it is to be told next.

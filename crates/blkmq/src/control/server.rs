@@ -21,6 +21,7 @@ use super::protocol::{self, Failure, NO_JSON, NO_METHOD};
 use crate::log::Log;
 use crate::serve::running::Running;
 use crate::serve::upgrade::Earlier;
+use crate::trace::encode::Stream;
 
 /// A control socket that is served, until this is dropped.
 pub(crate) struct Server {
@@ -250,11 +251,25 @@ impl Client {
                 self.input.extend_from_slice(&piece[..len]);
                 self.take_lines(daemon, &mut session)?;
             }
+            if let Some(stream) = session.take_stream() {
+                return self.carry(stream);
+            }
             if let Some(told) = session.tick(daemon) {
                 self.stream
                     .write_all(protocol::notification("statistics", &told).as_bytes())?;
             }
         }
+    }
+
+    /// Sends what is traced until the client says anything, or hangs up.
+    fn carry(mut self, mut stream: Stream) -> io::Result<()> {
+        let mut records = Vec::new();
+        while !self.wait(Some(Instant::now() + TRACE_EVERY))? {
+            records.clear();
+            stream.take(&mut records);
+            self.stream.write_all(&records)?;
+        }
+        Ok(())
     }
 
     /// Waits for bytes, or until `tick`. Says whether there are some.
@@ -323,6 +338,8 @@ const CLIENTS_MAX: u32 = 128;
 const LINE_MAX: usize = 1 << 20;
 /// How long a client may take to read what it has asked for.
 const WRITE_MAX: Duration = Duration::from_secs(5);
+/// How often what is traced is sent.
+const TRACE_EVERY: Duration = Duration::from_millis(5);
 /// How soon the end of the daemon is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// What the deepest request needs, several times over.

@@ -39,5 +39,6 @@ mod readme;
 mod shutdown;
 mod sockets;
 mod successor;
+mod trace;
 mod upgrade;
 mod vhost_user;

@@ -1,0 +1,185 @@
+//! Decides how a running daemon's requests are traced: `blkmq trace` asks for it over the control socket, and writes what comes into
+//! files that `blkparse` reads. [`blktrace`] is the format, [`encode`] the daemon's side.
+
+pub mod blktrace;
+pub(crate) mod encode;
+
+use std::fs::File;
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use self::blktrace::{MESSAGE, NOTIFY, Record};
+use crate::control::client::Client;
+use crate::control::{default_path, socket_path};
+
+/// What `trace` takes.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct TraceArgs {
+    /// The disks [default: all]
+    pub disks: Vec<String>,
+    /// Write PREFIX.blktrace.0 and so on, one file for each reactor; - is the standard output
+    #[arg(short, long, value_name = "PREFIX", default_value = "trace")]
+    pub out: PathBuf,
+    /// End after so many seconds [default: when interrupted]
+    #[arg(short, long, value_name = "N", value_parser = seconds)]
+    pub seconds: Option<Duration>,
+    /// The daemon's control socket, unix:PATH [default: as for ctl]
+    #[arg(long, value_name = "ADDRESS")]
+    pub socket: Option<String>,
+}
+
+fn seconds(text: &str) -> Result<Duration> {
+    let seconds = text.parse().context("not a number of seconds")?;
+    let duration = Duration::try_from_secs_f64(seconds).context("not a time")?;
+    if duration.is_zero() {
+        bail!("nothing happens in no time");
+    }
+    Ok(duration)
+}
+
+/// Traces a running daemon.
+///
+/// # Errors
+/// What the daemon says, or that a file cannot be written.
+pub fn main(args: &TraceArgs) -> Result<()> {
+    let path = match &args.socket {
+        Some(address) => socket_path(address)?.context("--socket none: there is nobody to ask")?,
+        None => default_path(),
+    };
+    let is_over = Arc::<AtomicBool>::default();
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&is_over))?;
+    }
+    let mut client = Client::connect(&path)?;
+    let started = client.call("trace.start", &json!({"disks": args.disks}))?;
+    say_devices(&started);
+    let mut stream = client.into_stream(LOOK_AGAIN)?;
+    // blkparse wants a file for each CPU, from 0 on.
+    let reactors = started["reactors"].as_u64().unwrap_or(1);
+    let mut files = Files::create(&args.out, reactors.clamp(1, 128) as u32)?;
+    let end = args.seconds.map(|seconds| Instant::now() + seconds);
+    let is_due = || is_over.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end);
+    let copied = copy(&mut stream, &mut files, is_due);
+    let finished = files.finish();
+    match copied {
+        // Whoever reads may have had enough.
+        Err(error) if error.downcast_ref::<io::Error>().is_some_and(is_broken_pipe) => return Ok(()),
+        copied => copied?,
+    }
+    finished
+}
+
+fn is_broken_pipe(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::BrokenPipe
+}
+
+/// Says which disk has which number.
+fn say_devices(started: &Value) {
+    let devices = started["devices"].as_object().into_iter().flatten();
+    for (disk, device) in devices {
+        note(&format!("{} is disk {disk}", device.as_str().unwrap_or_default()));
+    }
+}
+
+/// Takes records until it is time, or the daemon ends.
+fn copy(stream: &mut impl Read, files: &mut Files, is_due: impl Fn() -> bool) -> Result<()> {
+    let mut input = Vec::new();
+    let mut piece = vec![0; PIECE_BYTES];
+    while !is_due() {
+        match stream.read(&mut piece) {
+            Ok(0) => {
+                note("the daemon has ended the trace");
+                break;
+            }
+            Ok(len) => input.extend_from_slice(&piece[..len]),
+            Err(error) if is_for_later(&error) => continue,
+            Err(error) => return Err(error).context("the daemon is gone"),
+        }
+        let mut taken = 0;
+        while let Some((record, len)) = Record::parse(&input[taken..])? {
+            files.write(&record, &input[taken..taken + len])?;
+            taken += len;
+        }
+        input.drain(..taken);
+    }
+    Ok(())
+}
+
+fn is_for_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
+}
+
+/// Where a trace goes: a file for each reactor, or one for all, the standard output.
+struct Files {
+    open: Vec<BufWriter<Box<dyn Write>>>,
+    events: u64,
+    dropped: u64,
+}
+
+impl Files {
+    fn create(prefix: &Path, reactors: u32) -> Result<Self> {
+        let to: Vec<Box<dyn Write>> = match prefix == Path::new("-") {
+            true => vec![Box::new(io::stdout())],
+            false => (0..reactors)
+                .map(|number| Ok(Box::new(create(prefix, number)?) as Box<dyn Write>))
+                .collect::<Result<_>>()?,
+        };
+        let buffered = |to| BufWriter::with_capacity(PIECE_BYTES, to);
+        Ok(Self {
+            open: to.into_iter().map(buffered).collect(),
+            events: 0,
+            dropped: 0,
+        })
+    }
+
+    fn write(&mut self, record: &Record, bytes: &[u8]) -> Result<()> {
+        if record.is_notice(MESSAGE) {
+            self.dropped += encode::dropped(&record.text);
+        }
+        self.events += u64::from(record.categories() & NOTIFY == 0);
+        let number = (record.cpu as usize).min(self.open.len() - 1);
+        Ok(self.open[number].write_all(bytes)?)
+    }
+
+    /// Writes what is left, and says how much it was.
+    fn finish(mut self) -> Result<()> {
+        for file in &mut self.open {
+            file.flush().context("the trace cannot be written")?;
+        }
+        note(&format!("{} events, {} dropped", self.events, self.dropped));
+        Ok(())
+    }
+}
+
+fn create(prefix: &Path, number: u32) -> Result<File> {
+    let mut name = prefix.as_os_str().to_owned();
+    name.push(format!(".blktrace.{number}"));
+    File::create(&name).with_context(|| format!("{} cannot be written", Path::new(&name).display()))
+}
+
+/// The standard output may be the trace.
+fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// How soon a signal, or the end of the time, is noticed.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const PIECE_BYTES: usize = 256 << 10;
+
+const EXAMPLES: &str = "\
+Examples:
+  blkmq trace -s 10 vm1 && blkparse -i trace | less
+  blkmq trace -s 10 && blkparse -i trace -d trace.bin -O && btt -i trace.bin
+  blkmq trace -o - | blkparse -i -";

@@ -1,0 +1,180 @@
+//! Decides whether a trace of a running daemon says what its statistics say, in a format that other people's tools read.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use blkmq::control::client::Client as Control;
+use blkmq::trace::blktrace::{COMPLETE, ISSUE, MERGE, QUEUE, Record};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::common::daemon::program;
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{installed, run};
+use crate::common::{Daemon, Scratch};
+
+/// A daemon with a scheduled and a direct disk.
+fn stage(scratch: &Scratch) -> Daemon {
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let disks = [
+        "--disk",
+        "name=a,ram=16M,queue=a,sched=bfq,group=/tenants/a",
+        "--disk",
+        "name=b,ram=16M,queue=b,group=/tenants/b",
+    ];
+    let words = ["--nbd", &nbd, "--control", &control, "--reactors", "2"];
+    Daemon::start(&[&disks, &words[..]].concat())
+}
+
+/// `blkmq trace` into files of the scratch directory, once it has begun.
+fn trace(scratch: &Scratch, disks: &[&str]) -> Child {
+    let mut command = Command::new(program());
+    command.args([
+        "trace",
+        "--socket",
+        &format!("unix:{}", scratch.word("control.sock")),
+    ]);
+    command.args(["--out", &scratch.word("t")]).args(disks);
+    let child = command.stderr(Stdio::piped()).spawn().expect("it runs");
+    while !scratch.path("t.blktrace.1").exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+/// Ends it. Returns what it said.
+fn end(child: Child) -> String {
+    // What has happened is told within some milliseconds.
+    std::thread::sleep(Duration::from_millis(100));
+    kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success());
+    String::from_utf8(output.stderr).expect("text")
+}
+
+/// Single blocks here and there, and large writes, each client after the other.
+fn load(scratch: &Scratch) {
+    for disk in ["a", "b"] {
+        let mut client = Client::connect(&scratch.path("nbd.sock"), disk).expect("it is served");
+        for number in 0..200_u64 {
+            let at = number * 37 % 256 * BLOCK as u64;
+            client.write(at, &block(number, 1)).expect("a write");
+            client.read(at, BLOCK).expect("a read");
+        }
+        client.write(0, &vec![7; 2 << 20]).expect("a large write");
+        client.flush().expect("a flush");
+    }
+}
+
+fn statistics(scratch: &Scratch) -> Value {
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    control.call("statistics.get", &json!({})).expect("an answer")
+}
+
+/// What a group did, and how many requests that were.
+fn count(statistics: &Value, queue: &str, what: &str) -> u64 {
+    let queues = statistics["queues"].as_array().expect("queues");
+    let queue = queues
+        .iter()
+        .find(|one| one["name"] == queue)
+        .expect("it is there");
+    queue["groups"][0]["total"][what].as_u64().expect("a count")
+}
+
+fn records(scratch: &Scratch) -> Vec<Record> {
+    let mut all = Vec::new();
+    for reactor in 0..2 {
+        let bytes = std::fs::read(scratch.path(&format!("t.blktrace.{reactor}"))).expect("a file");
+        let mut rest = &bytes[..];
+        let mut sequence = 0;
+        while let Some((record, len)) = Record::parse(rest).expect("records") {
+            assert_eq!((record.sequence, record.cpu), (sequence + 1, reactor));
+            sequence = record.sequence;
+            rest = &rest[len..];
+            all.push(record);
+        }
+        assert!(rest.is_empty(), "half a record at the end");
+    }
+    all
+}
+
+#[test]
+fn a_trace_counts_what_the_statistics_count() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    let tracing = trace(&scratch, &[]);
+    load(&scratch);
+    let said = end(tracing);
+    assert!(
+        said.contains("is disk a") && said.contains(" 0 dropped"),
+        "{said}"
+    );
+    let (statistics, all) = (statistics(&scratch), records(&scratch));
+    for (queue, minor) in [("a", 0), ("b", 1)] {
+        let of = |action| {
+            let wanted = |record: &&Record| record.device & 0xf_ffff == minor && record.is_event(action);
+            all.iter().filter(wanted).count() as u64
+        };
+        let (ios, merged) = (
+            count(&statistics, queue, "ios"),
+            count(&statistics, queue, "merged"),
+        );
+        assert_eq!((of(QUEUE), of(MERGE)), (ios, merged), "queue {queue}");
+        assert_eq!(
+            (of(ISSUE), of(COMPLETE)),
+            (ios - merged, ios - merged),
+            "queue {queue}"
+        );
+    }
+    daemon.stop();
+}
+
+#[test]
+fn blkparse_and_btt_read_a_trace_of_one_disk() {
+    if !installed(&["blkparse", "btt"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    let tracing = trace(&scratch, &["b"]);
+    load(&scratch);
+    end(tracing);
+    let (input, merged) = (scratch.word("t"), scratch.word("merged"));
+    let text = run("blkparse", &["-i", &input, "-s", "-d", &merged]).stdout;
+    let ios = count(&statistics(&scratch), "b", "ios");
+    let queued: u64 = ["Reads Queued:", "Writes Queued:"]
+        .iter()
+        .map(|what| {
+            let at = text.find(what).expect("it counts them") + what.len();
+            let number = text[at..].split_whitespace().next().expect("a number");
+            number.trim_end_matches(',').parse::<u64>().expect("a number")
+        })
+        .sum();
+    assert!(text.contains("/tenants/b"), "{text}");
+    assert!(!text.contains("/tenants/a"), "the other disk is not traced");
+    // It counts flushes as reads.
+    assert_eq!(queued, ios);
+    let report = run("btt", &["-i", &merged]).stdout;
+    assert!(report.contains("D2C"), "{report}");
+    daemon.stop();
+}
+
+#[test]
+fn a_trace_of_what_is_not_there_and_a_second_one_are_refused() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    let control = || Control::connect(&scratch.path("control.sock")).expect("it is served");
+    let start = |disks: Value| control().call("trace.start", &json!({"disks": disks}));
+    let refused = start(json!(["zebra"])).expect_err("there is none").to_string();
+    assert!(refused.contains("disk zebra: there is no such disk"), "{refused}");
+    let tracing = trace(&scratch, &["a"]);
+    let refused = start(json!([])).expect_err("one at a time").to_string();
+    assert!(refused.contains("a trace is being taken already"), "{refused}");
+    end(tracing);
+    // The daemon notices within some milliseconds.
+    std::thread::sleep(Duration::from_millis(100));
+    end(trace(&scratch, &["a"]));
+    daemon.stop();
+}
