@@ -12,6 +12,7 @@ pub mod histogram;
 mod interrupt;
 pub mod nbd;
 pub mod poll;
+pub mod replay;
 pub mod report;
 pub mod rounds;
 pub mod run_queue;

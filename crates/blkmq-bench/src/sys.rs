@@ -56,12 +56,21 @@ impl Buffers {
     /// # Panics
     /// If all are lent.
     pub(crate) fn lend(&mut self) -> Data {
+        self.lend_part(self.each)
+    }
+
+    /// The same with the first bytes of a buffer alone.
+    ///
+    /// # Panics
+    /// If all are lent, or have fewer.
+    pub(crate) fn lend_part(&mut self, bytes: u32) -> Data {
+        assert!(bytes <= self.each, "{bytes} of a buffer of {} bytes", self.each);
         let index = self.free.pop().expect("a buffer for every bio under way");
         // SAFETY: the index is below the number of buffers, so the result lies in the allocation.
         let start = unsafe { self.start.add(index as usize * self.each as usize) };
         // SAFETY: the buffer is in no other bio, nobody reads or writes it but the engine, and it is not freed before
         // `take_back` had it: `drop` leaks what is still lent.
-        Data::Flat(unsafe { Lent::new(start, self.each) })
+        Data::Flat(unsafe { Lent::new(start, bytes) })
     }
 
     /// Takes the buffer of a bio back, which has ended (or was never submitted).

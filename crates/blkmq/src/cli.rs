@@ -10,6 +10,8 @@ use clap_complete::Shell;
 use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
+#[cfg(feature = "bench")]
+use crate::replay::ReplayCommand;
 use crate::trace::TraceArgs;
 
 /// The multi-queue block layer, in user space
@@ -36,6 +38,9 @@ pub enum Command {
     Ctl(CtlArgs),
     /// Trace the requests of a running daemon, for blkparse and btt
     Trace(TraceArgs),
+    /// Play recorded I/O again, on any disks
+    #[cfg(feature = "bench")]
+    Replay(ReplayCommand),
     /// Measure
     #[cfg(feature = "bench")]
     #[command(subcommand)]

@@ -11,5 +11,7 @@ pub mod ctl;
 pub mod demo;
 pub mod log;
 mod metrics;
+#[cfg(feature = "bench")]
+pub mod replay;
 pub mod serve;
 pub mod trace;

@@ -62,6 +62,8 @@ fn run(command: Command, log: &Log) -> anyhow::Result<()> {
         Command::Ctl(args) => blkmq::ctl::main(&args),
         Command::Trace(args) => blkmq::trace::main(&args),
         #[cfg(feature = "bench")]
+        Command::Replay(args) => blkmq::replay::main(&args),
+        #[cfg(feature = "bench")]
         Command::Bench(what) => bench(what),
         Command::Completions { shell } => {
             let mut text = Vec::new();

@@ -1,4 +1,4 @@
-//! Decides how a daemon tells what it traces: each reactor's events as records of [`super::blktrace`], groups as processes with names,
+//! Decides how a daemon tells what it traces: each reactor's events as records of [`blkmq_core::trace::blktrace`], groups as processes with names,
 //! and how many events found no room as messages.
 
 use std::collections::BTreeMap;
@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail};
 use blkmq_core::ids::{DiskId, GroupId, ReactorId};
 use blkmq_core::trace::Event;
+use blkmq_core::trace::blktrace::{MESSAGE, NAME_BYTES, PROCESS, Record, device, device_text};
 use blkmq_host::control::{Control, Trace};
 use blkmq_host::disk::{MAPPED, QueueId};
-
-use super::blktrace::{MESSAGE, NAME_BYTES, PROCESS, Record, device, device_text};
 
 /// A trace on its way to a client.
 pub(crate) struct Stream {

@@ -1,7 +1,6 @@
 //! Decides how a running daemon's requests are traced: `blkmq trace` asks for it over the control socket, and writes what comes into
-//! files that `blkparse` reads. [`blktrace`] is the format, [`encode`] the daemon's side.
+//! files that `blkparse` reads. [`encode`] is the daemon's side.
 
-pub mod blktrace;
 pub(crate) mod encode;
 
 use std::fs::File;
@@ -12,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use blkmq_core::trace::blktrace::{MESSAGE, NOTIFY, Record};
 use clap::Args;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use self::blktrace::{MESSAGE, NOTIFY, Record};
 use crate::control::client::Client;
 use crate::control::{default_path, socket_path};
 

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blkmq::control::client::Client as Control;
-use blkmq::trace::blktrace::{COMPLETE, ISSUE, MERGE, QUEUE, Record};
+use blkmq_core::trace::blktrace::{COMPLETE, ISSUE, MERGE, QUEUE, Record};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -159,6 +159,75 @@ fn blkparse_and_btt_read_a_trace_of_one_disk() {
     let report = run("btt", &["-i", &merged]).stdout;
     assert!(report.contains("D2C"), "{report}");
     daemon.stop();
+}
+
+/// Plays a recording. Returns what `blkmq replay --json` says.
+fn replay(recording: &str, disks: &[&str]) -> Value {
+    let mut command = Command::new(program());
+    command.args(["replay", recording, "--json"]);
+    for disk in disks {
+        command.args(["--disk", disk]);
+    }
+    let output = command.output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn a_trace_is_played_again_with_the_same_counts() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    let tracing = trace(&scratch, &[]);
+    load(&scratch);
+    end(tracing);
+    let statistics = statistics(&scratch);
+    let disks = ["name=a,ram=16M,sched=bfq", "name=b,ram=16M"];
+    let played = replay(&scratch.word("t"), &disks);
+    for direction in ["read", "write", "flush"] {
+        for what in ["ios", "bytes"] {
+            let of = |queue: &str| {
+                let queues = statistics["queues"].as_array().expect("queues");
+                let queue = queues.iter().find(|one| one["name"] == queue);
+                let group = &queue.expect("it is there")["groups"][0];
+                group[direction][what].as_u64().expect("a count")
+            };
+            assert_eq!(played[direction][what], of("a") + of("b"), "{direction} {what}");
+        }
+    }
+    daemon.stop();
+}
+
+#[test]
+fn an_io_log_of_fio_is_played_with_its_counts_and_one_that_does_not_fit_is_refused() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (log, image) = (scratch.word("log"), scratch.image("image", 8 << 20));
+    let words = format!(
+        "--name=x --filename={image} --rw=randrw --bsrange=512-64k --size=8m --fsync=32 --write_iolog={log}"
+    );
+    run("fio", &words.split(' ').collect::<Vec<_>>());
+    let text = std::fs::read_to_string(&log).expect("a log");
+    let actions = |action: &str| text.lines().filter(|line| line.contains(action)).count() as u64;
+    let played = replay(&log, &["name=a,ram=8M"]);
+    for (direction, action) in [("read", " read "), ("write", " write "), ("flush", " sync ")] {
+        assert_eq!(played[direction]["ios"], actions(action), "{direction}");
+        assert!(actions(action) > 0, "{direction}");
+    }
+    let small = Command::new(program())
+        .args(["replay", &log, "--disk", "name=a,ram=4M"])
+        .output();
+    let said = String::from_utf8(small.expect("it runs").stderr).expect("text");
+    assert!(
+        said.contains("disk a: has 4194304 bytes, and the recording reaches"),
+        "{said}"
+    );
 }
 
 #[test]

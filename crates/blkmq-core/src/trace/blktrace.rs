@@ -1,8 +1,8 @@
 //! Decides what a trace looks like in a file: records as the kernel's block layer writes them (`struct blk_io_trace` of
 //! `linux/blktrace_api.h`, version 7, in the byte order of the machine), so that `blkparse` and `btt` read it.
 
-use blkmq_core::bio::{Flags, Op, Status};
-use blkmq_core::trace::{Event, Step};
+use super::{Event, Step};
+use crate::bio::{Flags, Op, Status};
 
 /// One record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

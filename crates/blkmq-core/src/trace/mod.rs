@@ -2,6 +2,8 @@
 //! step. Filled by `local`, `hw_ctx` and `gate` where a [`Tracer`] is set; without one each of them looks for it once, for a batch where
 //! there are batches.
 
+pub mod blktrace;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;

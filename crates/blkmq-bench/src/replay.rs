@@ -1,0 +1,162 @@
+//! Decides how recorded I/O is played again: a trace by blktrace or `blkmq trace`, or an I/O log of fio's, on any disks, in its own time
+//! or another. The command opens the disks and calls [`run`].
+
+mod player;
+mod source;
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail, ensure};
+use blkmq_core::bio::Direction;
+use blkmq_core::time::Nanos;
+use blkmq_host::{Disk, Engine, EngineConfig};
+use serde_json::{Value, json};
+
+use self::player::{Outcome, Speed, play};
+use self::source::Recording;
+use crate::table::align;
+
+/// Play recorded I/O again
+#[derive(clap::Args, Clone, Debug)]
+pub struct ReplayArgs {
+    /// The recording: an I/O log of fio's, or what stands before .blktrace.0
+    pub recording: PathBuf,
+    /// So many times as fast as it was recorded, such as 2 or 0.5, or max: without its pauses
+    #[arg(long, value_name = "TIMES", default_value = "1")]
+    speed: Speed,
+    /// I/Os under way at most; more wait
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    depth: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl FromStr for Speed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "max" {
+            return Ok(Self::Max);
+        }
+        let times = text.parse::<f64>().ok();
+        let times = times.filter(|times| (0.000_001..=1_000_000.0).contains(times));
+        let wrong = || "must be a number from 0.000001 to 1000000, or max".to_owned();
+        times.map(Self::Times).ok_or_else(wrong)
+    }
+}
+
+/// Plays a recording on the disks of an engine, and prints what came of it. The recording's devices go onto the disks of these names, in
+/// the order of both; one name is for all devices.
+///
+/// # Errors
+/// If there is no such recording, it does not fit the disks, or the engine cannot start.
+pub fn run(args: &ReplayArgs, engine: EngineConfig, names: &[String]) -> Result<()> {
+    let recording = Recording::read(&args.recording)?;
+    let engine = Engine::start(engine)?;
+    let disks = choose(&recording, names, &engine)?;
+    check(&recording, &disks)?;
+    let mut attached = engine.attach()?;
+    let outcome = play(&recording, &disks, args.speed, args.depth, &mut attached);
+    drop(attached);
+    engine.shutdown(SHUTDOWN_LIMIT)?;
+    match args.json {
+        true => println!("{:#}", as_json(&outcome)),
+        false => print!("{}", as_table(&outcome)),
+    }
+    let failed: u64 = outcome.played.iter().map(|played| played.failed).sum();
+    ensure!(failed == 0, "{failed} I/Os failed");
+    Ok(())
+}
+
+/// The disk of each device.
+fn choose(recording: &Recording, names: &[String], engine: &Engine) -> Result<Vec<Disk>> {
+    let devices = &recording.devices;
+    let mut disks = Vec::new();
+    for name in names {
+        disks.push(engine.disk(name).context("a disk that was started")?.clone());
+    }
+    if disks.len() == 1 {
+        return Ok(vec![disks.remove(0); devices.len()]);
+    }
+    if disks.len() != devices.len() {
+        bail!(
+            "{} disks for {} devices ({}): give one disk for all, or one for each, in this order",
+            disks.len(),
+            devices.len(),
+            devices.join(" ")
+        );
+    }
+    Ok(disks)
+}
+
+/// Sees to it that every I/O can be done.
+fn check(recording: &Recording, disks: &[Disk]) -> Result<()> {
+    for io in &recording.ios {
+        let disk = &disks[io.device as usize];
+        let end = io.offset.saturating_add(io.len);
+        ensure!(
+            end <= disk.size,
+            "disk {}: has {} bytes, and the recording reaches {end}: give it a larger one",
+            disk.name,
+            disk.size
+        );
+        ensure!(
+            io.len <= LEN_MAX,
+            "{} bytes in one I/O rejected: {LEN_MAX} at most",
+            io.len
+        );
+    }
+    Ok(())
+}
+
+fn as_table(outcome: &Outcome) -> String {
+    let heads = ["", "ios", "MB", "p50_us", "p99_us", "max_us", "failed"];
+    let mut lines = vec![heads.map(str::to_owned).to_vec()];
+    for (direction, played) in Direction::ALL.iter().zip(&outcome.played) {
+        if played.count == 0 {
+            continue;
+        }
+        let us = |ns: u64| format!("{:.1}", ns as f64 / 1e3);
+        lines.push(vec![
+            format!("{direction:?}").to_lowercase(),
+            played.count.to_string(),
+            format!("{:.1}", played.bytes as f64 / 1e6),
+            us(played.latency.quantile(0.5)),
+            us(played.latency.quantile(0.99)),
+            us(played.latency.max()),
+            played.failed.to_string(),
+        ]);
+    }
+    let seconds = outcome.elapsed.as_secs_f64();
+    let ios: u64 = outcome.played.iter().map(|played| played.count).sum();
+    let late = outcome.late.quantile(0.99) as f64 / 1e3;
+    let sum = format!(
+        "{seconds:.3} s, {:.0} IOPS; submitted late by at most {late:.1} us (p99)\n",
+        ios as f64 / seconds.max(1e-9)
+    );
+    align(&lines, 1) + &sum
+}
+
+fn as_json(outcome: &Outcome) -> Value {
+    let mut all = json!({
+        "elapsed_ns": outcome.elapsed.as_nanos() as u64,
+        "late_p99_ns": outcome.late.quantile(0.99),
+    });
+    for (direction, played) in Direction::ALL.iter().zip(&outcome.played) {
+        all[format!("{direction:?}").to_lowercase()] = json!({
+            "ios": played.count,
+            "bytes": played.bytes,
+            "failed": played.failed,
+            "p50_ns": played.latency.quantile(0.5),
+            "p99_ns": played.latency.quantile(0.99),
+            "max_ns": played.latency.max(),
+        });
+    }
+    all
+}
+
+/// Bytes of one I/O, which has to be in memory for as many as are under way.
+const LEN_MAX: u64 = 64 << 20;
+const SHUTDOWN_LIMIT: Nanos = Nanos::from_secs(30);

@@ -1,0 +1,168 @@
+//! Decides when recorded I/Os are submitted: at their times, stretched, or as soon as there is room; and how long they take.
+
+use std::thread;
+use std::time::Duration;
+
+use blkmq_core::bio::{Bio, Data, Direction, Op};
+use blkmq_core::time::{Instant, Nanos};
+use blkmq_host::{Attached, Disk};
+
+use super::source::{Recorded, Recording};
+use crate::histogram::Histogram;
+use crate::sys::Buffers;
+
+/// How fast a recording is played.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Speed {
+    /// So many times as fast as it was.
+    Times(f64),
+    /// Without its pauses.
+    Max,
+}
+
+impl Speed {
+    /// When an I/O is due that came so long after the first one.
+    fn due(self, at: u64) -> Nanos {
+        match self {
+            Self::Times(times) => Nanos((at as f64 / times) as u64),
+            Self::Max => Nanos(0),
+        }
+    }
+}
+
+/// What became of the I/Os of one direction.
+#[derive(Default)]
+pub(super) struct Played {
+    pub(super) count: u64,
+    pub(super) bytes: u64,
+    pub(super) failed: u64,
+    pub(super) latency: Histogram,
+}
+
+/// What became of all.
+#[derive(Default)]
+pub(super) struct Outcome {
+    /// In the order of [`Direction::ALL`].
+    pub(super) played: [Played; Direction::COUNT],
+    /// By how much each was submitted later than it was due.
+    pub(super) late: Histogram,
+    pub(super) elapsed: Duration,
+}
+
+/// Plays a recording, its devices' I/Os onto `disks` in the same order, with at most `depth` under way.
+pub(super) fn play(
+    recording: &Recording,
+    disks: &[Disk],
+    speed: Speed,
+    depth: u32,
+    attached: &mut Attached,
+) -> Outcome {
+    let largest = recording
+        .ios
+        .iter()
+        .filter(|io| moves_data(io.op))
+        .map(|io| io.len);
+    let mut player = Player {
+        buffers: Buffers::new(depth, largest.max().unwrap_or(0).max(512) as u32),
+        under_way: vec![None; depth as usize],
+        free: (0..depth).collect(),
+        outcome: Outcome::default(),
+        start: attached.now(),
+    };
+    let mut ended = Vec::with_capacity(depth as usize);
+    for io in &recording.ios {
+        let due = player.start + speed.due(io.at);
+        player.wait_until(due, attached, &mut ended);
+        player.submit(io, &disks[io.device as usize], due, attached, &mut ended);
+    }
+    attached.unplug();
+    while attached.outstanding() > 0 {
+        attached.wait(&mut ended, None);
+        player.take(&mut ended, attached.now());
+    }
+    player.outcome.elapsed = Duration::from_nanos(attached.now().since(player.start).0);
+    player.outcome
+}
+
+/// I/Os that are under way, and what has become of the others.
+struct Player {
+    buffers: Buffers,
+    /// By the cookies of bios: when each was submitted.
+    under_way: Vec<Option<Instant>>,
+    /// Cookies that no bio has.
+    free: Vec<u32>,
+    outcome: Outcome,
+    start: Instant,
+}
+
+impl Player {
+    /// Waits until an I/O is due, and there is room for it.
+    fn wait_until(&mut self, due: Instant, attached: &mut Attached, ended: &mut Vec<Bio>) {
+        loop {
+            let left = due.since(attached.now());
+            if left == Nanos(0) && !self.free.is_empty() {
+                return;
+            }
+            // What is due at the same time goes together, and is merged.
+            attached.unplug();
+            if attached.outstanding() == 0 {
+                thread::sleep(Duration::from_nanos(left.0));
+            }
+            attached.wait(ended, (left > Nanos(0)).then_some(left));
+            self.take(ended, attached.now());
+        }
+    }
+
+    fn submit(
+        &mut self,
+        io: &Recorded,
+        disk: &Disk,
+        due: Instant,
+        attached: &mut Attached,
+        ended: &mut Vec<Bio>,
+    ) {
+        let now = attached.now();
+        self.outcome.late.record(now.since(due).0);
+        let cookie = self.free.pop().expect("waited for");
+        self.under_way[cookie as usize] = Some(now);
+        let data = match moves_data(io.op) {
+            true => self.buffers.lend_part(io.len as u32),
+            false => Data::None,
+        };
+        let mut bio = Bio {
+            op: io.op,
+            flags: io.flags,
+            disk: disk.id,
+            group: disk.group,
+            offset: io.offset,
+            len: io.len,
+            data,
+            cookie: cookie.into(),
+            ..Bio::default()
+        };
+        while let Err(back) = attached.submit(disk.queue, bio) {
+            bio = back;
+            attached.unplug();
+            attached.wait(ended, None);
+            self.take(ended, attached.now());
+        }
+    }
+
+    fn take(&mut self, ended: &mut Vec<Bio>, now: Instant) {
+        for bio in ended.drain(..) {
+            let cookie = bio.cookie as usize;
+            let begun = self.under_way[cookie].take().expect("a bio ends once");
+            self.free.push(cookie as u32);
+            let played = &mut self.outcome.played[bio.op.direction() as usize];
+            played.count += 1;
+            played.bytes += bio.len;
+            played.failed += u64::from(!bio.status.is_ok());
+            played.latency.record(now.since(begun).0);
+            self.buffers.take_back(bio);
+        }
+    }
+}
+
+fn moves_data(op: Op) -> bool {
+    matches!(op, Op::Read | Op::Write)
+}
