@@ -74,16 +74,20 @@ impl Record {
     /// Appends it to a file's bytes.
     pub fn write(&self, out: &mut Vec<u8>) {
         let text = &self.text[..self.text.len().min(TEXT_MAX)];
-        out.extend((MAGIC | VERSION).to_ne_bytes());
-        out.extend(self.sequence.to_ne_bytes());
-        out.extend(self.time.to_ne_bytes());
-        out.extend(self.sector.to_ne_bytes());
-        for word in [self.bytes, self.action, self.pid, self.device, self.cpu] {
-            out.extend(word.to_ne_bytes());
+        let mut head = [0; HEAD_BYTES];
+        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &(MAGIC | VERSION).to_ne_bytes());
+        put(4, &self.sequence.to_ne_bytes());
+        put(8, &self.time.to_ne_bytes());
+        put(16, &self.sector.to_ne_bytes());
+        let words = [self.bytes, self.action, self.pid, self.device, self.cpu];
+        for (at, word) in (24..).step_by(4).zip(words) {
+            put(at, &word.to_ne_bytes());
         }
-        out.extend(self.error.to_ne_bytes());
-        out.extend((text.len() as u16).to_ne_bytes());
-        out.extend(text);
+        put(44, &self.error.to_ne_bytes());
+        put(46, &(text.len() as u16).to_ne_bytes());
+        out.extend_from_slice(&head);
+        out.extend_from_slice(text);
     }
 
     /// Reads the first record of some bytes. Returns it and how many bytes it took; none if it is not all there.

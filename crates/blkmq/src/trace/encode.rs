@@ -13,13 +13,18 @@ use blkmq_host::disk::{MAPPED, QueueId};
 /// A trace on its way to a client.
 pub(crate) struct Stream {
     trace: Trace,
+    encoder: Encoder,
+}
+
+/// What makes records of events.
+struct Encoder {
     control: Control,
     /// What is traced; everything if there is nothing in it.
     wanted: Vec<String>,
     /// By queue and disk: its number, if it is traced.
-    devices: BTreeMap<(u16, DiskId), Option<u32>>,
+    devices: Cache<DiskId, Option<u32>>,
     /// By queue and group: what stands for the group.
-    pids: BTreeMap<(u16, GroupId), u32>,
+    pids: Cache<GroupId, u32>,
     /// Of each reactor, the number of its latest record.
     sequences: Vec<u32>,
     /// When the latest event was.
@@ -42,22 +47,26 @@ impl Stream {
                 Some(_) => {}
             }
         }
+        let trace = control.trace(EVENTS)?;
+        let sequences = vec![0; trace.reactors()];
         Ok(Self {
-            trace: control.trace(EVENTS)?,
-            control,
-            wanted,
-            devices: BTreeMap::new(),
-            pids: BTreeMap::new(),
-            sequences: Vec::new(),
-            time: 0,
+            trace,
+            encoder: Encoder {
+                control,
+                wanted,
+                devices: Cache::default(),
+                pids: Cache::default(),
+                sequences,
+                time: 0,
+            },
         })
     }
 
     /// The numbers of the disks that are traced, as tools print them.
     pub(crate) fn devices(&self) -> Vec<(String, String)> {
-        let disks = self.control.disks();
+        let disks = self.encoder.control.disks();
         let traced = disks.iter().filter(|disk| disk.queue != MAPPED);
-        let traced = traced.filter(|disk| self.is_wanted(&disk.name));
+        let traced = traced.filter(|disk| self.encoder.is_wanted(&disk.name));
         traced
             .map(|disk| (disk.name.clone(), device_text(device(disk.number))))
             .collect()
@@ -70,42 +79,42 @@ impl Stream {
 
     /// Appends what has been told since the last call.
     pub(crate) fn take(&mut self, out: &mut Vec<u8>) {
-        let mut told = Vec::new();
-        self.trace.drain(|reactor, event| told.push((reactor, event)));
-        for (reactor, event) in told {
-            self.time = event.at.0;
-            if let Some(device) = self.device(event.queue, event.disk) {
-                self.write_event(reactor, &event, device, out);
-            }
-        }
-        let mut dropped = Vec::new();
-        self.trace
-            .take_dropped(|reactor, count| dropped.push((reactor, count)));
-        for (reactor, count) in dropped {
-            let message = Record::notice(MESSAGE, self.time, &format!("{DROPPED}{count}"));
-            self.write(reactor, message, out);
-        }
+        let Self { trace, encoder } = self;
+        trace.drain(|reactor, event| encoder.write_event(reactor, &event, out));
+        trace.take_dropped(|reactor, count| {
+            let message = Record::notice(MESSAGE, encoder.time, &format!("{DROPPED}{count}"));
+            encoder.write(reactor, message, out);
+        });
     }
+}
 
-    fn write_event(&mut self, reactor: ReactorId, event: &Event, device: u32, out: &mut Vec<u8>) {
-        let next = self.pids.len() as u32 + 1;
-        let at = (event.queue, event.group);
-        let pid = *self.pids.entry(at).or_insert(next);
-        if pid == next {
-            let mut name = Record::notice(PROCESS, event.at.0, &self.name_of(event.queue, event.group));
-            name.text.resize(NAME_BYTES, 0);
-            (name.pid, name.device) = (pid, device);
-            self.write(reactor, name, out);
-        }
+impl Encoder {
+    fn write_event(&mut self, reactor: ReactorId, event: &Event, out: &mut Vec<u8>) {
+        self.time = event.at.0;
+        let Some(device) = self.device(event.queue, event.disk) else {
+            return;
+        };
         let mut record = Record::of(event);
-        (record.pid, record.device) = (pid, device);
+        record.device = device;
+        record.pid = match self.pids.find(event.queue, event.group) {
+            Some(pid) => pid,
+            None => self.introduce(reactor, event, device, out),
+        };
         self.write(reactor, record, out);
     }
 
+    /// Gives a group a number, and says its name.
+    fn introduce(&mut self, reactor: ReactorId, event: &Event, device: u32, out: &mut Vec<u8>) -> u32 {
+        let pid = self.pids.all.len() as u32 + 1;
+        self.pids.keep(event.queue, event.group, pid);
+        let mut name = Record::notice(PROCESS, event.at.0, &self.name_of(event.queue, event.group));
+        name.text.resize(NAME_BYTES, 0);
+        (name.pid, name.device) = (pid, device);
+        self.write(reactor, name, out);
+        pid
+    }
+
     fn write(&mut self, reactor: ReactorId, mut record: Record, out: &mut Vec<u8>) {
-        if self.sequences.len() <= reactor.index() {
-            self.sequences.resize(reactor.index() + 1, 0);
-        }
         let sequence = &mut self.sequences[reactor.index()];
         *sequence = sequence.wrapping_add(1);
         record.sequence = *sequence;
@@ -125,19 +134,52 @@ impl Stream {
     }
 
     fn device(&mut self, queue: u16, disk: DiskId) -> Option<u32> {
-        if let Some(known) = self.devices.get(&(queue, disk)) {
-            return *known;
+        if let Some(known) = self.devices.find(queue, disk) {
+            return known;
         }
         let disks = self.control.disks();
         let found = disks.iter().find(|one| one.queue.0 == queue && one.id == disk);
         let found = found.filter(|one| self.is_wanted(&one.name));
         let found = found.map(|one| device(one.number));
-        self.devices.insert((queue, disk), found);
+        self.devices.keep(queue, disk, found);
         found
     }
 
     fn is_wanted(&self, disk: &str) -> bool {
         self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == disk)
+    }
+}
+
+/// What is known of a queue's disks, or groups. The latest is found at once: many events of one follow each other.
+struct Cache<K, V> {
+    all: BTreeMap<(u16, K), V>,
+    latest: Option<((u16, K), V)>,
+}
+
+impl<K, V> Default for Cache<K, V> {
+    fn default() -> Self {
+        Self {
+            all: BTreeMap::new(),
+            latest: None,
+        }
+    }
+}
+
+impl<K: Copy + Ord, V: Copy> Cache<K, V> {
+    fn find(&mut self, queue: u16, key: K) -> Option<V> {
+        let at = (queue, key);
+        if let Some((latest, value)) = self.latest
+            && latest == at
+        {
+            return Some(value);
+        }
+        let found = self.all.get(&at).copied()?;
+        self.latest = Some((at, found));
+        Some(found)
+    }
+
+    fn keep(&mut self, queue: u16, key: K, value: V) {
+        self.all.insert((queue, key), value);
     }
 }
 
