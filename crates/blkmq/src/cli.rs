@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use blkmq_core::poll::Wait;
 use blkmq_export::front_door::{FRONT_DOORS, FrontDoor};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use clap_complete::Shell;
 
+use crate::complete::Shell;
 use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
@@ -45,7 +45,7 @@ pub enum Command {
     #[cfg(feature = "bench")]
     #[command(subcommand)]
     Bench(Bench),
-    /// Print a completion script for a shell
+    /// Print what a shell reads to complete commands and names: source <(blkmq completions bash)
     Completions {
         /// The shell
         shell: Shell,

@@ -8,9 +8,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use blkmq_config::typed;
 use clap::{Args, Subcommand, ValueEnum};
+use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Map, Value, json};
 
 use self::table::{Column, table};
+use crate::complete::{Disks, Names, kinds};
 use crate::control::client::Client;
 use crate::control::{default_path, socket_path};
 
@@ -44,6 +46,7 @@ pub enum CtlCommand {
         /// What
         what: Listed,
         /// Its name, path or address
+        #[arg(add = ArgValueCompleter::new(Names))]
         name: String,
     },
     /// Set keys, as the configuration has them: KEY=VALUE, or KEY= for the default
@@ -53,8 +56,10 @@ pub enum CtlCommand {
     /// Remove a disk, what is configured of a group or a queue, or an export
     Remove {
         /// Of what kind: disk, group, queue, export
+        #[arg(add = kinds())]
         kind: String,
         /// Its name, path or address
+        #[arg(add = ArgValueCompleter::new(Names))]
         name: String,
         /// Only say what would be done
         #[arg(long)]
@@ -63,6 +68,7 @@ pub enum CtlCommand {
     /// Let a disk grow: to a size, or to what its file or device has by now
     Resize {
         /// The disk
+        #[arg(add = ArgValueCompleter::new(Disks))]
         disk: String,
         /// Bytes, or a number with K, M, G or T
         size: Option<String>,
@@ -90,6 +96,7 @@ pub enum CtlCommand {
     /// Tell a multipath disk: fail_path PATH, reinstate_path PATH, switch_group NUMBER
     Message {
         /// The disk
+        #[arg(add = ArgValueCompleter::new(Disks))]
         disk: String,
         /// What
         message: String,
@@ -109,8 +116,10 @@ pub enum CtlCommand {
 #[derive(Debug, Args)]
 pub struct EditArgs {
     /// Of what kind: disk, group, queue, export, daemon
+    #[arg(add = kinds())]
     pub kind: String,
     /// Its name, path or address; none for daemon
+    #[arg(add = ArgValueCompleter::new(Names))]
     pub name: String,
     /// KEY=VALUE
     pub keys: Vec<String>,

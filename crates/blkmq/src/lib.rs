@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod complete;
 pub mod control;
 pub mod ctl;
 #[cfg(feature = "demo")]

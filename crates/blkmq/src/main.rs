@@ -10,12 +10,13 @@ use blkmq::cli::Bench;
 use blkmq::cli::{Cli, Command};
 use blkmq::log::Log;
 use blkmq::serve;
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 
 fn main() -> ExitCode {
+    blkmq::complete::answer();
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("BLKMQ_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = match Log::start(io::stderr()) {
@@ -67,7 +68,7 @@ fn run(command: Command, log: &Log) -> anyhow::Result<()> {
         Command::Bench(what) => bench(what),
         Command::Completions { shell } => {
             let mut text = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "blkmq", &mut text);
+            blkmq::complete::register(shell, &mut text)?;
             Ok(print(&text)?)
         }
         Command::Man => {

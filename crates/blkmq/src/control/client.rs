@@ -21,11 +21,19 @@ impl Client {
     /// # Errors
     /// If nobody listens there, or whoever asks may not connect.
     pub fn connect(path: &Path) -> Result<Self> {
+        Self::connect_within(path, ANSWER_MAX)
+    }
+
+    /// The same, with a limit of one's own for each answer.
+    ///
+    /// # Errors
+    /// As for [`Client::connect`].
+    pub fn connect_within(path: &Path, answer_max: Duration) -> Result<Self> {
         let stream = UnixStream::connect(path).with_context(|| {
             format!("no daemon can be asked at {}: is one running, with this control socket (--control), and may you use it?", path.display())
         })?;
-        stream.set_read_timeout(Some(ANSWER_MAX))?;
-        stream.set_write_timeout(Some(ANSWER_MAX))?;
+        stream.set_read_timeout(Some(answer_max))?;
+        stream.set_write_timeout(Some(answer_max))?;
         Ok(Self {
             stream: BufReader::new(stream),
             next: 0,

@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use blkmq_core::trace::blktrace::{MESSAGE, NOTIFY, Record};
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::complete::Disks;
 use crate::control::client::Client;
 use crate::control::{default_path, socket_path};
 
@@ -24,6 +26,7 @@ use crate::control::{default_path, socket_path};
 #[command(after_long_help = EXAMPLES)]
 pub struct TraceArgs {
     /// The disks [default: all]
+    #[arg(add = ArgValueCompleter::new(Disks))]
     pub disks: Vec<String>,
     /// Write PREFIX.blktrace.0 and so on, one file for each reactor; - is the standard output
     #[arg(short, long, value_name = "PREFIX", default_value = "trace")]

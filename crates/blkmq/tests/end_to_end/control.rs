@@ -75,6 +75,42 @@ impl Stage {
     }
 }
 
+#[test]
+fn a_shell_is_offered_the_names_of_a_running_daemon() {
+    let scratch = Scratch::new();
+    let runtime = scratch.path("run");
+    std::fs::create_dir_all(runtime.join("blkmq")).expect("a directory");
+    let control = format!("unix:{}", runtime.join("blkmq/control.sock").display());
+    let disks = [
+        "--disk",
+        "name=vm1,ram=1M,group=/customers/a",
+        "--disk",
+        "name=vm2,ram=1M",
+    ];
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let daemon = Daemon::start(&[&disks[..], &["--control", &control, "--nbd", &nbd]].concat());
+    let offered = |words: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(["--", "blkmq"]).args(words);
+        command
+            .env("XDG_RUNTIME_DIR", &runtime)
+            .env("BLKMQ_COMPLETE", "bash");
+        command.env("_CLAP_COMPLETE_INDEX", words.len().to_string());
+        command.env("_CLAP_IFS", "\n");
+        let output = command.output().expect("it runs");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    assert_eq!(offered(&["ctl", "resize", "v"]), "vm1\nvm2");
+    assert_eq!(
+        offered(&["ctl", "set", "group", "/cus"]),
+        "/customers\n/customers/a"
+    );
+    assert_eq!(offered(&["ctl", "remove", "di"]), "disk");
+    assert_eq!(offered(&["trace", "vm2"]), "vm2");
+    daemon.stop();
+    assert_eq!(offered(&["ctl", "resize", "v"]), "");
+}
+
 fn add(control: &mut Control, kind: &str, name: &str, keys: &Value) -> anyhow::Result<Value> {
     control.call("config.add", &json!({"kind": kind, "name": name, "keys": keys}))
 }
