@@ -18,6 +18,7 @@ use blkmq_sync::run_work::RunWork;
 use blkmq_sync::spsc;
 
 pub use self::config::{ConfigError, DiskConfig, QueueConfig, ReactorConfig};
+pub use self::control::NextElevator;
 use self::disks::DiskSlot;
 pub(crate) use self::disks::LocalDisk;
 use crate::bio::{Bio, Data, Flags, Op, Parent, Status};

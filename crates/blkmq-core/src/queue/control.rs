@@ -3,7 +3,20 @@
 use std::sync::atomic::Ordering;
 
 use super::{Busy, Queue, THROTTLED, shares};
-use crate::sched::{self, TunableError};
+use crate::group::GroupTree;
+use crate::sched::{self, Elevator, TunableError};
+use crate::share::Shares;
+
+/// An elevator that a queue has not got yet, with what it was made for. Once it is in, this is the former one, which is large, too: drop
+/// it when the queue has thawed.
+pub struct NextElevator {
+    kind: sched::Kind,
+    elevator: Option<Box<dyn Elevator>>,
+    shares: Shares,
+    groups: GroupTree,
+    /// Requests and disks.
+    made_for: (usize, usize),
+}
 
 impl Queue {
     /// Lets no further request start; those that have started go on, and caps hold none of them up (what passes so is
@@ -61,11 +74,42 @@ impl Queue {
         sched::Kind::ALL[usize::from(self.way.load(Ordering::Relaxed) & !THROTTLED)]
     }
 
+    /// Makes an elevator for the queue, to be put in by [`Queue::exchange_elevator`]: its tables are large, and a frozen queue would
+    /// wait for them.
+    ///
+    /// # Errors
+    /// [`Busy`] if somebody is inside the gate at this moment.
+    pub fn make_elevator(&self, kind: sched::Kind) -> Result<NextElevator, Busy> {
+        let state = self.gate.try_enter().ok_or(Busy)?;
+        let groups = state.groups.clone();
+        self.leave_gate(state);
+        Ok(self.elevator_for(kind, groups))
+    }
+
+    fn elevator_for(&self, kind: sched::Kind, groups: GroupTree) -> NextElevator {
+        let made_for = (self.requests_max(), self.fitted_disks());
+        NextElevator {
+            kind,
+            elevator: kind.build(&self.limits, made_for.0, &groups),
+            shares: shares(self.tag_mode, kind, made_for.1, made_for.0),
+            groups,
+            made_for,
+        }
+    }
+
+    /// Makes an elevator and puts it into a frozen, drained queue.
+    ///
+    /// # Errors
+    /// As for [`Queue::exchange_elevator`].
+    pub fn set_elevator(&self, kind: sched::Kind) -> Result<(), Busy> {
+        self.exchange_elevator(&mut self.make_elevator(kind)?)
+    }
+
     /// Replaces the elevator of a frozen, drained queue.
     ///
     /// # Errors
     /// [`Busy`] if the queue is not frozen and drained, or somebody is inside the gate at this moment.
-    pub fn set_elevator(&self, kind: sched::Kind) -> Result<(), Busy> {
+    pub fn exchange_elevator(&self, next: &mut NextElevator) -> Result<(), Busy> {
         if !self.usage.is_frozen() || !self.is_drained() {
             return Err(Busy);
         }
@@ -79,12 +123,16 @@ impl Queue {
             "queue {}: requests in the gate of a drained queue",
             self.name
         );
-        state.elevator = kind.build(&self.limits, self.requests_max(), &state.groups);
-        state.shares = shares(self.tag_mode, kind, self.fitted_disks(), self.requests_max());
+        let is_as_it_was = next.made_for == (self.requests_max(), self.fitted_disks());
+        if !is_as_it_was || !next.groups.iter().eq(state.groups.iter()) {
+            *next = self.elevator_for(next.kind, state.groups.clone());
+        }
+        std::mem::swap(&mut state.elevator, &mut next.elevator);
+        std::mem::swap(&mut state.shares, &mut next.shares);
         // Drained: nobody is on the way to the gate, so this is the moment to forget caps that have been taken off.
         let is_capped = state.groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };
-        self.way.store(kind as u8 | throttled, Ordering::Relaxed);
+        self.way.store(next.kind as u8 | throttled, Ordering::Relaxed);
         self.leave_gate(state);
         Ok(())
     }

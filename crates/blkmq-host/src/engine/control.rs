@@ -155,9 +155,17 @@ impl Control {
     /// # Errors
     /// As for [`Self::freeze`]; the old elevator stays then.
     pub fn set_elevator(&self, queue: QueueId, kind: Kind) -> Result<(), Error> {
-        let _frozen = self.freeze(queue)?;
         let core = self.core(queue)?;
-        self.wait_until(&core, || core.set_elevator(kind).is_ok())
+        off_reactors(&core)?;
+        let mut next = None;
+        self.wait_until(&core, || {
+            next = core.make_elevator(kind).ok();
+            next.is_some()
+        })?;
+        let mut next = next.expect("waited for");
+        // Thawed before the former elevator is dropped.
+        let _frozen = self.freeze(queue)?;
+        self.wait_until(&core, || core.exchange_elevator(&mut next).is_ok())
     }
 
     /// Bounds the requests in flight: per hardware context without an elevator, in all with one. Takes effect
