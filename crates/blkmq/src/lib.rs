@@ -1,7 +1,8 @@
 //! The command `blkmq`: one daemon per host that serves every tenant's disk and shares the drives between them.
 //!
 //! [`cli`] is what can be typed; what flags and the configuration file say is up to `blkmq_config`. [`serve`] runs the daemon,
-//! [`control`] lets it be asked and changed while it runs, which [`ctl`] does; `demo` shows it, a feature as `bench` is.
+//! [`control`] lets it be asked and changed while it runs, which [`ctl`] does; [`iostat`] and `top` show what it does, from
+//! [`rates`]; `demo` shows what it is for. Demo, bench and top are features.
 #![forbid(unsafe_code)]
 
 pub mod cli;
@@ -11,4 +12,7 @@ pub mod ctl;
 pub mod demo;
 pub mod log;
 mod metrics;
+pub mod rates;
 pub mod serve;
+mod stdout;
+mod units;

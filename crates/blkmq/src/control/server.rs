@@ -251,8 +251,8 @@ impl Client {
                 self.take_lines(daemon, &mut session)?;
             }
             if let Some(told) = session.tick(daemon) {
-                self.stream
-                    .write_all(protocol::notification("statistics", &told).as_bytes())?;
+                let line = protocol::notification("statistics", &told)?;
+                self.stream.write_all(line.as_bytes())?;
             }
         }
     }
