@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
+use crate::iostat::IostatArgs;
 
 /// The multi-queue block layer, in user space
 ///
@@ -33,6 +34,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Ask and change a running daemon
     Ctl(CtlArgs),
+    /// Report what queues and groups of a running daemon do, as iostat -x does
+    Iostat(IostatArgs),
     /// Measure
     #[cfg(feature = "bench")]
     #[command(subcommand)]
@@ -171,6 +174,7 @@ Examples:
   blkmq demo
   blkmq serve --disk name=vm1,file=vm1.raw --nbd unix:vm1.sock
   blkmq serve -c blkmq.toml
+  blkmq iostat 1
   blkmq bench engine --quick";
 
 const SERVE_HELP: &str = "\

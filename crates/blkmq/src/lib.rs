@@ -10,6 +10,7 @@ pub mod control;
 pub mod ctl;
 #[cfg(feature = "demo")]
 pub mod demo;
+pub mod iostat;
 pub mod log;
 mod metrics;
 pub mod rates;

@@ -60,6 +60,7 @@ fn run(command: Command, log: &Log) -> anyhow::Result<()> {
         Command::Demo(args) => blkmq::demo::main(&args),
         Command::Serve(args) => serve::main(&args, log),
         Command::Ctl(args) => blkmq::ctl::main(&args),
+        Command::Iostat(args) => blkmq::iostat::main(&args),
         #[cfg(feature = "bench")]
         Command::Bench(what) => bench(what),
         Command::Completions { shell } => {
