@@ -11,6 +11,8 @@ use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
 use crate::iostat::IostatArgs;
+#[cfg(feature = "top")]
+use crate::top::TopArgs;
 
 /// The multi-queue block layer, in user space
 ///
@@ -36,6 +38,9 @@ pub enum Command {
     Ctl(CtlArgs),
     /// Report what queues and groups of a running daemon do, as iostat -x does
     Iostat(IostatArgs),
+    /// Show what queues, groups and disks of a running daemon do, as htop does for processes
+    #[cfg(feature = "top")]
+    Top(TopArgs),
     /// Measure
     #[cfg(feature = "bench")]
     #[command(subcommand)]
@@ -174,6 +179,7 @@ Examples:
   blkmq demo
   blkmq serve --disk name=vm1,file=vm1.raw --nbd unix:vm1.sock
   blkmq serve -c blkmq.toml
+  blkmq top
   blkmq iostat 1
   blkmq bench engine --quick";
 

@@ -16,4 +16,6 @@ mod metrics;
 pub mod rates;
 pub mod serve;
 mod stdout;
+#[cfg(feature = "top")]
+pub mod top;
 mod units;

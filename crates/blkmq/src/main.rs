@@ -61,6 +61,8 @@ fn run(command: Command, log: &Log) -> anyhow::Result<()> {
         Command::Serve(args) => serve::main(&args, log),
         Command::Ctl(args) => blkmq::ctl::main(&args),
         Command::Iostat(args) => blkmq::iostat::main(&args),
+        #[cfg(feature = "top")]
+        Command::Top(args) => blkmq::top::main(&args),
         #[cfg(feature = "bench")]
         Command::Bench(what) => bench(what),
         Command::Completions { shell } => {

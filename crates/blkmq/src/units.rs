@@ -1,4 +1,4 @@
-//! Decides how numbers look to people: sizes and times with the unit that leaves three digits or fewer.
+//! Decides how numbers look to people: sizes, times and counts with the unit that leaves three digits or fewer.
 
 /// Bytes, in powers of 1024.
 pub(crate) fn size(bytes: f64) -> String {
@@ -11,6 +11,16 @@ pub(crate) fn time(ns: u64) -> String {
         // The bound of a histogram's last bucket.
         u64::MAX => ">1h".to_owned(),
         ns => scaled(ns as f64, 1000.0, &["ns", "us", "ms", "s"]),
+    }
+}
+
+/// A count, or so many a second; below ten, with a digit behind the point, if it is not whole.
+#[cfg(feature = "top")]
+pub(crate) fn count(count: f64) -> String {
+    match count {
+        small if small < 9.95 && small.fract() >= 0.05 => format!("{small:.1}"),
+        count if count < 9999.5 => format!("{count:.0}"),
+        count => scaled(count, 1000.0, &["", "k", "M", "G"]),
     }
 }
 
@@ -40,5 +50,12 @@ mod tests {
             [7, 1500, 250_000_000, u64::MAX].map(time),
             ["7ns", "1.5us", "250ms", ">1h"]
         );
+    }
+
+    #[cfg(feature = "top")]
+    #[test]
+    fn counts_are_whole_where_they_can_be() {
+        let shown = [0.0, 0.4, 3.0, 9.96, 9999.0, 12_345.0, 2e6].map(count);
+        assert_eq!(shown, ["0", "0.4", "3", "10", "9999", "12.3k", "2.0M"]);
     }
 }
