@@ -70,7 +70,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 17] = [
+const TOOLS: [(&str, &str); 18] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdinfo", "libnbd-bin"),
@@ -87,5 +87,6 @@ const TOOLS: [(&str, &str); 17] = [
     ("valgrind", "valgrind"),
     ("ip", "iproute2"),
     ("kill", "procps"),
+    ("tmux", "tmux"),
     ("xz", "xz-utils"),
 ];

@@ -38,5 +38,6 @@ mod readme;
 mod shutdown;
 mod sockets;
 mod successor;
+mod top;
 mod upgrade;
 mod vhost_user;
