@@ -105,7 +105,9 @@ impl Drop for Server {
 }
 
 fn listen(path: &Path, readers: Option<&str>) -> Result<UnixListener> {
-    if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
+    // A path without a directory is in the one where the daemon was started.
+    let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
+    if let Some(dir) = path.parent().filter(is_missing) {
         std::fs::DirBuilder::new()
             .mode(0o755)
             .create(dir)

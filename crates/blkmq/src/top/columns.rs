@@ -119,7 +119,7 @@ pub(super) static COLUMNS: &[Column] = &[
     },
     Column {
         title: "QUEUE",
-        help: "of a group: I/Os in the scheduler; of a queue: requests under way/depth",
+        help: "of a group: I/Os in the scheduler; of a queue: all in it/depth",
         width: 7,
         rank: 7,
         text: |numbers| match numbers.depth {

@@ -132,8 +132,11 @@ impl State {
 
     /// The selected line's number among those that are shown.
     pub(super) fn selected_line(&self) -> Option<usize> {
-        let selected = self.selected.as_ref()?;
-        self.lines.iter().position(|line| line.row.key == *selected)
+        match &self.selected {
+            Some(selected) => self.lines.iter().position(|line| line.row.key == *selected),
+            // Until somebody has moved it is the first one, whichever that is.
+            None => (!self.lines.is_empty()).then_some(0),
+        }
     }
 
     /// What the selected line did, the newest last.
@@ -220,11 +223,13 @@ fn idle(now: &Statistics) -> Interval {
 }
 
 fn head(now: &Statistics, interval: &Interval, lists: &Lists) -> Head {
+    let paths = lists.groups.iter().map(|group| group.path.as_str());
+    let groups: BTreeSet<&str> = paths.filter(|path| *path != tree::ROOT).collect();
     let mut head = Head {
         uptime_s: now.uptime_ns / 1_000_000_000,
         seconds: interval.seconds,
         queues: now.queues.len(),
-        groups: lists.groups.len(),
+        groups: groups.len(),
         disks: lists.disks.len(),
         connections: now.exports.iter().map(|export| export.open).sum(),
         memory_used: now.nbd_memory.used,

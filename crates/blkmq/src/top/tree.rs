@@ -131,7 +131,8 @@ impl<'a> Builder<'a> {
                 .push(disk);
         }
         let mut parts: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for path in groups.keys().chain(did.keys()).chain(disks.keys()) {
+        // A group that is configured is there on every queue; it is shown where it has a disk, or did something.
+        for path in did.keys().chain(disks.keys()) {
             let mut path = *path;
             while path != ROOT && parts.entry(parent_of(path)).or_default().insert(path) {
                 path = parent_of(path);
@@ -209,7 +210,7 @@ impl<'a> Builder<'a> {
             let capped = [capped, above.capped].into_iter().flatten().reduce(f64::max);
             let numbers = Numbers {
                 due,
-                got: share(part.did.total.bytes, queue_bytes),
+                got: due.and_then(|_| share(part.did.total.bytes, queue_bytes)),
                 capped,
                 weight: Some(weight(part.path)),
                 behind: self.behind(part.path),
@@ -337,7 +338,8 @@ fn parent_of(path: &str) -> &str {
     }
 }
 
-const ROOT: &str = "/";
+/// The group that all are part of.
+pub(super) const ROOT: &str = "/";
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -459,6 +461,22 @@ pub(super) mod tests {
             .collect();
         assert_eq!(names, ["/", "a"]);
         assert_eq!(find(&tree, "a").row.numbers.as_ref().unwrap().due, Some(0.5));
+    }
+
+    #[test]
+    fn a_group_is_on_the_queues_where_it_has_disks_or_did_something() {
+        let (mut interval, mut lists) = example();
+        lists.disks.remove(2);
+        let names = |tree: &[Node]| -> Vec<String> {
+            tree[0]
+                .children
+                .iter()
+                .map(|node| node.row.name.clone())
+                .collect()
+        };
+        assert_eq!(names(&build(&interval, &lists)), ["c"]);
+        interval.queues[0].groups.push(reads("/idle", 0, 0));
+        assert_eq!(names(&build(&interval, &lists)), ["c", "idle"]);
     }
 
     #[test]

@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn a_small_terminal_shows_what_matters_most() {
         let screen = screen(&mut example(), 80, 24);
-        assert!(screen[0].contains("1 queue  5 groups  3 disks"), "{}", screen[0]);
+        assert!(screen[0].contains("1 queue  4 groups  3 disks"), "{}", screen[0]);
         assert!(screen[1].contains("IOPS 400  read 1.6M/s"), "{}", screen[1]);
         let titles = [
             "NAME", "IOPS", "B/s", "WAIT99", "DEV50", "DEV99", "QUEUE", "DUE", "GOT", "CAP",

@@ -23,7 +23,7 @@ impl State {
         }
         self.tree = tree;
         self.lines = lines;
-        if self.selected_line().is_none() {
+        if self.selected.is_some() && self.selected_line().is_none() {
             let near = at.unwrap_or(0).min(self.lines.len().saturating_sub(1));
             self.selected = self.lines.get(near).map(|line| line.row.key.clone());
         }
