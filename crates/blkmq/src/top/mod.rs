@@ -111,7 +111,7 @@ fn run(terminal: &mut DefaultTerminal, events: &Receiver<Event>, interval: Durat
 fn take(state: &mut State, event: Event, shown: &[usize]) {
     match event {
         Event::Sample(sample) => state.take(*sample),
-        Event::Lost(why) => state.lost = Some(why),
+        Event::Lost(why) => state.lose(why),
         Event::Key(key) => keys::press(state, key, shown),
         Event::Resized => {}
         Event::End => state.is_over = true,

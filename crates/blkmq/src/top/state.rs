@@ -130,6 +130,12 @@ impl State {
         self.before = Some(statistics);
     }
 
+    /// The daemon is lost. The next one that answers may be another, whose counts begin anew.
+    pub(super) fn lose(&mut self, why: String) {
+        self.lost = Some(why);
+        self.before = None;
+    }
+
     /// The selected line's number among those that are shown.
     pub(super) fn selected_line(&self) -> Option<usize> {
         match &self.selected {
@@ -315,6 +321,18 @@ pub(super) mod tests {
             state.history().unwrap().1,
             &VecDeque::from([0, 400, 10]).split_off(1)
         );
+    }
+
+    #[test]
+    fn between_a_lost_daemon_and_the_next_one_there_are_no_rates() {
+        let mut state = example();
+        state.lose("gone".to_owned());
+        let statistics = answer(9, vec![reads("/c/a", 1000, 0)]);
+        state.take(Sample {
+            statistics,
+            lists: Lists::default(),
+        });
+        assert_eq!((state.head.iops, state.lost.as_deref()), (0.0, None));
     }
 
     #[test]

@@ -191,39 +191,39 @@ impl<'a> Builder<'a> {
 
     /// The groups that are part of one, with their own parts.
     fn children(&self, of: &Branch<'a>, above: Above, queue_bytes: u64) -> Vec<Node> {
-        let weight = |path: &str| {
-            let group = self.groups.get(path);
-            group.map_or(blkmq_core::group::WEIGHT_DEFAULT, |group| group.weight)
+        let competitor = |part: &Branch<'a>| Competitor {
+            weight: self.weight(part.path),
+            is_active: is_active(&part.did),
         };
-        let competitors: Vec<Competitor> = of
-            .parts
-            .iter()
-            .map(|part| Competitor {
-                weight: weight(part.path),
-                is_active: is_active(&part.did),
-            })
-            .collect();
+        let competitors: Vec<Competitor> = of.parts.iter().map(competitor).collect();
         let shares = due(above.due, of.has_own, &competitors);
         let pairs = of.parts.iter().zip(shares);
-        let node = |(part, due): (&Branch<'a>, Option<f64>)| {
-            let capped = self.cap_used(part.path, &part.did);
-            let capped = [capped, above.capped].into_iter().flatten().reduce(f64::max);
-            let numbers = Numbers {
-                due,
-                got: due.and_then(|_| share(part.did.total.bytes, queue_bytes)),
-                capped,
-                weight: Some(weight(part.path)),
-                behind: self.behind(part.path),
-                ..self.numbers(&part.did)
-            };
-            let mut children = self.children(part, Above { due, capped }, queue_bytes);
-            children.extend(self.disk_nodes(part.path));
-            Node {
-                row: self.group_row(part.path, numbers),
-                children,
-            }
+        pairs
+            .map(|(part, due)| self.node(part, due, above, queue_bytes))
+            .collect()
+    }
+
+    /// A group with all that is below it, to which so much is due.
+    fn node(&self, of: &Branch<'a>, due: Option<f64>, above: Above, queue_bytes: u64) -> Node {
+        let capped = self.cap_used(of.path, &of.did);
+        let capped = [capped, above.capped].into_iter().flatten().reduce(f64::max);
+        let numbers = Numbers {
+            due,
+            got: due.and_then(|_| share(of.did.total.bytes, queue_bytes)),
+            capped,
+            weight: Some(self.weight(of.path)),
+            behind: self.behind(of.path),
+            ..self.numbers(&of.did)
         };
-        pairs.map(node).collect()
+        let mut children = self.children(of, Above { due, capped }, queue_bytes);
+        children.extend(self.disk_nodes(of.path));
+        let row = self.group_row(of.path, numbers);
+        Node { row, children }
+    }
+
+    fn weight(&self, path: &str) -> u16 {
+        let group = self.groups.get(path);
+        group.map_or(blkmq_core::group::WEIGHT_DEFAULT, |group| group.weight)
     }
 
     /// What is done by the root itself, which is a group as others are.

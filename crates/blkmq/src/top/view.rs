@@ -161,20 +161,7 @@ fn draw_titles(buffer: &mut Buffer, area: Rect, state: &State, columns: &[&Colum
 
 fn draw_line(buffer: &mut Buffer, area: Rect, line: &Line, columns: &[&Column], is_selected: bool) {
     let row = &line.row;
-    let is_idle = row
-        .numbers
-        .as_ref()
-        .is_none_or(|numbers| numbers.iops == 0.0 && numbers.queued == 0);
-    let style = match &row.key {
-        Key::Queue(_) => Style::new().add_modifier(Modifier::BOLD),
-        _ if is_idle => Style::new().add_modifier(Modifier::DIM),
-        _ => Style::new(),
-    };
-    let style = if is_selected {
-        Style::new().add_modifier(Modifier::REVERSED)
-    } else {
-        style
-    };
+    let style = style_of(row, is_selected);
     put(buffer, area, &" ".repeat(area.width.into()), style);
     let mark = match line.fold {
         Fold::Leaf => ' ',
@@ -199,6 +186,17 @@ fn draw_line(buffer: &mut Buffer, area: Rect, line: &Line, columns: &[&Column], 
         let style = style.patch(warning(column, numbers));
         put_right(buffer, cell, &(column.text)(numbers), style);
     }
+}
+
+fn style_of(row: &Row, is_selected: bool) -> Style {
+    let is_idle = |numbers: &Numbers| numbers.iops == 0.0 && numbers.queued == 0;
+    let modifier = match &row.key {
+        _ if is_selected => Modifier::REVERSED,
+        Key::Queue(_) => Modifier::BOLD,
+        _ if row.numbers.as_ref().is_none_or(is_idle) => Modifier::DIM,
+        _ => Modifier::empty(),
+    };
+    Style::new().add_modifier(modifier)
 }
 
 /// What should be seen: errors, and groups at their cap.
