@@ -13,6 +13,7 @@ mod mutants;
 mod path_loss;
 mod place;
 mod sanitize;
+mod screens;
 mod setup;
 mod siege;
 mod sim;
@@ -61,6 +62,10 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             instructions::run(&mut steps, update)
         }
         "figures" => figures::run(&args.rest()),
+        "screens" => {
+            args.finish()?;
+            screens::run(&mut steps)
+        }
         "loom" => {
             let depth = if args.flag("--deep") {
                 loom::Depth::Deep
@@ -169,6 +174,7 @@ cargo xtask test [--strict]                 set up what the tests need, then eve
 cargo xtask setup                           only the set-up: the Debian packages that the tests use
 cargo xtask instructions [--update]         instructions per I/O by callgrind, against bench/instructions.toml
 cargo xtask figures [REPORT.json ...]       take in reports of `blkmq bench --json`, and write the tables of figures anew
+cargo xtask screens                         the screens of `blkmq top` in its document, taken anew
 cargo xtask loom [--deep]                   model-check blkmq-sync: two preemptions, or four with --deep
 cargo xtask sim [--seeds N]                 every simulator scenario with N seeds (default 1000)
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)

@@ -70,7 +70,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 18] = [
+const TOOLS: [(&str, &str); 19] = [
     ("fio", "fio"),
     ("blkparse", "blktrace"),
     ("nbdkit", "nbdkit"),
@@ -88,5 +88,6 @@ const TOOLS: [(&str, &str); 18] = [
     ("valgrind", "valgrind"),
     ("ip", "iproute2"),
     ("kill", "procps"),
+    ("tmux", "tmux"),
     ("xz", "xz-utils"),
 ];

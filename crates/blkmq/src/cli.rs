@@ -10,8 +10,11 @@ use crate::complete::Shell;
 use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
+use crate::iostat::IostatArgs;
 #[cfg(feature = "bench")]
 use crate::replay::ReplayCommand;
+#[cfg(feature = "top")]
+use crate::top::TopArgs;
 use crate::trace::TraceArgs;
 
 /// The multi-queue block layer, in user space
@@ -41,6 +44,11 @@ pub enum Command {
     /// Play recorded I/O again, on any disks
     #[cfg(feature = "bench")]
     Replay(ReplayCommand),
+    /// Report what queues and groups of a running daemon do, as iostat -x does
+    Iostat(IostatArgs),
+    /// Show what queues, groups and disks of a running daemon do, as htop does for processes
+    #[cfg(feature = "top")]
+    Top(TopArgs),
     /// Measure
     #[cfg(feature = "bench")]
     #[command(subcommand)]
@@ -179,6 +187,8 @@ Examples:
   blkmq demo
   blkmq serve --disk name=vm1,file=vm1.raw --nbd unix:vm1.sock
   blkmq serve -c blkmq.toml
+  blkmq top
+  blkmq iostat 1
   blkmq bench engine --quick";
 
 const SERVE_HELP: &str = "\

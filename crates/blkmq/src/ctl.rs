@@ -1,8 +1,8 @@
 //! Decides what `blkmq ctl` asks of a running daemon, and how the answers look: tables for people, JSON for programs.
 
+mod stats;
 mod table;
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +14,8 @@ use serde_json::{Map, Value, json};
 use self::table::{Column, table};
 use crate::complete::{Disks, Names, kinds};
 use crate::control::client::Client;
-use crate::control::{default_path, socket_path};
+use crate::control::path_to_ask;
+use crate::stdout::{print, unless_reader_left};
 
 /// What `ctl` takes.
 #[derive(Debug, Args)]
@@ -209,17 +210,9 @@ const EXPORTS: &[Column] = &[
 /// # Errors
 /// What the daemon says, or that there is none.
 pub fn main(args: &CtlArgs) -> Result<()> {
-    let path = match &args.socket {
-        Some(address) => socket_path(address)?.context("--socket none: there is nobody to ask")?,
-        None => default_path(),
-    };
-    let mut client = Client::connect(&path)?;
-    let printed = run(args, &mut client);
-    match printed {
-        // Whoever reads may have had enough.
-        Err(error) if is_broken_pipe(&error) => Ok(()),
-        printed => printed,
-    }
+    let mut client = Client::connect(&path_to_ask(args.socket.as_deref())?)?;
+    // Whoever reads may have had enough.
+    unless_reader_left(run(args, &mut client))
 }
 
 fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
@@ -287,7 +280,7 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             let params = json!({"toml": text, "dry_run": dry_run});
             print_steps(args.json, client.call("config.apply", &params)?, *dry_run)
         }
-        CtlCommand::Stats { interval } => stats(args.json, client, *interval),
+        CtlCommand::Stats { interval } => stats::run(args.json, client, *interval),
         CtlCommand::Log { filter } => client.call("log.set", &json!({"filter": filter})).map(drop),
         CtlCommand::Message {
             disk,
@@ -326,31 +319,6 @@ impl EditArgs {
     }
 }
 
-/// Prints a line for each group that did something: since the start, or, from the second time on, since the time before.
-fn stats(is_json: bool, client: &mut Client, interval: Option<f64>) -> Result<()> {
-    let Some(seconds) = interval else {
-        let all = client.call("statistics.get", &json!({}))?;
-        return match is_json {
-            true => print_json(&all),
-            false => print(&table::of_groups(&all, None)),
-        };
-    };
-    client.call("subscribe", &json!({"interval_ms": (seconds * 1000.0) as u64}))?;
-    let mut before: Option<Value> = None;
-    loop {
-        let mut line = client.next_line()?;
-        if line["method"] != "statistics" {
-            continue;
-        }
-        let now = line["params"].take();
-        match is_json {
-            true => print_json(&now)?,
-            false => print(&table::of_groups(&now, before.as_ref()))?,
-        }
-        before = Some(now);
-    }
-}
-
 fn print_steps(is_json: bool, done: Value, is_dry: bool) -> Result<()> {
     if is_json {
         return print_json(&done);
@@ -375,17 +343,6 @@ fn print_record(is_json: bool, record: &Value) -> Result<()> {
 
 fn print_json(value: &Value) -> Result<()> {
     print(&format!("{value:#}\n"))
-}
-
-fn print(text: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<io::Error>();
-    error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 const EXAMPLES: &str = "\

@@ -64,6 +64,9 @@ fn run(command: Command, log: &Log) -> anyhow::Result<()> {
         Command::Trace(args) => blkmq::trace::main(&args),
         #[cfg(feature = "bench")]
         Command::Replay(args) => blkmq::replay::main(&args),
+        Command::Iostat(args) => blkmq::iostat::main(&args),
+        #[cfg(feature = "top")]
+        Command::Top(args) => blkmq::top::main(&args),
         #[cfg(feature = "bench")]
         Command::Bench(what) => bench(what),
         Command::Completions { shell } => {

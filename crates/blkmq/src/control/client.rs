@@ -6,7 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde::Deserialize;
 use serde_json::{Value, json};
+
+use super::statistics::Statistics;
 
 /// A connection to a daemon.
 #[derive(Debug)]
@@ -35,7 +38,7 @@ impl Client {
         stream.set_read_timeout(Some(answer_max))?;
         stream.set_write_timeout(Some(answer_max))?;
         Ok(Self {
-            stream: BufReader::new(stream),
+            stream: BufReader::with_capacity(READ_BYTES, stream),
             next: 0,
         })
     }
@@ -74,11 +77,41 @@ impl Client {
         Ok(self.stream)
     }
 
+    /// Has the daemon send its statistics at once and after each interval.
+    ///
+    /// # Errors
+    /// If the interval is too short or too long for the daemon, or it has gone.
+    pub fn subscribe(&mut self, interval: Duration) -> Result<()> {
+        self.call("subscribe", &json!({"interval_ms": interval.as_millis() as u64}))?;
+        let patience = Some(interval + ANSWER_MAX);
+        Ok(self.stream.get_ref().set_read_timeout(patience)?)
+    }
+
+    /// Waits for the next statistics, after [`Self::subscribe`].
+    ///
+    /// # Errors
+    /// If the daemon has gone, or sends something else.
+    pub fn next_statistics(&mut self) -> Result<Statistics> {
+        #[derive(Deserialize)]
+        struct Notification {
+            params: Statistics,
+        }
+        let line = self.read_line()?;
+        let read = serde_json::from_str::<Notification>(&line);
+        Ok(read
+            .context("the daemon sends no statistics that are understood")?
+            .params)
+    }
+
     /// Waits for the next line that the daemon sends.
     ///
     /// # Errors
     /// If it has gone, or sends no JSON.
     pub fn next_line(&mut self) -> Result<Value> {
+        Ok(serde_json::from_str(&self.read_line()?)?)
+    }
+
+    fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         let len = self
             .stream
@@ -87,9 +120,11 @@ impl Client {
         if len == 0 {
             bail!("the daemon has closed the connection");
         }
-        Ok(serde_json::from_str(&line)?)
+        Ok(line)
     }
 }
 
+/// Statistics of many groups are some hundreds of KiB.
+const READ_BYTES: usize = 256 << 10;
 /// Longer than a change may take that waits for requests under way.
 const ANSWER_MAX: Duration = Duration::from_secs(120);

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use blkmq_config::{Document, Kind};
 use blkmq_drivers::multipath::MultipathDevice;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::API;
 use super::protocol::{BAD_PARAMS, Failure, NOT_ALLOWED};
 use super::report;
 use super::server::Daemon;
+use super::statistics::Statistics;
 use crate::trace::encode::Stream;
 
 /// What somebody may do.
@@ -68,7 +69,7 @@ pub(super) static METHODS: &[Method] = &[
         |_, params, daemon| {
             none(params)?;
             let document = daemon.running.document();
-            let tables = serde_json::to_value(document.tables_of_all()).map_err(anyhow::Error::from)?;
+            let tables = to_value(&document.tables_of_all())?;
             Ok(json!({"toml": document.to_string(), "tables": tables}))
         },
     ),
@@ -176,7 +177,7 @@ pub(super) static METHODS: &[Method] = &[
         "the addresses, with their connections",
         |_, params, daemon| {
             none(params)?;
-            Ok(report::exports(daemon))
+            to_value(&report::exports(daemon))
         },
     ),
     ask(
@@ -184,7 +185,7 @@ pub(super) static METHODS: &[Method] = &[
         "what queues and groups have done since the start",
         |_, params, daemon| {
             none(params)?;
-            Ok(report::statistics(daemon))
+            to_value(&report::statistics(daemon))
         },
     ),
     ask(
@@ -328,7 +329,7 @@ impl Session {
     }
 
     /// What it is to be told now, if it is time.
-    pub(super) fn tick(&mut self, daemon: &Daemon) -> Option<Value> {
+    pub(super) fn tick(&mut self, daemon: &Daemon) -> Option<Statistics> {
         let now = Instant::now();
         let (interval, next) = self.ticks.as_mut().filter(|(_, next)| *next <= now)?;
         // What was missed is not made up for.
@@ -405,6 +406,10 @@ impl Message {
         }
         Ok(())
     }
+}
+
+fn to_value(answer: &impl Serialize) -> Result<Value, Failure> {
+    Ok(serde_json::to_value(answer).map_err(anyhow::Error::from)?)
 }
 
 fn none(params: Value) -> Result<(), Failure> {

@@ -6,7 +6,8 @@
 //! | `protocol` | what a line is |
 //! | `server` | who may connect, and how long one may take; a thread for each client, never a reactor |
 //! | `methods` | what can be asked and changed |
-//! | `report` | what a daemon counts, as JSON |
+//! | `report` | what a daemon tells of itself |
+//! | `statistics` | what its counts look like on the wire |
 //! | `client` | the other side, for `ctl` and for tests |
 
 pub mod client;
@@ -14,16 +15,17 @@ mod methods;
 mod protocol;
 mod report;
 mod server;
+pub mod statistics;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use blkmq_export::common::Address;
 
 pub(crate) use server::{Daemon, Server, remove_stale};
 
 /// The version of the methods and of what they answer; a larger one has more, and everything that this one has.
-pub const API: u32 = 1;
+pub const API: u32 = 2;
 
 /// Reads the address of a control socket; none for `none`.
 ///
@@ -39,6 +41,17 @@ pub(crate) fn socket_path(address: &str) -> Result<Option<PathBuf>> {
             "control socket {address:?} rejected: must be unix:PATH, as in unix:/run/blkmq/control.sock, or none"
         ),
     }
+}
+
+/// Which socket a command asks at, if it was told an address or not.
+///
+/// # Errors
+/// If that is no socket's.
+pub(crate) fn path_to_ask(address: Option<&str>) -> Result<PathBuf> {
+    let Some(address) = address else {
+        return Ok(default_path());
+    };
+    socket_path(address)?.context("--socket none: there is nobody to ask")
 }
 
 /// Where a daemon listens, and `ctl` asks, unless told otherwise: in the user's runtime directory, or in that of system services.

@@ -76,10 +76,26 @@ pub(super) fn answer(id: &Value, done: Result<Value, Failure>) -> String {
 }
 
 /// Writes what is told without being asked, to who has subscribed to it.
-pub(super) fn notification(method: &str, params: &Value) -> String {
-    let mut line = json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string();
+///
+/// # Errors
+/// If it cannot be written as JSON.
+pub(super) fn notification(method: &str, params: &impl Serialize) -> serde_json::Result<String> {
+    // Written as it is, not as a tree of values first: it may be large, and is written again and again.
+    let notification = Notification {
+        jsonrpc: "2.0",
+        method,
+        params,
+    };
+    let mut line = serde_json::to_string(&notification)?;
     line.push('\n');
-    line
+    Ok(line)
+}
+
+#[derive(Serialize)]
+struct Notification<'a, T> {
+    jsonrpc: &'a str,
+    method: &'a str,
+    params: &'a T,
 }
 
 /// The line is no JSON.

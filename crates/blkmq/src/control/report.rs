@@ -7,12 +7,17 @@ use anyhow::Result;
 use blkmq_core::bio::Direction;
 use blkmq_core::group::Node;
 use blkmq_core::ids::GroupId;
+use blkmq_core::queue::Queue;
 use blkmq_core::stat::{DirectionStats, GroupStats, Histogram};
+use blkmq_core::time::Nanos;
 use blkmq_host::control::Control;
 use blkmq_host::disk::{MAPPED, QueueId};
 use serde_json::{Map, Value, json};
 
 use super::server::Daemon;
+use super::statistics::{
+    Counts, Delay, ExportStatistics, GroupStatistics, Memory, QueueStatistics, Statistics, Times,
+};
 
 pub(super) fn status(daemon: &Daemon) -> Value {
     let (control, common) = (daemon.running.control(), daemon.running.common());
@@ -104,100 +109,102 @@ pub(super) fn groups(control: &Control) -> Result<Value> {
     Ok(all.into())
 }
 
-pub(super) fn exports(daemon: &Daemon) -> Value {
+pub(super) fn exports(daemon: &Daemon) -> Vec<ExportStatistics> {
     let stats = daemon.running.common().connections.stats();
-    let address = |address: &blkmq_export::common::AddressStats| {
-        json!({
-            "address": address.name,
-            "open": address.open,
-            "max": address.max,
-            "negotiating": address.negotiating,
-            "refused": address.refused,
-            "displaced": address.displaced,
-        })
+    let address = |address: blkmq_export::common::AddressStats| ExportStatistics {
+        address: address.name,
+        open: address.open,
+        max: address.max,
+        negotiating: address.negotiating,
+        refused: address.refused,
+        displaced: address.displaced,
     };
-    stats.iter().map(address).collect()
+    stats.into_iter().map(address).collect()
 }
 
-pub(super) fn statistics(daemon: &Daemon) -> Value {
-    let control = daemon.running.control();
-    let queues = control.queues().into_iter().map(|(id, queue)| {
-        let paths = control.groups(id);
-        let path_of = |group: Option<GroupId>| {
-            let found = paths.iter().find(|(_, id)| Some(*id) == group);
-            found.map_or_else(|| "others".to_owned(), |(path, _)| path.clone())
-        };
-        let groups = paths.iter().filter_map(|(path, group)| {
-            let mut stats = queue.group_stats(*group);
-            if let Some(before) = daemon.earlier.get(&(queue.name().to_owned(), path.clone())) {
-                stats.add(before);
-            }
-            (stats.total().ios > 0 || stats.queued > 0).then(|| group_stats(path, &stats))
-        });
-        let delays = queue.delays().pairs.into_iter().map(
-            |(who, behind, waited)| json!({"group": path_of(who), "behind": path_of(behind), "ns": waited.0}),
-        );
-        let events = queue.event_stats().fields().into_iter();
-        json!({
-            "name": queue.name(),
-            "sched": queue.elevator().name(),
-            "in_flight": queue.outstanding(),
-            "depth": queue.depth(),
-            "groups": groups.collect::<Vec<_>>(),
-            "delays": delays.collect::<Vec<_>>(),
-            "events": events.map(|(name, count)| (name.to_owned(), count.into())).collect::<Map<_, _>>(),
-        })
-    });
-    let queues: Vec<Value> = queues.collect();
-    json!({
-        "uptime_ns": daemon.started.elapsed().as_nanos() as u64,
-        "queues": queues,
-        "exports": exports(daemon),
-        "nbd_memory": {
-            "used": daemon.running.common().memory.used(),
-            "max": daemon.running.common().memory.bytes_max(),
+pub(super) fn statistics(daemon: &Daemon) -> Statistics {
+    let queues = daemon.running.control().queues().into_iter();
+    let memory = &daemon.running.common().memory;
+    Statistics {
+        uptime_ns: daemon.started.elapsed().as_nanos() as u64,
+        changes: daemon.running.changes(),
+        queues: queues.map(|(id, queue)| of_queue(daemon, id, &queue)).collect(),
+        exports: exports(daemon),
+        nbd_memory: Memory {
+            used: memory.used(),
+            max: memory.bytes_max(),
         },
-    })
+    }
 }
 
-fn group_stats(path: &str, stats: &GroupStats) -> Value {
-    let mut all = json!({
-        "path": path,
-        "queued": stats.queued,
-        "idle_ns": stats.idle_ns,
-        "group_wait_ns": stats.group_wait_ns,
-        "wait": histogram(&stats.wait),
-        "device": histogram(&stats.device),
+fn of_queue(daemon: &Daemon, id: QueueId, queue: &Queue) -> QueueStatistics {
+    let paths = daemon.running.control().groups(id);
+    let path_of = |group: Option<GroupId>| {
+        let found = paths.iter().find(|(_, id)| Some(*id) == group);
+        found.map_or_else(|| "others".to_owned(), |(path, _)| path.clone())
+    };
+    let groups = paths.iter().filter_map(|(path, group)| {
+        let mut stats = queue.group_stats(*group);
+        // Most daemons are the first.
+        if !daemon.earlier.is_empty()
+            && let Some(before) = daemon.earlier.get(&(queue.name().to_owned(), path.clone()))
+        {
+            stats.add(before);
+        }
+        (stats.total().ios > 0 || stats.queued > 0).then(|| of_group(path, &stats))
     });
-    for direction in Direction::ALL {
-        all[format!("{direction:?}").to_lowercase()] = counts(&stats.of(direction));
+    let delay = |(who, behind, waited): (Option<GroupId>, Option<GroupId>, Nanos)| Delay {
+        group: path_of(who),
+        behind: path_of(behind),
+        ns: waited.0,
+    };
+    let events = queue.event_stats().fields().into_iter();
+    QueueStatistics {
+        name: queue.name().to_owned(),
+        sched: queue.elevator().name().to_owned(),
+        in_flight: queue.outstanding(),
+        depth: queue.depth(),
+        groups: groups.collect(),
+        delays: queue.delays().pairs.into_iter().map(delay).collect(),
+        events: events.map(|(name, count)| (name.to_owned(), count)).collect(),
     }
-    all["total"] = counts(&stats.total());
+}
+
+fn of_group(path: &str, stats: &GroupStats) -> GroupStatistics {
+    let mut all = GroupStatistics {
+        path: path.to_owned(),
+        queued: stats.queued,
+        idle_ns: stats.idle_ns,
+        group_wait_ns: stats.group_wait_ns,
+        wait: times(&stats.wait),
+        device: times(&stats.device),
+        total: counts(&stats.total()),
+        ..GroupStatistics::default()
+    };
+    for direction in Direction::ALL {
+        *all.of(direction) = counts(&stats.of(direction));
+    }
     all
 }
 
-fn counts(stats: &DirectionStats) -> Value {
-    json!({
-        "ios": stats.ios,
-        "bytes": stats.bytes,
-        "merged": stats.merged,
-        "errors": stats.errors,
-        "service_ns": stats.service_ns,
-        "wait_ns": stats.wait_ns,
-    })
+fn counts(stats: &DirectionStats) -> Counts {
+    Counts {
+        ios: stats.ios,
+        bytes: stats.bytes,
+        merged: stats.merged,
+        errors: stats.errors,
+        service_ns: stats.service_ns,
+        wait_ns: stats.wait_ns,
+    }
 }
 
-/// Bounds below which so many lie, in nanoseconds; and the counts themselves, below each bound, where there are some.
-fn histogram(histogram: &Histogram) -> Value {
-    let below = |permille| histogram.permille(permille).map(|bound| bound.0);
-    let buckets = histogram.buckets().filter(|(_, count)| *count > 0);
-    json!({
-        "count": histogram.count(),
-        "p50_ns": below(500),
-        "p99_ns": below(990),
-        "p999_ns": below(999),
-        "buckets": buckets.map(|(bound, count)| json!([bound.0, count])).collect::<Vec<_>>(),
-    })
+fn times(histogram: &Histogram) -> Times {
+    Times::new(
+        histogram
+            .buckets()
+            .map(|(bound, count)| (bound.0, count))
+            .collect(),
+    )
 }
 
 fn names(control: &Control) -> BTreeMap<QueueId, String> {

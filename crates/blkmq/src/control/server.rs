@@ -106,7 +106,9 @@ impl Drop for Server {
 }
 
 fn listen(path: &Path, readers: Option<&str>) -> Result<UnixListener> {
-    if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
+    // A path without a directory is in the one where the daemon was started.
+    let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
+    if let Some(dir) = path.parent().filter(is_missing) {
         std::fs::DirBuilder::new()
             .mode(0o755)
             .create(dir)
@@ -255,8 +257,8 @@ impl Client {
                 return self.carry(stream);
             }
             if let Some(told) = session.tick(daemon) {
-                self.stream
-                    .write_all(protocol::notification("statistics", &told).as_bytes())?;
+                let line = protocol::notification("statistics", &told)?;
+                self.stream.write_all(line.as_bytes())?;
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Decides which metrics there are: names and units by Prometheus' conventions, labels by what operators name (queue, group, address).
 //! How many series there are is bounded by the groups that have done something.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use blkmq_core::bio::Direction;
@@ -9,7 +10,7 @@ use blkmq_core::queue::Queue;
 use blkmq_core::stat::{GroupStats, Histogram};
 use blkmq_host::disk::QueueId;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -18,42 +19,35 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::control::Daemon;
 
-/// All metrics, as OpenMetrics has them.
+/// How metrics are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    OpenMetrics,
+    /// What Prometheus had before: a counter is called as its series are, and units have no line.
+    Classic,
+}
+
+/// All metrics.
 ///
 /// # Errors
 /// If they cannot be written.
-pub(super) fn text(daemon: &Daemon) -> Result<String, fmt::Error> {
+pub(super) fn text(daemon: &Daemon, form: Form) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("blkmq");
-    registry.register_collector(Box::new(Taken::take(daemon)));
-    let mut text = String::new();
-    encode(&mut text, &registry)?;
-    Ok(text)
-}
-
-/// The same in the text format that Prometheus had before: a counter is called as its series are, and units have no line.
-pub(super) fn classic(text: &str) -> String {
-    let counters: Vec<&str> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
-        .collect();
-    let mut out = String::with_capacity(text.len());
-    for line in text.lines() {
-        let mut words = line.splitn(4, ' ');
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("#"), Some("UNIT" | "EOF"), ..) => continue,
-            (Some("#"), Some(what), Some(name), Some(rest)) if counters.contains(&name) => {
-                out += &format!("# {what} {name}_total {rest}");
-            }
-            _ => out += line,
-        }
-        out.push('\n');
+    let taken = Taken::take(daemon, form);
+    let groups: usize = taken.queues.iter().map(|queue| queue.groups.len()).sum();
+    registry.register_collector(Box::new(taken));
+    let mut text = String::with_capacity(OTHER_BYTES + groups * GROUP_BYTES);
+    match form {
+        Form::OpenMetrics => encode(&mut text, &registry)?,
+        Form::Classic => encode_registry(&mut text, &registry)?,
     }
-    out
+    Ok(text)
 }
 
 /// What was counted at one moment.
 #[derive(Debug)]
 struct Taken {
+    form: Form,
     uptime_s: f64,
     queues: Vec<QueueTaken>,
     addresses: Vec<blkmq_export::common::AddressStats>,
@@ -74,11 +68,12 @@ struct QueueTaken {
 }
 
 impl Taken {
-    fn take(daemon: &Daemon) -> Self {
+    fn take(daemon: &Daemon, form: Form) -> Self {
         let (control, common) = (daemon.running.control(), daemon.running.common());
         let queues = control.queues().into_iter();
         let disks = control.disks();
         Self {
+            form,
             uptime_s: daemon.started.elapsed().as_secs_f64(),
             queues: queues
                 .map(|(id, queue)| QueueTaken::take(daemon, id, &queue))
@@ -134,8 +129,9 @@ impl QueueTaken {
 }
 
 impl Collector for Taken {
-    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let to = &mut to;
+    fn encode(&self, to: DescriptorEncoder<'_>) -> fmt::Result {
+        let form = self.form;
+        let to = &mut Sink { to, form };
         gauge(
             to,
             "uptime",
@@ -180,7 +176,7 @@ impl Collector for Taken {
 }
 
 impl Taken {
-    fn encode_groups(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode_groups(&self, to: &mut Sink<'_>) -> fmt::Result {
         let groups = || self.queues.iter().flat_map(QueueTaken::each_group);
         let directions: [(&str, &str, Option<Unit>, CountOf); 4] = [
             ("group_operations", "I/Os that ended", None, |stats, of| {
@@ -206,8 +202,7 @@ impl Taken {
             counter(to, name, help, unit, |put| {
                 for (labels, stats) in groups() {
                     for direction in Direction::ALL {
-                        let named = format!("{direction:?}").to_lowercase();
-                        let labels = [labels[0], labels[1], ("direction", &named)];
+                        let labels = [labels[0], labels[1], ("direction", name_of(direction))];
                         put(&labels, count(stats, direction) as f64)?;
                     }
                 }
@@ -252,7 +247,7 @@ impl Taken {
         )
     }
 
-    fn encode_queues(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode_queues(&self, to: &mut Sink<'_>) -> fmt::Result {
         gauge(
             to,
             "queue_in_flight",
@@ -295,7 +290,7 @@ impl Taken {
         })
     }
 
-    fn encode_addresses(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode_addresses(&self, to: &mut Sink<'_>) -> fmt::Result {
         let addresses = &self.addresses;
         gauge(
             to,
@@ -331,42 +326,79 @@ type CountOf = fn(&GroupStats, Direction) -> u64;
 /// Labels with their values, and a value.
 type Put<'a> = dyn FnMut(&[(&str, &str)], f64) -> fmt::Result + 'a;
 
+fn name_of(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Read => "read",
+        Direction::Write => "write",
+        Direction::Discard => "discard",
+        Direction::Flush => "flush",
+    }
+}
+
+/// Where metrics go, in one form or the other.
+struct Sink<'a> {
+    to: DescriptorEncoder<'a>,
+    form: Form,
+}
+
+impl Sink<'_> {
+    /// The name and the unit that head a metric whose series have this suffix.
+    fn head<'n>(&self, name: &'n str, unit: Option<Unit>, suffix: &str) -> (Cow<'n, str>, Option<Unit>) {
+        match (self.form, unit) {
+            (Form::OpenMetrics, unit) => (name.into(), unit),
+            (Form::Classic, Some(unit)) => (format!("{name}_{}{suffix}", unit.as_str()).into(), None),
+            (Form::Classic, None) => (format!("{name}{suffix}").into(), None),
+        }
+    }
+}
+
 fn counter(
-    to: &mut DescriptorEncoder<'_>,
+    to: &mut Sink<'_>,
     name: &str,
     help: &str,
     unit: Option<Unit>,
     all: impl FnOnce(&mut Put<'_>) -> fmt::Result,
 ) -> fmt::Result {
-    let mut metric = to.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+    let form = to.form;
+    let (name, unit) = to.head(name, unit, "_total");
+    let mut metric = to
+        .to
+        .encode_descriptor(&name, help, unit.as_ref(), MetricType::Counter)?;
     all(&mut |labels, value| {
-        let labels = labels.to_vec();
-        ConstCounter::new(value).encode(metric.encode_family(&labels)?)
+        let metric = metric.encode_family(&labels)?;
+        match form {
+            Form::OpenMetrics => ConstCounter::new(value).encode(metric),
+            // Its name has the suffix already, to which the encoder of a gauge adds none.
+            Form::Classic => ConstGauge::new(value).encode(metric),
+        }
     })
 }
 
 fn gauge(
-    to: &mut DescriptorEncoder<'_>,
+    to: &mut Sink<'_>,
     name: &str,
     help: &str,
     unit: Option<Unit>,
     all: impl FnOnce(&mut Put<'_>) -> fmt::Result,
 ) -> fmt::Result {
-    let mut metric = to.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-    all(&mut |labels, value| {
-        let labels = labels.to_vec();
-        ConstGauge::new(value).encode(metric.encode_family(&labels)?)
-    })
+    let (name, unit) = to.head(name, unit, "");
+    let mut metric = to
+        .to
+        .encode_descriptor(&name, help, unit.as_ref(), MetricType::Gauge)?;
+    all(&mut |labels, value| ConstGauge::new(value).encode(metric.encode_family(&labels)?))
 }
 
 /// Classic histograms: of half an octave each there would be too many series, so four octaves are one bucket.
 fn histograms<'a>(
-    to: &mut DescriptorEncoder<'_>,
+    to: &mut Sink<'_>,
     name: &str,
     help: &str,
     all: impl Iterator<Item = ([(&'static str, &'a str); 2], &'a Histogram, u64)>,
 ) -> fmt::Result {
-    let mut metric = to.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+    let (name, unit) = to.head(name, Some(Unit::Seconds), "");
+    let mut metric = to
+        .to
+        .encode_descriptor(&name, help, unit.as_ref(), MetricType::Histogram)?;
     for (labels, histogram, sum_ns) in all {
         let mut counts = [0; BOUNDS.len()];
         for (bound, count) in histogram.buckets() {
@@ -374,7 +406,7 @@ fn histograms<'a>(
             counts[place.unwrap_or(BOUNDS.len() - 1)] += count;
         }
         let buckets: Vec<(f64, u64)> = BOUNDS.into_iter().zip(counts).collect();
-        let labels = labels.to_vec();
+        let labels = &labels[..];
         let mut one: MetricEncoder<'_> = metric.encode_family(&labels)?;
         one.encode_histogram::<NoLabelSet>(seconds(sum_ns), histogram.count(), &buckets, None)?;
     }
@@ -389,6 +421,9 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
+/// About what the series of one group take, and those of all else.
+const GROUP_BYTES: usize = 5 << 10;
+const OTHER_BYTES: usize = 64 << 10;
 /// The bounds of buckets, in seconds; those of the counts that they are made of are powers of two of microseconds.
 const BOUNDS: [f64; 14] = [
     4e-6,

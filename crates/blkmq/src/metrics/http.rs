@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Place, collect};
+use super::Place;
+use super::collect::{self, Form};
 use crate::control::{Daemon, remove_stale};
 
 /// An address where metrics are read, until this is dropped.
@@ -169,9 +170,8 @@ where
         }
     };
     match asked.path.as_str() {
-        "/metrics" => match collect::text(daemon) {
-            Ok(text) if asked.takes_open_metrics => respond(&mut stream, "200 OK", OPEN_METRICS, &text),
-            Ok(text) => respond(&mut stream, "200 OK", CLASSIC, &collect::classic(&text)),
+        "/metrics" => match collect::text(daemon, asked.form) {
+            Ok(text) => respond(&mut stream, "200 OK", content_type(asked.form), &text),
             Err(_) => respond(
                 &mut stream,
                 "500 Internal Server Error",
@@ -191,7 +191,7 @@ where
 /// What is asked for.
 struct Asked {
     path: String,
-    takes_open_metrics: bool,
+    form: Form,
 }
 
 enum Parsed {
@@ -213,12 +213,22 @@ fn parse(bytes: &[u8]) -> Parsed {
                 .filter(|header| header.name.eq_ignore_ascii_case("accept"));
             Parsed::Asked(Asked {
                 path: path.split('?').next().unwrap_or_default().to_owned(),
-                takes_open_metrics: accepts
-                    .any(|header| header.value.windows(11).any(|word| word == b"openmetrics")),
+                form: match accepts.any(|header| header.value.windows(11).any(|word| word == b"openmetrics"))
+                {
+                    true => Form::OpenMetrics,
+                    false => Form::Classic,
+                },
             })
         }
         Ok(httparse::Status::Partial) => Parsed::More,
         _ => Parsed::Bad,
+    }
+}
+
+fn content_type(form: Form) -> &'static str {
+    match form {
+        Form::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        Form::Classic => "text/plain; version=0.0.4; charset=utf-8",
     }
 }
 
@@ -232,8 +242,6 @@ fn respond(stream: &mut impl Write, status: &str, kind: &str, body: &str) -> io:
     stream.flush()
 }
 
-const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Bytes of a request.
 const REQUEST_MAX: usize = 8 << 10;
 /// How long one client may take.
@@ -251,16 +259,16 @@ mod tests {
     #[test]
     fn a_request_is_a_get_that_is_all_there() {
         let path = |text: &str| match parse(text.as_bytes()) {
-            Parsed::Asked(asked) => format!("{} {}", asked.path, asked.takes_open_metrics),
+            Parsed::Asked(asked) => format!("{} {:?}", asked.path, asked.form),
             Parsed::More => "more".to_owned(),
             Parsed::Bad => "bad".to_owned(),
         };
         assert_eq!(
             path("GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n"),
-            "/metrics false"
+            "/metrics Classic"
         );
         let open = "GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;version=1.0.0\r\n\r\n";
-        assert_eq!(path(open), "/metrics true");
+        assert_eq!(path(open), "/metrics OpenMetrics");
         assert_eq!(path("GET /metrics HTTP/1.1\r\nHo"), "more");
         assert_eq!(path("POST /metrics HTTP/1.1\r\n\r\n"), "bad");
         assert_eq!(path("\u{1}\u{2}\r\n\r\n"), "bad");

@@ -1,6 +1,7 @@
 //! Decides how a daemon is changed while it serves: a new configuration is checked whole, what differs becomes steps, and either all
 //! of them are done or, if one fails, those before it are taken back. One change at a time; reactors are never waited with.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
@@ -25,6 +26,8 @@ pub(crate) struct Running {
     state: Mutex<State>,
     /// The document as it was after the last change, for who asks meanwhile.
     shown: Mutex<Document>,
+    /// How often something was changed.
+    changes: AtomicU64,
 }
 
 /// What describes it, and what belongs to that.
@@ -65,12 +68,19 @@ impl Running {
             common,
             state,
             shown,
+            changes: AtomicU64::new(0),
         }
     }
 
     /// What describes the daemon as it is.
     pub(crate) fn document(&self) -> Document {
         self.shown().clone()
+    }
+
+    /// How often something was changed since the start.
+    pub(crate) fn changes(&self) -> u64 {
+        // Relaxed: a count; who reads it asks afterwards what there is now.
+        self.changes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn control(&self) -> Control {
@@ -132,6 +142,7 @@ impl Running {
         state.config = new;
         self.shown().clone_from(&document);
         state.document = document;
+        self.changes.fetch_add(1, Ordering::Relaxed);
         Ok(texts)
     }
 
@@ -157,6 +168,7 @@ impl Running {
             }
             let config = state.config.clone();
             self.offer(&mut state, &config, &self.engine.disks())?;
+            self.changes.fetch_add(1, Ordering::Relaxed);
             tracing::info!("disk {name}: has grown from {old} to {new} bytes");
         }
         Ok((old, new))

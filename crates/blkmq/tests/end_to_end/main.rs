@@ -39,6 +39,7 @@ mod readme;
 mod shutdown;
 mod sockets;
 mod successor;
+mod top;
 mod trace;
 mod upgrade;
 mod vhost_user;

@@ -1,0 +1,193 @@
+//! Decides what statistics look like on the wire: the daemon writes these, and those who ask read them. Times are in nanoseconds,
+//! sizes in bytes, counts since the start (of the first daemon, if others have taken over since).
+
+use std::collections::BTreeMap;
+
+use blkmq_core::bio::Direction;
+use serde::{Deserialize, Serialize};
+
+/// What a daemon has counted.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Statistics {
+    /// Since this daemon began.
+    pub uptime_ns: u64,
+    /// How often its configuration, or the size of a disk, has been changed: while this stays, so does what lists say.
+    #[serde(default)]
+    pub changes: u64,
+    /// All queues.
+    pub queues: Vec<QueueStatistics>,
+    /// All addresses.
+    pub exports: Vec<ExportStatistics>,
+    /// Payload of NBD connections.
+    pub nbd_memory: Memory,
+}
+
+/// What is counted of a queue.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct QueueStatistics {
+    /// Its name.
+    pub name: String,
+    /// Its elevator.
+    pub sched: String,
+    /// Requests that have begun and not ended.
+    pub in_flight: u64,
+    /// How many may be at the drive.
+    pub depth: u32,
+    /// Groups that did something.
+    pub groups: Vec<GroupStatistics>,
+    /// Who waited behind whom.
+    pub delays: Vec<Delay>,
+    /// How often what happened.
+    pub events: BTreeMap<String, u64>,
+}
+
+/// How long a top-level group waited while another one's requests went ahead.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Delay {
+    /// Who waited.
+    pub group: String,
+    /// Behind whom.
+    pub behind: String,
+    /// For how long, over all its I/Os.
+    pub ns: u64,
+}
+
+/// What is counted of a group.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct GroupStatistics {
+    /// Its path.
+    pub path: String,
+    /// I/Os in the scheduler now.
+    pub queued: u64,
+    /// The scheduler let the drive idle for it.
+    pub idle_ns: u64,
+    /// It had work, and waited for its turn.
+    pub group_wait_ns: u64,
+    /// From insertion to issue, of I/Os that waited.
+    pub wait: Times,
+    /// From issue to end.
+    pub device: Times,
+    /// Its reads.
+    pub read: Counts,
+    /// Its writes.
+    pub write: Counts,
+    /// Its discards.
+    pub discard: Counts,
+    /// Its flushes.
+    pub flush: Counts,
+    /// All of these.
+    pub total: Counts,
+}
+
+/// What is counted of I/Os of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Counts {
+    /// I/Os that ended.
+    pub ios: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Those that went as part of another one's request.
+    pub merged: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// From issue to end, over all of them.
+    pub service_ns: u64,
+    /// From insertion to issue, over all of them.
+    pub wait_ns: u64,
+}
+
+/// How long something took, as a histogram.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Times {
+    /// How many there are.
+    pub count: u64,
+    /// Bounds below which so many lie.
+    pub p50_ns: Option<u64>,
+    /// For 99 of 100.
+    pub p99_ns: Option<u64>,
+    /// For 999 of 1000.
+    pub p999_ns: Option<u64>,
+    /// The bound of each bucket with something in it, and how many lie there; in order.
+    pub buckets: Vec<(u64, u64)>,
+}
+
+/// What is counted of an address.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct ExportStatistics {
+    /// The address.
+    pub address: String,
+    /// Connections that are open.
+    pub open: u32,
+    /// How many may be.
+    pub max: u32,
+    /// Those of them that have selected no disk yet.
+    pub negotiating: u32,
+    /// Connections that found no room.
+    pub refused: u64,
+    /// Connections that had selected nothing and made room.
+    pub displaced: u64,
+}
+
+/// Memory of which there is so much.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Memory {
+    /// What is used.
+    pub used: u64,
+    /// What there is.
+    pub max: u64,
+}
+
+impl GroupStatistics {
+    /// The counts of one direction.
+    pub fn of(&mut self, direction: Direction) -> &mut Counts {
+        match direction {
+            Direction::Read => &mut self.read,
+            Direction::Write => &mut self.write,
+            Direction::Discard => &mut self.discard,
+            Direction::Flush => &mut self.flush,
+        }
+    }
+}
+
+impl Times {
+    /// A histogram of buckets in order.
+    pub fn new(buckets: Vec<(u64, u64)>) -> Self {
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let below = |permille| permille_of(&buckets, count, permille);
+        Self {
+            count,
+            p50_ns: below(500),
+            p99_ns: below(990),
+            p999_ns: below(999),
+            buckets,
+        }
+    }
+}
+
+/// The bound of the bucket with the time which so many of 1000 do not exceed; none of nothing.
+fn permille_of(buckets: &[(u64, u64)], count: u64, permille: u64) -> Option<u64> {
+    let rank = (count * permille).div_ceil(1000).max(1);
+    let mut seen = 0;
+    let found = buckets.iter().find(|(_, count)| {
+        seen += count;
+        seen >= rank
+    });
+    found.map(|(bound, _)| *bound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_the_bound_of_its_bucket() {
+        let times = Times::new(vec![(10, 98), (20, 1), (u64::MAX, 1)]);
+        assert_eq!(
+            (times.count, times.p50_ns, times.p99_ns, times.p999_ns),
+            (100, Some(10), Some(20), Some(u64::MAX))
+        );
+        assert_eq!(Times::new(Vec::new()), Times::default());
+        let text = serde_json::to_string(&times).unwrap();
+        assert_eq!(serde_json::from_str::<Times>(&text).unwrap(), times);
+    }
+}

@@ -1,0 +1,259 @@
+//! Decides what two answers of a daemon say about the time between them: differences of counts, and the percentiles of that time
+//! alone. `ctl stats`, `iostat` and `top` show them.
+
+use std::collections::BTreeMap;
+
+use crate::control::statistics::{Counts, Delay, GroupStatistics, QueueStatistics, Statistics, Times};
+
+/// What a daemon did in some time: of each queue what it has now, and what its groups did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Interval {
+    /// How long that was.
+    pub seconds: f64,
+    /// All queues, with differences for counts.
+    pub queues: Vec<QueueStatistics>,
+}
+
+impl Interval {
+    /// What was done since the start of the daemon.
+    pub fn since_start(now: Statistics) -> Self {
+        Self {
+            seconds: seconds(now.uptime_ns),
+            queues: now.queues,
+        }
+    }
+
+    /// What was done between two answers of one daemon; none if they are from two daemons, or the same.
+    pub fn between(before: &Statistics, now: &Statistics) -> Option<Self> {
+        let time = now.uptime_ns.checked_sub(before.uptime_ns)?;
+        let queue = |now: &QueueStatistics| {
+            let before = before.queues.iter().find(|before| before.name == now.name);
+            before.map_or_else(|| now.clone(), |before| queue_since(now, before))
+        };
+        (time > 0).then(|| Self {
+            seconds: seconds(time),
+            queues: now.queues.iter().map(queue).collect(),
+        })
+    }
+
+    /// So many, as so many a second.
+    pub fn per_second(&self, count: u64) -> f64 {
+        count as f64 / self.seconds
+    }
+}
+
+/// All that groups did together.
+pub fn sum<'a>(groups: impl IntoIterator<Item = &'a GroupStatistics>) -> GroupStatistics {
+    let mut sum = GroupStatistics::default();
+    let (mut wait, mut device) = (BTreeMap::new(), BTreeMap::new());
+    for group in groups {
+        sum.queued += group.queued;
+        sum.idle_ns += group.idle_ns;
+        sum.group_wait_ns += group.group_wait_ns;
+        for (all, one) in parts_mut(&mut sum).into_iter().zip(parts(group)) {
+            *all = pairwise(*all, *one, u64::saturating_add);
+        }
+        for (all, one) in [(&mut wait, &group.wait), (&mut device, &group.device)] {
+            for (bound, count) in &one.buckets {
+                *all.entry(*bound).or_insert(0) += count;
+            }
+        }
+    }
+    sum.wait = Times::new(wait.into_iter().collect());
+    sum.device = Times::new(device.into_iter().collect());
+    sum
+}
+
+/// Whether a group did something, or has something to do.
+pub fn is_active(group: &GroupStatistics) -> bool {
+    group.total.ios > 0 || group.queued > 0
+}
+
+fn queue_since(now: &QueueStatistics, before: &QueueStatistics) -> QueueStatistics {
+    let was: BTreeMap<&str, &GroupStatistics> = before
+        .groups
+        .iter()
+        .map(|group| (group.path.as_str(), group))
+        .collect();
+    let group = |now: &GroupStatistics| match was.get(now.path.as_str()) {
+        // With fewer than before it is another group, that was made since.
+        Some(before) if before.total.ios <= now.total.ios => group_since(now, before),
+        _ => now.clone(),
+    };
+    let waited: BTreeMap<_, u64> = before
+        .delays
+        .iter()
+        .map(|delay| ((&delay.group, &delay.behind), delay.ns))
+        .collect();
+    let delay = |now: &Delay| Delay {
+        ns: now
+            .ns
+            .saturating_sub(waited.get(&(&now.group, &now.behind)).copied().unwrap_or(0)),
+        ..now.clone()
+    };
+    let event = |(name, count): (&String, &u64)| {
+        let before = before.events.get(name).copied().unwrap_or(0);
+        (name.clone(), count.saturating_sub(before))
+    };
+    QueueStatistics {
+        groups: now.groups.iter().map(group).collect(),
+        delays: now
+            .delays
+            .iter()
+            .map(delay)
+            .filter(|delay| delay.ns > 0)
+            .collect(),
+        events: now.events.iter().map(event).collect(),
+        ..now.clone()
+    }
+}
+
+fn group_since(now: &GroupStatistics, before: &GroupStatistics) -> GroupStatistics {
+    let mut since = GroupStatistics {
+        path: now.path.clone(),
+        queued: now.queued,
+        idle_ns: now.idle_ns.saturating_sub(before.idle_ns),
+        group_wait_ns: now.group_wait_ns.saturating_sub(before.group_wait_ns),
+        wait: times_since(&now.wait, &before.wait),
+        device: times_since(&now.device, &before.device),
+        ..GroupStatistics::default()
+    };
+    let pairs = parts(now).into_iter().zip(parts(before));
+    for (since, (now, before)) in parts_mut(&mut since).into_iter().zip(pairs) {
+        *since = pairwise(*now, *before, u64::saturating_sub);
+    }
+    since
+}
+
+fn times_since(now: &Times, before: &Times) -> Times {
+    let mut was = before.buckets.iter().peekable();
+    let mut since = Vec::new();
+    for &(bound, count) in &now.buckets {
+        // Both are in order, and a bucket that had something has it still.
+        while was.next_if(|(at, _)| *at < bound).is_some() {}
+        let before = was.next_if(|(at, _)| *at == bound).map_or(0, |(_, count)| *count);
+        if count > before {
+            since.push((bound, count - before));
+        }
+    }
+    Times::new(since)
+}
+
+fn pairwise(one: Counts, other: Counts, of: fn(u64, u64) -> u64) -> Counts {
+    Counts {
+        ios: of(one.ios, other.ios),
+        bytes: of(one.bytes, other.bytes),
+        merged: of(one.merged, other.merged),
+        errors: of(one.errors, other.errors),
+        service_ns: of(one.service_ns, other.service_ns),
+        wait_ns: of(one.wait_ns, other.wait_ns),
+    }
+}
+
+fn parts(group: &GroupStatistics) -> [&Counts; 5] {
+    [
+        &group.read,
+        &group.write,
+        &group.discard,
+        &group.flush,
+        &group.total,
+    ]
+}
+
+fn parts_mut(group: &mut GroupStatistics) -> [&mut Counts; 5] {
+    [
+        &mut group.read,
+        &mut group.write,
+        &mut group.discard,
+        &mut group.flush,
+        &mut group.total,
+    ]
+}
+
+/// Not zero, so that it can be divided by.
+fn seconds(ns: u64) -> f64 {
+    ns.max(1) as f64 / 1e9
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A group with so many reads of 4 KiB, of which each had to wait `wait_ns`.
+    pub(crate) fn reads(path: &str, ios: u64, wait_ns: u64) -> GroupStatistics {
+        let counts = Counts {
+            ios,
+            bytes: ios * 4096,
+            wait_ns: ios * wait_ns,
+            service_ns: ios * 100_000,
+            ..Counts::default()
+        };
+        let times = |bound| Times::new(if ios == 0 { vec![] } else { vec![(bound, ios)] });
+        GroupStatistics {
+            path: path.to_owned(),
+            read: counts,
+            total: counts,
+            wait: times(wait_ns),
+            device: times(100_000),
+            ..GroupStatistics::default()
+        }
+    }
+
+    pub(crate) fn answer(seconds: u64, groups: Vec<GroupStatistics>) -> Statistics {
+        Statistics {
+            uptime_ns: seconds * 1_000_000_000,
+            queues: vec![QueueStatistics {
+                name: "q".to_owned(),
+                sched: "bfq".to_owned(),
+                depth: 64,
+                groups,
+                ..QueueStatistics::default()
+            }],
+            ..Statistics::default()
+        }
+    }
+
+    #[test]
+    fn counts_and_percentiles_are_of_the_time_between() {
+        let slow = reads("/a", 1000, 5_000_000);
+        let mut now = sum([&slow, &reads("/a", 100, 10_000)]);
+        now.path = "/a".to_owned();
+        let interval = Interval::between(&answer(1, vec![slow]), &answer(3, vec![now])).unwrap();
+        let group = &interval.queues[0].groups[0];
+        assert_eq!((group.read.ios, interval.per_second(group.read.ios)), (100, 50.0));
+        assert_eq!(group.wait, Times::new(vec![(10_000, 100)]));
+        assert_eq!(group.total.wait_ns, 1_000_000);
+    }
+
+    #[test]
+    fn what_is_new_counts_from_nothing_and_so_does_what_was_made_anew() {
+        let before = answer(1, vec![reads("/a", 50, 1)]);
+        let now = answer(2, vec![reads("/a", 20, 1), reads("/b", 7, 1)]);
+        let interval = Interval::between(&before, &now).unwrap();
+        let ios: Vec<u64> = interval.queues[0].groups.iter().map(|g| g.read.ios).collect();
+        assert_eq!(ios, [20, 7]);
+    }
+
+    #[test]
+    fn answers_of_two_daemons_have_no_time_between_them() {
+        let (long, short) = (answer(9, vec![]), answer(1, vec![]));
+        assert_eq!(Interval::between(&long, &short), None);
+        assert_eq!(Interval::between(&long, &long), None);
+    }
+
+    #[test]
+    fn delays_of_the_time_between_are_differences_too() {
+        let delay = |ns| Delay {
+            group: "/a".to_owned(),
+            behind: "/b".to_owned(),
+            ns,
+        };
+        let (mut before, mut now) = (answer(1, vec![]), answer(2, vec![]));
+        before.queues[0].delays = vec![delay(100)];
+        now.queues[0].delays = vec![delay(130)];
+        let interval = Interval::between(&before, &now).unwrap();
+        assert_eq!(interval.queues[0].delays, [delay(30)]);
+        let interval = Interval::between(&before, &answer(2, vec![])).unwrap();
+        assert_eq!(interval.queues[0].delays, []);
+    }
+}

@@ -1,0 +1,71 @@
+//! Decides how what a daemon does comes here: told after each interval, on a thread of its own, which connects again when the
+//! daemon is lost. Lists are asked for when the daemon says that something has changed, and disks now and then for their clients.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Event;
+use super::lists::Lists;
+use crate::control::client::Client;
+use crate::control::statistics::Statistics;
+
+/// What a daemon did, and has.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sample {
+    pub(super) statistics: Statistics,
+    pub(super) lists: Lists,
+}
+
+/// Follows the daemon at a socket as long as somebody listens to what comes of it.
+pub(super) fn start(path: PathBuf, interval: Duration, to: Sender<Event>) -> Result<()> {
+    let thread = thread::Builder::new().name("feed".to_owned());
+    let run = move || {
+        loop {
+            let Err(lost) = follow(&path, interval, &to);
+            if to.send(Event::Lost(format!("{lost:#}"))).is_err() {
+                return;
+            }
+            thread::sleep(TRY_AGAIN);
+        }
+    };
+    thread.spawn(run).context("no thread for the daemon's answers")?;
+    Ok(())
+}
+
+fn follow(path: &std::path::Path, interval: Duration, to: &Sender<Event>) -> Result<Infallible> {
+    let mut client = Client::connect(path)?;
+    client.subscribe(interval)?;
+    let (mut lists, mut asked): (Lists, Option<(u64, Instant)>) = (Lists::default(), None);
+    loop {
+        let statistics = client.next_statistics()?;
+        match asked {
+            Some((changes, _)) if changes != statistics.changes => lists = Lists::ask(&mut client)?,
+            None => lists = Lists::ask(&mut client)?,
+            Some((_, at)) if at.elapsed() > DISKS_EACH => lists.ask_again(&mut client)?,
+            Some(_) => {
+                send(to, statistics, &lists)?;
+                continue;
+            }
+        }
+        asked = Some((statistics.changes, Instant::now()));
+        send(to, statistics, &lists)?;
+    }
+}
+
+fn send(to: &Sender<Event>, statistics: Statistics, lists: &Lists) -> Result<()> {
+    let sample = Sample {
+        statistics,
+        lists: lists.clone(),
+    };
+    Ok(to.send(Event::Sample(Box::new(sample)))?)
+}
+
+/// How soon a lost daemon is looked for again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// How old the number of a disk's clients may be.
+const DISKS_EACH: Duration = Duration::from_secs(10);

@@ -1,0 +1,50 @@
+//! Decides what share of a queue is due to each group: by weight among those that had work in the interval, at each level of the tree.
+
+/// One of those who compete: its weight, and whether it had work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Competitor {
+    pub(super) weight: u16,
+    pub(super) is_active: bool,
+}
+
+/// What is due to each of some siblings, of what is due to their parent; none for who had no work. `own` is whether the parent had
+/// I/O of its own, which competes with that of the groups in it as one of them.
+pub(super) fn due(of_parent: Option<f64>, own: bool, siblings: &[Competitor]) -> Vec<Option<f64>> {
+    let active = siblings.iter().filter(|one| one.is_active);
+    let weights: u32 = active.map(|one| u32::from(one.weight)).sum();
+    let all = weights + if own { u32::from(OWN_WEIGHT) } else { 0 };
+    let of_one = |one: &Competitor| {
+        let due = of_parent? * f64::from(one.weight) / f64::from(all);
+        one.is_active.then_some(due)
+    };
+    siblings.iter().map(of_one).collect()
+}
+
+/// What a group's own I/O weighs against the groups in it: the default.
+const OWN_WEIGHT: u16 = blkmq_core::group::WEIGHT_DEFAULT;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(weight: u16, is_active: bool) -> Competitor {
+        Competitor { weight, is_active }
+    }
+
+    #[test]
+    fn who_has_no_work_is_due_nothing_and_takes_nothing_from_others() {
+        let shares = due(
+            Some(1.0),
+            false,
+            &[one(300, true), one(100, true), one(500, false)],
+        );
+        assert_eq!(shares, [Some(0.75), Some(0.25), None]);
+    }
+
+    #[test]
+    fn shares_are_parts_of_the_parents_and_its_own_work_competes() {
+        assert_eq!(due(Some(0.5), false, &[one(100, true)]), [Some(0.5)]);
+        assert_eq!(due(Some(0.5), true, &[one(100, true)]), [Some(0.25)]);
+        assert_eq!(due(None, false, &[one(100, true)]), [None]);
+    }
+}

@@ -1,0 +1,348 @@
+//! Decides what is on the screen, apart from the terminal: which lines there are, in which order, which of them is selected.
+//! `keys` changes it, `view` draws it.
+
+mod lines;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::columns::COLUMNS;
+use super::feed::Sample;
+use super::lists::Lists;
+use super::tree::{self, Key, Node, Row};
+use crate::control::statistics::Statistics;
+use crate::rates::Interval;
+
+/// Everything that is shown, and how.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// What the daemon told last.
+    before: Option<Statistics>,
+    pub(super) head: Head,
+    tree: Vec<Node>,
+    /// The lines of the tree that are open and not filtered out.
+    pub(super) lines: Vec<Line>,
+    /// I/Os a second of each line, the newest last; also while the screen is frozen.
+    history: BTreeMap<Key, VecDeque<u64>>,
+    pub(super) selected: Option<Key>,
+    /// The first line on the screen.
+    pub(super) top: usize,
+    /// How many lines the screen had room for, when it was drawn last.
+    pub(super) page: usize,
+    /// Lines that are not as they are by default: groups with only disks below them are closed, all others open.
+    toggled: BTreeSet<Key>,
+    pub(super) shape: Shape,
+    pub(super) sort: Sort,
+    pub(super) is_reversed: bool,
+    pub(super) hides_idle: bool,
+    pub(super) filter: String,
+    pub(super) sought: String,
+    pub(super) mode: Mode,
+    pub(super) is_frozen: bool,
+    /// Why nothing is told, if so.
+    pub(super) lost: Option<String>,
+    pub(super) is_over: bool,
+}
+
+/// What the head of the screen says.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Head {
+    pub(super) uptime_s: u64,
+    pub(super) seconds: f64,
+    pub(super) queues: usize,
+    pub(super) groups: usize,
+    pub(super) disks: usize,
+    pub(super) connections: u32,
+    pub(super) iops: f64,
+    pub(super) read_bytes: f64,
+    pub(super) written_bytes: f64,
+    pub(super) in_flight: u64,
+    pub(super) memory_used: u64,
+    pub(super) memory_max: u64,
+}
+
+/// A line on the screen.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    pub(super) row: Row,
+    pub(super) depth: usize,
+    pub(super) fold: Fold,
+}
+
+/// Whether the lines below one are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fold {
+    /// There are none.
+    Leaf,
+    Open,
+    Closed,
+}
+
+/// How lines are arranged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Shape {
+    #[default]
+    Tree,
+    /// Groups alone, of all queues, sorted together.
+    List,
+}
+
+/// What lines are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    Name,
+    /// By the number of a column.
+    Column(usize),
+}
+
+impl Default for Sort {
+    fn default() -> Self {
+        Self::Column(0)
+    }
+}
+
+/// What keys mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Mode {
+    #[default]
+    Lines,
+    /// A text to look for is typed.
+    Search,
+    /// A text that lines must have is typed.
+    Filter,
+    Help,
+}
+
+impl State {
+    /// Takes in what the daemon tells. From its first answer on there is what it has, from the second on what it does.
+    pub(super) fn take(&mut self, sample: Sample) {
+        self.lost = None;
+        let Sample { statistics, lists } = sample;
+        let before = self.before.as_ref();
+        let interval = before.and_then(|before| Interval::between(before, &statistics));
+        let interval = interval.unwrap_or_else(|| idle(&statistics));
+        let tree = tree::build(&interval, &lists);
+        self.remember(&tree);
+        if !self.is_frozen {
+            self.head = head(&statistics, &interval, &lists);
+            self.tree = tree;
+            self.arrange();
+        }
+        self.before = Some(statistics);
+    }
+
+    /// The daemon is lost. The next one that answers may be another, whose counts begin anew.
+    pub(super) fn lose(&mut self, why: String) {
+        self.lost = Some(why);
+        self.before = None;
+    }
+
+    /// The selected line's number among those that are shown.
+    pub(super) fn selected_line(&self) -> Option<usize> {
+        match &self.selected {
+            Some(selected) => self.lines.iter().position(|line| line.row.key == *selected),
+            // Until somebody has moved it is the first one, whichever that is.
+            None => (!self.lines.is_empty()).then_some(0),
+        }
+    }
+
+    /// What the selected line did, the newest last.
+    pub(super) fn history(&self) -> Option<(&Row, &VecDeque<u64>)> {
+        let line = &self.lines[self.selected_line()?];
+        Some((&line.row, self.history.get(&line.row.key)?))
+    }
+
+    /// Selects the line so many lines on, or as far as there are lines.
+    pub(super) fn go(&mut self, by: isize) {
+        let at = self.selected_line().unwrap_or(0);
+        let to = at
+            .saturating_add_signed(by)
+            .min(self.lines.len().saturating_sub(1));
+        self.selected = self.lines.get(to).map(|line| line.row.key.clone());
+    }
+
+    /// Opens or closes the selected line, or does what it is not.
+    pub(super) fn fold(&mut self, to: Option<Fold>) {
+        let Some(at) = self.selected_line() else { return };
+        let line = &self.lines[at];
+        if line.fold == Fold::Leaf || to == Some(line.fold) {
+            return;
+        }
+        let key = line.row.key.clone();
+        if !self.toggled.remove(&key) {
+            self.toggled.insert(key);
+        }
+        self.arrange();
+    }
+
+    /// Selects the next line, from so many on, that has the text that is sought.
+    pub(super) fn find(&mut self, skip: usize) {
+        let start = self.selected_line().unwrap_or(0) + skip;
+        let lines = self.lines.iter().cycle().skip(start).take(self.lines.len());
+        let mut found = lines.filter(|line| lines::has(&line.row, &self.sought));
+        if let Some(line) = found.next() {
+            self.selected = Some(line.row.key.clone());
+        }
+    }
+
+    /// Sorts by the column so many on among those that are shown.
+    pub(super) fn sort_on(&mut self, shown: &[usize], by: isize) {
+        // The name is before the first of them.
+        let at = match self.sort {
+            Sort::Name => 0,
+            Sort::Column(column) => shown.iter().position(|one| *one == column).map_or(0, |at| at + 1),
+        };
+        let to = (at as isize + by).rem_euclid(shown.len() as isize + 1);
+        self.sort = match to {
+            0 => Sort::Name,
+            to => Sort::Column(shown[to as usize - 1]),
+        };
+        self.arrange();
+    }
+
+    fn remember(&mut self, tree: &[Node]) {
+        let mut seen = BTreeSet::new();
+        let mut left: Vec<&Node> = tree.iter().collect();
+        while let Some(node) = left.pop() {
+            left.extend(&node.children);
+            let Some(numbers) = &node.row.numbers else {
+                continue;
+            };
+            seen.insert(&node.row.key);
+            let history = self.history.entry(node.row.key.clone()).or_default();
+            history.push_back(numbers.iops.round() as u64);
+            if history.len() > HISTORY_MAX {
+                history.pop_front();
+            }
+        }
+        self.history.retain(|key, _| seen.contains(key));
+    }
+}
+
+/// Of the first answer: what there is, as if nothing had been done.
+fn idle(now: &Statistics) -> Interval {
+    let mut queues = now.queues.clone();
+    for queue in &mut queues {
+        queue.groups.clear();
+        queue.delays.clear();
+    }
+    Interval { seconds: 1.0, queues }
+}
+
+fn head(now: &Statistics, interval: &Interval, lists: &Lists) -> Head {
+    let paths = lists.groups.iter().map(|group| group.path.as_str());
+    let groups: BTreeSet<&str> = paths.filter(|path| *path != tree::ROOT).collect();
+    let mut head = Head {
+        uptime_s: now.uptime_ns / 1_000_000_000,
+        seconds: interval.seconds,
+        queues: now.queues.len(),
+        groups: groups.len(),
+        disks: lists.disks.len(),
+        connections: now.exports.iter().map(|export| export.open).sum(),
+        memory_used: now.nbd_memory.used,
+        memory_max: now.nbd_memory.max,
+        ..Head::default()
+    };
+    for queue in &interval.queues {
+        head.in_flight += queue.in_flight;
+        for group in &queue.groups {
+            head.iops += interval.per_second(group.total.ios);
+            head.read_bytes += interval.per_second(group.read.bytes);
+            head.written_bytes += interval.per_second(group.write.bytes);
+        }
+    }
+    head
+}
+
+/// By what a line is sorted, the largest first.
+fn order(row: &Row, column: usize) -> f64 {
+    // Disks come last.
+    row.numbers
+        .as_ref()
+        .map_or(f64::NEG_INFINITY, COLUMNS[column].order)
+}
+
+/// As wide as the widest screen one is likely to have.
+const HISTORY_MAX: usize = 300;
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::rates::tests::{answer, reads};
+
+    /// What has seen two answers: the groups of the tree's example did something between them.
+    pub(crate) fn example() -> State {
+        let (interval, lists) = tree::tests::example();
+        let mut state = State {
+            page: 10,
+            ..State::default()
+        };
+        let start = Statistics {
+            queues: Vec::new(),
+            ..answer(1, vec![])
+        };
+        let end = Statistics {
+            queues: interval.queues,
+            ..answer(2, vec![])
+        };
+        for statistics in [start, end] {
+            let lists = lists.clone();
+            state.take(Sample { statistics, lists });
+        }
+        state
+    }
+
+    pub(crate) fn names(state: &State) -> Vec<&str> {
+        state.lines.iter().map(|line| line.row.name.as_str()).collect()
+    }
+
+    #[test]
+    fn the_first_answer_shows_what_there_is_and_no_rates() {
+        let mut state = State::default();
+        let statistics = answer(1000, vec![reads("/a", 1_000_000, 0)]);
+        state.take(Sample {
+            statistics,
+            lists: Lists::default(),
+        });
+        assert_eq!((names(&state), state.head.iops), (vec!["q (bfq)"], 0.0));
+    }
+
+    #[test]
+    fn a_frozen_screen_stays_and_its_history_goes_on() {
+        let mut state = example();
+        state.go(0);
+        state.is_frozen = true;
+        let later = answer(3, vec![reads("/new", 10, 0)]);
+        state.take(Sample {
+            statistics: later,
+            lists: Lists::default(),
+        });
+        assert_eq!(names(&state), ["q (bfq)", "c", "a", "b", "idle"]);
+        assert_eq!(
+            state.history().unwrap().1,
+            &VecDeque::from([0, 400, 10]).split_off(1)
+        );
+    }
+
+    #[test]
+    fn between_a_lost_daemon_and_the_next_one_there_are_no_rates() {
+        let mut state = example();
+        state.lose("gone".to_owned());
+        let statistics = answer(9, vec![reads("/c/a", 1000, 0)]);
+        state.take(Sample {
+            statistics,
+            lists: Lists::default(),
+        });
+        assert_eq!((state.head.iops, state.lost.as_deref()), (0.0, None));
+    }
+
+    #[test]
+    fn what_is_gone_leaves_no_history() {
+        let mut state = example();
+        let later = answer(3, vec![]);
+        state.take(Sample {
+            statistics: later,
+            lists: Lists::default(),
+        });
+        assert_eq!(state.history.len(), 1);
+    }
+}

@@ -1,0 +1,489 @@
+//! Decides what the tree is: queues, the groups on each, nested as their paths are, and the disks of each group; every line with what
+//! was done by all below it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::lists::{Cap, Disk, Group, Lists};
+use super::shares::{Competitor, due};
+use crate::control::statistics::{GroupStatistics, QueueStatistics};
+use crate::rates::{Interval, is_active, sum};
+
+/// What a line stands for, from one interval to the next.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Key {
+    Queue(String),
+    /// The queue's name, the path.
+    Group(String, String),
+    Disk(String),
+}
+
+/// A line with those below it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Node {
+    pub(super) row: Row,
+    pub(super) children: Vec<Node>,
+}
+
+/// What is known of a queue, a group or a disk.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) key: Key,
+    /// What it is called below its parent.
+    pub(super) name: String,
+    /// None for disks, which nobody counts for by themselves.
+    pub(super) numbers: Option<Numbers>,
+    /// What there is to say instead.
+    pub(super) remark: String,
+}
+
+/// What was done in an interval, by the second.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Numbers {
+    pub(super) iops: f64,
+    pub(super) bytes: f64,
+    pub(super) reads: f64,
+    pub(super) writes: f64,
+    pub(super) read_bytes: f64,
+    pub(super) written_bytes: f64,
+    pub(super) errors: f64,
+    /// In nanoseconds, as all times here.
+    pub(super) wait_p50: Option<u64>,
+    pub(super) wait_p99: Option<u64>,
+    pub(super) device_p50: Option<u64>,
+    pub(super) device_p99: Option<u64>,
+    /// In the scheduler; of a queue, under way.
+    pub(super) queued: u64,
+    /// Of a queue: how many may be at the drive.
+    pub(super) depth: Option<u32>,
+    pub(super) weight: Option<u16>,
+    /// Shares are parts of one.
+    pub(super) due: Option<f64>,
+    pub(super) got: Option<f64>,
+    /// How much of its cap was used, or of one above it: of the one that was used most.
+    pub(super) capped: Option<f64>,
+    /// Behind whom it waited most, and how much of its waiting that was.
+    pub(super) behind: Option<(String, f64)>,
+}
+
+/// The tree of all queues.
+pub(super) fn build(interval: &Interval, lists: &Lists) -> Vec<Node> {
+    let queue = |queue: &QueueStatistics| Builder::new(interval, queue, lists).build();
+    let mut all: Vec<Node> = interval.queues.iter().map(queue).collect();
+    let mapped = lists.disks.iter().filter(|disk| disk.queue.is_none());
+    let children: Vec<Node> = mapped.map(disk_node).collect();
+    if !children.is_empty() {
+        let row = Row {
+            key: Key::Queue(String::new()),
+            name: "disks on other disks".to_owned(),
+            numbers: None,
+            remark: String::new(),
+        };
+        all.push(Node { row, children });
+    }
+    all
+}
+
+/// What is known of one queue.
+struct Builder<'a> {
+    interval: &'a Interval,
+    queue: &'a QueueStatistics,
+    did: BTreeMap<&'a str, &'a GroupStatistics>,
+    groups: BTreeMap<&'a str, &'a Group>,
+    disks: BTreeMap<&'a str, Vec<&'a Disk>>,
+    /// The groups that are directly part of each.
+    parts: BTreeMap<&'a str, BTreeSet<&'a str>>,
+}
+
+/// A group with all that is part of it, summed up.
+struct Branch<'a> {
+    path: &'a str,
+    did: GroupStatistics,
+    /// Whether it had work of its own.
+    has_own: bool,
+    parts: Vec<Branch<'a>>,
+}
+
+/// What is passed down the tree.
+#[derive(Clone, Copy)]
+struct Above {
+    due: Option<f64>,
+    capped: Option<f64>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(interval: &'a Interval, queue: &'a QueueStatistics, lists: &'a Lists) -> Self {
+        let of_queue = lists.groups.iter().filter(|group| group.queue == queue.name);
+        let groups: BTreeMap<_, _> = of_queue.map(|group| (group.path.as_str(), group)).collect();
+        let did: BTreeMap<_, _> = queue
+            .groups
+            .iter()
+            .map(|group| (group.path.as_str(), group))
+            .collect();
+        let mut disks: BTreeMap<&str, Vec<&Disk>> = BTreeMap::new();
+        let on_queue = lists
+            .disks
+            .iter()
+            .filter(|disk| disk.queue.as_ref() == Some(&queue.name));
+        for disk in on_queue {
+            disks
+                .entry(disk.group.as_deref().unwrap_or(ROOT))
+                .or_default()
+                .push(disk);
+        }
+        let mut parts: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        // A group that is configured is there on every queue; it is shown where it has a disk, or did something.
+        for path in did.keys().chain(disks.keys()) {
+            let mut path = *path;
+            while path != ROOT && parts.entry(parent_of(path)).or_default().insert(path) {
+                path = parent_of(path);
+            }
+        }
+        Self {
+            interval,
+            queue,
+            did,
+            groups,
+            disks,
+            parts,
+        }
+    }
+
+    fn build(&self) -> Node {
+        let root = self.branch(ROOT);
+        let numbers = Numbers {
+            queued: self.queue.in_flight,
+            depth: Some(self.queue.depth),
+            ..self.numbers(&root.did)
+        };
+        let above = Above {
+            due: Some(1.0),
+            capped: self.cap_used(ROOT, &root.did),
+        };
+        let mut children = self.children(&root, above, root.did.total.bytes);
+        if root.has_own || self.disks.contains_key(ROOT) {
+            children.insert(0, self.own_node(&root, above));
+        }
+        let row = Row {
+            key: Key::Queue(self.queue.name.clone()),
+            name: format!("{} ({})", self.queue.name, self.queue.sched),
+            numbers: Some(numbers),
+            remark: String::new(),
+        };
+        Node { row, children }
+    }
+
+    fn branch(&self, path: &'a str) -> Branch<'a> {
+        let below = self.parts.get(path).into_iter().flatten();
+        let parts: Vec<Branch<'a>> = below.map(|part| self.branch(part)).collect();
+        let own = self.did.get(path).copied();
+        let all = own.into_iter().chain(parts.iter().map(|part| &part.did));
+        let did = match (own, parts.is_empty()) {
+            (Some(own), true) => own.clone(),
+            _ => sum(all),
+        };
+        Branch {
+            path,
+            did,
+            has_own: own.is_some_and(is_active),
+            parts,
+        }
+    }
+
+    /// The groups that are part of one, with their own parts.
+    fn children(&self, of: &Branch<'a>, above: Above, queue_bytes: u64) -> Vec<Node> {
+        let competitor = |part: &Branch<'a>| Competitor {
+            weight: self.weight(part.path),
+            is_active: is_active(&part.did),
+        };
+        let competitors: Vec<Competitor> = of.parts.iter().map(competitor).collect();
+        let shares = due(above.due, of.has_own, &competitors);
+        let pairs = of.parts.iter().zip(shares);
+        pairs
+            .map(|(part, due)| self.node(part, due, above, queue_bytes))
+            .collect()
+    }
+
+    /// A group with all that is below it, to which so much is due.
+    fn node(&self, of: &Branch<'a>, due: Option<f64>, above: Above, queue_bytes: u64) -> Node {
+        let capped = self.cap_used(of.path, &of.did);
+        let capped = [capped, above.capped].into_iter().flatten().reduce(f64::max);
+        let numbers = Numbers {
+            due,
+            got: due.and_then(|_| share(of.did.total.bytes, queue_bytes)),
+            capped,
+            weight: Some(self.weight(of.path)),
+            behind: self.behind(of.path),
+            ..self.numbers(&of.did)
+        };
+        let mut children = self.children(of, Above { due, capped }, queue_bytes);
+        children.extend(self.disk_nodes(of.path));
+        let row = self.group_row(of.path, numbers);
+        Node { row, children }
+    }
+
+    fn weight(&self, path: &str) -> u16 {
+        let group = self.groups.get(path);
+        group.map_or(blkmq_core::group::WEIGHT_DEFAULT, |group| group.weight)
+    }
+
+    /// What is done by the root itself, which is a group as others are.
+    fn own_node(&self, root: &Branch<'a>, above: Above) -> Node {
+        let nothing = GroupStatistics::default();
+        let own = self.did.get(ROOT).copied().unwrap_or(&nothing);
+        let numbers = Numbers {
+            got: share(own.total.bytes, root.did.total.bytes),
+            capped: above.capped,
+            behind: self.behind(ROOT),
+            ..self.numbers(own)
+        };
+        Node {
+            row: self.group_row(ROOT, numbers),
+            children: self.disk_nodes(ROOT).collect(),
+        }
+    }
+
+    fn group_row(&self, path: &str, numbers: Numbers) -> Row {
+        let name = path.rsplit('/').next().filter(|name| !name.is_empty());
+        Row {
+            key: Key::Group(self.queue.name.clone(), path.to_owned()),
+            name: name.unwrap_or(ROOT).to_owned(),
+            numbers: Some(numbers),
+            remark: String::new(),
+        }
+    }
+
+    fn disk_nodes(&self, path: &str) -> impl Iterator<Item = Node> {
+        let disks = self.disks.get(path).into_iter().flatten();
+        disks.map(|disk| disk_node(disk))
+    }
+
+    fn numbers(&self, did: &GroupStatistics) -> Numbers {
+        let per_second = |count| self.interval.per_second(count);
+        Numbers {
+            iops: per_second(did.total.ios),
+            bytes: per_second(did.total.bytes),
+            reads: per_second(did.read.ios),
+            writes: per_second(did.write.ios),
+            read_bytes: per_second(did.read.bytes),
+            written_bytes: per_second(did.write.bytes),
+            errors: per_second(did.total.errors),
+            wait_p50: did.wait.p50_ns,
+            wait_p99: did.wait.p99_ns,
+            device_p50: did.device.p50_ns,
+            device_p99: did.device.p99_ns,
+            queued: did.queued,
+            ..Numbers::default()
+        }
+    }
+
+    /// How much of its caps a group used: of the one that it used most.
+    fn cap_used(&self, path: &str, did: &GroupStatistics) -> Option<f64> {
+        let used = |(name, cap): (&String, &Cap)| {
+            let (all, read) = (&did.total, &did.read);
+            let count = match name.as_str() {
+                "bps" => all.bytes,
+                "read_bps" => read.bytes,
+                "write_bps" => all.bytes - read.bytes,
+                "iops" => all.ios,
+                "read_iops" => read.ios,
+                "write_iops" => all.ios - read.ios,
+                _ => return None,
+            };
+            Some(self.interval.per_second(count) / cap.rate.max(1) as f64)
+        };
+        let caps = &self.groups.get(path)?.caps;
+        caps.iter().filter_map(used).reduce(f64::max)
+    }
+
+    /// Behind whom a top-level group waited most.
+    fn behind(&self, path: &str) -> Option<(String, f64)> {
+        let delays = || self.queue.delays.iter().filter(|delay| delay.group == path);
+        let most = delays().max_by_key(|delay| delay.ns)?;
+        let all: u64 = delays().map(|delay| delay.ns).sum();
+        let whom = if most.behind == path {
+            "itself"
+        } else {
+            &most.behind
+        };
+        Some((whom.to_owned(), share(most.ns, all)?))
+    }
+}
+
+fn disk_node(disk: &Disk) -> Node {
+    let clients = match disk.clients {
+        1 => "1 client".to_owned(),
+        clients => format!("{clients} clients"),
+    };
+    let row = Row {
+        key: Key::Disk(disk.name.clone()),
+        name: disk.name.clone(),
+        numbers: None,
+        remark: format!("disk, {}, {clients}", crate::units::size(disk.size as f64)),
+    };
+    Node {
+        row,
+        children: Vec::new(),
+    }
+}
+
+fn share(part: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| part as f64 / all as f64)
+}
+
+/// What a path is part of.
+fn parent_of(path: &str) -> &str {
+    match path.rsplit_once('/') {
+        Some((parent, _)) if !parent.is_empty() => parent,
+        _ => ROOT,
+    }
+}
+
+/// The group that all are part of.
+pub(super) const ROOT: &str = "/";
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::control::statistics::Delay;
+    use crate::rates::tests::{answer, reads};
+
+    fn group(path: &str, weight: u16, caps: &[(&str, u64)]) -> Group {
+        let caps = caps
+            .iter()
+            .map(|(name, rate)| (name.to_string(), Cap { rate: *rate }));
+        Group {
+            queue: "q".to_owned(),
+            path: path.to_owned(),
+            weight,
+            caps: caps.collect(),
+        }
+    }
+
+    fn disk(name: &str, group: &str) -> Disk {
+        Disk {
+            name: name.to_owned(),
+            queue: Some("q".to_owned()),
+            group: Some(group.to_owned()),
+            size: 8 << 30,
+            clients: 1,
+        }
+    }
+
+    /// `/c/a` with 300 reads a second and a cap of 400, `/c/b` with 100, `/idle` with none; each with a disk.
+    pub(crate) fn example() -> (Interval, Lists) {
+        let mut now = answer(1, vec![reads("/c/a", 300, 1000), reads("/c/b", 100, 9000)]);
+        let delay = |behind: &str, ns| Delay {
+            group: "/c".to_owned(),
+            behind: behind.to_owned(),
+            ns,
+        };
+        now.queues[0].delays = vec![delay("/c", 100), delay("/x", 300)];
+        now.queues[0].in_flight = 7;
+        let lists = Lists {
+            groups: vec![
+                group("/", 100, &[]),
+                group("/c", 100, &[]),
+                group("/c/a", 300, &[("iops", 400)]),
+                group("/c/b", 100, &[]),
+                group("/idle", 500, &[]),
+            ],
+            disks: vec![disk("vm1", "/c/a"), disk("vm2", "/c/b"), disk("vm3", "/idle")],
+        };
+        (Interval::since_start(now), lists)
+    }
+
+    fn find<'a>(nodes: &'a [Node], name: &str) -> &'a Node {
+        let below = |node: &'a Node| node.children.as_slice();
+        let here = nodes.iter().find(|node| node.row.name == name);
+        here.or_else(|| {
+            let mut deeper = nodes.iter().map(below).filter(|below| !below.is_empty());
+            deeper.find_map(|below| find_in(below, name))
+        })
+        .unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    fn find_in<'a>(nodes: &'a [Node], name: &str) -> Option<&'a Node> {
+        let mut all = nodes.iter();
+        all.find_map(|node| match node.row.name == name {
+            true => Some(node),
+            false => find_in(&node.children, name),
+        })
+    }
+
+    #[test]
+    fn groups_lie_in_each_other_and_sum_up_what_is_below_them() {
+        let (interval, lists) = example();
+        let tree = build(&interval, &lists);
+        let names: Vec<&str> = tree[0]
+            .children
+            .iter()
+            .map(|node| node.row.name.as_str())
+            .collect();
+        assert_eq!(names, ["c", "idle"]);
+        let numbers = |name| find(&tree, name).row.numbers.clone().unwrap();
+        assert_eq!(
+            [numbers("q (bfq)").iops, numbers("c").iops, numbers("a").iops],
+            [400.0, 400.0, 300.0]
+        );
+        assert_eq!(
+            (numbers("q (bfq)").queued, numbers("q (bfq)").depth),
+            (7, Some(64))
+        );
+        assert_eq!(
+            (numbers("c").wait_p50, numbers("c").wait_p99),
+            (Some(1000), Some(9000))
+        );
+        assert_eq!(find(&tree, "a").children[0].row.remark, "disk, 8.0G, 1 client");
+    }
+
+    #[test]
+    fn shares_caps_and_delays_are_those_of_the_interval() {
+        let (interval, lists) = example();
+        let tree = build(&interval, &lists);
+        let numbers = |name| find(&tree, name).row.numbers.clone().unwrap();
+        // The idle group takes nothing, whatever it weighs.
+        assert_eq!([numbers("c").due, numbers("idle").due], [Some(1.0), None]);
+        assert_eq!((numbers("a").due, numbers("a").got), (Some(0.75), Some(0.75)));
+        assert_eq!((numbers("b").due, numbers("b").got), (Some(0.25), Some(0.25)));
+        assert_eq!((numbers("a").capped, numbers("b").capped), (Some(0.75), None));
+        assert_eq!(numbers("c").behind, Some(("/x".to_owned(), 0.75)));
+    }
+
+    #[test]
+    fn a_group_with_its_own_work_is_one_of_those_in_it() {
+        let mut now = answer(1, vec![reads("/", 10, 0), reads("/a", 10, 0)]);
+        now.queues[0].groups[0].queued = 1;
+        let tree = build(&Interval::since_start(now), &Lists::default());
+        let names: Vec<&str> = tree[0]
+            .children
+            .iter()
+            .map(|node| node.row.name.as_str())
+            .collect();
+        assert_eq!(names, ["/", "a"]);
+        assert_eq!(find(&tree, "a").row.numbers.as_ref().unwrap().due, Some(0.5));
+    }
+
+    #[test]
+    fn a_group_is_on_the_queues_where_it_has_disks_or_did_something() {
+        let (mut interval, mut lists) = example();
+        lists.disks.remove(2);
+        let names = |tree: &[Node]| -> Vec<String> {
+            tree[0]
+                .children
+                .iter()
+                .map(|node| node.row.name.clone())
+                .collect()
+        };
+        assert_eq!(names(&build(&interval, &lists)), ["c"]);
+        interval.queues[0].groups.push(reads("/idle", 0, 0));
+        assert_eq!(names(&build(&interval, &lists)), ["c", "idle"]);
+    }
+
+    #[test]
+    fn a_disk_without_a_queue_is_listed_behind_all_queues() {
+        let (interval, mut lists) = example();
+        lists.disks[0].queue = None;
+        let tree = build(&interval, &lists);
+        assert_eq!((tree.len(), tree[1].children[0].row.name.as_str()), (2, "vm1"));
+    }
+}
