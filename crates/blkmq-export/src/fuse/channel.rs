@@ -1,6 +1,5 @@
-//! Decides the life of one way to a mount on its reactor: requests are read while there are some, become bios, and are answered when these
-//! have ended. One channel, the *home* of the mount, is told of requests by the kernel; if it has more than it can take in a few turns,
-//! it has another reactor's channel help, as long as there are any.
+//! Decides the life of a mount's channel to the kernel on its reactor: requests are read while there are some, become bios, and are answered
+//! when these have ended.
 //!
 //! The descriptor never blocks, and is read and written directly: a request of the kernel's is a call of its own either way, and
 //! a poll that is armed only while there is nothing to do keeps whoever asks from waking a reactor that is at it.
@@ -9,21 +8,18 @@ mod requests;
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
-use blkmq_core::ids::ReactorId;
-use blkmq_core::time::Nanos;
 use blkmq_host::disk::Use;
 use blkmq_host::ring::Completion;
-use blkmq_host::service::{Cx, Service, Waker};
+use blkmq_host::service::{Cx, Service};
 use rustix::io::Errno;
 
 use super::filesystem::FileSystem;
-use super::mount::another_way;
 use super::protocol::{FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, attributes_changed};
-use super::slots::Slots;
+use super::slots::{Memory, SLOTS, Slots};
 use super::sys::become_io_flusher;
 use crate::common::admission::Ticket;
 use crate::common::lookup::Asker;
@@ -39,7 +35,7 @@ pub(super) struct Channel {
     /// Bios that the queue had no room for.
     refused: VecDeque<Bio>,
     asker: Option<Arc<Asker>>,
-    role: Role,
+    home: Home,
     is_polling: bool,
     comes_again: bool,
     /// Every slot is in use, and there may be requests.
@@ -49,15 +45,7 @@ pub(super) struct Channel {
     is_early: bool,
 }
 
-/// What a channel is for.
-pub(super) enum Role {
-    /// It is told of requests.
-    Home(Home),
-    /// It is called when there are many; its waker goes there.
-    Helper(Arc<OnceLock<Waker>>),
-}
-
-/// What there is once for a mount.
+/// Its places among others.
 pub(super) struct Home {
     pub(super) ticket: Ticket,
     pub(super) member: Member,
@@ -65,20 +53,11 @@ pub(super) struct Home {
     disk_use: Option<Use>,
     /// The size that the kernel was told of last.
     told_size: u64,
-    helper: Helper,
-    /// Turns in succession that did not take all there was.
-    full_turns: u32,
 }
 
-/// Whether another reactor can help.
-enum Helper {
-    /// It could, but was not needed yet.
-    Unneeded,
-    /// It is there.
-    Ready(Arc<OnceLock<Waker>>),
-    /// There is none, or no descriptor for it.
-    Impossible,
-}
+/// A request, with the slot whose buffer has its data.
+type Received = (u16, Result<Request, Malformed>);
+
 
 impl Home {
     pub(super) fn new(ticket: Ticket, member: Member) -> Self {
@@ -87,8 +66,6 @@ impl Home {
             member,
             disk_use: None,
             told_size: 0,
-            helper: Helper::Unneeded,
-            full_turns: 0,
         }
     }
 
@@ -107,16 +84,16 @@ impl Home {
 }
 
 impl Channel {
-    /// Makes the home of a mount, or a helper.
-    pub(super) fn new(filesystem: Arc<FileSystem>, device: OwnedFd, role: Role) -> Self {
+    /// Makes it, with memory that was got before.
+    pub(super) fn new(filesystem: Arc<FileSystem>, device: OwnedFd, memory: Memory, home: Home) -> Self {
         Self {
-            slots: Slots::new(IN_FLIGHT_MAX, filesystem.block_size()),
+            slots: Slots::new(memory),
             filesystem,
             device,
             front: Box::new([0; FIXED_BYTES_MAX]),
-            refused: VecDeque::with_capacity(IN_FLIGHT_MAX.into()),
+            refused: VecDeque::with_capacity(SLOTS.into()),
             asker: None,
-            role,
+            home,
             is_polling: false,
             comes_again: false,
             is_short: false,
@@ -133,9 +110,6 @@ impl Channel {
             }
             match self.read() {
                 Ok(Some((slot, request))) => self.begin(cx, slot, &request),
-                Ok(None) if self.slots.are_free() => {
-                    return self.break_off(cx, &"there is no memory for a request");
-                }
                 Ok(None) => return,
                 Err(Errno::AGAIN) => return self.rest(cx),
                 // A request that was taken back while it was read.
@@ -144,79 +118,31 @@ impl Channel {
                 Err(errno) => return self.break_off(cx, &errno),
             }
         }
-        self.call_for_help(cx);
         self.come_again(cx);
     }
 
-    /// Reads a request: its data, if it has any, into the buffer of the slot that it will have. None if there is no slot.
-    fn read(&mut self) -> Result<Option<(u16, Result<Request, Malformed>)>, Errno> {
-        let Some(slot) = self.slots.next() else {
+    /// Reads a request, with its data, if it has any, into the next slot. None if there is no slot.
+    fn read(&mut self) -> Result<Option<Received>, Errno> {
+        let Some((slot, [first, rest])) = self.slots.next() else {
             self.is_short = true;
             return Ok(None);
         };
         let (front, behind) = self.front.split_at_mut(FRONT_BYTES);
-        let buffer = self.slots.get_mut(slot).buffer().bytes_mut();
-        let mut into = [IoSliceMut::new(front), IoSliceMut::new(buffer)];
+        let mut into = [front, first, rest].map(IoSliceMut::new);
         let bytes = rustix::io::readv(&self.device, &mut into)?;
-        // What is longer than a write's fixed part and no write goes on in the buffer.
+        // What is longer than a write's fixed part and no write goes on with what would be its data.
         let more = bytes.saturating_sub(FRONT_BYTES).min(behind.len());
-        behind[..more].copy_from_slice(&buffer[..more]);
+        behind[..more].copy_from_slice(&into[1][..more]);
         let fixed = &self.front[..bytes.min(FIXED_BYTES_MAX)];
-        self.slots.get_mut(slot).touch(bytes.saturating_sub(FRONT_BYTES));
         Ok(Some((slot, Request::parse(fixed, bytes))))
     }
 
-    /// There is nothing to take: the home is told when there is, and a helper is not needed any more.
-    fn rest(&mut self, cx: &mut Cx<'_>) {
-        if let Role::Home(home) = &mut self.role {
-            home.full_turns = 0;
-            if !std::mem::replace(&mut self.is_polling, true) {
-                cx.ring_client()
-                    .push_poll(self.device.as_raw_fd(), libc::POLLIN, false, POLL);
-            }
+    /// There is nothing to take: the kernel is to tell when there is.
+    fn rest(&mut self, cx: &Cx<'_>) {
+        if !std::mem::replace(&mut self.is_polling, true) {
+            cx.ring_client()
+                .push_poll(self.device.as_raw_fd(), libc::POLLIN, false, POLL);
         }
-    }
-
-    /// Has another reactor take requests, too, if there have been too many for this one for some turns.
-    fn call_for_help(&mut self, cx: &mut Cx<'_>) {
-        let Role::Home(home) = &mut self.role else { return };
-        home.full_turns += 1;
-        if home.full_turns < FULL_TURNS {
-            return;
-        }
-        home.full_turns = 0;
-        match &home.helper {
-            Helper::Ready(waker) => waker.get().into_iter().for_each(Waker::wake),
-            Helper::Impossible => {}
-            Helper::Unneeded => {
-                let helper = self.make_helper(cx);
-                if let Role::Home(home) = &mut self.role {
-                    home.helper = helper;
-                }
-            }
-        }
-    }
-
-    fn make_helper(&self, cx: &mut Cx<'_>) -> Helper {
-        if cx.reactors() < 2 {
-            return Helper::Impossible;
-        }
-        let device = match another_way(self.device.as_fd()) {
-            Ok(device) => device,
-            Err(error) => {
-                let what = format_args!("{}: served by one thread alone: {error}", self.filesystem.name);
-                self.filesystem.log.warn(cx.now(), what);
-                return Helper::Impossible;
-            }
-        };
-        let waker = Arc::new(OnceLock::new());
-        let (filesystem, told) = (Arc::clone(&self.filesystem), Arc::clone(&waker));
-        let reactor = (cx.reactor().0 + 1) % cx.reactors() as u16;
-        cx.spawn_on(
-            ReactorId(reactor),
-            Box::new(move || Box::new(Channel::new(filesystem, device, Role::Helper(told)))),
-        );
-        Helper::Ready(waker)
     }
 
     /// Sends an answer: an errno of Linux, or data. A request that is not waited for any more does not want it.
@@ -269,7 +195,7 @@ impl Channel {
     /// Takes note of what has changed around it: the end of the mount, the disk's removal or growth, another daemon.
     fn look_around(&mut self) {
         self.is_stopping |= self.filesystem.is_over();
-        let Role::Home(home) = &mut self.role else { return };
+        let home = &mut self.home;
         if home.disk_use.as_ref().is_none_or(Use::is_to_end) {
             self.is_stopping = true;
             self.filesystem.unmount_and_end();
@@ -301,18 +227,9 @@ impl Service for Channel {
         let _ = become_io_flusher();
         self.filesystem.join(cx.waker());
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
-        let begun = match &mut self.role {
-            Role::Helper(told) => {
-                // There is one helper for each.
-                let _ = told.set(cx.waker());
-                Ok(())
-            }
-            Role::Home(home) => {
-                self.is_early = home.begin(cx, &self.filesystem) != Phase::Serving;
-                home.ticket.select(self.filesystem.disk.group)
-            }
-        };
-        if let Err(refusal) = begun {
+        self.is_early = self.home.begin(cx, &self.filesystem) != Phase::Serving;
+        let selected = self.home.ticket.select(self.filesystem.disk.group);
+        if let Err(refusal) = selected {
             return self.break_off(cx, &refusal);
         }
         self.look_around();
@@ -335,12 +252,6 @@ impl Service for Channel {
         if self.is_short {
             self.come_again(cx);
             self.is_short = false;
-        }
-    }
-
-    fn on_timer(&mut self, cx: &mut Cx<'_>) {
-        if self.slots.trim() {
-            cx.set_timer(cx.now() + TRIM_STEP);
         }
     }
 
@@ -367,21 +278,16 @@ impl Service for Channel {
     }
 
     fn busy(&self) -> bool {
-        !self.is_stopping && matches!(self.role, Role::Home(_)) && self.filesystem.is_open()
+        !self.is_stopping && self.filesystem.is_open()
     }
 
     /// Who comes while it is being unmounted is served. What was begun is finished.
     fn drain(&mut self, _cx: &mut Cx<'_>) {
-        match self.role {
-            Role::Home(_) => self.filesystem.unmount_and_end(),
-            Role::Helper(_) => self.is_stopping = true,
-        }
+        self.filesystem.unmount_and_end();
     }
 
     fn is_finished(&self) -> bool {
-        self.is_stopping
-            && (self.filesystem.is_over() || matches!(self.role, Role::Helper(_)))
-            && self.is_idle()
+        self.is_stopping && self.filesystem.is_over() && self.is_idle()
     }
 }
 
@@ -390,10 +296,8 @@ impl Drop for Channel {
         if let Some(asker) = &self.asker {
             asker.give_up();
         }
-        if matches!(self.role, Role::Home(_)) {
-            // Served or not, nobody else will.
-            self.filesystem.end();
-        }
+        // Nobody else serves it.
+        self.filesystem.end();
     }
 }
 
@@ -402,11 +306,3 @@ const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
 /// Requests that one turn takes before others have theirs.
 const REQUESTS_MAX: usize = 64;
-/// Requests under way in one channel.
-pub(super) const IN_FLIGHT_MAX: u16 = 128;
-/// Turns that take all they may, until another reactor is called.
-const FULL_TURNS: u32 = 8;
-/// How long memory of large requests is kept for the next one.
-const TRIM_AFTER: Nanos = Nanos::from_secs(5);
-/// Between two pieces of memory that are given back.
-const TRIM_STEP: Nanos = Nanos::from_millis(2);

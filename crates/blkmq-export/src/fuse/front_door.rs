@@ -9,9 +9,10 @@ use blkmq_core::ids::ReactorId;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 
-use super::channel::{Channel, Home, Role};
+use super::channel::{Channel, Home};
 use super::filesystem::{FileSystem, start_thread};
 use super::mount::Place;
+use super::slots::Memory;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
@@ -101,6 +102,9 @@ impl Opened for OfDisk {
         let admitted = limits(&self.place, &what);
         let owner = self.place.owner();
         let path = self.place.path().display().to_string();
+        let memory = Memory::new(disk.block_size).map_err(|error| {
+            ServeError(format!("disk {}: no memory for requests: {error}", self.disk).into())
+        })?;
         let mounted = self.place.mount();
         let (mount, device) = mounted.map_err(|error| {
             ServeError(format!("disk {}: {path} cannot be mounted: {error}", self.disk).into())
@@ -121,7 +125,7 @@ impl Opened for OfDisk {
         };
         engine.add_service(
             ReactorId(reactor as u16),
-            Box::new(move || Box::new(Channel::new(filesystem, device, Role::Home(home)))),
+            Box::new(move || Box::new(Channel::new(filesystem, device, memory, home))),
         );
         Ok(Box::new(served))
     }

@@ -19,7 +19,6 @@ use rustix::net::{
 
 use super::mount_table::{self, Entry};
 use super::protocol::DATA_BYTES_MAX;
-use super::sys::clone_device;
 use crate::common::OpenError;
 
 /// A file that a disk may be mounted over.
@@ -160,16 +159,6 @@ impl Drop for Mount {
     }
 }
 
-/// Opens another way to the filesystem of a device, which another thread can use beside it.
-///
-/// # Errors
-/// What the system says.
-pub(super) fn another_way(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let new = open_device()?;
-    clone_device(new.as_fd(), device)?;
-    Ok(new)
-}
-
 fn open_device() -> io::Result<OwnedFd> {
     let opened = OpenOptions::new()
         .read(true)
@@ -206,7 +195,8 @@ fn remove_dead(path: &Path) -> Result<(), OpenError> {
             return Ok(());
         }
         match std::fs::symlink_metadata(path) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            // The latter if it was asked in its last moment.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)) => {
                 unmount_with(path, true)
                     .map_err(|error| refused(format!("what a killed daemon left stays mounted: {error}")))?;
                 tracing::info!(

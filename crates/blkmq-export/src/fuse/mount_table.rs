@@ -31,7 +31,7 @@ pub(super) fn at(path: &Path) -> io::Result<Option<Entry>> {
 
 fn find(table: &[u8], path: &Path) -> Option<Entry> {
     let lines = table.split(|byte| *byte == b'\n');
-    lines.filter_map(|line| entry(line, path)).last()
+    lines.filter_map(|line| entry(line, path)).next_back()
 }
 
 /// A line's mount, if it is at that path: number, parent, device, root, path, options, further ones, `-`, type.

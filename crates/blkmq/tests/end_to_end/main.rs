@@ -17,6 +17,7 @@ mod fence;
 mod file_systems;
 mod fio;
 mod forgets;
+mod fuse;
 mod growth;
 mod hostile;
 mod idle;

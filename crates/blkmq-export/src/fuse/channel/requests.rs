@@ -3,7 +3,7 @@
 
 use std::io::IoSlice;
 
-use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
+use blkmq_core::bio::{Bio, Flags, Op, Status};
 use blkmq_host::disk::Disk;
 use blkmq_host::service::Cx;
 
@@ -11,8 +11,8 @@ use super::super::protocol::{
     ANSWER_BYTES, Call, Malformed, Range, Request, answer, init_answer, lseek_answer, open_answer,
     statfs_answer, write_answer,
 };
-use super::super::slots::Work;
-use super::{Channel, IN_FLIGHT_MAX, TRIM_AFTER};
+use super::super::slots::{SLOTS, Work};
+use super::Channel;
 use crate::common::lookup::Question;
 
 /// What a request comes to: a bio and what is done for it, an answer at once, or an errno.
@@ -45,7 +45,7 @@ impl Channel {
         match begun {
             Ok((bio, work)) => {
                 self.slots.take(slot, unique, work);
-                self.submit(cx, slot, bio, work);
+                self.submit(cx, slot, bio);
             }
             Err(End::Errno(errno)) => self.answer(unique, errno, &[]),
             Err(End::Read) => self.answer(unique, 0, &[]),
@@ -56,7 +56,7 @@ impl Channel {
     fn answer_at_once(&mut self, cx: &mut Cx<'_>, unique: u64, call: Call) {
         let filesystem = &self.filesystem;
         match call {
-            Call::Init(init) => match init_answer(&init, IN_FLIGHT_MAX) {
+            Call::Init(init) => match init_answer(&init, SLOTS) {
                 Some(agreed) => self.answer(unique, 0, &agreed),
                 None => {
                     self.answer(unique, libc::EPROTO, &[]);
@@ -92,17 +92,12 @@ impl Channel {
         }
     }
 
-    fn submit(&mut self, cx: &mut Cx<'_>, index: u16, mut bio: Bio, work: Work) {
-        let slot = self.slots.get_mut(index);
-        if bio.op.has_data() {
-            let len = bio.len as usize;
-            slot.touch(len);
-            bio.data = Data::Flat(slot.buffer().lend(0, len as u32));
-            if len > LARGE_BYTES {
-                cx.set_timer(cx.now() + TRIM_AFTER);
-            }
+    fn submit(&mut self, cx: &mut Cx<'_>, index: u16, mut bio: Bio) {
+        match bio.op {
+            Op::Read => bio.data = self.slots.lend_for_read(index, bio.len as usize),
+            Op::Write => bio.data = self.slots.lend_write(index, bio.len as usize),
+            _ => {}
         }
-        debug_assert_ne!(work, Work::None, "a slot without work");
         bio.cookie = index.into();
         if let Err(bio) = cx.submit(self.filesystem.disk.queue, bio) {
             self.refused.push_back(bio);
@@ -113,12 +108,9 @@ impl Channel {
     pub(super) fn finish(&mut self, bio: Bio) {
         let index = bio.cookie as u16;
         let status = bio.status;
-        let has_data = bio.op.has_data();
         drop(bio);
         let slot = self.slots.get_mut(index);
-        if has_data {
-            slot.buffer().take_back();
-        }
+        slot.take_back();
         let (unique, work) = (slot.unique, slot.work);
         match (work, status) {
             (Work::Flush, status) => {
@@ -136,7 +128,7 @@ impl Channel {
     fn answer_read(&mut self, index: u16, unique: u64, before: u32, len: u32) {
         let (from, len) = (before as usize, len as usize);
         let header: [u8; ANSWER_BYTES] = answer(unique, 0, len);
-        let data = &self.slots.get_mut(index).buffer().bytes()[from..from + len];
+        let data = &self.slots.get_mut(index).read_data()[from..from + len];
         let sent = rustix::io::writev(&self.device, &[IoSlice::new(&header), IoSlice::new(data)]);
         self.note_sent(sent);
     }
@@ -301,5 +293,3 @@ fn errno_of(status: Status) -> i32 {
 
 /// Extents that are asked for at a time.
 const EXTENTS_MAX: usize = 128;
-/// A request whose memory is given back some time later.
-const LARGE_BYTES: usize = 64 << 10;
