@@ -58,7 +58,6 @@ pub(super) struct Home {
 /// A request, with the slot whose buffer has its data.
 type Received = (u16, Result<Request, Malformed>);
 
-
 impl Home {
     pub(super) fn new(ticket: Ticket, member: Member) -> Self {
         Self {

@@ -118,15 +118,15 @@ fn an_export_that_is_removed_stays_with_those_who_have_it_open() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let shown = ctl(&["list", "exports"]);
-    assert!(shown.contains("fuse"), "{shown}");
-    ctl(&["remove", "export", &format!("fuse={}", stage.word())]);
+    assert!(shown.contains(&stage.word()), "{shown}");
+    ctl(&["remove", "export", &stage.word()]);
     assert!(
         std::fs::metadata(stage.path()).is_err(),
         "nobody finds it any more"
     );
     file.write_all_at(&aligned(1).0, STEP).unwrap();
     drop(file);
-    ctl(&["add", "export", &format!("fuse={}", stage.word())]);
+    ctl(&["add", "export", &stage.word(), &format!("fuse={}", stage.word())]);
     let mut read = aligned(9);
     stage.open().read_exact_at(&mut read.0, STEP).unwrap();
     assert!(read.0 == aligned(1).0);
