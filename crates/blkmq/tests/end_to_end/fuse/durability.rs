@@ -11,8 +11,13 @@ use rustix::fs::OFlags;
 use super::{STEP, Stage, aligned, may_mount};
 use crate::common::Scratch;
 
-/// A disk on a filesystem that forgets.
-fn stage() -> Option<(Stage, Mount)> {
+/// A disk on a filesystem that forgets, which is unmounted when the disk is.
+struct Forgetful {
+    stage: Stage,
+    medium: Mount,
+}
+
+fn stage() -> Option<Forgetful> {
     if !may_mount() {
         return None;
     }
@@ -24,12 +29,12 @@ fn stage() -> Option<(Stage, Mount)> {
     std::fs::create_dir(&below).expect("a directory can be made");
     let medium = Mount::new(&below, 16 << 20, Cache::Bypassed).expect("root mounts");
     stage.serve(&format!("name=vm1,file={}", medium.image().display()));
-    Some((stage, medium))
+    Some(Forgetful { stage, medium })
 }
 
 #[test]
 fn what_was_written_as_durable_or_flushed_survives_a_power_cut() {
-    let Some((mut stage, medium)) = stage() else {
+    let Some(Forgetful { mut stage, medium }) = stage() else {
         return;
     };
     let mut options = File::options();
@@ -61,12 +66,14 @@ fn what_was_written_as_durable_or_flushed_survives_a_power_cut() {
         assert!(read.0 == aligned(number).0, "block {number}");
     }
     drop(file);
-    stage.stop();
+    drop((stage, medium));
 }
 
 #[test]
 fn a_sync_that_fails_below_is_heard_of() {
-    let Some((stage, medium)) = stage() else { return };
+    let Some(Forgetful { stage, medium }) = stage() else {
+        return;
+    };
     let file = stage.open();
     file.write_all_at(&aligned(1).0, STEP).unwrap();
     file.sync_all().unwrap();
@@ -77,4 +84,6 @@ fn a_sync_that_fails_below_is_heard_of() {
     file.write_all_at(&aligned(2).0, 2 * STEP).unwrap();
     file.sync_all().expect_err("it failed below");
     assert_eq!(medium.arrived().failed_syncs, 1);
+    drop(file);
+    drop((stage, medium));
 }

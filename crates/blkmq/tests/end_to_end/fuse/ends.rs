@@ -130,9 +130,32 @@ fn an_export_that_is_removed_stays_with_those_who_have_it_open() {
     let mut read = aligned(9);
     stage.open().read_exact_at(&mut read.0, STEP).unwrap();
     assert!(read.0 == aligned(1).0);
+    stage.stop();
+}
+
+#[test]
+fn a_disk_that_is_removed_is_gone_for_those_who_have_it_open_and_others_stay() {
+    if !super::may_mount() {
+        return;
+    }
+    let mut stage = Stage {
+        daemon: None,
+        scratch: crate::common::Scratch::new(),
+    };
+    let control = format!("unix:{}", stage.scratch.word("control.sock"));
+    let disks = ["--disk", "name=disk,ram=16M", "--disk", "name=vm2,ram=16M"];
+    let places = ["--fuse", &stage.scratch.word("{disk}"), "--control", &control];
+    stage.daemon = Some(crate::common::Daemon::start(&[disks, places].concat()));
     let file = stage.open();
-    ctl(&["remove", "disk", "vm1"]);
+    let mut remove = Command::new(program());
+    remove.args(["ctl", "--socket", &control, "remove", "disk", "disk"]);
+    assert!(remove.status().expect("it starts").success());
+    let mut read = aligned(9);
     assert!(file.read_exact_at(&mut read.0, STEP).is_err(), "its disk is gone");
+    assert_eq!(
+        std::fs::metadata(stage.scratch.path("vm2")).unwrap().len(),
+        16 << 20
+    );
     stage.stop();
 }
 
