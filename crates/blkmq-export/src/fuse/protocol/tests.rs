@@ -1,3 +1,5 @@
+//! Decides nothing: tests of the parser, and of what is agreed on.
+
 use super::*;
 
 fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
