@@ -1,6 +1,8 @@
 //! Bytes against the parser of FUSE requests: a request whose range and length are as they should be, or an error.
 
-use blkmq_export::fuse::protocol::{Call, DATA_BYTES_MAX, FIXED_BYTES_MAX, FRONT_BYTES, Request, init_answer};
+use blkmq_export::fuse::protocol::{
+    Call, DATA_BYTES_MAX, FIXED_BYTES_MAX, FRONT_BYTES, Request, init_answer,
+};
 
 /// Runs one input, as a request that was received whole.
 ///
