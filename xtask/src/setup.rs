@@ -70,8 +70,9 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 17] = [
+const TOOLS: [(&str, &str); 18] = [
     ("fio", "fio"),
+    ("fusermount3", "fuse3"),
     ("nbdkit", "nbdkit"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdcopy", "libnbd-bin"),
