@@ -4,6 +4,7 @@
 //! in `Cargo.toml`, and seeds in `corpus/NAME/` (written by `cargo run --example seeds`, if they can be).
 
 pub mod configuration;
+pub mod fuse_requests;
 pub mod handover_messages;
 pub mod nbd_client_bytes;
 pub mod nbd_reply_bytes;
@@ -19,6 +20,7 @@ pub type Body = fn(&[u8]);
 /// Every target: its name, which is also its corpus's directory, and its body.
 pub const TARGETS: &[(&str, Body)] = &[
     ("configuration", configuration::run),
+    ("fuse_requests", fuse_requests::run),
     ("handover_messages", handover_messages::run),
     ("nbd_client_bytes", nbd_client_bytes::run),
     ("nbd_reply_bytes", nbd_reply_bytes::run),

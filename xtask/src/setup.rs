@@ -70,9 +70,10 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 19] = [
+const TOOLS: [(&str, &str); 20] = [
     ("fio", "fio"),
     ("blkparse", "blktrace"),
+    ("fusermount3", "fuse3"),
     ("nbdkit", "nbdkit"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdcopy", "libnbd-bin"),

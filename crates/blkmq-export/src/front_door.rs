@@ -99,6 +99,8 @@ pub static FRONT_DOORS: &[&dyn FrontDoor] = &[
     &crate::nbd::Nbd,
     #[cfg(feature = "vhost-user")]
     &crate::vhost_user::VhostUser,
+    #[cfg(feature = "fuse")]
+    &crate::fuse::Fuse,
 ];
 
 /// Finds a front door by its name, in which `_` is as good as `-`.

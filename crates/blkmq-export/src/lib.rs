@@ -4,12 +4,15 @@
 //! |---|---|
 //! | `nbd` (default) | [`nbd`]: the network block device protocol, over unix sockets and TCP |
 //! | `vhost-user` (default) | [`vhost_user`]: vhost-user-blk, for virtual machines |
+//! | `fuse` (default) | [`fuse`]: a regular file that is the disk, on this host |
 //!
 //! [`front_door`] says what they are to others and has their registry; [`common`] is what they share.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod common;
 pub mod front_door;
+#[cfg(feature = "fuse")]
+pub mod fuse;
 pub mod handover;
 #[cfg(feature = "nbd")]
 pub mod nbd;

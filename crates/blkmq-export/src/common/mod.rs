@@ -12,6 +12,7 @@
 //! | `buffers`, `payload` | what of it one connection has, and how one request lies in it |
 //! | `predecessors` | for whom a client that selects a disk has to wait |
 //! | `lookup` | in which order drives are asked what is allocated |
+//! | `losses` | which client hears of writes that may be lost |
 //! | `log`, `peer` | what is said of clients, and what they are called |
 
 pub(crate) mod address;
@@ -23,6 +24,7 @@ pub(crate) mod dialer;
 pub(crate) mod listener;
 pub(crate) mod log;
 pub(crate) mod lookup;
+pub(crate) mod losses;
 pub(crate) mod memory;
 mod pace;
 pub(crate) mod payload;

@@ -110,7 +110,7 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    #[cfg(feature = "vhost-user")]
+    #[cfg(any(feature = "fuse", feature = "vhost-user"))]
     pub(crate) fn new(what: String) -> Self {
         Self { what, source: None }
     }

@@ -7,7 +7,6 @@
 //! ```
 
 mod connection;
-mod losses;
 mod receive;
 mod request;
 mod slots;

@@ -18,6 +18,7 @@ mod file_systems;
 mod fio;
 mod forgets;
 mod full_events;
+mod fuse;
 mod growth;
 mod hostile;
 mod idle;

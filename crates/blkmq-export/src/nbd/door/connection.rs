@@ -26,7 +26,6 @@ use rustix::net::sockopt;
 
 use self::moving::Moving;
 use super::Door;
-use super::losses::Heard;
 use super::receive::Receive;
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
@@ -34,6 +33,7 @@ use crate::common::admission::Ticket;
 use crate::common::listener::Client;
 use crate::common::log::Log;
 use crate::common::lookup::Asker;
+use crate::common::losses::Heard;
 use crate::common::peer::{peer, watch_for_a_silent_end};
 use crate::common::predecessors::{Fenced, Membership};
 use crate::handover::Member;

@@ -9,12 +9,12 @@ use blkmq_core::time::Instant;
 use blkmq_host::disk::Disk;
 use blkmq_host::service::Cx;
 
-use super::super::losses::Heard;
 use super::super::receive::Received;
 use super::super::slots::Slots;
 use super::moving::Moving;
 use super::{AGAIN, Closing, Connection};
 use crate::common::lookup::Asker;
+use crate::common::losses::Heard;
 use crate::common::memory::Account;
 use crate::common::predecessors::Refusal;
 use crate::common::predecessors::SessionName;

@@ -1,0 +1,214 @@
+//! Decides what one mount is: the file that it shows, who serves it, and how it ends. Its channels, one on each reactor that takes part,
+//! share it; `mount` does what may block, called from a thread of its own or from who closes the address.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::SystemTime;
+
+use blkmq_core::bio::Status;
+use blkmq_host::disk::Disk;
+use blkmq_host::service::Waker;
+
+use super::mount::{Mount, Unmounted};
+use super::protocol::{Attributes, SET_BY_HANDLE, SET_GID, SET_MODE, SET_SIZE, SET_UID, SetAttr};
+use crate::common::Common;
+use crate::common::log::Log;
+use crate::common::losses::Heard;
+
+/// One mount.
+pub(super) struct FileSystem {
+    pub(super) disk: Disk,
+    pub(super) common: Arc<Common>,
+    pub(super) log: Arc<Log>,
+    /// The address, for people.
+    pub(super) name: String,
+    uid: u32,
+    gid: u32,
+    since: u64,
+    mount: Mutex<Mount>,
+    /// What flushes through this mount have said of losses.
+    heard: Mutex<Heard>,
+    /// How often it is open.
+    opened: AtomicU64,
+    /// Nothing more is taken from the kernel.
+    is_over: AtomicBool,
+    /// Somebody unmounts it, or has.
+    is_unmounting: AtomicBool,
+    /// Of its channels.
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl FileSystem {
+    pub(super) fn new(
+        disk: Disk,
+        mount: Mount,
+        owner: (u32, u32),
+        common: &Arc<Common>,
+        log: &Arc<Log>,
+    ) -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Self {
+            heard: Mutex::new(Heard::new(&disk)),
+            name: format!("{} at {}", disk.name, mount.path().display()),
+            disk,
+            common: Arc::clone(common),
+            log: Arc::clone(log),
+            uid: owner.0,
+            gid: owner.1,
+            since: since.map_or(0, |since| since.as_secs()),
+            mount: Mutex::new(mount),
+            opened: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            is_unmounting: AtomicBool::new(false),
+            wakers: Mutex::default(),
+        }
+    }
+
+    /// What the file looks like.
+    pub(super) fn attributes(&self) -> Attributes {
+        Attributes {
+            size: self.disk.current_size(),
+            mode: libc::S_IFREG | if self.disk.read_only { 0o400 } else { 0o600 },
+            uid: self.uid,
+            gid: self.gid,
+            block_size: self.block_size().max(PAGE),
+            since: self.since,
+        }
+    }
+
+    /// The smallest unit of its writes.
+    pub(super) fn block_size(&self) -> u32 {
+        self.disk.block_size
+    }
+
+    /// Says whether attributes may change as asked: only the times, which nobody keeps. The size is the disk's, whoever empties the file
+    /// when opening it: so it is with a block device.
+    ///
+    /// # Errors
+    /// The errno of Linux.
+    pub(super) fn set_attributes(&self, wanted: &SetAttr) -> Result<(), i32> {
+        if wanted.valid & (SET_MODE | SET_UID | SET_GID) != 0 {
+            return Err(libc::EPERM);
+        }
+        let is_of_opening = wanted.size == 0 && wanted.valid & SET_BY_HANDLE == 0;
+        let is_kept = wanted.size == self.disk.current_size() || is_of_opening;
+        if wanted.valid & SET_SIZE != 0 && !is_kept {
+            return Err(libc::EINVAL);
+        }
+        Ok(())
+    }
+
+    /// Says whether it may be opened with these flags of `open`.
+    ///
+    /// # Errors
+    /// The errno of Linux.
+    pub(super) fn open(&self, flags: u32) -> Result<(), i32> {
+        if self.disk.read_only && flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32 {
+            return Err(libc::EROFS);
+        }
+        // Relaxed, as all of it: a count alone.
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn release(&self) {
+        let release = |opened: u64| opened.checked_sub(1);
+        let _ = self
+            .opened
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, release);
+    }
+
+    /// Says whether somebody has it open.
+    pub(super) fn is_open(&self) -> bool {
+        self.opened.load(Ordering::Relaxed) > 0
+    }
+
+    /// How a flush ends through this mount that has ended like this for whoever shared it.
+    pub(super) fn end_flush(&self, status: Status) -> Status {
+        lock(&self.heard).end_flush(&self.disk, status)
+    }
+
+    /// A channel is there, and is told with `waker` of the end.
+    pub(super) fn join(&self, waker: Waker) {
+        lock(&self.wakers).push(waker);
+    }
+
+    /// Says whether nothing more is to be taken from the kernel.
+    pub(super) fn is_over(&self) -> bool {
+        // Acquire: pairs with the Release in `end`.
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Has all channels finish what they have begun, and end. Says whether that is new.
+    pub(super) fn end(&self) -> bool {
+        let is_first = !self.is_over.swap(true, Ordering::AcqRel);
+        let wakers = lock(&self.wakers).clone();
+        wakers.iter().for_each(Waker::wake);
+        is_first
+    }
+
+    /// Says whether it is this daemon that unmounts it, or has.
+    pub(super) fn is_unmounting(&self) -> bool {
+        self.is_unmounting.load(Ordering::Relaxed)
+    }
+
+    /// Unmounts it; those who have it open keep the disk. Blocks.
+    pub(super) fn unmount(&self) {
+        self.is_unmounting.store(true, Ordering::Relaxed);
+        match lock(&self.mount).unmount() {
+            Ok(Unmounted::Whole) => {}
+            Ok(Unmounted::Busy) => tracing::warn!(
+                "fuse: {} unmounted while open: who has it open keeps the disk until it is not served any more",
+                self.name
+            ),
+            Err(error) => tracing::warn!("fuse: {} stays mounted: {error}", self.name),
+        }
+    }
+
+    /// Has it unmounted by a thread, and then ended. No call but the first does anything.
+    pub(super) fn unmount_and_end(self: &Arc<Self>) {
+        if self.is_unmounting.swap(true, Ordering::Relaxed) {
+            self.end();
+            return;
+        }
+        let left = match THREAD.get_or_init(spawn) {
+            Some(thread) => thread.try_send(Arc::clone(self)).err().map(|_| self),
+            None => Some(self),
+        };
+        if let Some(left) = left {
+            left.unmount();
+            left.end();
+        }
+    }
+}
+
+/// Starts the thread that unmounts, so that no reactor has to.
+pub(super) fn start_thread() {
+    THREAD.get_or_init(spawn);
+}
+
+fn spawn() -> Option<SyncSender<Arc<FileSystem>>> {
+    let (sender, receiver) = sync_channel(WAITING_MAX);
+    let thread = thread::Builder::new().name("unmount".to_owned());
+    thread.spawn(move || serve(&receiver)).ok().map(|_| sender)
+}
+
+fn serve(receiver: &Receiver<Arc<FileSystem>>) {
+    for filesystem in receiver {
+        filesystem.unmount();
+        filesystem.end();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing is left half done by a panic under these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One for the process, as the addresses are.
+static THREAD: OnceLock<Option<SyncSender<Arc<FileSystem>>>> = OnceLock::new();
+/// Mounts that wait to be unmounted.
+const WAITING_MAX: usize = 4096;
+const PAGE: u32 = 4096;

@@ -1,0 +1,332 @@
+//! Decides how a regular file becomes a disk and when it is itself again: what may be mounted over, whose it is, and who unmounts it.
+//! Root mounts by itself; everybody else has `fusermount3` do it. All of this may block: no reactor does it.
+
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
+    socketpair,
+};
+
+use super::mount_table::{self, Entry};
+use super::protocol::DATA_BYTES_MAX;
+use crate::common::OpenError;
+
+/// A file that a disk may be mounted over.
+#[derive(Debug)]
+pub(super) struct Place {
+    path: PathBuf,
+    /// It was made for that, and is taken away afterwards.
+    is_made: bool,
+    /// The user and the group whose it is.
+    owner: (u32, u32),
+}
+
+/// A file that is a disk, until it is unmounted.
+#[derive(Debug)]
+pub(super) struct Mount {
+    place: Place,
+    /// What the table of mounts has there, if that could be read.
+    entry: Option<Entry>,
+    is_over: bool,
+}
+
+/// How a mount came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unmounted {
+    /// Nobody had it open.
+    Whole,
+    /// Some have it open: the path is free, and they have the disk for as long as it is served.
+    Busy,
+}
+
+impl Place {
+    /// Looks whether a disk may be mounted there: over a regular file, which is made if nothing is there. What a daemon that was killed
+    /// has left is unmounted.
+    ///
+    /// # Errors
+    /// What is there instead, and what to do.
+    pub(super) fn find(path: &Path) -> Result<Self, OpenError> {
+        let path = absolute(path)?;
+        remove_dead(&path)?;
+        let is_made = make(&path)?;
+        let refused = |what: &str| OpenError::new(format!("export fuse:{}: {what}", path.display()));
+        let found = std::fs::symlink_metadata(&path)
+            .map_err(|error| refused(&format!("the file cannot be looked at: {error}")))?;
+        if !found.is_file() {
+            return Err(refused(
+                "there is something else than a regular file: choose another path, or move it away",
+            ));
+        }
+        Ok(Self {
+            owner: (found.uid(), found.gid()),
+            path,
+            is_made,
+        })
+    }
+
+    /// The user and the group whose it is.
+    pub(super) fn owner(&self) -> (u32, u32) {
+        self.owner
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Mounts a filesystem of one file over it. What is asked of that comes from the descriptor, which never blocks.
+    ///
+    /// # Errors
+    /// What the system or `fusermount3` says.
+    pub(super) fn mount(self) -> io::Result<(Mount, OwnedFd)> {
+        let device = match mount_directly(&self) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => mount_by_helper(&self.path)?,
+            mounted => mounted?,
+        };
+        let entry = mount_table::at(&self.path).ok().flatten();
+        let mount = Mount {
+            place: self,
+            entry,
+            is_over: false,
+        };
+        Ok((mount, device))
+    }
+}
+
+impl Place {
+    /// Takes the file away, if it was made for this.
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.is_made) {
+            // What is not ours, or not empty, or gone, stays as it is.
+            let found = std::fs::symlink_metadata(&self.path);
+            if found.is_ok_and(|found| found.is_file() && found.len() == 0) {
+                let _ = std::fs::remove_file(&self.path);
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl Mount {
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.place.path
+    }
+
+    /// Unmounts it; if it is open somewhere, it stays there for those who have it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn unmount(&mut self) -> io::Result<Unmounted> {
+        let is_there = self.entry.is_none() || mount_table::at(&self.place.path)? == self.entry;
+        if std::mem::replace(&mut self.is_over, true) || !is_there {
+            self.place.clear();
+            return Ok(Unmounted::Whole);
+        }
+        let unmounted = match unmount_with(&self.place.path, false) {
+            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+                unmount_with(&self.place.path, true).map(|()| Unmounted::Busy)
+            }
+            unmounted => unmounted.map(|()| Unmounted::Whole),
+        };
+        self.place.clear();
+        unmounted
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if !self.is_over
+            && let Err(error) = self.unmount()
+        {
+            tracing::warn!("fuse: {} stays mounted: {error}", self.place.path.display());
+        }
+    }
+}
+
+fn open_device() -> io::Result<OwnedFd> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/fuse");
+    opened
+        .map(OwnedFd::from)
+        .map_err(|error| io::Error::new(error.kind(), format!("/dev/fuse cannot be opened: {error}")))
+}
+
+/// The path as the table of mounts has it. Its last part may be a mount whose daemon is dead, so it is not looked at.
+fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
+    let refused = |what: String| OpenError::new(format!("export fuse:{}: {what}", path.display()));
+    let name = path
+        .file_name()
+        .ok_or_else(|| refused("a path of a file is needed".to_owned()))?;
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let parent = parent.canonicalize();
+    let parent = parent.map_err(|error| refused(format!("its directory cannot be found: {error}")))?;
+    Ok(parent.join(name))
+}
+
+/// Unmounts what a daemon that was killed has left there.
+fn remove_dead(path: &Path) -> Result<(), OpenError> {
+    let refused = |what: String| OpenError::new(format!("export fuse:{}: {what}", path.display()));
+    for _ in 0..STACKED_MAX {
+        let found = mount_table::at(path)
+            .map_err(|error| refused(format!("the table of mounts cannot be read: {error}")))?;
+        if !found.is_some_and(|entry| entry.is_fuse()) {
+            return Ok(());
+        }
+        match std::fs::symlink_metadata(path) {
+            // The latter if it was asked in its last moment.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)) => {
+                unmount_with(path, true)
+                    .map_err(|error| refused(format!("what a killed daemon left stays mounted: {error}")))?;
+                tracing::info!(
+                    "fuse: {}: unmounted what a killed daemon had left",
+                    path.display()
+                );
+            }
+            _ => {
+                return Err(refused(
+                    "another daemon serves there: stop it, or choose another path".to_owned(),
+                ));
+            }
+        }
+    }
+    Err(refused(format!(
+        "more than {STACKED_MAX} filesystems are mounted there: unmount them"
+    )))
+}
+
+/// Makes an empty file, if nothing is there. Says whether it did.
+fn make(path: &Path) -> Result<bool, OpenError> {
+    let made = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    match made {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(OpenError::new(format!(
+            "export fuse:{}: the file cannot be made: {error}",
+            path.display()
+        ))),
+    }
+}
+
+fn mount_directly(place: &Place) -> io::Result<OwnedFd> {
+    let device = open_device()?;
+    let options = format!(
+        "fd={},rootmode=100000,user_id={},group_id={},{OPTIONS},allow_other\0",
+        device.as_raw_fd(),
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).expect("one zero, at its end");
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount(NAME, &place.path, "fuse.blkmq", flags, options)?;
+    Ok(device)
+}
+
+/// Has `fusermount3` mount it. Whether others may have it is for the system's `fuse.conf` to say.
+fn mount_by_helper(path: &Path) -> io::Result<OwnedFd> {
+    let options = format!("fsname={NAME},subtype={NAME},nosuid,nodev,{OPTIONS}");
+    let for_others = format!("{options},allow_other");
+    ask_helper(path, &for_others).or_else(|_| ask_helper(path, &options))
+}
+
+fn ask_helper(path: &Path, options: &str) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let (ours, its) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let mut command = Command::new(HELPER);
+    command.args(["-o", options, "--"]).arg(path);
+    // It sends the descriptor there.
+    command.env("_FUSE_COMMFD", "0").stdin(Stdio::from(its));
+    let output = command.stdout(Stdio::null()).stderr(Stdio::piped()).output();
+    drop(command);
+    let said = helped(output)?;
+    let device = receive_descriptor(ours.as_fd())?
+        .ok_or_else(|| io::Error::other(format!("{HELPER} gave no descriptor: {said}")))?;
+    fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
+    Ok(device)
+}
+
+/// The descriptor that somebody has sent who is gone by now, if he has.
+fn receive_descriptor(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, flags)?;
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(descriptor)
+}
+
+fn unmount_with(path: &Path, is_lazy: bool) -> io::Result<()> {
+    let lazily = if is_lazy {
+        UnmountFlags::DETACH
+    } else {
+        UnmountFlags::empty()
+    };
+    match unmount(path, UnmountFlags::NOFOLLOW | lazily) {
+        Err(Errno::PERM) => {}
+        done => return Ok(done?),
+    }
+    let how = if is_lazy { "-uz" } else { "-u" };
+    let output = Command::new(HELPER)
+        .arg(how)
+        .arg("--")
+        .arg(path)
+        .stdin(Stdio::null())
+        .output();
+    match helped(output) {
+        // It says no more than that in words.
+        Err(error) if !is_lazy && error.to_string().contains("busy") => Err(Errno::BUSY.into()),
+        done => done.map(drop),
+    }
+}
+
+/// What the helper said, if it was content.
+fn helped(output: io::Result<std::process::Output>) -> io::Result<String> {
+    let output = output.map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!("only root mounts by itself, and {HELPER} cannot be started: {error}; install the package fuse3"),
+        )
+    })?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match output.status.success() {
+        true => Ok(said),
+        false => Err(io::Error::other(said)),
+    }
+}
+
+/// Nobody gets in whom the file's mode does not let in, and reads are no larger than what there are buffers for.
+const OPTIONS: &str = "default_permissions,max_read=1048576";
+const _: () = assert!(DATA_BYTES_MAX == 1_048_576);
+const NAME: &str = "blkmq";
+const HELPER: &str = "fusermount3";
+/// Dead mounts on top of each other that are taken away.
+const STACKED_MAX: usize = 16;

@@ -1,0 +1,90 @@
+//! Decides what is mounted at a path, from the kernel's table of mounts: asking the file itself would ask the daemon that serves it,
+//! which may be this one, or hang.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// A mount, as the table has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its filesystem's number, such as `0:55`: while it is mounted, no other has it.
+    pub(super) device: String,
+    /// Its filesystem's type.
+    pub(super) kind: String,
+}
+
+impl Entry {
+    /// Says whether a daemon serves it.
+    pub(super) fn is_fuse(&self) -> bool {
+        self.kind == "fuse" || self.kind.starts_with("fuse.")
+    }
+}
+
+/// What is mounted at a path, the topmost of several. The path has no symbolic links in it.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn at(path: &Path) -> io::Result<Option<Entry>> {
+    Ok(find(&std::fs::read("/proc/self/mountinfo")?, path))
+}
+
+fn find(table: &[u8], path: &Path) -> Option<Entry> {
+    let lines = table.split(|byte| *byte == b'\n');
+    lines.filter_map(|line| entry(line, path)).next_back()
+}
+
+/// A line's mount, if it is at that path: number, parent, device, root, path, options, further ones, `-`, type.
+fn entry(line: &[u8], path: &Path) -> Option<Entry> {
+    let mut words = line.split(|byte| *byte == b' ');
+    let device = words.nth(2)?;
+    if unescaped(words.nth(1)?) != path.as_os_str().as_bytes() {
+        return None;
+    }
+    words.find(|word| *word == b"-")?;
+    let text = |word| String::from_utf8_lossy(word).into_owned();
+    Some(Entry {
+        device: text(device),
+        kind: text(words.next()?),
+    })
+}
+
+/// Blanks and backslashes of a path are three octal digits behind a backslash.
+fn unescaped(word: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&first, behind)) = rest.split_first() {
+        let digits = behind.first_chunk::<3>().filter(|_| first == b'\\');
+        let value = digits.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(value.unwrap_or(first));
+        rest = if value.is_some() { &behind[3..] } else { behind };
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"\
+24 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+90 24 0:55 / /srv/my\\040disk rw,nosuid shared:9 master:2 - fuse.blkmq blkmq rw,user_id=0
+91 24 0:60 / /srv/other rw - fuse blkmq rw
+92 90 0:61 / /srv/my\\040disk rw - tmpfs none rw
+";
+
+    #[test]
+    fn the_topmost_mount_of_a_path_is_found_by_its_name() {
+        let found =
+            |path: &str| find(TABLE, Path::new(path)).map(|entry| (entry.device.clone(), entry.is_fuse()));
+        assert_eq!(found("/srv/my disk"), Some(("0:61".into(), false)));
+        assert_eq!(found("/srv/other"), Some(("0:60".into(), true)));
+        assert_eq!(found("/"), Some(("254:1".into(), false)));
+        assert_eq!(found("/srv"), None);
+    }
+
+    #[test]
+    fn a_backslash_that_begins_no_number_stays() {
+        assert_eq!(unescaped(b"a\\040b\\134\\09"), b"a b\\\\09");
+    }
+}

@@ -1,0 +1,313 @@
+//! Decides whether a disk that is a regular file of this host does what files do and loses nothing: with the programs that use files,
+//! through kills, and while it is unmounted.
+
+mod durability;
+mod ends;
+mod loops;
+mod memory;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
+
+use crate::common::daemon::program;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{installed, run};
+use crate::common::{Daemon, Scratch};
+
+/// A daemon that serves one disk as a file, which is unmounted in the end whatever happens.
+struct Stage {
+    daemon: Option<Daemon>,
+    scratch: Scratch,
+}
+
+impl Stage {
+    /// A disk in a file, with these keys besides; none, aloud, where nothing can be mounted.
+    fn new(keys: &str) -> Option<Self> {
+        Self::of_size(keys, DISK_BYTES)
+    }
+
+    fn of_size(keys: &str, bytes: u64) -> Option<Self> {
+        let scratch = Scratch::new();
+        if !may_mount() {
+            return None;
+        }
+        let image = scratch.image("vm1.raw", bytes);
+        let mut stage = Self {
+            daemon: None,
+            scratch,
+        };
+        stage.serve(&format!("name=vm1,file={image}{keys}"));
+        Some(stage)
+    }
+
+    /// Has a new daemon serve a disk.
+    fn serve(&mut self, disk: &str) {
+        let control = format!("unix:{}", self.scratch.word("control.sock"));
+        let words = ["--disk", disk, "--fuse", &self.word(), "--control", &control];
+        self.daemon = Some(Daemon::start(&words));
+    }
+
+    fn daemon(&mut self) -> &mut Daemon {
+        self.daemon.as_mut().expect("it serves")
+    }
+
+    fn stop(mut self) {
+        self.daemon.take().expect("it serves").stop();
+    }
+
+    fn path(&self) -> PathBuf {
+        self.scratch.path("disk")
+    }
+
+    fn word(&self) -> String {
+        self.scratch.word("disk")
+    }
+
+    /// Opens the disk past the page cache.
+    fn open(&self) -> File {
+        let mut options = File::options();
+        options
+            .read(true)
+            .write(true)
+            .custom_flags(OFlags::DIRECT.bits() as i32);
+        options.open(self.path()).expect("the disk opens")
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.daemon = None;
+        let flags = rustix::mount::UnmountFlags::DETACH;
+        while rustix::mount::unmount(self.path(), flags).is_ok() {}
+        let _ = std::fs::remove_file(self.path());
+    }
+}
+
+/// Says, aloud if not, whether this user can mount something here.
+fn may_mount() -> bool {
+    let device = File::options().read(true).write(true).open("/dev/fuse");
+    let may = device.is_ok() && rustix::process::geteuid().is_root();
+    if !may {
+        blkmq_skip::skip("only root mounts without a helper, and /dev/fuse has to be there");
+    }
+    may
+}
+
+#[test]
+fn what_dd_writes_dd_reads_and_the_image_has_it() {
+    let Some(mut stage) = Stage::new("") else { return };
+    if !installed(&["dd", "cmp"]) {
+        return;
+    }
+    let noise = stage.scratch.noisy_image("noise", 24 << 20, 7);
+    let (of, back) = (format!("of={}", stage.word()), stage.scratch.word("back"));
+    run("dd", &[&format!("if={noise}"), &of, "bs=1M", "oflag=direct"]);
+    // Blocks of no disk, from the middle of one.
+    let odd = ["bs=777", "skip=5", "count=20000"];
+    run(
+        "dd",
+        &[
+            &[&*format!("if={}", stage.word()), &format!("of={back}")],
+            &odd[..],
+        ]
+        .concat(),
+    );
+    let mut expected = vec![0; 777 * 20_000];
+    File::open(&noise)
+        .unwrap()
+        .read_exact_at(&mut expected, 5 * 777)
+        .unwrap();
+    assert!(
+        std::fs::read(&back).unwrap() == expected,
+        "what was read is not what was written"
+    );
+    let (disk, image) = (stage.word(), stage.scratch.word("vm1.raw"));
+    run("cmp", &["-n", "25165824", &disk, &noise]);
+    stage.daemon.take().expect("it serves").stop();
+    run("cmp", &["-n", "25165824", &image, &noise]);
+}
+
+#[test]
+fn fio_finds_what_it_has_written_with_32_under_way() {
+    let Some(stage) = Stage::new(",sched=bfq") else {
+        return;
+    };
+    if !installed(&["fio"]) {
+        return;
+    }
+    let file = format!("--filename={}", stage.word());
+    let words = [
+        "--name=verify",
+        &file,
+        "--size=32M",
+        "--direct=1",
+        "--ioengine=libaio",
+        "--iodepth=32",
+        "--rw=randwrite",
+        "--bsrange=4k-256k",
+        "--bs_unaligned=0",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--verify_state_save=0",
+    ];
+    run("fio", &words);
+    stage.stop();
+}
+
+#[test]
+fn a_hole_is_punched_found_and_read_as_zeroes() {
+    let Some(stage) = Stage::new("") else { return };
+    let file = stage.open();
+    for number in 0..16 {
+        file.write_all_at(&aligned(number).0, number * STEP).unwrap();
+    }
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, punch, 4 * STEP, 4 * STEP).unwrap();
+    fallocate(&file, FallocateFlags::ZERO_RANGE, 8 * STEP, STEP).unwrap();
+    let mut read = aligned(99);
+    for number in 0..16 {
+        file.read_exact_at(&mut read.0, number * STEP).unwrap();
+        let is_zeroed = (4..9).contains(&number);
+        let expected = if is_zeroed { [0; BLOCK] } else { aligned(number).0 };
+        assert!(read.0 == expected, "block {number}");
+    }
+    assert_eq!(seek(&file, SeekFrom::Hole(0)), Ok(4 * STEP));
+    let data = seek(&file, SeekFrom::Data(4 * STEP)).unwrap();
+    assert!((8 * STEP..=9 * STEP).contains(&data), "{data}");
+    assert_eq!(seek(&file, SeekFrom::Data(16 * STEP)), Err(Errno::NXIO));
+    assert_eq!(seek(&file, SeekFrom::End(0)), Ok(DISK_BYTES));
+    drop(file);
+    stage.stop();
+}
+
+#[test]
+fn what_a_disk_cannot_do_is_refused_by_name() {
+    let Some(stage) = Stage::new("") else { return };
+    let file = stage.open();
+    let errno = |done: io::Result<()>| done.expect_err("refused").raw_os_error();
+    let named = |errno: Errno| Some(errno.raw_os_error());
+    let buffered = File::options().write(true).open(stage.path()).unwrap();
+    assert_eq!(errno(buffered.write_all_at(&[1; 100], 0)), named(Errno::INVAL));
+    assert_eq!(
+        errno(file.write_all_at(&aligned(0).0, DISK_BYTES)),
+        named(Errno::NOSPC)
+    );
+    assert_eq!(errno(file.set_len(STEP)), named(Errno::INVAL));
+    let grows = fallocate(&file, FallocateFlags::ZERO_RANGE, DISK_BYTES - STEP, 2 * STEP);
+    assert_eq!(grows, Err(Errno::NOSPC));
+    let kept = fallocate(&file, FallocateFlags::empty(), 0, STEP);
+    assert_eq!(kept, Err(Errno::OPNOTSUPP));
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    assert_eq!(
+        errno(std::fs::set_permissions(stage.path(), mode)),
+        named(Errno::PERM)
+    );
+    drop((file, buffered));
+    stage.stop();
+}
+
+#[test]
+fn the_size_is_the_disks_whoever_empties_the_file_or_writes_across_its_end() {
+    let Some(stage) = Stage::new("") else { return };
+    let mut options = File::options();
+    let emptied = options.write(true).truncate(true).open(stage.path()).unwrap();
+    assert_eq!(emptied.metadata().unwrap().len(), DISK_BYTES);
+    let file = stage.open();
+    let mut across = Box::new(Aligned([7; 2 * BLOCK]));
+    let last = DISK_BYTES - STEP;
+    assert_eq!(file.write_at(&across.0, last).unwrap(), BLOCK);
+    assert_eq!(file.read_at(&mut across.0, last).unwrap(), BLOCK);
+    assert_eq!(file.read_at(&mut across.0, DISK_BYTES).unwrap(), 0);
+    // The kernel knows the size for a second from here on.
+    assert_eq!(file.metadata().unwrap().len(), DISK_BYTES);
+    let control = format!("unix:{}", stage.scratch.word("control.sock"));
+    let mut grow = Command::new(program());
+    grow.args(["ctl", "--socket", &control, "resize", "vm1", "96M"]);
+    assert!(grow.status().expect("it starts").success());
+    // At once, before what it knew is a second old.
+    assert_eq!(file.metadata().unwrap().len(), 96 << 20);
+    drop((emptied, file));
+    stage.stop();
+}
+
+#[test]
+fn a_read_only_disk_can_be_read_and_nothing_else() {
+    let Some(stage) = Stage::new(",ro=on") else { return };
+    let opened = File::options().write(true).open(stage.path());
+    assert_eq!(
+        opened.map(drop).unwrap_err().kind(),
+        io::ErrorKind::ReadOnlyFilesystem
+    );
+    let mut byte = [1];
+    File::open(stage.path()).unwrap().read_exact(&mut byte).unwrap();
+    assert_eq!(byte, [0]);
+    stage.stop();
+}
+
+#[test]
+fn a_disk_may_take_the_place_of_its_own_image() {
+    if !may_mount() {
+        return;
+    }
+    let mut stage = Stage {
+        daemon: None,
+        scratch: Scratch::new(),
+    };
+    let image = stage.scratch.image("disk", DISK_BYTES);
+    stage.serve(&format!("name=vm1,file={image}"));
+    stage.open().write_all_at(&aligned(3).0, 3 * STEP).unwrap();
+    stage.daemon.take().expect("it serves").stop();
+    let mut read = [0; BLOCK];
+    let image = File::open(stage.path()).unwrap();
+    image.read_exact_at(&mut read, 3 * STEP).unwrap();
+    assert!(read == aligned(3).0, "the image has what was written to the disk");
+}
+
+#[test]
+fn an_address_that_is_no_file_or_is_in_use_is_refused() {
+    let Some(stage) = Stage::new("") else { return };
+    let refused = |path: &str| {
+        let words = [
+            "serve",
+            "--disk",
+            "name=b,ram=1M",
+            "--control",
+            "none",
+            "--fuse",
+            path,
+        ];
+        let said = Command::new(program()).args(words).output().expect("it starts");
+        assert!(!said.status.success());
+        String::from_utf8_lossy(&said.stderr).into_owned()
+    };
+    let said = refused(&stage.word());
+    assert!(said.contains("another daemon serves there"), "{said}");
+    let said = refused("/tmp");
+    assert!(said.contains("something else than a regular file"), "{said}");
+    let said = refused("/nowhere/disk");
+    assert!(said.contains("its directory cannot be found"), "{said}");
+    let said = refused("/tmp/");
+    assert!(said.contains("fuse needs the path of a file"), "{said}");
+    stage.stop();
+}
+
+/// A block that tells where it belongs, where direct I/O wants it.
+fn aligned(number: u64) -> Box<Aligned> {
+    let mut aligned = Box::new(Aligned([0; BLOCK]));
+    aligned.0.copy_from_slice(&block(number, 1));
+    aligned
+}
+
+/// What direct I/O wants.
+#[repr(align(4096))]
+struct Aligned<const BYTES: usize = BLOCK>([u8; BYTES]);
+
+const DISK_BYTES: u64 = 64 << 20;
+/// A block, as offsets have it.
+const STEP: u64 = BLOCK as u64;

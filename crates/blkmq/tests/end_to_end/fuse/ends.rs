@@ -1,0 +1,197 @@
+//! Decides whether a mount ends as it should: unmounted by whomever, with users and without, after a kill, and when the disk goes.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::Signal;
+
+use super::{STEP, Stage, aligned};
+use crate::common::daemon::program;
+use crate::common::tools::{installed, run};
+
+#[test]
+fn a_new_daemon_mounts_over_what_a_killed_one_has_left() {
+    let Some(mut stage) = Stage::new("") else { return };
+    let image = stage.scratch.word("vm1.raw");
+    let held = stage.open();
+    held.write_all_at(&aligned(1).0, STEP).unwrap();
+    held.sync_all().unwrap();
+    stage.daemon.take().expect("it serves").kill();
+    let gone = Some(Errno::NOTCONN.raw_os_error());
+    // Who asks while the kernel tidies up is told that his request was given up.
+    let _ = std::fs::metadata(stage.path());
+    let looked = std::fs::metadata(stage.path()).expect_err("nobody serves it");
+    assert_eq!(looked.raw_os_error(), gone);
+    let mut read = aligned(9);
+    assert!(held.read_exact_at(&mut read.0, STEP).is_err());
+    stage.serve(&format!("name=vm1,file={image}"));
+    stage.open().read_exact_at(&mut read.0, STEP).unwrap();
+    assert!(read.0 == aligned(1).0, "what was flushed is there");
+    assert!(
+        held.read_exact_at(&mut read.0, STEP).is_err(),
+        "who had the old one has nothing"
+    );
+    stage.stop();
+}
+
+#[test]
+fn sigterm_unmounts_though_the_disk_is_open_and_what_was_begun_is_finished() {
+    let Some(mut stage) = Stage::new("") else { return };
+    let file = stage.open();
+    file.write_all_at(&aligned(1).0, STEP).unwrap();
+    stage.daemon().signal(Signal::TERM);
+    let status = stage.daemon().ended_within(Duration::from_secs(10));
+    assert!(status.success(), "{status}");
+    assert!(
+        stage.daemon().said().contains("unmounted while open"),
+        "{}",
+        stage.daemon().said()
+    );
+    assert!(
+        !stage.path().exists(),
+        "the file that was made for it is gone, too"
+    );
+    let mut read = aligned(9);
+    let error = file
+        .read_exact_at(&mut read.0, STEP)
+        .expect_err("nobody serves it");
+    assert_eq!(error.raw_os_error(), Some(Errno::NOTCONN.raw_os_error()));
+}
+
+#[test]
+fn load_that_is_under_way_at_sigterm_ends_and_so_does_the_daemon() {
+    let Some(mut stage) = Stage::new("") else { return };
+    let threads: Vec<_> = (0..4)
+        .map(|number| {
+            let file = stage.open();
+            std::thread::spawn(move || {
+                let block = aligned(number);
+                let until = Instant::now() + Duration::from_secs(20);
+                while file.write_all_at(&block.0, number * STEP).is_ok() {
+                    assert!(Instant::now() < until, "it is served for ever");
+                }
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(200));
+    stage.daemon().signal(Signal::TERM);
+    assert!(stage.daemon().ended_within(Duration::from_secs(10)).success());
+    for thread in threads {
+        thread.join().expect("its writes end");
+    }
+}
+
+#[test]
+fn who_unmounts_it_by_hand_ends_that_mount_alone() {
+    let Some(mut stage) = Stage::new("") else { return };
+    let file = stage.open();
+    assert_eq!(unmount(stage.path(), UnmountFlags::empty()), Err(Errno::BUSY));
+    drop(file);
+    unmount(stage.path(), UnmountFlags::empty()).unwrap();
+    let is_said = |line: &str| line.contains("unmounted, and not served any more");
+    assert!(stage.daemon().wait_for(Duration::from_secs(5), is_said));
+    assert!(stage.daemon().is_running());
+    stage.stop();
+}
+
+#[test]
+fn an_export_that_is_removed_stays_with_those_who_have_it_open() {
+    let Some(stage) = Stage::new("") else { return };
+    let file = stage.open();
+    let control = format!("unix:{}", stage.scratch.word("control.sock"));
+    let ctl = |words: &[&str]| {
+        let mut command = Command::new(program());
+        let output = command
+            .args(["ctl", "--socket", &control])
+            .args(words)
+            .output()
+            .expect("it starts");
+        assert!(
+            output.status.success(),
+            "{words:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let shown = ctl(&["list", "exports"]);
+    assert!(shown.contains(&stage.word()), "{shown}");
+    ctl(&["remove", "export", &stage.word()]);
+    assert!(
+        std::fs::metadata(stage.path()).is_err(),
+        "nobody finds it any more"
+    );
+    file.write_all_at(&aligned(1).0, STEP).unwrap();
+    drop(file);
+    ctl(&["add", "export", &stage.word(), &format!("fuse={}", stage.word())]);
+    let mut read = aligned(9);
+    stage.open().read_exact_at(&mut read.0, STEP).unwrap();
+    assert!(read.0 == aligned(1).0);
+    stage.stop();
+}
+
+#[test]
+fn a_disk_that_is_removed_is_gone_for_those_who_have_it_open_and_others_stay() {
+    if !super::may_mount() {
+        return;
+    }
+    let mut stage = Stage {
+        daemon: None,
+        scratch: crate::common::Scratch::new(),
+    };
+    let control = format!("unix:{}", stage.scratch.word("control.sock"));
+    let disks = ["--disk", "name=disk,ram=16M", "--disk", "name=vm2,ram=16M"];
+    let places = ["--fuse", &stage.scratch.word("{disk}"), "--control", &control];
+    stage.daemon = Some(crate::common::Daemon::start(&[disks, places].concat()));
+    let file = stage.open();
+    let mut remove = Command::new(program());
+    remove.args(["ctl", "--socket", &control, "remove", "disk", "disk"]);
+    assert!(remove.status().expect("it starts").success());
+    let mut read = aligned(9);
+    assert!(file.read_exact_at(&mut read.0, STEP).is_err(), "its disk is gone");
+    assert_eq!(
+        std::fs::metadata(stage.scratch.path("vm2")).unwrap().len(),
+        16 << 20
+    );
+    stage.stop();
+}
+
+#[test]
+fn a_user_mounts_with_the_helper() {
+    if !installed(&["fusermount3", "setpriv"]) || !super::may_mount() {
+        return;
+    }
+    let device = std::fs::metadata("/dev/fuse").expect("it was opened").mode();
+    if device & 0o6 != 0o6 {
+        return blkmq_skip::skip("/dev/fuse is for root alone");
+    }
+    let scratch = crate::common::Scratch::new();
+    run("chown", &["65534:65534", &scratch.word("")]);
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(program());
+    command.args([
+        "serve",
+        "--disk",
+        "name=vm1,ram=16M",
+        "--control",
+        "none",
+        "--fuse",
+        &scratch.word("disk"),
+    ]);
+    let daemon = crate::common::Daemon::spawn(command);
+    let words = [
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "cksum",
+        &scratch.word("disk"),
+    ];
+    run("setpriv", &words);
+    daemon.stop();
+    assert!(File::open(scratch.path("disk")).is_err());
+}

@@ -1,0 +1,94 @@
+//! Decides whether a file system on a loop device over a disk can be written back while memory is short: the daemon, and who writes more
+//! than there is memory for, share a small control group.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::Stage;
+use super::loops::{Loop, Mounted};
+use crate::common::tools::{installed, output_within, run};
+
+/// A control group with little memory, until this is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    /// Makes one; none, aloud, where that cannot be done.
+    fn make(bytes: u64) -> Option<Self> {
+        let name = format!("blkmq-fuse-{}", std::process::id());
+        for (root, limit) in [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+        ] {
+            let dir = Path::new(root).join(&name);
+            if std::fs::create_dir(&dir).is_ok() {
+                let group = Self(dir);
+                if std::fs::write(group.0.join(limit), bytes.to_string()).is_ok() {
+                    return Some(group);
+                }
+            }
+        }
+        blkmq_skip::skip("no control group with a limit on its memory can be made");
+        None
+    }
+
+    fn add(&self, process: u32) {
+        std::fs::write(self.0.join("cgroup.procs"), process.to_string())
+            .expect("a process can be moved there");
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // Processes that have just ended are in it for a moment.
+        for _ in 0..100 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        eprintln!("{} is left behind", self.0.display());
+    }
+}
+
+#[test]
+fn what_does_not_fit_into_memory_is_written_back_all_the_same() {
+    let Some(mut stage) = Stage::of_size("", 1 << 30) else {
+        return;
+    };
+    if !installed(&["losetup", "mkfs.ext4", "e2fsck", "dd"]) {
+        return;
+    }
+    let Some(group) = Small::make(MEMORY) else { return };
+    let Some(device) = Loop::over(&stage.word()) else {
+        return;
+    };
+    run("mkfs.ext4", &["-q", "-F", &device.0]);
+    let at = stage.scratch.word("mnt");
+    std::fs::create_dir(&at).expect("a directory can be made");
+    run("mount", &[&device.0, &at]);
+    let mounted = Mounted(at.clone());
+    group.add(stage.daemon().id());
+    let noise = stage.scratch.noisy_image("noise", WRITTEN, 3);
+    let script = format!(
+        "echo $$ > {}/cgroup.procs && dd if={noise} of={at}/file bs=1M && dd if={noise} of={at}/other bs=64K conv=fsync && sync -f {at} && cmp {noise} {at}/file",
+        group.0.display()
+    );
+    let output = output_within(Command::new("sh").args(["-c", &script]), LIMIT);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    drop(mounted);
+    run("e2fsck", &["-f", "-n", &device.0]);
+    drop(device);
+    stage.stop();
+    drop(group);
+}
+
+/// Memory of the daemon and the writer together.
+const MEMORY: u64 = 48 << 20;
+/// What is written, twice.
+const WRITTEN: u64 = 300 << 20;
+const LIMIT: Duration = Duration::from_secs(90);
