@@ -19,6 +19,7 @@ use crate::group_paths::Paths;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::wakeup::Wakeup;
+use crate::size_news::SizeNews;
 use crate::uring::ring::RingConfig;
 
 pub(crate) struct Shared {
@@ -43,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) services: AtomicU32,
     /// A shutdown that is under way is to give up waiting.
     pub(crate) is_hurried: AtomicBool,
+    /// What devices tell of the sizes of their disks.
+    pub(crate) size_news: Arc<SizeNews>,
 }
 
 pub(crate) struct QueueEntry {
@@ -142,6 +145,7 @@ impl Shared {
             free_queues: Mutex::default(),
             services: AtomicU32::new(0),
             is_hurried: AtomicBool::new(false),
+            size_news: Arc::default(),
         }
     }
 
