@@ -275,7 +275,8 @@ const COMMAND_MAX: Duration = Duration::from_secs(60);
 const END_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 /// No manager: nothing here needs one. Watchers that have died are forgotten after 10 s, not 30, so that tests with a daemon that was
-/// killed need not wait.
+/// killed need not wait. An OSD that is alone, and was stopped for longer than the grace of heartbeats, would serve nobody
+/// afterwards, since its right to answer reads had run out meanwhile; so that is long.
 const CONFIGURATION: &str = "\
 [global]
 fsid = IDENTITY
@@ -287,6 +288,7 @@ auth client required = KEYS
 auth allow insecure global id reclaim = false
 run dir = DIRECTORY
 admin socket =
+osd heartbeat grace = 600
 log file = DIRECTORY/$name.log
 pid file = DIRECTORY/$name.pid
 [client]
