@@ -13,6 +13,7 @@ use crate::skips;
 use crate::steps::Steps;
 
 /// What is wanted of a cluster.
+#[derive(Default)]
 pub(crate) struct Wish {
     /// Where its files lie; by default below the build directory.
     pub(crate) directory: Option<PathBuf>,

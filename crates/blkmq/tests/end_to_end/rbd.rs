@@ -7,6 +7,8 @@ mod locks;
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use self::cluster::{Ceph, library};
 use crate::common::daemon::{program, serve_command};
 use crate::common::nbd::Client;
@@ -73,7 +75,7 @@ fn a_snapshot_is_read_only_and_stays_what_it_was() {
     daemon.stop();
     let snapshot = ceph.disk("old", "snapped@before", "");
     let daemon = Daemon::serve(&scratch, &[&disk, &snapshot]);
-    let mut read = |disk: &str| {
+    let read = |disk: &str| {
         let mut client = Client::connect(&scratch.path("nbd.sock"), disk).expect("it is served");
         let found = client.read(0, 4096).expect("a read");
         (
@@ -130,26 +132,20 @@ fn images_of_a_pool_share_a_connection_and_a_queue() {
         .iter()
         .map(|image| ceph.disk(image.name, image.name, ""))
         .collect();
-    let control = scratch.word("control/sock");
-    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
-    let mut words = vec!["--nbd", &nbd, "--control", &control];
-    disks.iter().for_each(|disk| words.extend(["--disk", disk]));
-    std::fs::create_dir_all(scratch.path("control")).expect("a directory");
-    let daemon = Daemon::start(&words);
+    let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
+    let mut daemon = Daemon::serve(&scratch, &disks);
     assert_eq!(daemon.said().matches("connected to cluster").count(), 1);
     for (number, image) in (1..).zip(&images) {
         let mut client = Client::connect(&scratch.path("nbd.sock"), image.name).expect("it is served");
         client.write(0, &block(number, number)).expect("a write");
         assert!(client.read(0, 4096).expect("a read") == block(number, number));
     }
-    let mut command = std::process::Command::new(program());
-    let listed = output_within(
-        command.args(["ctl", "--socket", &control, "--json", "show"]),
-        LONG,
-    );
-    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let queues = listed.matches("-rbd\"").count();
-    assert!(queues > 0, "no queue is named after the pool:\n{listed}");
+    daemon.signal(Signal::USR1);
+    let is_queue = |line: &str| line.starts_with("queue ");
+    assert!(daemon.wait_for(LONG, is_queue), "{}", daemon.said());
+    let said = daemon.said();
+    let queues: Vec<&str> = said.lines().filter(|line| is_queue(line)).collect();
+    assert!(queues.len() == 1 && queues[0].contains("-rbd"), "{queues:?}");
     daemon.stop();
 }
 

@@ -56,7 +56,7 @@ impl Ceph {
 
     /// Runs `rbd` with these words and demands success.
     pub(super) fn rbd(&self, words: &[&str]) -> Said {
-        run("rbd", &[&["-c", &self.conf(), "--no-progress"], words].concat())
+        run("rbd", &[&["-c", &self.conf()], words].concat())
     }
 
     /// Says whether what the OSD has taken in outlives it.
@@ -107,7 +107,7 @@ impl Ceph {
 impl Drop for Image<'_> {
     fn drop(&mut self) {
         let mut command = Command::new("rbd");
-        command.args(["-c", &self.ceph.conf(), "--no-progress"]);
+        command.args(["-c", &self.ceph.conf()]);
         if std::thread::panicking() {
             eprintln!("image {} is left", self.name);
             return;
