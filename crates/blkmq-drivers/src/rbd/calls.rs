@@ -1,8 +1,7 @@
 //! Decides where librbd is called that may block: on a thread of its own each time, for which nobody waits longer than it may take. A
 //! cluster that hangs keeps that thread, and nobody else.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,17 +17,14 @@ pub(super) fn within<T: Send + 'static>(
         let _ = sender.send(call());
     };
     thread.spawn(work).ok()?;
-    match receiver.recv_timeout(limit) {
-        Ok(result) => Some(result),
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-    }
+    receiver.recv_timeout(limit).ok()
 }
 
 /// Has `value` dropped on a thread of its own, since that may block.
 pub(super) fn drop_aside<T: Send + 'static>(value: T) {
     CLOSINGS.begin();
-    let value = std::sync::Arc::new(Mutex::new(Some(value)));
-    let taken = std::sync::Arc::clone(&value);
+    let value = Arc::new(Mutex::new(Some(value)));
+    let taken = Arc::clone(&value);
     let work = move || {
         drop(taken.lock().unwrap_or_else(PoisonError::into_inner).take());
         CLOSINGS.end();

@@ -173,5 +173,5 @@ mod tests {
         thread.join().unwrap();
     }
 
-    const ROUNDS: u32 = 20_000;
+    const ROUNDS: u32 = 5_000;
 }
