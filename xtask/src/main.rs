@@ -1,6 +1,7 @@
 //! Decides which chore `cargo xtask NAME` runs; each chore has a file of its own.
 
 mod args;
+mod ceph;
 mod crashes;
 mod figures;
 mod fio;
@@ -105,6 +106,23 @@ fn run(mut args: Args) -> anyhow::Result<()> {
                 crashes::run(&mut steps, crashes.unwrap_or(crashes::CRASHES_DEFAULT), seed)
             }
         }
+        "ceph" => {
+            let (bluestore, cephx) = (args.flag("--bluestore"), args.flag("--cephx"));
+            let (is_test, is_stop) = (args.flag("--test"), args.flag("--stop"));
+            let directory = args.positional().map(Into::into);
+            args.finish()?;
+            let wish = ceph::Wish {
+                directory,
+                bluestore,
+                cephx,
+            };
+            match (is_test, is_stop) {
+                (true, true) => bail!("--test ends the cluster by itself: leave --stop out"),
+                (true, false) => ceph::test(&mut steps, &wish),
+                (false, true) => ceph::stop(&wish),
+                (false, false) => ceph::start(&mut steps, &wish),
+            }
+        }
         "siege" => {
             let seconds = args.number("--seconds")?;
             let seed = args.number("--seed")?.unwrap_or(siege::SEED_DEFAULT);
@@ -186,6 +204,9 @@ cargo xtask siege --mutants [NAME]          the same on builds that lack one lim
 cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, weights, log-writes or flakey, or all; downloads 55 MB once
 cargo xtask guest --short                   what `cargo xtask test` runs of it: vhost-user, 15 s
 cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
+cargo xtask ceph [--bluestore] [--cephx] [DIRECTORY]  start a Ceph cluster on the loopback and leave it running
+cargo xtask ceph --stop [DIRECTORY]         end it and remove its files
+cargo xtask ceph --test [DIRECTORY]         every test that needs a cluster, on two kinds of one, each ended afterwards
 cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root
 cargo xtask mutants [FILE ...]              the core's tests on builds with one small change each; FILE: merge, split ... of crates/blkmq-core/src
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::place::{cargo, has_cargo_command, target_dir};
 use crate::steps::{Steps, run_shown};
-use crate::{fuzz, guest, instructions, loom, path_loss, setup, siege, sim, skips};
+use crate::{ceph, fuzz, guest, instructions, loom, path_loss, setup, siege, sim, skips};
 
 /// # Errors
 /// The first step that fails; with [`skips::Mode::Strict`] also a skip that is not allowed.
@@ -36,6 +36,7 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
     siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
     guest::run_short(steps)?;
+    ceph::test(steps, &ceph::Wish::default())?;
     run_suite(steps, &skips, mode)
 }
 

@@ -7,6 +7,7 @@
 //! | `file` | [`mod@file`]: an image file or a block device, through the reactor's io_uring |
 //! | `nbd` | [`nbd`]: an export of an NBD server |
 //! | `multipath` | [`multipath`]: other drives that lead to the same disk |
+//! | `rbd` | [`rbd`]: an image in a Ceph cluster |
 //!
 //! A driver is a configuration (keys and values), an open disk, a drive (the state that its hardware contexts share) and, made on the reactor that
 //! owns it, a hardware context: the `blkmq_core::driver::Driver`. What the engine needs of a drive stands in
@@ -30,6 +31,8 @@ pub mod nbd;
 pub mod null;
 #[cfg(feature = "ram")]
 pub mod ram;
+#[cfg(feature = "rbd")]
+pub mod rbd;
 pub mod registry;
 #[cfg(any(feature = "null", feature = "ram"))]
 mod store;

@@ -15,6 +15,8 @@ static BUILT_IN: &[&Driver] = &[
     &crate::null::DRIVER,
     #[cfg(feature = "nbd")]
     &crate::nbd::DRIVER,
+    #[cfg(feature = "rbd")]
+    &crate::rbd::DRIVER,
 ];
 
 /// The drivers that disks can be asked for with. By default those of this crate.

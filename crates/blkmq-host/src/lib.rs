@@ -19,6 +19,7 @@ pub mod group_paths;
 mod log_budget;
 mod reactor;
 pub mod runner;
+pub mod size_news;
 mod uring;
 pub mod value;
 

@@ -6,20 +6,34 @@ use std::sync::Arc;
 
 use blkmq_core::ids::HctxId;
 
+use crate::size_news::SizeNews;
+
 /// Has hardware contexts of one queue run, from any thread.
 #[derive(Clone)]
-pub struct Runner(Arc<dyn Fn(HctxId) + Send + Sync>);
+pub struct Runner {
+    run: Arc<dyn Fn(HctxId) + Send + Sync>,
+    size_news: Arc<SizeNews>,
+}
 
 impl Runner {
     /// Makes one of what it calls.
-    pub(crate) fn new(run: impl Fn(HctxId) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(run))
+    pub(crate) fn new(run: impl Fn(HctxId) + Send + Sync + 'static, size_news: Arc<SizeNews>) -> Self {
+        Self {
+            run: Arc::new(run),
+            size_news,
+        }
     }
 
     /// Has the reactor that owns a context run it: its driver is asked for ends, and what was pushed back is issued. What was
     /// published before this call is seen by that run.
     pub fn run(&self, hctx: HctxId) {
-        (self.0)(hctx);
+        (self.run)(hctx);
+    }
+
+    /// Says that a disk of the device may be of another size now: whoever resizes disks will look
+    /// ([`crate::device::Device::resize`]). Does not block.
+    pub fn resized(&self) {
+        self.size_news.tell();
     }
 }
 

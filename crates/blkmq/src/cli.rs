@@ -195,10 +195,11 @@ const SERVE_HELP: &str = "\
 Keys of a disk:
   name=NAME          what clients ask for (needed)
   file=PATH          an image file or a block device            one of
-  ram=SIZE           sparse memory; a discard frees it          these seven
+  ram=SIZE           sparse memory; a discard frees it          these eight
   null=SIZE          stores nothing; see docs/drivers/null.md   is needed
   nbd=URI            another server's disk: nbd://HOST/EXPORT or
                      nbd+unix:///EXPORT?socket=PATH
+  rbd=POOL/IMAGE     an image in a Ceph cluster; docs/drivers/rbd.md
   linear=DISKS       other disks, one behind the other
   striped=DISKS      other disks, dealt chunks in turn
   multipath=PATHS    other disks that lead to the same, as in a+b:2/c: b carries

@@ -26,6 +26,7 @@ use blkmq_export::front_door::{self, FRONT_DOORS};
 use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
+use blkmq_host::size_news::SizeNews;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -273,6 +274,7 @@ impl Daemon {
             .transpose()?
             .map(|place| metrics::Server::start(place, asked, args.take_over.is_some()));
         let metrics = metrics.transpose()?;
+        let size_news = self.look_at_sizes()?;
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
@@ -292,6 +294,7 @@ impl Daemon {
             }
         }
         drop((control, metrics));
+        size_news.close();
         self.running.close();
         let has_left = self.outgoing.as_mut().is_some_and(Outgoing::close);
         if !has_left {
@@ -305,6 +308,23 @@ impl Daemon {
             return self.end(limit);
         }
         self.shutdown(limit)
+    }
+
+    /// Has a thread look at the disks' sizes when a device says that one may have grown.
+    fn look_at_sizes(&self) -> Result<Arc<SizeNews>> {
+        let news = self.engine.control().size_news();
+        let (told, running) = (Arc::clone(&news), Arc::downgrade(&self.running));
+        let look = move || {
+            while told.wait() {
+                let Some(running) = running.upgrade() else { return };
+                running.resize_all();
+            }
+        };
+        let thread = thread::Builder::new().name("sizes".to_owned());
+        thread
+            .spawn(look)
+            .context("no thread for disks that grow can be made")?;
+        Ok(news)
     }
 
     /// Makes the daemon what its file and its flags say now.

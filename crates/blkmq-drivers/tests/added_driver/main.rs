@@ -75,7 +75,7 @@ fn its_keys_are_refused_as_those_of_any_driver_and_it_is_listed() {
             "the vector driver has no such key; it has fill",
         ),
         ("name=a,vector=1M,ram=1M", "ram= and vector= exclude each other"),
-        ("name=a", "nbd=URI, vector=SIZE, linear=DISKS"),
+        ("name=a", "nbd=URI, rbd=POOL/IMAGE, vector=SIZE, linear=DISKS"),
     ] {
         let error = DiskSpec::parse_with(text, &registry()).unwrap_err();
         let error = format!("{error:#}");

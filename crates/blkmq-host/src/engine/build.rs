@@ -75,8 +75,9 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
 
 /// What runs a queue's hardware contexts. It does not keep the engine alive, which owns the device that has it.
 pub(super) fn runner(shared: &Arc<Shared>, queue: &Arc<Queue>) -> Runner {
+    let size_news = Arc::clone(&shared.size_news);
     let (shared, queue) = (Arc::downgrade(shared), Arc::clone(queue));
-    Runner::new(move |hctx| {
+    let run = move |hctx| {
         let Some(shared) = shared.upgrade() else {
             return;
         };
@@ -85,7 +86,8 @@ pub(super) fn runner(shared: &Arc<Shared>, queue: &Arc<Queue>) -> Runner {
             kicks.insert(reactor);
             shared.kick(kicks);
         }
-    })
+    };
+    Runner::new(run, size_news)
 }
 
 pub(super) fn make_queue(

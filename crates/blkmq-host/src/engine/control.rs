@@ -22,6 +22,7 @@ use crate::disk::{Disk, QueueId};
 use crate::engine::build::log_polling;
 use crate::error::Error;
 use crate::reactor::shared::{QueueEntry, Shared};
+use crate::size_news::SizeNews;
 
 pub use self::trace::Trace;
 
@@ -60,6 +61,11 @@ impl Control {
     /// All disks.
     pub fn disks(&self) -> Arc<[Disk]> {
         self.shared.disks()
+    }
+
+    /// Where devices tell that disks may be of another size: for a thread that calls [`Control::resize_disk`] then.
+    pub fn size_news(&self) -> Arc<SizeNews> {
+        Arc::clone(&self.shared.size_news)
     }
 
     /// The queues, in the order of their ids.

@@ -19,6 +19,7 @@ use crate::group_paths::Paths;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::wakeup::Wakeup;
+use crate::size_news::SizeNews;
 use crate::uring::ring::RingConfig;
 
 pub(crate) struct Shared {
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) is_hurried: AtomicBool,
     /// Somebody takes a trace.
     pub(crate) is_traced: AtomicBool,
+    /// What devices tell of the sizes of their disks.
+    pub(crate) size_news: Arc<SizeNews>,
 }
 
 pub(crate) struct QueueEntry {
@@ -145,6 +148,7 @@ impl Shared {
             services: AtomicU32::new(0),
             is_hurried: AtomicBool::new(false),
             is_traced: AtomicBool::new(false),
+            size_news: Arc::default(),
         }
     }
 

@@ -36,6 +36,7 @@ mod metrics;
 mod mixed_sizes;
 mod nbd_disk;
 mod qemu;
+mod rbd;
 mod readme;
 mod shutdown;
 mod sockets;

@@ -84,7 +84,7 @@ fn above(scratch: &Scratch, keys: &str) -> Daemon {
 }
 
 /// Every operation, checked by QEMU.
-fn do_everything(uri: &str) {
+pub(crate) fn do_everything(uri: &str) {
     let commands = [
         "write -P 0x11 0 2M",
         "write -P 0x22 512 1536",
@@ -122,7 +122,7 @@ fn do_everything(uri: &str) {
 }
 
 /// Copies an image there and back again.
-fn copy_both_ways(scratch: &Scratch, uri: &str) {
+pub(crate) fn copy_both_ways(scratch: &Scratch, uri: &str) {
     let original = scratch.noisy_image("original.raw", 16 << 20, 5);
     run("nbdcopy", &["--connections=4", &original, uri]);
     let back = scratch.word("back.raw");

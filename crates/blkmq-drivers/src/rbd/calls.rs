@@ -1,0 +1,102 @@
+//! Decides where librbd is called that may block: on a thread of its own each time, for which nobody waits longer than it may take. A
+//! cluster that hangs keeps that thread, and nobody else.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Has `call` done on a thread of its own. None if it takes longer than `limit`: its result is dropped there, when it comes.
+pub(super) fn within<T: Send + 'static>(
+    limit: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let thread = thread::Builder::new().name("blkmq-rbd".to_owned());
+    let work = move || {
+        // Nobody waits for it any more, perhaps.
+        let _ = sender.send(call());
+    };
+    thread.spawn(work).ok()?;
+    receiver.recv_timeout(limit).ok()
+}
+
+/// Has `value` dropped on a thread of its own, since that may block.
+pub(super) fn drop_aside<T: Send + 'static>(value: T) {
+    CLOSINGS.begin();
+    let value = Arc::new(Mutex::new(Some(value)));
+    let taken = Arc::clone(&value);
+    let work = move || {
+        drop(taken.lock().unwrap_or_else(PoisonError::into_inner).take());
+        CLOSINGS.end();
+    };
+    let thread = thread::Builder::new().name("blkmq-rbd".to_owned());
+    if let Err(error) = thread.spawn(work) {
+        tracing::error!("rbd: an image stays open, since there is no thread to close it: {error}");
+        std::mem::forget(value);
+        CLOSINGS.end();
+    }
+}
+
+/// Waits until nothing is being closed, at most `limit`. Says whether it is so.
+pub(super) fn wait_for_closings(limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    let mut count = CLOSINGS.count.lock().unwrap_or_else(PoisonError::into_inner);
+    while *count > 0 {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        let waited = CLOSINGS.changed.wait_timeout(count, left);
+        count = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+    true
+}
+
+/// What is being closed.
+static CLOSINGS: Closings = Closings {
+    count: Mutex::new(0),
+    changed: Condvar::new(),
+};
+
+struct Closings {
+    count: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Closings {
+    fn begin(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    fn end(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_hangs_is_given_up_and_its_result_dropped_where_it_comes() {
+        struct Told(mpsc::Sender<Option<String>>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                let name = thread::current().name().map(str::to_owned);
+                let _ = self.0.send(name);
+            }
+        }
+        let (goes_on, hangs) = mpsc::channel::<()>();
+        let (told, tells) = mpsc::channel();
+        let call = move || {
+            let _ = hangs.recv();
+            Told(told)
+        };
+        assert!(within(Duration::from_millis(20), call).is_none());
+        drop(goes_on);
+        let dropped_on = tells.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(dropped_on.as_deref(), Some("blkmq-rbd"));
+        assert_eq!(within(Duration::from_secs(10), || 7), Some(7));
+    }
+}

@@ -1,0 +1,196 @@
+//! Decides how images of a pool share a queue: their common limits, and a hardware context for each reactor.
+//! The images come from `image`; what a request becomes is up to `hctx`.
+
+use std::any::Any;
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use blkmq_core::driver::HctxDriver;
+use blkmq_core::ids::{DiskId, HctxId};
+use blkmq_core::limits::Limits;
+use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains};
+use blkmq_host::ring::RingHandle;
+use blkmq_host::runner::Runner;
+
+use super::calls;
+use super::hctx::RbdHctx;
+use super::image::{Image, RbdDisk};
+use super::sys::SEGMENTS_MAX;
+
+/// Images that share a queue.
+pub struct RbdDevice {
+    shared: Arc<Shared>,
+    depth: u32,
+    /// The smallest of the objects of those that it began with.
+    object_size: u32,
+}
+
+/// What the hardware contexts of a drive share.
+#[derive(Default)]
+pub(super) struct Shared {
+    images: RwLock<Images>,
+    runner: RwLock<Option<Runner>>,
+}
+
+/// The images of a drive by the ids of their disks, as they are at one moment.
+#[derive(Clone, Default)]
+pub(super) struct Images(Vec<Option<Arc<Image>>>);
+
+impl Images {
+    #[inline]
+    pub(super) fn get(&self, id: DiskId) -> Option<&Arc<Image>> {
+        self.0.get(id.index())?.as_ref()
+    }
+}
+
+impl Shared {
+    pub(super) fn images(&self) -> Images {
+        self.images.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn image(&self, id: DiskId) -> io::Result<Arc<Image>> {
+        let images = self.images.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::clone(images.get(id).ok_or(io::ErrorKind::InvalidInput)?))
+    }
+
+    fn set_image(&self, id: DiskId, image: Option<Arc<Image>>) {
+        let mut images = self.images.write().unwrap_or_else(PoisonError::into_inner);
+        if images.0.len() <= id.index() {
+            images.0.resize(id.index() + 1, None);
+        }
+        images.0[id.index()] = image;
+    }
+
+    fn meet(&self, image: &Image) {
+        if let Some(runner) = &*self.runner.read().unwrap_or_else(PoisonError::into_inner) {
+            image.meet(runner);
+        }
+    }
+}
+
+impl RbdDevice {
+    /// Joins images, in the order of the ids of their disks, on a queue whose tags number at most `depth`.
+    pub fn new(disks: Vec<RbdDisk>, depth: u32) -> Self {
+        let images: Vec<_> = disks.into_iter().map(|disk| Some(disk.image)).collect();
+        let sizes = images.iter().flatten().map(|image| image.object_size);
+        Self {
+            object_size: sizes.min().unwrap_or(OBJECT_SIZE_MIN),
+            shared: Arc::new(Shared {
+                images: RwLock::new(Images(images)),
+                runner: RwLock::default(),
+            }),
+            depth,
+        }
+    }
+}
+
+impl Device for RbdDevice {
+    /// Ends are found in the mailbox then, and librbd's threads need not wake the reactor.
+    fn polling(&self) -> Polling {
+        Polling::Possible
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            segments_max: SEGMENTS_MAX as u16,
+            discard_max: RANGE_MAX,
+            discard_granularity: self.object_size.max(OBJECT_SIZE_MIN),
+            zeroes_max: RANGE_MAX,
+            // Without librbd's own cache a flush only waits for what is under way; with it, it is needed.
+            cache: true,
+            ..Limits::default()
+        }
+    }
+
+    fn meet(&self, runner: Runner) {
+        *self.shared.runner.write().unwrap_or_else(PoisonError::into_inner) = Some(runner);
+        let images = self.shared.images();
+        images
+            .0
+            .iter()
+            .flatten()
+            .for_each(|image| self.shared.meet(image));
+    }
+
+    fn disks_max(&self, _disks: usize) -> usize {
+        DISKS_MAX
+    }
+
+    fn add_disk(&self, id: DiskId, disk: Box<dyn Any + Send>) -> io::Result<()> {
+        let Ok(disk) = disk.downcast::<RbdDisk>() else {
+            return Err(io::Error::other("its queue has disks of a Ceph cluster alone"));
+        };
+        self.shared.meet(&disk.image);
+        self.shared.set_image(id, Some(disk.image));
+        Ok(())
+    }
+
+    fn remove_disk(&self, id: DiskId) {
+        self.shared.set_image(id, None);
+    }
+
+    fn resize(&self, disk: DiskId, wanted: Option<u64>) -> io::Result<u64> {
+        self.shared.image(disk)?.resize(wanted)
+    }
+
+    fn may_leave(&self) -> bool {
+        true
+    }
+
+    /// The lock belongs to this process's connection: another one could only break it, and with it what is under way.
+    fn remains(&self, disk: DiskId) -> io::Result<Remains> {
+        let image = self.shared.image(disk)?;
+        let obstacle = format!(
+            "the exclusive lock of rbd {} is held by this process's connection to the cluster",
+            image.name()
+        );
+        Ok(Remains {
+            must_flush: true,
+            obstacle: image.is_locked.then_some(obstacle),
+            ..Remains::default()
+        })
+    }
+
+    fn open_hctx(&self, ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
+        Ok(Box::new(RbdHctx::new(
+            Arc::clone(&self.shared),
+            ring,
+            self.depth,
+        )?))
+    }
+}
+
+impl Allocation for RbdDevice {
+    fn extents(
+        &self,
+        disk: DiskId,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        // Not under the lock: it may take long.
+        self.shared.image(disk)?.extents(offset, len, max, out)
+    }
+}
+
+impl Drop for RbdDevice {
+    /// Waits for its images to be closed, so that the next who wants their locks need not wait.
+    fn drop(&mut self) {
+        *self.shared.images.write().unwrap_or_else(PoisonError::into_inner) = Images::default();
+        if !calls::wait_for_closings(CLOSE_MAX) {
+            tracing::warn!(
+                "rbd: images are not closed after {CLOSE_MAX:?}: does the cluster answer? Their locks are held on"
+            );
+        }
+    }
+}
+
+/// Images on one queue: what their lists take is reserved from the start.
+const DISKS_MAX: usize = 1024;
+/// Largest discard or zeroing in one request, in bytes: 256 of the usual objects, an operation for each.
+const RANGE_MAX: u64 = 1 << 30;
+/// The smallest objects that an image can have, in bytes.
+const OBJECT_SIZE_MIN: u32 = 4096;
+const CLOSE_MAX: Duration = Duration::from_secs(5);

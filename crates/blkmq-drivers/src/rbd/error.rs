@@ -1,0 +1,68 @@
+//! Decides how a disk in a Ceph cluster is refused: what is wrong with which image, and what to do about it.
+//! The caller adds the disk's name.
+
+use std::io;
+use std::time::Duration;
+
+/// Why an image cannot be served as a disk.
+#[derive(Debug, thiserror::Error)]
+pub enum RbdError {
+    /// librbd, or one of its functions, is not there.
+    #[error(
+        "rbd {image}: librbd cannot be used: {problem}; install it: apt-get install librbd1 (Ceph 15 or later)"
+    )]
+    Library {
+        /// The image.
+        image: String,
+        /// What the loader says.
+        problem: String,
+    },
+    /// Ceph refuses something.
+    #[error("rbd {image}: cannot {action}: {source}{advice}")]
+    Call {
+        /// The image.
+        image: String,
+        /// What was tried.
+        action: &'static str,
+        /// What Ceph said.
+        source: io::Error,
+        /// What to do about it, with its punctuation, or nothing.
+        advice: &'static str,
+    },
+    /// The cluster does not answer.
+    #[error(
+        "rbd {image}: no answer from the cluster in {limit:?}: see whether its monitors and OSDs run (ceph -s), or raise open_timeout="
+    )]
+    Late {
+        /// The image.
+        image: String,
+        /// For how long it was waited.
+        limit: Duration,
+    },
+    /// Somebody else has the image's lock, and lives.
+    #[error(
+        "rbd {image}: in use by the client at {owner}, which has its exclusive lock: stop that one, give read_only=on, or raise lock_wait="
+    )]
+    Locked {
+        /// The image.
+        image: String,
+        /// The address of who has it.
+        owner: String,
+    },
+    /// It cannot be locked.
+    #[error(
+        "rbd {image}: has no exclusive lock to take: run `rbd feature enable {image} exclusive-lock`, or give lock=off if nobody else can write to it"
+    )]
+    NoLock {
+        /// The image.
+        image: String,
+    },
+    /// It has no bytes.
+    #[error(
+        "rbd {image}: is empty: make it as large as the disk, for instance `rbd resize --size 1G {image}`"
+    )]
+    Empty {
+        /// The image.
+        image: String,
+    },
+}

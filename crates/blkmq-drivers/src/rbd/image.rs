@@ -1,0 +1,343 @@
+//! Decides what an open image is: its size, which may grow under its clients, its lock, and what of it is stored. Made here, joined
+//! with others by `device`, used by all hardware contexts at once.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use blkmq_core::time::Instant;
+use blkmq_host::LogBudget;
+use blkmq_host::device::Extent;
+use blkmq_host::runner::Runner;
+
+use super::config::RbdConfig;
+use super::error::RbdError;
+use super::sys::RawImage;
+use super::{calls, cluster, lock};
+
+/// An open image, which waits for the others of its queue.
+pub struct RbdDisk {
+    pub(super) image: Arc<Image>,
+    /// The pool, as the name of a queue.
+    pub(super) queue: String,
+}
+
+/// An image that is served.
+pub(super) struct Image {
+    name: String,
+    /// Always there, until this is dropped. Behind a count: who looks something up may go on after the disk is gone.
+    raw: Option<Arc<RawImage>>,
+    size: AtomicU64,
+    pub(super) object_size: u32,
+    pub(super) read_only: bool,
+    pub(super) is_locked: bool,
+    /// How long the cluster may take to answer what a control command or a lookup asks.
+    limit: Duration,
+    changes: Arc<Changes>,
+    /// Whether the last request failed, so that a failure is logged once, and how many lines may be about that.
+    is_failing: AtomicBool,
+    log: LogBudget,
+    errors: AtomicU64,
+}
+
+/// Hears of changes of an image, and has its size looked at.
+#[derive(Debug, Default)]
+pub(super) struct Changes(Mutex<Option<Runner>>);
+
+impl Changes {
+    /// The image may be of another size now. For librbd's threads: does not block.
+    pub(super) fn tell(&self) {
+        if let Some(runner) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            runner.resized();
+        }
+    }
+
+    fn meet(&self, runner: &Runner) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(runner.clone());
+    }
+}
+
+impl RbdDisk {
+    /// Opens an image, and takes its lock if it is to be written. Blocks for at most `open_timeout` and `lock_wait`.
+    ///
+    /// # Errors
+    /// Why it cannot be served.
+    pub fn open(config: &RbdConfig) -> Result<Self, RbdError> {
+        let waits = if config.lock {
+            config.lock_wait
+        } else {
+            Duration::ZERO
+        };
+        let limit = config.open_timeout + waits;
+        let wanted = config.clone();
+        let opened = calls::within(limit, move || open_image(&wanted));
+        opened.unwrap_or_else(|| {
+            Err(RbdError::Late {
+                image: config.image.text.clone(),
+                limit,
+            })
+        })
+    }
+}
+
+/// Opens an image, however long that takes.
+fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
+    let name = &config.image.text;
+    let failed = |action, source: io::Error| RbdError::Call {
+        image: name.clone(),
+        action,
+        advice: advice(&source),
+        source,
+    };
+    let rados = cluster::connect(name, &config.cluster, config.open_timeout)?;
+    let read_only = config.is_read_only();
+    let opened = rados.open(&config.image, read_only);
+    let mut raw = opened.map_err(|(action, error)| failed(action, error))?;
+    if config.lock && !read_only {
+        lock::take(&raw, name, config.lock_wait)?;
+    }
+    let changes = Arc::<Changes>::default();
+    let watched = raw.watch(Arc::clone(&changes));
+    watched.map_err(|error| failed("watch the image", error))?;
+    let info = raw.info().map_err(|error| failed("ask for its size", error))?;
+    if info.size < 512 {
+        return Err(RbdError::Empty { image: name.clone() });
+    }
+    let queue = format!("rbd-{}-{}", rados.fsid(), config.image.pool);
+    let image = Image {
+        name: name.clone(),
+        raw: Some(Arc::new(raw)),
+        size: AtomicU64::new(info.size),
+        object_size: u32::try_from(info.object_size).unwrap_or(OBJECT_SIZE),
+        read_only,
+        is_locked: config.lock && !read_only,
+        limit: config.open_timeout,
+        changes,
+        is_failing: AtomicBool::new(false),
+        log: LogBudget::new("it"),
+        errors: AtomicU64::new(0),
+    };
+    Ok(RbdDisk {
+        image: Arc::new(image),
+        queue,
+    })
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => ": there is none of this name; see `rbd ls` and `ceph osd lspools`",
+        Some(libc::EPERM | libc::EACCES) => {
+            ": the user (id=) may not; `profile rbd` is what a user of disks needs"
+        }
+        _ => "",
+    }
+}
+
+impl Image {
+    /// Returns its name as it was given.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the size in bytes.
+    pub(super) fn size(&self) -> u64 {
+        // Relaxed: whoever relies on a new size has been told of it.
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Has `runner` told when the image has changed.
+    pub(super) fn meet(&self, runner: &Runner) {
+        self.changes.meet(runner);
+    }
+
+    #[inline]
+    pub(super) fn raw(&self) -> &Arc<RawImage> {
+        self.raw.as_ref().expect("there until it is dropped")
+    }
+
+    /// Looks how large it is now, having made it `wanted` bytes, if that is asked for. Blocks for at most `open_timeout`.
+    ///
+    /// # Errors
+    /// What Ceph says, or that it says nothing.
+    pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
+        let size = self.ask(move |raw| {
+            let size = raw.size()?;
+            match wanted {
+                Some(wanted) if wanted > size => raw.resize(wanted).map(|()| wanted),
+                _ => Ok(size),
+            }
+        })?;
+        if size > self.size() {
+            self.size.store(size, Ordering::Relaxed);
+        }
+        Ok(size)
+    }
+
+    /// Appends where the image has holes; see [`blkmq_host::device::Allocation`]. Whole objects are told of: what is stored in an
+    /// object would cost a question to its OSD. Blocks for at most `open_timeout`.
+    pub(super) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
+        let end = offset.saturating_add(len.min(LOOKUP_BYTES_MAX)).min(self.size());
+        if offset >= end || max == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let found = self.ask(move |raw| {
+            let mut map = Map::new(offset, max);
+            raw.for_each_stored(offset, end - offset, |at, len| map.add_stored(at, len, end))?;
+            Ok(map.finish(end))
+        })?;
+        out.extend(found);
+        Ok(())
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&RawImage) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let raw = Arc::clone(self.raw());
+        let asked = calls::within(self.limit, move || {
+            let answer = question(&raw);
+            close(raw);
+            answer
+        });
+        let late = || {
+            Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the cluster does not answer",
+            ))
+        };
+        asked.unwrap_or_else(late)
+    }
+
+    /// Counts a failed request, and logs it if the one before did not fail, and not too many lines were written lately.
+    #[cold]
+    pub(super) fn note_failure(&self, now: Instant, doing: &str, offset: u64, len: u64, errno: i32) {
+        // Relaxed: a counter and a latch for the log, which order nothing.
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        if self.is_failing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let Some(withheld) = self.log.take(now) else {
+            return;
+        };
+        let error = match errno {
+            0 => io::Error::other("the image ends before the disk does: was it made smaller?"),
+            libc::ESHUTDOWN => io::Error::other(
+                "the cluster has barred this client: another one has taken the image's lock; remove the disk and add it again",
+            ),
+            _ => io::Error::from_raw_os_error(errno),
+        };
+        tracing::error!(
+            "rbd {}: {doing} of {len} bytes at {offset} failed: {error}; further failures are counted only{withheld}",
+            self.name
+        );
+    }
+
+    /// Notes a request that went well.
+    #[inline]
+    pub(super) fn note_success(&self, now: Instant) {
+        if self.is_failing.load(Ordering::Relaxed) {
+            self.note_recovery(now);
+        }
+    }
+
+    #[cold]
+    fn note_recovery(&self, now: Instant) {
+        self.is_failing.store(false, Ordering::Relaxed);
+        if let Some(withheld) = self.log.take(now) {
+            tracing::info!("rbd {}: requests succeed again{withheld}", self.name);
+        }
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            close(raw);
+        }
+    }
+}
+
+/// Lets go of an image. Who is the last closes it, on a thread of its own: this may be a reactor.
+fn close(raw: Arc<RawImage>) {
+    if let Some(raw) = Arc::into_inner(raw) {
+        calls::drop_aside(raw);
+    }
+}
+
+/// What is stored of a range, as it is found out.
+struct Map {
+    extents: Vec<Extent>,
+    at: u64,
+    max: usize,
+}
+
+impl Map {
+    fn new(at: u64, max: usize) -> Self {
+        Self {
+            extents: Vec::new(),
+            at,
+            max,
+        }
+    }
+
+    /// Takes note of bytes that are stored. Says whether there is room for more.
+    fn add_stored(&mut self, offset: u64, len: u64, end: u64) -> bool {
+        let (from, to) = (
+            offset.clamp(self.at, end),
+            offset.saturating_add(len).clamp(self.at, end),
+        );
+        if from > self.at {
+            self.push(Extent::hole(from - self.at));
+        }
+        if to > from {
+            self.push(Extent::data(to - from));
+        }
+        self.extents.len() < self.max
+    }
+
+    /// What was found, and a hole behind it if all of the range was looked at.
+    fn finish(mut self, end: u64) -> Vec<Extent> {
+        if self.extents.len() < self.max && self.at < end {
+            self.push(Extent::hole(end - self.at));
+        }
+        self.extents
+    }
+
+    /// Appends an extent, if there is room.
+    fn push(&mut self, extent: Extent) {
+        let has_room = self.extents.len() < self.max;
+        match self.extents.last_mut() {
+            Some(last) if last.hole == extent.hole => last.len += extent.len,
+            _ if has_room => self.extents.push(extent),
+            _ => return,
+        }
+        self.at += extent.len;
+    }
+}
+
+/// The usual one, in bytes.
+const OBJECT_SIZE: u32 = 4 << 20;
+/// The longest range whose objects are looked at for one question, in bytes.
+const LOOKUP_BYTES_MAX: u64 = 4 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(max: usize, stored: &[(u64, u64)], range: std::ops::Range<u64>) -> Vec<Extent> {
+        let mut map = Map::new(range.start, max);
+        let _ = stored.iter().all(|&(at, len)| map.add_stored(at, len, range.end));
+        map.finish(range.end)
+    }
+
+    #[test]
+    fn what_is_not_stored_is_a_hole_and_neighbours_are_one_extent() {
+        let (data, hole) = (Extent::data, Extent::hole);
+        assert_eq!(map(9, &[], 10..30), [hole(20)]);
+        assert_eq!(map(9, &[(10, 5), (15, 5)], 10..30), [data(10), hole(10)]);
+        assert_eq!(map(9, &[(0, 12), (28, 99)], 10..30), [data(2), hole(16), data(2)]);
+        assert_eq!(map(2, &[(12, 2), (20, 2)], 10..30), [hole(2), data(2)]);
+        assert_eq!(map(1, &[(12, 2), (20, 2)], 10..30), [hole(2)]);
+    }
+}

@@ -1,0 +1,83 @@
+//! Decides who may write to an image: only who has its exclusive lock, which is kept from the opening of the disk to its end, and not
+//! given to others who ask.
+//!
+//! | who has the lock | what is done |
+//! |---|---|
+//! | nobody | it is taken |
+//! | a client that lives (it watches the image) | it is waited for, for `lock_wait`; then the disk is refused |
+//! | a client that has died (it is forgotten after 30 s, as OSDs have it by default) | librbd bars it from the cluster, and takes it |
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::error::RbdError;
+use super::sys::RawImage;
+
+/// Takes the lock of an image. May block for `wait`, and for as long as the cluster needs to answer.
+///
+/// # Errors
+/// If another client has it and lives, the image has none, or the cluster refuses.
+pub(super) fn take(raw: &RawImage, image: &str, wait: Duration) -> Result<(), RbdError> {
+    let end = Instant::now() + wait;
+    let mut has_waited = false;
+    loop {
+        let Some(owner) = try_to_take(raw, image)? else {
+            return Ok(());
+        };
+        if Instant::now() >= end {
+            let image = image.to_owned();
+            return Err(RbdError::Locked { image, owner });
+        }
+        if !std::mem::replace(&mut has_waited, true) {
+            tracing::info!(
+                "rbd {image}: waits up to {wait:?} for the client at {owner}, which has its exclusive lock"
+            );
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Takes the lock unless somebody has it who lives; returns whom.
+fn try_to_take(raw: &RawImage, image: &str) -> Result<Option<String>, RbdError> {
+    let failed = |action, source: io::Error| match source.raw_os_error() {
+        Some(libc::EINVAL) => RbdError::NoLock {
+            image: image.to_owned(),
+        },
+        _ => RbdError::Call {
+            image: image.to_owned(),
+            action,
+            source,
+            advice: "",
+        },
+    };
+    let owner = raw
+        .lock_owner()
+        .map_err(|error| failed("ask who has its lock", error))?;
+    if let Some(owner) = owner {
+        let watchers = raw
+            .watchers()
+            .map_err(|error| failed("ask who watches it", error))?;
+        if watchers.contains(&owner) {
+            return Ok(Some(owner));
+        }
+    }
+    match raw.lock() {
+        Ok(()) => Ok(None),
+        // Somebody came in between, and keeps it.
+        Err(error) if is_refusal(&error) => {
+            let owner = raw.lock_owner().ok().flatten();
+            Ok(Some(owner.unwrap_or_else(|| "an unknown address".to_owned())))
+        }
+        Err(error) => Err(failed("take its exclusive lock", error)),
+    }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EROFS | libc::EBUSY | libc::EAGAIN)
+    )
+}
+
+const PAUSE: Duration = Duration::from_millis(250);

@@ -1,0 +1,318 @@
+//! Decides what a cluster for tests is made of: one monitor, one OSD, a pool, a user for disks; where its files lie; and how it ends.
+//! All of it is in one directory, and listens on the loopback alone.
+
+use std::fmt;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::place::find_tool;
+
+/// What a cluster is like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kind {
+    /// The OSD keeps its objects in a file, which outlives it; else in memory.
+    pub(super) bluestore: bool,
+    /// Clients and daemons have to show a key.
+    pub(super) cephx: bool,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let store = if self.bluestore { "bluestore" } else { "memstore" };
+        let keys = if self.cephx { "cephx" } else { "no keys" };
+        write!(f, "{store}, {keys}")
+    }
+}
+
+/// A cluster that runs; dropping it ends it.
+pub(super) struct Cluster {
+    directory: PathBuf,
+}
+
+impl Cluster {
+    /// Starts one in a directory that is made, and is empty or has the remains of an earlier one.
+    pub(super) fn start(directory: &Path, kind: Kind) -> Result<Self> {
+        ensure!(
+            pids(directory).is_empty(),
+            "a cluster runs in {0}; run: cargo xtask ceph --stop {0}",
+            directory.display()
+        );
+        clear(directory)?;
+        for name in ["mon", "osd"] {
+            fs::create_dir_all(directory.join(name))?;
+        }
+        let cluster = Self {
+            directory: directory.to_owned(),
+        };
+        let log = |error: anyhow::Error| error.context(cluster.last_words());
+        cluster.start_monitor(kind).map_err(log)?;
+        cluster.start_osd(kind).map_err(log)?;
+        cluster.make_pool(kind).map_err(log)?;
+        Ok(cluster)
+    }
+
+    /// Leaves it running.
+    pub(super) fn leave(self) {
+        std::mem::forget(self);
+    }
+
+    /// Ends it and removes its files.
+    pub(super) fn stop(self) -> Result<()> {
+        stop(&self.directory)?;
+        Ok(())
+    }
+
+    /// Its configuration, for clients.
+    pub(super) fn conf_in(directory: &Path) -> PathBuf {
+        directory.join(CONF)
+    }
+
+    fn start_monitor(&self, kind: Kind) -> Result<()> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let id = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        let (id, map) = (id.trim(), self.word("monmap"));
+        fs::write(self.directory.join(CONF), self.conf(id, port, kind))?;
+        let keys = "--create-keyring --gen-key";
+        let monitor = self.word("mon.keyring");
+        self.run(
+            "ceph-authtool",
+            &format!("{monitor} {keys} -n mon. --cap mon"),
+            &["allow *"],
+        )?;
+        let admin = format!("{} {keys} -n client.admin --cap mon", self.word("admin.keyring"));
+        let all = "allow *";
+        self.run(
+            "ceph-authtool",
+            &admin,
+            &[all, "--cap", "osd", all, "--cap", "mgr", all],
+        )?;
+        let import = format!("{monitor} --import-keyring {}", self.word("admin.keyring"));
+        self.run("ceph-authtool", &import, &[])?;
+        let address = format!("[v2:127.0.0.1:{port}]");
+        self.run(
+            "monmaptool",
+            &format!("--create --fsid {id} --addv a {address} {map}"),
+            &[],
+        )?;
+        self.run(
+            "ceph-mon",
+            &format!("--mkfs -i a --monmap {map} --keyring {monitor}"),
+            &[],
+        )?;
+        self.run("ceph-mon", "-i a", &[])
+    }
+
+    fn start_osd(&self, kind: Kind) -> Result<()> {
+        let id = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        let id = id.trim();
+        self.run("ceph", &format!("osd new {id}"), &[])?;
+        if kind.cephx {
+            let keyring = self.word("osd/keyring");
+            let rights = ["mon", "allow profile osd", "osd", "allow *", "-o", &keyring];
+            self.run("ceph", "auth get-or-create osd.0", &rights)?;
+        }
+        self.run("ceph-osd", &format!("--mkfs -i 0 --osd-uuid {id}"), &[])?;
+        self.run("ceph-osd", "-i 0", &[])
+    }
+
+    /// A pool `rbd`, and the user `client.blkmq`, who may use it and nothing else.
+    fn make_pool(&self, kind: Kind) -> Result<()> {
+        self.run("ceph", "osd pool create rbd 8", &[])?;
+        self.run("rbd", "pool init rbd", &[])?;
+        if kind.cephx {
+            let keyring = self.word("blkmq.keyring");
+            let rights = [
+                "mon",
+                "profile rbd",
+                "osd",
+                "profile rbd pool=rbd",
+                "-o",
+                &keyring,
+            ];
+            self.run("ceph", "auth get-or-create client.blkmq", &rights)?;
+        }
+        Ok(())
+    }
+
+    /// Runs one of Ceph's programs, with this cluster's configuration.
+    fn run(&self, program: &str, words: &str, more: &[&str]) -> Result<()> {
+        let path = find_tool(program).with_context(|| format!("{program} is not installed"))?;
+        let mut command = Command::new(path);
+        command.args(words.split_whitespace()).args(more);
+        command.arg("-c").arg(self.directory.join(CONF));
+        // Else the daemons, which stay, would hold the pipes of whoever reads what we print.
+        let mut log = fs::File::options();
+        let log = log
+            .create(true)
+            .append(true)
+            .open(self.directory.join("commands.log"))?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let mut child = command.spawn().with_context(|| format!("starting {program}"))?;
+        let end = Instant::now() + COMMAND_MAX;
+        loop {
+            match child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("{program} {words}: {status}"),
+                None if Instant::now() > end => {
+                    child.kill()?;
+                    child.wait()?;
+                    bail!("{program} {words}: not done after {COMMAND_MAX:?}");
+                }
+                None => thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// What the programs said last.
+    fn last_words(&self) -> String {
+        let said = fs::read_to_string(self.directory.join("commands.log")).unwrap_or_default();
+        let lines: Vec<&str> = said.lines().collect();
+        let last = &lines[lines.len().saturating_sub(10)..];
+        format!("the cluster's programs said last:\n{}", last.join("\n"))
+    }
+
+    fn word(&self, name: &str) -> String {
+        self.directory.join(name).display().to_string()
+    }
+
+    fn conf(&self, id: &str, port: u16, kind: Kind) -> String {
+        let keys = if kind.cephx { "cephx" } else { "none" };
+        let store = if kind.bluestore { "bluestore" } else { "memstore" };
+        CONFIGURATION
+            .replace("IDENTITY", id)
+            .replace("PORT", &port.to_string())
+            .replace("KEYS", keys)
+            .replace("STORE", store)
+            .replace("DIRECTORY", &self.directory.display().to_string())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // A failure before is the news.
+        let _ = end_daemons(&self.directory);
+    }
+}
+
+/// Ends the cluster of a directory and removes its files. Returns how many daemons there were.
+pub(super) fn stop(directory: &Path) -> Result<usize> {
+    let ended = end_daemons(directory)?;
+    clear(directory)?;
+    Ok(ended)
+}
+
+/// Ends them by their pid files, the OSD first; one that is stopped goes on for that.
+fn end_daemons(directory: &Path) -> Result<usize> {
+    let pids = pids(directory);
+    for pid in &pids {
+        signal("TERM", *pid)?;
+        signal("CONT", *pid)?;
+        let end = Instant::now() + END_MAX;
+        while is_ours(*pid, directory) {
+            if Instant::now() > end {
+                signal("KILL", *pid)?;
+            }
+            ensure!(
+                Instant::now() < end + END_MAX,
+                "process {pid} of the cluster does not end"
+            );
+            thread::sleep(PAUSE);
+        }
+    }
+    Ok(pids.len())
+}
+
+/// The daemons that run, by their pid files. A file may have outlived its daemon, and the number be somebody else's.
+fn pids(directory: &Path) -> Vec<u32> {
+    let pid = |name| {
+        let text = fs::read_to_string(directory.join(name)).ok()?;
+        text.trim().parse().ok().filter(|pid| is_ours(*pid, directory))
+    };
+    ["osd.0.pid", "mon.a.pid"].into_iter().filter_map(pid).collect()
+}
+
+/// Says whether a process was started with the configuration of this directory.
+fn is_ours(pid: u32, directory: &Path) -> bool {
+    let Ok(words) = fs::read(format!("/proc/{pid}/cmdline")) else {
+        return false;
+    };
+    let conf = Cluster::conf_in(directory);
+    let conf = conf.as_os_str().as_encoded_bytes();
+    words.split(|byte| *byte == 0).any(|word| word == conf)
+}
+
+fn signal(name: &str, pid: u32) -> Result<()> {
+    let program = find_tool("kill").context("kill is not installed")?;
+    let mut command = Command::new(program);
+    command.args([format!("-{name}"), pid.to_string()]);
+    // It fails where the process has just ended, which is what is wanted.
+    command.stderr(Stdio::null()).status()?;
+    Ok(())
+}
+
+/// Removes the files of a cluster that has ended, and no others.
+fn clear(directory: &Path) -> Result<()> {
+    if !directory.exists() {
+        return Ok(());
+    }
+    let is_empty = fs::read_dir(directory)?.next().is_none();
+    ensure!(
+        is_empty || directory.join(CONF).is_file(),
+        "{} has files that are none of a cluster's: name another directory",
+        directory.display()
+    );
+    fs::remove_dir_all(directory).with_context(|| format!("removing {}", directory.display()))
+}
+
+const CONF: &str = "ceph.conf";
+const COMMAND_MAX: Duration = Duration::from_secs(60);
+const END_MAX: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
+/// No manager: nothing here needs one. Watchers that have died are forgotten after 10 s, not 30, so that tests with a daemon that was
+/// killed need not wait. An OSD that is alone, and was stopped for longer than the grace of heartbeats, would serve nobody
+/// afterwards, since its right to answer reads had run out meanwhile; so that is long.
+const CONFIGURATION: &str = "\
+[global]
+fsid = IDENTITY
+mon host = v2:127.0.0.1:PORT/0
+public network = 127.0.0.0/8
+auth cluster required = KEYS
+auth service required = KEYS
+auth client required = KEYS
+auth allow insecure global id reclaim = false
+run dir = DIRECTORY
+admin socket =
+osd heartbeat grace = 600
+log file = DIRECTORY/$name.log
+pid file = DIRECTORY/$name.pid
+[client]
+log file =
+pid file =
+[client.admin]
+keyring = DIRECTORY/admin.keyring
+[client.blkmq]
+keyring = DIRECTORY/blkmq.keyring
+[mon]
+mon data = DIRECTORY/mon
+mon cluster log file = DIRECTORY/cluster.log
+mon allow pool size one = true
+mon warn on pool no redundancy = false
+osd pool default size = 1
+osd pool default min size = 1
+osd pool default pg autoscale mode = off
+osd crush chooseleaf type = 0
+[osd]
+osd data = DIRECTORY/osd
+keyring = DIRECTORY/osd/keyring
+osd objectstore = STORE
+osd client watch timeout = 10
+memstore device bytes = 1073741824
+bluestore block size = 4294967296
+bluestore block create = true
+";
