@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -219,7 +219,9 @@ struct Top {
 
 impl Top {
     fn start(scratch: &Scratch, width: u16, height: u16) -> Self {
-        let server = scratch.word("tmux");
+        // One that was told to end may still have its socket.
+        let number = SERVERS.fetch_add(1, Ordering::Relaxed);
+        let server = scratch.word(&format!("tmux{number}"));
         let top = Self { server };
         let command = format!(
             "{} top --interval 0.2 --socket unix:{}; echo ended with $?; stty -a | grep -ow -e '-*icanon' -e '-*echo'; exec sleep 60",
@@ -311,3 +313,5 @@ const PRESENT: fn(&str) -> bool = |screen| line(screen, "vm1").is_some() && line
 /// Whether that of the one with a client is not.
 const ABSENT: fn(&str) -> bool = |screen| line(screen, "vm1").is_none();
 const LONG: Duration = Duration::from_secs(20);
+/// How many terminals there have been.
+static SERVERS: AtomicU32 = AtomicU32::new(0);
