@@ -2,6 +2,8 @@
 //! writes. A full disk, a closed pipe or one that nobody reads costs messages, which are counted, and nothing else.
 //! `main` gives it to `tracing`; `serve` prints its statistics through it.
 
+pub mod format;
+
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::VecDeque;
 use std::fmt;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use blkmq::cli::Bench;
 use blkmq::cli::{Cli, Command};
 use blkmq::log::Log;
+use blkmq::log::format::{Format, WithPriority};
 use blkmq::serve;
 use clap::Parser;
 use tracing_subscriber::layer::SubscriberExt;
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// Has messages written to the log: a line of text each, or, with `BLKMQ_LOG_FORMAT=json`, an object.
+/// Has messages written to the log, in the format that the environment asks for.
 fn start_tracing(log: &Log, filter: EnvFilter) {
     let (filter, handle) = reload::Layer::new(filter);
     log.take_filter(move |text| {
@@ -47,10 +48,13 @@ fn start_tracing(log: &Log, filter: EnvFilter) {
         Ok(handle.reload(filter)?)
     });
     let messages = fmt::layer().with_writer(log.clone()).with_target(false);
-    let is_json = std::env::var("BLKMQ_LOG_FORMAT").is_ok_and(|format| format == "json");
-    let messages = match is_json {
-        true => messages.json().flatten_event(true).boxed(),
-        false => messages.boxed(),
+    let messages = match Format::of_environment() {
+        Format::Text => messages.boxed(),
+        Format::Json => messages.json().flatten_event(true).boxed(),
+        Format::Journal => {
+            let text = fmt::format().with_target(false).with_ansi(false).without_time();
+            messages.event_format(WithPriority(text)).boxed()
+        }
     };
     tracing_subscriber::registry().with(filter).with(messages).init();
 }

@@ -1,7 +1,9 @@
 //! Decides that the daemon goes on serving when its log can not be written, or nobody reads it.
 
 use std::fs::File;
-use std::io::{PipeReader, Read, Write};
+use std::io::{BufRead, BufReader, PipeReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -44,6 +46,36 @@ fn a_log_in_json_has_an_object_in_each_line_and_says_what_its_filter_lets_throug
         );
     }
     daemon.stop();
+}
+
+#[test]
+fn the_journal_is_given_priorities_and_no_times() {
+    let scratch = Scratch::new();
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let mut command = serve_command(&["--disk", "name=vm1,ram=1M", "--nbd", &nbd]);
+    let (reader, writer) = std::io::pipe().expect("a pipe can be made");
+    let of_pipe = std::fs::metadata(format!("/proc/self/fd/{}", writer.as_raw_fd())).expect("it is open");
+    command.env(
+        "JOURNAL_STREAM",
+        format!("{}:{}", of_pipe.st_dev(), of_pipe.st_ino()),
+    );
+    let daemon = Daemon::spawn_with_log(command, writer.into());
+    make_it_talk(&daemon, &scratch.path("nbd.sock"));
+    daemon.stop();
+    let lines: Vec<String> = BufReader::new(reader)
+        .lines()
+        .collect::<Result<_, _>>()
+        .expect("text");
+    let rejected = |line: &&String| line.contains("rejected");
+    assert!(lines.iter().any(|line| line.starts_with("<6>")), "{lines:?}");
+    assert!(
+        lines
+            .iter()
+            .filter(rejected)
+            .all(|line| line.starts_with("<4> WARN ")),
+        "{lines:?}"
+    );
+    assert!(lines.iter().any(|line| rejected(&line)), "{lines:?}");
 }
 
 #[test]

@@ -1,0 +1,68 @@
+//! Decides how a message is written: as text, as JSON, or for systemd's journal, which has times of its own and takes a message's priority
+//! from the number in front of it (`sd-daemon(3)`).
+
+use std::fmt;
+use std::os::linux::fs::MetadataExt;
+
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// How messages are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// A line each, with its time.
+    Text,
+    /// An object in a line each.
+    Json,
+    /// For the journal.
+    Journal,
+}
+
+impl Format {
+    /// What `BLKMQ_LOG_FORMAT` asks for; without it text, or, where standard error is the journal's, what the journal wants.
+    pub fn of_environment() -> Self {
+        let asked = std::env::var("BLKMQ_LOG_FORMAT").unwrap_or_default();
+        match asked.as_str() {
+            "json" => Self::Json,
+            "journal" => Self::Journal,
+            "" if is_journal() => Self::Journal,
+            _ => Self::Text,
+        }
+    }
+}
+
+/// Says whether standard error is the stream that systemd has named in `JOURNAL_STREAM`.
+fn is_journal() -> bool {
+    let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    let stderr = std::fs::metadata("/proc/self/fd/2");
+    stderr.is_ok_and(|stderr| named == format!("{}:{}", stderr.st_dev(), stderr.st_ino()))
+}
+
+/// Puts a message's priority in front of it.
+#[derive(Clone, Copy, Debug)]
+pub struct WithPriority<F>(pub F);
+
+impl<S, N, F> FormatEvent<S, N> for WithPriority<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let priority = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            _ => 7,
+        };
+        write!(writer, "<{priority}>")?;
+        self.0.format_event(context, writer, event)
+    }
+}
