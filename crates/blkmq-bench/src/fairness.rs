@@ -5,6 +5,7 @@ mod cases;
 mod clients;
 mod images;
 mod kernel;
+mod pictures;
 mod processes;
 mod scene;
 mod score;
@@ -24,9 +25,10 @@ use blkmq_host::value;
 
 use self::images::Images;
 use self::kernel::Loop;
+use self::pictures::Pictures;
 use self::scene::{Scene, Turn};
 use self::score::Series;
-use self::stage::{Ground, Medium, Totals, play};
+use self::stage::{Ground, Medium, Totals, Visit, play};
 use crate::args::{BenchArgs, Plan};
 use crate::interrupt;
 use crate::report::{About, Report};
@@ -68,6 +70,9 @@ pub struct FairnessArgs {
     /// What the light tenant's I/O should take at most with bfq-target, in microseconds
     #[arg(long, value_name = "MICROSECONDS", default_value = "250", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub target: u64,
+    /// Draw the light tenant's latencies and the shares over time, a picture for each case, into DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "clients")]
+    pub pictures: Option<PathBuf>,
     /// Threads of the engine, or of the daemon [default: 2; in process on a file in memory 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
@@ -94,6 +99,8 @@ struct Reference {
     alone: RefCell<BTreeMap<String, Latency>>,
     /// Totals without an elevator, by case.
     none: RefCell<BTreeMap<String, Totals>>,
+    /// What is drawn of all visits.
+    pictures: RefCell<Pictures>,
 }
 
 /// Runs the bench and prints its report; progress goes to stderr.
@@ -144,6 +151,9 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
     let mut report = Report::start("fairness", about(&ground), &plan);
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
+    if let Some(dir) = &args.pictures {
+        reference.pictures.borrow().write(dir)?;
+    }
     report.finish(rows, &common)
 }
 
@@ -255,6 +265,7 @@ fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, pl
     }
     let latency = Latency::from(&visit.latency);
     figures.extend(reference.against_alone(&scene.case, latency));
+    reference.note(scene, side.name(), &visit);
     Ok(Sample {
         ios: visit.ios,
         elapsed: visit.elapsed,
@@ -290,6 +301,10 @@ fn measure_kernel(
     let mut figures = reference.against_none(&case, kind == Kind::None, totals);
     figures.extend(reference.against_alone(&case, total.latency));
     figures.extend(shares(scene, &crowd, Duration::ZERO, plan));
+    if scene.victim.is_some() {
+        let mut pictures = reference.pictures.borrow_mut();
+        pictures.note_percentiles(&scene.case, &format!("kernel-{kind}"), total.latency);
+    }
     Ok(Sample { figures, ..total })
 }
 
@@ -328,6 +343,18 @@ fn shares(scene: &Scene, series: &Series, turned_at: Duration, plan: &Plan) -> V
 }
 
 impl Reference {
+    /// Notes what is drawn of a visit.
+    fn note(&self, scene: &Scene, side: &str, visit: &Visit) {
+        let mut pictures = self.pictures.borrow_mut();
+        if scene.victim.is_some() {
+            pictures.note_latency(&scene.case, side, &visit.latency);
+        }
+        if scene.crowd.len() > 1 {
+            let due = scene.due(&scene.tree, &scene.crowd);
+            pictures.note_shares(&scene.case, side, &due, &visit.series);
+        }
+    }
+
     /// Totals as parts of what the same case did without an elevator, in this round.
     fn against_none(&self, case: &str, is_none: bool, totals: Totals) -> Vec<(&'static str, f64)> {
         let mut none = self.none.borrow_mut();

@@ -26,6 +26,7 @@ mod fio;
 mod offsets;
 mod on_null;
 mod output;
+mod plot;
 mod progress;
 mod server;
 mod svg;

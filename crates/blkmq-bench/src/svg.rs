@@ -150,7 +150,7 @@ fn bar(svg: &mut String, row: &Row, y: f64, fill: &str, scale: &Scale) {
     text(svg, x, middle as usize + 4, "#333", "start", 11, &words);
 }
 
-fn rect(svg: &mut String, x: f64, y: f64, width: f64, height: f64, fill: &str) {
+pub(crate) fn rect(svg: &mut String, x: f64, y: f64, width: f64, height: f64, fill: &str) {
     let _ = writeln!(
         svg,
         "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{height:.1}\" rx=\"2\" fill=\"{fill}\"/>",
@@ -158,7 +158,7 @@ fn rect(svg: &mut String, x: f64, y: f64, width: f64, height: f64, fill: &str) {
     );
 }
 
-fn text(svg: &mut String, x: usize, y: usize, fill: &str, anchor: &str, size: usize, words: &str) {
+pub(crate) fn text(svg: &mut String, x: usize, y: usize, fill: &str, anchor: &str, size: usize, words: &str) {
     let words = words
         .replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -194,7 +194,7 @@ fn side_colour(sides: &[&str], row: &Row) -> &'static str {
     )
 }
 
-fn colour(index: usize) -> &'static str {
+pub(crate) fn colour(index: usize) -> &'static str {
     COLOURS[index % COLOURS.len()]
 }
 

@@ -35,6 +35,27 @@ impl Series {
         share_error(&first.1, &last.1, due)
     }
 
+    /// A tenant's share of what all have moved, in steps of time: when each ends, in seconds from the beginning, and the share.
+    pub(super) fn shares_of(&self, tenant: usize, step: Duration) -> Vec<(f64, f64)> {
+        let mut shares = Vec::new();
+        let Some((begin, first)) = self.moments.first() else {
+            return shares;
+        };
+        let (mut since, mut before) = (*begin, first);
+        for (at, after) in &self.moments {
+            if *at < since + step {
+                continue;
+            }
+            let each: Vec<f64> = moved(before, after).collect();
+            let all: f64 = each.iter().sum();
+            if all > 0.0 {
+                shares.push((at.saturating_sub(*begin).as_secs_f64(), each[tenant] / all));
+            }
+            (since, before) = (*at, after);
+        }
+        shares
+    }
+
     /// Jain's index of the shares, each divided by its due: 1 if all got the same part of their due, 1/n if one got all.
     pub(super) fn jain(&self, due: &[f64]) -> f64 {
         let (Some(first), Some(last)) = (self.moments.first(), self.moments.last()) else {
@@ -197,5 +218,20 @@ mod tests {
         let reaction = change.reaction(ms(1000), &[0.25, 0.75]).unwrap();
         assert!((ms(20)..=ms(30)).contains(&reaction), "{reaction:?}");
         assert!(change.reaction(ms(1000), &[0.9, 0.1]).is_none());
+    }
+
+    #[test]
+    fn shares_over_time_are_those_of_each_step() {
+        let change = series(|t| if t < 1000 { 100 } else { 300 });
+        let shares = change.shares_of(1, ms(100));
+        assert_eq!(shares.len(), 20);
+        assert_eq!(shares[0], (0.1, 0.5));
+        assert_eq!(shares[19], (2.0, 0.75));
+        assert!(
+            series(|_| 0)
+                .shares_of(1, ms(100))
+                .iter()
+                .all(|share| share.1 == 0.0)
+        );
     }
 }
