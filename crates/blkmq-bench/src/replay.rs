@@ -13,7 +13,7 @@ use blkmq_core::time::Nanos;
 use blkmq_host::{Disk, Engine, EngineConfig};
 use serde_json::{Value, json};
 
-use self::player::{Outcome, Speed, play};
+use self::player::{Outcome, Speed, moves_data, play};
 use self::source::Recording;
 use crate::table::align;
 
@@ -103,7 +103,7 @@ fn check(recording: &Recording, disks: &[Disk]) -> Result<()> {
             disk.size
         );
         ensure!(
-            io.len <= LEN_MAX,
+            io.len <= LEN_MAX || !moves_data(io.op),
             "{} bytes in one I/O rejected: {LEN_MAX} at most",
             io.len
         );

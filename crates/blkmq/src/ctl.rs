@@ -305,7 +305,13 @@ impl EditArgs {
     /// With `takes_back`, a key without a value gets its default again.
     fn params(&self, takes_back: bool) -> Result<Value> {
         let mut keys = Map::new();
-        for pair in &self.keys {
+        // There is one daemon: what stands where a name would is a key.
+        let is_key = self.kind == "daemon" && self.name.contains('=');
+        let (name, first) = match is_key {
+            true => ("", Some(&self.name)),
+            false => (self.name.as_str(), None),
+        };
+        for pair in first.into_iter().chain(&self.keys) {
             let Some((key, value)) = pair.split_once('=') else {
                 bail!("{pair:?} is not KEY=VALUE, as in weight=300");
             };
@@ -315,7 +321,7 @@ impl EditArgs {
             };
             keys.insert(key.to_owned(), value);
         }
-        Ok(json!({"kind": self.kind, "name": self.name, "keys": keys, "dry_run": self.dry_run}))
+        Ok(json!({"kind": self.kind, "name": name, "keys": keys, "dry_run": self.dry_run}))
     }
 }
 

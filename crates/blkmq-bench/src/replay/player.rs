@@ -57,13 +57,16 @@ pub(super) fn play(
     depth: u32,
     attached: &mut Attached,
 ) -> Outcome {
-    let largest = recording
+    let lengths = recording
         .ios
         .iter()
         .filter(|io| moves_data(io.op))
         .map(|io| io.len);
+    let usual = lengths.max().unwrap_or(0).clamp(512, USUAL_MAX);
     let mut player = Player {
-        buffers: Buffers::new(depth, largest.max().unwrap_or(0).max(512) as u32),
+        buffers: Buffers::new(depth, usual as u32),
+        usual,
+        large: None,
         under_way: vec![None; depth as usize],
         free: (0..depth).collect(),
         outcome: Outcome::default(),
@@ -73,6 +76,7 @@ pub(super) fn play(
     for io in &recording.ios {
         let due = player.start + speed.due(io.at);
         player.wait_until(due, attached, &mut ended);
+        player.make_room(io, attached, &mut ended);
         player.submit(io, &disks[io.device as usize], due, attached, &mut ended);
     }
     attached.unplug();
@@ -86,7 +90,11 @@ pub(super) fn play(
 
 /// I/Os that are under way, and what has become of the others.
 struct Player {
+    /// Each for as much as I/Os usually have.
     buffers: Buffers,
+    usual: u64,
+    /// The memory of one that is larger, of which one at a time is under way.
+    large: Option<Buffers>,
     /// By the cookies of bios: when each was submitted.
     under_way: Vec<Option<Instant>>,
     /// Cookies that no bio has.
@@ -113,6 +121,18 @@ impl Player {
         }
     }
 
+    /// Sees to it that a large I/O has memory: no other such one is under way.
+    fn make_room(&mut self, io: &Recorded, attached: &mut Attached, ended: &mut Vec<Bio>) {
+        if !moves_data(io.op) || io.len <= self.usual {
+            return;
+        }
+        while self.large.is_some() {
+            attached.wait(ended, None);
+            self.take(ended, attached.now());
+        }
+        self.large = Some(Buffers::new(1, io.len as u32));
+    }
+
     fn submit(
         &mut self,
         io: &Recorded,
@@ -126,6 +146,7 @@ impl Player {
         let cookie = self.free.pop().expect("waited for");
         self.under_way[cookie as usize] = Some(now);
         let data = match moves_data(io.op) {
+            true if io.len > self.usual => self.large.as_mut().expect("made for it").lend(),
             true => self.buffers.lend_part(io.len as u32),
             false => Data::None,
         };
@@ -158,11 +179,20 @@ impl Player {
             played.bytes += bio.len;
             played.failed += u64::from(!bio.status.is_ok());
             played.latency.record(now.since(begun).0);
-            self.buffers.take_back(bio);
+            if bio.len > self.usual && moves_data(bio.op) {
+                let mut large = self.large.take().expect("one is under way");
+                large.take_back(bio);
+            } else {
+                self.buffers.take_back(bio);
+            }
         }
     }
 }
 
-fn moves_data(op: Op) -> bool {
+/// Says whether an I/O needs memory.
+pub(super) fn moves_data(op: Op) -> bool {
     matches!(op, Op::Read | Op::Write)
 }
+
+/// What the memory of an I/O has at most that is one of many: 1 MiB.
+const USUAL_MAX: u64 = 1 << 20;

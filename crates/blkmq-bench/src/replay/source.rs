@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use blkmq_core::bio::{Flags, Op};
-use blkmq_core::trace::blktrace::{DISCARD, FLUSH, FUA, QUEUE, Record, SECTOR, WRITE, device_text};
+use blkmq_core::trace::blktrace::{DISCARD, FLUSH, FUA, META, QUEUE, Record, SECTOR, WRITE, device_text};
 
 /// One recorded I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,10 @@ impl Recording {
         let mut now = 0;
         for (line, number) in lines.zip(2..) {
             let entry = recording.take_line(line, has_times, &mut now);
-            entry.with_context(|| format!("line {number}: {line:?}"))?;
+            entry.with_context(|| {
+                let shown: String = line.chars().take(SHOWN_MAX).collect();
+                format!("line {number}: {shown:?}")
+            })?;
         }
         Ok(recording)
     }
@@ -153,6 +156,7 @@ fn of_record(record: &Record) -> Recorded {
     let op = match kind {
         _ if kind & FLUSH != 0 && record.bytes == 0 => Op::Flush,
         _ if kind & DISCARD != 0 => Op::Discard,
+        _ if kind & (WRITE | META) == WRITE | META => Op::WriteZeroes,
         _ if kind & WRITE != 0 => Op::Write,
         _ => Op::Read,
     };
@@ -196,6 +200,8 @@ fn files(name: &Path) -> Result<Vec<PathBuf>> {
 }
 
 const CPUS_MAX: u32 = 1024;
+/// Characters of a line that an error shows.
+const SHOWN_MAX: usize = 100;
 
 #[cfg(test)]
 mod tests {

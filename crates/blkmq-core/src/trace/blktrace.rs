@@ -166,8 +166,9 @@ fn action(step: Step) -> u32 {
 fn kind(op: Op, flags: Flags) -> u32 {
     let op = match op {
         Op::Read => READ,
-        Op::Write | Op::WriteZeroes if flags.has(Flags::ASYNC) => WRITE,
-        Op::Write | Op::WriteZeroes => WRITE | SYNC,
+        Op::Write if flags.has(Flags::ASYNC) => WRITE,
+        Op::Write => WRITE | SYNC,
+        Op::WriteZeroes => WRITE | META,
         Op::Discard => WRITE | DISCARD,
         Op::Flush => FLUSH,
     };
@@ -203,6 +204,8 @@ pub const FLUSH: u32 = 1 << 2;
 pub const SYNC: u32 = 1 << 3;
 /// A notice.
 pub const NOTIFY: u32 = 1 << 10;
+/// Here, of a write: it has no data, and zeroes the range. The kernel, which knows zeroing as a write alone, has it for metadata.
+pub const META: u32 = 1 << 12;
 /// A discard.
 pub const DISCARD: u32 = 1 << 13;
 /// A write that is to be durable when it ends.

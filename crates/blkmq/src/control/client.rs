@@ -51,20 +51,26 @@ impl Client {
         self.next += 1;
         let request = json!({"jsonrpc": "2.0", "id": self.next, "method": method, "params": params});
         let line = format!("{request}\n");
-        self.stream
-            .get_mut()
-            .write_all(line.as_bytes())
-            .context("the daemon is gone")?;
+        let sent = self.stream.get_mut().write_all(line.as_bytes());
         loop {
-            let mut answer = self.next_line()?;
-            if answer.get("id") != Some(&self.next.into()) {
+            // Who is turned away is told why before it has said anything.
+            let mut answer = match (&sent, self.next_line()) {
+                (_, Ok(answer)) => answer,
+                (Err(error), Err(_)) => {
+                    bail!("the daemon has hung up, as it does when it has too many clients: {error}")
+                }
+                (Ok(()), Err(error)) => return Err(error),
+            };
+            let id = answer.get("id");
+            let error = answer.pointer("/error/message").and_then(Value::as_str);
+            match error {
+                Some(message) if id == Some(&self.next.into()) || id == Some(&Value::Null) => {
+                    bail!("{message}")
+                }
                 // Something that was subscribed to.
-                continue;
+                _ if id != Some(&self.next.into()) => {}
+                _ => return Ok(answer["result"].take()),
             }
-            if let Some(message) = answer.pointer("/error/message").and_then(Value::as_str) {
-                bail!("{message}");
-            }
-            return Ok(answer["result"].take());
         }
     }
 

@@ -98,10 +98,9 @@ fn copy(stream: &mut impl Read, files: &mut Files, is_due: impl Fn() -> bool) ->
     let mut piece = vec![0; PIECE_BYTES];
     while !is_due() {
         match stream.read(&mut piece) {
-            Ok(0) => {
-                note("the daemon has ended the trace");
-                break;
-            }
+            Ok(0) => bail!(
+                "the daemon has ended the trace: it has stopped, or nothing was read for some seconds; events are missing"
+            ),
             Ok(len) => input.extend_from_slice(&piece[..len]),
             Err(error) if is_for_later(&error) => continue,
             Err(error) => return Err(error).context("the daemon is gone"),

@@ -426,6 +426,34 @@ fn a_client_of_the_socket_that_misbehaves_costs_itself_alone() {
 }
 
 #[test]
+fn who_is_turned_away_is_told_so_and_the_daemon_needs_no_name() {
+    let stage = Stage::new(&[]);
+    let path = stage.scratch.path("control.sock");
+    let many: Vec<UnixStream> = (0..128)
+        .map(|_| UnixStream::connect(&path).expect("room"))
+        .collect();
+    // They are let in one after the other.
+    std::thread::sleep(Duration::from_millis(200));
+    for _ in 0..20 {
+        let (code, said) = stage.ctl(&["set", "group", "/vm1", "weight=300"]);
+        assert_eq!(code, 1, "{said}");
+        let is_told = said.contains("128 clients are connected already") || said.contains("too many clients");
+        assert!(is_told, "{said}");
+    }
+    drop(many);
+    let start = Instant::now();
+    let (code, said) = loop {
+        let (code, said) = stage.ctl(&["set", "daemon", "shutdown_limit=7s"]);
+        if code == 0 || start.elapsed() > LONG {
+            break (code, said);
+        }
+    };
+    assert_eq!(code, 0, "{said}");
+    assert!(stage.ctl(&["dump"]).1.contains("shutdown_limit = \"7s\""));
+    stage.daemon.stop();
+}
+
+#[test]
 fn statistics_are_told_to_who_has_subscribed() {
     let stage = Stage::new(&[]);
     let mut client = Client::connect(&stage.nbd(), "vm1").expect("it is served");
