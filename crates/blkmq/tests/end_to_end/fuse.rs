@@ -90,7 +90,7 @@ impl Drop for Stage {
 }
 
 /// Says, aloud if not, whether this user can mount something here.
-fn may_mount() -> bool {
+pub(crate) fn may_mount() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let may = device.is_ok() && rustix::process::geteuid().is_root();
     if !may {
