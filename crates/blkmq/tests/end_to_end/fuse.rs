@@ -5,11 +5,12 @@ mod durability;
 mod ends;
 mod loops;
 mod memory;
+mod upgrade;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
@@ -71,12 +72,16 @@ impl Stage {
 
     /// Opens the disk past the page cache.
     fn open(&self) -> File {
+        self.open_at(&self.path())
+    }
+
+    fn open_at(&self, path: &Path) -> File {
         let mut options = File::options();
         options
             .read(true)
             .write(true)
             .custom_flags(OFlags::DIRECT.bits() as i32);
-        options.open(self.path()).expect("the disk opens")
+        options.open(path).expect("the disk opens")
     }
 }
 
@@ -299,8 +304,13 @@ fn an_address_that_is_no_file_or_is_in_use_is_refused() {
 
 /// A block that tells where it belongs, where direct I/O wants it.
 fn aligned(number: u64) -> Box<Aligned> {
+    aligned_of(number, 1)
+}
+
+/// The same of another generation.
+fn aligned_of(number: u64, generation: u64) -> Box<Aligned> {
     let mut aligned = Box::new(Aligned([0; BLOCK]));
-    aligned.0.copy_from_slice(&block(number, 1));
+    aligned.0.copy_from_slice(&block(number, generation));
     aligned
 }
 
