@@ -5,6 +5,7 @@ mod durability;
 mod ends;
 mod loops;
 mod memory;
+mod shares;
 mod upgrade;
 
 use std::fs::File;
