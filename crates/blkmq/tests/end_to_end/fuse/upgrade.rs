@@ -222,6 +222,33 @@ fn a_daemon_that_cannot_take_over_leaves_the_mount_to_the_running_one() {
 }
 
 #[test]
+fn what_the_drive_has_is_waited_for_and_an_upgrade_fails_rather_than_leave_it() {
+    if !may_mount() {
+        return;
+    }
+    let mut stage = Stage {
+        daemon: None,
+        scratch: Scratch::new(),
+    };
+    let words = |last: &str| {
+        let mut words = stage.words(last);
+        words[1] = "name=vm1,null=64M,latency=3s".to_owned();
+        words
+    };
+    let (first, next) = (words("--upgrade-socket"), words("--take-over"));
+    stage.daemon = Some(Daemon::start(
+        &first.iter().map(String::as_str).collect::<Vec<_>>(),
+    ));
+    let file = stage.open();
+    let reader = std::thread::spawn(move || file.read_exact_at(&mut aligned_of(0, 0).0, 0));
+    std::thread::sleep(Duration::from_millis(300));
+    let said = stage.fail_to_upgrade(&next);
+    assert!(said.contains("have requests in flight"), "{said}");
+    reader.join().expect("it ends").expect("its read ends well");
+    stage.stop();
+}
+
+#[test]
 fn who_has_it_open_over_an_upgrade_still_keeps_it_from_being_unmounted_and_it_can_be_mounted_anew() {
     let Some(mut stage) = Stage::to_upgrade() else {
         return;
