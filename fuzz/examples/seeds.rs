@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use blkmq_export::fuse::protocol::Agreed;
+use blkmq_export::fuse::saved::SavedMount;
 use blkmq_export::handover::codec::{self as handover, Disk, Message, Origin, Socket, Statistics, VERSION};
 use blkmq_export::nbd::export::{Export, ExportId, ExportTable};
 use blkmq_export::nbd::limits::Limits;
@@ -76,6 +78,28 @@ fn main() {
         write("handover_messages", name, &[&[1], &bytes[..]].concat());
     }
     write("handover_messages", "messages", &[&[0], &messages()[..]].concat());
+    write(
+        "handover_messages",
+        "mount",
+        &[&[1], &mount().bytes()[..]].concat(),
+    );
+}
+
+/// A mount that is open.
+fn mount() -> SavedMount {
+    SavedMount {
+        disk: "a".to_owned(),
+        size: 1 << 20,
+        block_size: 512,
+        agreed: Some(Agreed {
+            minor: 38,
+            data_bytes_max: 1 << 20,
+        }),
+        opened: 1,
+        is_made: true,
+        entry: Some(("0:55".to_owned(), "fuse.blkmq".to_owned())),
+        ..SavedMount::default()
+    }
 }
 
 /// Connections in each phase, with something on its way.

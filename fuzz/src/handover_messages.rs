@@ -1,8 +1,9 @@
 //! Bytes against what a daemon reads of another one that takes over from it: messages, and within them NBD connections, which a
-//! session then goes on with, and vhost-user front ends. A message that is read is written again as it was.
+//! session then goes on with, vhost-user front ends, and mounts. A message that is read is written again as it was.
 
 use std::sync::Arc;
 
+use blkmq_export::fuse::saved::SavedMount;
 use blkmq_export::handover::codec::{HEADER_BYTES, Message};
 use blkmq_export::nbd::export::{Export, ExportId, ExportTable};
 use blkmq_export::nbd::limits::Limits;
@@ -49,6 +50,9 @@ fn connection(bytes: &[u8]) {
     if let Ok(saved) = SavedFrontEnd::parse(bytes) {
         assert_eq!(saved.bytes(), bytes, "{saved:?}");
         assert!(saved.fds() <= saved.messages.len());
+    }
+    if let Ok(saved) = SavedMount::parse(bytes) {
+        assert_eq!(saved.bytes(), bytes, "{saved:?}");
     }
     let Ok(saved) = SavedConnection::parse(bytes) else {
         return;

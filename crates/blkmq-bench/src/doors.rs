@@ -1,9 +1,11 @@
 //! The same load through every front door: reads of 4 KiB from a null disk, by the client that each door has, against
 //! qemu-storage-daemon where it has the door, in one run with the sides alternating.
 
+mod fuse;
 mod vhost_user;
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -25,10 +27,10 @@ pub struct DoorsArgs {
     /// What all benches have.
     #[command(flatten)]
     pub common: BenchArgs,
-    /// Doors to measure
-    #[arg(long, value_name = "DOOR", value_delimiter = ',', default_values_t = [Door::VhostUser, Door::Nbd])]
+    /// Doors to measure [default: all that there can be here]
+    #[arg(long, value_name = "DOOR", value_delimiter = ',')]
     pub door: Vec<Door>,
-    /// Virtqueues, each driven by a thread; or NBD connections, all driven by one
+    /// Virtqueues, or FUSE clients, each driven by a thread; or NBD connections, all driven by one
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 2])]
     pub queues: Vec<u16>,
     /// I/Os under way in each queue
@@ -49,6 +51,8 @@ pub enum Door {
     VhostUser,
     /// NBD, with the client of `bench nbd`.
     Nbd,
+    /// FUSE, with asynchronous reads past the page cache.
+    Fuse,
 }
 
 /// A server to measure.
@@ -67,7 +71,20 @@ impl std::fmt::Display for Door {
         f.write_str(match self {
             Self::VhostUser => "vhost-user",
             Self::Nbd => "nbd",
+            Self::Fuse => "fuse",
         })
+    }
+}
+
+impl Door {
+    const ALL: [Self; 3] = [Self::VhostUser, Self::Nbd, Self::Fuse];
+
+    /// What the queues of all sides have room for: qemu-storage-daemon's virtqueues have 128 entries, and a read takes three.
+    const fn depth_max(self) -> u16 {
+        match self {
+            Self::VhostUser => 40,
+            Self::Nbd | Self::Fuse => 128,
+        }
     }
 }
 
@@ -89,9 +106,11 @@ impl Side {
 /// If an option is out of range, a server that is to be measured does not start or answers wrongly, or a file cannot be
 /// written.
 pub fn main(args: &DoorsArgs) -> Result<()> {
+    let doors = doors(args)?;
+    let depth_max = doors.iter().map(|door| door.depth_max()).min();
     for (name, values, max) in [
         ("--queues", &args.queues, QUEUES_MAX),
-        ("--depth", &args.depth, DEPTH_MAX),
+        ("--depth", &args.depth, depth_max.unwrap_or_default()),
     ] {
         for value in values {
             ensure!(
@@ -101,11 +120,28 @@ pub fn main(args: &DoorsArgs) -> Result<()> {
         }
     }
     let sides = sides(args)?;
-    let mut points = points(args, &sides);
+    let mut points = points(args, &doors, &sides);
     let plan = args.common.plan(points.len(), SET_UP)?;
     let mut report = Report::start("doors", about(args.sleep), &plan);
     let rows = rounds::run(&plan, &mut points)?;
     report.finish(rows, &args.common)
+}
+
+/// The doors that the user named, or all that there can be; one left out is named on stderr.
+fn doors(args: &DoorsArgs) -> Result<Vec<Door>> {
+    let mut doors = Door::ALL.to_vec();
+    if !args.door.is_empty() {
+        doors.clone_from(&args.door);
+    }
+    if let Err(error) = File::options().read(true).write(true).open(FUSE_DEVICE) {
+        ensure!(
+            !args.door.contains(&Door::Fuse),
+            "--door fuse: {FUSE_DEVICE} cannot be opened: {error}"
+        );
+        eprintln!("fuse is left out: {FUSE_DEVICE} cannot be opened: {error}");
+        doors.retain(|door| *door != Door::Fuse);
+    }
+    Ok(doors)
 }
 
 /// The sides that the user named, or all that are installed; one left out is named on stderr.
@@ -125,10 +161,10 @@ fn sides(args: &DoorsArgs) -> Result<Vec<Side>> {
     Ok(sides)
 }
 
-fn points<'a>(args: &DoorsArgs, sides: &[Side]) -> Vec<Point<'a>> {
+fn points<'a>(args: &DoorsArgs, doors: &[Door], sides: &[Side]) -> Vec<Point<'a>> {
     let mut points = Vec::new();
     let sleeps = args.sleep;
-    for &door in &args.door {
+    for &door in doors {
         for &queues in &args.queues {
             for &depth in &args.depth {
                 points.extend(sides.iter().map(|&side| Point {
@@ -147,18 +183,18 @@ fn points<'a>(args: &DoorsArgs, sides: &[Side]) -> Vec<Point<'a>> {
 /// Starts the server afresh, loads it for the plan's window, and ends it.
 fn measure(door: Door, side: Side, queues: u16, depth: usize, sleeps: bool, plan: &Plan) -> Result<Sample> {
     let dir = Scratch::make()?;
-    let socket = dir.join("s");
-    let server = Running::start(command(door, side, queues, &socket)?, dir, socket)?;
+    let place = dir.join("s");
+    let server = start(command(door, side, queues, &place)?, door, dir, place)?;
     let sample = match door {
         Door::VhostUser => {
-            let generators = vhost_user::Attached::new(server.socket(), queues, depth, sleeps)?;
+            let generators = vhost_user::Attached::new(server.place(), queues, depth, sleeps)?;
             let window = Window::new(usize::from(queues));
             let loads = (0..).zip(generators.loads);
             let loads = loads.map(|(index, load)| move |window: &Window| load.run(index, window));
             run(&server, &window, loads, plan)
         }
         Door::Nbd => {
-            let connections = connect(server.socket(), usize::from(queues), HeaderStyle::Simple)?;
+            let connections = connect(server.place(), usize::from(queues), HeaderStyle::Simple)?;
             let load = Load::new(connections, depth, BLOCK_BYTES);
             run(
                 &server,
@@ -167,8 +203,25 @@ fn measure(door: Door, side: Side, queues: u16, depth: usize, sleeps: bool, plan
                 plan,
             )
         }
+        Door::Fuse => {
+            let loads = (0..usize::from(queues)).map(|index| {
+                let load = fuse::Load::new(server.place(), index as u64, depth);
+                move |window: &Window| load.run(index, window)
+            });
+            run(&server, &Window::new(usize::from(queues)), loads, plan)
+        }
     };
     sample.with_context(|| server.last_words())
+}
+
+/// Starts a server at a socket, or at a file, which is the disk once it has a size.
+fn start(command: Command, door: Door, dir: Scratch, place: PathBuf) -> Result<Running> {
+    if door != Door::Fuse {
+        return Running::start(command, dir, place);
+    }
+    File::create_new(&place).context("making a file to be the disk")?;
+    let is_served = |file: &Path| file.metadata().is_ok_and(|file| file.len() > 0);
+    Running::start_until(command, dir, place, is_served)
 }
 
 /// Runs each load on a thread of its own through the window.
@@ -202,10 +255,13 @@ where
     })
 }
 
-fn command(door: Door, side: Side, queues: u16, socket: &Path) -> Result<Command> {
-    let address = socket.display();
+fn command(door: Door, side: Side, queues: u16, place: &Path) -> Result<Command> {
+    let address = match door {
+        Door::Fuse => place.display().to_string(),
+        Door::VhostUser | Door::Nbd => format!("unix:{}", place.display()),
+    };
     let elevator = match side {
-        Side::QemuStorageDaemon => return Ok(peer(door, queues, socket)),
+        Side::QemuStorageDaemon => return Ok(peer(door, queues, place)),
         Side::Ours => "none",
         Side::OursBfq => "bfq",
     };
@@ -216,13 +272,13 @@ fn command(door: Door, side: Side, queues: u16, socket: &Path) -> Result<Command
             "--disk",
             &format!("name={EXPORT},null=1T,sched={elevator}"),
         ])
-        .args([&format!("--{door}"), &format!("unix:{address}")]);
+        .args([&format!("--{door}"), &address]);
     Ok(command)
 }
 
-fn peer(door: Door, queues: u16, socket: &Path) -> Command {
+fn peer(door: Door, queues: u16, place: &Path) -> Command {
     let mut command = Command::new(PEER);
-    let address = socket.display();
+    let address = place.display();
     command.args([
         "--blockdev",
         "driver=null-co,node-name=null0,size=1099511627776,read-zeroes=on",
@@ -237,6 +293,10 @@ fn peer(door: Door, queues: u16, socket: &Path) -> Command {
             &format!("addr.type=unix,addr.path={address},max-connections=100"),
             "--export",
             &format!("type=nbd,id=e0,node-name=null0,name={EXPORT},writable=on"),
+        ]),
+        Door::Fuse => command.args([
+            "--export",
+            &format!("type=fuse,id=e0,node-name=null0,mountpoint={address},writable=on,allow-other=off"),
         ]),
     };
     command
@@ -253,7 +313,7 @@ fn about(sleeps: bool) -> About {
         setting: vec![
             format!(
                 "null disks of 1 TiB, {BLOCK_BYTES} B random reads; vhost-user: blkio, a thread for each queue, which {how}; \
-                 nbd: one thread for all connections, simple replies"
+                 nbd: one thread for all connections, simple replies; fuse: a thread for each queue, asynchronous O_DIRECT"
             ),
             format!(
                 "CPU and context switches are the server's; a fresh server for every visit; {PEER}: null-co, read-zeroes=on"
@@ -265,7 +325,6 @@ fn about(sleeps: bool) -> About {
 const PEER: &str = "qemu-storage-daemon";
 const BLOCK_BYTES: u32 = 4096;
 const QUEUES_MAX: u16 = 16;
-/// What the queues of all sides have room for: qemu-storage-daemon's have 128 entries, and a read takes three.
-const DEPTH_MAX: u16 = 40;
+const FUSE_DEVICE: &str = "/dev/fuse";
 /// Starting and ending a server.
 const SET_UP: Duration = Duration::from_millis(150);

@@ -153,7 +153,7 @@ fn points<'a>(args: &NbdArgs, sides: &'a [Server]) -> Result<Vec<Point<'a>>> {
 fn measure(server: &Server, conns: usize, depth: usize, style: HeaderStyle, plan: &Plan) -> Result<Sample> {
     let running = server.start()?;
     let window = Window::new(1);
-    let connections = client::connect(running.socket(), conns, style)?;
+    let connections = client::connect(running.place(), conns, style)?;
     let load = client::Load::new(connections, depth, BLOCK_BYTES);
     std::thread::scope(|scope| {
         let generator = scope.spawn(|| load.run(&window));
@@ -181,7 +181,7 @@ fn measure_with_fio(server: &Server, depth: u32, plan: &Plan) -> Result<Sample> 
     let uri = format!(
         "nbd+unix:///{}?socket={}",
         peers::EXPORT,
-        running.socket().display()
+        running.place().display()
     );
     // The engine's option exists only once the engine is named.
     let options = [

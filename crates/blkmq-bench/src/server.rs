@@ -1,5 +1,5 @@
-//! Decides how a server is run as a process of its own: started on a unix socket, waited for until it listens, and ended
-//! whatever happens. `nbd` compares servers, `fairness` has tenants meet on ours.
+//! Decides how a server is run as a process of its own: started on a unix socket or at a file, waited for until it serves there, and
+//! ended whatever happens. `nbd` compares servers, `fairness` has tenants meet on ours.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) struct Running {
     child: Child,
     dir: Scratch,
-    socket: PathBuf,
+    place: PathBuf,
 }
 
 impl Running {
@@ -24,7 +24,20 @@ impl Running {
     ///
     /// # Errors
     /// If it ends, or does not listen within five seconds; the error holds what it said.
-    pub(crate) fn start(mut command: Command, dir: Scratch, socket: PathBuf) -> Result<Self> {
+    pub(crate) fn start(command: Command, dir: Scratch, socket: PathBuf) -> Result<Self> {
+        Self::start_until(command, dir, socket, |socket| UnixStream::connect(socket).is_ok())
+    }
+
+    /// The same with a server that serves at `place` once `is_served` says so.
+    ///
+    /// # Errors
+    /// If it ends, or does not serve within five seconds; the error holds what it said.
+    pub(crate) fn start_until(
+        mut command: Command,
+        dir: Scratch,
+        place: PathBuf,
+        is_served: fn(&Path) -> bool,
+    ) -> Result<Self> {
         let errors = File::create(dir.join("stderr")).context("making a file for the server's messages")?;
         let child = command
             .stdin(Stdio::null())
@@ -32,14 +45,14 @@ impl Running {
             .stderr(errors)
             .spawn()
             .with_context(|| format!("starting {}", command.get_program().display()))?;
-        let mut running = Self { child, dir, socket };
-        running.wait_until_it_listens()?;
+        let mut running = Self { child, dir, place };
+        running.wait_until(is_served)?;
         Ok(running)
     }
 
-    /// Where it listens.
-    pub(crate) fn socket(&self) -> &Path {
-        &self.socket
+    /// Where it serves.
+    pub(crate) fn place(&self) -> &Path {
+        &self.place
     }
 
     /// Its process.
@@ -56,15 +69,15 @@ impl Running {
         }
     }
 
-    fn wait_until_it_listens(&mut self) -> Result<()> {
+    fn wait_until(&mut self, is_served: fn(&Path) -> bool) -> Result<()> {
         let start = Instant::now();
-        while UnixStream::connect(&self.socket).is_err() {
+        while !is_served(&self.place) {
             if let Some(status) = self.child.try_wait().context("waiting for the server")? {
                 bail!("the server ended ({status}); {}", self.last_words());
             }
-            if start.elapsed() > LISTEN_WITHIN {
+            if start.elapsed() > SERVE_WITHIN {
                 bail!(
-                    "the server does not listen after {LISTEN_WITHIN:?}; {}",
+                    "the server does not serve after {SERVE_WITHIN:?}; {}",
                     self.last_words()
                 );
             }
@@ -121,5 +134,5 @@ impl Drop for Scratch {
     }
 }
 
-const LISTEN_WITHIN: Duration = Duration::from_secs(5);
+const SERVE_WITHIN: Duration = Duration::from_secs(5);
 const END_WITHIN: Duration = Duration::from_secs(2);

@@ -4,6 +4,7 @@
 //! The descriptor never blocks, and is read and written directly: a request of the kernel's is a call of its own either way, and
 //! a poll that is armed only while there is nothing to do keeps whoever asks from waking a reactor that is at it.
 
+mod moving;
 mod requests;
 
 use std::collections::VecDeque;
@@ -12,23 +13,26 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
-use blkmq_host::disk::Use;
+use blkmq_host::disk::{Disk, Use};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 use rustix::io::Errno;
 
+use self::moving::Moving;
 use super::filesystem::FileSystem;
-use super::protocol::{FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, attributes_changed};
+use super::protocol::{Agreed, FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, attributes_changed};
 use super::slots::{Memory, SLOTS, Slots};
 use super::sys::become_io_flusher;
-use crate::common::admission::Ticket;
+use crate::common::admission::{Refusal, Ticket};
 use crate::common::lookup::Asker;
 use crate::handover::{Member, Phase};
 
 /// A way to the mount.
 pub(super) struct Channel {
     filesystem: Arc<FileSystem>,
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
+    /// None before the kernel's first request.
+    agreed: Option<Agreed>,
     slots: Slots,
     /// The beginning of a request, then all of its fixed part.
     front: Box<[u8; FIXED_BYTES_MAX]>,
@@ -41,8 +45,9 @@ pub(super) struct Channel {
     /// Every slot is in use, and there may be requests.
     is_short: bool,
     is_stopping: bool,
-    /// This daemon takes over from another one, and does not serve yet.
-    is_early: bool,
+    moving: Moving,
+    /// What another daemon has to know of it is there to be taken.
+    is_saved: bool,
 }
 
 /// Its places among others.
@@ -53,6 +58,8 @@ pub(super) struct Home {
     disk_use: Option<Use>,
     /// The size that the kernel was told of last.
     told_size: u64,
+    /// Another daemon has handed it over.
+    is_restored: bool,
 }
 
 /// A request, with the slot whose buffer has its data.
@@ -65,30 +72,36 @@ impl Home {
             member,
             disk_use: None,
             told_size: 0,
+            is_restored: false,
         }
     }
 
-    /// Takes its places. Returns whether this daemon serves already.
-    fn begin(&mut self, cx: &Cx<'_>, filesystem: &FileSystem) -> Phase {
-        self.told_size = filesystem.disk.current_size();
-        self.disk_use = filesystem.disk.users.enter(cx.waker());
+    /// Takes its places. Returns how it is to begin.
+    ///
+    /// # Errors
+    /// If its group may have no more.
+    fn begin(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<Phase, Refusal> {
+        self.disk_use = disk.users.enter(cx.waker());
         self.ticket.arrive(cx.waker());
-        self.member.select(&filesystem.disk.name);
+        self.member.select(&disk.name);
         let phase = self.member.arrive(cx.waker());
-        if phase != Phase::Serving {
-            self.member.settle(None);
+        match self.is_restored {
+            true => self.ticket.reselect(disk.group),
+            false => self.ticket.select(disk.group)?,
         }
-        phase
+        Ok(phase)
     }
 }
 
 impl Channel {
     /// Makes it, with memory that was got before.
-    pub(super) fn new(filesystem: Arc<FileSystem>, device: OwnedFd, memory: Memory, home: Home) -> Self {
+    pub(super) fn new(filesystem: Arc<FileSystem>, device: OwnedFd, memory: Memory, mut home: Home) -> Self {
+        home.told_size = filesystem.disk.current_size();
         Self {
             slots: Slots::new(memory),
             filesystem,
-            device,
+            device: Arc::new(device),
+            agreed: None,
             front: Box::new([0; FIXED_BYTES_MAX]),
             refused: VecDeque::with_capacity(SLOTS.into()),
             asker: None,
@@ -97,14 +110,15 @@ impl Channel {
             comes_again: false,
             is_short: false,
             is_stopping: false,
-            is_early: false,
+            moving: Moving::No,
+            is_saved: false,
         }
     }
 
     /// Takes requests, some at a time.
     fn take(&mut self, cx: &mut Cx<'_>) {
         for _ in 0..REQUESTS_MAX {
-            if self.is_stopping || self.is_early || !self.refused.is_empty() {
+            if self.is_stopping || self.moving != Moving::No || !self.refused.is_empty() {
                 return;
             }
             match self.read() {
@@ -194,24 +208,16 @@ impl Channel {
     /// Takes note of what has changed around it: the end of the mount, the disk's removal or growth, another daemon.
     fn look_around(&mut self) {
         self.is_stopping |= self.filesystem.is_over();
-        let home = &mut self.home;
-        if home.disk_use.as_ref().is_none_or(Use::is_to_end) {
+        if self.home.disk_use.as_ref().is_none_or(Use::is_to_end) {
             self.is_stopping = true;
             self.filesystem.unmount_and_end();
         }
+        self.follow();
         let size = self.filesystem.disk.current_size();
-        if std::mem::replace(&mut home.told_size, size) != size {
+        // Who is handed over says what it has told, and no more.
+        if self.moving == Moving::No && std::mem::replace(&mut self.home.told_size, size) != size {
             // The kernel finds out by itself, a second later.
             let _ = rustix::io::write(&self.device, &attributes_changed());
-        }
-        let is_serving = home.member.phase() == Phase::Serving;
-        self.is_early &= !is_serving;
-        if !is_serving && !self.is_early && !home.member.has_settled() {
-            let why = format!(
-                "fuse: {}: a mount cannot be handed over yet: unmount it, or restart this daemon",
-                self.filesystem.name
-            );
-            home.member.fail(why);
         }
     }
 
@@ -226,10 +232,13 @@ impl Service for Channel {
         let _ = become_io_flusher();
         self.filesystem.join(cx.waker());
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
-        self.is_early = self.home.begin(cx, &self.filesystem) != Phase::Serving;
-        let selected = self.home.ticket.select(self.filesystem.disk.group);
-        if let Err(refusal) = selected {
-            return self.break_off(cx, &refusal);
+        match self.home.begin(cx, &self.filesystem.disk) {
+            Ok(Phase::Serving) => {}
+            Ok(_) => {
+                self.moving = Moving::AtRest;
+                self.home.member.settle(None);
+            }
+            Err(refusal) => return self.break_off(cx, &refusal),
         }
         self.look_around();
         self.take(cx);
@@ -274,6 +283,9 @@ impl Service for Channel {
         if self.is_stopping && std::mem::take(&mut self.is_polling) {
             cx.ring_client().push_cancel(POLL, CANCEL);
         }
+        if self.moving == Moving::Stopping {
+            self.save_if_at_rest(cx);
+        }
     }
 
     fn busy(&self) -> bool {
@@ -282,7 +294,10 @@ impl Service for Channel {
 
     /// Who comes while it is being unmounted is served. What was begun is finished.
     fn drain(&mut self, _cx: &mut Cx<'_>) {
-        self.filesystem.unmount_and_end();
+        match self.home.member.phase() {
+            Phase::Gone => self.let_go(),
+            _ => self.filesystem.unmount_and_end(),
+        }
     }
 
     fn is_finished(&self) -> bool {

@@ -11,8 +11,10 @@ use blkmq_core::bio::Status;
 use blkmq_host::disk::Disk;
 use blkmq_host::service::Waker;
 
-use super::mount::{Mount, Unmounted};
-use super::protocol::{Attributes, SET_BY_HANDLE, SET_GID, SET_MODE, SET_SIZE, SET_UID, SetAttr};
+use super::front_door::DOOR;
+use super::mount::{Mount, Ownership, Unmounted};
+use super::protocol::{Agreed, Attributes, SET_BY_HANDLE, SET_GID, SET_MODE, SET_SIZE, SET_UID, SetAttr};
+use super::saved::SavedMount;
 use crate::common::Common;
 use crate::common::log::Log;
 use crate::common::losses::Heard;
@@ -24,10 +26,13 @@ pub(super) struct FileSystem {
     pub(super) log: Arc<Log>,
     /// The address, for people.
     pub(super) name: String,
-    uid: u32,
-    gid: u32,
+    /// The path.
+    address: String,
+    /// The user and the group whose file it is.
+    owner: (u32, u32),
     since: u64,
     mount: Mutex<Mount>,
+    ownership: Ownership,
     /// What flushes through this mount have said of losses.
     heard: Mutex<Heard>,
     /// How often it is open.
@@ -36,34 +41,79 @@ pub(super) struct FileSystem {
     is_over: AtomicBool,
     /// Somebody unmounts it, or has.
     is_unmounting: AtomicBool,
+    /// It is to end when it is unmounted.
+    is_ending: AtomicBool,
     /// Of its channels.
     wakers: Mutex<Vec<Waker>>,
 }
 
 impl FileSystem {
-    pub(super) fn new(
-        disk: Disk,
-        mount: Mount,
-        owner: (u32, u32),
-        common: &Arc<Common>,
-        log: &Arc<Log>,
-    ) -> Self {
+    pub(super) fn new(disk: Disk, mount: Mount, common: &Arc<Common>, log: &Arc<Log>) -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let address = mount.path().display().to_string();
         Self {
             heard: Mutex::new(Heard::new(&disk)),
-            name: format!("{} at {}", disk.name, mount.path().display()),
+            name: format!("{} at {address}", disk.name),
+            address,
             disk,
             common: Arc::clone(common),
             log: Arc::clone(log),
-            uid: owner.0,
-            gid: owner.1,
+            owner: mount.owner(),
+            ownership: mount.ownership(),
             since: since.map_or(0, |since| since.as_secs()),
             mount: Mutex::new(mount),
             opened: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             is_unmounting: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
             wakers: Mutex::default(),
         }
+    }
+
+    /// Goes on with a mount that another daemon has saved.
+    pub(super) fn restored(
+        disk: Disk,
+        mount: Mount,
+        saved: &SavedMount,
+        common: &Arc<Common>,
+        log: &Arc<Log>,
+    ) -> Self {
+        let mut filesystem = Self::new(disk, mount, common, log);
+        filesystem.since = saved.since;
+        filesystem.opened = AtomicU64::new(saved.opened);
+        if saved.has_losses {
+            lock(&filesystem.heard).miss(&filesystem.disk);
+        }
+        filesystem
+    }
+
+    /// What another daemon has to know to go on with it, where the kernel was told of this size and this was agreed on.
+    pub(super) fn save(&self, told_size: u64, agreed: Option<Agreed>) -> SavedMount {
+        let (is_made, entry) = lock(&self.mount).remains();
+        SavedMount {
+            disk: self.disk.name.clone(),
+            size: told_size,
+            block_size: self.disk.block_size,
+            read_only: self.disk.read_only,
+            agreed,
+            // Relaxed, as all of it: a count alone.
+            opened: self.opened.load(Ordering::Relaxed),
+            has_losses: lock(&self.heard).misses_some(&self.disk),
+            owner: self.owner,
+            since: self.since,
+            is_made,
+            entry: entry.map(|entry| (entry.device, entry.kind)),
+        }
+    }
+
+    /// The path, as its address is named among those that are handed over.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Says whether this daemon is to unmount it.
+    pub(super) fn ownership(&self) -> &Ownership {
+        &self.ownership
     }
 
     /// What the file looks like.
@@ -71,8 +121,8 @@ impl FileSystem {
         Attributes {
             size: self.disk.current_size(),
             mode: libc::S_IFREG | if self.disk.read_only { 0o400 } else { 0o600 },
-            uid: self.uid,
-            gid: self.gid,
+            uid: self.owner.0,
+            gid: self.owner.1,
             block_size: self.block_size().max(PAGE),
             since: self.since,
         }
@@ -144,8 +194,10 @@ impl FileSystem {
     /// Has all channels finish what they have begun, and end. Says whether that is new.
     pub(super) fn end(&self) -> bool {
         let is_first = !self.is_over.swap(true, Ordering::AcqRel);
-        let wakers = lock(&self.wakers).clone();
-        wakers.iter().for_each(Waker::wake);
+        if is_first {
+            let wakers = lock(&self.wakers).clone();
+            wakers.iter().for_each(Waker::wake);
+        }
         is_first
     }
 
@@ -154,9 +206,15 @@ impl FileSystem {
         self.is_unmounting.load(Ordering::Relaxed)
     }
 
-    /// Unmounts it; those who have it open keep the disk. Blocks.
+    /// Unmounts it, if it is ours; those who have it open keep the disk. Blocks.
     pub(super) fn unmount(&self) {
-        self.is_unmounting.store(true, Ordering::Relaxed);
+        if !self.ownership.is_ours() {
+            return;
+        }
+        if !self.is_unmounting.swap(true, Ordering::Relaxed) {
+            // Its copy of the descriptor would keep those waiting who have it open when its channel is gone.
+            self.common.handover.remove_door(DOOR, &self.address);
+        }
         match lock(&self.mount).unmount() {
             Ok(Unmounted::Whole) => {}
             Ok(Unmounted::Busy) => tracing::warn!(
@@ -167,9 +225,13 @@ impl FileSystem {
         }
     }
 
-    /// Has it unmounted by a thread, and then ended. No call but the first does anything.
+    /// Has it unmounted by a thread, if it is ours, and then ended. No call but the first does anything.
     pub(super) fn unmount_and_end(self: &Arc<Self>) {
-        if self.is_unmounting.swap(true, Ordering::Relaxed) {
+        // Its end waits for the thread: until then the process stays, so that the file that was made for it goes.
+        if self.is_ending.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if !self.ownership.is_ours() {
             self.end();
             return;
         }

@@ -1,22 +1,26 @@
 //! Decides how FUSE is one of the front doors: its name, its addresses, which are paths, one for each disk, and when a file becomes a
 //! disk.
 
-use std::fmt;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::{fmt, io};
 
 use blkmq_core::ids::ReactorId;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
+use blkmq_host::service::{Service, ServiceFactory};
 
 use super::channel::{Channel, Home};
 use super::filesystem::{FileSystem, start_thread};
-use super::mount::Place;
+use super::mount::{Mount, Place, absolute};
+use super::mount_table;
+use super::saved::SavedMount;
 use super::slots::Memory;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
-use crate::handover::{Handover, Member};
+use crate::handover::{Handover, Member, Restore};
 
 /// The protocol by which the kernel has a filesystem served by a process: here one of a single file, which is the disk.
 #[derive(Debug)]
@@ -24,7 +28,7 @@ pub struct Fuse;
 
 impl FrontDoor for Fuse {
     fn name(&self) -> &'static str {
-        "fuse"
+        DOOR
     }
 
     fn help(&self) -> &'static str {
@@ -61,7 +65,7 @@ impl Address for PerDisk {
         true
     }
 
-    fn open(&self, disks: &[&str], _handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         if disks.len() > 1 && !self.place.contains(DISK) {
             let count = disks.len();
             return Err(OpenError::new(format!(
@@ -70,10 +74,15 @@ impl Address for PerDisk {
         }
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
         for disk in disks {
-            opened.push(Box::new(OfDisk {
-                place: Place::find(Path::new(&self.place.replace(DISK, disk)))?,
-                disk: (*disk).to_owned(),
-            }));
+            let path = absolute(Path::new(&self.place.replace(DISK, disk)))?;
+            let name = path.display().to_string();
+            let inherited = handover.take_inherited(|address, _| address == name);
+            let way = match inherited.into_iter().next() {
+                Some((.., device)) => Way::Inherited(device),
+                None => Way::New(Place::find(&path)?),
+            };
+            let disk = (*disk).to_owned();
+            opened.push(Box::new(OfDisk { disk, path, way }));
         }
         Ok(opened)
     }
@@ -82,12 +91,21 @@ impl Address for PerDisk {
 /// A file that becomes a disk when the engine is there: it may be the very file in which the disk lies.
 struct OfDisk {
     disk: String,
-    place: Place,
+    path: PathBuf,
+    way: Way,
+}
+
+/// How it becomes a disk.
+enum Way {
+    /// It is mounted over.
+    New(Place),
+    /// Another daemon has mounted it, and hands it over with this descriptor.
+    Inherited(OwnedFd),
 }
 
 impl Opened for OfDisk {
     fn client_line(&self, disk: &str) -> Option<String> {
-        (disk == self.disk).then(|| format!("file: {}", self.place.path().display()))
+        (disk == self.disk).then(|| format!("file: {}", self.path.display()))
     }
 
     fn serve(
@@ -97,58 +115,153 @@ impl Opened for OfDisk {
         common: &Arc<Common>,
     ) -> Result<Box<dyn Served>, ServeError> {
         start_thread();
-        let missing = || ServeError(format!("disk {}: there is no such disk", self.disk).into());
-        let disk = engine.disk(&self.disk).ok_or_else(missing)?;
-        let admitted = limits(&self.place, &what);
-        let owner = self.place.owner();
-        let path = self.place.path().display().to_string();
-        let memory = Memory::new(disk.block_size).map_err(|error| {
-            ServeError(format!("disk {}: no memory for requests: {error}", self.disk).into())
-        })?;
-        let mounted = self.place.mount();
-        let (mount, device) = mounted.map_err(|error| {
-            ServeError(format!("disk {}: {path} cannot be mounted: {error}", self.disk).into())
-        })?;
-        let address = common.connections.add_address(admitted, 1);
-        let ticket = common.connections.readmit(address).map_err(|refusal| {
-            common.connections.remove_address(address);
-            ServeError(refusal.to_string().into())
-        })?;
-        let home = Home::new(ticket, Member::new(&common.handover));
-        let reactor = disk.number as usize % engine.reactors();
-        let log = Arc::new(Log::new("fuse"));
-        let filesystem = Arc::new(FileSystem::new(disk, mount, owner, common, &log));
-        let served = ServedFile {
-            disk: self.disk,
-            filesystem: Arc::clone(&filesystem),
-            address,
+        let Self {
+            disk: name,
+            path,
+            way,
+        } = *self;
+        let failed = |why: String| ServeError(format!("disk {name}: {why}").into());
+        let disk = engine.disk(&name);
+        let disk = disk.ok_or_else(|| failed("there is no such disk".to_owned()))?;
+        let memory = Memory::new(disk.block_size);
+        let memory = memory.map_err(|error| failed(format!("no memory for requests: {error}")))?;
+        let served = ServedFile::new(disk, path, &what, common);
+        let begun = match way {
+            Way::New(place) => served.mount(engine, place, memory),
+            Way::Inherited(device) => served.wait_for_mount(device, memory),
         };
-        engine.add_service(
-            ReactorId(reactor as u16),
-            Box::new(move || Box::new(Channel::new(filesystem, device, memory, home))),
-        );
-        Ok(Box::new(served))
-    }
-}
-
-/// What it may have, by its path.
-fn limits(place: &Place, what: &Offer<'_>) -> AddressLimits {
-    AddressLimits {
-        name: place.path().display().to_string(),
-        ..what.admitted.clone()
+        match begun {
+            Ok(()) => Ok(Box::new(served)),
+            Err(why) => {
+                common.connections.remove_address(served.address);
+                Err(failed(why))
+            }
+        }
     }
 }
 
 /// The file of one disk.
+#[derive(Clone)]
 struct ServedFile {
-    disk: String,
-    filesystem: Arc<FileSystem>,
+    disk: Disk,
+    path: PathBuf,
+    log: Arc<Log>,
     address: u32,
+    /// Not held: what is handed over is part of it, and has a copy of this.
+    common: Weak<Common>,
+    /// None as long as another daemon serves it.
+    filesystem: Arc<OnceLock<Arc<FileSystem>>>,
+}
+
+impl ServedFile {
+    fn new(disk: Disk, path: PathBuf, what: &Offer<'_>, common: &Arc<Common>) -> Self {
+        let admitted = AddressLimits {
+            name: path.display().to_string(),
+            ..what.admitted.clone()
+        };
+        Self {
+            disk,
+            path,
+            log: Arc::new(Log::new(DOOR)),
+            address: common.connections.add_address(admitted, 1),
+            common: Arc::downgrade(common),
+            filesystem: Arc::default(),
+        }
+    }
+
+    /// Mounts it.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    fn mount(&self, engine: &Engine, place: Place, memory: Memory) -> Result<(), String> {
+        let common = self.common()?;
+        let home = self.home(&common)?;
+        let path = self.path.display();
+        let cannot_be = |error: io::Error| format!("{path} cannot be mounted: {error}");
+        let (mount, device) = place.mount().map_err(cannot_be)?;
+        let copy = device.try_clone().map_err(cannot_be)?;
+        let filesystem = Arc::new(FileSystem::new(self.disk.clone(), mount, &common, &self.log));
+        let _ = self.filesystem.set(Arc::clone(&filesystem));
+        let elsewhere: Restore = Arc::new(|_, _| Err("this daemon has mounted another disk there".into()));
+        common.handover.add_mount(DOOR, path.to_string(), copy, elsewhere);
+        let reactor = ReactorId((self.disk.number as usize % engine.reactors()) as u16);
+        let channel = move || Box::new(Channel::new(filesystem, device, memory, home)) as Box<dyn Service>;
+        engine.add_service(reactor, Box::new(channel));
+        Ok(())
+    }
+
+    /// Goes on with the mount when another daemon hands it over.
+    ///
+    /// # Errors
+    /// Why it cannot be done.
+    fn wait_for_mount(&self, device: OwnedFd, memory: Memory) -> Result<(), String> {
+        let path = self.path.display();
+        // Every request for it would come back as one to it.
+        if mount_table::is_used_by_us(&self.path).unwrap_or(true) {
+            return Err(format!(
+                "{path} is mounted over a file that this daemon needs, so it cannot be handed over: stop the running daemon, and start this one"
+            ));
+        }
+        let (file, waiting) = (self.clone(), Mutex::new(Some(memory)));
+        let restore: Restore = Arc::new(move |body, fds| {
+            let memory = waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+            file.restore(body, fds, memory.ok_or("it is handed over twice")?)
+        });
+        let common = self.common()?;
+        common.handover.add_mount(DOOR, path.to_string(), device, restore);
+        Ok(())
+    }
+
+    /// What goes on with a mount that another daemon has saved.
+    fn restore(&self, body: &[u8], mut fds: Vec<OwnedFd>, memory: Memory) -> Result<ServiceFactory, Refused> {
+        let common = self.common()?;
+        let device = fds.pop().ok_or("a descriptor is needed")?;
+        if !fds.is_empty() {
+            return Err("it has more descriptors than one".into());
+        }
+        let saved = SavedMount::parse(body)?;
+        self.compare(&saved)?;
+        let home = self.home(&common)?;
+        let mount = Mount::inherited(self.path.clone(), &saved);
+        let filesystem = FileSystem::restored(self.disk.clone(), mount, &saved, &common, &self.log);
+        let filesystem = Arc::new(filesystem);
+        let _ = self.filesystem.set(Arc::clone(&filesystem));
+        Ok(Box::new(move || {
+            Box::new(Channel::restored(filesystem, device, memory, home, &saved))
+        }))
+    }
+
+    /// Says whether the disk is what its users know.
+    fn compare(&self, saved: &SavedMount) -> Result<(), String> {
+        let disk = &self.disk;
+        let told = (&*saved.disk, saved.size, saved.block_size, saved.read_only);
+        // The kernel is told of what has grown since.
+        let size = disk.current_size();
+        let size = if size > saved.size { saved.size } else { size };
+        let found = (&*disk.name, size, disk.block_size, disk.read_only);
+        match told == found {
+            true => Ok(()),
+            false => Err(format!(
+                "its users know {told:?} (name, size, block size, read-only), here is {found:?}"
+            )),
+        }
+    }
+
+    fn home(&self, common: &Arc<Common>) -> Result<Home, String> {
+        let ticket = common.connections.readmit(self.address);
+        let ticket = ticket.map_err(|refusal| refusal.to_string())?;
+        Ok(Home::new(ticket, Member::new(&common.handover)))
+    }
+
+    fn common(&self) -> Result<Arc<Common>, String> {
+        let common = self.common.upgrade();
+        common.ok_or_else(|| "nobody serves there any more".to_owned())
+    }
 }
 
 impl Served for ServedFile {
     fn disk(&self) -> Option<&str> {
-        Some(&self.disk)
+        Some(&self.disk.name)
     }
 
     /// It has the one that it has.
@@ -157,10 +270,19 @@ impl Served for ServedFile {
     }
 
     fn close(&self) {
-        self.filesystem.unmount();
-        self.filesystem.common.connections.remove_address(self.address);
+        if let Some(filesystem) = self.filesystem.get() {
+            filesystem.unmount();
+        }
+        if let Ok(common) = self.common() {
+            common.connections.remove_address(self.address);
+        }
     }
 }
 
+/// Why a mount cannot go on here.
+type Refused = Box<dyn std::error::Error + Send + Sync>;
+
+/// The name of this front door.
+pub(super) const DOOR: &str = "fuse";
 /// What stands for the disk's name in an address.
 const DISK: &str = "{disk}";

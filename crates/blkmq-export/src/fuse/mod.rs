@@ -7,6 +7,7 @@
 //! | `filesystem` | what a mount shows, and how it ends |
 //! | `channel` | the life of one way to it on its reactor, and what a request asks of the disk |
 //! | `slots` | where a request's data lies |
+//! | [`saved`] | what another daemon has to know to go on with a mount |
 
 mod channel;
 mod filesystem;
@@ -14,6 +15,7 @@ mod front_door;
 mod mount;
 mod mount_table;
 pub mod protocol;
+pub mod saved;
 mod slots;
 mod sys;
 

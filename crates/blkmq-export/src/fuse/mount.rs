@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -19,6 +21,7 @@ use rustix::net::{
 
 use super::mount_table::{self, Entry};
 use super::protocol::DATA_BYTES_MAX;
+use super::saved::SavedMount;
 use crate::common::OpenError;
 
 /// A file that a disk may be mounted over.
@@ -38,7 +41,13 @@ pub(super) struct Mount {
     /// What the table of mounts has there, if that could be read.
     entry: Option<Entry>,
     is_over: bool,
+    ownership: Ownership,
 }
+
+/// Says whether a mount is this daemon's to unmount: of two daemons, one of which takes over from the other, only that one's that
+/// serves it. A clone is the same.
+#[derive(Clone, Debug)]
+pub(super) struct Ownership(Arc<AtomicBool>);
 
 /// How a mount came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,16 +83,6 @@ impl Place {
         })
     }
 
-    /// The user and the group whose it is.
-    pub(super) fn owner(&self) -> (u32, u32) {
-        self.owner
-    }
-
-    /// Its path.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Mounts a filesystem of one file over it. What is asked of that comes from the descriptor, which never blocks.
     ///
     /// # Errors
@@ -98,6 +97,7 @@ impl Place {
             place: self,
             entry,
             is_over: false,
+            ownership: Ownership::new(true),
         };
         Ok((mount, device))
     }
@@ -122,17 +122,65 @@ impl Drop for Place {
     }
 }
 
+impl Ownership {
+    fn new(is_ours: bool) -> Self {
+        Self(Arc::new(AtomicBool::new(is_ours)))
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        // Acquire: pairs with the Release in `set`.
+        self.0.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set(&self, is_ours: bool) {
+        // Release: who unmounts it has seen all that was done before it became ours.
+        self.0.store(is_ours, Ordering::Release);
+    }
+}
+
 impl Mount {
+    /// One that another daemon has made, and that is its until this one serves.
+    pub(super) fn inherited(path: PathBuf, saved: &SavedMount) -> Self {
+        Self {
+            place: Place {
+                path,
+                is_made: saved.is_made,
+                owner: saved.owner,
+            },
+            entry: saved.entry(),
+            is_over: false,
+            ownership: Ownership::new(false),
+        }
+    }
+
     /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.place.path
     }
 
-    /// Unmounts it; if it is open somewhere, it stays there for those who have it.
+    /// The user and the group whose file it is.
+    pub(super) fn owner(&self) -> (u32, u32) {
+        self.place.owner
+    }
+
+    /// Says whether it is this daemon's to unmount.
+    pub(super) fn ownership(&self) -> Ownership {
+        self.ownership.clone()
+    }
+
+    /// Says whether its file was made for it, and what the table of mounts has there.
+    pub(super) fn remains(&self) -> (bool, Option<Entry>) {
+        (self.place.is_made, self.entry.clone())
+    }
+
+    /// Unmounts it, if it is ours; if it is open somewhere, it stays there for those who have it.
     ///
     /// # Errors
     /// What the system says.
     pub(super) fn unmount(&mut self) -> io::Result<Unmounted> {
+        if !self.ownership.is_ours() {
+            return Ok(Unmounted::Whole);
+        }
         let is_there = self.entry.is_none() || mount_table::at(&self.place.path)? == self.entry;
         if std::mem::replace(&mut self.is_over, true) || !is_there {
             self.place.clear();
@@ -151,6 +199,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        // Whoever serves it takes the file away.
+        self.place.is_made &= self.ownership.is_ours();
         if !self.is_over
             && let Err(error) = self.unmount()
         {
@@ -171,7 +221,7 @@ fn open_device() -> io::Result<OwnedFd> {
 }
 
 /// The path as the table of mounts has it. Its last part may be a mount whose daemon is dead, so it is not looked at.
-fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
     let refused = |what: String| OpenError::new(format!("export fuse:{}: {what}", path.display()));
     let name = path
         .file_name()

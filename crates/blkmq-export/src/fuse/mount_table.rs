@@ -29,6 +29,33 @@ pub(super) fn at(path: &Path) -> io::Result<Option<Entry>> {
     Ok(find(&std::fs::read("/proc/self/mountinfo")?, path))
 }
 
+/// Says whether this process has something open on what is mounted at a path. Nothing is asked of the mount itself.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn is_used_by_us(path: &Path) -> io::Result<bool> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let Some(number) = number(&table, path) else {
+        return Ok(false);
+    };
+    let line = [b"mnt_id:\t", number].concat();
+    for descriptor in std::fs::read_dir("/proc/self/fdinfo")? {
+        // One that is closed meanwhile is not open.
+        let facts = std::fs::read(descriptor?.path()).unwrap_or_default();
+        if facts.split(|byte| *byte == b'\n').any(|fact| fact == line) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The number of the topmost mount at a path, as the kernel names it to this process.
+fn number<'a>(table: &'a [u8], path: &Path) -> Option<&'a [u8]> {
+    let lines = table.split(|byte| *byte == b'\n');
+    let mut there = lines.filter(|line| entry(line, path).is_some());
+    there.next_back()?.split(|byte| *byte == b' ').next()
+}
+
 fn find(table: &[u8], path: &Path) -> Option<Entry> {
     let lines = table.split(|byte| *byte == b'\n');
     lines.filter_map(|line| entry(line, path)).next_back()
@@ -81,6 +108,15 @@ mod tests {
         assert_eq!(found("/srv/other"), Some(("0:60".into(), true)));
         assert_eq!(found("/"), Some(("254:1".into(), false)));
         assert_eq!(found("/srv"), None);
+        assert_eq!(number(TABLE, Path::new("/srv/my disk")), Some(&b"92"[..]));
+        assert_eq!(number(TABLE, Path::new("/srv")), None);
+    }
+
+    #[test]
+    fn what_this_process_has_open_is_found_by_its_mount() {
+        let _open = std::fs::File::open("/proc/self/maps").unwrap();
+        assert!(is_used_by_us(Path::new("/proc")).unwrap());
+        assert!(!is_used_by_us(Path::new("/nowhere")).unwrap());
     }
 
     #[test]

@@ -253,17 +253,45 @@ pub fn answer(unique: u64, errno: i32, data_bytes: usize) -> [u8; ANSWER_BYTES] 
     header
 }
 
-/// What is agreed on with the kernel's side. None if it speaks another protocol.
-pub fn init_answer(init: &Init, in_flight_max: u16) -> Option<[u8; 64]> {
-    if init.major != MAJOR || init.minor < MINOR_MIN {
-        return None;
+/// What is agreed on with the kernel's side once, for as long as the mount lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// The minor version that is spoken.
+    pub minor: u32,
+    /// Bytes of data of one read or write at most.
+    pub data_bytes_max: u32,
+}
+
+impl Agreed {
+    /// What is agreed on with a side that offers this. None if it speaks another protocol.
+    pub fn on(init: &Init) -> Option<Self> {
+        let is_spoken = init.major == MAJOR && init.minor >= MINOR_MIN;
+        is_spoken.then(|| Self {
+            minor: init.minor.min(MINOR_MAX),
+            data_bytes_max: DATA_BYTES_MAX as u32,
+        })
     }
+
+    /// Says whether the version that another daemon has agreed on is spoken here.
+    pub fn is_version_served(&self) -> bool {
+        (MINOR_MIN..=MINOR_MAX).contains(&self.minor)
+    }
+
+    /// Says whether there is room here for the data that another daemon has agreed to.
+    pub fn is_length_served(&self) -> bool {
+        self.data_bytes_max as usize <= DATA_BYTES_MAX
+    }
+}
+
+/// The answer to an offer. None if the kernel's side speaks another protocol.
+pub fn init_answer(init: &Init, in_flight_max: u16) -> Option<[u8; 64]> {
+    let agreed = Agreed::on(init)?;
     let flags = init.flags & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES);
     let mut bytes = Bytes::<64>::default();
-    bytes.u32(MAJOR).u32(init.minor.min(MINOR_MAX));
+    bytes.u32(MAJOR).u32(agreed.minor);
     bytes.u32(init.max_readahead).u32(flags as u32);
     bytes.u16(in_flight_max).u16(in_flight_max);
-    bytes.u32(DATA_BYTES_MAX as u32).u32(1);
+    bytes.u32(agreed.data_bytes_max).u32(1);
     bytes.u16((DATA_BYTES_MAX / PAGE) as u16);
     Some(bytes.0)
 }

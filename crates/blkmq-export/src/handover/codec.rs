@@ -42,7 +42,7 @@ pub enum Message {
     },
     /// One descriptor: it holds the lock of a disk's file.
     Lock,
-    /// One descriptor: a socket that listens.
+    /// One descriptor: a socket that listens, or that of a mount.
     Socket(Socket),
     /// A disk, as the incoming daemon has it.
     Disk(Disk),
@@ -70,12 +70,12 @@ pub enum Message {
     },
 }
 
-/// A socket that listens.
+/// A socket that listens, or a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Socket {
     /// The front door that serves there.
     pub door: String,
-    /// Its own address, such as `unix:/run/blkmq/nbd.sock`.
+    /// Its own address, such as `unix:/run/blkmq/nbd.sock`, or `/run/blkmq/vm1` of a mount.
     pub address: String,
     /// Who made it.
     pub origin: Origin,

@@ -1,5 +1,5 @@
-//! Who is handed over when another daemon takes this one's place: listeners and connections are its members, stop when they are
-//! told, say what their successors have to know, and then either go on or are gone. Reactors are never waited with: they look at one
+//! Who is handed over when another daemon takes this one's place: listeners, connections and mounts are its members, stop when they
+//! are told, say what their successors have to know, and then either go on or are gone. Reactors are never waited with: they look at one
 //! flag when they are woken, and leave what they save here; the daemon's own thread waits for it.
 //!
 //! ```text
@@ -66,7 +66,7 @@ struct Door {
     door: &'static str,
     address: String,
     origin: Origin,
-    /// None where this side connects.
+    /// What another daemon has to have for a start. None where this side connects.
     socket: Option<OwnedFd>,
     restore: Restore,
 }
@@ -246,7 +246,7 @@ impl Handover {
             .collect()
     }
 
-    /// The sockets that listen, for another daemon to serve at.
+    /// The sockets that listen, and what stands for one where there is none, for another daemon to serve at.
     ///
     /// # Errors
     /// If there is no descriptor for one more.
@@ -379,6 +379,18 @@ impl Handover {
             restore,
         });
         Ok(())
+    }
+
+    /// The same for a file that is a disk, with a copy of the descriptor on which the kernel asks for it.
+    #[cfg(feature = "fuse")]
+    pub(crate) fn add_mount(&self, door: &'static str, address: String, device: OwnedFd, restore: Restore) {
+        self.lock().doors.push(Door {
+            door,
+            address,
+            origin: Origin::Daemon,
+            socket: Some(device),
+            restore,
+        });
     }
 
     /// The same for an address that this side connects to.

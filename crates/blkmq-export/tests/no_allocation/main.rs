@@ -1,9 +1,12 @@
 //! Counts what the daemon's request path allocates as its clients use it: two connections in groups of their own, reads, writes,
-//! flushes and zeroing through the NBD front door, every elevator, disks in memory, on a file and mapped. A binary of its own,
+//! flushes and zeroing through the NBD front door and through FUSE, every elevator, disks in memory, on a file and mapped. A binary of its own,
 //! since the allocator counts for the whole process; the clients here allocate nothing themselves.
 
 #[path = "../../../blkmq-host/tests/no_allocation/sys.rs"]
 mod sys;
+
+#[cfg(feature = "fuse")]
+mod fuse;
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -42,10 +45,32 @@ fn main() {
             assert_eq!(count, 0, "{source} with {elevator}");
         }
     }
+    #[cfg(feature = "fuse")]
+    count_through_files(&dir);
     std::fs::remove_dir_all(&dir).unwrap();
     let before = sys::allocations();
     drop(std::hint::black_box(Box::new(7)));
     assert_eq!(sys::allocations() - before, 1, "the counter counts");
+}
+
+#[cfg(feature = "fuse")]
+fn count_through_files(dir: &Path) {
+    if !fuse::may_mount() {
+        return blkmq_skip::skip_of(
+            "no_allocation::fuse",
+            "only root mounts, and /dev/fuse has to be there",
+        );
+    }
+    for elevator in Kind::ALL {
+        for source in ["ram", "file", "striped"] {
+            let count = fuse::count(source, elevator, dir);
+            println!(
+                "{source}, {elevator}: {count} allocations in {} requests by FUSE",
+                fuse::REQUESTS
+            );
+            assert_eq!(count, 0, "{source} with {elevator} by FUSE");
+        }
+    }
 }
 
 /// How many allocations there are while two connections are served.

@@ -77,3 +77,16 @@ fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
     }
     daemon.stop();
 }
+
+#[test]
+fn the_doors_bench_reads_a_disk_that_is_a_file() {
+    if !crate::fuse::may_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let words = "doors --door fuse --side ours,ours-bfq --queues 1,2 --depth 1,64";
+    let rows = rows(&scratch, &words.split(' ').collect::<Vec<_>>());
+    assert_eq!(rows.len(), 8, "{rows:?}");
+    rows.iter().for_each(assert_measured);
+    assert_eq!(rows[0]["case"], "door=fuse/queues=1/depth=1");
+}

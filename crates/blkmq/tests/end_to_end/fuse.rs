@@ -5,11 +5,13 @@ mod durability;
 mod ends;
 mod loops;
 mod memory;
+mod shares;
+mod upgrade;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -72,12 +74,16 @@ impl Stage {
 
     /// Opens the disk past the page cache.
     fn open(&self) -> File {
+        self.open_at(&self.path())
+    }
+
+    fn open_at(&self, path: &Path) -> File {
         let mut options = File::options();
         options
             .read(true)
             .write(true)
             .custom_flags(OFlags::DIRECT.bits() as i32);
-        options.open(self.path()).expect("the disk opens")
+        options.open(path).expect("the disk opens")
     }
 }
 
@@ -85,13 +91,16 @@ impl Drop for Stage {
     fn drop(&mut self) {
         self.daemon = None;
         let flags = rustix::mount::UnmountFlags::DETACH;
-        while rustix::mount::unmount(self.path(), flags).is_ok() {}
+        // The latter is where a second disk is, if a test has one.
+        for path in [self.path(), self.scratch.path("other")] {
+            while rustix::mount::unmount(&path, flags).is_ok() {}
+        }
         let _ = std::fs::remove_file(self.path());
     }
 }
 
 /// Says, aloud if not, whether this user can mount something here.
-fn may_mount() -> bool {
+pub(crate) fn may_mount() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let may = device.is_ok() && rustix::process::geteuid().is_root();
     if !may {
@@ -304,8 +313,13 @@ fn an_address_that_is_no_file_or_is_in_use_is_refused() {
 
 /// A block that tells where it belongs, where direct I/O wants it.
 fn aligned(number: u64) -> Box<Aligned> {
+    aligned_of(number, 1)
+}
+
+/// The same of another generation.
+fn aligned_of(number: u64, generation: u64) -> Box<Aligned> {
     let mut aligned = Box::new(Aligned([0; BLOCK]));
-    aligned.0.copy_from_slice(&block(number, 1));
+    aligned.0.copy_from_slice(&block(number, generation));
     aligned
 }
 

@@ -8,7 +8,7 @@ mod caps;
 mod clients;
 mod forgets;
 pub(crate) mod load;
-mod refusals;
+pub(crate) mod refusals;
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};

@@ -40,7 +40,7 @@ impl Server {
             Drive::Images(images) => (on_images(scene, images), None),
             Drive::Nbd(images) => {
                 let other = self.start(&remote(images))?;
-                (on_nbd(scene, images.each_bytes(), other.socket()), Some(other))
+                (on_nbd(scene, images.each_bytes(), other.place()), Some(other))
             }
         };
         let ours = self.start(&format!("{disks}{}", shared(scene, kind, self.reactors)))?;
@@ -53,7 +53,7 @@ impl Server {
                     format!(
                         "--uri=nbd+unix:///{}?socket={}",
                         disk(place),
-                        ours.socket().display()
+                        ours.place().display()
                     ),
                 ],
             })

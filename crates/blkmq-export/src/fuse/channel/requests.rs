@@ -8,7 +8,7 @@ use blkmq_host::disk::Disk;
 use blkmq_host::service::Cx;
 
 use super::super::protocol::{
-    ANSWER_BYTES, Call, Malformed, Range, Request, answer, init_answer, lseek_answer, open_answer,
+    ANSWER_BYTES, Agreed, Call, Malformed, Range, Request, answer, init_answer, lseek_answer, open_answer,
     statfs_answer, write_answer,
 };
 use super::super::slots::{SLOTS, Work};
@@ -57,7 +57,10 @@ impl Channel {
         let filesystem = &self.filesystem;
         match call {
             Call::Init(init) => match init_answer(&init, SLOTS) {
-                Some(agreed) => self.answer(unique, 0, &agreed),
+                Some(answer) => {
+                    self.agreed = Agreed::on(&init);
+                    self.answer(unique, 0, &answer);
+                }
                 None => {
                     self.answer(unique, libc::EPROTO, &[]);
                     let why = format_args!(

@@ -157,7 +157,7 @@ fn a_daemon_that_is_killed_at_random_moments_leaves_the_clients_to_the_running_o
 }
 
 /// Speaks as a daemon that takes over, up to a step.
-fn pretend(path: &Path, step: usize) -> Channel {
+pub(crate) fn pretend(path: &Path, step: usize) -> Channel {
     let mut channel = greeted(path);
     if step == 0 {
         return channel;
@@ -218,4 +218,4 @@ pub(super) fn greeted(path: &Path) -> Channel {
 
 const LIMIT: Duration = Duration::from_secs(10);
 /// The last step: it was told to go.
-const STEPS: usize = 6;
+pub(crate) const STEPS: usize = 6;

@@ -1,0 +1,175 @@
+//! The bytes in which a mount is handed over to another daemon: the disk as its users know it, what was agreed on with the kernel, and
+//! what is to be done when it is unmounted. Read from outside, so every length has a limit and every fault an error of its own.
+
+use super::mount_table::Entry;
+use super::protocol::Agreed;
+use crate::handover::codec::{DecodeError, Reader, Writer};
+
+/// A mount at rest: no request is under way.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedMount {
+    /// The disk's name.
+    pub disk: String,
+    /// The size that the kernel was told of last, in bytes.
+    pub size: u64,
+    /// The disk's smallest unit, in bytes.
+    pub block_size: u32,
+    /// Its changes are refused.
+    pub read_only: bool,
+    /// None before the kernel's first request.
+    pub agreed: Option<Agreed>,
+    /// How often it is open.
+    pub opened: u64,
+    /// Writes may have been lost of which nobody has been told through it.
+    pub has_losses: bool,
+    /// The user and the group whose file it is.
+    pub owner: (u32, u32),
+    /// When it was mounted, in seconds since 1970.
+    pub since: u64,
+    /// The file was made for it, and is taken away afterwards.
+    pub is_made: bool,
+    /// What the table of mounts has there: the filesystem's number and type.
+    pub entry: Option<(String, String)>,
+}
+
+impl SavedMount {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let version = reader.u8("a mount's version")?;
+        if version != VERSION {
+            return Err(DecodeError::Value("a mount's version", version.into()));
+        }
+        let saved = Self {
+            disk: reader.text("a disk")?,
+            size: reader.u64("a disk's size")?,
+            block_size: reader.u32("a disk's block size")?,
+            read_only: reader.flag("whether a disk is read-only")?,
+            agreed: reader.optional("what was agreed on", agreed)?,
+            opened: reader.u64("how often a disk is open")?,
+            has_losses: reader.flag("whether writes are lost")?,
+            owner: (reader.u32("a user")?, reader.u32("a group")?),
+            since: reader.u64("a time")?,
+            is_made: reader.flag("whether a file was made")?,
+            entry: reader.optional("a mount", |reader| {
+                Ok((
+                    reader.text("a filesystem's number")?,
+                    reader.text("a filesystem's type")?,
+                ))
+            })?,
+        };
+        reader.end()?;
+        Ok(saved)
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut writer = Writer(&mut bytes);
+        writer.u8(VERSION);
+        writer.text(&self.disk);
+        writer.u64(self.size);
+        writer.u32(self.block_size);
+        writer.u8(self.read_only.into());
+        writer.optional(self.agreed.as_ref(), |writer, agreed| {
+            writer.u32(agreed.minor);
+            writer.u32(agreed.data_bytes_max);
+        });
+        writer.u64(self.opened);
+        writer.u8(self.has_losses.into());
+        writer.u32(self.owner.0);
+        writer.u32(self.owner.1);
+        writer.u64(self.since);
+        writer.u8(self.is_made.into());
+        writer.optional(self.entry.as_ref(), |writer, (device, kind)| {
+            writer.text(device);
+            writer.text(kind);
+        });
+        bytes
+    }
+
+    /// What the table of mounts has there.
+    pub(super) fn entry(&self) -> Option<Entry> {
+        let entry = self.entry.clone();
+        entry.map(|(device, kind)| Entry { device, kind })
+    }
+}
+
+/// A version or a length that is not served here would not be understood later.
+fn agreed(reader: &mut Reader<'_>) -> Result<Agreed, DecodeError> {
+    let agreed = Agreed {
+        minor: reader.u32("the kernel's version")?,
+        data_bytes_max: reader.u32("the longest write")?,
+    };
+    if !agreed.is_version_served() {
+        return Err(DecodeError::Value("the kernel's version", agreed.minor.into()));
+    }
+    if !agreed.is_length_served() {
+        let length = agreed.data_bytes_max.into();
+        return Err(DecodeError::Value("the longest write", length));
+    }
+    Ok(agreed)
+}
+
+/// The version of these bytes.
+const VERSION: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> SavedMount {
+        SavedMount {
+            disk: "vm1".to_owned(),
+            size: 1 << 40,
+            block_size: 512,
+            read_only: true,
+            agreed: Some(Agreed {
+                minor: 38,
+                data_bytes_max: 1 << 20,
+            }),
+            opened: 3,
+            has_losses: true,
+            owner: (1000, 100),
+            since: 1 << 33,
+            is_made: true,
+            entry: Some(("0:55".to_owned(), "fuse.blkmq".to_owned())),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_cut_anywhere_it_is_refused() {
+        for saved in [example(), SavedMount::default()] {
+            let bytes = saved.bytes();
+            assert_eq!(SavedMount::parse(&bytes).as_ref(), Ok(&saved));
+            for cut in 0..bytes.len() {
+                assert!(SavedMount::parse(&bytes[..cut]).is_err(), "cut at {cut}");
+            }
+            let long = [&bytes[..], &[0]].concat();
+            assert_eq!(SavedMount::parse(&long), Err(DecodeError::Trailing(1)));
+        }
+    }
+
+    #[test]
+    fn what_this_daemon_does_not_serve_is_refused() {
+        let refused = |minor, data_bytes_max| {
+            let agreed = Some(Agreed {
+                minor,
+                data_bytes_max,
+            });
+            SavedMount::parse(&SavedMount { agreed, ..example() }.bytes()).unwrap_err()
+        };
+        let version = |minor| DecodeError::Value("the kernel's version", minor);
+        assert_eq!(refused(27, 1 << 20), version(27));
+        assert_eq!(refused(99, 1 << 20), version(99));
+        let length = DecodeError::Value("the longest write", 1 << 21);
+        assert_eq!(refused(38, 1 << 21), length);
+        assert_eq!(
+            SavedMount::parse(&[2]),
+            Err(DecodeError::Value("a mount's version", 2))
+        );
+    }
+}
