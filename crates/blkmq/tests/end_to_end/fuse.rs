@@ -243,7 +243,10 @@ fn the_size_is_the_disks_whoever_empties_the_file_or_writes_across_its_end() {
     assert!(grow.status().expect("it starts").success());
     // The reactor tells the kernel in its next turn: before what that knew is a second old.
     while file.metadata().unwrap().len() != 96 << 20 {
-        assert!(known.elapsed() < Duration::from_millis(900), "the size is as it was");
+        assert!(
+            known.elapsed() < Duration::from_millis(900),
+            "the size is as it was"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     drop((emptied, file));
