@@ -173,7 +173,7 @@ fn groups_come_and_go_under_load_and_each_bio_ends_once() {
         let changes = scope.spawn(|| {
             let control = engine.control();
             let mut rounds = 0_u64;
-            while !over.load(Ordering::Relaxed) {
+            while rounds == 0 || !over.load(Ordering::Relaxed) {
                 rounds += 1;
                 let path = format!("/t{}/vm", rounds % 3);
                 // Full while removed groups' I/O is under way.

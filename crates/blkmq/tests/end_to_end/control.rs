@@ -560,13 +560,17 @@ struct Costs {
 }
 
 fn costs(daemon: &Daemon) -> Costs {
-    let count = |what: &str| {
+    let list = |what: &str| {
         let dir = format!("/proc/{}/{what}", daemon.id());
-        std::fs::read_dir(dir).expect("our own child's").count()
+        std::fs::read_dir(dir).expect("our own child's").flatten()
+    };
+    // The kernel's workers for a ring come and go.
+    let is_own = |task: &std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !name.starts_with("iou-"))
     };
     Costs {
-        descriptors: count("fd"),
-        threads: count("task"),
+        descriptors: list("fd").count(),
+        threads: list("task").filter(is_own).count(),
         memory_kib: daemon.memory_kib(),
     }
 }
