@@ -341,7 +341,7 @@ const LINE_MAX: usize = 1 << 20;
 /// How long a client may take to read what it has asked for.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 /// How often what is traced is sent.
-const TRACE_EVERY: Duration = Duration::from_millis(5);
+const TRACE_EVERY: Duration = Duration::from_millis(2);
 /// How soon the end of the daemon is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// What the deepest request needs, several times over.
