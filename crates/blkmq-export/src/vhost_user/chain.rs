@@ -157,6 +157,13 @@ fn find_table(at: &Descriptor, loans: &Loans) -> Result<(Window, u32), Broken> {
 
 /// Takes as many bytes from the front as `out` has. Says whether there were enough.
 pub(super) fn take_front(pieces: &mut Vec<Lent>, mut out: &mut [u8]) -> bool {
+    if let Some(first) = pieces.first()
+        && first.len() as usize == out.len()
+    {
+        copy_from(*first, out);
+        pieces.remove(0);
+        return true;
+    }
     let mut whole = 0;
     for piece in pieces.iter_mut() {
         if out.is_empty() {

@@ -202,7 +202,9 @@ impl Queue {
                 self.break_off(broken);
             }
         }
-        self.come_again(cx);
+        if !self.is_looked_at() {
+            self.come_again(cx);
+        }
     }
 
     /// The next head that the present table of memory is for. A change is looked at behind the index that led to the head.
@@ -433,5 +435,6 @@ impl Service for Queue {
 const KICK: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
-/// Chains that one turn takes before others have theirs.
-const CHAINS_MAX: usize = 128;
+/// Chains that one turn takes before others have theirs, and before the driver sees those that have ended: so it goes on with some
+/// while others are being done. With a whole ring in one turn, driver and device would wait for each other in turns.
+const CHAINS_MAX: usize = 16;

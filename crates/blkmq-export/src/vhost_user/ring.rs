@@ -16,8 +16,9 @@ pub struct Ring {
     avail: Window,
     used: Window,
     has_event_index: bool,
-    /// The place in the available ring that is looked at next.
+    /// The place in the available ring that is looked at next, and how far the driver had come when its index was read last.
     next_avail: u16,
+    seen_avail: u16,
     /// The place in the used ring that is written next, and the last one that the driver knows of.
     next_used: u16,
     published: u16,
@@ -44,6 +45,7 @@ impl Ring {
             used,
             has_event_index,
             next_avail: 0,
+            seen_avail: 0,
             next_used,
             published: next_used,
             inflight: None,
@@ -60,6 +62,7 @@ impl Ring {
             let left = inflight.recover(self.next_used);
             self.next_avail = self.next_used.wrapping_add(left);
         }
+        self.seen_avail = self.next_avail;
     }
 
     /// Descriptors of its table.
@@ -88,10 +91,13 @@ impl Ring {
         {
             return Ok(Some(head));
         }
-        match self.waiting() {
-            0 => return Ok(None),
-            waiting if waiting > self.size => return Err(Broken("the available index has jumped")),
-            _ => {}
+        if self.seen_avail == self.next_avail {
+            let seen = self.avail.load_index(INDEX);
+            match seen.wrapping_sub(self.next_avail) {
+                0 => return Ok(None),
+                waiting if waiting > self.size => return Err(Broken("the available index has jumped")),
+                _ => self.seen_avail = seen,
+            }
         }
         let place = usize::from(self.next_avail % self.size);
         let head: u16 = self.avail.load(ENTRIES + 2 * place);
@@ -117,10 +123,6 @@ impl Ring {
             || [&self.desc, &self.avail, &self.used]
                 .iter()
                 .any(|window| window.is_lost())
-    }
-
-    fn waiting(&self) -> u16 {
-        self.avail.load_index(INDEX).wrapping_sub(self.next_avail)
     }
 
     /// Gives a chain back, into which `written` bytes were written; the driver sees it after [`Self::publish`].
@@ -169,7 +171,7 @@ impl Ring {
     /// Says whether there is a chain that was not taken, or an index that has jumped.
     #[inline]
     pub fn has_available(&self) -> bool {
-        self.waiting() > 0
+        self.seen_avail != self.next_avail || self.avail.load_index(INDEX) != self.next_avail
     }
 
     /// Asks the driver to notify of the next chain. Says whether one is there already, or an index that has jumped.

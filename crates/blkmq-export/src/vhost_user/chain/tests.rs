@@ -123,7 +123,7 @@ fn a_table_in_a_table_and_one_that_loops_break_the_device() {
 fn an_available_index_that_jumps_breaks_the_device() {
     let mut guest = guest();
     guest.ring.begin(0, None);
-    guest.memory.store_index(0x1002, 16);
+    guest.memory.store_index(0x1002, 1);
     guest.memory.store_index(0x1004, 15);
     assert_eq!(guest.ring.next_head(), Ok(Some(15)));
     guest.memory.store_index(0x1002, 18);
