@@ -133,9 +133,12 @@ impl Virtqueue {
         }
     }
 
-    /// Says whether there is a chain that was not taken, or a rule that was broken.
+    /// Says whether there is a chain that was not taken or is to be done again, or a rule that was broken.
     #[inline]
     pub fn has_available(&self) -> bool {
+        if self.to_repeat() > 0 {
+            return true;
+        }
         match self {
             Self::Split(ring) => ring.has_available(),
             Self::Packed(ring) => ring.has_available(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::chain::length;
 use super::super::codec::RegionSpec;
 use super::super::packed_inflight::record_bytes;
+use super::super::virtqueue::Virtqueue;
 use super::*;
 
 /// A driver with a ring of 4 at 0, what it says of calls at 0x100, the device at 0x200, and a record at 0x1000.
@@ -200,6 +201,22 @@ fn a_driver_is_called_when_its_place_is_passed_in_this_round_or_the_next() {
     assert!(ends(&mut driver, 2), "3 of the first round, and 0 of the second");
     wish(&driver, EVENT_AT, 0);
     assert!(!ends(&mut driver, 3), "0 was passed before");
+}
+
+#[test]
+fn what_is_to_be_repeated_is_looked_at_like_what_is_available() {
+    let mut driver = Driver::new();
+    let mut device = driver.device().unwrap();
+    driver.offer(1, 1);
+    driver.offer(2, 1);
+    device.next_head().unwrap();
+    device.next_head().unwrap();
+    let mut next = Virtqueue::Packed(driver.device().unwrap());
+    for id in [1, 2] {
+        assert!(next.has_available());
+        assert_eq!(next.next_head(), Ok(Some(id)));
+    }
+    assert!(!next.has_available());
 }
 
 /// A kill after each store that a batch makes is tried by stopping before its last steps: shown, but the record not closed.
