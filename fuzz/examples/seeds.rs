@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use blkmq_core::trace::blktrace::{QUEUE, Record};
 use blkmq_export::fuse::protocol::Agreed;
 use blkmq_export::fuse::saved::SavedMount;
 use blkmq_export::handover::codec::{self as handover, Disk, Message, Origin, Socket, Statistics, VERSION};
@@ -27,6 +28,7 @@ const STYLES: [(&str, HeaderStyle); 3] = [
 ];
 
 fn main() {
+    write("blktrace_records", "records", &records());
     write(
         "nbd_server_bytes",
         "negotiation",
@@ -177,6 +179,8 @@ fn messages() -> Vec<u8> {
             group: "/a".to_owned(),
             counts: vec![1, 2],
             debts: vec![3],
+            scheduler: "bfq".to_owned(),
+            learnt: vec![300, 1, 1_000_000],
         }),
         Message::End { count: 1 },
         Message::Refused {
@@ -185,6 +189,23 @@ fn messages() -> Vec<u8> {
     ] {
         message.write(&mut out);
     }
+    out
+}
+
+/// A notice, a request, and the beginning of another record.
+fn records() -> Vec<u8> {
+    let request = Record {
+        time: 5,
+        sector: 8,
+        bytes: 4096,
+        action: QUEUE,
+        ..Record::default()
+    };
+    let mut out = Vec::new();
+    for record in [Record::notice(0, 1, "blkmq"), request.clone(), request] {
+        record.write(&mut out);
+    }
+    out.truncate(out.len() - 7);
     out
 }
 

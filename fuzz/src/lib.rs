@@ -3,6 +3,7 @@
 //! To add a target: a module with `pub fn run(&[u8])`, a line in [`TARGETS`], a file in `fuzz_targets/` with its `[[bin]]`
 //! in `Cargo.toml`, and seeds in `corpus/NAME/` (written by `cargo run --example seeds`, if they can be).
 
+pub mod blktrace_records;
 pub mod configuration;
 pub mod fuse_requests;
 pub mod handover_messages;
@@ -19,6 +20,7 @@ pub type Body = fn(&[u8]);
 
 /// Every target: its name, which is also its corpus's directory, and its body.
 pub const TARGETS: &[(&str, Body)] = &[
+    ("blktrace_records", blktrace_records::run),
     ("configuration", configuration::run),
     ("fuse_requests", fuse_requests::run),
     ("handover_messages", handover_messages::run),

@@ -105,6 +105,30 @@ impl Queue {
         })
     }
 
+    /// What the elevator has learnt of a group, in numbers of its own: none if there is none, or it learns nothing.
+    ///
+    /// # Errors
+    /// As [`Queue::group_debts`].
+    pub fn group_learnt(&self, id: GroupId) -> Result<Vec<u64>, Busy> {
+        self.look(|state| {
+            let elevator = state.elevator.as_ref();
+            elevator.map_or_else(Vec::new, |elevator| elevator.learnt(id))
+        })
+    }
+
+    /// Has the elevator begin with what another one of its name has learnt of a group.
+    ///
+    /// # Errors
+    /// As [`Queue::create_group`].
+    pub fn take_group_learnt(&self, id: GroupId, learnt: &[u64], now: Instant) -> Change<()> {
+        self.change_groups(|state| {
+            if let Some(elevator) = &mut state.elevator {
+                elevator.take_learnt(id, learnt, now);
+            }
+            Ok(())
+        })
+    }
+
     /// Removes a group, with its caps. Its nearest living ancestor takes what is still submitted to it; what waits or is
     /// under way goes on. Its number is given to no other group while any of that is left.
     ///

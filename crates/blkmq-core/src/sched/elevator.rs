@@ -124,6 +124,14 @@ pub trait Elevator: Send {
         false
     }
 
+    /// What it has learnt of a group, in numbers of its own, for one of its name in another process that goes on with the group.
+    fn learnt(&self, _group: GroupId) -> Vec<u64> {
+        Vec::new()
+    }
+
+    /// Begins with what another one has learnt of a group. Numbers that mean nothing are ignored.
+    fn take_learnt(&mut self, _group: GroupId, _learnt: &[u64], _now: Instant) {}
+
     /// Returns how many requests it holds.
     fn queued(&self) -> usize;
 

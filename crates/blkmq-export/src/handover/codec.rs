@@ -13,7 +13,7 @@
 use std::fmt;
 
 /// The version of the protocol. Both have to speak the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes before the body of each message: its length and its kind.
 pub const HEADER_BYTES: usize = 6;
 /// The longest body: a session with all that its client may have on its way, in either direction.
@@ -125,6 +125,10 @@ pub struct Statistics {
     pub counts: Vec<u64>,
     /// What it owes its caps, in the order of their kinds.
     pub debts: Vec<u64>,
+    /// The queue's scheduler.
+    pub scheduler: String,
+    /// What that has learnt of the group, in numbers of its own.
+    pub learnt: Vec<u64>,
 }
 
 /// Why bytes are no message.
@@ -238,6 +242,8 @@ impl Message {
                 group: reader.text("a group")?,
                 counts: reader.counts()?,
                 debts: reader.counts()?,
+                scheduler: reader.text("a scheduler")?,
+                learnt: reader.counts()?,
             }),
             END => Self::End {
                 count: reader.u32("a count")?,
@@ -312,10 +318,10 @@ impl Message {
             Self::Statistics(statistics) => {
                 writer.text(&statistics.queue);
                 writer.text(&statistics.group);
-                for counts in [&statistics.counts, &statistics.debts] {
-                    writer.u32(counts.len() as u32);
-                    counts.iter().for_each(|count| writer.u64(*count));
-                }
+                writer.counts(&statistics.counts);
+                writer.counts(&statistics.debts);
+                writer.text(&statistics.scheduler);
+                writer.counts(&statistics.learnt);
                 STATISTICS
             }
             Self::End { count } => {
@@ -463,6 +469,12 @@ impl Writer<'_> {
     /// Appends a number.
     pub fn u64(&mut self, value: u64) {
         self.0.extend(value.to_le_bytes());
+    }
+
+    /// Appends numbers behind how many there are.
+    pub fn counts(&mut self, counts: &[u64]) {
+        self.u32(counts.len() as u32);
+        counts.iter().for_each(|count| self.u64(*count));
     }
 
     /// Appends a value that may be missing.

@@ -343,6 +343,21 @@ impl Elevator for Bfq {
         true
     }
 
+    fn learnt(&self, group: GroupId) -> Vec<u64> {
+        let known = self.room.learnt(self.wf2q.group(group.index()), self.now);
+        known.map_or_else(Vec::new, |known| known.to_vec())
+    }
+
+    fn take_learnt(&mut self, group: GroupId, learnt: &[u64], now: Instant) {
+        self.notice(now);
+        let id = self.wf2q.group(group.index());
+        if let Ok(learnt) = learnt.try_into()
+            && self.reach() > 0
+        {
+            self.room.take_learnt(&mut self.wf2q, id, learnt, self.now);
+        }
+    }
+
     fn queued(&self) -> usize {
         self.held.slots.used()
     }

@@ -241,6 +241,31 @@ impl Room {
         false
     }
 
+    /// What is known of a member, and of the room of the others, for a scheduler that goes on with it; nothing before its first probe.
+    pub(super) fn learnt(&self, id: EntityId, now: Instant) -> Option<[u64; LEARNT]> {
+        let member = &self.members[id.index()];
+        let [reach, probes, time_max, rest, probe_in] = member.learnt(now)?;
+        let (passed, (room, lifted)) = (member.is_passed.into(), self.window.learnt());
+        Some([reach, probes, time_max, rest, probe_in, passed, room, lifted])
+    }
+
+    /// Goes on with what is known of a member elsewhere.
+    pub(super) fn take_learnt(&mut self, wf2q: &mut Wf2q, id: EntityId, learnt: [u64; LEARNT], now: Instant) {
+        let [reach, probes, time_max, rest, probe_in, passed, room, lifted] = learnt;
+        let member = &mut self.members[id.index()];
+        if member.learnt(now).is_some() || passed == 1 && reach > REACH_HIGH {
+            return;
+        }
+        member.take_learnt([reach, probes, time_max, rest, probe_in], wf2q.served(id), now);
+        if passed == 1 && self.passed.len() < PASSED_MAX {
+            member.is_passed = true;
+            wf2q.pass_over(id, member.counts(wf2q.waits(id)));
+            self.passed.push(id);
+            self.window.take_learnt(room, lifted);
+            self.window.begin_again(true, now);
+        }
+    }
+
     /// Nothing is known of it any more.
     pub(super) fn forget(&mut self, wf2q: &mut Wf2q, id: EntityId) {
         self.alike.retain(|alike| *alike != id);
@@ -400,6 +425,8 @@ impl Room {
     }
 }
 
+/// Numbers that say what is known of a member.
+pub(super) const LEARNT: usize = 8;
 /// A member is passed over if its reach is below the first, in 1/1024, and no more if it is above the second: exact shares cost
 /// up to a third of the drive.
 const REACH_LOW: u64 = 635;

@@ -63,6 +63,33 @@ fn a_hold_ends_with_the_tunables_that_know_none() {
 }
 
 #[test]
+fn what_was_learnt_of_a_group_elsewhere_is_gone_on_with_and_nonsense_is_ignored() {
+    let (slow, now) = (GroupId(1), Instant(1000));
+    let mut bfq = bfq(16);
+    assert_eq!(bfq.learnt(slow), [0; 0], "it was not probed");
+    for nonsense in [&[][..], &[300, 1, 1], &[1024, 1, 1, 0, 0, 1, 8, 0], &[300; 9]] {
+        bfq.take_learnt(slow, nonsense, now);
+        assert!(bfq.learnt(slow).is_empty(), "{nonsense:?}");
+    }
+    let max = u64::MAX;
+    bfq.take_learnt(slow, &[300, max, max, max, max, 1, max, max], now);
+    bfq.take_learnt(GroupId(2), &[max, 0, 0, 0, 0, 0, 0, 0], now);
+    assert!(bfq.room.has_passed());
+    let seconds = |count: u64| count * 1_000_000_000;
+    let most = [300, 4, seconds(10), seconds(8), seconds(8), 1, 1 << 16, 0];
+    assert_eq!(bfq.learnt(slow), most);
+    assert_eq!(bfq.learnt(GroupId(2))[..6], [4096, 1, 0, 100_000_000, 0, 0]);
+    insert(&mut bfq, 1, 1, 0);
+    insert(&mut bfq, 2, 2, 2);
+    bfq.check_invariants();
+    for _ in 0..2 {
+        let rq = bfq.dispatch(now).expect("nobody is held");
+        bfq.completed(&Note::of(&rq, now));
+    }
+    bfq.check_invariants();
+}
+
+#[test]
 fn all_requests_may_come_back_for_other_clients_before_their_ends_are_reported() {
     const REQUESTS: usize = 16;
     let mut bfq = bfq(REQUESTS);

@@ -37,6 +37,8 @@ fn one_of_each() -> Vec<Message> {
             group: "/vm1".to_owned(),
             counts: vec![1, 0, u64::MAX],
             debts: vec![0, 7],
+            scheduler: "bfq".to_owned(),
+            learnt: vec![300, 1, 1_000_000],
         }),
         Message::End { count: 3 },
         Message::Ready,

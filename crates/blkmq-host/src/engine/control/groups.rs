@@ -106,6 +106,36 @@ impl Control {
         self.change(queue, path, |core| core.add_group_debts(id, debts, clock.now()))
     }
 
+    /// What the scheduler has learnt of a group, for one of its name in another process.
+    ///
+    /// # Errors
+    /// As [`Control::group_debts`].
+    pub fn group_learnt(&self, queue: QueueId, path: &str) -> Result<Vec<u64>, Error> {
+        let id = self.find_group(queue, &lock(&*self.entry(queue)?), path)?;
+        let core = self.core(queue)?;
+        self.insist(queue, || core.group_learnt(id))
+    }
+
+    /// Has the scheduler begin with what another one has learnt of a group, if it is of that name.
+    ///
+    /// # Errors
+    /// As [`Control::group_debts`].
+    pub fn take_group_learnt(
+        &self,
+        queue: QueueId,
+        path: &str,
+        (scheduler, learnt): (&str, &[u64]),
+    ) -> Result<(), Error> {
+        let id = self.find_group(queue, &lock(&*self.entry(queue)?), path)?;
+        if self.core(queue)?.elevator().name() != scheduler {
+            return Ok(());
+        }
+        let clock = &self.shared.clock;
+        self.change(queue, path, |core| {
+            core.take_group_learnt(id, learnt, clock.now())
+        })
+    }
+
     /// Sets or takes off a group's latency target.
     ///
     /// # Errors

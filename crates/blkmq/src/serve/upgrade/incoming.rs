@@ -112,7 +112,7 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
                 count += 1;
             }
             Message::Statistics(statistics) if earlier.len() < STATISTICS_MAX => {
-                owe(&daemon.engine().control(), &statistics)?;
+                go_on(&daemon.engine().control(), &statistics)?;
                 // Counts of another version are not gone on with.
                 if let Some(stats) = GroupStats::from_counts(&statistics.counts) {
                     earlier.insert((statistics.queue, statistics.group), stats);
@@ -145,8 +145,8 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
     Ok(earlier)
 }
 
-/// Has a group pay here for what it took beyond its caps there, if there is such a group here.
-fn owe(control: &Control, statistics: &codec::Statistics) -> Result<()> {
+/// Has a group pay here for what it took beyond its caps there, and the scheduler know it, if there is such a group here.
+fn go_on(control: &Control, statistics: &codec::Statistics) -> Result<()> {
     let debts = Debts::try_from(&statistics.debts[..]);
     let (Ok(queue), Ok(debts)) = (control.queue(&statistics.queue), debts) else {
         return Ok(());
@@ -157,6 +157,8 @@ fn owe(control: &Control, statistics: &codec::Statistics) -> Result<()> {
         .any(|(path, _)| *path == statistics.group)
     {
         control.add_group_debts(queue, &statistics.group, &debts)?;
+        let learnt = (&*statistics.scheduler, &*statistics.learnt);
+        control.take_group_learnt(queue, &statistics.group, learnt)?;
     }
     Ok(())
 }

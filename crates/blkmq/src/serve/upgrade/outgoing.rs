@@ -318,7 +318,8 @@ impl Conductor {
 }
 
 impl Conductor {
-    /// Sends what each group did, with what it did before this daemon took over; and what it owes its caps.
+    /// Sends what each group did, with what it did before this daemon took over; what it owes its caps, and
+    /// what the scheduler has learnt of it.
     fn send_statistics(&self, channel: &mut Channel) -> Result<()> {
         for (number, queue) in self.control.queues() {
             for (group, id) in self.control.groups(number) {
@@ -329,7 +330,8 @@ impl Conductor {
                     .into_iter()
                     .for_each(|before| stats.add(before));
                 let debts = self.control.group_debts(number, &at.1)?;
-                if stats.total().ios == 0 && debts == Debts::default() {
+                let learnt = self.control.group_learnt(number, &at.1)?;
+                if stats.total().ios == 0 && debts == Debts::default() && learnt.is_empty() {
                     continue;
                 }
                 let statistics = codec::Statistics {
@@ -337,6 +339,8 @@ impl Conductor {
                     group: at.1,
                     counts: stats.counts(),
                     debts: debts.to_vec(),
+                    scheduler: queue.elevator().name().to_owned(),
+                    learnt,
                 };
                 channel.send(&Message::Statistics(statistics), &[], ANSWER_MAX)?;
             }

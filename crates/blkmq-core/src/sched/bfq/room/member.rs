@@ -1,6 +1,6 @@
 //! What is known of one member from its probes: its reach, how long its requests may take, and when it is probed next.
 
-use super::probe::Mark;
+use super::probe::{Mark, REACH_MAX};
 use super::{LONGER_PART, REACH_HIGH, REACH_LOW};
 use crate::time::{Instant, Nanos};
 
@@ -56,6 +56,23 @@ impl Member {
         is_urgent || now >= self.probe_at
     }
 
+    /// What was found out: the reach, by how many probes, how long a request may take; how long it rests next, and when it is probed.
+    pub(super) fn learnt(&self, now: Instant) -> Option<[u64; 5]> {
+        let probe_in = self.probe_at.since(now);
+        let learnt = [self.reach, self.probes, self.time_max.0, self.rest.0, probe_in.0];
+        (self.probes > 0).then_some(learnt)
+    }
+
+    /// Goes on with what was found out elsewhere.
+    pub(super) fn take_learnt(&mut self, learnt: [u64; 5], served: u64, now: Instant) {
+        let [reach, probes, time_max, rest, probe_in] = learnt;
+        (self.reach, self.probes) = (reach.min(REACH_MAX), probes.clamp(1, PROBES_KEPT));
+        self.time_max = Nanos(time_max).min(TIME_MAX);
+        self.rest = Nanos(rest).clamp(REST_FIRST, REST_MAX);
+        self.probe_at = now + Nanos(probe_in).min(REST_MAX);
+        self.probed = Mark { served, at: now };
+    }
+
     /// What was known counts no more, and the next chance is for a probe.
     pub(super) fn doubt(&mut self) {
         (self.probes, self.rest, self.probe_at) = (0, REST_FIRST, Instant(0));
@@ -105,6 +122,8 @@ impl Member {
     }
 }
 
+/// A request of whomever takes no longer.
+const TIME_MAX: Nanos = Nanos::from_secs(10);
 /// The reach is a mean of so many probes.
 const PROBES_KEPT: u64 = 4;
 /// How long a member rests from one probe to the next: at first, and at most; each rest is so many times the one before.

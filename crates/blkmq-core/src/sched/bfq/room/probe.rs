@@ -68,7 +68,7 @@ impl Probe {
 
     /// A rate in bytes per second as a part of the subject's due, in 1/1024.
     pub(super) fn of_due(&self, rate: u64) -> u64 {
-        (u128::from(rate) * 1024 / u128::from(self.due)).min(REACH_MAX) as u64
+        (u128::from(rate) * 1024 / u128::from(self.due)).min(REACH_MAX.into()) as u64
     }
 
     /// How long a request of the subject may take when others have room: as long as it takes alone, and a part of the time from
@@ -101,7 +101,7 @@ impl Mark {
 }
 
 /// A reach counts for no more than this, in 1/1024.
-const REACH_MAX: u128 = 4 * 1024;
+pub(super) const REACH_MAX: u64 = 4 * 1024;
 /// A phase counts after this time: by then the drive is filled.
 const SKIP: Nanos = Nanos::from_millis(1);
 /// How long a phase counts: the shorter, the more requests were given out in it.

@@ -58,6 +58,16 @@ impl Window {
         self.forget_gain();
     }
 
+    /// How many the others may have in flight, and whether that does not count.
+    pub(super) fn learnt(&self) -> (u64, u64) {
+        (self.room.into(), self.is_lifted.into())
+    }
+
+    /// Goes on with what was found elsewhere.
+    pub(super) fn take_learnt(&mut self, room: u64, lifted: u64) {
+        (self.room, self.is_lifted) = (room.clamp(1, ROOM_MAX) as u32, lifted == 1);
+    }
+
     /// Other members are passed over than before: what the room gains is found out again.
     pub(super) fn forget_gain(&mut self) {
         (self.is_lifted, self.limited, self.open) = (false, Pace::default(), Pace::default());
@@ -146,6 +156,8 @@ impl Pace {
 
 /// A request counts for no more than so many times what it may take, in 1/1024.
 const PARTS_MAX: u64 = 4 * 1024;
+/// More than any drive holds.
+const ROOM_MAX: u64 = 1 << 16;
 /// The room changes after so many ends, by one part in so many.
 const WINDOW_ENDS: u64 = 8;
 const STEP_PART: u32 = 8;
