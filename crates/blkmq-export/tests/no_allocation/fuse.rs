@@ -66,6 +66,7 @@ fn serve(engine: &Engine, place: &Path, common: &Arc<Common>) -> Vec<Box<dyn Ser
         disks: None,
         admitted: AddressLimits::default(),
         handshake_deadline: None,
+        fuse_io_uring: None,
     };
     let serve = opened
         .into_iter()
