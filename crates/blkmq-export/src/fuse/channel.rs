@@ -358,8 +358,9 @@ impl Service for Channel {
         }
     }
 
+    /// The kernel likes to wake it on the processor of who asks; there it would stand in the way while it looks.
     fn busy(&self) -> bool {
-        !self.is_stopping && self.filesystem.is_open()
+        false
     }
 
     /// Who comes while it is being unmounted is served. What was begun is finished.
