@@ -225,6 +225,13 @@ impl Service for RingChannel {
 impl Drop for RingChannel {
     fn drop(&mut self) {
         self.requests.give_up();
+        // Where it was unmounted, and so the kernel has given all entries back, their memory is there for others. What somebody has open
+        // still has entries at the kernel until the ring is closed, and some time after: that memory is better lost than reused.
+        let mut ended = std::mem::take(&mut self.ended);
+        self.requests.transport.ring.take(&mut ended);
+        for ended in ended {
+            self.requests.transport.lose(ended.user as u16);
+        }
     }
 }
 
