@@ -62,6 +62,8 @@ pub enum Side {
     Ours,
     /// This program with bfq.
     OursBfq,
+    /// This program without FUSE over io_uring; for FUSE alone.
+    OursDevFuse,
     /// qemu-storage-daemon with its null-co driver.
     QemuStorageDaemon,
 }
@@ -89,12 +91,18 @@ impl Door {
 }
 
 impl Side {
-    const ALL: [Self; 3] = [Self::Ours, Self::OursBfq, Self::QemuStorageDaemon];
+    const ALL: [Self; 4] = [
+        Self::Ours,
+        Self::OursBfq,
+        Self::OursDevFuse,
+        Self::QemuStorageDaemon,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Ours => "ours",
             Self::OursBfq => "ours-bfq",
+            Self::OursDevFuse => "ours-dev-fuse",
             Self::QemuStorageDaemon => PEER,
         }
     }
@@ -157,6 +165,10 @@ fn sides(args: &DoorsArgs) -> Result<Vec<Side>> {
         eprintln!("{PEER} is left out: {error}");
         sides.pop();
     }
+    if !std::fs::read_to_string(FUSE_SWITCH).is_ok_and(|switch| switch.trim() == "Y") {
+        eprintln!("FUSE over io_uring is not switched on ({FUSE_SWITCH}): ours goes by {FUSE_DEVICE}");
+        sides.retain(|side| *side != Side::OursDevFuse || args.side.contains(side));
+    }
     sides.retain(|side| args.side.is_empty() || args.side.contains(side));
     Ok(sides)
 }
@@ -167,7 +179,8 @@ fn points<'a>(args: &DoorsArgs, doors: &[Door], sides: &[Side]) -> Vec<Point<'a>
     for &door in doors {
         for &queues in &args.queues {
             for &depth in &args.depth {
-                points.extend(sides.iter().map(|&side| Point {
+                let there = |side: &&Side| door == Door::Fuse || **side != Side::OursDevFuse;
+                points.extend(sides.iter().filter(there).map(|&side| Point {
                     case: format!("door={door}/queues={queues}/depth={depth}"),
                     side: side.name().into(),
                     measure: Box::new(move |plan| {
@@ -262,7 +275,7 @@ fn command(door: Door, side: Side, queues: u16, place: &Path) -> Result<Command>
     };
     let elevator = match side {
         Side::QemuStorageDaemon => return Ok(peer(door, queues, place)),
-        Side::Ours => "none",
+        Side::Ours | Side::OursDevFuse => "none",
         Side::OursBfq => "bfq",
     };
     let mut command = Command::new(std::env::current_exe().context("finding this program")?);
@@ -273,6 +286,9 @@ fn command(door: Door, side: Side, queues: u16, place: &Path) -> Result<Command>
             &format!("name={EXPORT},null=1T,sched={elevator}"),
         ])
         .args([&format!("--{door}"), &address]);
+    if side == Side::OursDevFuse {
+        command.args(["--fuse-io-uring", "off"]);
+    }
     Ok(command)
 }
 
@@ -326,5 +342,6 @@ const PEER: &str = "qemu-storage-daemon";
 const BLOCK_BYTES: u32 = 4096;
 const QUEUES_MAX: u16 = 16;
 const FUSE_DEVICE: &str = "/dev/fuse";
+const FUSE_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// Starting and ending a server.
 const SET_UP: Duration = Duration::from_millis(150);

@@ -25,6 +25,8 @@ pub struct Config {
     pub nbd_connections: Option<u32>,
     /// From a client's connecting to its selection of a disk. Default: the front door's, 10 s.
     pub nbd_handshake_deadline: Option<Duration>,
+    /// Whether FUSE goes over io_uring. Default: if the kernel has it switched on, and no other daemon may take over.
+    pub fuse_io_uring: Option<bool>,
     /// The disks, in order.
     pub disks: Vec<DiskSpec>,
     /// Queues that have settings of their own, by name.
@@ -60,6 +62,7 @@ impl Default for Config {
             nbd_memory: None,
             nbd_connections: None,
             nbd_handshake_deadline: None,
+            fuse_io_uring: None,
             disks: Vec::new(),
             queues: BTreeMap::new(),
             groups: Vec::new(),
@@ -96,6 +99,12 @@ impl Config {
                     );
                 }
             }
+        }
+        if self.fuse_io_uring == Some(true) && self.upgrade_socket.is_some() {
+            bail!(
+                "fuse_io_uring=on rejected: a mount over io_uring cannot be handed over to another daemon; leave upgrade_socket out, or \
+                 set fuse_io_uring to off"
+            );
         }
         for name in self.queues.keys() {
             if !self.disks.iter().any(|disk| disk.queue.as_deref() == Some(name)) {

@@ -139,6 +139,7 @@ fn check_daemon(old: &Config, new: &Config) -> Result<()> {
             "nbd_handshake_deadline",
             old.nbd_handshake_deadline == new.nbd_handshake_deadline,
         ),
+        ("fuse_io_uring", old.fuse_io_uring == new.fuse_io_uring),
         ("wait", old.wait == new.wait),
         ("upgrade_socket", old.upgrade_socket == new.upgrade_socket),
     ];

@@ -48,6 +48,7 @@ struct Daemon {
     nbd_memory: Option<Value>,
     nbd_connections: Option<u32>,
     nbd_handshake_deadline: Option<String>,
+    fuse_io_uring: Option<String>,
     wait: Option<String>,
     upgrade_socket: Option<String>,
 }
@@ -127,6 +128,8 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
     let deadline = file.daemon.nbd_handshake_deadline.as_deref();
     let nbd_handshake_deadline = deadline.map(handshake_deadline).transpose();
     let nbd_handshake_deadline = nbd_handshake_deadline.context("[daemon]")?;
+    let fuse_io_uring = file.daemon.fuse_io_uring.as_deref().map_or(Ok(None), ring);
+    let fuse_io_uring = fuse_io_uring.context("[daemon]")?;
     at_least_one("nbd_connections", file.daemon.nbd_connections).context("[daemon]")?;
     if let Some(0) = file.daemon.reactors {
         bail!(
@@ -147,6 +150,7 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
         nbd_memory,
         nbd_connections: file.daemon.nbd_connections,
         nbd_handshake_deadline,
+        fuse_io_uring,
         upgrade_socket: file.daemon.upgrade_socket,
         metrics: file.metrics.address,
         control: config::Control {
@@ -302,6 +306,15 @@ fn at_least_one(key: &str, connections: Option<u32>) -> Result<()> {
     }
 }
 
+fn ring(text: &str) -> Result<Option<bool>> {
+    match text {
+        "auto" => Ok(None),
+        "on" => Ok(Some(true)),
+        "off" => Ok(Some(false)),
+        _ => bail!("fuse_io_uring={text} rejected: must be auto, on or off"),
+    }
+}
+
 fn handshake_deadline(text: &str) -> Result<Duration> {
     let deadline = duration("nbd_handshake_deadline", text)?;
     if deadline < HANDSHAKE_MIN {
@@ -339,6 +352,7 @@ mod tests {
         nbd_memory = "256M"
         nbd_connections = 500
         nbd_handshake_deadline = "3s"
+        fuse_io_uring = "on"
         wait = "hybrid"
         [queue.fast]
         io_poll = true
@@ -388,6 +402,7 @@ mod tests {
             (Some(2), Duration::from_secs(5))
         );
         assert_eq!((config.nbd_memory, config.wait), (Some(256 << 20), Wait::Hybrid));
+        assert_eq!(config.fuse_io_uring, Some(true));
         assert_eq!(
             (config.nbd_connections, config.nbd_handshake_deadline),
             (Some(500), Some(Duration::from_secs(3)))
@@ -423,6 +438,10 @@ mod tests {
             (
                 "[daemon]\nwait = \"spin\"",
                 "wait spin rejected: must be block, poll",
+            ),
+            (
+                "[daemon]\nfuse_io_uring = \"yes\"",
+                "fuse_io_uring=yes rejected: must be auto, on or off",
             ),
             (
                 "[queue.q]\nio_poll_delay = -2",

@@ -86,6 +86,8 @@ pub struct Offer<'a> {
     pub admitted: AddressLimits,
     /// How long a client may take to begin. Default: the front door's.
     pub handshake_deadline: Option<Duration>,
+    /// Whether FUSE goes over io_uring. Default: if the kernel has it switched on.
+    pub fuse_io_uring: Option<bool>,
 }
 
 /// Why disks cannot be served at an address.

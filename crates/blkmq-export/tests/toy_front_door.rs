@@ -190,6 +190,7 @@ fn a_front_door_needs_nothing_but_the_trait() {
             disks: None,
             admitted: AddressLimits::default(),
             handshake_deadline: None,
+            fuse_io_uring: None,
         };
         opened.serve(&engine, offer, &common).unwrap();
     }

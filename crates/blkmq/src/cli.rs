@@ -111,6 +111,9 @@ pub struct ServeArgs {
     /// [default: auto]
     #[arg(long, value_name = "HOW")]
     pub wait: Option<Wait>,
+    /// Have FUSE go over io_uring (on), by /dev/fuse (off), or as the kernel has it (auto) [default: auto]
+    #[arg(long, value_name = "HOW", value_parser = ["auto", "on", "off"])]
+    pub fuse_io_uring: Option<String>,
     /// Let another daemon take over at the unix socket ADDRESS (unix:PATH): see --take-over
     #[arg(long, value_name = "ADDRESS")]
     pub upgrade_socket: Option<String>,

@@ -111,6 +111,7 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     let flags = [
         flag("reactors", args.reactors.map(|count| count.to_string())),
         flag("wait", args.wait.map(|wait| wait.to_string())),
+        flag("fuse_io_uring", args.fuse_io_uring.clone()),
         flag("upgrade_socket", args.upgrade_socket.clone().or(inherited)),
     ];
     document.set(Kind::Daemon, "", flags.into_iter().flatten())?;

@@ -87,8 +87,8 @@ impl Region {
     }
 
     /// Bytes of its pages, touched or not.
-    #[cfg(test)]
-    fn bytes(&self) -> usize {
+    #[cfg(any(test, feature = "fuse"))]
+    pub(crate) fn bytes(&self) -> usize {
         self.0.bytes
     }
 

@@ -5,14 +5,12 @@
 //! a poll that is armed only while there is nothing to do keeps whoever asks from waking a reactor that is at it.
 
 mod moving;
-mod requests;
 
-use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use blkmq_core::bio::Bio;
+use blkmq_core::bio::{Bio, Data};
 use blkmq_host::disk::{Disk, Use};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
@@ -20,25 +18,20 @@ use rustix::io::Errno;
 
 use self::moving::Moving;
 use super::filesystem::FileSystem;
-use super::protocol::{Agreed, FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, attributes_changed};
-use super::slots::{Memory, SLOTS, Slots};
+use super::protocol::{FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, attributes_changed};
+use super::requests::{Requests, Transport};
+use super::ring::{self, RingMemory};
+use super::slots::{Memory, Slots, Work};
 use super::sys::become_io_flusher;
 use crate::common::admission::{Refusal, Ticket};
-use crate::common::lookup::Asker;
 use crate::handover::{Member, Phase};
 
 /// A way to the mount.
 pub(super) struct Channel {
     filesystem: Arc<FileSystem>,
-    device: Arc<OwnedFd>,
-    /// None before the kernel's first request.
-    agreed: Option<Agreed>,
-    slots: Slots,
-    /// The beginning of a request, then all of its fixed part.
-    front: Box<[u8; FIXED_BYTES_MAX]>,
-    /// Bios that the queue had no room for.
-    refused: VecDeque<Bio>,
-    asker: Option<Arc<Asker>>,
+    requests: Requests<Device>,
+    /// What rings are made of, if the kernel agrees to them.
+    rings: Option<RingMemory>,
     home: Home,
     is_polling: bool,
     comes_again: bool,
@@ -48,6 +41,15 @@ pub(super) struct Channel {
     moving: Moving,
     /// What another daemon has to know of it is there to be taken.
     is_saved: bool,
+}
+
+/// The descriptor on which the kernel asks.
+pub(super) struct Device {
+    filesystem: Arc<FileSystem>,
+    device: Arc<OwnedFd>,
+    slots: Slots,
+    /// The beginning of a request, then all of its fixed part.
+    front: Box<[u8; FIXED_BYTES_MAX]>,
 }
 
 /// Its places among others.
@@ -97,14 +99,16 @@ impl Channel {
     /// Makes it, with memory that was got before.
     pub(super) fn new(filesystem: Arc<FileSystem>, device: OwnedFd, memory: Memory, mut home: Home) -> Self {
         home.told_size = filesystem.disk.current_size();
-        Self {
-            slots: Slots::new(memory),
-            filesystem,
+        let device = Device {
+            filesystem: Arc::clone(&filesystem),
             device: Arc::new(device),
-            agreed: None,
+            slots: Slots::new(memory),
             front: Box::new([0; FIXED_BYTES_MAX]),
-            refused: VecDeque::with_capacity(SLOTS.into()),
-            asker: None,
+        };
+        Self {
+            requests: Requests::new(Arc::clone(&filesystem), device),
+            filesystem,
+            rings: None,
             home,
             is_polling: false,
             comes_again: false,
@@ -115,15 +119,25 @@ impl Channel {
         }
     }
 
+    /// Has the kernel ask through rings, if it agrees.
+    pub(super) fn with_rings(mut self, rings: Option<RingMemory>) -> Self {
+        self.requests.wants_ring = rings.is_some();
+        self.rings = rings;
+        self
+    }
+
     /// Takes requests, some at a time.
     fn take(&mut self, cx: &mut Cx<'_>) {
         for _ in 0..REQUESTS_MAX {
-            if self.is_stopping || self.moving != Moving::No || !self.refused.is_empty() {
+            if self.is_stopping || self.moving != Moving::No || self.requests.has_refused() {
                 return;
             }
-            match self.read() {
-                Ok(Some((slot, request))) => self.begin(cx, slot, &request),
-                Ok(None) => return,
+            match self.requests.transport.read() {
+                Ok(Some((slot, request))) => self.begin(cx, slot, request),
+                Ok(None) => {
+                    self.is_short = true;
+                    return;
+                }
                 Err(Errno::AGAIN) => return self.rest(cx),
                 // A request that was taken back while it was read.
                 Err(Errno::INTR | Errno::NOENT) => {}
@@ -134,47 +148,27 @@ impl Channel {
         self.come_again(cx);
     }
 
-    /// Reads a request, with its data, if it has any, into the next slot. None if there is no slot.
-    fn read(&mut self) -> Result<Option<Received>, Errno> {
-        let Some((slot, [first, rest])) = self.slots.next() else {
-            self.is_short = true;
-            return Ok(None);
-        };
-        let (front, behind) = self.front.split_at_mut(FRONT_BYTES);
-        let mut into = [front, first, rest].map(IoSliceMut::new);
-        let bytes = rustix::io::readv(&self.device, &mut into)?;
-        // What is longer than a write's fixed part and no write goes on with what would be its data.
-        let more = bytes.saturating_sub(FRONT_BYTES).min(behind.len());
-        behind[..more].copy_from_slice(&into[1][..more]);
-        let fixed = &self.front[..bytes.min(FIXED_BYTES_MAX)];
-        Ok(Some((slot, Request::parse(fixed, bytes))))
+    fn begin(&mut self, cx: &mut Cx<'_>, slot: u16, request: Result<Request, Malformed>) {
+        if let Err(broken) = self.requests.begin(cx, slot, request) {
+            return self.break_off(cx, &broken);
+        }
+        if self.requests.agreed.is_some_and(|agreed| agreed.is_ring)
+            && let Some(rings) = self.rings.take()
+        {
+            ring::spawn(cx, &self.filesystem, &self.requests.transport.device, rings);
+        }
     }
 
     /// There is nothing to take: the kernel is to tell when there is.
     fn rest(&mut self, cx: &Cx<'_>) {
         if !std::mem::replace(&mut self.is_polling, true) {
             cx.ring_client()
-                .push_poll(self.device.as_raw_fd(), libc::POLLIN, false, POLL);
+                .push_poll(self.device().as_raw_fd(), libc::POLLIN, false, POLL);
         }
     }
 
-    /// Sends an answer: an errno of Linux, or data. A request that is not waited for any more does not want it.
-    fn answer(&mut self, unique: u64, errno: i32, data: &[u8]) {
-        let header = answer(unique, errno, data.len());
-        let sent = rustix::io::writev(&self.device, &[IoSlice::new(&header), IoSlice::new(data)]);
-        self.note_sent(sent);
-    }
-
-    fn note_sent(&mut self, sent: Result<usize, Errno>) {
-        match sent {
-            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
-            Err(errno) => {
-                tracing::error!(
-                    "fuse: {}: the kernel refuses an answer: {errno}",
-                    self.filesystem.name
-                );
-            }
-        }
+    fn device(&self) -> &Arc<OwnedFd> {
+        &self.requests.transport.device
     }
 
     /// The filesystem is gone: somebody has unmounted it.
@@ -217,12 +211,90 @@ impl Channel {
         // Who is handed over says what it has told, and no more.
         if self.moving == Moving::No && std::mem::replace(&mut self.home.told_size, size) != size {
             // The kernel finds out by itself, a second later.
-            let _ = rustix::io::write(&self.device, &attributes_changed());
+            let _ = rustix::io::write(self.device(), &attributes_changed());
         }
     }
 
     fn is_idle(&self) -> bool {
-        self.slots.are_free() && self.refused.is_empty()
+        self.requests.are_idle()
+    }
+}
+
+impl Device {
+    /// Reads a request, with its data, if it has any, into the next slot. None if there is no slot.
+    fn read(&mut self) -> Result<Option<Received>, Errno> {
+        let Some((slot, [first, rest])) = self.slots.next() else {
+            return Ok(None);
+        };
+        let (front, behind) = self.front.split_at_mut(FRONT_BYTES);
+        let mut into = [front, first, rest].map(IoSliceMut::new);
+        let bytes = rustix::io::readv(&self.device, &mut into)?;
+        // What is longer than a write's fixed part and no write goes on with what would be its data.
+        let more = bytes.saturating_sub(FRONT_BYTES).min(behind.len());
+        behind[..more].copy_from_slice(&into[1][..more]);
+        let fixed = &self.front[..bytes.min(FIXED_BYTES_MAX)];
+        Ok(Some((slot, Request::parse(fixed, bytes))))
+    }
+
+    /// A request that is not waited for any more does not want its answer.
+    fn note_sent(&self, sent: Result<usize, Errno>) {
+        match sent {
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
+            Err(errno) => {
+                tracing::error!(
+                    "fuse: {}: the kernel refuses an answer: {errno}",
+                    self.filesystem.name
+                );
+            }
+        }
+    }
+}
+
+impl Transport for Device {
+    fn take(&mut self, slot: u16, unique: u64, work: Work) {
+        self.slots.take(slot, unique, work);
+    }
+
+    fn request(&self, slot: u16) -> (u64, Work) {
+        let slot = self.slots.get(slot);
+        (slot.unique, slot.work)
+    }
+
+    fn set_work(&mut self, slot: u16, work: Work) {
+        self.slots.get_mut(slot).work = work;
+    }
+
+    fn lend_for_read(&mut self, slot: u16, bytes: usize) -> Data {
+        self.slots.lend_for_read(slot, bytes)
+    }
+
+    fn lend_write(&mut self, slot: u16, bytes: usize) -> Data {
+        self.slots.lend_write(slot, bytes)
+    }
+
+    fn take_back(&mut self, slot: u16) {
+        self.slots.get_mut(slot).take_back();
+    }
+
+    fn answer(&mut self, _slot: u16, unique: u64, errno: i32, data: &[u8]) {
+        let header = answer(unique, errno, data.len());
+        let sent = rustix::io::writev(&self.device, &[IoSlice::new(&header), IoSlice::new(data)]);
+        self.note_sent(sent);
+    }
+
+    fn answer_read(&mut self, slot: u16, unique: u64, before: usize, len: usize) {
+        let header = answer(unique, 0, len);
+        let data = &self.slots.get(slot).read_data()[before..before + len];
+        let sent = rustix::io::writev(&self.device, &[IoSlice::new(&header), IoSlice::new(data)]);
+        self.note_sent(sent);
+    }
+
+    fn put(&mut self, slot: u16) {
+        self.slots.put(slot);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.slots.are_free()
     }
 }
 
@@ -230,8 +302,7 @@ impl Service for Channel {
     fn start(&mut self, cx: &mut Cx<'_>) {
         // Only root may; what else there is against waiting for oneself is in the manual.
         let _ = become_io_flusher();
-        self.filesystem.join(cx.waker());
-        self.asker = Some(Arc::new(Asker::new(cx.waker())));
+        self.requests.start(cx);
         match self.home.begin(cx, &self.filesystem.disk) {
             Ok(Phase::Serving) => {}
             Ok(_) => {
@@ -256,7 +327,7 @@ impl Service for Channel {
     }
 
     fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio) {
-        self.finish(bio);
+        self.requests.finish(bio);
         if self.is_short {
             self.come_again(cx);
             self.is_short = false;
@@ -265,18 +336,17 @@ impl Service for Channel {
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
         self.look_around();
-        self.take_answers(cx);
+        self.requests.take_answers();
+        if std::mem::take(&mut self.is_short) {
+            self.come_again(cx);
+        }
         self.take(cx);
     }
 
     fn on_room(&mut self, cx: &mut Cx<'_>) {
-        while let Some(bio) = self.refused.pop_front() {
-            if let Err(bio) = cx.submit(self.filesystem.disk.queue, bio) {
-                self.refused.push_front(bio);
-                return;
-            }
+        if self.requests.submit_refused(cx) {
+            self.take(cx);
         }
-        self.take(cx);
     }
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
@@ -288,8 +358,9 @@ impl Service for Channel {
         }
     }
 
+    /// The kernel likes to wake it on the processor of who asks; there it would stand in the way while it looks.
     fn busy(&self) -> bool {
-        !self.is_stopping && self.filesystem.is_open()
+        false
     }
 
     /// Who comes while it is being unmounted is served. What was begun is finished.
@@ -307,9 +378,7 @@ impl Service for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        if let Some(asker) = &self.asker {
-            asker.give_up();
-        }
+        self.requests.give_up();
         // Nobody else serves it.
         self.filesystem.end();
     }

@@ -170,11 +170,6 @@ impl FileSystem {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, release);
     }
 
-    /// Says whether somebody has it open.
-    pub(super) fn is_open(&self) -> bool {
-        self.opened.load(Ordering::Relaxed) > 0
-    }
-
     /// How a flush ends through this mount that has ended like this for whoever shared it.
     pub(super) fn end_flush(&self, status: Status) -> Status {
         lock(&self.heard).end_flush(&self.disk, status)

@@ -15,6 +15,7 @@ use super::channel::{Channel, Home};
 use super::filesystem::{FileSystem, start_thread};
 use super::mount::{Mount, Place, absolute};
 use super::mount_table;
+use super::ring::RingMemory;
 use super::saved::SavedMount;
 use super::slots::Memory;
 use crate::common::log::Log;
@@ -125,9 +126,15 @@ impl Opened for OfDisk {
         let disk = disk.ok_or_else(|| failed("there is no such disk".to_owned()))?;
         let memory = Memory::new(disk.block_size);
         let memory = memory.map_err(|error| failed(format!("no memory for requests: {error}")))?;
+        // What another daemon has mounted is served as that agreed to with the kernel.
+        let is_wanted = match way {
+            Way::New(_) => what.fuse_io_uring,
+            Way::Inherited(_) => Some(false),
+        };
+        let rings = RingMemory::get(is_wanted, disk.block_size, engine.reactors()).map_err(failed)?;
         let served = ServedFile::new(disk, path, &what, common);
         let begun = match way {
-            Way::New(place) => served.mount(engine, place, memory),
+            Way::New(place) => served.mount(engine, place, memory, rings),
             Way::Inherited(device) => served.wait_for_mount(device, memory),
         };
         match begun {
@@ -173,7 +180,13 @@ impl ServedFile {
     ///
     /// # Errors
     /// Why it cannot be.
-    fn mount(&self, engine: &Engine, place: Place, memory: Memory) -> Result<(), String> {
+    fn mount(
+        &self,
+        engine: &Engine,
+        place: Place,
+        memory: Memory,
+        rings: Option<RingMemory>,
+    ) -> Result<(), String> {
         let common = self.common()?;
         let home = self.home(&common)?;
         let path = self.path.display();
@@ -185,7 +198,10 @@ impl ServedFile {
         let elsewhere: Restore = Arc::new(|_, _| Err("this daemon has mounted another disk there".into()));
         common.handover.add_mount(DOOR, path.to_string(), copy, elsewhere);
         let reactor = ReactorId((self.disk.number as usize % engine.reactors()) as u16);
-        let channel = move || Box::new(Channel::new(filesystem, device, memory, home)) as Box<dyn Service>;
+        let channel = move || {
+            let channel = Channel::new(filesystem, device, memory, home);
+            Box::new(channel.with_rings(rings)) as Box<dyn Service>
+        };
         engine.add_service(reactor, Box::new(channel));
         Ok(())
     }

@@ -5,7 +5,9 @@
 //! | [`protocol`] | what a request says, and an answer |
 //! | `mount`, `mount_table` | how a file becomes a disk, and when it is itself again |
 //! | `filesystem` | what a mount shows, and how it ends |
-//! | `channel` | the life of one way to it on its reactor, and what a request asks of the disk |
+//! | `requests` | what a request asks of the disk, and what is answered |
+//! | `channel` | the life of `/dev/fuse` on its reactor |
+//! | `ring` | the same of rings, where the kernel has FUSE over io_uring |
 //! | `slots` | where a request's data lies |
 //! | [`saved`] | what another daemon has to know to go on with a mount |
 
@@ -15,6 +17,8 @@ mod front_door;
 mod mount;
 mod mount_table;
 pub mod protocol;
+mod requests;
+mod ring;
 pub mod saved;
 mod slots;
 mod sys;

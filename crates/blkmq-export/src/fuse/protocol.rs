@@ -16,6 +16,10 @@ pub const FIXED_BYTES_MAX: usize = HEADER_BYTES + 88;
 pub const ANSWER_BYTES: usize = 16;
 /// Bytes of data of one read or write at most.
 pub const DATA_BYTES_MAX: usize = 1 << 20;
+/// The same, where requests come through rings: each entry has so much memory, whatever it is used for.
+pub const RING_DATA_BYTES_MAX: usize = 128 << 10;
+/// Bytes of the area of a ring's entry in which the kernel has a request's header, and then an answer's.
+pub const RING_HEADER_BYTES: usize = 288;
 /// The number of the file that is the mount's root.
 pub const ROOT: u64 = 1;
 
@@ -163,6 +167,44 @@ impl Request {
         }
         Ok(Self { unique, call })
     }
+
+    /// Reads a request as a ring has it: the header, what its operation needs and, behind, of data only how long it is.
+    ///
+    /// # Errors
+    /// As [`Request::parse`], or if there is more data than an entry has room for.
+    pub fn parse_in_ring(area: &[u8; RING_HEADER_BYTES]) -> Result<Self, Malformed> {
+        let fields = Fields(area);
+        let bytes = fields.u32(0) as usize;
+        let mut fixed = [0; FIXED_BYTES_MAX];
+        fixed[..HEADER_BYTES].copy_from_slice(&area[..HEADER_BYTES]);
+        fixed[HEADER_BYTES..].copy_from_slice(&area[RING_OPERATION..][..FIXED_BYTES_MAX - HEADER_BYTES]);
+        let request = Self::parse(&fixed[..bytes.min(FIXED_BYTES_MAX)], bytes)?;
+        let malformed = |what| Malformed {
+            what,
+            opcode: fields.u32(4),
+            bytes,
+        };
+        if let Call::Read(range) | Call::Write { range, .. } = request.call {
+            if range.len as usize > RING_DATA_BYTES_MAX {
+                return Err(malformed("more data than an entry has room for"));
+            }
+            if matches!(request.call, Call::Write { .. }) && fields.u32(RING_DATA_BYTES) != range.len {
+                return Err(malformed("its data has another length"));
+            }
+        }
+        Ok(request)
+    }
+}
+
+/// The number by which the kernel knows the request in a ring's entry when it is answered.
+pub fn commit_id(area: &[u8; RING_HEADER_BYTES]) -> u64 {
+    Fields(area).u64(RING_COMMIT_ID)
+}
+
+/// Puts an answer's header where a request's was: with so many bytes of data, or with an errno of Linux.
+pub fn put_ring_answer(area: &mut [u8; RING_HEADER_BYTES], unique: u64, errno: i32, data_bytes: usize) {
+    area[..ANSWER_BYTES].copy_from_slice(&answer(unique, errno, data_bytes));
+    area[RING_DATA_BYTES..][..4].copy_from_slice(&(data_bytes as u32).to_ne_bytes());
 }
 
 /// Bytes of what follows the header, for what is read of it here.
@@ -260,15 +302,24 @@ pub struct Agreed {
     pub minor: u32,
     /// Bytes of data of one read or write at most.
     pub data_bytes_max: u32,
+    /// Requests come through rings, once there is an entry for each processor.
+    pub is_ring: bool,
 }
 
 impl Agreed {
-    /// What is agreed on with a side that offers this. None if it speaks another protocol.
-    pub fn on(init: &Init) -> Option<Self> {
+    /// What is agreed on with a side that offers this, where rings are wanted or not. None if it speaks another protocol.
+    pub fn on(init: &Init, wants_ring: bool) -> Option<Self> {
         let is_spoken = init.major == MAJOR && init.minor >= MINOR_MIN;
+        let is_ring = wants_ring && init.flags & OVER_IO_URING != 0;
+        let data_bytes_max = if is_ring {
+            RING_DATA_BYTES_MAX
+        } else {
+            DATA_BYTES_MAX
+        };
         is_spoken.then(|| Self {
             minor: init.minor.min(MINOR_MAX),
-            data_bytes_max: DATA_BYTES_MAX as u32,
+            data_bytes_max: data_bytes_max as u32,
+            is_ring,
         })
     }
 
@@ -283,17 +334,20 @@ impl Agreed {
     }
 }
 
-/// The answer to an offer. None if the kernel's side speaks another protocol.
-pub fn init_answer(init: &Init, in_flight_max: u16) -> Option<[u8; 64]> {
-    let agreed = Agreed::on(init)?;
-    let flags = init.flags & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES);
+/// The answer to an offer: what was agreed on.
+pub fn init_answer(init: &Init, agreed: &Agreed, in_flight_max: u16) -> [u8; 64] {
+    let mut flags = init.flags & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES);
+    if agreed.is_ring {
+        flags |= INIT_EXT | OVER_IO_URING;
+    }
     let mut bytes = Bytes::<64>::default();
     bytes.u32(MAJOR).u32(agreed.minor);
     bytes.u32(init.max_readahead).u32(flags as u32);
     bytes.u16(in_flight_max).u16(in_flight_max);
     bytes.u32(agreed.data_bytes_max).u32(1);
-    bytes.u16((DATA_BYTES_MAX / PAGE) as u16);
-    Some(bytes.0)
+    bytes.u16((agreed.data_bytes_max as usize / PAGE) as u16).u16(0);
+    bytes.u32((flags >> 32) as u32);
+    bytes.0
 }
 
 /// What the file looks like.
@@ -398,6 +452,10 @@ impl<const N: usize> Bytes<N> {
     }
 }
 
+/// Where in an entry's area the operation's part of a request begins, what number it has there, and how long its data is.
+const RING_OPERATION: usize = 128;
+const RING_COMMIT_ID: usize = 256 + 8;
+const RING_DATA_BYTES: usize = 256 + 16;
 const PAGE: usize = 4096;
 /// Seconds for which the kernel may go by the attributes that it knows.
 const ATTRIBUTES_VALID: u64 = 1;
@@ -428,6 +486,7 @@ const BIG_WRITES: u64 = 1 << 5;
 const ASYNC_DIO: u64 = 1 << 15;
 const MAX_PAGES: u64 = 1 << 22;
 const INIT_EXT: u64 = 1 << 30;
+const OVER_IO_URING: u64 = 1 << 41;
 
 const OPEN_DIRECT: u32 = 1 << 0;
 const OPEN_NO_FLUSH: u32 = 1 << 5;

@@ -103,6 +103,8 @@ fn agreed(reader: &mut Reader<'_>) -> Result<Agreed, DecodeError> {
     let agreed = Agreed {
         minor: reader.u32("the kernel's version")?,
         data_bytes_max: reader.u32("the longest write")?,
+        // Such a mount is never handed over.
+        is_ring: false,
     };
     if !agreed.is_version_served() {
         return Err(DecodeError::Value("the kernel's version", agreed.minor.into()));
@@ -130,6 +132,7 @@ mod tests {
             agreed: Some(Agreed {
                 minor: 38,
                 data_bytes_max: 1 << 20,
+                is_ring: false,
             }),
             opened: 3,
             has_losses: true,
@@ -159,6 +162,7 @@ mod tests {
             let agreed = Some(Agreed {
                 minor,
                 data_bytes_max,
+                is_ring: false,
             });
             SavedMount::parse(&SavedMount { agreed, ..example() }.bytes()).unwrap_err()
         };

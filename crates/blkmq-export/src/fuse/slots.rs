@@ -80,7 +80,7 @@ impl Memory {
 }
 
 /// A region of so many bytes, all of which are in memory.
-fn touched(bytes: usize) -> io::Result<Chunk> {
+pub(super) fn touched(bytes: usize) -> io::Result<Chunk> {
     let region = Region::new(bytes)?;
     let mut buffer = region.take(bytes).expect("a region that is large enough");
     buffer.bytes_mut().fill(0);
@@ -172,6 +172,10 @@ impl Slots {
         slot.work = Work::None;
         self.large.extend(slot.large.take());
         self.free.push(index);
+    }
+
+    pub(super) fn get(&self, index: u16) -> &Slot {
+        &self.all[usize::from(index)]
     }
 
     pub(super) fn get_mut(&mut self, index: u16) -> &mut Slot {

@@ -18,6 +18,7 @@ use super::{TRIES, engine, sys};
 /// Rounds of each thread.
 pub(super) const ROUNDS: usize = 150;
 const THREADS: usize = 4;
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const LONG: usize = 256 << 10;
 
 /// Says whether a disk can be mounted here.
@@ -26,12 +27,24 @@ pub(super) fn may_mount() -> bool {
     device.is_ok() && rustix::process::geteuid().is_root()
 }
 
+/// Switches the kernel's FUSE over io_uring on. Returns what it was before; none if it cannot be switched.
+pub(super) fn switch_rings_on() -> Option<String> {
+    let before = std::fs::read_to_string(SWITCH).ok()?;
+    std::fs::write(SWITCH, "1").ok()?;
+    Some(before)
+}
+
+/// Switches it to what it was.
+pub(super) fn switch_rings(to: &str) {
+    std::fs::write(SWITCH, to.trim()).unwrap();
+}
+
 /// How many allocations there are while two disks are used.
-pub(super) fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
+pub(super) fn count(source: &str, elevator: Kind, dir: &Path, has_rings: bool) -> u64 {
     let engine = engine(source, elevator, dir);
     let common = Arc::new(Common::new(64 << 20, CONNECTIONS_MAX));
     let place = dir.join("{disk}.fuse");
-    let served = serve(&engine, &place, &common);
+    let served = serve(&engine, &place, &common, has_rings);
     let count = std::thread::scope(|scope| {
         let (barrier, is_over) = (Barrier::new(THREADS + 1), AtomicBool::new(false));
         let (barrier, is_over) = (Arc::new(barrier), Arc::new(is_over));
@@ -58,7 +71,7 @@ pub(super) fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
     count
 }
 
-fn serve(engine: &Engine, place: &Path, common: &Arc<Common>) -> Vec<Box<dyn Served>> {
+fn serve(engine: &Engine, place: &Path, common: &Arc<Common>, has_rings: bool) -> Vec<Box<dyn Served>> {
     let door = front_door::find("fuse").expect("it is built in");
     let address = door.parse(&place.display().to_string()).unwrap();
     let opened = address.open(&["a", "b"], &common.handover).unwrap();
@@ -66,6 +79,7 @@ fn serve(engine: &Engine, place: &Path, common: &Arc<Common>) -> Vec<Box<dyn Ser
         disks: None,
         admitted: AddressLimits::default(),
         handshake_deadline: None,
+        fuse_io_uring: Some(has_rings),
     };
     let serve = opened
         .into_iter()

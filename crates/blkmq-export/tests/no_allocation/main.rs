@@ -61,16 +61,27 @@ fn count_through_files(dir: &Path) {
             "only root mounts, and /dev/fuse has to be there",
         );
     }
-    for elevator in Kind::ALL {
-        for source in ["ram", "file", "striped"] {
-            let count = fuse::count(source, elevator, dir);
-            println!(
-                "{source}, {elevator}: {count} allocations in {} requests by FUSE",
-                fuse::REQUESTS
-            );
-            assert_eq!(count, 0, "{source} with {elevator} by FUSE");
+    let before = fuse::switch_rings_on();
+    if before.is_none() {
+        blkmq_skip::skip_of(
+            "no_allocation::fuse over io_uring",
+            "the kernel has none, or it cannot be switched on",
+        );
+    }
+    let transports = [("/dev/fuse", false), ("io_uring", true)];
+    for (transport, has_rings) in transports.into_iter().take(1 + usize::from(before.is_some())) {
+        for elevator in Kind::ALL {
+            for source in ["ram", "file", "striped"] {
+                let count = fuse::count(source, elevator, dir, has_rings);
+                println!(
+                    "{source}, {elevator}: {count} allocations in {} requests by {transport}",
+                    fuse::REQUESTS
+                );
+                assert_eq!(count, 0, "{source} with {elevator} by {transport}");
+            }
         }
     }
+    before.inspect(|before| fuse::switch_rings(before));
 }
 
 /// How many allocations there are while two connections are served.

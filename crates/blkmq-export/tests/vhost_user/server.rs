@@ -50,6 +50,7 @@ impl Server {
                 disks: None,
                 admitted: AddressLimits::default(),
                 handshake_deadline: None,
+                fuse_io_uring: None,
             };
             opened.serve(&engine, offer, &common).unwrap();
         }

@@ -51,7 +51,8 @@ pub(crate) struct Reactor {
     touched: Vec<u32>,
     /// Slots to which `on_room` is owed, by what they want room for.
     refused: BTreeMap<(QueueId, GroupId), VecDeque<u32>>,
-    /// Kept for its memory.
+    /// Emptied lines and a list, kept for their memory.
+    spare_lines: Vec<VecDeque<u32>>,
     offers: Vec<(QueueId, GroupId)>,
     /// Services that expect something soon.
     busy: u32,
@@ -84,6 +85,7 @@ impl Reactor {
             timers: BinaryHeap::with_capacity(64),
             touched: Vec::with_capacity(64),
             refused: BTreeMap::new(),
+            spare_lines: Vec::with_capacity(16),
             offers: Vec::new(),
             busy: 0,
             looked_at: Vec::new(),
@@ -338,7 +340,7 @@ impl Reactor {
                 }
             }
             if self.refused.get(&of).is_some_and(VecDeque::is_empty) {
-                self.refused.remove(&of);
+                self.spare_lines.extend(self.refused.remove(&of));
             }
         }
         self.offers = offers;
@@ -399,7 +401,8 @@ impl Reactor {
             && let Some(of) = slot.state.refused
         {
             slot.state.awaits_room = Some(of);
-            self.refused.entry(of).or_default().push_back(index);
+            let spare = || self.spare_lines.pop().unwrap_or_default();
+            self.refused.entry(of).or_insert_with(spare).push_back(index);
         }
         if !slot.state.is_touched {
             slot.state.is_touched = true;

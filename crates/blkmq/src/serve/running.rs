@@ -433,6 +433,11 @@ pub(super) fn offer_of<'a>(spec: &'a ExportSpec, config: &Config) -> Offer<'a> {
             group_connections_max: spec.group_connections.unwrap_or(default.group_connections_max),
         },
         handshake_deadline: config.nbd_handshake_deadline,
+        // Its mounts cannot be handed over.
+        fuse_io_uring: match config.upgrade_socket {
+            Some(_) => Some(false),
+            None => config.fuse_io_uring,
+        },
     }
 }
 

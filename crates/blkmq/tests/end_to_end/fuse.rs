@@ -5,6 +5,7 @@ mod durability;
 mod ends;
 mod loops;
 mod memory;
+mod rings;
 mod shares;
 mod upgrade;
 
@@ -53,7 +54,8 @@ impl Stage {
     fn serve(&mut self, disk: &str) {
         let control = format!("unix:{}", self.scratch.word("control.sock"));
         let words = ["--disk", disk, "--fuse", &self.word(), "--control", &control];
-        self.daemon = Some(Daemon::start(&words));
+        let transport = ["--fuse-io-uring", rings::transport()];
+        self.daemon = Some(Daemon::start(&[&words[..], &transport[..]].concat()));
     }
 
     fn daemon(&mut self) -> &mut Daemon {

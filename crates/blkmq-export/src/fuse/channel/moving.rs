@@ -35,7 +35,7 @@ impl Channel {
         saved: &SavedMount,
     ) -> Self {
         let mut channel = Self::new(filesystem, device, memory, home);
-        channel.agreed = saved.agreed;
+        channel.requests.agreed = saved.agreed;
         channel.home.told_size = saved.size;
         channel.home.is_restored = true;
         channel
@@ -65,12 +65,12 @@ impl Channel {
         }
         self.moving = Moving::AtRest;
         self.is_saved = true;
-        let saved = self.filesystem.save(self.home.told_size, self.agreed);
+        let saved = self.filesystem.save(self.home.told_size, self.requests.agreed);
         self.home.member.settle(Some(Saved {
             door: DOOR,
             address: self.filesystem.address().to_owned(),
             body: saved.bytes(),
-            fds: vec![Arc::clone(&self.device)],
+            fds: vec![Arc::clone(self.device())],
         }));
     }
 

@@ -145,7 +145,9 @@ fn a_disk_that_is_removed_is_gone_for_those_who_have_it_open_and_others_stay() {
     let control = format!("unix:{}", stage.scratch.word("control.sock"));
     let disks = ["--disk", "name=disk,ram=16M", "--disk", "name=vm2,ram=16M"];
     let places = ["--fuse", &stage.scratch.word("{disk}"), "--control", &control];
-    stage.daemon = Some(crate::common::Daemon::start(&[disks, places].concat()));
+    let transport = ["--fuse-io-uring", super::rings::transport()];
+    let words = [&disks[..], &places, &transport].concat();
+    stage.daemon = Some(crate::common::Daemon::start(&words));
     let file = stage.open();
     let mut remove = Command::new(program());
     remove.args(["ctl", "--socket", &control, "remove", "disk", "disk"]);

@@ -1,0 +1,409 @@
+//! Decides what a request asks of the disk: an answer at once, a bio, or a question about what is allocated; and what is answered when
+//! that has ended.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
+use blkmq_host::disk::Disk;
+use blkmq_host::service::Cx;
+
+use super::filesystem::FileSystem;
+use super::protocol::{
+    Agreed, Call, Init, Malformed, Range, Request, init_answer, lseek_answer, open_answer, statfs_answer,
+    write_answer,
+};
+use super::slots::{SLOTS, Work};
+use crate::common::lookup::{Asker, Question};
+
+/// A way by which requests come from the kernel and answers go back.
+pub(super) trait Transport {
+    /// The request in this slot is under way from here on, and this is done for it.
+    fn take(&mut self, slot: u16, unique: u64, work: Work);
+
+    /// The request in a slot.
+    fn request(&self, slot: u16) -> (u64, Work);
+
+    /// Something else is done for it.
+    fn set_work(&mut self, slot: u16, work: Work);
+
+    /// Lends what a read of so many bytes fills.
+    fn lend_for_read(&mut self, slot: u16, bytes: usize) -> Data;
+
+    /// Lends the first bytes of a write's data.
+    fn lend_write(&mut self, slot: u16, bytes: usize) -> Data;
+
+    /// The bio to which something was lent has ended.
+    fn take_back(&mut self, slot: u16);
+
+    /// Answers the request that came in this slot: with an errno of Linux, or with data.
+    fn answer(&mut self, slot: u16, unique: u64, errno: i32, data: &[u8]);
+
+    /// Answers a read with so many bytes of what was filled, from `before` on.
+    fn answer_read(&mut self, slot: u16, unique: u64, before: usize, len: usize);
+
+    /// The request of a slot that was taken has been answered.
+    fn put(&mut self, slot: u16);
+
+    /// Says whether none is under way.
+    fn is_idle(&self) -> bool;
+}
+
+/// The requests of one channel.
+pub(super) struct Requests<T> {
+    pub(super) filesystem: Arc<FileSystem>,
+    pub(super) transport: T,
+    /// What was agreed on with the kernel, if that was here.
+    pub(super) agreed: Option<Agreed>,
+    /// FUSE over io_uring is agreed to, if the kernel offers it.
+    pub(super) wants_ring: bool,
+    /// Bios that the queue had no room for.
+    refused: VecDeque<Bio>,
+    asker: Option<Arc<Asker>>,
+}
+
+/// Why nothing more can be understood of what the kernel sends.
+#[derive(Debug)]
+pub(super) enum Broken {
+    Malformed(Malformed),
+    Version(Init),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(malformed) => malformed.fmt(f),
+            Self::Version(Init { major, minor, .. }) => {
+                write!(f, "the kernel speaks version {major}.{minor}, 7.28 is needed")
+            }
+        }
+    }
+}
+
+/// What a request comes to: a bio and what is done for it, an answer at once, or an errno.
+type Begun = Result<(Bio, Work), End>;
+
+/// An answer that needs no bio.
+enum End {
+    Errno(i32),
+    /// All was done, with nothing.
+    Read,
+    Written(u32),
+}
+
+impl<T: Transport> Requests<T> {
+    pub(super) fn new(filesystem: Arc<FileSystem>, transport: T) -> Self {
+        Self {
+            filesystem,
+            transport,
+            agreed: None,
+            wants_ring: false,
+            refused: VecDeque::with_capacity(SLOTS.into()),
+            asker: None,
+        }
+    }
+
+    /// It lives on its reactor now.
+    pub(super) fn start(&mut self, cx: &Cx<'_>) {
+        self.filesystem.join(cx.waker());
+        self.asker = Some(Arc::new(Asker::new(cx.waker())));
+    }
+
+    /// Says whether bios wait for room.
+    pub(super) fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Says whether nothing is under way.
+    pub(super) fn are_idle(&self) -> bool {
+        self.transport.is_idle() && self.refused.is_empty()
+    }
+
+    /// Does what a request asks for, with the slot in which its data lies.
+    ///
+    /// # Errors
+    /// If it, or all that follows, cannot be understood.
+    pub(super) fn begin(
+        &mut self,
+        cx: &mut Cx<'_>,
+        slot: u16,
+        request: Result<Request, Malformed>,
+    ) -> Result<(), Broken> {
+        let Request { unique, call } = request.map_err(Broken::Malformed)?;
+        let disk = &self.filesystem.disk;
+        let begun = match call {
+            Call::Read(range) => read(disk, range),
+            Call::Write { range, is_durable } => write(disk, range, is_durable),
+            Call::Fsync => Ok((bio(disk, Op::Flush, Flags::NONE, 0..0), Work::Flush)),
+            Call::Fallocate { offset, len, mode } => zero(disk, offset, len, mode),
+            Call::Lseek { offset, whence } => {
+                self.seek(slot, unique, offset, whence);
+                return Ok(());
+            }
+            _ => return self.answer_at_once(slot, unique, call),
+        };
+        let answered = &mut self.transport;
+        match begun {
+            Ok((bio, work)) => {
+                self.transport.take(slot, unique, work);
+                self.submit(cx, slot, bio);
+            }
+            Err(End::Errno(errno)) => answered.answer(slot, unique, errno, &[]),
+            Err(End::Read) => answered.answer(slot, unique, 0, &[]),
+            Err(End::Written(len)) => answered.answer(slot, unique, 0, &write_answer(len)),
+        }
+        Ok(())
+    }
+
+    fn answer_at_once(&mut self, slot: u16, unique: u64, call: Call) -> Result<(), Broken> {
+        let filesystem = &self.filesystem;
+        let transport = &mut self.transport;
+        let mut answer = |errno, data: &[u8]| transport.answer(slot, unique, errno, data);
+        match call {
+            Call::Init(init) => match Agreed::on(&init, self.wants_ring) {
+                Some(agreed) => {
+                    self.agreed = Some(agreed);
+                    answer(0, &init_answer(&init, &agreed, SLOTS));
+                }
+                None => {
+                    answer(libc::EPROTO, &[]);
+                    return Err(Broken::Version(init));
+                }
+            },
+            Call::GetAttr => answer(0, &filesystem.attributes().answer()),
+            Call::SetAttr(wanted) => match filesystem.set_attributes(&wanted) {
+                Ok(()) => answer(0, &filesystem.attributes().answer()),
+                Err(errno) => answer(errno, &[]),
+            },
+            Call::Open(flags) => match filesystem.open(flags) {
+                Ok(()) => answer(0, &open_answer()),
+                Err(errno) => answer(errno, &[]),
+            },
+            Call::Release => {
+                filesystem.release();
+                answer(0, &[]);
+            }
+            Call::StatFs => {
+                let block_size = filesystem.block_size().max(4096);
+                let size = filesystem.disk.current_size();
+                answer(0, &statfs_answer(size, block_size));
+            }
+            Call::Forget => {}
+            Call::Destroy => answer(0, &[]),
+            // That to an interrupt has the kernel send none: what was begun with the disk goes on to its end.
+            _ => answer(libc::ENOSYS, &[]),
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, cx: &mut Cx<'_>, index: u16, mut bio: Bio) {
+        match bio.op {
+            Op::Read => bio.data = self.transport.lend_for_read(index, bio.len as usize),
+            Op::Write => bio.data = self.transport.lend_write(index, bio.len as usize),
+            _ => {}
+        }
+        bio.cookie = index.into();
+        if let Err(bio) = cx.submit(self.filesystem.disk.queue, bio) {
+            self.refused.push_back(bio);
+        }
+    }
+
+    /// Submits what was refused before. Says whether there was room for all.
+    pub(super) fn submit_refused(&mut self, cx: &mut Cx<'_>) -> bool {
+        while let Some(bio) = self.refused.pop_front() {
+            if let Err(bio) = cx.submit(self.filesystem.disk.queue, bio) {
+                self.refused.push_front(bio);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Answers what a bio was made for that has ended.
+    pub(super) fn finish(&mut self, bio: Bio) {
+        let slot = bio.cookie as u16;
+        let status = bio.status;
+        drop(bio);
+        let transport = &mut self.transport;
+        transport.take_back(slot);
+        let (unique, work) = transport.request(slot);
+        match (work, status) {
+            (Work::Flush, status) => {
+                let status = self.filesystem.end_flush(status);
+                transport.answer(slot, unique, status.errno(), &[]);
+            }
+            (_, status) if !status.is_ok() => transport.answer(slot, unique, errno_of(status), &[]),
+            (Work::Read { before, len }, _) => {
+                transport.answer_read(slot, unique, before as usize, len as usize);
+            }
+            (Work::Write { len }, _) => transport.answer(slot, unique, 0, &write_answer(len)),
+            _ => transport.answer(slot, unique, 0, &[]),
+        }
+        transport.put(slot);
+    }
+
+    /// Has it found out where data or a hole begins.
+    fn seek(&mut self, slot: u16, unique: u64, from: u64, whence: u32) {
+        let is_for_data = match whence as i32 {
+            libc::SEEK_DATA => true,
+            libc::SEEK_HOLE => false,
+            _ => return self.transport.answer(slot, unique, libc::EINVAL, &[]),
+        };
+        if from >= self.filesystem.disk.current_size() {
+            return self.transport.answer(slot, unique, libc::ENXIO, &[]);
+        }
+        self.transport
+            .take(slot, unique, Work::Seek { from, is_for_data });
+        self.ask(slot, from);
+    }
+
+    fn ask(&self, slot: u16, from: u64) {
+        let asker = self.asker.as_ref().expect("made when it began");
+        let disk = &self.filesystem.disk;
+        let left = disk.current_size() - from;
+        let question = Question::new(disk, slot.into(), (from, left), EXTENTS_MAX, asker);
+        self.filesystem.common.lookups.ask(question);
+    }
+
+    /// Takes what was found out.
+    pub(super) fn take_answers(&mut self) {
+        let Some(asker) = self.asker.clone() else { return };
+        for found in asker.take() {
+            let slot = found.slot as u16;
+            let (unique, Work::Seek { from, is_for_data }) = self.transport.request(slot) else {
+                continue;
+            };
+            let size = self.filesystem.disk.current_size();
+            let Ok(extents) = &found.extents else {
+                self.transport.answer(slot, unique, libc::EIO, &[]);
+                self.transport.put(slot);
+                continue;
+            };
+            let mut at = from;
+            let is_found = extents.iter().any(|extent| {
+                let is_wanted = extent.zero != is_for_data;
+                at += if is_wanted { 0 } else { extent.len };
+                is_wanted
+            });
+            if !is_found && at > from && at < size {
+                let work = Work::Seek {
+                    from: at,
+                    is_for_data,
+                };
+                self.transport.set_work(slot, work);
+                self.ask(slot, at);
+                continue;
+            }
+            match is_found || !is_for_data {
+                true => self
+                    .transport
+                    .answer(slot, unique, 0, &lseek_answer(at.min(size))),
+                false => self.transport.answer(slot, unique, libc::ENXIO, &[]),
+            }
+            self.transport.put(slot);
+        }
+    }
+
+    /// Nobody waits for what is still looked up.
+    pub(super) fn give_up(&self) {
+        if let Some(asker) = &self.asker {
+            asker.give_up();
+        }
+    }
+}
+
+/// A read: of all blocks that have a part of it.
+fn read(disk: &Disk, range: Range) -> Begun {
+    let size = disk.current_size();
+    let end = (range.offset + u64::from(range.len)).min(size);
+    if range.offset >= end {
+        return Err(End::Read);
+    }
+    let block = u64::from(disk.block_size);
+    let start = range.offset / block * block;
+    let blocks = start..end.next_multiple_of(block).min(size);
+    let work = Work::Read {
+        before: (range.offset - start) as u32,
+        len: (end - range.offset) as u32,
+    };
+    Ok((bio(disk, Op::Read, Flags::NONE, blocks), work))
+}
+
+/// A write: of whole blocks, up to the disk's end.
+fn write(disk: &Disk, range: Range, is_durable: bool) -> Begun {
+    let size = disk.current_size();
+    if disk.read_only {
+        return Err(End::Errno(libc::EROFS));
+    }
+    let end = (range.offset + u64::from(range.len)).min(size);
+    let block = u64::from(disk.block_size);
+    if !range.offset.is_multiple_of(block) || !end.is_multiple_of(block) {
+        return Err(End::Errno(libc::EINVAL));
+    }
+    if range.len == 0 {
+        return Err(End::Written(0));
+    }
+    if range.offset >= end {
+        return Err(End::Errno(libc::ENOSPC));
+    }
+    let flags = if is_durable { Flags::FUA } else { Flags::NONE };
+    let len = (end - range.offset) as u32;
+    Ok((
+        bio(disk, Op::Write, flags, range.offset..end),
+        Work::Write { len },
+    ))
+}
+
+/// A range to be freed, or filled with zeroes: of whole blocks. To set space aside is what nobody can promise here.
+fn zero(disk: &Disk, offset: u64, len: u64, mode: u32) -> Begun {
+    let (keeps_size, mode) = (
+        mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0,
+        mode as i32 & !libc::FALLOC_FL_KEEP_SIZE,
+    );
+    let flags = match mode {
+        libc::FALLOC_FL_PUNCH_HOLE => Flags::NONE,
+        libc::FALLOC_FL_ZERO_RANGE => Flags::NO_UNMAP,
+        _ => return Err(End::Errno(libc::EOPNOTSUPP)),
+    };
+    if disk.read_only {
+        return Err(End::Errno(libc::EROFS));
+    }
+    let size = disk.current_size();
+    let end = offset.checked_add(len).ok_or(End::Errno(libc::EFBIG))?;
+    if end > size && !keeps_size {
+        return Err(End::Errno(libc::ENOSPC));
+    }
+    let end = end.min(size);
+    let block = u64::from(disk.block_size);
+    if !offset.is_multiple_of(block) || !end.is_multiple_of(block) {
+        return Err(End::Errno(libc::EINVAL));
+    }
+    if offset >= end {
+        return Err(End::Read);
+    }
+    Ok((bio(disk, Op::WriteZeroes, flags, offset..end), Work::Zero))
+}
+
+fn bio(disk: &Disk, op: Op, flags: Flags, range: std::ops::Range<u64>) -> Bio {
+    Bio {
+        op,
+        flags,
+        disk: disk.id,
+        group: disk.group,
+        offset: range.start,
+        len: range.end - range.start,
+        ..Bio::default()
+    }
+}
+
+/// A read-only disk is a read-only filesystem here.
+fn errno_of(status: Status) -> i32 {
+    match status {
+        Status::ReadOnly => libc::EROFS,
+        other => other.errno(),
+    }
+}
+
+/// Extents that are asked for at a time.
+const EXTENTS_MAX: usize = 128;

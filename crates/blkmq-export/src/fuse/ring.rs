@@ -1,0 +1,354 @@
+//! Decides the life of rings, by which the kernel sends requests where it has FUSE over io_uring switched on: one on each reactor, with
+//! the queues of some processors. A request that a processor asks for comes to that processor's queue, so a reactor lives on the
+//! processors whose queues it has: then nothing has to wake another one. `channel` agrees on it with the kernel, and reads what still comes
+//! by `/dev/fuse`: interrupts, and what the kernel lets go of.
+//!
+//! An entry is memory for one request. It is the kernel's until a request comes, and again from when that is answered.
+
+mod memory;
+mod processors;
+mod sys;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use blkmq_core::bio::{Bio, Data};
+use blkmq_core::ids::ReactorId;
+use blkmq_host::disk::Use;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service};
+
+use self::processors::Bound;
+use self::sys::{Ended, Ring};
+use super::filesystem::FileSystem;
+use super::protocol::{RING_HEADER_BYTES, Request, commit_id, put_ring_answer};
+use super::requests::{Requests, Transport};
+use super::slots::Work;
+use super::sys::become_io_flusher;
+use crate::common::sys::Buffer;
+
+pub(super) use self::memory::RingMemory;
+use self::memory::{HEADER_BYTES, OfReactor};
+
+/// Has the queues of all processors served by the reactors.
+pub(super) fn spawn(
+    cx: &mut Cx<'_>,
+    filesystem: &Arc<FileSystem>,
+    device: &Arc<OwnedFd>,
+    memory: RingMemory,
+) {
+    for (number, part) in (0..).zip(memory.into_parts()) {
+        let (filesystem, device) = (Arc::clone(filesystem), Arc::clone(device));
+        let channel = move || Box::new(RingChannel::new(filesystem, device, part)) as Box<dyn Service>;
+        cx.spawn_on(ReactorId(number), Box::new(channel));
+    }
+}
+
+/// One reactor's ring.
+struct RingChannel {
+    filesystem: Arc<FileSystem>,
+    requests: Requests<Entries>,
+    processors: Vec<usize>,
+    bound: Option<Bound>,
+    disk_use: Option<Use>,
+    /// Kept for its memory.
+    ended: Vec<Ended>,
+    is_polling: bool,
+    comes_again: bool,
+    is_stopping: bool,
+}
+
+/// The entries of a ring.
+struct Entries {
+    device: Arc<OwnedFd>,
+    ring: Ring,
+    all: Vec<Entry>,
+    /// Requests under way.
+    under_way: usize,
+}
+
+/// Memory for one request.
+struct Entry {
+    queue: u16,
+    /// Lent to the kernel, or to a bio, or ours.
+    buffer: Buffer,
+    commit_id: u64,
+    unique: u64,
+    work: Work,
+}
+
+impl RingChannel {
+    fn new(filesystem: Arc<FileSystem>, device: Arc<OwnedFd>, memory: OfReactor) -> Self {
+        let (ring, processors, buffers) = memory.into_buffers();
+        let entry = |(queue, buffer)| Entry {
+            queue,
+            buffer,
+            commit_id: 0,
+            unique: 0,
+            work: Work::None,
+        };
+        let all: Vec<Entry> = buffers.map(entry).collect();
+        let entries = Entries {
+            device,
+            ring,
+            all,
+            under_way: 0,
+        };
+        Self {
+            ended: Vec::with_capacity(entries.all.len()),
+            requests: Requests::new(Arc::clone(&filesystem), entries),
+            filesystem,
+            processors,
+            bound: None,
+            disk_use: None,
+            is_polling: false,
+            comes_again: false,
+            is_stopping: false,
+        }
+    }
+
+    /// Takes the requests that have come.
+    fn take(&mut self, cx: &mut Cx<'_>) {
+        if self.requests.has_refused() {
+            return;
+        }
+        let mut ended = std::mem::take(&mut self.ended);
+        self.requests.transport.ring.take(&mut ended);
+        for ended in ended.drain(..) {
+            self.take_one(cx, ended);
+        }
+        self.ended = ended;
+    }
+
+    fn take_one(&mut self, cx: &mut Cx<'_>, ended: Ended) {
+        let slot = ended.user as u16;
+        let entries = &mut self.requests.transport;
+        match ended.result {
+            0 => {
+                let request = entries.receive(slot);
+                // What comes after the end is the kernel's to give up.
+                if !self.is_stopping
+                    && let Err(broken) = self.requests.begin(cx, slot, request)
+                {
+                    let what = format_args!("{}: not served any more: {broken}", self.filesystem.name);
+                    self.filesystem.log.warn(cx.now(), what);
+                    self.filesystem.unmount_and_end();
+                }
+            }
+            // The filesystem is gone, which the channel says that has its descriptor.
+            GONE => entries.lose(slot),
+            error => {
+                entries.lose(slot);
+                let error = std::io::Error::from_raw_os_error(-error);
+                let what = format_args!("{}: an entry of its ring is lost: {error}", self.filesystem.name);
+                self.filesystem.log.warn(cx.now(), what);
+            }
+        }
+    }
+
+    fn look_around(&mut self) {
+        self.is_stopping |= self.filesystem.is_over();
+        if self.disk_use.as_ref().is_none_or(Use::is_to_end) {
+            self.filesystem.unmount_and_end();
+        }
+    }
+}
+
+impl Service for RingChannel {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        let _ = become_io_flusher();
+        self.bound = Bound::to(&self.processors);
+        self.disk_use = self.filesystem.disk.users.enter(cx.waker());
+        self.requests.start(cx);
+        self.look_around();
+        self.requests.transport.register();
+    }
+
+    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
+        for completion in completed {
+            match completion.user {
+                POLL => self.is_polling = false,
+                AGAIN => self.comes_again = false,
+                _ => {}
+            }
+        }
+        self.take(cx);
+    }
+
+    fn on_end(&mut self, _cx: &mut Cx<'_>, bio: Bio) {
+        self.requests.finish(bio);
+    }
+
+    fn on_wake(&mut self, _cx: &mut Cx<'_>) {
+        self.look_around();
+        self.requests.take_answers();
+    }
+
+    fn on_room(&mut self, cx: &mut Cx<'_>) {
+        if self.requests.submit_refused(cx) {
+            self.take(cx);
+        }
+    }
+
+    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
+        let ring = &self.requests.transport.ring;
+        let submitted = ring.submit();
+        if self.is_stopping {
+            if std::mem::take(&mut self.is_polling) {
+                cx.ring_client().push_cancel(POLL, CANCEL);
+            }
+            return;
+        }
+        let is_full = submitted.is_err();
+        if (is_full || ring.has_ended()) && !self.requests.has_refused() {
+            if !std::mem::replace(&mut self.comes_again, true) {
+                cx.ring_client().push_nop(AGAIN);
+            }
+        } else if !std::mem::replace(&mut self.is_polling, true) {
+            cx.ring_client().push_poll(ring.fd(), libc::POLLIN, false, POLL);
+        }
+    }
+
+    /// Who asks needs the processor on which the reactor would look.
+    fn busy(&self) -> bool {
+        false
+    }
+
+    /// The channel that has the descriptor sees to it.
+    fn drain(&mut self, _cx: &mut Cx<'_>) {}
+
+    fn is_finished(&self) -> bool {
+        self.is_stopping && self.requests.are_idle()
+    }
+}
+
+impl Drop for RingChannel {
+    fn drop(&mut self) {
+        self.requests.give_up();
+        // Where it was unmounted, and so the kernel has given all entries back, their memory is there for others. What somebody has open
+        // still has entries at the kernel until the ring is closed, and some time after: that memory is better lost than reused.
+        let mut ended = std::mem::take(&mut self.ended);
+        self.requests.transport.ring.take(&mut ended);
+        for ended in ended {
+            self.requests.transport.lose(ended.user as u16);
+        }
+    }
+}
+
+impl Entries {
+    /// Gives all entries to the kernel.
+    fn register(&mut self) {
+        let device = self.device.as_raw_fd();
+        for (user, entry) in (0..).zip(&mut self.all) {
+            let memory = entry.lend_to_kernel();
+            self.ring.register(device, entry.queue, memory, user);
+        }
+    }
+
+    /// Reads the request that has come into an entry.
+    fn receive(&mut self, slot: u16) -> Result<Request, super::protocol::Malformed> {
+        let entry = &mut self.all[usize::from(slot)];
+        entry.buffer.take_back();
+        let area = entry.header();
+        let request = Request::parse_in_ring(area);
+        entry.commit_id = commit_id(area);
+        self.under_way += 1;
+        request
+    }
+
+    /// Nothing more comes into an entry.
+    fn lose(&mut self, slot: u16) {
+        self.all[usize::from(slot)].buffer.take_back();
+    }
+
+    /// Gives an entry back to the kernel, with an answer.
+    fn commit(&mut self, slot: u16, unique: u64, errno: i32, data_bytes: usize) {
+        let entry = &mut self.all[usize::from(slot)];
+        put_ring_answer(entry.header_mut(), unique, errno, data_bytes);
+        let commit_id = entry.commit_id;
+        let _ = entry.lend_to_kernel();
+        self.under_way -= 1;
+        self.ring
+            .commit(self.device.as_raw_fd(), entry.queue, commit_id, slot.into());
+    }
+}
+
+impl Entry {
+    fn lend_to_kernel(&mut self) -> blkmq_core::bio::Lent {
+        let bytes = self.buffer.capacity() as u32;
+        self.buffer.lend(0, bytes)
+    }
+
+    fn header(&self) -> &[u8; RING_HEADER_BYTES] {
+        let area = self.buffer.bytes().first_chunk();
+        area.expect("a page at least")
+    }
+
+    fn header_mut(&mut self) -> &mut [u8; RING_HEADER_BYTES] {
+        let area = self.buffer.bytes_mut().first_chunk_mut();
+        area.expect("a page at least")
+    }
+
+    fn data(&mut self) -> &mut [u8] {
+        &mut self.buffer.bytes_mut()[HEADER_BYTES..]
+    }
+}
+
+impl Transport for Entries {
+    fn take(&mut self, slot: u16, unique: u64, work: Work) {
+        let entry = &mut self.all[usize::from(slot)];
+        (entry.unique, entry.work) = (unique, work);
+    }
+
+    fn request(&self, slot: u16) -> (u64, Work) {
+        let entry = &self.all[usize::from(slot)];
+        (entry.unique, entry.work)
+    }
+
+    fn set_work(&mut self, slot: u16, work: Work) {
+        self.all[usize::from(slot)].work = work;
+    }
+
+    fn lend_for_read(&mut self, slot: u16, bytes: usize) -> Data {
+        let buffer = &mut self.all[usize::from(slot)].buffer;
+        Data::Flat(buffer.lend(HEADER_BYTES, bytes as u32))
+    }
+
+    fn lend_write(&mut self, slot: u16, bytes: usize) -> Data {
+        self.lend_for_read(slot, bytes)
+    }
+
+    fn take_back(&mut self, slot: u16) {
+        let buffer = &mut self.all[usize::from(slot)].buffer;
+        if buffer.is_lent() {
+            buffer.take_back();
+        }
+    }
+
+    fn answer(&mut self, slot: u16, unique: u64, errno: i32, data: &[u8]) {
+        self.all[usize::from(slot)].data()[..data.len()].copy_from_slice(data);
+        self.commit(slot, unique, errno, data.len());
+    }
+
+    fn answer_read(&mut self, slot: u16, unique: u64, before: usize, len: usize) {
+        if before > 0 {
+            let data = self.all[usize::from(slot)].data();
+            data.copy_within(before..before + len, 0);
+        }
+        self.commit(slot, unique, 0, len);
+    }
+
+    fn put(&mut self, slot: u16) {
+        self.all[usize::from(slot)].work = Work::None;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.under_way == 0
+    }
+}
+
+/// What an entry ends with when the filesystem does.
+const GONE: i32 = -libc::ENOTCONN;
+const POLL: u64 = 0;
+const CANCEL: u64 = 1;
+const AGAIN: u64 = 2;

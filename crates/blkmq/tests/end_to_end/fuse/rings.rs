@@ -1,0 +1,166 @@
+//! Decides whether all of this holds where requests come over io_uring, too: the tests of the parent run once more with the kernel's switch
+//! on; and what is said where it is off, or where mounts are to be handed over.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::time::Duration;
+
+use super::{STEP, Stage, aligned, may_mount};
+use crate::common::daemon::serve_command;
+use crate::common::tools::output_within;
+use crate::common::{Daemon, Scratch};
+
+/// The kernel's switch, as it was when this is dropped. It is the host's, so one test at a time has it.
+struct Switch {
+    before: String,
+    _held: File,
+}
+
+impl Switch {
+    /// None, aloud, where there is none, or this user may not turn it.
+    fn turn(to: &str) -> Option<Self> {
+        if !may_mount() {
+            return None;
+        }
+        let held =
+            File::create(std::env::temp_dir().join("blkmq-test-fuse-switch")).expect("a file can be made");
+        held.lock().expect("a lock can be had");
+        let turned = std::fs::read_to_string(SWITCH).and_then(|before| {
+            std::fs::write(SWITCH, to)?;
+            Ok(before)
+        });
+        match turned {
+            Ok(before) => Some(Self { before, _held: held }),
+            Err(error) => {
+                blkmq_skip::skip(&format!(
+                    "the kernel's FUSE over io_uring cannot be switched: {error}"
+                ));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _ = std::fs::write(SWITCH, self.before.trim());
+    }
+}
+
+/// What the tests of the parent give to `--fuse-io-uring`.
+pub(super) fn transport() -> &'static str {
+    match std::env::var_os(OVER_RINGS) {
+        Some(_) => "on",
+        None => "off",
+    }
+}
+
+#[test]
+fn all_that_holds_for_disks_that_are_files_holds_over_io_uring() {
+    let Some(_switch) = Switch::turn("1") else { return };
+    let mut tests = Command::new(std::env::current_exe().expect("this program"));
+    tests.args(["fuse::", "--skip", "fuse::rings::", "--skip", "fuse::upgrade::"]);
+    let output = tests.env(OVER_RINGS, "1").output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        said.contains("what_dd_writes_dd_reads_and_the_image_has_it ... ok"),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_the_kernel_has_switched_off_is_refused_if_it_is_asked_for_and_else_said_once() {
+    let Some(_switch) = Switch::turn("0") else { return };
+    let scratch = Scratch::new();
+    let place = scratch.word("{disk}");
+    let disks = [
+        "--disk",
+        "name=a,ram=1M",
+        "--disk",
+        "name=b,ram=1M",
+        "--control",
+        "none",
+    ];
+    let words = [&disks[..], &["--fuse", &place]].concat();
+    let asked = [&words[..], &["--fuse-io-uring", "on"]].concat();
+    let output = output_within(&mut serve_command(&asked), TIME);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("switched off in the kernel: echo 1 >"),
+        "{said}"
+    );
+    let daemon = Daemon::start(&words);
+    let said = daemon.said();
+    assert_eq!(
+        said.matches("switched off in the kernel: echo 1 >").count(),
+        1,
+        "{said}"
+    );
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_whose_mounts_may_be_handed_over_has_no_rings() {
+    let Some(_switch) = Switch::turn("1") else { return };
+    let scratch = Scratch::new();
+    let upgrade = format!("unix:{}", scratch.word("up.sock"));
+    let words = [
+        "--upgrade-socket",
+        &upgrade,
+        "--fuse-io-uring",
+        "on",
+        "--disk",
+        "name=a,ram=1M",
+    ];
+    let place = scratch.word("a");
+    let words = [&words[..], &["--fuse", &place]].concat();
+    let output = output_within(&mut serve_command(&words), TIME);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("cannot be handed over"),
+        "{said}"
+    );
+}
+
+#[test]
+fn who_has_it_open_when_the_daemon_ends_gets_enotconn_and_what_was_begun_ends() {
+    let Some(_switch) = Switch::turn("1") else { return };
+    let mut stage = Stage {
+        daemon: None,
+        scratch: Scratch::new(),
+    };
+    let place = stage.word();
+    let words = [
+        "--disk",
+        "name=vm1,null=64M,latency=300ms",
+        "--fuse",
+        &place,
+        "--fuse-io-uring",
+        "on",
+    ];
+    stage.daemon = Some(Daemon::start(&[&words[..], &["--control", "none"]].concat()));
+    let file = stage.open();
+    let reading = std::thread::spawn(move || {
+        let first = file.read_exact_at(&mut aligned(0).0, 0);
+        (first, file.read_exact_at(&mut aligned(0).0, STEP))
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    stage.daemon.take().expect("it serves").stop();
+    let (first, later) = reading.join().expect("it ends");
+    first.expect("what was begun ends");
+    let gone = later.expect_err("nobody serves it").raw_os_error();
+    assert!([Some(ENOTCONN), Some(ECONNABORTED)].contains(&gone), "{gone:?}");
+}
+
+const ENOTCONN: i32 = rustix::io::Errno::NOTCONN.raw_os_error();
+const ECONNABORTED: i32 = rustix::io::Errno::CONNABORTED.raw_os_error();
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+/// Set where the tests of the parent are to have rings.
+const OVER_RINGS: &str = "BLKMQ_TEST_FUSE_OVER_RINGS";
+const TIME: Duration = Duration::from_secs(20);
