@@ -189,6 +189,7 @@ fn a_front_door_needs_nothing_but_the_trait() {
         let offer = Offer {
             disks: None,
             admitted: AddressLimits::default(),
+            tls: &blkmq_tls::settings::OFF,
             handshake_deadline: None,
         };
         opened.serve(&engine, offer, &common).unwrap();

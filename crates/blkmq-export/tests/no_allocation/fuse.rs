@@ -65,6 +65,7 @@ fn serve(engine: &Engine, place: &Path, common: &Arc<Common>) -> Vec<Box<dyn Ser
     let offer = Offer {
         disks: None,
         admitted: AddressLimits::default(),
+        tls: &blkmq_tls::settings::OFF,
         handshake_deadline: None,
     };
     let serve = opened

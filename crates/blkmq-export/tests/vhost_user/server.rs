@@ -49,6 +49,7 @@ impl Server {
             let offer = Offer {
                 disks: None,
                 admitted: AddressLimits::default(),
+                tls: &blkmq_tls::settings::OFF,
                 handshake_deadline: None,
             };
             opened.serve(&engine, offer, &common).unwrap();
