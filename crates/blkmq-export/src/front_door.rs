@@ -59,7 +59,7 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
 /// Where clients come to.
 pub trait Opened {
     /// What a client is given to reach a disk, if it is reached there.
-    fn client_line(&self, disk: &str) -> Option<String>;
+    fn client_line(&self, disk: &str, tls: &Settings) -> Option<String>;
 
     /// Serves disks there until the engine ends, or the address is closed.
     ///

@@ -203,7 +203,11 @@ impl Daemon {
             warn_of_members(&named, &spec);
             let mut open = Vec::new();
             for one in all {
-                addresses.extend(named.iter().filter_map(|disk| one.client_line(&disk.name)));
+                addresses.extend(
+                    named
+                        .iter()
+                        .filter_map(|disk| one.client_line(&disk.name, &spec.tls)),
+                );
                 let served = one.serve(&engine, running::offer_of(&spec, &config), &common);
                 open.push(served.with_context(|| format!("export {address}"))?);
             }

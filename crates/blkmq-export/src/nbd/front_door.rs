@@ -9,7 +9,7 @@ use super::limits::Limits;
 use crate::common::{self, AddressError, Common, OpenError, Socket};
 use crate::front_door::{self, Address, FrontDoor, Offer, Opened, ServeError};
 use crate::handover::Handover;
-use blkmq_tls::{Server, Settings};
+use blkmq_tls::{Mode, Server, Settings};
 
 /// The network block device protocol.
 #[derive(Debug)]
@@ -53,17 +53,18 @@ impl Address for common::Address {
 }
 
 impl Opened for Socket {
-    fn client_line(&self, disk: &str) -> Option<String> {
+    fn client_line(&self, disk: &str, tls: &Settings) -> Option<String> {
+        let nbd = if tls.mode == Mode::Require { "nbds" } else { "nbd" };
         Some(match self {
             Self::Unix(..) => {
                 let path = escape(&self.path());
-                format!("nbd+unix:///{disk}?socket={path}")
+                format!("{nbd}+unix:///{disk}?socket={path}")
             }
             Self::Tcp(listener) => {
                 let address = listener
                     .local_addr()
                     .map_or_else(|_| "?".to_owned(), |address| address.to_string());
-                format!("nbd://{address}/{disk}")
+                format!("{nbd}://{address}/{disk}")
             }
         })
     }
