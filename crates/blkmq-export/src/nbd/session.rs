@@ -15,6 +15,7 @@
 //! Replies are written through [`Session::replies`], in any order, once for each request begun. The session keeps no copy
 //! of any byte and reads no clock.
 
+mod contexts;
 mod negotiation;
 mod reply;
 mod rules;

@@ -95,8 +95,13 @@ fn who_has_no_certificate_or_a_wrong_or_an_old_one_is_kept_out_and_the_log_says_
         (&stranger, "UnknownIssuer"),
         (&late, "Expired"),
     ] {
-        let said = try_run("nbdinfo", &[stage.uri("a", directory)]);
-        assert!(!said.success, "{directory}: {}", said.stdout);
+        let uri = stage.uri("a", directory);
+        // libnbd shows nobody a certificate of an authority that the server does not name; our driver does.
+        if *directory == stranger {
+            assert!(!serves_near(&stage.scratch, &uri).0);
+        } else {
+            assert!(!try_run("nbdinfo", &[&uri]).success, "{directory}");
+        }
         let is_said = |line: &str| {
             line.contains("TLS handshake failed") && line.to_lowercase().contains(&why.to_lowercase())
         };
@@ -143,7 +148,7 @@ fn a_client_sees_the_disks_that_its_name_may_see_and_no_others() {
     assert!(opens("a", &first).success && opens("b", &second).success);
     let (hidden, missing) = (opens("b", &first), opens("zz", &first));
     assert!(!hidden.success && !opens("a", &third).success);
-    assert_eq!(hidden.stderr.replace("export: b", "export: zz"), missing.stderr);
+    assert_eq!(hidden.stderr.replace("'b'", "'zz'"), missing.stderr);
     daemon.stop();
 }
 
@@ -197,7 +202,7 @@ fn garbage_half_a_handshake_and_one_that_is_too_long_cost_their_sender_alone() {
         stream
     };
     let hello = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
-    let long = [&[22, 3, 3, 0x40, 0, 1, 0xff, 0xff, 0xff][..], &[0; 16_384 - 5]].concat();
+    let long = [&[22, 3, 3, 0x40, 0, 1, 1, 0xff, 0xff][..], &[0; 16_384 - 4]].concat();
     for (bytes, why) in [
         (&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], "TLS handshake failed"),
         (&option(3, &[]), "TLS handshake failed"),
@@ -339,7 +344,7 @@ fn verify_through(stage: &Secured, uri: &str) {
         &nbd,
     ]);
     let uri = near.uri("near");
-    for (rw, bs, size) in [("randwrite", "4k", "4m"), ("write", "256k-1m", "24m")] {
+    for (rw, bs, size) in [("randwrite", "4k-4k", "4m"), ("write", "256k-1m", "24m")] {
         let words = format!(
             "--name=v --ioengine=nbd --uri={uri} --iodepth=16 --bsrange={bs} --rw={rw} --size={size} --verify=crc32c \
              --verify_fatal=1 --verify_state_save=0"
@@ -399,7 +404,7 @@ fn our_driver_believes_no_server_that_it_should_not() {
         ),
         (
             uri(&format!("&tls-certificates={pki}&tls-hostname=elsewhere.example")),
-            "NotValidForName",
+            "certificate not valid for name",
         ),
         (uri(""), "set tls_ca"),
         (
@@ -408,14 +413,9 @@ fn our_driver_believes_no_server_that_it_should_not() {
         ),
         (format!("nbd+unix:///a?socket={socket}"), "wants TLS"),
     ] {
-        let nbd = format!("unix:{}", stage.scratch.word("near.sock"));
-        let output = output_within(
-            &mut serve_command(&["--disk", &format!("name=n,nbd={disk}"), "--nbd", &nbd]),
-            Duration::from_secs(20),
-        );
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let (success, said) = serves_near(&stage.scratch, &disk);
         assert!(
-            !output.status.success() && said.to_lowercase().contains(&why.to_lowercase()),
+            !success && said.to_lowercase().contains(&why.to_lowercase()),
             "{why}: {said}"
         );
     }
@@ -433,16 +433,8 @@ fn a_server_without_tls_is_not_talked_with_in_the_clear() {
         scratch.word("nbd.sock"),
         scratch.word("pki")
     );
-    let nbd = format!("unix:{}", scratch.word("near.sock"));
-    let output = output_within(
-        &mut serve_command(&["--disk", &format!("name=n,nbd={uri}"), "--nbd", &nbd]),
-        Duration::from_secs(20),
-    );
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        !output.status.success() && said.contains("refused STARTTLS"),
-        "{said}"
-    );
+    let (success, said) = serves_near(&scratch, &uri);
+    assert!(!success && said.contains("refused STARTTLS"), "{said}");
     daemon.stop();
 }
 
@@ -645,6 +637,17 @@ fn a_tls_client_comes_again_when_another_daemon_takes_over_and_is_never_served_i
     assert!(near.said().contains("connection lost"), "{}", near.said());
     near.stop();
     second.stop();
+}
+
+/// Starts a daemon whose disk is the URI's, which should not be possible: whether it was, and what the daemon said.
+fn serves_near(scratch: &Scratch, uri: &str) -> (bool, String) {
+    let nbd = format!("unix:{}", scratch.word("near.sock"));
+    let words = ["--disk", &format!("name=n,nbd={uri}"), "--nbd", &nbd];
+    let output = output_within(&mut serve_command(&words), Duration::from_secs(20));
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
 }
 
 /// A server below, ended with this value.

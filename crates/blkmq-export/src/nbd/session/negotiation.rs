@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use blkmq_nbd::codec::handshake::{
-    InfoKind, InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionCode, OptionHeader, SessionName,
-    parse_client_flags, parse_name,
+    InfoKind, InfoRequest, OPTION_HEADER_BYTES, OptionCode, OptionHeader, SessionName, parse_client_flags,
+    parse_name,
 };
 use blkmq_nbd::codec::option_reply::{
     BlockSizes, Info, OptionReplies, ReplyKind, truncate, write_export_name_reply,
@@ -24,8 +24,6 @@ use super::{CloseReason, Event};
 use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;
 
-/// The one metadata context there is.
-const ALLOCATION_CONTEXT: &str = "base:allocation";
 /// Its id on the wire.
 pub(super) const ALLOCATION_CONTEXT_ID: u32 = 1;
 /// Bytes of a client's string that an error message repeats.
@@ -63,11 +61,11 @@ pub(super) struct Selection {
 pub(super) struct Negotiation {
     exports: Arc<ExportTable>,
     state: State,
-    style: HeaderStyle,
+    pub(super) style: HeaderStyle,
     padded: bool,
     options: u32,
     /// The export whose allocation context the client selected last.
-    context: Option<ExportId>,
+    pub(super) context: Option<ExportId>,
     session: Option<SessionName>,
     tls: Tls,
     shutting_down: bool,
@@ -445,58 +443,7 @@ impl Negotiation {
         Some(Arc::clone(export))
     }
 
-    fn answer_list_contexts(&self, data: &[u8], replies: &mut OptionReplies<'_>) {
-        let Some((request, export)) = self.parse_contexts(data, replies) else {
-            return;
-        };
-        let asked = request.query_count == 0
-            || request
-                .queries()
-                .any(|query| query == "base:" || query == ALLOCATION_CONTEXT);
-        if asked && export.features.block_status {
-            replies.meta_context(0, ALLOCATION_CONTEXT);
-        }
-        replies.ack();
-    }
-
-    fn answer_set_contexts(&mut self, data: &[u8], replies: &mut OptionReplies<'_>) {
-        self.context = None;
-        let Some((request, export)) = self.parse_contexts(data, replies) else {
-            return;
-        };
-        let selected =
-            export.features.block_status && request.queries().any(|query| query == ALLOCATION_CONTEXT);
-        let id = export.id;
-        if selected {
-            self.context = Some(id);
-            replies.meta_context(ALLOCATION_CONTEXT_ID, ALLOCATION_CONTEXT);
-        }
-        replies.ack();
-    }
-
-    fn parse_contexts<'a>(
-        &self,
-        data: &'a [u8],
-        replies: &mut OptionReplies<'_>,
-    ) -> Option<(MetaRequest<'a>, &Arc<Export>)> {
-        if self.style == HeaderStyle::Simple {
-            replies.error(
-                ReplyKind::ERR_INVALID,
-                "metadata needs STRUCTURED_REPLY or EXTENDED_HEADERS first",
-            );
-            return None;
-        }
-        let Some(request) = MetaRequest::parse(data) else {
-            replies.error(
-                ReplyKind::ERR_INVALID,
-                "malformed option: name and queries do not fill its data",
-            );
-            return None;
-        };
-        Some((request, self.find(request.name, replies)?))
-    }
-
-    fn find(&self, name: &str, replies: &mut OptionReplies<'_>) -> Option<&Arc<Export>> {
+    pub(super) fn find(&self, name: &str, replies: &mut OptionReplies<'_>) -> Option<&Arc<Export>> {
         let found = self.exports.find(name);
         if found.is_none() {
             let name = truncate(name, QUOTED_BYTES_MAX);
