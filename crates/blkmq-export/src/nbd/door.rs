@@ -108,9 +108,7 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
         admitted,
         tls,
     } = served;
-    if let Some(reach) = exposed(&socket, tls) {
-        return Err(ServeError::Exposed(reach));
-    }
+    check_reach(&socket, tls)?;
     let server = Server::load(tls)?;
     limits.check()?;
     if common.memory.bytes_max() < u64::from(limits.payload_bytes_max) {
@@ -211,15 +209,30 @@ impl Door {
     }
 }
 
-/// The address of a socket that other hosts reach although TLS is not required of them, and nobody has said that this is wanted.
-fn exposed(socket: &Socket, tls: &Settings) -> Option<String> {
-    let is_fine = tls.is_secure() || tls.allow_insecure;
+/// Checks that who can reach an address is asked who it is, or that somebody has said that this is not wanted.
+///
+/// # Errors
+/// If it is not.
+fn check_reach(socket: &Socket, tls: &Settings) -> Result<(), ServeError> {
     let Socket::Tcp(listener) = socket else {
-        return None;
+        return Ok(());
     };
     let is_here = |address: SocketAddr| address.ip().to_canonical().is_loopback();
-    let is_local = listener.local_addr().is_ok_and(is_here);
-    (!is_fine && !is_local).then(|| socket.address())
+    if listener.local_addr().is_ok_and(is_here) {
+        return Ok(());
+    }
+    let address = socket.address();
+    match (tls.is_secure(), &tls.ca) {
+        (true, Some(_)) => {}
+        (true, None) => tracing::warn!(
+            "export {address}: clients need no certificate there, so whoever reaches it has its disks: add tls_ca"
+        ),
+        (false, _) if tls.allow_insecure => tracing::warn!(
+            "export {address}: other hosts reach it without authentication; a network of storage alone is assumed"
+        ),
+        (false, _) => return Err(ServeError::Exposed(address)),
+    }
+    Ok(())
 }
 
 /// How many groups have disks at an address.
