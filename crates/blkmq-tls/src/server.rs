@@ -45,6 +45,7 @@ impl Server {
             .map_err(|error| files::pair(certificate, key, &error))?;
         // A connection lives for days: what resuming one saves is not worth a ticket.
         config.send_tls13_tickets = 0;
+        config.ignore_client_order = true;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Some(Self(Arc::new(config))))
     }

@@ -355,36 +355,40 @@ fn verify_through(stage: &Secured, uri: &str) {
 }
 
 #[test]
-fn qemu_writes_and_verifies_by_tls() {
+fn qemu_writes_and_verifies_by_tls_of_the_latest_version_alone() {
     if !installed(&["qemu-io", "qemu-img"]) {
         return;
     }
     let stage = Secured::new(&["name=a,ram=16M"]);
     let daemon = stage.start(&[]);
     let pki = stage.scratch.word("pki");
-    let object = format!("tls-creds-x509,id=t,dir={pki},endpoint=client");
     let socket = stage.scratch.word("nbd.sock");
     let image = format!(
         "driver=nbd,server.type=unix,server.path={socket},export=a,tls-creds=t,tls-hostname=localhost"
     );
-    let said = run(
-        "qemu-io",
-        &[
-            "--object",
-            &object,
-            "--image-opts",
-            &image,
-            "-c",
+    let qemu_io = |version: &str| {
+        let versions = format!("priority=NORMAL:-VERS-ALL:+VERS-TLS{version}");
+        let object = format!("tls-creds-x509,id=t,dir={pki},endpoint=client,{versions}");
+        let commands = [
             "write -P 0x5a 1M 3M",
-            "-c",
             "read -P 0x5a 1M 3M",
-            "-c",
             "read -P 0 4M 1M",
-            "-c",
             "flush",
-        ],
+        ];
+        let mut words = vec!["--object", &object, "--image-opts", &image];
+        words.extend(commands.iter().flat_map(|command| ["-c", command]));
+        try_run("qemu-io", &words)
+    };
+    for old in ["1.0", "1.1", "1.2"] {
+        assert!(!qemu_io(old).success, "TLS {old}");
+    }
+    let said = qemu_io("1.3");
+    assert!(
+        said.success && !said.stdout.contains("verification failed"),
+        "{} {}",
+        said.stdout,
+        said.stderr
     );
-    assert!(!said.stdout.contains("verification failed"), "{}", said.stdout);
     daemon.stop();
 }
 
