@@ -36,6 +36,9 @@ pub fn run(data: &[u8]) {
         }),
     };
     let (mut handshake, mut sent, mut received) = (Handshake::new(wanted), Vec::new(), Vec::new());
+    if want & 16 != 0 {
+        handshake = handshake.with_tls();
+    }
     let mut agreed = None;
     for piece in stream.chunks(usize::from(piece) + 1) {
         received.extend_from_slice(piece);
@@ -49,6 +52,13 @@ pub fn run(data: &[u8]) {
         received.drain(..taken);
         assert!(sent.len() <= SENT_BYTES_MAX, "{} bytes of options", sent.len());
         match progress {
+            Progress::NeedMore if handshake.is_starting_tls() => {
+                // Bytes from before TLS end the connection.
+                if !received.is_empty() {
+                    return;
+                }
+                handshake.secured(&mut sent);
+            }
             Progress::NeedMore => assert!(received.len() < RECEIVE_BYTES_MIN, "a message that never fits"),
             Progress::Agreed(found) => agreed = Some(found),
             Progress::Failed(failure) => return assert!(!failure.to_string().is_empty()),

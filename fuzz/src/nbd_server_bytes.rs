@@ -1,6 +1,6 @@
 //! Bytes of a client against the NBD server's session and a disk in memory.
 //!
-//! The first three bytes choose the setting: where the stream begins and what the export can do, the size of the pieces
+//! The first three bytes choose the setting: where the stream begins, whether TLS comes first, what the export can do, the size of the pieces
 //! it arrives in, and how late replies are given. The rest is the stream. Broken would be: a panic, a buffer or a count
 //! beyond its limit, a request outside the export, or any number of replies other than one.
 
@@ -15,6 +15,7 @@ use blkmq_nbd::codec::handshake::{
 };
 use blkmq_nbd::codec::reply::{ChunkPayload, Extent, ReplyHead};
 use blkmq_nbd::codec::{ChunkFlags, ClientFlags, ErrorCode, ExtentState, HeaderStyle};
+use blkmq_tls::Mode;
 
 /// Bytes of the disk.
 const DISK_BYTES: usize = 128 << 10;
@@ -48,6 +49,9 @@ pub fn run(data: &[u8]) {
 
 struct Server {
     session: Session,
+    /// What the client may select once TLS has been started.
+    secured: Arc<ExportTable>,
+    needs_tls: bool,
     limits: Limits,
     disk: Vec<u8>,
     /// Requests that may wait for their reply.
@@ -84,9 +88,18 @@ impl Server {
         let mut table = ExportTable::new([export, Export::new(ExportId(2), "b", 0)]).expect("proper exports");
         table.instance = (place & 64 == 0).then_some(0x1122_3344_5566_7788);
         let mut out = Vec::new();
-        let session = Session::new(Arc::new(table), limits.clone(), &mut out);
+        let secured = Arc::new(table.only(|name| name == "a"));
+        let mut session = Session::new(Arc::new(table), limits.clone(), &mut out);
+        let needs_tls = place & 3 == 0 && place & 128 != 0;
+        session.offer_tls(match (needs_tls, place & 128) {
+            (true, _) => Mode::Require,
+            (false, 0) => Mode::Off,
+            (false, _) => Mode::Allow,
+        });
         Server {
             session,
+            secured,
+            needs_tls,
             limits,
             disk: vec![0; DISK_BYTES],
             lateness,
@@ -147,8 +160,20 @@ impl Server {
                     return;
                 }
                 Event::Busy => self.make_room(),
+                Event::StartTls => {
+                    assert!(self.received.is_empty(), "bytes from before TLS are kept");
+                    assert!(self.session.style() == HeaderStyle::Simple || !self.needs_tls);
+                    self.needs_tls = false;
+                    self.session.secure(Arc::clone(&self.secured));
+                    assert_eq!(
+                        self.session.style(),
+                        HeaderStyle::Simple,
+                        "what was said before TLS holds"
+                    );
+                }
                 Event::Selected(_) => {
                     assert!(!self.selected, "selected twice");
+                    assert!(!self.needs_tls, "selected without TLS");
                     self.selected = true;
                     self.out.clear();
                 }

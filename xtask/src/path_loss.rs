@@ -118,7 +118,7 @@ struct Scene<'a> {
 impl<'a> Scene<'a> {
     fn start(program: &Path, net: &'a Net, scratch: &Path, seed: u64) -> Result<Self> {
         let mut far = Net::command(&net.far, program);
-        far.arg("serve");
+        far.args(["serve", "--insecure"]);
         for disk in DISKS {
             far.args(["--disk", &format!("name={disk},ram={DISK_BYTES}")]);
         }

@@ -106,6 +106,21 @@ impl Config {
                  set fuse_io_uring to off"
             );
         }
+        for (export, allowed) in self
+            .exports
+            .iter()
+            .flat_map(|export| export.tls.clients.iter().map(move |one| (export, one)))
+        {
+            for disk in allowed.disks.iter().flatten() {
+                if names.binary_search(&disk.as_str()).is_err() {
+                    bail!(
+                        "export {}: tls_clients {} names disk {disk}, which is not there: add [disk.{disk}] or take it out",
+                        export.address,
+                        allowed.name
+                    );
+                }
+            }
+        }
         for name in self.queues.keys() {
             if !self.disks.iter().any(|disk| disk.queue.as_deref() == Some(name)) {
                 bail!("queue {name}: no disk is on it: set queue = \"{name}\" in a disk, or take it out");

@@ -121,9 +121,10 @@ impl Document {
         inserted.with_context(|| format!("group {}: it is given twice; keep one", spec.path))
     }
 
-    /// Adds an address at which all disks are served.
-    pub fn add_export(&mut self, door: &str, address: &str) {
-        let table = Table::from_iter([(door.to_owned(), Value::String(address.to_owned()))]);
+    /// Adds an address at which all disks are served, with keys of its own.
+    pub fn add_export(&mut self, door: &str, address: &str, keys: Table) {
+        let mut table = Table::from_iter([(door.to_owned(), Value::String(address.to_owned()))]);
+        table.extend(keys);
         self.exports().push(Value::Table(table));
     }
 
@@ -298,7 +299,7 @@ mod tests {
             .add_disk(r"name=b,file=/x\,y.raw,size=1M,ro=on,sched=bfq")
             .unwrap();
         document.add_group("/b,weight=200,iops=100,iops_burst=5").unwrap();
-        document.add_export("nbd", "unix:/tmp/x.sock");
+        document.add_export("nbd", "unix:/tmp/x.sock", Table::new());
         let config = document.config().unwrap();
         assert_eq!(
             config.disks[1],

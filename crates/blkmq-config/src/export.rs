@@ -1,4 +1,7 @@
-//! Decides what an address is configured with at which disks are served: by which front door, which disks, how many connections.
+//! Decides what an address is configured with at which disks are served: by which front door, which disks, how many connections, and
+//! whether clients use TLS.
+
+use blkmq_tls::Settings;
 
 /// One address at which disks are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +16,8 @@ pub struct ExportSpec {
     pub connections: Option<u32>,
     /// Connections of one group at a time. Default: its share.
     pub group_connections: Option<u32>,
+    /// Whether clients use TLS, and who may come. Default: no TLS.
+    pub tls: Settings,
 }
 
 impl ExportSpec {
@@ -24,6 +29,7 @@ impl ExportSpec {
             disks: None,
             connections: None,
             group_connections: None,
+            tls: Settings::default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! `[[export]]`. A disk's keys are those of `--disk`, a group's those of `--group`; see `docs/operate/configuration.md`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +11,7 @@ use blkmq_core::poll::Policy;
 use blkmq_core::time::Nanos;
 use blkmq_drivers::registry::Registry;
 use blkmq_host::value;
+use blkmq_tls::Settings;
 use serde::Deserialize;
 use toml::Value;
 
@@ -84,6 +86,14 @@ struct Export {
     disks: Option<Vec<String>>,
     connections: Option<u32>,
     group_connections: Option<u32>,
+    tls: Option<String>,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_ca: Option<PathBuf>,
+    #[serde(default)]
+    tls_clients: Vec<String>,
+    #[serde(default)]
+    allow_insecure: bool,
     /// The address, with the name of its front door.
     #[serde(flatten)]
     address: BTreeMap<String, Value>,
@@ -276,7 +286,7 @@ fn export(export: Export) -> Result<ExportSpec> {
         let keys: Vec<&str> = export.address.keys().map(String::as_str).collect();
         bail!(
             "[[export]] with {} rejected: must have one address, such as nbd = \"unix:PATH\", and beside it no keys but disks, \
-             connections and group_connections",
+             connections, group_connections, tls, tls_certificate, tls_key, tls_ca, tls_clients and allow_insecure",
             if keys.is_empty() {
                 "no address".to_owned()
             } else {
@@ -291,11 +301,28 @@ fn export(export: Export) -> Result<ExportSpec> {
     at_least_one("connections", export.connections).with_context(context)?;
     at_least_one("group_connections", export.group_connections).with_context(context)?;
     Ok(ExportSpec {
-        disks: export.disks,
+        tls: tls(&export).with_context(context)?,
+        disks: export.disks.clone(),
         connections: export.connections,
         group_connections: export.group_connections,
         ..ExportSpec::new(door, address)
     })
+}
+
+/// What is asked of an address's clients.
+fn tls(export: &Export) -> Result<Settings> {
+    let mode = export.tls.as_deref().map(str::parse).transpose()?;
+    let clients: Result<_, _> = export.tls_clients.iter().map(|text| text.parse()).collect();
+    let settings = Settings {
+        mode: mode.unwrap_or_default(),
+        certificate: export.tls_certificate.clone(),
+        key: export.tls_key.clone(),
+        ca: export.tls_ca.clone(),
+        clients: clients?,
+        allow_insecure: export.allow_insecure,
+    };
+    settings.check()?;
+    Ok(settings)
 }
 
 /// Checks how many connections there may be somewhere.

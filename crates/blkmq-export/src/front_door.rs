@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
+use blkmq_tls::Settings;
 
 use crate::common::{AddressLimits, Common, OpenError};
 use crate::handover::Handover;
@@ -19,6 +20,11 @@ pub trait FrontDoor: Sync {
 
     /// One line for people: what is served, and how an address is written.
     fn help(&self) -> &'static str;
+
+    /// Says whether its clients can use TLS.
+    fn has_tls(&self) -> bool {
+        false
+    }
 
     /// Reads an address.
     ///
@@ -34,6 +40,14 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
         false
     }
 
+    /// Checks, as far as can be without opening anything, that it can be served so. Reads the files of TLS.
+    ///
+    /// # Errors
+    /// What is in the way, and what to do.
+    fn check(&self, _tls: &Settings) -> Result<(), ServeError> {
+        Ok(())
+    }
+
     /// Opens it for these disks, so that an address that cannot be had costs no start of the engine; or takes what another daemon
     /// has handed over.
     ///
@@ -45,7 +59,7 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
 /// Where clients come to.
 pub trait Opened {
     /// What a client is given to reach a disk, if it is reached there.
-    fn client_line(&self, disk: &str) -> Option<String>;
+    fn client_line(&self, disk: &str, tls: &Settings) -> Option<String>;
 
     /// Serves disks there until the engine ends, or the address is closed.
     ///
@@ -73,6 +87,14 @@ pub trait Served: Send + Sync {
     /// The disk that cannot be offered, with the reason; what was offered before is offered on then.
     fn offer(&self, disks: &[Disk], what: Offer<'_>) -> Result<(), ServeError>;
 
+    /// Reads its files again, if it has some. Says whether it has. Who comes from here on finds what they hold now.
+    ///
+    /// # Errors
+    /// The file that cannot be used, with the reason; what was read before holds on then.
+    fn refresh(&self) -> Result<bool, ServeError> {
+        Ok(false)
+    }
+
     /// Lets nobody in any more. Those who are there stay until they leave. Blocks until the socket is closed.
     fn close(&self);
 }
@@ -84,6 +106,8 @@ pub struct Offer<'a> {
     pub disks: Option<&'a [String]>,
     /// How many connections there may be.
     pub admitted: AddressLimits,
+    /// Whether clients use TLS, and who may come.
+    pub tls: &'a Settings,
     /// How long a client may take to begin. Default: the front door's.
     pub handshake_deadline: Option<Duration>,
     /// Whether FUSE goes over io_uring. Default: if the kernel has it switched on.

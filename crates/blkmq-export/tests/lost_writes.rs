@@ -110,6 +110,7 @@ fn start(name: &str, disk: &str) -> Engine {
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
     let address = Served {
+        tls: &blkmq_tls::settings::OFF,
         socket: Socket::Unix(listener, Some(path)),
         disks: None,
         limits: Limits::default(),

@@ -19,6 +19,7 @@ use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
+use blkmq_tls::Settings;
 
 /// The protocol.
 struct Zeroer;
@@ -59,7 +60,7 @@ impl Address for At {
 struct Listening(UnixListener);
 
 impl Opened for Listening {
-    fn client_line(&self, disk: &str) -> Option<String> {
+    fn client_line(&self, disk: &str, _tls: &Settings) -> Option<String> {
         let at = self.0.local_addr().expect("it is bound");
         Some(format!("zeroer of {disk} at {at:?}"))
     }
@@ -183,12 +184,13 @@ fn a_front_door_needs_nothing_but_the_trait() {
     for opened in address.open(&["vm"], &common.handover).unwrap() {
         assert!(
             opened
-                .client_line("vm")
+                .client_line("vm", &blkmq_tls::settings::OFF)
                 .is_some_and(|line| line.starts_with("zeroer of vm at"))
         );
         let offer = Offer {
             disks: None,
             admitted: AddressLimits::default(),
+            tls: &blkmq_tls::settings::OFF,
             handshake_deadline: None,
             fuse_io_uring: None,
         };

@@ -2,8 +2,8 @@
 //! The load generator and the NBD driver run it over their own sockets; requests and replies are [`super::codec`]'s.
 //!
 //! ```text
-//!  greeting ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► SET_META_CONTEXT ─► SESSION ─► GO ─► agreed
-//!                 (if wanted)      (if not extended)     (if wanted)      (if wanted)  └─► EXPORT_NAME, for servers without GO
+//!  greeting ─► STARTTLS, TLS ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► SET_META_CONTEXT ─► SESSION ─► GO ─► agreed
+//!             (if wanted)        (if wanted)      (if not extended)     (if wanted)      (if wanted)  └─► EXPORT_NAME, for servers without GO
 //! ```
 
 use std::fmt;
@@ -95,6 +95,8 @@ pub enum Failure {
         /// Its words.
         message: String,
     },
+    /// TLS is wanted, and the server has no options.
+    NoTls,
     /// An answer that does not have the form of its kind, or answers another option, or is too much.
     Malformed(OptionCode),
 }
@@ -110,6 +112,7 @@ impl fmt::Display for Failure {
             } => {
                 write!(f, "server refused {option} with {:#x}: {message}", kind.0)
             }
+            Failure::NoTls => f.write_str("the server is too old for TLS"),
             Failure::Malformed(option) => write!(f, "malformed answer to {option}"),
         }
     }
@@ -121,6 +124,7 @@ impl std::error::Error for Failure {}
 #[derive(Debug)]
 pub struct Handshake {
     wanted: Wanted,
+    wants_tls: bool,
     stage: Stage,
     padded: bool,
     answers: u32,
@@ -136,6 +140,8 @@ enum Stage {
     Greeting,
     /// The answers to this option are awaited.
     Option(OptionCode),
+    /// TLS is being started.
+    Tls,
     Done,
 }
 
@@ -152,6 +158,7 @@ impl Handshake {
         );
         Handshake {
             wanted,
+            wants_tls: false,
             stage: Stage::Greeting,
             padded: true,
             answers: 0,
@@ -161,6 +168,27 @@ impl Handshake {
             allocation_context: None,
             instance: None,
         }
+    }
+
+    /// Has TLS started before anything else: without it there is no handshake.
+    #[must_use]
+    pub fn with_tls(mut self) -> Handshake {
+        self.wants_tls = true;
+        self
+    }
+
+    /// Says whether TLS is to be started now, if nothing of the input is left; [`Handshake::secured`] goes on.
+    pub fn is_starting_tls(&self) -> bool {
+        self.stage == Stage::Tls
+    }
+
+    /// TLS has been started, as [`Handshake::is_starting_tls`] asked.
+    ///
+    /// # Panics
+    /// It was not to be started.
+    pub fn secured(&mut self, out: &mut Vec<u8>) {
+        assert_eq!(self.stage, Stage::Tls, "TLS was not asked for");
+        self.send(self.first_option(), out);
     }
 
     /// Takes what it can from `input`, writes what is to be sent to `out` and counts the bytes taken; the caller keeps
@@ -205,7 +233,7 @@ impl Handshake {
             Stage::Greeting => self.receive_greeting(input, out),
             Stage::Option(OptionCode::EXPORT_NAME) => Ok(self.receive_export_name_reply(input)),
             Stage::Option(option) => self.receive_answer(option, input, out),
-            Stage::Done => Ok(None),
+            Stage::Tls | Stage::Done => Ok(None),
         }
     }
 
@@ -219,7 +247,11 @@ impl Handshake {
             .with_if(fixed, ClientFlags::FIXED_NEWSTYLE)
             .with_if(!self.padded, ClientFlags::NO_ZEROES);
         write_client_flags(reply, out);
-        let first = if fixed {
+        let first = if self.wants_tls && !fixed {
+            return Err(Failure::NoTls);
+        } else if self.wants_tls {
+            OptionCode::STARTTLS
+        } else if fixed {
             self.first_option()
         } else {
             OptionCode::EXPORT_NAME
@@ -285,6 +317,10 @@ impl Handshake {
 
     fn granted(&mut self, option: OptionCode, out: &mut Vec<u8>) -> Result<(), Failure> {
         match option {
+            OptionCode::STARTTLS => {
+                self.stage = Stage::Tls;
+                return Ok(());
+            }
             OptionCode::EXTENDED_HEADERS => self.style = HeaderStyle::Extended,
             OptionCode::STRUCTURED_REPLY => self.style = HeaderStyle::Structured,
             OptionCode::GO if self.export.is_none() => return Err(Failure::Malformed(option)),
@@ -309,7 +345,7 @@ impl Handshake {
             OptionCode::GO if kind == ReplyKind::ERR_UNSUP && self.style != HeaderStyle::Extended => {
                 OptionCode::EXPORT_NAME
             }
-            OptionCode::GO => {
+            OptionCode::GO | OptionCode::STARTTLS => {
                 let message = String::from_utf8_lossy(data).into_owned();
                 return Err(Failure::Refused {
                     option,

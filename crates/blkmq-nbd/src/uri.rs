@@ -17,6 +17,17 @@ pub struct Uri {
     pub address: Address,
     /// The export's name; empty for the server's default.
     pub export: String,
+    /// How the way is encrypted; none for a way that is not.
+    pub tls: Option<Tls>,
+}
+
+/// What an NBD URI says of TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// The directory of the certificates, as `tls-certificates`.
+    pub certificates: Option<PathBuf>,
+    /// What the server is called by its certificate, as `tls-hostname`.
+    pub hostname: Option<String>,
 }
 
 /// Where a server listens.
@@ -37,10 +48,10 @@ pub enum Address {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
     /// The scheme is not one of NBD's.
-    #[error("must begin with nbd:// or nbd+unix://, as in {EXAMPLES}")]
+    #[error("must begin with nbd://, nbds://, nbd+unix:// or nbds+unix://, as in {EXAMPLES}")]
     Scheme,
     /// The scheme is one that this driver cannot do.
-    #[error("{0} is not supported: use nbd:// or nbd+unix://, and a tunnel where the way must be encrypted")]
+    #[error("{0} is not supported: use nbd:// or nbd+unix://, or nbds:// or nbds+unix:// with certificates")]
     Unsupported(String),
     /// A unix socket's URI names a host.
     #[error("names the host {0:?}, which a unix socket does not have: write nbd+unix:///EXPORT?socket=PATH")]
@@ -72,17 +83,26 @@ impl FromStr for Uri {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let query = Query::parse(query)?;
         let address = match scheme.to_ascii_lowercase().as_str() {
-            "nbd" => tcp(authority)?,
-            "nbd+unix" if !authority.is_empty() => return Err(UriError::HostOfSocket(authority.to_owned())),
-            "nbd+unix" => unix(query.socket.ok_or(UriError::NoSocket)?)?,
-            "nbds" | "nbds+unix" | "nbd+vsock" | "nbds+vsock" => {
+            "nbd" | "nbds" => tcp(authority)?,
+            "nbd+unix" | "nbds+unix" if !authority.is_empty() => {
+                return Err(UriError::HostOfSocket(authority.to_owned()));
+            }
+            "nbd+unix" | "nbds+unix" => unix(query.socket.ok_or(UriError::NoSocket)?)?,
+            "nbd+vsock" | "nbds+vsock" => {
                 return Err(UriError::Unsupported(format!("{scheme}://")));
             }
             _ => return Err(UriError::Scheme),
         };
-        if query.wants_tls {
-            return Err(UriError::Unsupported("TLS (tls-… in the query)".to_owned()));
+        let is_secure = scheme.to_ascii_lowercase().starts_with("nbds");
+        if !is_secure && (query.tls != Tls::default() || query.unknown_tls.is_some()) {
+            return Err(UriError::Malformed(
+                "has tls-… in the query, and is not of TLS: write nbds:// or nbds+unix://",
+            ));
         }
+        if let Some(key) = query.unknown_tls {
+            return Err(UriError::Unsupported(key));
+        }
+        let tls = is_secure.then_some(query.tls);
         let export = String::from_utf8(decode(path)?);
         let export = export.map_err(|_| UriError::Malformed("has an export name that is not UTF-8"))?;
         if export.len() > STRING_BYTES_MAX || export.contains('\0') {
@@ -90,7 +110,7 @@ impl FromStr for Uri {
                 "has an export name that is longer than 4096 bytes or has a NUL in it",
             ));
         }
-        Ok(Self { address, export })
+        Ok(Self { address, export, tls })
     }
 }
 
@@ -108,7 +128,9 @@ impl fmt::Display for Address {
 #[derive(Default)]
 struct Query {
     socket: Option<Vec<u8>>,
-    wants_tls: bool,
+    tls: Tls,
+    /// Something of TLS that is not known: to ignore it could be to trust somebody.
+    unknown_tls: Option<String>,
 }
 
 impl Query {
@@ -119,7 +141,19 @@ impl Query {
             if key == "socket" && query.socket.replace(decode(value)?).is_some() {
                 return Err(UriError::Malformed("names two sockets"));
             }
-            query.wants_tls |= key.starts_with("tls-");
+            match key {
+                "tls-certificates" => {
+                    query.tls.certificates = Some(OsString::from_vec(decode(value)?).into())
+                }
+                "tls-hostname" => {
+                    let name = String::from_utf8(decode(value)?);
+                    let name =
+                        name.map_err(|_| UriError::Malformed("has a tls-hostname that is not UTF-8"))?;
+                    query.tls.hostname = Some(name);
+                }
+                _ if key.starts_with("tls-") => query.unknown_tls = Some(key.to_owned()),
+                _ => {}
+            }
         }
         Ok(query)
     }
@@ -203,6 +237,7 @@ mod tests {
         Uri {
             address: Address::Unix(path.into()),
             export: export.into(),
+            tls: None,
         }
     }
 
@@ -211,6 +246,7 @@ mod tests {
         Uri {
             address: Address::Tcp { host, port },
             export: export.into(),
+            tls: None,
         }
     }
 
@@ -236,12 +272,13 @@ mod tests {
         for (text, part) in [
             ("", "must begin with nbd://"),
             ("http://x/", "must begin with nbd://"),
-            ("nbds://x/", "nbds:// is not supported"),
-            ("nbd+vsock://2:10809/", "nbd+vsock:// is not supported"),
+            ("nbds://x/?tls-psk-file=f", "tls-psk-file is not supported"),
             (
-                "nbd://x/?tls-certificates=d",
-                "TLS (tls-… in the query) is not supported",
+                "nbds://x/?tls-verify-peer=false",
+                "tls-verify-peer is not supported",
             ),
+            ("nbd+vsock://2:10809/", "nbd+vsock:// is not supported"),
+            ("nbd://x/?tls-certificates=d", "is not of TLS: write nbds://"),
             ("nbd+unix://host/?socket=s", "names the host \"host\""),
             ("nbd+unix:///x", "says nothing of the socket"),
             ("nbd+unix:///x?socket=", "path to the socket"),
@@ -261,6 +298,22 @@ mod tests {
             let error = text.parse::<Uri>().unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn an_uri_of_tls_names_certificates_and_the_server() {
+        let text = "nbds+unix:///vm1?socket=s&tls-certificates=/etc/a%20b&tls-hostname=far.example";
+        let tls = Tls {
+            certificates: Some("/etc/a b".into()),
+            hostname: Some("far.example".into()),
+        };
+        let expected = Uri {
+            tls: Some(tls),
+            ..unix("s", "vm1")
+        };
+        assert_eq!(text.parse(), Ok(expected));
+        assert_eq!("nbds://h/".parse::<Uri>().unwrap().tls, Some(Tls::default()));
+        assert_eq!("NBDS://h/".parse::<Uri>().unwrap().tls, Some(Tls::default()));
     }
 
     fn encode(bytes: &[u8]) -> String {

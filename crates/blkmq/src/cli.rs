@@ -101,6 +101,9 @@ pub struct ServeArgs {
     /// Where disks are served.
     #[command(flatten)]
     pub addresses: Addresses,
+    /// TLS at the addresses of --nbd.
+    #[command(flatten)]
+    pub tls: TlsArgs,
     /// Read disks, queues, groups and exports from FILE (TOML); flags add to it
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -130,6 +133,54 @@ pub struct ServeArgs {
     /// Check the configuration, open the disks, and end
     #[arg(long)]
     pub check: bool,
+}
+
+/// What is asked of clients at the addresses of `--nbd`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct TlsArgs {
+    /// Have clients of --nbd use TLS: require, allow or off [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub tls: Option<String>,
+    /// The server's certificate, with what leads to its authority (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub tls_certificate: Option<String>,
+    /// The certificate's key (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<String>,
+    /// The authorities of clients' certificates, which every client must have then (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<String>,
+    /// Let in who has NAME in its certificate, to all disks or some: NAME or NAME=DISK+DISK; may be given again
+    #[arg(long = "tls-client", value_name = "NAME")]
+    pub tls_clients: Vec<String>,
+    /// Let clients of other hosts in without TLS at --nbd tcp:HOST:PORT: on networks of storage alone
+    #[arg(long)]
+    pub insecure: bool,
+}
+
+impl TlsArgs {
+    /// The same as keys of an address.
+    pub fn keys(&self) -> toml::Table {
+        let text =
+            |key: &str, value: &Option<String>| Some((key.to_owned(), toml::Value::String(value.clone()?)));
+        let mut keys: toml::Table = [
+            text("tls", &self.tls),
+            text("tls_certificate", &self.tls_certificate),
+            text("tls_key", &self.tls_key),
+            text("tls_ca", &self.tls_ca),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if !self.tls_clients.is_empty() {
+            let names = self.tls_clients.iter().cloned().map(toml::Value::String);
+            keys.insert("tls_clients".to_owned(), toml::Value::Array(names.collect()));
+        }
+        if self.insecure {
+            keys.insert("allow_insecure".to_owned(), toml::Value::Boolean(true));
+        }
+        keys
+    }
 }
 
 /// Addresses at which all disks are served, each with its front door: a flag for each of those.

@@ -27,6 +27,7 @@ use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_host::size_news::SizeNews;
+use blkmq_tls::Settings;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -67,6 +68,7 @@ fn check(config: &Config) -> Result<()> {
         let queues = plan.queues.len();
         let _files = Files::open(config)?;
         descriptors::connections(config, reactors(config))?;
+        check_exports(config)?;
         Engine::check(engine(config, plan))?;
         Ok(queues)
     });
@@ -100,7 +102,13 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     }
     for (door, address) in &args.addresses.0 {
         read(&ExportSpec::new(door, address)).with_context(|| format!("--{door} {address}"))?;
-        document.add_export(door, address);
+        let has_tls = front_door::find(door).is_some_and(front_door::FrontDoor::has_tls);
+        let keys = if has_tls {
+            args.tls.keys()
+        } else {
+            toml::Table::new()
+        };
+        document.add_export(door, address, keys);
     }
     let flag = |key: &str, value: Option<String>| value.map(|value| (key.to_owned(), Some(typed(&value))));
     let named = document
@@ -174,6 +182,7 @@ impl Daemon {
     fn start_with(document: Document, config: Config, plan: Plan, handover: &Arc<Handover>) -> Result<Self> {
         let files = Files::open(&config)?;
         let connections_max = descriptors::connections(&config, reactors(&config))?;
+        check_exports(&config)?;
         // Listen first: an address that is taken should not cost a start of the engine.
         let mut opened = Vec::new();
         for export in &config.exports {
@@ -195,7 +204,11 @@ impl Daemon {
             warn_of_members(&named, &spec);
             let mut open = Vec::new();
             for one in all {
-                addresses.extend(named.iter().filter_map(|disk| one.client_line(&disk.name)));
+                addresses.extend(
+                    named
+                        .iter()
+                        .filter_map(|disk| one.client_line(&disk.name, &spec.tls)),
+                );
                 let served = one.serve(&engine, running::offer_of(&spec, &config), &common);
                 open.push(served.with_context(|| format!("export {address}"))?);
             }
@@ -337,6 +350,7 @@ impl Daemon {
                 Ok(())
             };
             let mut done = self.running.resize_all();
+            done.extend(self.running.refresh()?);
             done.extend(self.running.change(replace, false)?);
             Ok(done)
         });
@@ -380,12 +394,28 @@ fn read(export: &ExportSpec) -> Result<Box<dyn front_door::Address>> {
     let Some(door) = front_door::find(&export.door) else {
         let known: Vec<&str> = FRONT_DOORS.iter().map(|door| door.name()).collect();
         bail!(
-            "key {} rejected: there is no such front door; known are {}, and beside them disks, connections, group_connections",
+            "key {} rejected: there is no such front door; known are {}, and beside them disks, connections, group_connections, \
+             tls, tls_certificate, tls_key, tls_ca, tls_clients, allow_insecure",
             export.door,
             known.join(", ")
         );
     };
+    if !door.has_tls() && export.tls != Settings::default() {
+        bail!(
+            "tls and allow_insecure rejected: {} has none of them; they are for nbd",
+            export.door
+        );
+    }
     Ok(door.parse(&export.address)?)
+}
+
+/// Checks that addresses can be served as they are configured, as far as can be without opening them.
+fn check_exports(config: &Config) -> Result<()> {
+    for export in &config.exports {
+        let checked = read(export)?.check(&export.tls);
+        checked.with_context(|| format!("export {}", export.address))?;
+    }
+    Ok(())
 }
 
 /// The disks that an address is opened for, by name: those that are named, or all on which no other lies.

@@ -44,7 +44,7 @@ impl FromStr for DeviceArg {
             None if word == "null" => Ok(Self::Null),
             None if word == "ram" => Ok(Self::Ram),
             Some(("file", path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            Some(("nbd" | "nbd+unix", _)) => {
+            Some(("nbd" | "nbd+unix" | "nbds" | "nbds+unix", _)) => {
                 NbdConfig::new(word).map_err(|error| error.to_string())?;
                 Ok(Self::Nbd(word.to_owned()))
             }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use blkmq_host::value::{self, ConfigError};
-use blkmq_nbd::uri::{Uri, UriError};
+use blkmq_nbd::uri::{Address, Uri, UriError};
+use blkmq_tls::{Client, ClientFiles, FileError};
 
 /// A disk on an NBD server. `docs/drivers/nbd.md` has every key's default, unit and trade-off.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,10 @@ pub struct NbdConfig {
     pub reconnect: Duration,
     /// How long one attempt to connect, with its handshake, may take; 1 ms to 1 min. Default 5 s.
     pub connect_timeout: Duration,
+    /// Files of TLS; with `nbds://` alone.
+    pub tls: ClientFiles,
+    /// What the server is called by its certificate. Default: the host of the URI; `localhost` for a unix socket.
+    pub tls_hostname: Option<String>,
     /// Whether distance costs time there. Default: what the server says.
     pub rotational: Option<bool>,
     /// Refuse changes.
@@ -34,13 +39,17 @@ impl NbdConfig {
     /// # Errors
     /// `Refused`, with what is wrong with the URI.
     pub fn new(uri: &str) -> Result<Self, ConfigError> {
-        let parsed = uri.parse().map_err(|error: UriError| ConfigError::Refused {
+        let parsed: Uri = uri.parse().map_err(|error: UriError| ConfigError::Refused {
             key: "nbd".to_owned(),
             value: uri.to_owned(),
             why: error.to_string(),
         })?;
+        let said = parsed.tls.clone().unwrap_or_default();
+        let directory = said.certificates.as_deref();
         Ok(Self {
             text: uri.to_owned(),
+            tls: directory.map(ClientFiles::in_directory).unwrap_or_default(),
+            tls_hostname: said.hostname,
             uri: parsed,
             connections: None,
             timeout: Duration::ZERO,
@@ -70,16 +79,42 @@ impl NbdConfig {
                 }
                 self.connect_timeout = limit;
             }
+            "tls_certificates" => self.tls = ClientFiles::in_directory(value.as_ref()),
+            "tls_ca" => self.tls.ca = Some(value.into()),
+            "tls_certificate" => self.tls.certificate = Some(value.into()),
+            "tls_key" => self.tls.key = Some(value.into()),
+            "tls_hostname" => self.tls_hostname = Some(value.to_owned()),
             "rotational" => self.rotational = Some(value::switch(key, value)?),
             _ => {
                 return Err(ConfigError::UnknownKey {
                     driver: "nbd",
                     key: key.to_owned(),
-                    known: "nbd, connections, timeout, reconnect, connect_timeout, rotational",
+                    known: "nbd, connections, timeout, reconnect, connect_timeout, rotational, tls_certificates, tls_ca, \
+                            tls_certificate, tls_key, tls_hostname",
                 });
             }
         }
+        let is_tls = key.starts_with("tls_");
+        if is_tls && self.uri.tls.is_none() {
+            return value::bad(key, value, "only with an URI of TLS, nbds:// or nbds+unix://");
+        }
         Ok(())
+    }
+
+    /// What connections need for TLS, as the files are now; none for those without. Blocks for as long as the filesystem takes.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub(super) fn tls(&self) -> Result<Option<Client>, FileError> {
+        if self.uri.tls.is_none() {
+            return Ok(None);
+        }
+        let host = match (&self.tls_hostname, &self.uri.address) {
+            (Some(name), _) => name,
+            (None, Address::Tcp { host, .. }) => host,
+            (None, Address::Unix(_)) => "localhost",
+        };
+        Client::load(&self.tls, host).map(Some)
     }
 }
 
@@ -136,10 +171,19 @@ mod tests {
 
     #[test]
     fn an_uri_that_is_none_is_refused_by_name() {
-        let error = NbdConfig::new("nbds://x/").unwrap_err().to_string();
+        let error = NbdConfig::new("nbd+vsock://x/").unwrap_err().to_string();
         assert!(
-            error.starts_with("nbd=nbds://x/ rejected: nbds:// is not supported"),
+            error.starts_with("nbd=nbd+vsock://x/ rejected: nbd+vsock:// is not supported"),
             "{error}"
         );
+        let mut plain = NbdConfig::new("nbd://x/").unwrap();
+        let error = plain.set("tls_ca", "f").unwrap_err().to_string();
+        assert!(error.contains("only with an URI of TLS"), "{error}");
+        let error = NbdConfig::new("nbds://x/")
+            .unwrap()
+            .tls()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("set tls_ca"), "{error}");
     }
 }

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
 use blkmq_nbd::codec::request::{Command, EXTENDED_BYTES, RequestHeader};
 use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
@@ -18,11 +18,12 @@ use super::fences::Named;
 #[cfg(test)]
 use super::slots::State;
 use super::slots::{OfConnection, Slots};
-use super::sys::{self, Pieces};
+use super::sys::Pieces;
+use super::wire::{Received, Wire};
 
 /// One connection in the transmission phase.
 pub(super) struct Connection {
-    socket: OwnedFd,
+    wire: Wire,
     /// The session's name, if the server knows one.
     pub(super) session: Option<Named>,
     style: HeaderStyle,
@@ -75,9 +76,9 @@ pub(super) enum Lost {
 
 impl Connection {
     /// Makes one that has been negotiated, for at most `requests` requests.
-    pub(super) fn new(socket: OwnedFd, style: HeaderStyle, can_fua: bool, requests: usize) -> Self {
+    pub(super) fn new(wire: Wire, style: HeaderStyle, can_fua: bool, requests: usize) -> Self {
         Self {
-            socket,
+            wire,
             session: None,
             style,
             can_fua,
@@ -96,12 +97,12 @@ impl Connection {
 
     /// For the ring to watch.
     pub(super) fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.wire.fd()
     }
 
     /// Says whether something waits to be sent.
     pub(super) fn has_unsent(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.outgoing.is_empty() || self.wire.has_unsent()
     }
 
     /// Puts a request behind those that wait to be sent.
@@ -143,7 +144,7 @@ impl Connection {
     /// The connection is lost.
     pub(super) fn send(&mut self, slots: &Slots) -> Result<(), Lost> {
         self.is_blocked = false;
-        while !self.outgoing.is_empty() {
+        while self.has_unsent() {
             let mut pieces = Pieces::new();
             let mut header_at = self.sent;
             for piece in &self.outgoing {
@@ -158,13 +159,11 @@ impl Connection {
                     Outgoing::Data { slot, from, len } => slots.gather(slot, from, len - from, &mut pieces),
                 }
             }
-            let offered = pieces.bytes();
-            match sys::send(self.socket.as_fd(), &pieces) {
-                Ok(sent) => {
-                    self.advance(sent);
-                    self.is_blocked = sent < offered;
+            match self.wire.send(&pieces) {
+                Ok((taken, is_blocked)) => {
+                    self.advance(taken);
+                    self.is_blocked = is_blocked;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_blocked = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
@@ -207,16 +206,16 @@ impl Connection {
     /// The connection is lost; what has ended before that has ended.
     pub(super) fn receive(&mut self, slots: &mut Slots, number: u16) -> Result<bool, Lost> {
         let mut is_leaving = false;
+        self.wire.begin_turn();
         for _ in 0..CALLS_MAX {
-            let (offered, received, direct) = match self.receive_once(slots) {
-                Ok(received) => received,
+            let (received, is_drained, direct) = match self.receive_once(slots) {
+                Ok((Received::Bytes(count, is_drained), direct)) => (count, is_drained, direct),
+                Ok((Received::Nothing, _)) => return Ok(false),
+                Ok((Received::Again, _)) => return Ok(true),
+                Ok((Received::End, _)) => return Err(Lost::Closed),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error.into()),
             };
-            if received == 0 {
-                return Err(Lost::Closed);
-            }
             let before = slots.ended.len();
             let mut book = OfConnection {
                 slots,
@@ -234,16 +233,16 @@ impl Connection {
             if is_leaving {
                 return Err(Lost::Leaving);
             }
-            if received < offered {
+            if is_drained {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// One call. Returns the bytes that there was room for, those that came, and how many of the room's first are data's own.
+    /// One call. Returns what came, and how many of the room's first bytes are data's own.
     #[inline]
-    fn receive_once(&mut self, slots: &Slots) -> io::Result<(usize, usize, usize)> {
+    fn receive_once(&mut self, slots: &Slots) -> io::Result<(Received, usize)> {
         let mut pieces = Pieces::new();
         let mut window = self.window();
         let mut is_buffered = true;
@@ -261,9 +260,8 @@ impl Connection {
             let end = self.buffer.len().min(self.filled + window);
             pieces.push_room(&mut self.buffer[self.filled..end]);
         }
-        let offered = pieces.bytes();
-        let received = sys::receive(self.socket.as_fd(), &mut pieces)?;
-        Ok((offered, received, direct))
+        let received = self.wire.receive(&mut pieces)?;
+        Ok((received, direct))
     }
 
     /// How many bytes are to be received through the buffer at once. Where reads are large, not much more than a header, so
@@ -310,14 +308,14 @@ impl Connection {
     pub(super) fn abandon(&self) {
         // TCP forgets what is unsent, and resets the connection; closed, it would go on sending for minutes. A unix socket
         // refuses this, and has nothing unsent.
-        let _ = rustix::net::connect_unspec(&self.socket);
+        let _ = rustix::net::connect_unspec(self.wire.socket());
         self.shut();
     }
 
     /// Ends the connection on both sides: the ring's watch on the socket keeps it open until it is cancelled.
     pub(super) fn shut(&self) {
         // It may be down already.
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(self.wire.socket(), rustix::net::Shutdown::Both);
     }
 
     /// Asserts that the counts agree with the table.
@@ -364,7 +362,7 @@ mod tests {
             }
         };
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
-        let connection = Connection::new(stream.into(), HeaderStyle::Extended, true, 1);
+        let connection = Connection::new(Wire::new(stream.into(), None), HeaderStyle::Extended, true, 1);
         connection.abandon();
         // Still open, as it is while the ring watches it.
         let (mut arrived, mut bytes) = (0, vec![0; 1 << 16]);

@@ -1,7 +1,7 @@
-//! Decides how a connection is made: socket, handshake, and a time limit for both. Blocks; `disk` calls it at set-up, `reconnect`
+//! Decides how a connection is made: socket, TLS, handshake, and a time limit for all. Blocks; `disk` calls it at set-up, `reconnect`
 //! on its thread.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -10,18 +10,21 @@ use std::time::{Duration, Instant};
 
 use blkmq_nbd::client::{Agreed, Failure, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_nbd::codec::HeaderStyle;
-use blkmq_nbd::codec::handshake::SessionName;
 use blkmq_nbd::identity;
-use blkmq_nbd::uri::{Address, Uri};
+use blkmq_nbd::uri::Address;
+use blkmq_tls::{Client, FileError, Opened};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::config::NbdConfig;
 use super::fences::Named;
 
 /// A connection that is ready for requests.
 #[derive(Debug)]
 pub(super) struct Dialed {
     pub(super) socket: OwnedFd,
+    /// What is between the socket and plain bytes, if it is not nothing.
+    pub(super) tls: Option<Box<blkmq_tls::Stream>>,
     pub(super) agreed: Agreed,
     /// The session's name, if the server has taken note of it.
     pub(super) session: Option<Named>,
@@ -46,6 +49,9 @@ pub enum DialError {
         /// What the system said.
         source: io::Error,
     },
+    /// A file of TLS cannot be used.
+    #[error("TLS: {0}")]
+    Files(#[from] FileError),
     /// The server does not want, or does not speak NBD.
     #[error("{address}: {failure}")]
     Refused {
@@ -56,29 +62,43 @@ pub enum DialError {
     },
 }
 
-/// Connects and negotiates within `limit`.
+/// Connects and negotiates within the time that the configuration gives for that.
 ///
 /// # Errors
 /// What stood in the way.
-pub(super) fn dial(uri: &Uri, block_status: bool, limit: Duration) -> Result<Dialed, DialError> {
+pub(super) fn dial(config: &NbdConfig, block_status: bool) -> Result<Dialed, DialError> {
+    let (uri, limit) = (&config.uri, config.connect_timeout);
+    let client = config.tls()?;
     let until = Instant::now() + limit;
     let address = uri.address.to_string();
     let connected = match &uri.address {
-        Address::Unix(path) => connect_unix(path, limit).map(Stream::Unix),
-        Address::Tcp { host, port } => connect_tcp(host, *port, until).map(Stream::Tcp),
+        Address::Unix(path) => connect_unix(path, limit).map(Socket::Unix),
+        Address::Tcp { host, port } => connect_tcp(host, *port, until).map(Socket::Tcp),
     };
-    let mut stream = connected.map_err(|source| DialError::Connect {
+    let socket = connected.map_err(|source| DialError::Connect {
         address: address.clone(),
         source,
     })?;
+    let mut line = Line {
+        socket,
+        tls: None,
+        until,
+    };
     let name = identity::next_session();
-    let agreed = match negotiate(&mut stream, uri, block_status, name, until) {
+    let handshake = Handshake::new(Wanted {
+        name: uri.export.clone(),
+        style: HeaderStyle::Extended,
+        block_status,
+        session: name,
+    });
+    let agreed = match negotiate(&mut line, handshake, client.as_ref()) {
         Ok(Ok(agreed)) => agreed,
         Ok(Err(failure)) => return Err(DialError::Refused { address, failure }),
         Err(source) => return Err(DialError::Handshake { address, source }),
     };
     Ok(Dialed {
-        socket: stream.into(),
+        socket: line.socket.into(),
+        tls: line.tls,
         session: name.zip(agreed.instance).map(|(name, instance)| Named {
             number: name.number,
             instance,
@@ -87,7 +107,7 @@ pub(super) fn dial(uri: &Uri, block_status: bool, limit: Duration) -> Result<Dia
     })
 }
 
-enum Stream {
+enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
@@ -133,41 +153,42 @@ fn left(until: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-fn negotiate(
-    stream: &mut Stream,
-    uri: &Uri,
-    block_status: bool,
-    session: Option<SessionName>,
+/// A socket, TLS once that is started, and when patience ends.
+struct Line {
+    socket: Socket,
+    tls: Option<Box<blkmq_tls::Stream>>,
     until: Instant,
+}
+
+fn negotiate(
+    line: &mut Line,
+    mut handshake: Handshake,
+    client: Option<&Client>,
 ) -> io::Result<Result<Agreed, Failure>> {
-    let mut handshake = Handshake::new(Wanted {
-        name: uri.export.clone(),
-        style: HeaderStyle::Extended,
-        block_status,
-        session,
-    });
+    if client.is_some() {
+        handshake = handshake.with_tls();
+    }
     let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
     loop {
-        stream.set_limit(left(until)?)?;
-        let count = match stream.read(&mut input[filled..]) {
-            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has hung up")),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            Err(error) => return Err(error),
-        };
-        filled += count;
+        filled += line.read(&mut input[filled..])?;
         let (taken, progress) = handshake.receive(&input[..filled], &mut out);
         input.copy_within(taken..filled, 0);
         filled -= taken;
-        stream.write_all(&out)?;
+        line.write_all(&out)?;
         out.clear();
         match progress {
-            Progress::NeedMore => {}
             Progress::Failed(failure) => return Ok(Err(failure)),
-            Progress::Agreed(agreed) if filled == 0 => return Ok(Ok(agreed)),
+            Progress::NeedMore if handshake.is_starting_tls() && filled == 0 => {
+                line.start_tls(client)?;
+                handshake.secured(&mut out);
+                line.write_all(&out)?;
+                out.clear();
+            }
+            Progress::NeedMore if handshake.is_starting_tls() => {
+                return Err(io::Error::other("it goes on in the clear when TLS is to start"));
+            }
+            Progress::NeedMore => {}
+            Progress::Agreed(agreed) if filled == 0 && !line.has_received() => return Ok(Ok(agreed)),
             Progress::Agreed(_) => {
                 return Err(io::Error::other("it sends replies to what was not asked"));
             }
@@ -175,7 +196,98 @@ fn negotiate(
     }
 }
 
-impl Stream {
+impl Line {
+    /// Shakes hands as TLS does.
+    fn start_tls(&mut self, client: Option<&Client>) -> io::Result<()> {
+        let stream = client.and_then(Client::connect);
+        let mut tls = Box::new(stream.ok_or_else(|| io::Error::other("TLS cannot be started"))?);
+        loop {
+            let shaken = tls.shake_hands();
+            self.flush(&mut tls)?;
+            shaken.map_err(|error| io::Error::other(format!("TLS: {error}")))?;
+            if !tls.is_shaking_hands() {
+                self.tls = Some(tls);
+                return Ok(());
+            }
+            let count = self.read_raw(tls.room())?;
+            tls.received(count);
+        }
+    }
+
+    /// Reads some bytes; at least one.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Some(mut tls) = self.tls.take() else {
+            return self.read_raw(into);
+        };
+        let read = loop {
+            tls.begin_turn();
+            match tls
+                .open(into)
+                .map_err(|error| io::Error::other(format!("TLS: {error}")))?
+            {
+                Opened::Bytes(count) => break count,
+                Opened::Enough => {}
+                Opened::End => return Err(hung_up()),
+                Opened::NeedMore => {
+                    let count = self.read_raw(tls.room())?;
+                    tls.received(count);
+                }
+            }
+        };
+        self.tls = Some(tls);
+        Ok(read)
+    }
+
+    fn write_all(&mut self, from: &[u8]) -> io::Result<()> {
+        let Some(mut tls) = self.tls.take() else {
+            self.socket.set_limit(left(self.until)?)?;
+            return self.socket.write_all(from);
+        };
+        let mut sealed = 0;
+        while sealed < from.len() {
+            sealed += tls.seal(&[IoSlice::new(&from[sealed..])]);
+            self.flush(&mut tls)?;
+        }
+        self.tls = Some(tls);
+        Ok(())
+    }
+
+    fn flush(&mut self, tls: &mut blkmq_tls::Stream) -> io::Result<()> {
+        self.socket.set_limit(left(self.until)?)?;
+        tls.send(|pieces| {
+            let first = pieces.first().map_or(&[][..], |piece| piece);
+            self.socket.write_all(first)?;
+            Ok(first.len())
+        })
+    }
+
+    /// Reads some bytes as the socket has them; at least one.
+    fn read_raw(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.socket.set_limit(left(self.until)?)?;
+            return match self.socket.read(into) {
+                Ok(0) => Err(hung_up()),
+                Ok(count) => Ok(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    Err(io::ErrorKind::TimedOut.into())
+                }
+                Err(error) => Err(error),
+            };
+        }
+    }
+
+    /// Says whether something is there that nobody has looked at.
+    fn has_received(&mut self) -> bool {
+        self.tls.as_mut().is_some_and(|tls| tls.has_received())
+    }
+}
+
+fn hung_up() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "it has hung up")
+}
+
+impl Socket {
     fn set_limit(&self, limit: Duration) -> io::Result<()> {
         match self {
             Self::Unix(stream) => {
@@ -204,11 +316,11 @@ impl Stream {
     }
 }
 
-impl From<Stream> for OwnedFd {
-    fn from(stream: Stream) -> Self {
-        match stream {
-            Stream::Unix(stream) => stream.into(),
-            Stream::Tcp(stream) => stream.into(),
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        match socket {
+            Socket::Unix(stream) => stream.into(),
+            Socket::Tcp(stream) => stream.into(),
         }
     }
 }

@@ -62,8 +62,7 @@ impl NbdDisk {
     /// No connection, or an export without a block, or with blocks that are none.
     pub fn open(config: &NbdConfig) -> Result<Self, NbdError> {
         let uri = || config.text.clone();
-        let dialed = dial(&config.uri, false, config.connect_timeout)
-            .map_err(|source| NbdError::Dial { uri: uri(), source })?;
+        let dialed = dial(config, false).map_err(|source| NbdError::Dial { uri: uri(), source })?;
         let shape = Shape::of(&dialed.agreed).map_err(|problem| NbdError::Export { uri: uri(), problem })?;
         let mut config = config.clone();
         let wanted = config.connections.unwrap_or(2);

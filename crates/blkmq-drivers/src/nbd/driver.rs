@@ -17,7 +17,7 @@ use crate::keys::Pairs;
 pub static DRIVER: Driver = Driver {
     name: NAME,
     value: "URI",
-    help: "another server's disk: nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH",
+    help: "another server's disk: nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH, nbds for TLS",
     keys: &[
         Key {
             name: "connections",
@@ -38,6 +38,31 @@ pub static DRIVER: Driver = Driver {
             name: "connect_timeout",
             default: "5s",
             help: "for one attempt to connect, handshake included",
+        },
+        Key {
+            name: "tls_certificates",
+            default: "none",
+            help: "a directory: ca-cert.pem, client-cert.pem, client-key.pem",
+        },
+        Key {
+            name: "tls_ca",
+            default: "none",
+            help: "the authorities that are trusted (PEM)",
+        },
+        Key {
+            name: "tls_certificate",
+            default: "none",
+            help: "the certificate that the server is shown (PEM)",
+        },
+        Key {
+            name: "tls_key",
+            default: "none",
+            help: "the certificate's key (PEM)",
+        },
+        Key {
+            name: "tls_hostname",
+            default: "the URI's host",
+            help: "what the server is called by its certificate",
         },
         Key {
             name: "rotational",

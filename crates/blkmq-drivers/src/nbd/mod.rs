@@ -21,6 +21,7 @@ mod ledger;
 mod reconnect;
 mod slots;
 mod sys;
+mod wire;
 
 pub use config::NbdConfig;
 pub use device::NbdDevice;

@@ -185,8 +185,7 @@ impl Reconnector {
     }
 
     fn connect(&self) -> Result<Dialed, String> {
-        let dialed =
-            dial(&self.config.uri, false, self.config.connect_timeout).map_err(|error| error.to_string())?;
+        let dialed = dial(&self.config, false).map_err(|error| error.to_string())?;
         self.shape.check_still(&dialed.agreed)?;
         Ok(dialed)
     }

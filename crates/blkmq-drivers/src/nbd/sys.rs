@@ -100,6 +100,35 @@ fn header(pieces: &Pieces<'_>) -> libc::msghdr {
     message
 }
 
+/// Copies the first bytes of pieces, as many as there is room for; says how many.
+pub(super) fn copy_from(pieces: &Pieces<'_>, into: &mut [u8]) -> usize {
+    let mut filled = 0;
+    for piece in &pieces.list[..pieces.count] {
+        let count = piece.iov_len.min(into.len() - filled);
+        let to = into[filled..filled + count].as_mut_ptr();
+        // SAFETY: the piece is a slice that `pieces` borrows or memory of a write under way, which its lender keeps readable, with
+        // at least `count` bytes; `to` has as many, and is apart from it, being borrowed mutably.
+        unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), to, count) };
+        filled += count;
+    }
+    filled
+}
+
+/// Copies into the first bytes of pieces.
+///
+/// # Panics
+/// If there is not room for all.
+pub(super) fn copy_to(mut from: &[u8], pieces: &mut Pieces<'_>) {
+    assert!(from.len() <= pieces.bytes, "more bytes than there is room for");
+    for piece in &pieces.list[..pieces.count] {
+        let (now, rest) = from.split_at(piece.iov_len.min(from.len()));
+        from = rest;
+        // SAFETY: the piece is room that `pieces` borrows mutably or memory of a read under way, which its lender keeps writable,
+        // with at least so many bytes; it is apart from `from`, which is ours.
+        unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), piece.iov_base.cast::<u8>(), now.len()) };
+    }
+}
+
 /// Copies to memory of a read under way.
 ///
 /// # Panics

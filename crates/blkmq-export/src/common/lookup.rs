@@ -252,7 +252,7 @@ impl std::fmt::Debug for Question {
 }
 
 /// Lets the threads that serve go first where processors are short. If the system refuses, they share as usual.
-fn give_way() {
+pub(crate) fn give_way() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
 }
 

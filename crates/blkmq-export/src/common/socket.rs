@@ -202,9 +202,6 @@ fn tcp(address: SocketAddr) -> Result<Socket, OpenError> {
             "cannot listen there: another server may, or it is no address of this host; choose another";
         failed(&format!("tcp:{address}"), what, error)
     })?;
-    if !address.ip().is_loopback() {
-        tracing::warn!("export tcp:{address}: reachable from other machines without authentication");
-    }
     Ok(Socket::Tcp(listener))
 }
 

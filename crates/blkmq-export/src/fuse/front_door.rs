@@ -10,6 +10,7 @@ use blkmq_core::ids::ReactorId;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::{Service, ServiceFactory};
+use blkmq_tls::Settings;
 
 use super::channel::{Channel, Home};
 use super::filesystem::{FileSystem, start_thread};
@@ -105,7 +106,7 @@ enum Way {
 }
 
 impl Opened for OfDisk {
-    fn client_line(&self, disk: &str) -> Option<String> {
+    fn client_line(&self, disk: &str, _tls: &Settings) -> Option<String> {
         (disk == self.disk).then(|| format!("file: {}", self.path.display()))
     }
 

@@ -7,12 +7,15 @@
 //! ```
 
 mod connection;
+mod handshakes;
 mod receive;
 mod request;
 mod slots;
 mod transmit;
+mod wire;
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{GroupId, ReactorId};
@@ -20,8 +23,10 @@ use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::ServiceFactory;
 use blkmq_nbd::identity;
+use blkmq_tls::{FileError, Server, Settings};
 
 use self::connection::Connection;
+use self::handshakes::Handshakes;
 use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
 use super::session::Session;
@@ -40,6 +45,8 @@ struct Shared {
     disks: Arc<predecessors::Disks>,
     /// Which instance of a server this is.
     instance: Option<u64>,
+    /// Who does the arithmetic of TLS.
+    handshakes: Handshakes,
 }
 
 impl Default for Shared {
@@ -47,6 +54,7 @@ impl Default for Shared {
         Self {
             disks: Arc::default(),
             instance: identity::new_instance(),
+            handshakes: Handshakes::default(),
         }
     }
 }
@@ -62,13 +70,24 @@ pub struct Served<'a> {
     pub limits: Limits,
     /// How many there may be.
     pub admitted: AddressLimits,
+    /// What is asked of them.
+    pub tls: &'a Settings,
+}
+
+/// What clients find who come now.
+#[derive(Debug)]
+pub(crate) struct Offered {
+    /// What they may select; an export's id is the disk's number.
+    exports: Arc<ExportTable>,
+    tls: Settings,
+    /// The files of TLS, as they were when they were read.
+    server: Option<Server>,
 }
 
 /// What all connections of one address have in common.
 #[derive(Debug)]
 pub(crate) struct Door {
-    /// What clients may select who come now; an export's id is the disk's number.
-    exports: Mutex<Arc<ExportTable>>,
+    offered: Mutex<Arc<Offered>>,
     limits: Limits,
     common: Arc<Common>,
     shared: Arc<Shared>,
@@ -87,7 +106,10 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
         disks,
         limits,
         admitted,
+        tls,
     } = served;
+    check_reach(&socket, tls)?;
+    let server = Server::load(tls)?;
     limits.check()?;
     if common.memory.bytes_max() < u64::from(limits.payload_bytes_max) {
         return Err(ServeError::Memory {
@@ -103,7 +125,11 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
     let address = common.connections.add_address(admitted, groups);
     let log = Arc::new(Log::new("nbd"));
     let door = Arc::new(Door {
-        exports: Mutex::new(Arc::new(exports)),
+        offered: Mutex::new(Arc::new(Offered {
+            exports: Arc::new(exports),
+            tls: tls.clone(),
+            server,
+        })),
         limits,
         common: Arc::clone(common),
         shared,
@@ -138,13 +164,33 @@ pub struct NbdAddress {
 
 impl front_door::Served for NbdAddress {
     fn offer(&self, disks: &[Disk], what: front_door::Offer<'_>) -> Result<(), front_door::ServeError> {
-        let mut table = exports(disks, what.disks).map_err(|error| front_door::ServeError(error.into()))?;
-        let mut offered = self.door.lock();
-        table.instance = offered.instance;
-        *offered = Arc::new(table);
-        drop(offered);
+        let wrong = |error: ServeError| front_door::ServeError(error.into());
+        let mut table = exports(disks, what.disks).map_err(wrong)?;
+        let before = self.door.offered();
+        let server = match before.tls == *what.tls {
+            true => before.server.clone(),
+            false => Server::load(what.tls).map_err(|error| wrong(error.into()))?,
+        };
+        table.instance = before.exports.instance;
+        *self.door.lock() = Arc::new(Offered {
+            exports: Arc::new(table),
+            tls: what.tls.clone(),
+            server,
+        });
         self.address.set_limits(what.admitted, groups(disks, what.disks));
         Ok(())
+    }
+
+    fn refresh(&self) -> Result<bool, front_door::ServeError> {
+        let before = self.door.offered();
+        let server = Server::load(&before.tls).map_err(|error| front_door::ServeError(error.into()))?;
+        let has_files = server.is_some();
+        *self.door.lock() = Arc::new(Offered {
+            exports: Arc::clone(&before.exports),
+            tls: before.tls.clone(),
+            server,
+        });
+        Ok(has_files)
     }
 
     fn close(&self) {
@@ -153,14 +199,40 @@ impl front_door::Served for NbdAddress {
 }
 
 impl Door {
-    /// What clients may select who come now.
-    fn exports(&self) -> Arc<ExportTable> {
+    /// What clients find who come now.
+    fn offered(&self) -> Arc<Offered> {
         Arc::clone(&self.lock())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arc<ExportTable>> {
-        self.exports.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Arc<Offered>> {
+        self.offered.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Checks that who can reach an address is asked who it is, or that somebody has said that this is not wanted.
+///
+/// # Errors
+/// If it is not.
+fn check_reach(socket: &Socket, tls: &Settings) -> Result<(), ServeError> {
+    let Socket::Tcp(listener) = socket else {
+        return Ok(());
+    };
+    let is_here = |address: SocketAddr| address.ip().to_canonical().is_loopback();
+    if listener.local_addr().is_ok_and(is_here) {
+        return Ok(());
+    }
+    let address = socket.address();
+    match (tls.is_secure(), &tls.ca) {
+        (true, Some(_)) => {}
+        (true, None) => tracing::warn!(
+            "export {address}: clients need no certificate there, so whoever reaches it has its disks: add tls_ca"
+        ),
+        (false, _) if tls.allow_insecure => tracing::warn!(
+            "export {address}: other hosts reach it without authentication; a network of storage alone is assumed"
+        ),
+        (false, _) => return Err(ServeError::Exposed(address)),
+    }
+    Ok(())
 }
 
 /// How many groups have disks at an address.
@@ -194,7 +266,10 @@ fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
         }
         let saved = SavedConnection::parse(body)?;
         // Made here, so that what does not hold is known at once.
-        let session = Session::restore(&saved.session, door.exports(), door.limits.clone())?;
+        let offered = door.offered();
+        let exports = Arc::clone(&offered.exports);
+        let mut session = Session::restore(&saved.session, exports, door.limits.clone())?;
+        session.offer_tls(offered.tls.mode);
         Ok(Box::new(move || {
             Box::new(Connection::restored(client, door, session, saved))
         }))
@@ -210,6 +285,16 @@ pub enum ServeError {
     /// The socket cannot be listened at.
     #[error("the socket cannot be asked for clients: {0}")]
     Socket(#[source] std::io::Error),
+    /// Other hosts reach the address, and TLS is not required there.
+    #[error(
+        "other hosts reach {0}, and whoever does can read and write the disks: have clients prove who they are with \
+         tls = \"require\", tls_certificate, tls_key and tls_ca (--tls require, ...); or, on a network of storage alone, \
+         say allow_insecure = true (--insecure)"
+    )]
+    Exposed(String),
+    /// A file of TLS cannot be used.
+    #[error("TLS: {0}")]
+    Tls(#[from] FileError),
     /// The largest request would wait for ever.
     #[error("memory of {bytes} bytes for NBD payload rejected: must hold one request, {payload} bytes")]
     Memory {

@@ -177,6 +177,16 @@ impl ExportTable {
         }
     }
 
+    /// The same without those whose names are not wanted.
+    #[must_use]
+    pub fn only(&self, is_wanted: impl Fn(&str) -> bool) -> ExportTable {
+        let wanted = self.exports.iter().filter(|export| is_wanted(&export.name));
+        ExportTable {
+            exports: wanted.cloned().collect(),
+            instance: self.instance,
+        }
+    }
+
     /// All exports in the order of listing.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Export>> {
         self.exports.iter()

@@ -9,6 +9,7 @@ use super::limits::Limits;
 use crate::common::{self, AddressError, Common, OpenError, Socket};
 use crate::front_door::{self, Address, FrontDoor, Offer, Opened, ServeError};
 use crate::handover::Handover;
+use blkmq_tls::{Mode, Server, Settings};
 
 /// The network block device protocol.
 #[derive(Debug)]
@@ -23,12 +24,28 @@ impl FrontDoor for Nbd {
         "Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT or systemd; may be given again"
     }
 
+    fn has_tls(&self) -> bool {
+        true
+    }
+
     fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
         Ok(Box::new(text.parse::<common::Address>()?))
     }
 }
 
 impl Address for common::Address {
+    fn check(&self, tls: &Settings) -> Result<(), ServeError> {
+        let wrong = |error: door::ServeError| ServeError(error.into());
+        match self {
+            Self::Tcp(at)
+                if !at.ip().to_canonical().is_loopback() && !tls.is_secure() && !tls.allow_insecure =>
+            {
+                Err(wrong(door::ServeError::Exposed(self.to_string())))
+            }
+            _ => Server::load(tls).map(drop).map_err(|error| wrong(error.into())),
+        }
+    }
+
     fn open(&self, _disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         let opened = common::open(self, handover)?.into_iter();
         Ok(opened.map(|socket| Box::new(socket) as Box<dyn Opened>).collect())
@@ -36,17 +53,18 @@ impl Address for common::Address {
 }
 
 impl Opened for Socket {
-    fn client_line(&self, disk: &str) -> Option<String> {
+    fn client_line(&self, disk: &str, tls: &Settings) -> Option<String> {
+        let nbd = if tls.mode == Mode::Require { "nbds" } else { "nbd" };
         Some(match self {
             Self::Unix(..) => {
                 let path = escape(&self.path());
-                format!("nbd+unix:///{disk}?socket={path}")
+                format!("{nbd}+unix:///{disk}?socket={path}")
             }
             Self::Tcp(listener) => {
                 let address = listener
                     .local_addr()
                     .map_or_else(|_| "?".to_owned(), |address| address.to_string());
-                format!("nbd://{address}/{disk}")
+                format!("{nbd}://{address}/{disk}")
             }
         })
     }
@@ -64,6 +82,7 @@ impl Opened for Socket {
             disks: what.disks,
             limits,
             admitted: what.admitted,
+            tls: what.tls,
         };
         match door::serve(engine, served, common) {
             Ok(served) => Ok(Box::new(served)),

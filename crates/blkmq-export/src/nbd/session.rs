@@ -15,10 +15,12 @@
 //! Replies are written through [`Session::replies`], in any order, once for each request begun. The session keeps no copy
 //! of any byte and reads no clock.
 
+mod contexts;
 mod negotiation;
 mod reply;
 mod rules;
 mod saved;
+mod tls;
 mod transmission;
 
 use std::fmt;
@@ -31,6 +33,8 @@ pub use saved::{RestoreError, SavedPhase, SavedSession, SavedState};
 use blkmq_nbd::codec::handshake::{OptionCode, SessionName, write_greeting};
 use blkmq_nbd::codec::request::RequestHeader;
 use blkmq_nbd::codec::{BadMagic, ClientFlags, CommandFlags, ErrorCode, HandshakeFlags, HeaderStyle};
+
+use blkmq_tls::Mode;
 
 use self::negotiation::{Negotiation, Next};
 use self::transmission::Transmission;
@@ -94,6 +98,8 @@ pub enum Event {
     Busy,
     /// The client chose this export; requests follow.
     Selected(Arc<Export>),
+    /// `STARTTLS` was granted: send what is written, then shake hands; [`Session::secure`] goes on. Nothing else is taken meanwhile.
+    StartTls,
     /// Do this and reply.
     Request(Request),
     /// Take the payload off the stream, do this and reply.
@@ -150,6 +156,10 @@ pub enum CloseReason {
     ExportNameWithExtendedHeaders,
     /// `EXPORT_NAME` while the server shuts down.
     ShuttingDown,
+    /// `EXPORT_NAME` without TLS, where that is required.
+    TlsRequired,
+    /// Bytes behind `STARTTLS`, before it was answered: they could be anybody's, and would pass for the client's own.
+    BytesBehindStartTls,
     /// A request does not begin with the magic agreed on.
     BadRequestMagic(BadMagic),
     /// A refused request whose payload is too long to be read and thrown away.
@@ -191,6 +201,12 @@ impl fmt::Display for CloseReason {
                 f.write_str("EXPORT_NAME after EXTENDED_HEADERS rejected: GO is needed then")
             }
             CloseReason::ShuttingDown => f.write_str("the server is shutting down"),
+            CloseReason::TlsRequired => {
+                f.write_str("EXPORT_NAME without TLS rejected: STARTTLS comes first here")
+            }
+            CloseReason::BytesBehindStartTls => f.write_str(
+                "bytes behind STARTTLS rejected: its answer comes first, and then the TLS handshake",
+            ),
             CloseReason::BadRequestMagic(magic) => write!(f, "request rejected: {magic}"),
             CloseReason::PayloadTooLong {
                 payload_bytes,
@@ -258,6 +274,21 @@ impl Session {
             shutting_down: false,
             ended: false,
         })
+    }
+
+    /// Says how the session stands to TLS, before anything is received.
+    pub fn offer_tls(&mut self, mode: Mode) {
+        if let Phase::Negotiation(negotiation) = &mut self.phase {
+            negotiation.offer_tls(mode);
+        }
+    }
+
+    /// TLS has been started as [`Event::StartTls`] asked: what was negotiated before is forgotten, since anybody may have said it. The
+    /// client may select from `exports` now.
+    pub fn secure(&mut self, exports: Arc<ExportTable>) {
+        if let Phase::Negotiation(negotiation) = &mut self.phase {
+            negotiation.secure(exports);
+        }
     }
 
     /// What another daemon has to know to go on with it. The request that was begun last and is not all there does not count.
@@ -366,6 +397,12 @@ impl Session {
                     };
                 }
                 Next::Taken(bytes) => consumed += bytes,
+                Next::StartTls(bytes) => {
+                    return Step {
+                        consumed: consumed + bytes,
+                        event: Event::StartTls,
+                    };
+                }
                 Next::Selected(bytes, selection) => {
                     let export = Arc::clone(&selection.export);
                     let transmission = Transmission::new(&selection, &self.limits);

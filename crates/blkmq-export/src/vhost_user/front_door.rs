@@ -11,6 +11,7 @@ use blkmq_core::time::Nanos;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::ServiceFactory;
+use blkmq_tls::Settings;
 
 use super::connection::moving::restore;
 use super::connection::{Connection, Shared};
@@ -134,7 +135,7 @@ impl Place {
 }
 
 impl Opened for OfDisk {
-    fn client_line(&self, disk: &str) -> Option<String> {
+    fn client_line(&self, disk: &str, _tls: &Settings) -> Option<String> {
         let connects = matches!(self.place, Place::There(_));
         (disk == self.disk).then(|| client_lines(disk, &self.place.path(), connects))
     }

@@ -78,6 +78,7 @@ fn serve(engine: &Engine, place: &Path, common: &Arc<Common>, has_rings: bool) -
     let offer = Offer {
         disks: None,
         admitted: AddressLimits::default(),
+        tls: &blkmq_tls::settings::OFF,
         handshake_deadline: None,
         fuse_io_uring: Some(has_rings),
     };

@@ -89,6 +89,7 @@ fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
     let engine = engine(source, elevator, dir);
     let path = dir.join("socket");
     let served = Served {
+        tls: &blkmq_tls::settings::OFF,
         socket: Socket::Unix(UnixListener::bind(&path).unwrap(), Some(path.clone())),
         disks: None,
         limits: Limits::default(),

@@ -37,7 +37,9 @@ impl Server {
         let door = front_door::find("vhost_user").expect("it is built");
         let address = door.parse(&format!("unix:{}", pattern.display())).unwrap();
         for opened in address.open(&["vm"], &common.handover).unwrap() {
-            let lines = opened.client_line("vm").expect("its own disk");
+            let lines = opened
+                .client_line("vm", &blkmq_tls::settings::OFF)
+                .expect("its own disk");
             let path = pattern.to_string_lossy().replace("{disk}", "vm");
             for (line, monitor) in lines
                 .lines()
@@ -45,10 +47,11 @@ impl Server {
             {
                 assert!(line.starts_with(monitor) && line.contains(&path), "{line}");
             }
-            assert_eq!(opened.client_line("other"), None);
+            assert_eq!(opened.client_line("other", &blkmq_tls::settings::OFF), None);
             let offer = Offer {
                 disks: None,
                 admitted: AddressLimits::default(),
+                tls: &blkmq_tls::settings::OFF,
                 handshake_deadline: None,
                 fuse_io_uring: None,
             };

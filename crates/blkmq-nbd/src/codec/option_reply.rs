@@ -32,6 +32,8 @@ impl ReplyKind {
     pub const ERR_POLICY: ReplyKind = ReplyKind(ERROR_BIT + 2);
     /// The option's data or its place is wrong.
     pub const ERR_INVALID: ReplyKind = ReplyKind(ERROR_BIT + 3);
+    /// TLS has to be started first.
+    pub const ERR_TLS_REQD: ReplyKind = ReplyKind(ERROR_BIT + 5);
     /// The export is unknown.
     pub const ERR_UNKNOWN: ReplyKind = ReplyKind(ERROR_BIT + 6);
     /// The server is shutting down.

@@ -192,6 +192,23 @@ impl Running {
             .collect()
     }
 
+    /// Has addresses read their certificates again. Says which have.
+    ///
+    /// # Errors
+    /// The file that cannot be used; addresses before it have read theirs.
+    pub(crate) fn refresh(&self) -> Result<Vec<String>> {
+        let mut done = Vec::new();
+        for open in &self.lock().exports {
+            for served in &open.served {
+                let address = &open.spec.address;
+                if served.refresh().with_context(|| format!("export {address}"))? {
+                    done.push(format!("read the certificates of {address} again"));
+                }
+            }
+        }
+        Ok(done)
+    }
+
     /// Makes durable what clients wrote without a flush.
     ///
     /// # Errors
@@ -238,6 +255,7 @@ impl Running {
                 Ok(())
             }
             Change::Export(spec) => {
+                read(spec)?.check(&spec.tls)?;
                 let open = state
                     .exports
                     .iter_mut()
@@ -335,6 +353,7 @@ impl Running {
     /// Opens an address for some disks, and serves them there.
     fn open(&self, spec: &ExportSpec, config: &Config, disks: &[&str]) -> Result<Vec<Box<dyn Served>>> {
         let address = read(spec)?;
+        address.check(&spec.tls)?;
         if disks.is_empty() && address.is_per_disk() {
             return Ok(Vec::new());
         }
@@ -432,6 +451,7 @@ pub(super) fn offer_of<'a>(spec: &'a ExportSpec, config: &Config) -> Offer<'a> {
             connections_max: spec.connections.unwrap_or(default.connections_max),
             group_connections_max: spec.group_connections.unwrap_or(default.group_connections_max),
         },
+        tls: &spec.tls,
         handshake_deadline: config.nbd_handshake_deadline,
         // Its mounts cannot be handed over.
         fuse_io_uring: match config.upgrade_socket {

@@ -41,6 +41,7 @@ mod readme;
 mod shutdown;
 mod sockets;
 mod successor;
+mod tls;
 mod top;
 mod trace;
 mod upgrade;

@@ -8,6 +8,7 @@ use super::super::connection::{Connection, Lost};
 use super::super::dial::Dialed;
 use super::super::reconnect::News;
 use super::super::slots::State;
+use super::super::wire::Wire;
 use super::{CANCEL, EPOCH_MAX, NEWS, NbdHctx, READABLE, WRITABLE, user};
 
 impl NbdHctx {
@@ -107,7 +108,12 @@ impl NbdHctx {
         let can_fua = shape.can(TransmissionFlags::SEND_FUA);
         let requests = self.held.capacity();
         let link = &mut self.links[usize::from(number)];
-        let mut connection = Connection::new(dialed.socket, dialed.agreed.style, can_fua, requests);
+        let mut connection = Connection::new(
+            Wire::new(dialed.socket, dialed.tls),
+            dialed.agreed.style,
+            can_fua,
+            requests,
+        );
         connection.session = dialed.session;
         self.ring_client.push_poll(
             connection.fd(),

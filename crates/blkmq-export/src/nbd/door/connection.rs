@@ -12,9 +12,10 @@ mod ending;
 mod intake;
 mod moving;
 mod requests;
+mod secure;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
@@ -25,10 +26,12 @@ use blkmq_host::service::{Cx, Service};
 use rustix::net::sockopt;
 
 use self::moving::Moving;
+use self::secure::Handshake;
 use super::Door;
 use super::receive::Receive;
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
+use super::wire::Wire;
 use crate::common::admission::Ticket;
 use crate::common::listener::Client;
 use crate::common::log::Log;
@@ -41,7 +44,9 @@ use crate::nbd::session::{Request, Session};
 
 /// One client.
 pub(super) struct Connection {
-    socket: Arc<OwnedFd>,
+    wire: Wire,
+    /// The handshake of TLS, while that is under way.
+    handshake: Option<Handshake>,
     /// Who is at the other end, for messages.
     peer: String,
     session: Session,
@@ -128,10 +133,14 @@ impl Connection {
         // A batch of replies should fit; how much is granted is the system's to say.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         let mut transmit = Transmit::default();
-        let session = Session::new(door.exports(), door.limits.clone(), &mut transmit.heads);
+        let offered = door.offered();
+        let exports = Arc::clone(&offered.exports);
+        let mut session = Session::new(exports, door.limits.clone(), &mut transmit.heads);
+        session.offer_tls(offered.tls.mode);
         Self {
             peer: peer(&socket, is_tcp),
-            socket: Arc::new(socket),
+            wire: Wire::new(socket),
+            handshake: None,
             session,
             receive: Receive::new(door.limits.receive_bytes_min()),
             transmit,
@@ -172,14 +181,14 @@ impl Connection {
     /// Sends what has gathered. Says whether buffers became free.
     fn send(&mut self, now: Instant) -> bool {
         let Self {
-            socket,
+            wire,
             session,
             transmit,
             slots,
             ..
         } = self;
         let mut any_freed = false;
-        let sent = transmit.send(socket.as_fd(), slots, |slots, slot| {
+        let sent = transmit.send(wire, slots, |slots, slot| {
             any_freed = true;
             let request = slots.end(slot);
             session.replies().read_sent(&request);
@@ -199,6 +208,18 @@ impl Connection {
             }
         }
         any_freed
+    }
+
+    /// Says whether something is to be sent.
+    fn has_unsent(&self) -> bool {
+        !self.transmit.is_empty() || self.wire.has_unsent()
+    }
+
+    /// Has the ring tell when the socket takes bytes again.
+    fn wait_for_room(&mut self, cx: &mut Cx<'_>) {
+        self.is_blocked = true;
+        let socket = self.wire.socket().as_raw_fd();
+        cx.ring_client().push_poll(socket, libc::POLLOUT, false, POLL_OUT);
     }
 
     fn may_send(&self) -> bool {
@@ -230,7 +251,7 @@ impl Connection {
         if !self.is_polling && self.closing == Closing::No && self.moving == Moving::No {
             self.is_polling = true;
             cx.ring_client().push_poll(
-                self.socket.as_raw_fd(),
+                self.wire.socket().as_raw_fd(),
                 libc::POLLIN | libc::POLLRDHUP,
                 true,
                 POLL_IN,
@@ -329,7 +350,7 @@ impl Service for Connection {
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
         let mut rounds = 0;
-        while self.may_send() && !self.transmit.is_empty() {
+        while self.may_send() && self.has_unsent() {
             rounds += 1;
             if rounds > ROUNDS_MAX || self.transmit.has_sent_enough() {
                 self.come_again(cx);
@@ -337,8 +358,7 @@ impl Service for Connection {
             }
             let any_freed = self.send(cx.now());
             if self.is_blocked {
-                cx.ring_client()
-                    .push_poll(self.socket.as_raw_fd(), libc::POLLOUT, false, POLL_OUT);
+                self.wait_for_room(cx);
             }
             if any_freed || self.transmit.is_empty() {
                 self.take_in(cx);
@@ -350,6 +370,7 @@ impl Service for Connection {
         if self.closing > Closing::No && self.moving != Moving::AtRest {
             self.wind_up(cx);
         }
+        self.wire.begin_turn();
         self.receive.begin_turn();
         self.transmit.begin_turn();
         self.watch_time(cx);

@@ -3,11 +3,8 @@
 //! received holds up nobody else on the reactor. Read by `connection`.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
-
+use super::wire::{Received, Wire};
 use crate::common::sys::{Buffer, Region};
 
 /// Received bytes that the session has not taken.
@@ -21,21 +18,6 @@ pub(super) struct Receive {
     left: usize,
     /// What another daemon has received and not taken, the first byte last: it comes before what the socket has.
     inherited: Vec<u8>,
-}
-
-/// What one call to the socket brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Received {
-    /// So many bytes, as many as there was room for: there may be more.
-    Full(usize),
-    /// So many bytes, which was all there is now.
-    Drained(usize),
-    /// Nothing now.
-    Nothing,
-    /// This turn has had its part. There may be more.
-    Enough,
-    /// The peer will send no more.
-    End,
 }
 
 impl Receive {
@@ -62,6 +44,11 @@ impl Receive {
     pub(super) fn append_waiting_to(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.waiting());
         out.extend(self.inherited.iter().rev());
+    }
+
+    /// Says whether nothing was received that is not taken.
+    pub(super) fn is_empty(&self) -> bool {
+        self.start == self.end && self.inherited.is_empty()
     }
 
     /// Says whether there is no memory to receive into.
@@ -101,18 +88,13 @@ impl Receive {
     ///
     /// # Errors
     /// What the socket says: the peer is gone.
-    pub(super) fn fill(&mut self, socket: BorrowedFd<'_>) -> io::Result<Received> {
+    pub(super) fn fill(&mut self, wire: &mut Wire) -> io::Result<Received> {
         let bytes = self.bytes.as_mut().map_or(&mut [][..], Buffer::bytes_mut);
         if bytes.len() - self.end < bytes.len() / 4 {
             bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let received = take_of_turn(
-            &mut self.left,
-            &mut self.inherited,
-            socket,
-            &mut bytes[self.end..],
-        )?;
+        let received = take_of_turn(&mut self.left, &mut self.inherited, wire, &mut bytes[self.end..])?;
         if let Received::Full(bytes) | Received::Drained(bytes) = received {
             self.end += bytes;
         }
@@ -123,8 +105,8 @@ impl Receive {
     ///
     /// # Errors
     /// What the socket says: the peer is gone.
-    pub(super) fn receive_into(&mut self, socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Received> {
-        take_of_turn(&mut self.left, &mut self.inherited, socket, into)
+    pub(super) fn receive_into(&mut self, wire: &mut Wire, into: &mut [u8]) -> io::Result<Received> {
+        take_of_turn(&mut self.left, &mut self.inherited, wire, into)
     }
 }
 
@@ -132,7 +114,7 @@ impl Receive {
 fn take_of_turn(
     left: &mut usize,
     inherited: &mut Vec<u8>,
-    socket: BorrowedFd<'_>,
+    wire: &mut Wire,
     into: &mut [u8],
 ) -> io::Result<Received> {
     if *left == 0 {
@@ -140,7 +122,7 @@ fn take_of_turn(
     }
     let room = into.len().min(*left);
     let received = match inherited.is_empty() {
-        true => receive(socket, &mut into[..room])?,
+        true => wire.receive(&mut into[..room])?,
         false => take_inherited(inherited, &mut into[..room]),
     };
     if let Received::Full(bytes) | Received::Drained(bytes) = received {
@@ -165,24 +147,6 @@ fn take_inherited(inherited: &mut Vec<u8>, into: &mut [u8]) -> Received {
     Received::Full(bytes)
 }
 
-/// Receives what is there, without waiting.
-///
-/// # Errors
-/// What the socket says: the peer is gone.
-fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Received> {
-    let room = into.len();
-    loop {
-        return match recv(socket, &mut *into, RecvFlags::DONTWAIT) {
-            Ok((0, _)) if room > 0 => Ok(Received::End),
-            Ok((bytes, _)) if bytes == room => Ok(Received::Full(bytes)),
-            Ok((bytes, _)) => Ok(Received::Drained(bytes)),
-            Err(Errno::AGAIN) => Ok(Received::Nothing),
-            Err(Errno::INTR) => continue,
-            Err(errno) => Err(errno.into()),
-        };
-    }
-}
-
 /// Enough for a batch of 32 writes of 4 KiB.
 const BYTES: usize = 144 << 10;
 
@@ -194,12 +158,12 @@ const TURN_BYTES: usize = 1 << 20;
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     #[test]
     fn bytes_come_out_as_they_went_in_across_the_end_of_the_buffer() {
         let (mut peer, socket) = UnixStream::pair().unwrap();
+        let mut wire = Wire::new(socket.into());
         let mut receive = Receive::new(0);
         let mut expected = 0u32;
         for round in 0..400u32 {
@@ -208,7 +172,7 @@ mod tests {
                 .flat_map(u32::to_le_bytes)
                 .collect();
             peer.write_all(&burst).unwrap();
-            assert_eq!(receive.fill(socket.as_fd()).unwrap(), Received::Drained(1000));
+            assert_eq!(receive.fill(&mut wire).unwrap(), Received::Drained(1000));
             while receive.waiting().len() >= 4 + (round as usize % 7) {
                 let word = receive.waiting()[..4].try_into().map(u32::from_le_bytes).unwrap();
                 assert_eq!(word, expected);
@@ -217,15 +181,16 @@ mod tests {
             }
         }
         receive.begin_turn();
-        assert_eq!(receive.fill(socket.as_fd()).unwrap(), Received::Nothing);
+        assert_eq!(receive.fill(&mut wire).unwrap(), Received::Nothing);
         drop(peer);
-        assert_eq!(receive.fill(socket.as_fd()).unwrap(), Received::End);
+        assert_eq!(receive.fill(&mut wire).unwrap(), Received::End);
     }
 
     #[test]
     fn one_turn_takes_a_bounded_part_of_what_a_client_sends_as_fast_as_it_is_received() {
         let (mut peer, socket) = UnixStream::pair().unwrap();
         let sender = std::thread::spawn(move || peer.write_all(&vec![7; 8 << 20]));
+        let mut wire = Wire::new(socket.into());
         let mut receive = Receive::new(0);
         let (mut payload, mut all) = (vec![0; 4 << 20], 0);
         while all < 8 << 20 {
@@ -234,8 +199,8 @@ mod tests {
             // By turns into the buffer and past it, as a client's writes have it.
             for call in 0.. {
                 let received = match call % 2 {
-                    0 => receive.fill(socket.as_fd()),
-                    _ => receive.receive_into(socket.as_fd(), &mut payload),
+                    0 => receive.fill(&mut wire),
+                    _ => receive.receive_into(&mut wire, &mut payload),
                 };
                 match received.unwrap() {
                     Received::Full(bytes) | Received::Drained(bytes) => turn += bytes,

@@ -4,12 +4,11 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::slots::Slots;
+use super::wire::{Out, Wire};
 
 /// What waits to be sent.
 #[derive(Debug)]
@@ -150,27 +149,25 @@ impl Transmit {
     /// What the socket says: the peer is gone.
     pub(super) fn send(
         &mut self,
-        socket: BorrowedFd<'_>,
+        wire: &mut Wire,
         slots: &mut Slots,
         mut done: impl FnMut(&mut Slots, u32),
     ) -> io::Result<(Sent, usize)> {
         let mut total = 0;
-        while !self.pieces.is_empty() {
+        while !self.pieces.is_empty() || wire.has_unsent() {
             if self.left == 0 {
                 return Ok((Sent::Enough, total));
             }
-            let (result, offered) = self.send_once(socket, slots);
-            match result {
-                Ok(sent) => {
-                    total += sent;
-                    self.left -= sent;
-                    self.advance(sent, slots, &mut done);
-                    if sent < offered {
+            match self.send_once(wire, slots) {
+                Ok(out) => {
+                    total += out.sent;
+                    self.left -= out.taken;
+                    self.advance(out.taken, slots, &mut done);
+                    if out.is_blocked {
                         return Ok((Sent::Blocked, total));
                     }
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok((Sent::Blocked, total)),
                 Err(errno) => return Err(errno.into()),
             }
         }
@@ -178,7 +175,7 @@ impl Transmit {
         Ok((Sent::All, total))
     }
 
-    fn send_once(&self, socket: BorrowedFd<'_>, slots: &mut Slots) -> (Result<usize, Errno>, usize) {
+    fn send_once(&self, wire: &mut Wire, slots: &mut Slots) -> Result<Out, Errno> {
         let mut slices = [IoSlice::new(&[]); PIECES_AT_ONCE];
         let mut count = 0;
         let mut heads_at = self.heads_sent;
@@ -206,14 +203,7 @@ impl Transmit {
                 break;
             }
         }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let result = sendmsg(
-            socket,
-            &slices[..count],
-            &mut SendAncillaryBuffer::default(),
-            flags,
-        );
-        (result, offered)
+        wire.send(&slices[..count])
     }
 
     fn advance(&mut self, mut bytes: usize, slots: &mut Slots, done: &mut impl FnMut(&mut Slots, u32)) {

@@ -9,21 +9,21 @@
 use std::sync::Arc;
 
 use blkmq_nbd::codec::handshake::{
-    InfoKind, InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionCode, OptionHeader, SessionName,
-    parse_client_flags, parse_name,
+    InfoKind, InfoRequest, OPTION_HEADER_BYTES, OptionCode, OptionHeader, SessionName, parse_client_flags,
+    parse_name,
 };
 use blkmq_nbd::codec::option_reply::{
     BlockSizes, Info, OptionReplies, ReplyKind, truncate, write_export_name_reply,
 };
 use blkmq_nbd::codec::{ClientFlags, HeaderStyle, STRING_BYTES_MAX};
+use blkmq_tls::Mode;
 
 use super::saved::{REFUSED_BEFORE, SavedPhase, SavedSession, SavedState};
+use super::tls::Tls;
 use super::{CloseReason, Event};
 use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;
 
-/// The one metadata context there is.
-const ALLOCATION_CONTEXT: &str = "base:allocation";
 /// Its id on the wire.
 pub(super) const ALLOCATION_CONTEXT_ID: u32 = 1;
 /// Bytes of a client's string that an error message repeats.
@@ -38,6 +38,8 @@ pub(super) enum Next {
     Busy,
     /// These bytes are done with; there may be another message behind them.
     Taken(usize),
+    /// These bytes ask for TLS, which is granted.
+    StartTls(usize),
     /// These bytes selected an export.
     Selected(usize, Selection),
     /// These bytes ended the session.
@@ -59,12 +61,13 @@ pub(super) struct Selection {
 pub(super) struct Negotiation {
     exports: Arc<ExportTable>,
     state: State,
-    style: HeaderStyle,
+    pub(super) style: HeaderStyle,
     padded: bool,
     options: u32,
     /// The export whose allocation context the client selected last.
-    context: Option<ExportId>,
+    pub(super) context: Option<ExportId>,
     session: Option<SessionName>,
+    tls: Tls,
     shutting_down: bool,
 }
 
@@ -91,6 +94,7 @@ impl Negotiation {
             options: 0,
             context: None,
             session: None,
+            tls: Tls::Off,
             shutting_down: false,
         }
     }
@@ -150,6 +154,18 @@ impl Negotiation {
         }
     }
 
+    pub(super) fn offer_tls(&mut self, mode: Mode) {
+        self.tls = mode.into();
+    }
+
+    /// TLS is there: the client begins again, and may select from `exports`.
+    pub(super) fn secure(&mut self, exports: Arc<ExportTable>) {
+        self.exports = exports;
+        self.tls = Tls::Started;
+        self.style = HeaderStyle::Simple;
+        (self.context, self.session) = (None, None);
+    }
+
     pub(super) fn style(&self) -> HeaderStyle {
         self.style
     }
@@ -160,6 +176,8 @@ impl Negotiation {
 
     pub(super) fn receive(&mut self, input: &[u8], out: &mut Vec<u8>, limits: &Limits) -> Next {
         match self.state {
+            _ if self.tls == Tls::Starting && input.is_empty() => Next::Incomplete,
+            _ if self.tls == Tls::Starting => close(0, CloseReason::BytesBehindStartTls),
             State::Flags => self.receive_flags(input),
             State::Skipping { .. } => self.skip(input, out),
             State::Options if out.len() >= limits.unsent_bytes_max => Next::Busy,
@@ -196,11 +214,25 @@ impl Negotiation {
             return self.begin_skipping(&header, kind, message, limits);
         }
         let data = &input[OPTION_HEADER_BYTES..];
+        if header.code == OptionCode::STARTTLS {
+            return self.start_tls(data, out);
+        }
         let Some(data) = data.get(..header.data_bytes as usize) else {
             return Next::Incomplete;
         };
         self.options += 1;
         self.answer(header.code, data, out, limits)
+    }
+
+    /// Grants TLS, if nothing has come behind that: whoever can put bytes there need not be the client.
+    fn start_tls(&mut self, behind: &[u8], out: &mut Vec<u8>) -> Next {
+        if !behind.is_empty() {
+            return close(0, CloseReason::BytesBehindStartTls);
+        }
+        self.options += 1;
+        self.tls = Tls::Starting;
+        OptionReplies::new(OptionCode::STARTTLS, out).ack();
+        Next::StartTls(OPTION_HEADER_BYTES)
     }
 
     /// Whether the option is refused whatever its data says.
@@ -210,10 +242,8 @@ impl Negotiation {
             // Without an error reply of its own: see `answer_export_name`.
             OptionCode::EXPORT_NAME if header.data_bytes as usize <= STRING_BYTES_MAX => return None,
             _ if self.shutting_down => (ReplyKind::ERR_SHUTDOWN, "the server is shutting down"),
-            OptionCode::STARTTLS => (
-                ReplyKind::ERR_POLICY,
-                "this server offers no TLS: continue without, or use a tunnel",
-            ),
+            OptionCode::STARTTLS => return self.tls.refusal(header),
+            _ if self.tls == Tls::Required => return self.tls.refusal(header),
             OptionCode::LIST | OptionCode::STRUCTURED_REPLY | OptionCode::EXTENDED_HEADERS if !empty => {
                 (ReplyKind::ERR_INVALID, "this option has no data")
             }
@@ -325,6 +355,9 @@ impl Negotiation {
         if self.shutting_down {
             return close(0, CloseReason::ShuttingDown);
         }
+        if self.tls == Tls::Required {
+            return close(0, CloseReason::TlsRequired);
+        }
         if self.style == HeaderStyle::Extended {
             return close(0, CloseReason::ExportNameWithExtendedHeaders);
         }
@@ -410,58 +443,7 @@ impl Negotiation {
         Some(Arc::clone(export))
     }
 
-    fn answer_list_contexts(&self, data: &[u8], replies: &mut OptionReplies<'_>) {
-        let Some((request, export)) = self.parse_contexts(data, replies) else {
-            return;
-        };
-        let asked = request.query_count == 0
-            || request
-                .queries()
-                .any(|query| query == "base:" || query == ALLOCATION_CONTEXT);
-        if asked && export.features.block_status {
-            replies.meta_context(0, ALLOCATION_CONTEXT);
-        }
-        replies.ack();
-    }
-
-    fn answer_set_contexts(&mut self, data: &[u8], replies: &mut OptionReplies<'_>) {
-        self.context = None;
-        let Some((request, export)) = self.parse_contexts(data, replies) else {
-            return;
-        };
-        let selected =
-            export.features.block_status && request.queries().any(|query| query == ALLOCATION_CONTEXT);
-        let id = export.id;
-        if selected {
-            self.context = Some(id);
-            replies.meta_context(ALLOCATION_CONTEXT_ID, ALLOCATION_CONTEXT);
-        }
-        replies.ack();
-    }
-
-    fn parse_contexts<'a>(
-        &self,
-        data: &'a [u8],
-        replies: &mut OptionReplies<'_>,
-    ) -> Option<(MetaRequest<'a>, &Arc<Export>)> {
-        if self.style == HeaderStyle::Simple {
-            replies.error(
-                ReplyKind::ERR_INVALID,
-                "metadata needs STRUCTURED_REPLY or EXTENDED_HEADERS first",
-            );
-            return None;
-        }
-        let Some(request) = MetaRequest::parse(data) else {
-            replies.error(
-                ReplyKind::ERR_INVALID,
-                "malformed option: name and queries do not fill its data",
-            );
-            return None;
-        };
-        Some((request, self.find(request.name, replies)?))
-    }
-
-    fn find(&self, name: &str, replies: &mut OptionReplies<'_>) -> Option<&Arc<Export>> {
+    pub(super) fn find(&self, name: &str, replies: &mut OptionReplies<'_>) -> Option<&Arc<Export>> {
         let found = self.exports.find(name);
         if found.is_none() {
             let name = truncate(name, QUOTED_BYTES_MAX);

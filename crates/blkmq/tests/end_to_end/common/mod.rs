@@ -3,6 +3,7 @@
 pub(crate) mod daemon;
 pub(crate) mod nbd;
 pub(crate) mod pattern;
+pub(crate) mod pki;
 pub(crate) mod scratch;
 pub(crate) mod tools;
 

@@ -99,6 +99,7 @@ impl Connection {
         self.starved = None;
         self.slots.give_up();
         if self.is_at_end() {
+            self.wire.say_goodbye();
             if std::mem::take(&mut self.is_polling) {
                 cx.ring_client().push_cancel(POLL_IN, CANCEL);
             }
@@ -110,6 +111,7 @@ impl Connection {
 
     /// Says whether everything begun is finished and sent, or has nobody to be sent to.
     pub(super) fn is_at_end(&self) -> bool {
-        self.slots.len() == 0 && self.transmit.is_empty() && self.refused.is_empty()
+        let is_sent = !self.has_unsent() || self.closing == Closing::Dead && self.transmit.is_empty();
+        self.slots.len() == 0 && is_sent && self.refused.is_empty()
     }
 }

@@ -2,15 +2,14 @@
 //! end. `requests` goes on with what was understood.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use blkmq_core::time::Instant;
 use blkmq_host::disk::Disk;
 use blkmq_host::service::Cx;
 
-use super::super::receive::Received;
 use super::super::slots::Slots;
+use super::super::wire::Received;
 use super::moving::Moving;
 use super::{AGAIN, Closing, Connection};
 use crate::common::lookup::Asker;
@@ -23,7 +22,11 @@ use crate::nbd::session::Event;
 impl Connection {
     /// Receives and judges until the socket is drained or a limit holds the client back.
     pub(super) fn take_in(&mut self, cx: &mut Cx<'_>) {
+        if self.handshake.is_some() && self.closing == Closing::No && self.moving == Moving::No {
+            self.shake_hands(cx);
+        }
         while self.closing == Closing::No
+            && self.handshake.is_none()
             && self.refused.is_empty()
             && !self.is_waiting
             && self.moving == Moving::No
@@ -36,12 +39,12 @@ impl Connection {
             if held_back || self.closing != Closing::No || !self.refused.is_empty() {
                 return;
             }
-            if !self.is_readable || self.is_waiting {
+            if !self.is_readable || self.is_waiting || self.handshake.is_some() {
                 return;
             }
             let received = match self.filling {
                 Some((slot, filled)) => self.fill_payload(cx, slot, filled),
-                None => self.receive.fill(self.socket.as_fd()),
+                None => self.receive.fill(&mut self.wire),
             };
             if matches!(received, Ok(Received::Enough)) {
                 return self.come_again(cx);
@@ -83,6 +86,7 @@ impl Connection {
                         return self.starved.is_some();
                     }
                 }
+                Event::StartTls => return self.start_tls(cx),
                 Event::Selected(export) => self.select(cx, export.id.0),
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
                 Event::Disconnect => self.close(cx, Closing::Finishing),
@@ -138,7 +142,7 @@ impl Connection {
             client: name.client,
             number: name.number,
         });
-        let mut place = disks.enter(disk.number, &self.socket, name, &cx.waker())?;
+        let mut place = disks.enter(disk.number, self.wire.socket(), name, &cx.waker())?;
         // Who could write nothing leaves nothing to wait for.
         if disk.read_only {
             place.wait_for_nobody();
@@ -167,7 +171,7 @@ impl Connection {
     /// Receives the rest of a write's payload straight into its buffer.
     pub(super) fn fill_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> io::Result<Received> {
         let rest = rest_of_payload(&mut self.slots, slot, filled);
-        let received = self.receive.receive_into(self.socket.as_fd(), rest)?;
+        let received = self.receive.receive_into(&mut self.wire, rest)?;
         if let Received::Full(bytes) | Received::Drained(bytes) = received {
             self.payload_came(cx, slot, filled, bytes);
         }
@@ -198,7 +202,7 @@ impl Connection {
                 let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
                 if !is_between {
                     if cfg!(blkmq_mutant = "descriptor_leak") {
-                        std::mem::forget(Arc::clone(&self.socket));
+                        std::mem::forget(Arc::clone(self.wire.socket()));
                     }
                     let what = format_args!("{}: the client left in the middle of a message", self.name());
                     self.log().info(now, what);

@@ -105,11 +105,15 @@ impl Connection {
     pub(super) fn save_if_at_rest(&mut self, cx: &Cx<'_>) {
         let slots = usize::from(self.filling.is_some()) + self.transmit.data_pieces();
         let has_ended = self.slots.len() == slots && self.refused.is_empty() && cx.outstanding() == 0;
-        let is_sent = self.transmit.is_empty() || self.is_blocked || self.is_waiting;
+        let is_sent = !self.has_unsent() || self.is_blocked || self.is_waiting;
         if self.closing == Closing::Dead || !has_ended || !is_sent {
             return;
         }
         self.moving = Moving::AtRest;
+        if self.has_secrets() {
+            // Nobody else has its keys: its client comes again, to the daemon that goes on.
+            return self.member.settle(None);
+        }
         let saved = self.save();
         if saved.input.len() + saved.unsent.len() > BODY_BYTES_MAX - 2 * TEXT_BYTES_MAX {
             let bytes = saved.input.len() + saved.unsent.len();
@@ -121,7 +125,7 @@ impl Connection {
             door: self.door.log.door(),
             address: self.door.address.clone(),
             body: saved.bytes(),
-            fds: vec![Arc::clone(&self.socket)],
+            fds: vec![Arc::clone(self.wire.socket())],
         }));
     }
 

@@ -112,7 +112,7 @@ impl Wire {
                     false
                 }
                 Event::Request(_) | Event::Selected(_) | Event::Refused(_) => false,
-                Event::NeedMore | Event::Busy | Event::Disconnect | Event::Close(_) => true,
+                Event::NeedMore | Event::Busy | Event::StartTls | Event::Disconnect | Event::Close(_) => true,
             };
             events.push(step.event);
             if last {

@@ -5,6 +5,8 @@ use blkmq_nbd::codec::option_reply::{
     BlockSizes, Info, parse_export_name_reply, parse_meta_context, parse_server,
 };
 
+use blkmq_tls::Mode;
+
 use super::*;
 use crate::nbd::session::CloseReason;
 
@@ -243,4 +245,64 @@ fn a_client_that_does_not_read_its_answers_is_made_to_wait() {
     assert!(wire.out.len() < 4096 + 200, "{} bytes unsent", wire.out.len());
     wire.out.clear();
     assert_eq!(wire.send(&[]), [Event::Busy]);
+}
+
+#[test]
+fn where_tls_is_required_everything_else_waits_for_it() {
+    let mut wire = Wire::greeted([disk(), second_disk()]);
+    wire.session.offer_tls(Mode::Require);
+    for code in [3, 6, 7, 8, 9, 10, 11, 99] {
+        wire.send(&option(OptionCode(code), &[1, 2, 3]));
+        assert_eq!(last_kind(&mut wire), ReplyKind::ERR_TLS_REQD, "option {code}");
+    }
+    wire.send(&option(OptionCode::STARTTLS, &[1]));
+    assert_eq!(last_kind(&mut wire), ReplyKind::ERR_INVALID);
+    assert_eq!(wire.send(&option(OptionCode::STARTTLS, &[])), [Event::StartTls]);
+    assert_eq!(last_kind(&mut wire), ReplyKind::ACK);
+    wire.session
+        .secure(Arc::new(ExportTable::new([second_disk()]).unwrap()));
+    wire.send(&option(OptionCode::STARTTLS, &[]));
+    assert_eq!(last_kind(&mut wire), ReplyKind::ERR_INVALID);
+    wire.send(&option(OptionCode::GO, &info("vm1", &[])));
+    assert_eq!(last_kind(&mut wire), ReplyKind::ERR_UNKNOWN);
+    let events = wire.send(&option(OptionCode::GO, &info("vm2", &[])));
+    assert!(matches!(events[0], Event::Selected(_)), "{events:?}");
+}
+
+#[test]
+fn export_name_without_the_tls_that_is_required_ends_the_session_and_abort_is_heard() {
+    let mut wire = Wire::greeted([disk()]);
+    wire.session.offer_tls(Mode::Require);
+    let events = wire.send(&option(OptionCode::EXPORT_NAME, b"vm1"));
+    assert_eq!(events, [Event::Close(CloseReason::TlsRequired)]);
+    let mut wire = Wire::greeted([disk()]);
+    wire.session.offer_tls(Mode::Require);
+    assert_eq!(wire.send(&option(OptionCode::ABORT, &[])), [Event::Disconnect]);
+}
+
+#[test]
+fn what_was_negotiated_before_tls_is_forgotten() {
+    let mut wire = Wire::greeted([disk()]);
+    wire.session.offer_tls(Mode::Allow);
+    wire.acked(OptionCode::EXTENDED_HEADERS, &[]);
+    assert_eq!(wire.send(&option(OptionCode::STARTTLS, &[])), [Event::StartTls]);
+    wire.session.secure(Arc::new(ExportTable::new([disk()]).unwrap()));
+    assert_eq!(wire.session.style(), HeaderStyle::Simple);
+}
+
+#[test]
+fn bytes_behind_starttls_end_the_session_at_once_and_later() {
+    let smuggled = [option(OptionCode::STARTTLS, &[]), option(OptionCode::LIST, &[])].concat();
+    let mut wire = Wire::greeted([disk()]);
+    wire.session.offer_tls(Mode::Allow);
+    assert_eq!(
+        wire.send(&smuggled),
+        [Event::Close(CloseReason::BytesBehindStartTls)]
+    );
+    assert!(wire.out.is_empty(), "it was answered");
+    let mut wire = Wire::greeted([disk()]);
+    wire.session.offer_tls(Mode::Allow);
+    wire.send(&option(OptionCode::STARTTLS, &[]));
+    let events = wire.send(&option(OptionCode::LIST, &[]));
+    assert_eq!(events, [Event::Close(CloseReason::BytesBehindStartTls)]);
 }

@@ -1,0 +1,94 @@
+//! Decides how a client proves who it is, and which server it believes: one whose certificate an authority of its file has given
+//! to the name that was dialed. TLS 1.3 alone.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, version};
+
+use crate::files::{self, FileError};
+use crate::provider;
+use crate::stream::Stream;
+
+/// The files of a client.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// The authorities that are trusted: a PEM file.
+    pub ca: Option<PathBuf>,
+    /// The client's certificate, and its key: PEM files. None where servers ask for none.
+    pub certificate: Option<PathBuf>,
+    /// The certificate's key.
+    pub key: Option<PathBuf>,
+}
+
+impl ClientFiles {
+    /// The files of a directory, as other NBD clients name them: `ca-cert.pem`, and, if they are there, `client-cert.pem` and
+    /// `client-key.pem`.
+    pub fn in_directory(directory: &std::path::Path) -> Self {
+        let there = |name: &str| Some(directory.join(name)).filter(|path| path.exists());
+        Self {
+            ca: Some(directory.join("ca-cert.pem")),
+            certificate: there("client-cert.pem"),
+            key: there("client-key.pem"),
+        }
+    }
+}
+
+/// What the handshakes with a server have in common.
+#[derive(Clone, Debug)]
+pub struct Client {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl Client {
+    /// Reads the files; the server must prove that it is `host`, a DNS name or an address. Blocks for as long as the filesystem
+    /// takes.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why; or what is missing.
+    pub fn load(paths: &ClientFiles, host: &str) -> Result<Self, FileError> {
+        let Some(ca) = &paths.ca else {
+            return Err(files::content(
+                "TLS".as_ref(),
+                "whom to trust is not said: set tls_ca, a PEM file, or tls_certificates, a directory with ca-cert.pem",
+            ));
+        };
+        let wrong = |error: rustls::Error| files::content(ca, error.to_string());
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(wrong)?
+            .with_root_certificates(files::authorities(ca)?);
+        let mut config = match (&paths.certificate, &paths.key) {
+            (Some(certificate), Some(key)) => builder
+                .with_client_auth_cert(files::own_certificates(certificate)?, files::key(key)?)
+                .map_err(|error| files::pair(certificate, key, &error))?,
+            (None, None) => builder.with_no_client_auth(),
+            (Some(path), None) | (None, Some(path)) => {
+                return Err(files::content(
+                    path,
+                    "a certificate and its key belong together: set both of tls_certificate and tls_key, or none",
+                ));
+            }
+        };
+        config.resumption = Resumption::disabled();
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+            files::content(
+                ca,
+                format!("{host:?} is no name that a certificate can have: set tls_hostname to the server's"),
+            )
+        })?;
+        Ok(Self {
+            config: Arc::new(config),
+            name,
+        })
+    }
+
+    /// Begins a handshake. None if the settings do not allow one, which loading them has ruled out.
+    pub fn connect(&self) -> Option<Stream> {
+        let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone()).ok()?;
+        Some(Stream::new(connection.into()))
+    }
+}

@@ -1,0 +1,118 @@
+//! Decides what PEM files of certificates and keys must hold, and what is said of one that does not.
+
+use std::path::{Path, PathBuf};
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::parse_x509_certificate;
+
+/// Why a file of a certificate or a key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// It does not hold what it should.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong, and what there should be.
+        problem: String,
+    },
+    /// Files do not fit together.
+    #[error("{} and {}: {problem}", certificate.display(), key.display())]
+    Pair {
+        /// The certificate's.
+        certificate: PathBuf,
+        /// The key's.
+        key: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Reads the certificates of a file; at least one.
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let text = read(path)?;
+    let found: Result<Vec<_>, PemError> = CertificateDer::pem_slice_iter(&text).collect();
+    let found = found.map_err(|error| content(path, format!("no PEM: {error}")))?;
+    if found.is_empty() {
+        return Err(content(
+            path,
+            "holds no certificate: there should be a -----BEGIN CERTIFICATE-----",
+        ));
+    }
+    Ok(found)
+}
+
+/// Reads certificates that are presented to the peer: the first one must be valid today.
+pub(crate) fn own_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let found = certificates(path)?;
+    let (_, first) = parse_x509_certificate(&found[0])
+        .map_err(|error| content(path, format!("the certificate cannot be understood: {error}")))?;
+    let validity = first.validity();
+    if !validity.is_valid() {
+        let (from, until) = (validity.not_before, validity.not_after);
+        return Err(content(
+            path,
+            format!("the certificate is valid from {from} until {until}, and not now"),
+        ));
+    }
+    Ok(found)
+}
+
+/// Reads a key: PKCS#8, SEC1 or PKCS#1.
+pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
+    let text = read(path)?;
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
+        PemError::NoItemsFound => content(
+            path,
+            "holds no key that can be used: there should be a -----BEGIN PRIVATE KEY-----, not encrypted",
+        ),
+        error => content(path, format!("no PEM: {error}")),
+    })
+}
+
+/// Reads authorities that are trusted.
+pub(crate) fn authorities(path: &Path) -> Result<RootCertStore, FileError> {
+    let mut store = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        let added = store.add(certificate);
+        added.map_err(|error| content(path, format!("an authority cannot be understood: {error}")))?;
+    }
+    Ok(store)
+}
+
+/// What does not fit together.
+pub(crate) fn pair(certificate: &Path, key: &Path, error: &rustls::Error) -> FileError {
+    let problem = match error {
+        rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),
+        error => error.to_string(),
+    };
+    FileError::Pair {
+        certificate: certificate.to_owned(),
+        key: key.to_owned(),
+        problem,
+    }
+}
+
+pub(crate) fn content(path: &Path, problem: impl Into<String>) -> FileError {
+    FileError::Content {
+        path: path.to_owned(),
+        problem: problem.into(),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+    std::fs::read(path).map_err(|source| FileError::Unreadable {
+        path: path.to_owned(),
+        source,
+    })
+}

@@ -1,0 +1,58 @@
+//! Decides how a server proves who it is, and whom it lets in. TLS 1.3 alone: nothing is renegotiated, no session is resumed.
+
+use std::sync::Arc;
+
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{ServerConfig, ServerConnection, version};
+
+use crate::files::{self, FileError};
+use crate::provider;
+use crate::settings::{Mode, Settings};
+use crate::stream::Stream;
+
+/// What the handshakes of an address have in common: certificate, key and who is trusted, as the files were when it was loaded.
+#[derive(Clone, Debug)]
+pub struct Server(Arc<ServerConfig>);
+
+impl Server {
+    /// Reads the files that the settings name; none without TLS. Blocks for as long as the filesystem takes.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub fn load(settings: &Settings) -> Result<Option<Self>, FileError> {
+        let (Some(certificate), Some(key)) = (&settings.certificate, &settings.key) else {
+            return Ok(None);
+        };
+        if settings.mode == Mode::Off {
+            return Ok(None);
+        }
+        let chain = files::own_certificates(certificate)?;
+        let secret = files::key(key)?;
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(|error| files::content(certificate, error.to_string()))?;
+        let builder = match &settings.ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let roots = Arc::new(files::authorities(path)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+                let verifier = verifier.map_err(|error| files::content(path, error.to_string()))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let mut config = builder
+            .with_single_cert(chain, secret)
+            .map_err(|error| files::pair(certificate, key, &error))?;
+        // A connection lives for days: what resuming one saves is not worth a ticket.
+        config.send_tls13_tickets = 0;
+        config.ignore_client_order = true;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Some(Self(Arc::new(config))))
+    }
+
+    /// Begins a handshake with a client. None if the settings do not allow one, which loading them has ruled out.
+    pub fn accept(&self) -> Option<Stream> {
+        let connection = ServerConnection::new(Arc::clone(&self.0)).ok()?;
+        Some(Stream::new(connection.into()))
+    }
+}

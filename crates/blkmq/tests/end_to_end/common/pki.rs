@@ -1,0 +1,101 @@
+//! Decides how a test comes to certificates: an authority of its own, with the names of files that NBD clients look for in a directory.
+
+use std::fs;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+
+use super::Scratch;
+
+/// An authority, and the directory of those that it has given certificates to.
+pub(crate) struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    directory: String,
+}
+
+impl Authority {
+    /// Makes an authority with a directory that has its `ca-cert.pem`.
+    pub(crate) fn new(scratch: &Scratch, directory: &str) -> Authority {
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, format!("the authority of {directory}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let issuer =
+            CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
+        let directory = scratch.word(directory);
+        fs::create_dir(&directory).expect("a directory");
+        fs::write(format!("{directory}/ca-cert.pem"), issuer.pem()).expect("a file");
+        Authority { issuer, directory }
+    }
+
+    /// The same authority with a directory of its own.
+    pub(crate) fn directory(&self, scratch: &Scratch, directory: &str) -> String {
+        let directory = scratch.word(directory);
+        fs::create_dir(&directory).expect("a directory");
+        fs::copy(self.path("ca-cert.pem"), format!("{directory}/ca-cert.pem")).expect("a file");
+        directory
+    }
+
+    /// Where a file of its directory is.
+    pub(crate) fn path(&self, file: &str) -> String {
+        format!("{}/{file}", self.directory)
+    }
+
+    /// Gives out a server's certificate for this machine.
+    pub(crate) fn server(&self) {
+        self.give(&self.directory, "server", "localhost", Validity::Today);
+    }
+
+    /// Gives out a client's certificate.
+    pub(crate) fn client(&self, name: &str) {
+        self.give(&self.directory, "client", name, Validity::Today);
+    }
+
+    /// Gives out `ROLE-cert.pem` and `ROLE-key.pem` in a directory.
+    pub(crate) fn give(&self, directory: &str, role: &str, name: &str, validity: Validity) {
+        let names = match name {
+            "localhost" => vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
+            _ => vec![name.to_owned()],
+        };
+        let mut params = CertificateParams::new(names).expect("names");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        if validity == Validity::Past {
+            params.not_before = date_time_ymd(2001, 1, 1);
+            params.not_after = date_time_ymd(2002, 1, 1);
+        }
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        fs::write(format!("{directory}/{role}-cert.pem"), certificate.pem()).expect("a file");
+        fs::write(format!("{directory}/{role}-key.pem"), key.serialize_pem()).expect("a file");
+    }
+
+    /// The flags of a server that demands certificates.
+    pub(crate) fn flags(&self) -> Vec<String> {
+        let pairs = [
+            ("--tls", "require".to_owned()),
+            ("--tls-certificate", self.path("server-cert.pem")),
+            ("--tls-key", self.path("server-key.pem")),
+            ("--tls-ca", self.path("ca-cert.pem")),
+        ];
+        pairs
+            .into_iter()
+            .flat_map(|(flag, value)| [flag.to_owned(), value])
+            .collect()
+    }
+}
+
+/// When a certificate is good.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Validity {
+    Today,
+    Past,
+}
