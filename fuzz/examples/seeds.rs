@@ -94,6 +94,7 @@ fn mount() -> SavedMount {
         size: 1 << 20,
         block_size: 512,
         agreed: Some(Agreed {
+            is_ring: false,
             minor: 38,
             data_bytes_max: 1 << 20,
         }),

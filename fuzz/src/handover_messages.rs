@@ -80,6 +80,7 @@ fn connection(bytes: &[u8]) {
                 input = &input[there as usize..];
                 session.replies().cancel(&request);
             }
+            Event::StartTls => unreachable!("a session that is handed over has no certificate"),
             Event::NeedMore | Event::Busy | Event::Disconnect | Event::Close(_) => return,
         }
     }
