@@ -159,15 +159,25 @@ fn holders_of(file: &File) -> impl Iterator<Item = u32> {
     holders.into_iter()
 }
 
-/// Says whether a process is gone, or dead and not yet buried.
+/// Says whether a process is gone, or on its way: dead and not yet buried, ending, or killed and not yet ended.
 fn has_ended(pid: u32) -> bool {
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        // The state follows the name, which may itself have parentheses.
-        Ok(stat) => stat
-            .rsplit_once(") ")
-            .is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])),
-        Err(_) => true,
-    }
+    let read = |what: &str| std::fs::read_to_string(format!("/proc/{pid}/{what}"));
+    let (Ok(stat), Ok(status)) = (read("stat"), read("status")) else {
+        return true;
+    };
+    // The state follows the name, which may itself have parentheses; the flags are six words further.
+    let words: Vec<&str> = stat
+        .rsplit_once(") ")
+        .map_or_else(Vec::new, |(_, rest)| rest.split(' ').collect());
+    let is_dead = matches!(words.first(), Some(&("Z" | "X")));
+    let flags: u64 = words.get(6).and_then(|word| word.parse().ok()).unwrap_or(0);
+    let pending = status
+        .lines()
+        .filter(|line| line.starts_with("SigPnd:") || line.starts_with("ShdPnd:"));
+    let is_killed = pending
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .any(|mask| u64::from_str_radix(mask, 16).is_ok_and(|mask| mask & KILL != 0));
+    is_dead || flags & EXITING != 0 || is_killed
 }
 
 fn describe(pid: u32) -> String {
@@ -180,6 +190,9 @@ fn describe(pid: u32) -> String {
     }
 }
 
+/// Among a process's flags (PF_EXITING), and SIGKILL among its signals that wait.
+const EXITING: u64 = 4;
+const KILL: u64 = 1 << 8;
 /// How long to wait for the kernel to finish with a process that has ended. It took up to 0.1 s where it was watched.
 const LEAVING_TIME_MAX: Duration = Duration::from_secs(5);
 const LEAVING_LOOK: Duration = Duration::from_millis(5);

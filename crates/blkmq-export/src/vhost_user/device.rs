@@ -15,6 +15,7 @@ use super::codec::{Header, InflightSpec, Message, RegionSpec, RingAddresses};
 use super::config_space::{
     self, CONFIG_WCE, EVENT_INDEX, FLUSH, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, WRITEBACK,
 };
+use super::inflight;
 use super::memory::{Memory, MemoryError, REGIONS_MAX};
 use super::queue::{Control, Ended, Report, Start};
 use super::ring::Broken;
@@ -399,6 +400,18 @@ impl Device {
         self.is_writeback = true;
         self.status = 0;
         self.is_broken = false;
+        self.forget_record();
+    }
+
+    /// Nothing is in flight any more: a record that is given again begins anew.
+    fn forget_record(&mut self) {
+        let Some(queue_size) = self.inflight.as_ref().map(|(_, spec)| spec.queue_size) else {
+            return;
+        };
+        let layout = self.layout(queue_size);
+        let records = (0..usize::from(QUEUES_MAX)).map_while(|index| self.record(index, layout));
+        records.for_each(|record| inflight::forget(&record));
+        self.inflight = None;
     }
 
     fn set_memory(&mut self, regions: &[RegionSpec], fds: &[OwnedFd]) -> Result<(), Refusal> {
@@ -455,7 +468,13 @@ impl Device {
                 value: spec.bytes,
             });
         }
-        let mapping = Mapping::of_file(fd, spec.offset, spec.bytes)?;
+        let packed = Layout {
+            is_packed: true,
+            ..self.layout(spec.queue_size)
+        };
+        // A ring of either kind has room in as many; what is beyond them nobody needs.
+        let most = packed.record_bytes() * u64::from(spec.queues);
+        let mapping = Mapping::of_file(fd, spec.offset, spec.bytes.min(most.max(bytes)))?;
         self.inflight = Some((Arc::new(mapping), spec));
         Ok(())
     }

@@ -134,6 +134,11 @@ impl Inflight {
     }
 }
 
+/// Has a record begin anew, of this kind or packed: the version is at the same place.
+pub(super) fn forget(record: &Window) {
+    record.store(VERSION, 0_u16);
+}
+
 /// Bytes of the record of a ring of so many descriptors.
 pub fn record_bytes(size: u16) -> u64 {
     ((HEAD_BYTES + ENTRY_BYTES * usize::from(size)) as u64).next_multiple_of(64)

@@ -31,6 +31,8 @@ pub enum MemoryError {
     Overlap(u64),
     #[error("more than {REGIONS_MAX} regions")]
     TooMany,
+    #[error("more than 4 TiB of memory")]
+    TooMuch,
     #[error("region at {0:#x} is not there")]
     Missing(u64),
     #[error("region cannot be mapped: {0}")]
@@ -68,6 +70,10 @@ impl Memory {
     fn check(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
         if self.regions.len() == REGIONS_MAX {
             return Err(MemoryError::TooMany);
+        }
+        let others = self.regions.iter().map(|region| region.spec.bytes);
+        if others.fold(spec.bytes, u64::saturating_add) > MEMORY_BYTES_MAX {
+            return Err(MemoryError::TooMuch);
         }
         let has_ends =
             spec.guest.checked_add(spec.bytes).is_some() && spec.user.checked_add(spec.bytes).is_some();
@@ -200,7 +206,9 @@ impl Drop for Loans {
 }
 
 /// Regions that a front end may share at a time.
-pub const REGIONS_MAX: usize = 256;
+pub const REGIONS_MAX: usize = 32;
+/// Of one front end: all have to find room among this process's addresses.
+const MEMORY_BYTES_MAX: u64 = 4 << 40;
 
 #[cfg(test)]
 mod tests {

@@ -196,9 +196,10 @@ impl PackedRing {
         let id = self.chain.last().map_or(u16::MAX, |last| last.next);
         let taken = self.taken.get_mut(usize::from(id));
         let taken = taken.ok_or(Broken("an identifier beyond the ring"))?;
-        if std::mem::replace(taken, places) > 0 {
+        if *taken > 0 {
             return Err(Broken("a chain that is in flight already"));
         }
+        *taken = places;
         self.places += places;
         Ok(id)
     }

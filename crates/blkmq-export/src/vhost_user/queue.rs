@@ -144,8 +144,9 @@ pub(super) struct Queue {
     memory: Option<Arc<Memory>>,
     chain: Chain,
     slots: Vec<Slot>,
-    /// A head that was taken and waits for the new table.
+    /// A head that was taken and waits for the new table; and whether it is done again, so that a stop waits for it.
     held: Option<u16>,
+    is_held_again: bool,
     /// Bios that the queue had no room for.
     refused: VecDeque<Bio>,
     broken: Option<Broken>,
@@ -173,6 +174,7 @@ impl Queue {
             chain: Chain::default(),
             slots: std::iter::repeat_with(Slot::default).take(size).collect(),
             held: None,
+            is_held_again: false,
             refused: VecDeque::with_capacity(size),
             broken: None,
             losses: None,
@@ -190,7 +192,7 @@ impl Queue {
             self.ring.refuse_kicks();
         }
         for _ in 0..CHAINS_MAX {
-            if self.is_stopping || !self.refused.is_empty() {
+            if (self.is_stopping && !self.has_more_again()) || !self.refused.is_empty() {
                 return;
             }
             let taken = match self.take_head() {
@@ -209,6 +211,7 @@ impl Queue {
 
     /// The next head that the present table of memory is for. A change is looked at behind the index that led to the head.
     fn take_head(&mut self) -> Result<Option<u16>, Broken> {
+        let is_again = self.has_more_again();
         let head = match self.held.take() {
             Some(head) => Some(head),
             None => self.ring.next_head()?,
@@ -216,11 +219,18 @@ impl Queue {
         if self.control.0.take_change() {
             self.adopt();
         }
-        if (self.memory.is_some() && !self.change_memory()) || self.is_stopping {
-            self.held = head;
+        if (self.memory.is_some() && !self.change_memory()) || (self.is_stopping && !is_again) {
+            (self.held, self.is_held_again) = (head, is_again);
             return Ok(None);
         }
+        self.is_held_again = false;
         Ok(head)
+    }
+
+    /// Says whether the next head is of a chain that is done again: it was in flight before, so it is when a stop comes.
+    fn has_more_again(&self) -> bool {
+        let is_next = self.held.is_none() && self.ring.to_repeat() > 0;
+        self.broken.is_none() && (is_next || self.is_held_again)
     }
 
     fn begin(&mut self, cx: &mut Cx<'_>, head: u16) -> Result<(), Broken> {
@@ -319,7 +329,7 @@ impl Queue {
 
     /// Ends when nothing is under way any more.
     fn end(&mut self, cx: &Cx<'_>) {
-        if self.has_ended || !self.loans.is_empty() {
+        if self.has_ended || !self.loans.is_empty() || self.has_more_again() {
             return;
         }
         self.has_ended = true;
