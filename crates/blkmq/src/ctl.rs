@@ -84,6 +84,8 @@ pub enum CtlCommand {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Have the daemon take no more, end what is under way, and shut down, as by SIGTERM
+    Drain,
     /// What groups have done since the start: with an interval, again and again
     Stats {
         /// Seconds between two answers
@@ -280,6 +282,7 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             let params = json!({"toml": text, "dry_run": dry_run});
             print_steps(args.json, client.call("config.apply", &params)?, *dry_run)
         }
+        CtlCommand::Drain => client.call("daemon.drain", &json!({})).map(drop),
         CtlCommand::Stats { interval } => stats::run(args.json, client, *interval),
         CtlCommand::Log { filter } => client.call("log.set", &json!({"filter": filter})).map(drop),
         CtlCommand::Message {

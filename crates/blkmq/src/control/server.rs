@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
+use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
 
 use super::methods::{self, Access, Session};
@@ -43,6 +44,22 @@ pub(crate) struct Daemon {
     pub(crate) earlier: Arc<Earlier>,
     pub(crate) log: Log,
     pub(crate) started: Instant,
+    /// A client has asked for its end.
+    pub(crate) is_draining: AtomicBool,
+}
+
+impl Daemon {
+    /// Has the daemon shut down as by SIGTERM. A second signal would end it at once, so there is one, whoever asks again.
+    fn drain(&self) {
+        // Relaxed: it says nothing of other memory.
+        if self.is_draining.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        tracing::info!("control: asked to shut down");
+        if let Err(error) = kill_process(getpid(), Signal::TERM) {
+            tracing::error!("control: the daemon cannot be shut down: {error}");
+        }
+    }
 }
 
 impl Server {
@@ -251,7 +268,12 @@ impl Client {
                     return Ok(());
                 }
                 self.input.extend_from_slice(&piece[..len]);
-                self.take_lines(daemon, &mut session)?;
+                let taken = self.take_lines(daemon, &mut session);
+                // After the answer, and also if nobody takes it.
+                if session.drains() {
+                    daemon.drain();
+                }
+                taken?;
             }
             if let Some(stream) = session.take_stream() {
                 return self.carry(stream);
