@@ -3,7 +3,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use blkmq_export::common::remove_stale;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
 use rustix::process::{Signal, getpid, kill_process};
@@ -167,24 +168,6 @@ fn group_number(name: &str) -> Result<u32> {
     let found = groups.find(|fields| fields.first() == Some(&name));
     let number = found.and_then(|fields| fields.get(2)?.parse().ok());
     number.with_context(|| format!("readers = {name:?} rejected: the system has no such group"))
-}
-
-/// Takes a socket away that nobody listens on any more.
-///
-/// # Errors
-/// If somebody does, or it is something else.
-pub(crate) fn remove_stale(path: &Path) -> Result<()> {
-    let Ok(found) = std::fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    if !found.file_type().is_socket() {
-        bail!("there is something else than a socket: choose another path, or move it away");
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(std::fs::remove_file(path)?),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        _ => bail!("another daemon listens there: stop it, or choose another path"),
-    }
 }
 
 fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {
