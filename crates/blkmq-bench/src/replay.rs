@@ -1,7 +1,9 @@
 //! Decides how recorded I/O is played again: a trace by blktrace or `blkmq trace`, or an I/O log of fio's, on any disks, in its own time
-//! or another. The command opens the disks and calls [`run`].
+//! or another. The command opens the disks and calls [`run`], or [`simulate`], which needs none.
 
+mod device_model;
 mod player;
+mod simulated;
 mod source;
 
 use std::path::PathBuf;
@@ -9,12 +11,15 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use blkmq_core::bio::Direction;
+use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use blkmq_host::{Disk, Engine, EngineConfig};
 use serde_json::{Value, json};
 
+use self::device_model::DeviceModel;
 use self::player::{Outcome, Speed, moves_data, play};
-use self::source::Recording;
+use self::simulated::Simulation;
+use self::source::{Recorded, Recording};
 use crate::table::align;
 
 /// Play recorded I/O again
@@ -31,6 +36,25 @@ pub struct ReplayArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Play in virtual time
+#[derive(clap::Args, Clone, Debug)]
+pub struct SimulateArgs {
+    /// Play in virtual time on a modelled drive instead: flash or rotating, with keys, such as flash,read=60us,units=8
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["disk", "group", "config"])]
+    simulate: Option<DeviceModel>,
+    /// The scheduler of the modelled drive
+    #[arg(long, value_name = "NAME", default_value = "none", requires = "simulate", value_parser = scheduler)]
+    sched: Kind,
+    /// What the model's chance begins with: the same number, the same figures
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "simulate")]
+    seed: u64,
+}
+
+fn scheduler(name: &str) -> Result<Kind, String> {
+    let known = || Kind::ALL.map(Kind::name).join(", ");
+    Kind::by_name(name).ok_or_else(|| format!("must be one of {}", known()))
 }
 
 impl FromStr for Speed {
@@ -61,9 +85,34 @@ pub fn run(args: &ReplayArgs, engine: EngineConfig, names: &[String]) -> Result<
     let outcome = play(&recording, &disks, args.speed, args.depth, &mut attached);
     drop(attached);
     engine.shutdown(SHUTDOWN_LIMIT)?;
+    tell(args, &outcome, "s")
+}
+
+/// Plays a recording in virtual time, if a modelled drive is asked for. Says whether it was.
+///
+/// # Errors
+/// If there is no such recording, or its devices do not fit a drive.
+pub fn simulate(args: &ReplayArgs, simulate: &SimulateArgs) -> Result<bool> {
+    let Some(device) = &simulate.simulate else {
+        return Ok(false);
+    };
+    let recording = Recording::read(&args.recording)?;
+    recording.ios.iter().try_for_each(check_len)?;
+    let simulation = Simulation {
+        device,
+        sched: simulate.sched,
+        seed: simulate.seed,
+    };
+    let outcome = simulated::play(&recording, args.speed, args.depth, simulation)?;
+    tell(args, &outcome, "s of virtual time")?;
+    Ok(true)
+}
+
+/// Prints what came of it.
+fn tell(args: &ReplayArgs, outcome: &Outcome, unit: &str) -> Result<()> {
     match args.json {
-        true => println!("{:#}", as_json(&outcome)),
-        false => print!("{}", as_table(&outcome)),
+        true => println!("{:#}", as_json(outcome)),
+        false => print!("{}", as_table(outcome, unit)),
     }
     let failed: u64 = outcome.played.iter().map(|played| played.failed).sum();
     ensure!(failed == 0, "{failed} I/Os failed");
@@ -102,16 +151,21 @@ fn check(recording: &Recording, disks: &[Disk]) -> Result<()> {
             disk.name,
             disk.size
         );
-        ensure!(
-            io.len <= LEN_MAX || !moves_data(io.op),
-            "{} bytes in one I/O rejected: {LEN_MAX} at most",
-            io.len
-        );
+        check_len(io)?;
     }
     Ok(())
 }
 
-fn as_table(outcome: &Outcome) -> String {
+fn check_len(io: &Recorded) -> Result<()> {
+    ensure!(
+        io.len <= LEN_MAX || !moves_data(io.op),
+        "{} bytes in one I/O rejected: {LEN_MAX} at most",
+        io.len
+    );
+    Ok(())
+}
+
+fn as_table(outcome: &Outcome, unit: &str) -> String {
     let heads = ["", "ios", "MB", "p50_us", "p99_us", "max_us", "failed"];
     let mut lines = vec![heads.map(str::to_owned).to_vec()];
     for (direction, played) in Direction::ALL.iter().zip(&outcome.played) {
@@ -133,7 +187,7 @@ fn as_table(outcome: &Outcome) -> String {
     let ios: u64 = outcome.played.iter().map(|played| played.count).sum();
     let late = outcome.late.quantile(0.99) as f64 / 1e3;
     let sum = format!(
-        "{seconds:.3} s, {:.0} IOPS; submitted late by at most {late:.1} us (p99)\n",
+        "{seconds:.3} {unit}, {:.0} IOPS; submitted late by at most {late:.1} us (p99)\n",
         ios as f64 / seconds.max(1e-9)
     );
     align(&lines, 1) + &sum

@@ -3,6 +3,7 @@
 //! [`world`] runs a history of a [`setup`]: reactors (`reactor`) take their turns on modelled CPUs ([`cpu`]), clients
 //! ([`workload`]) submit, a control thread (`control`) interferes, a [`drive`] with faults answers, and the [`oracle`]
 //! watches. A [`scenario`] fills in the setup; [`history`] folds all that happens into one digest; [`run`] runs it.
+//! A [`modelled_queue`] runs the bios of who calls it instead, before one drive.
 #![forbid(unsafe_code)]
 
 mod control;
@@ -12,6 +13,7 @@ pub mod events;
 pub mod history;
 pub mod images;
 pub mod mapped;
+pub mod modelled_queue;
 pub mod oracle;
 pub mod paths;
 mod reactor;

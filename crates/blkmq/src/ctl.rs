@@ -84,6 +84,8 @@ pub enum CtlCommand {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Have the daemon take no more, end what is under way, and shut down, as by SIGTERM
+    Drain,
     /// What groups have done since the start: with an interval, again and again
     Stats {
         /// Seconds between two answers
@@ -119,7 +121,7 @@ pub struct EditArgs {
     /// Of what kind: disk, group, queue, export, daemon
     #[arg(add = kinds())]
     pub kind: String,
-    /// Its name, path or address; none for daemon
+    /// Its name, path or address; none for daemon, nor for an export that is added: nbd=unix:PATH
     #[arg(add = ArgValueCompleter::new(Names))]
     pub name: String,
     /// KEY=VALUE
@@ -280,6 +282,7 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             let params = json!({"toml": text, "dry_run": dry_run});
             print_steps(args.json, client.call("config.apply", &params)?, *dry_run)
         }
+        CtlCommand::Drain => client.call("daemon.drain", &json!({})).map(drop),
         CtlCommand::Stats { interval } => stats::run(args.json, client, *interval),
         CtlCommand::Log { filter } => client.call("log.set", &json!({"filter": filter})).map(drop),
         CtlCommand::Message {
@@ -305,11 +308,13 @@ impl EditArgs {
     /// With `takes_back`, a key without a value gets its default again.
     fn params(&self, takes_back: bool) -> Result<Value> {
         let mut keys = Map::new();
-        // There is one daemon: what stands where a name would is a key.
-        let is_key = self.kind == "daemon" && self.name.contains('=');
-        let (name, first) = match is_key {
-            true => ("", Some(&self.name)),
-            false => (self.name.as_str(), None),
+        // There is one daemon, and an export is named by its address: what stands where a name would is a key.
+        let (name, first) = match self.name.split_once('=') {
+            Some(_) if self.kind == "daemon" => ("", Some(&self.name)),
+            Some((door, address)) if self.kind == "export" && !door.contains(':') => {
+                (address, Some(&self.name))
+            }
+            _ => (self.name.as_str(), None),
         };
         for pair in first.into_iter().chain(&self.keys) {
             let Some((key, value)) = pair.split_once('=') else {
@@ -356,6 +361,7 @@ Examples:
   blkmq ctl list groups
   blkmq ctl set group /customers/b weight=300 iops=5000
   blkmq ctl add disk vm7 file=/srv/vm7.raw size=8G group=/customers/b
+  blkmq ctl add export nbd=unix:/run/blkmq/b.sock 'disks=[\"vm7\"]'
   blkmq ctl set queue fast sched=bfq
   blkmq ctl resize vm7 16G
   blkmq ctl remove disk vm7

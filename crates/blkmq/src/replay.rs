@@ -1,4 +1,4 @@
-//! Decides on which disks `blkmq replay` plays: those of its flags and its configuration file, as `serve` has them.
+//! Decides on which disks `blkmq replay` plays: those of its flags and its configuration file, as `serve` has them, or a modelled drive.
 
 use std::path::PathBuf;
 
@@ -24,6 +24,9 @@ pub struct ReplayCommand {
     /// What is played, and how.
     #[command(flatten)]
     pub replay: replay::ReplayArgs,
+    /// In virtual time instead.
+    #[command(flatten)]
+    pub simulate: replay::SimulateArgs,
 }
 
 /// Plays a recording again.
@@ -31,6 +34,9 @@ pub struct ReplayCommand {
 /// # Errors
 /// If a disk or the recording is wrong, or an I/O fails.
 pub fn main(args: &ReplayCommand) -> Result<()> {
+    if replay::simulate(&args.replay, &args.simulate)? {
+        return Ok(());
+    }
     let mut config = match &args.config {
         Some(file) => {
             let text = std::fs::read_to_string(file);
@@ -47,7 +53,7 @@ pub fn main(args: &ReplayCommand) -> Result<()> {
     }
     ensure!(
         !config.disks.is_empty(),
-        "no disk to play on: give --disk, or a configuration with some"
+        "no disk to play on: give --disk, or a configuration with some, or --simulate"
     );
     let names: Vec<String> = config.disks.iter().map(|disk| disk.name.clone()).collect();
     let Plan { queues, mapped, .. } = plan(&config)?;
@@ -66,4 +72,5 @@ const EXAMPLES: &str = "\
 Examples:
   blkmq replay trace --disk name=a,file=copy.raw,sched=bfq
   blkmq replay trace --disk name=a,null=10G,latency=80us --speed 2
-  fio --write_iolog=log job.fio && blkmq replay log --disk name=a,file=copy.raw --speed max";
+  fio --write_iolog=log job.fio && blkmq replay log --disk name=a,file=copy.raw --speed max
+  blkmq replay trace --simulate flash,read=60us --sched bfq";

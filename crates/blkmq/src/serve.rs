@@ -14,6 +14,7 @@ pub(crate) mod upgrade;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -278,6 +279,7 @@ impl Daemon {
             earlier: Arc::clone(&self.earlier),
             log: log.clone(),
             started: Instant::now(),
+            is_draining: AtomicBool::new(false),
         });
         let control = self.control(args, Arc::clone(&asked))?;
         let place = self

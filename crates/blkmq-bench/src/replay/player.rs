@@ -22,7 +22,7 @@ pub(super) enum Speed {
 
 impl Speed {
     /// When an I/O is due that came so long after the first one.
-    fn due(self, at: u64) -> Nanos {
+    pub(super) fn due(self, at: u64) -> Nanos {
         match self {
             Self::Times(times) => Nanos((at as f64 / times) as u64),
             Self::Max => Nanos(0),
@@ -47,6 +47,17 @@ pub(super) struct Outcome {
     /// By how much each was submitted later than it was due.
     pub(super) late: Histogram,
     pub(super) elapsed: Duration,
+}
+
+impl Outcome {
+    /// Counts an I/O that has ended.
+    pub(super) fn count(&mut self, bio: &Bio, took: Nanos) {
+        let played = &mut self.played[bio.op.direction() as usize];
+        played.count += 1;
+        played.bytes += bio.len;
+        played.failed += u64::from(!bio.status.is_ok());
+        played.latency.record(took.0);
+    }
 }
 
 /// Plays a recording, its devices' I/Os onto `disks` in the same order, with at most `depth` under way.
@@ -174,11 +185,7 @@ impl Player {
             let cookie = bio.cookie as usize;
             let begun = self.under_way[cookie].take().expect("a bio ends once");
             self.free.push(cookie as u32);
-            let played = &mut self.outcome.played[bio.op.direction() as usize];
-            played.count += 1;
-            played.bytes += bio.len;
-            played.failed += u64::from(!bio.status.is_ok());
-            played.latency.record(now.since(begun).0);
+            self.outcome.count(&bio, now.since(begun));
             if bio.len > self.usual && moves_data(bio.op) {
                 let mut large = self.large.take().expect("one is under way");
                 large.take_back(bio);

@@ -47,7 +47,7 @@ use crate::handover::{Handover, Phase};
 pub use address::{Address, AddressError};
 pub use admission::{AddressLimits, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
-pub use socket::{OpenError, Socket, open};
+pub use socket::{OpenError, Socket, open, remove_stale};
 
 /// What the connections of all addresses have in common, of whatever front door.
 #[derive(Debug)]

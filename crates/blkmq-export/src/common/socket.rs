@@ -110,8 +110,8 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    #[cfg(any(feature = "fuse", feature = "vhost-user"))]
-    pub(crate) fn new(what: String) -> Self {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        let what = what.into();
         Self { what, source: None }
     }
 }
@@ -151,7 +151,10 @@ pub fn open(address: &Address, handover: &Handover) -> Result<Vec<Socket>, OpenE
 }
 
 fn unix(path: &Path) -> Result<Socket, OpenError> {
-    remove_stale(path)?;
+    remove_stale(path).map_err(|error| OpenError {
+        what: format!("export {}: {}", at(path), error.what),
+        ..error
+    })?;
     let listener = UnixListener::bind(path).map_err(|error| {
         let what = "cannot listen there: is the directory there, and may we write to it?";
         failed(&at(path), what, error)
@@ -159,14 +162,18 @@ fn unix(path: &Path) -> Result<Socket, OpenError> {
     Ok(Socket::Unix(listener, Some(path.to_owned())))
 }
 
-/// Takes a socket away that nobody listens on any more, such as one that a killed daemon left.
-fn remove_stale(path: &Path) -> Result<(), OpenError> {
+/// Takes a socket away that nobody listens on any more, such as one that a killed daemon left. Blocks for some seconds if its last
+/// requests have not ended yet.
+///
+/// # Errors
+/// If somebody listens there, or it is something else. The text does not name the path.
+pub fn remove_stale(path: &Path) -> Result<(), OpenError> {
     let Ok(found) = std::fs::symlink_metadata(path) else {
         return Ok(());
     };
     if !found.file_type().is_socket() {
         let what = "there is something else than a socket: choose another path, or move it away";
-        return Err(refused(&at(path), what));
+        return Err(OpenError::new(what));
     }
     let start = Instant::now();
     let mut found = UnixStream::connect(path);
@@ -176,17 +183,20 @@ fn remove_stale(path: &Path) -> Result<(), OpenError> {
         found = UnixStream::connect(path);
     }
     match found {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(|error| failed(&at(path), "old socket stays", error))
-        }
-        Ok(_) => {
-            let what = "another server listens there: stop it, or choose another path";
-            Err(refused(&at(path), what))
-        }
-        Err(error) => {
-            let what = format!("cannot tell whether the socket is in use: {error}");
-            Err(refused(&at(path), &what))
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => match std::fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(OpenError {
+                what: "old socket stays".to_owned(),
+                source: Some(error),
+            }),
+            _ => Ok(()),
+        },
+        Ok(_) => Err(OpenError::new(
+            "another server listens there: stop it, or choose another path",
+        )),
+        Err(error) => Err(OpenError::new(format!(
+            "cannot tell whether the socket is in use: {error}"
+        ))),
     }
 }
 
@@ -231,10 +241,7 @@ fn at(path: &Path) -> String {
 }
 
 fn refused(address: &str, what: &str) -> OpenError {
-    OpenError {
-        what: format!("export {address}: {what}"),
-        source: None,
-    }
+    OpenError::new(format!("export {address}: {what}"))
 }
 
 fn failed(address: &str, what: &str, source: io::Error) -> OpenError {

@@ -115,8 +115,8 @@ impl Arm {
         if distance == 0 {
             return Nanos::ZERO;
         }
-        let share = (distance * 1_000_000 / self.size.max(1)).isqrt();
-        Nanos(min.0 + (max.0 - min.0) * share / 1_000)
+        let share = u128::from(distance) * 1_000_000 / u128::from(self.size.max(1));
+        Nanos(min.0 + (max.0 - min.0) * (share as u64).isqrt() / 1_000)
     }
 }
 

@@ -63,6 +63,15 @@ pub(super) static METHODS: &[Method] = &[
             Ok(report::status(daemon))
         },
     ),
+    change(
+        "daemon.drain",
+        "take no more, end what is under way, and shut down, as by SIGTERM",
+        |session, params, _| {
+            none(params)?;
+            session.drains = true;
+            Ok(json!({}))
+        },
+    ),
     ask(
         "config.get",
         "the configuration that describes the daemon as it is: {toml, tables}",
@@ -296,6 +305,8 @@ pub(super) struct Session {
     ticks: Option<(Duration, Instant)>,
     /// What the connection carries from now on, instead of lines.
     stream: Option<Stream>,
+    /// The daemon is to shut down when the answer is on its way.
+    drains: bool,
 }
 
 impl Session {
@@ -304,6 +315,7 @@ impl Session {
             access,
             ticks: None,
             stream: None,
+            drains: false,
         }
     }
 
@@ -321,6 +333,11 @@ impl Session {
     /// What the connection carries from now on.
     pub(super) fn take_stream(&mut self) -> Option<Stream> {
         self.stream.take()
+    }
+
+    /// Whether it has asked for the daemon's end.
+    pub(super) fn drains(&self) -> bool {
+        self.drains
     }
 
     /// When it is to be told next.

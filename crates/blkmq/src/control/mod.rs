@@ -22,10 +22,10 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use blkmq_export::common::Address;
 
-pub(crate) use server::{Daemon, Server, remove_stale};
+pub(crate) use server::{Daemon, Server};
 
 /// The version of the methods and of what they answer; a larger one has more, and everything that this one has.
-pub const API: u32 = 2;
+pub const API: u32 = 3;
 
 /// Reads the address of a control socket; none for `none`.
 ///

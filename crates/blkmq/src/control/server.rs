@@ -3,7 +3,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use blkmq_export::common::remove_stale;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
+use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
 
 use super::methods::{self, Access, Session};
@@ -43,6 +45,22 @@ pub(crate) struct Daemon {
     pub(crate) earlier: Arc<Earlier>,
     pub(crate) log: Log,
     pub(crate) started: Instant,
+    /// A client has asked for its end.
+    pub(crate) is_draining: AtomicBool,
+}
+
+impl Daemon {
+    /// Has the daemon shut down as by SIGTERM. A second signal would end it at once, so there is one, whoever asks again.
+    fn drain(&self) {
+        // Relaxed: it says nothing of other memory.
+        if self.is_draining.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        tracing::info!("control: asked to shut down");
+        if let Err(error) = kill_process(getpid(), Signal::TERM) {
+            tracing::error!("control: the daemon cannot be shut down: {error}");
+        }
+    }
 }
 
 impl Server {
@@ -152,24 +170,6 @@ fn group_number(name: &str) -> Result<u32> {
     number.with_context(|| format!("readers = {name:?} rejected: the system has no such group"))
 }
 
-/// Takes a socket away that nobody listens on any more.
-///
-/// # Errors
-/// If somebody does, or it is something else.
-pub(crate) fn remove_stale(path: &Path) -> Result<()> {
-    let Ok(found) = std::fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    if !found.file_type().is_socket() {
-        bail!("there is something else than a socket: choose another path, or move it away");
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(std::fs::remove_file(path)?),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        _ => bail!("another daemon listens there: stop it, or choose another path"),
-    }
-}
-
 fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {
     let clients = Arc::new(AtomicU32::new(0));
     if let Err(error) = listener.set_nonblocking(true) {
@@ -251,7 +251,12 @@ impl Client {
                     return Ok(());
                 }
                 self.input.extend_from_slice(&piece[..len]);
-                self.take_lines(daemon, &mut session)?;
+                let taken = self.take_lines(daemon, &mut session);
+                // After the answer, and also if nobody takes it.
+                if session.drains() {
+                    daemon.drain();
+                }
+                taken?;
             }
             if let Some(stream) = session.take_stream() {
                 return self.carry(stream);

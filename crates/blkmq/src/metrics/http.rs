@@ -12,11 +12,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use blkmq_export::common::remove_stale;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::Place;
 use super::collect::{self, Form};
-use crate::control::{Daemon, remove_stale};
+use crate::control::Daemon;
 
 /// An address where metrics are read, until this is dropped.
 pub(crate) struct Server {

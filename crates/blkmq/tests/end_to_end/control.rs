@@ -369,13 +369,37 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         (&["message", "vm1", "fail_path", "a"], 1, "has no paths"),
         (&["log", "debug"], 0, ""),
         (&["log", "blkmq=what"], 1, "rejected"),
-        (&["call", "daemon.version"], 0, "\"api\": 2"),
+        (&["call", "daemon.version"], 0, "\"api\": 3"),
         (&["stats", "--json"], 0, "uptime_ns"),
         (&["stats"], 0, "device_p99"),
         (&["list", "what"], 2, "possible values"),
     ] {
         let (found, said) = stage.ctl(words);
         assert!(found == code && said.contains(part), "{words:?}: {found}, {said}");
+    }
+    stage.daemon.stop();
+}
+
+#[test]
+fn ctl_adds_and_removes_an_address_by_what_it_is() {
+    let stage = Stage::new(&[]);
+    let path = stage.scratch.path("more.sock");
+    let address = format!("unix:{}", stage.scratch.word("more.sock"));
+    let key = format!("nbd={address}");
+    // A name before the key is borne: it is what other kinds have.
+    let ways: [&[&str]; 2] = [&["add", "export", &key], &["add", "export", &address, &key]];
+    for add in ways {
+        let (code, said) = stage.ctl(&[add, &["disks=[\"vm1\"]"]].concat());
+        assert_eq!(code, 0, "{add:?}: {said}");
+        drop(Client::connect(&path, "vm1").expect("it is served there, too"));
+        let (code, said) = stage.ctl(add);
+        assert!(
+            code == 1 && said.contains("there is one already"),
+            "{add:?}: {said}"
+        );
+        let (code, said) = stage.ctl(&["remove", "export", &address]);
+        assert_eq!(code, 0, "{said}");
+        assert!(Client::connect(&path, "vm1").is_err(), "nobody listens any more");
     }
     stage.daemon.stop();
 }

@@ -1,9 +1,14 @@
-//! Decides how the daemon ends: drained and content at the first SIGTERM, at once at the second.
+//! Decides how the daemon ends: drained and content at the first SIGTERM, or when `ctl drain` asks for it; at once at the second.
 
-use std::time::Duration;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
+use blkmq::control::client::Client as Control;
 use rustix::process::Signal;
+use serde_json::json;
 
+use crate::common::daemon::program;
 use crate::common::nbd::{Client, Command};
 use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
@@ -61,6 +66,71 @@ fn requests_in_flight_at_sigterm_are_answered() {
         present >= answered,
         "{answered} writes were answered, {present} are in the file"
     );
+}
+
+/// A daemon with a control socket and a disk.
+fn asked(scratch: &Scratch, disk: &str) -> Daemon {
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    Daemon::start(&["--disk", disk, "--nbd", &nbd, "--control", &control])
+}
+
+#[test]
+fn ctl_drain_is_answered_at_once_takes_no_more_and_ends_what_is_under_way() {
+    let scratch = Scratch::new();
+    let mut daemon = asked(&scratch, "name=slow,null=1M,latency=4s");
+    let mut again = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "slow").expect("the daemon serves it");
+    client
+        .send(Command::Read, 0, 0, BLOCK as u32, &[])
+        .expect("a read is sent");
+    std::thread::sleep(Duration::from_millis(300));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let output = std::process::Command::new(program())
+        .args(["ctl", "--socket", &control, "drain"])
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    assert!(daemon.is_running(), "a read is under way");
+    // Whoever asks again does not end it at once, as a second signal does.
+    for _ in 0..2 {
+        let answer = again.call("daemon.drain", &json!({})).expect("an answer");
+        assert_eq!(answer, json!({}));
+    }
+    let start = Instant::now();
+    while Client::connect(&scratch.path("nbd.sock"), "slow").is_ok() {
+        assert!(
+            start.elapsed() < Duration::from_secs(3),
+            "clients are still let in"
+        );
+    }
+    let refused = again.call("config.remove", &json!({"kind": "disk", "name": "slow"}));
+    let refused = refused.expect_err("it shuts down").to_string();
+    assert!(refused.contains("the daemon shuts down"), "{refused}");
+    client.reply().expect("what was under way is answered");
+    let status = daemon.ended_within(Duration::from_secs(10));
+    assert_eq!(status.code(), Some(0), "{status}; it said:\n{}", daemon.said());
+    assert!(
+        !scratch.path("control.sock").exists(),
+        "the socket was left behind"
+    );
+}
+
+#[test]
+fn who_asks_for_the_end_need_not_wait_for_the_answer() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", 1 << 20);
+    let mut daemon = asked(&scratch, &format!("name=vm1,file={image}"));
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
+    client.write(0, &block(0, 1)).expect("a write");
+    let mut rude = UnixStream::connect(scratch.path("control.sock")).expect("it listens");
+    rude.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"daemon.drain\"}\n")
+        .expect("it takes it");
+    drop(rude);
+    let status = daemon.ended_within(Duration::from_secs(10));
+    assert_eq!(status.code(), Some(0), "{status}; it said:\n{}", daemon.said());
+    let file = std::fs::read(&image).expect("the image is there");
+    assert!(file[..BLOCK] == block(0, 1), "the write is not in the file");
 }
 
 #[test]

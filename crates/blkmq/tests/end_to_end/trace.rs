@@ -163,11 +163,14 @@ fn blkparse_and_btt_read_a_trace_of_one_disk() {
 
 /// Plays a recording. Returns what `blkmq replay --json` says.
 fn replay(recording: &str, disks: &[&str]) -> Value {
+    let disks: Vec<&str> = disks.iter().flat_map(|disk| ["--disk", disk]).collect();
+    replay_on(recording, &disks)
+}
+
+/// The same with any flags.
+fn replay_on(recording: &str, flags: &[&str]) -> Value {
     let mut command = Command::new(program());
-    command.args(["replay", recording, "--json"]);
-    for disk in disks {
-        command.args(["--disk", disk]);
-    }
+    command.args(["replay", recording, "--json"]).args(flags);
     let output = command.output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -200,6 +203,56 @@ fn a_trace_is_played_again_with_the_same_counts() {
         }
     }
     daemon.stop();
+}
+
+#[test]
+fn a_trace_is_played_in_virtual_time_with_the_same_counts_and_a_seed_gives_the_same_figures() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    let tracing = trace(&scratch, &[]);
+    load(&scratch);
+    end(tracing);
+    daemon.stop();
+    let recording = scratch.word("t");
+    let real = replay(&recording, &["name=a,ram=16M,sched=bfq", "name=b,ram=16M"]);
+    let on_model = |seed| {
+        replay_on(
+            &recording,
+            &["--simulate", "flash,units=1", "--sched", "bfq", "--seed", seed],
+        )
+    };
+    let (one, again, other) = (on_model("1"), on_model("1"), on_model("2"));
+    for direction in ["read", "write", "discard", "flush"] {
+        for what in ["ios", "bytes", "failed"] {
+            assert_eq!(one[direction][what], real[direction][what], "{direction} {what}");
+        }
+    }
+    assert!(one["write"]["ios"].as_u64() > Some(400), "{one}");
+    assert_eq!(one, again);
+    assert_ne!(one, other, "another seed");
+}
+
+#[test]
+fn a_model_that_is_none_and_flags_that_do_not_go_with_it_are_refused() {
+    let refusals: [(&[&str], &str); 4] = [
+        (&["--simulate", "tape"], "flash or rotating"),
+        (
+            &["--simulate", "flash", "--sched", "cfq"],
+            "none, mq-deadline, kyber, bfq",
+        ),
+        (
+            &["--simulate", "flash", "--disk", "name=a,ram=1M"],
+            "cannot be used with",
+        ),
+        (&["--seed", "2"], "--simulate"),
+    ];
+    for (flags, what) in refusals {
+        let output = Command::new(program()).args(["replay", "t"]).args(flags).output();
+        let output = output.expect("it runs");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {said}");
+        assert!(said.contains(what), "{flags:?}: {said}");
+    }
 }
 
 #[test]
