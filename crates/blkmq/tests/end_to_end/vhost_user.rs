@@ -427,6 +427,42 @@ fn upgrade_under_load(ring: Ring) {
 }
 
 #[test]
+fn a_stop_waits_for_what_is_done_again_after_a_kill() {
+    let scratch = Scratch::new();
+    let disk = format!("name=vm,file={},size=1M,group=/vm", scratch.word("vm.raw"));
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let words_of_serve = [
+        "--disk",
+        &disk,
+        "--group",
+        "/vm,iops=20",
+        "--vhost-user",
+        &address,
+    ];
+    let mut daemon = Daemon::start(&words_of_serve);
+    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&record, RECORD_BYTES).unwrap();
+    let mut client = Client::connect(&scratch.path("vm.sock"));
+    send_record(&client, &record);
+    client.start();
+    for head in HEADS {
+        client.request(head, 0, head.into());
+    }
+    client.offer(&HEADS);
+    client.used(1);
+    daemon.kill();
+    daemon = Daemon::start(&words_of_serve);
+    client.connect_again(&scratch.path("vm.sock"));
+    send_record(&client, &record);
+    client.start_at(0);
+    client.send(GET_VRING_BASE, &words(&[0]), &[]);
+    let state = client.reply();
+    let used = u16::from_le_bytes(client.read(USED + 2));
+    assert_eq!((&state[4..], used), (&5_u32.to_ne_bytes()[..], 5));
+    daemon.stop();
+}
+
+#[test]
 fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
@@ -537,6 +573,7 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
 
 /// A flush, among the kinds of requests.
 const FLUSH: u32 = 4;
+const GET_VRING_BASE: u32 = 11;
 const GET_STATUS: u32 = 40;
 const RESET_DEVICE: u32 = 34;
 const NEEDS_RESET: u64 = 0x40;
