@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use blkmq_core::bio::Lent;
-use rustix::fs::{FsWord, fstat, fstatfs};
+use rustix::fs::{fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::fault::Registered;
@@ -36,6 +36,10 @@ impl Mapping {
     /// # Errors
     /// If the range is empty, unaligned or reaches beyond the file's end, or what the system says.
     pub fn of_file(file: impl AsFd, offset: u64, bytes: u64) -> io::Result<Self> {
+        if !is_memory(&file) {
+            let what = "it is no shared memory: give a memfd, or a file on tmpfs or hugetlbfs";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
         let end = offset.checked_add(bytes).filter(|_| bytes > 0);
         let stat = fstat(&file)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -45,10 +49,6 @@ impl Mapping {
             let what = format!("a region of {bytes} bytes at {offset} of a file of {size} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         };
-        if !is_memory(&file)? {
-            let what = "it is no shared memory: give a memfd, or a file on tmpfs or hugetlbfs";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        }
         let kept = file.as_fd().try_clone_to_owned()?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
@@ -135,16 +135,11 @@ impl Drop for Mapping {
     }
 }
 
-/// Says whether a file's pages are in memory by themselves. Those of another filesystem may have to be waited for, by a thread that serves
-/// others, too.
-fn is_memory(file: impl AsFd) -> io::Result<bool> {
-    Ok(matches!(fstatfs(file)?.f_type, TMPFS | HUGETLBFS | RAMFS))
+/// Says whether a file's pages are in memory by themselves: it can have seals, as on tmpfs and hugetlbfs. Those of another filesystem may
+/// have to be waited for, by a thread that serves others, too; so may all else that such a one is asked, even what it is.
+fn is_memory(file: impl AsFd) -> bool {
+    fcntl_get_seals(file).is_ok()
 }
-
-/// Filesystems, by the numbers that Linux gives them.
-const TMPFS: FsWord = 0x0102_1994;
-const HUGETLBFS: FsWord = 0x9584_58f6;
-const RAMFS: FsWord = 0x8584_58f6;
 
 /// Addresses that nobody uses any more. What is left of them is unmapped when this is dropped, and then the file is closed.
 #[derive(Debug)]
