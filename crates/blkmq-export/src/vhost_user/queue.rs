@@ -433,8 +433,10 @@ impl Service for Queue {
     }
 
     /// It ends with this batch at the earliest, when what was given back has been published.
-    fn drain(&mut self, _cx: &mut Cx<'_>) {
+    fn drain(&mut self, cx: &mut Cx<'_>) {
         self.is_stopping = true;
+        // What is done again was looked at until now.
+        self.take(cx);
     }
 
     fn is_finished(&self) -> bool {

@@ -42,7 +42,7 @@ fn serve(receiver: &Receiver<Unused>) {
 
 /// One for the process, as the addresses are.
 static THREAD: OnceLock<Option<SyncSender<Unused>>> = OnceLock::new();
-/// Mappings that wait. A front end has 257 at most.
+/// Mappings that wait. A front end has 33 at most.
 const WAITING_MAX: usize = 4096;
 /// How far the thread stands behind those that serve.
 const NICENESS: i32 = 10;
