@@ -118,7 +118,7 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
     }
 }
 
-const MUTANTS: [Mutant; 9] = [
+const MUTANTS: [Mutant; 10] = [
     Mutant {
         name: "nbd_memory",
         what: "payload takes memory without a limit",
@@ -158,6 +158,13 @@ const MUTANTS: [Mutant; 9] = [
         name: "descriptor_leak",
         what: "the socket of a client that leaves in the middle of a message stays open",
         attack: "truncated",
+        setting: "ordinary",
+        is_slow: false,
+    },
+    Mutant {
+        name: "descriptors",
+        what: "clients may send descriptors where nobody needs any",
+        attack: "descriptors",
         setting: "ordinary",
         is_slow: false,
     },

@@ -1,9 +1,11 @@
 //! Decides what attackers do, one kind of attack at a time, with what chance has of it. Each ends by itself at its time, and counts what
 //! it has done: an attack that did nothing proves nothing.
 //!
-//! What is wrong with messages is in `messages`, with clients in `clients`, with virtual machines in `guests`, with drives in `drives`.
+//! What is wrong with messages is in `messages`, with clients in `clients`, with
+//! descriptors in `descriptors`, with virtual machines in `guests`, with drives in `drives`.
 
 mod clients;
+mod descriptors;
 mod drives;
 mod guests;
 mod messages;
@@ -41,6 +43,8 @@ pub enum Attack {
     Status,
     /// Virtual machines whose monitors and drivers keep to no rule.
     Guests,
+    /// Descriptors that nobody has asked for, and whose close waits.
+    Descriptors,
     /// Signals to the daemon, and clients that are stopped, continued and killed.
     Signals,
     /// A filesystem without room.
@@ -85,7 +89,7 @@ pub struct Tally {
 
 impl Attack {
     /// All there are.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Truncated,
         Self::Malformed,
         Self::Options,
@@ -95,6 +99,7 @@ impl Attack {
         Self::Vanish,
         Self::Status,
         Self::Guests,
+        Self::Descriptors,
         Self::Signals,
         Self::Full,
         Self::Errors,
@@ -115,6 +120,7 @@ impl Attack {
             Self::Vanish => "vanish",
             Self::Status => "status",
             Self::Guests => "guests",
+            Self::Descriptors => "descriptors",
             Self::Signals => "signals",
             Self::Full => "full",
             Self::Errors => "errors",
@@ -149,6 +155,7 @@ impl Attack {
             Self::Crowd => Ok(clients::crowd(site, chance, end)),
             Self::Vanish => Ok(clients::vanish(site, chance, end)),
             Self::Guests => Ok(guests::guests(site, chance, end)),
+            Self::Descriptors => Ok(descriptors::descriptors(site, chance, end)),
             Self::Signals => clients::signals(site, chance, end),
             Self::Pause => clients::pause(site, chance, end),
             Self::Full => Ok(drives::full(site, chance, end)),

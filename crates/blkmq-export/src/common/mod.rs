@@ -4,6 +4,7 @@
 //! | part | decides |
 //! |---|---|
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
+//! | `descriptors` | which file descriptors a client may send, and who closes the others |
 //! | `listener` | which reactor a client lives on, and how many are accepted in a turn (`pace`) |
 //! | `dialer` | when a peer is connected to that listens for us |
 //! | `admission` | how many there may be: in all, of an address, of a group |
@@ -19,6 +20,7 @@ pub(crate) mod address;
 pub(crate) mod admission;
 pub(crate) mod arena;
 pub(crate) mod buffers;
+pub(crate) mod descriptors;
 #[cfg(feature = "vhost-user")]
 pub(crate) mod dialer;
 pub(crate) mod listener;
@@ -46,6 +48,7 @@ use crate::handover::{Handover, Phase};
 
 pub use address::{Address, AddressError};
 pub use admission::{AddressLimits, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
+pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
 pub use socket::{OpenError, Socket, open, remove_stale};
 

@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, sockopt};
 use rustix::process::test_kill_process;
 
 use super::address::Address;
+use super::descriptors::{listen_at, refuse};
 use crate::handover::Handover;
 use crate::handover::codec::Origin;
 
@@ -155,7 +156,7 @@ fn unix(path: &Path) -> Result<Socket, OpenError> {
         what: format!("export {}: {}", at(path), error.what),
         ..error
     })?;
-    let listener = UnixListener::bind(path).map_err(|error| {
+    let listener = listen_at(path).map_err(|error| {
         let what = "cannot listen there: is the directory there, and may we write to it?";
         failed(&at(path), what, error)
     })?;
@@ -224,7 +225,10 @@ fn inherited() -> Result<Vec<Socket>, OpenError> {
         return Err(refused("systemd", what));
     }
     let mut take = |index| match handed.take_unix_listener(index) {
-        Ok(Some(listener)) => Ok(Socket::Unix(listener, None)),
+        Ok(Some(listener)) => {
+            refuse(&listener);
+            Ok(Socket::Unix(listener, None))
+        }
         _ => match handed.take_tcp_listener(index) {
             Ok(Some(listener)) => Ok(Socket::Tcp(listener)),
             _ => {

@@ -3,7 +3,7 @@
 
 pub(super) mod moving;
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,16 +15,15 @@ use blkmq_host::disk::{Disk, Use};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use self::moving::Moving;
 use super::codec::{BODY_BYTES_MAX, FDS_MAX, HEADER_BYTES, Header, Message};
+use super::descriptors::{Descriptors, closes_at_once, receive};
 use super::device::{Answer, Device, Touched};
 use super::queue::Queue;
 use crate::common::admission::Ticket;
+use crate::common::descriptors;
 use crate::common::dialer::{Dialed, Held};
 use crate::common::listener::Client;
 use crate::common::log::Log;
@@ -39,19 +38,24 @@ pub(super) struct Connection {
     device: Device,
     /// A message as far as it was received: the header, then the body; with its descriptors.
     received: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Descriptors,
+    /// Those that no front end has to send.
+    unwanted: Vec<OwnedFd>,
     /// A message that waits for rings to end.
-    pending: Option<(Header, Message, Vec<OwnedFd>)>,
+    pending: Option<(Header, Message, Descriptors)>,
     is_selected: bool,
     is_closing: bool,
     is_polling: bool,
     is_readable: bool,
     comes_again: bool,
-    ticket: Ticket,
+    /// Its place among the connections, until it is dropped.
+    ticket: Option<Ticket>,
     /// How far it is on its way to another daemon.
     moving: Moving,
     /// Another daemon has saved it.
     is_restored: bool,
+    /// Another daemon goes on with it.
+    is_others: bool,
     address: Arc<str>,
     member: Member,
     /// Who has rings of which disk, and this one among them.
@@ -88,6 +92,7 @@ impl Connection {
             address,
             dialed,
         } = shared;
+        descriptors::allow(&client.socket);
         Self {
             peer: peer(&client.socket, client.is_tcp),
             socket: Arc::new(client.socket),
@@ -95,16 +100,18 @@ impl Connection {
             _held: dialed.as_ref().map(Dialed::hold),
             device: Device::new(disk),
             received: Vec::with_capacity(HEADER_BYTES + BODY_BYTES_MAX),
-            fds: Vec::new(),
+            fds: Descriptors::default(),
+            unwanted: Vec::new(),
             pending: None,
             is_selected: false,
             is_closing: false,
             is_polling: false,
             is_readable: true,
             comes_again: false,
-            ticket: client.ticket,
+            ticket: Some(client.ticket),
             moving: Moving::No,
             is_restored: false,
+            is_others: false,
             address,
             member: client.member,
             disks,
@@ -174,25 +181,23 @@ impl Connection {
 
     /// Receives bytes up to a length, and descriptors. Says whether there were any.
     fn receive_up_to(&mut self, cx: &mut Cx<'_>, wanted: usize) -> bool {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let at = self.received.len();
         self.received.resize(wanted, 0);
-        let mut into = [IoSliceMut::new(&mut self.received[at..])];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.socket, &mut into, &mut ancillary, flags);
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds);
-            }
-        }
-        let bytes = received.as_ref().map_or(0, |received| received.bytes);
-        self.received.truncate(at + bytes);
+        let mut came = Vec::new();
+        let received = receive(&self.socket, &mut self.received[at..], &mut came);
+        self.received.truncate(at + received.unwrap_or(0));
+        let (known, unwanted) = came.into_iter().partition(closes_at_once);
+        self.unwanted = unwanted;
+        self.fds.extend::<Vec<OwnedFd>>(known);
         match received {
-            Ok(message) if self.fds.len() > FDS_MAX || message.flags.contains(ReturnFlags::CTRUNC) => {
-                self.close(cx, &"more descriptors than a message has");
+            _ if !self.unwanted.is_empty() => {
+                self.close(
+                    cx,
+                    &"a descriptor that is neither shared memory, nor an event, nor an empty unix stream",
+                );
             }
-            Ok(message) if message.bytes == 0 => self.is_closing = true,
+            Ok(_) if self.fds.len() > FDS_MAX => self.close(cx, &"more descriptors than a message has"),
+            Ok(0) => self.is_closing = true,
             Ok(_) => return true,
             Err(Errno::AGAIN) => self.is_readable = false,
             Err(Errno::INTR) => return true,
@@ -299,7 +304,8 @@ impl Connection {
     /// record of what was in flight that is done again here, has to end before.
     fn may_start(&mut self, cx: &mut Cx<'_>) -> bool {
         if self.place.is_none() {
-            if let Err(refusal) = self.ticket.select(self.device.disk().group) {
+            let group = self.device.disk().group;
+            if let Some(Err(refusal)) = self.ticket.as_mut().map(|ticket| ticket.select(group)) {
                 self.close(cx, &refusal);
                 return false;
             }
@@ -368,7 +374,9 @@ impl Connection {
 
 impl Service for Connection {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        self.ticket.arrive(cx.waker());
+        self.ticket
+            .iter_mut()
+            .for_each(|ticket| ticket.arrive(cx.waker()));
         let phase = self.member.arrive(cx.waker());
         self.member.select(&self.device.disk().name);
         self.disk_use = self.device.disk().users.enter(cx.waker());
@@ -406,7 +414,7 @@ impl Service for Connection {
         self.note_ends(cx);
         self.drain_if_withdrawn(cx);
         self.tell_size();
-        if !self.is_selected && self.ticket.is_displaced() {
+        if !self.is_selected && self.ticket.as_ref().is_some_and(Ticket::is_displaced) {
             self.close(cx, &"others need its place");
         }
         self.take_in(cx);
@@ -442,6 +450,15 @@ impl Service for Connection {
 
     fn is_finished(&self) -> bool {
         self.is_closing && !self.device.has_served()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.is_others {
+            let unwanted = std::mem::take(&mut self.unwanted);
+            descriptors::let_go(&self.socket, unwanted, self.ticket.take());
+        }
     }
 }
 

@@ -2,19 +2,19 @@
 //! `connection` receives the messages, stops the rings that one touches, and starts those that are ready.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use blkmq_host::disk::Disk;
 use blkmq_host::service::Waker;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::io::ioctl_fionbio;
 use rustix::net::{SendFlags, send};
 
 use super::codec::{Header, InflightSpec, Message, RegionSpec, RingAddresses};
 use super::config_space::{
     self, CONFIG_WCE, EVENT_INDEX, FLUSH, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, WRITEBACK,
 };
+use super::descriptors::{Descriptors, is_event};
 use super::inflight;
 use super::memory::{Memory, MemoryError, REGIONS_MAX};
 use super::queue::{Control, Ended, Report, Start};
@@ -270,7 +270,7 @@ impl Device {
     ///
     /// # Errors
     /// Why it is refused; nothing has changed then.
-    pub(super) fn handle(&mut self, message: Message, mut fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
+    pub(super) fn handle(&mut self, message: Message, mut fds: Descriptors) -> Result<Answer, Refusal> {
         match message {
             Message::GetFeatures => return Ok(Answer::Number(config_space::features(&self.disk))),
             Message::GetProtocolFeatures => return Ok(Answer::Number(PROTOCOL)),
@@ -303,11 +303,11 @@ impl Device {
             Message::SetVringBase { index, base } => self.ring(index)?.base = base,
             Message::SetVringEnable { index, on } => self.ring(index)?.enabled = Some(on),
             Message::SetVringKick { index, .. } => {
-                let event = event(fds.pop())?.ok_or(Refusal::Event)?;
+                let event = event(&mut fds)?.ok_or(Refusal::Event)?;
                 self.ring(index)?.kick = Some(Arc::new(event));
             }
             Message::SetVringCall { index, .. } => {
-                let call = event(fds.pop())?.map(Arc::new);
+                let call = event(&mut fds)?.map(Arc::new);
                 let ring = self.ring(index)?;
                 ring.call = call;
                 if let Some(served) = &ring.served {
@@ -315,7 +315,7 @@ impl Device {
                 }
             }
             Message::SetVringErr { index, .. } => {
-                let err = event(fds.pop())?.map(Arc::new);
+                let err = event(&mut fds)?.map(Arc::new);
                 self.ring(index)?.err = err;
             }
             Message::SetStatus(0) | Message::ResetDevice | Message::ResetOwner => self.reset(),
@@ -533,15 +533,12 @@ fn known(what: &'static str, value: u64, allowed: u64) -> Result<u64, Refusal> {
     }
 }
 
-/// Sees to it that a descriptor is an event: to wait for it, or to write to it, does not block.
-fn event(fd: Option<OwnedFd>) -> Result<Option<OwnedFd>, Refusal> {
-    let Some(fd) = fd else { return Ok(None) };
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    let is_event = link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]");
-    if !is_event || ioctl_fionbio(&fd, true).is_err() {
-        return Err(Refusal::Event);
+/// Takes the descriptor of a message that may have one, which has to be an event.
+fn event(fds: &mut Descriptors) -> Result<Option<OwnedFd>, Refusal> {
+    match fds.pop_if(|fd| is_event(fd)) {
+        None if !fds.is_empty() => Err(Refusal::Event),
+        event => Ok(event),
     }
-    Ok(Some(fd))
 }
 
 /// The protocol features: MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS.

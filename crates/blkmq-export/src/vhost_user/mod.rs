@@ -10,6 +10,7 @@
 //! | [`saved`] | a front end that is handed over to another daemon |
 //! | [`inflight`], `packed_inflight` | what is done again after this process was killed |
 //! | [`memory`], [`sys`] | where the guest's memory is |
+//! | `descriptors` | which descriptors a front end may send |
 //! | `fault`, `unmap` | what happens when it is taken away, and when it is given back |
 //! | `signal` | how a front end is notified without waiting for it |
 
@@ -17,6 +18,7 @@ pub mod chain;
 pub mod codec;
 mod config_space;
 mod connection;
+mod descriptors;
 mod device;
 mod fault;
 mod front_door;

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use blkmq_core::bio::Lent;
-use rustix::fs::{fcntl_get_seals, fstat};
+use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
+use super::descriptors::is_memory;
 use super::fault::Registered;
 use super::unmap::unmap;
 
@@ -135,12 +136,6 @@ impl Drop for Mapping {
     }
 }
 
-/// Says whether a file's pages are in memory by themselves: it can have seals, as on tmpfs and hugetlbfs. Those of another filesystem may
-/// have to be waited for, by a thread that serves others, too; so may all else that such a one is asked, even what it is.
-fn is_memory(file: impl AsFd) -> bool {
-    fcntl_get_seals(file).is_ok()
-}
-
 /// Addresses that nobody uses any more. What is left of them is unmapped when this is dropped, and then the file is closed.
 #[derive(Debug)]
 pub(super) struct Unused {
@@ -153,6 +148,15 @@ pub(super) struct Unused {
 unsafe impl Send for Unused {}
 
 impl Unused {
+    /// No addresses, and a file that nobody uses any more.
+    pub(super) fn file(fd: OwnedFd) -> Self {
+        Self {
+            start: NonNull::dangling(),
+            bytes: 0,
+            _file: Some(Arc::new(fd)),
+        }
+    }
+
     /// Unmaps a part that takes a fraction of a millisecond. Says whether there is more.
     pub(super) fn unmap_some(&mut self) -> bool {
         let bytes = self.bytes.min(UNMAPPED_AT_ONCE);

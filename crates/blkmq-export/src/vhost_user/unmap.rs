@@ -3,6 +3,7 @@
 //! reactor serves others meanwhile. The thread goes in steps, because all mappings of a process have one lock, which
 //! reactors need for regions of their own. [`super::sys::Mapping`] hands over what it had when nobody uses it any more.
 
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -21,6 +22,11 @@ pub(super) fn unmap(unused: Unused) {
         Some(thread) => drop(thread.try_send(unused)),
         None => drop(unused),
     }
+}
+
+/// Has a file be closed soon, as [`unmap`] does: who closes one last frees its pages.
+pub(super) fn close(file: OwnedFd) {
+    unmap(Unused::file(file));
 }
 
 fn spawn() -> Option<SyncSender<Unused>> {

@@ -37,7 +37,7 @@ impl Client {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, MEMORY_BYTES).unwrap();
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let client = Self {
+        let mut client = Self {
             stream,
             features,
             memory,
@@ -57,8 +57,10 @@ impl Client {
         self.set_up();
     }
 
-    fn set_up(&self) {
+    fn set_up(&mut self) {
         self.send(3, &[], &[]);
+        // Descriptors are taken from then on.
+        self.ask(1, &[]);
         self.send(2, &words(&[self.features]), &[]);
         self.send(16, &words(&[PROTOCOL]), &[]);
         self.share(MEMORY_BYTES);

@@ -1,7 +1,7 @@
 //! Decides what is wrong with virtual machines: messages of their monitors that make no sense, rings and descriptors of any content,
 //! which change while they are served, memory that is taken away, notifications without end, events that are full.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -44,15 +44,19 @@ impl Guest {
     fn attach(socket: &Path, chance: &mut Chance) -> Result<Self> {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, MEMORY_BYTES)?;
-        let guest = Self {
+        let mut guest = Self {
             stream: UnixStream::connect(socket)?,
             memory,
             kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             call: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         };
         guest.stream.set_write_timeout(Some(PATIENCE))?;
+        guest.stream.set_read_timeout(Some(PATIENCE))?;
         let features = pick(chance, &[FEATURES, FEATURES | 1 << 34]);
         guest.send(3, &[], &[])?;
+        // Descriptors are taken from its answer on.
+        guest.send(1, &[], &[])?;
+        guest.stream.read_exact(&mut [0; 20])?;
         guest.send(2, &[features], &[])?;
         guest.send(16, &[PROTOCOL], &[])?;
         guest.send(5, &[1, 0, MEMORY_BYTES, USER, 0], &[guest.memory.as_fd()])?;

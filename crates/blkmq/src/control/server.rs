@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blkmq_export::common::remove_stale;
+use blkmq_export::common::{listen_at, remove_stale};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
 use rustix::process::{Signal, getpid, kill_process};
@@ -136,7 +136,7 @@ fn listen(path: &Path, readers: Option<&str>) -> Result<UnixListener> {
     // Nobody can connect before the mode is right: the socket is made where nobody looks, and then moved.
     let own = path.with_extension(format!("{}.new", std::process::id()));
     let _ = std::fs::remove_file(&own);
-    let listener = UnixListener::bind(&own).context("cannot listen there")?;
+    let listener = listen_at(&own).context("cannot listen there")?;
     let prepared = prepare(&own, readers).and_then(|()| Ok(std::fs::rename(&own, path)?));
     if prepared.is_err() {
         let _ = std::fs::remove_file(&own);

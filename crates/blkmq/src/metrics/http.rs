@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blkmq_export::common::remove_stale;
+use blkmq_export::common::{listen_at, remove_stale};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::Place;
@@ -93,7 +93,7 @@ fn listen(place: &Place) -> Result<Listener> {
         Place::Unix(path) => {
             let context = || format!("metrics address unix:{}", path.display());
             remove_stale(path).with_context(context)?;
-            let listener = UnixListener::bind(path).with_context(context)?;
+            let listener = listen_at(path).with_context(context)?;
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o660)).with_context(context)?;
             listener.set_nonblocking(true)?;
             Ok(Listener::Unix(listener))

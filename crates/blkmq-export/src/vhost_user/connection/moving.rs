@@ -8,6 +8,7 @@ use std::sync::Arc;
 use blkmq_host::disk::Disk;
 use blkmq_host::service::Cx;
 
+use super::super::descriptors::Descriptors;
 use super::super::device::{Device, Touched};
 use super::super::saved::SavedFrontEnd;
 use super::{Connection, Shared};
@@ -36,7 +37,7 @@ impl Connection {
         device: Device,
         shared: Shared,
         saved: SavedFrontEnd,
-        fds: Vec<OwnedFd>,
+        fds: Descriptors,
     ) -> Self {
         let mut connection = Self::new(client, device.disk().clone(), shared);
         connection.device = device;
@@ -51,7 +52,8 @@ impl Connection {
     /// Begins where another daemon has stopped: in its place among those who have the disk, and served when all are.
     pub(super) fn take_place(&mut self, cx: &mut Cx<'_>) {
         if self.is_selected {
-            self.ticket.reselect(self.device.disk().group);
+            let group = self.device.disk().group;
+            self.ticket.iter_mut().for_each(|ticket| ticket.reselect(group));
             let disk = self.device.disk().id.0;
             match self.disks.enter(disk, &self.socket, None, &cx.waker()) {
                 Ok(mut place) => {
@@ -82,7 +84,7 @@ impl Connection {
             }
             (Phase::Gone, _) => {
                 self.moving = Moving::No;
-                self.is_closing = true;
+                (self.is_closing, self.is_others) = (true, true);
             }
             _ => {}
         }
@@ -142,7 +144,7 @@ pub(in super::super) fn restore(
     disk: &Disk,
     saved: &SavedFrontEnd,
     mut fds: Vec<OwnedFd>,
-) -> Result<(Device, Vec<OwnedFd>), Refusal> {
+) -> Result<(Device, Descriptors), Refusal> {
     let told = (saved.disk.as_str(), saved.size, saved.block_size, saved.read_only);
     // What has grown since is larger for a guest that is told of it.
     let size = match disk.current_size() {
@@ -161,9 +163,9 @@ pub(in super::super) fn restore(
         if message.fds() > fds.len() {
             return Err("descriptors are missing".into());
         }
-        let of_message = fds.drain(..message.fds()).collect();
-        device.handle(message.clone(), of_message)?;
+        let of_message: Vec<OwnedFd> = fds.drain(..message.fds()).collect();
+        device.handle(message.clone(), of_message.into())?;
     }
     device.restore_state(saved)?;
-    Ok((device, fds))
+    Ok((device, fds.into()))
 }
