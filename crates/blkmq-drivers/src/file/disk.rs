@@ -175,6 +175,10 @@ impl FileDisk {
 
     /// Counts a failed request, and logs it if the one before did not fail, and not too many lines were written lately.
     pub(super) fn note_failure(&self, now: Instant, doing: &'static str, offset: u64, len: u64, errno: i32) {
+        if errno == Errno::FAULT.raw_os_error() {
+            // Memory that a client has lent is gone; the file is well, and the client's front door says so.
+            return;
+        }
         // Relaxed: a counter and a latch for the log, which order nothing.
         self.errors.fetch_add(1, Ordering::Relaxed);
         if self.is_failing.swap(true, Ordering::Relaxed) {

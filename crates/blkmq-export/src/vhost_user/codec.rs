@@ -97,6 +97,8 @@ pub enum MessageError {
     Version(u32),
     #[error("message {request} with a body of {bytes} bytes")]
     Length { request: u32, bytes: usize },
+    #[error("memory table of {0} regions: there are up to 8, and more by ADD_MEM_REG")]
+    Regions(u32),
     #[error("message {request} with {fds} descriptors instead of {expected}")]
     Descriptors {
         request: u32,
@@ -198,7 +200,7 @@ impl Message {
             31 | 32 if body.len() == 24 => 24,
             31 | 32 => 20,
             37 | 38 => 40,
-            5 => table_bytes(body),
+            5 => table_bytes(body)?,
             24 | 25 => config_bytes(body),
             1 | 3 | 4 | 15 | 17 | 21 | 34 | 36 | 40 => 0,
             other => return Err(MessageError::Unknown(other)),
@@ -289,11 +291,11 @@ impl InflightSpec {
     }
 }
 
-/// Bytes that a memory table must have, as its first word says; more than any body has if that is too much.
-fn table_bytes(body: &[u8]) -> usize {
-    match Fields(body).u32() as usize {
-        regions @ 0..=FDS_MAX => 8 + 32 * regions,
-        _ => usize::MAX,
+/// Bytes that a memory table must have, as its first word says.
+fn table_bytes(body: &[u8]) -> Result<usize, MessageError> {
+    match Fields(body).u32() {
+        regions if regions as usize <= FDS_MAX => Ok(8 + 32 * regions as usize),
+        regions => Err(MessageError::Regions(regions)),
     }
 }
 

@@ -73,8 +73,12 @@ pub(super) enum Answer {
 pub(super) enum Refusal {
     #[error("ring {0} rejected: there are {QUEUES_MAX}")]
     Ring(u32),
-    #[error("{what} {value:#x} rejected")]
-    Value { what: &'static str, value: u64 },
+    #[error("{what} {value:#x} rejected: {allowed}")]
+    Value {
+        what: &'static str,
+        value: u64,
+        allowed: &'static str,
+    },
     #[error("a descriptor that is no event")]
     Event,
     #[error("memory: {0}")]
@@ -296,6 +300,7 @@ impl Device {
                 let refused = Refusal::Value {
                     what: "ring size",
                     value: size.into(),
+                    allowed: "a power of 2 up to 1024 is one",
                 };
                 self.ring(index)?.size = is_allowed.then_some(size as u16).ok_or(refused)?;
             }
@@ -434,8 +439,9 @@ impl Device {
         let space = config_space::space(&self.disk, self.is_writeback);
         let (from, to) = (offset as usize, offset as usize + bytes as usize);
         let refused = Refusal::Value {
-            what: "range of the configuration space",
+            what: "range of the configuration space at",
             value: offset.into(),
+            allowed: "it ends beyond the space",
         };
         let range = space.get(from..to).ok_or(refused)?;
         let mut answer = Vec::with_capacity(12 + range.len());
@@ -456,16 +462,19 @@ impl Device {
             _ => Err(Refusal::Value {
                 what: "change of the configuration space at",
                 value: offset.into(),
+                allowed: "only the mode of the write cache can be changed, by a driver that knows CONFIG_WCE",
             }),
         }
     }
 
     fn set_record(&mut self, spec: InflightSpec, fd: &OwnedFd) -> Result<(), Refusal> {
+        check_record(&spec)?;
         let bytes = self.layout(spec.queue_size).record_bytes() * u64::from(spec.queues);
-        if spec.bytes < bytes || u32::from(spec.queue_size) > RING_SIZE_MAX {
+        if spec.bytes < bytes {
             return Err(Refusal::Value {
                 what: "bytes of the record of what is in flight",
                 value: spec.bytes,
+                allowed: "too few for its rings",
             });
         }
         let packed = Layout {
@@ -509,12 +518,7 @@ impl RingSetup {
 
 /// Makes memory for the record of what is in flight, which the front end keeps.
 fn make_record(asked: InflightSpec, layout: Layout) -> Result<Answer, Refusal> {
-    if u32::from(asked.queue_size) > RING_SIZE_MAX || !(1..=QUEUES_MAX).contains(&asked.queues) {
-        return Err(Refusal::Value {
-            what: "rings of the record of what is in flight",
-            value: asked.queues.into(),
-        });
-    }
+    check_record(&asked)?;
     let bytes = layout.record_bytes() * u64::from(asked.queues);
     let fd = memfd_create("blkmq-inflight", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
     ftruncate(&fd, bytes).map_err(io::Error::from)?;
@@ -526,10 +530,33 @@ fn make_record(asked: InflightSpec, layout: Layout) -> Result<Answer, Refusal> {
     Ok(Answer::Inflight(spec, fd))
 }
 
+/// Checks that a record of what is in flight is one of rings that there may be.
+fn check_record(spec: &InflightSpec) -> Result<(), Refusal> {
+    if !(1..=QUEUES_MAX).contains(&spec.queues) {
+        return Err(Refusal::Value {
+            what: "rings of the record of what is in flight",
+            value: spec.queues.into(),
+            allowed: "there are 1 to 64",
+        });
+    }
+    if u32::from(spec.queue_size) > RING_SIZE_MAX {
+        return Err(Refusal::Value {
+            what: "ring size of the record of what is in flight",
+            value: spec.queue_size.into(),
+            allowed: "1024 is the largest",
+        });
+    }
+    Ok(())
+}
+
 fn known(what: &'static str, value: u64, allowed: u64) -> Result<u64, Refusal> {
     match value & !allowed {
         0 => Ok(value),
-        value => Err(Refusal::Value { what, value }),
+        value => Err(Refusal::Value {
+            what,
+            value,
+            allowed: "they were not offered",
+        }),
     }
 }
 

@@ -6,7 +6,7 @@ pub(super) mod sys;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A mapping that is registered, until this is dropped.
 #[derive(Debug)]
@@ -16,8 +16,7 @@ impl Registered {
     /// Registers addresses that may be lost, `page` bytes at a time.
     pub(super) fn new(addresses: Range<usize>, page: usize) -> Self {
         sys::install();
-        let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = free_entry();
+        let entry = places().take();
         entry.is_lost.store(false, Ordering::Relaxed);
         entry.set(addresses, page);
         Self(entry)
@@ -32,8 +31,9 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let _changing = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = places();
         self.0.set(0..0, 0);
+        places.free.push(self.0);
     }
 }
 
@@ -88,7 +88,7 @@ impl Entry {
         }
     }
 
-    /// Under the lock of all changes.
+    /// Called by whoever has the place alone.
     fn set(&self, addresses: Range<usize>, page: usize) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -115,17 +115,34 @@ impl Entry {
     }
 }
 
-/// Finds a place that nobody uses, or makes one.
-fn free_entry() -> &'static Entry {
-    let mut entry = &FIRST;
-    while entry.page.load(Ordering::Relaxed) > 0 {
-        entry = entry.next.get_or_init(|| Box::leak(Box::new(Entry::new())));
-    }
-    entry
+/// Which places nobody uses. Whoever changes one has these.
+struct Places {
+    free: Vec<&'static Entry>,
+    /// The last of the list.
+    last: &'static Entry,
 }
 
+impl Places {
+    /// A place that nobody uses, a new one if there is none.
+    fn take(&mut self) -> &'static Entry {
+        self.free.pop().unwrap_or_else(|| {
+            let new = self.last.next.get_or_init(|| Box::leak(Box::new(Entry::new())));
+            self.last = new;
+            new
+        })
+    }
+}
+
+fn places() -> MutexGuard<'static, Places> {
+    PLACES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the list begins; a place that nobody has.
 static FIRST: Entry = Entry::new();
-static CHANGES: Mutex<()> = Mutex::new(());
+static PLACES: Mutex<Places> = Mutex::new(Places {
+    free: Vec::new(),
+    last: &FIRST,
+});
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
 
 #[cfg(test)]

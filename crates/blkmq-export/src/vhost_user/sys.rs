@@ -50,6 +50,10 @@ impl Mapping {
             let what = format!("a region of {bytes} bytes at {offset} of a file of {size} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         };
+        if !offset.is_multiple_of(PAGE as u64) {
+            let what = format!("a region at {offset} of its file, where no page begins");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
         let kept = file.as_fd().try_clone_to_owned()?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the place, so nothing that exists is replaced.

@@ -74,10 +74,10 @@ fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Resul
 /// A socket that takes [`LINGER`] to be closed, and its peer.
 fn lingering() -> Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
+    // Of those that come of it, too: little is enough to fill it.
+    sockopt::set_socket_recv_buffer_size(&listener, 4096)?;
     let mut stream = TcpStream::connect(listener.local_addr()?)?;
     let (peer, _) = listener.accept()?;
-    // Little is enough.
-    sockopt::set_socket_send_buffer_size(&stream, 4096)?;
     stream.set_nonblocking(true)?;
     while stream.write(&[0; 64 << 10]).is_ok() {}
     stream.set_nonblocking(false)?;

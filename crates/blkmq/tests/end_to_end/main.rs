@@ -17,6 +17,7 @@ mod fence;
 mod file_systems;
 mod fio;
 mod forgets;
+mod front_ends;
 mod full_events;
 mod fuse;
 mod growth;

@@ -1,0 +1,175 @@
+//! Decides what a monitor can rely on that stops a ring, connects again, or takes the memory away that it has shared.
+
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::common::{Daemon, Scratch};
+use crate::vhost_user::client::{self, AVAIL, Client, DATA, USED, words};
+use crate::vhost_user::{HEADS, RECORD_BYTES, send_record};
+
+#[test]
+fn a_stop_waits_for_what_is_done_again_after_a_kill() {
+    let scratch = Scratch::new();
+    let disk = format!("name=vm,file={},size=1M,group=/vm", scratch.word("vm.raw"));
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let words_of_serve = [
+        "--disk",
+        &disk,
+        "--group",
+        "/vm,iops=20",
+        "--vhost-user",
+        &address,
+    ];
+    let mut daemon = Daemon::start(&words_of_serve);
+    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&record, RECORD_BYTES).unwrap();
+    let mut client = Client::connect(&scratch.path("vm.sock"));
+    send_record(&client, &record);
+    client.start();
+    for head in HEADS {
+        client.request(head, 0, head.into());
+    }
+    client.offer(&HEADS);
+    client.used(1);
+    daemon.kill();
+    daemon = Daemon::start(&words_of_serve);
+    client.connect_again(&scratch.path("vm.sock"));
+    send_record(&client, &record);
+    client.start_at(0);
+    client.send(GET_VRING_BASE, &words(&[0]), &[]);
+    let state = client.reply();
+    let used = u16::from_le_bytes(client.read(USED + 2));
+    assert_eq!((&state[4..], used), (&5_u32.to_ne_bytes()[..], 5));
+    daemon.stop();
+}
+
+#[test]
+fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
+    let scratch = Scratch::new();
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut words = vec!["--disk", "name=vm,ram=1M,block_size=512,group=/vm"];
+    words.extend(["--group", "/vm,iops=20", "--vhost-user", &address]);
+    let mut daemon = Daemon::start(&words);
+    let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&record, RECORD_BYTES).unwrap();
+    let mut client = Client::connect(&scratch.path("vm.sock"));
+    send_record(&client, &record);
+    client.start();
+    for head in [0, 3, 6, 9, 12] {
+        client.request(head, 1, head.into());
+    }
+    client.offer(&[0, 3, 6, 9, 12]);
+    // The cap lets one pass at once, and the others one after the other.
+    client.used(1);
+    for _ in 0..2 {
+        client.connect_again(&scratch.path("vm.sock"));
+        send_record(&client, &record);
+        client.start_at(0);
+        assert_eq!(client.ask(GET_STATUS, &[]), 0);
+    }
+    // As long as three times all of them take.
+    let (start, mut used) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_millis(750) {
+        let now = u16::from_le_bytes(client.read(USED + 2));
+        assert!(now >= used, "given back {used} chains, and then {now}");
+        used = now;
+    }
+    let mut heads = client.used(5);
+    heads.sort_unstable();
+    assert_eq!(heads, [0, 3, 6, 9, 12], "each is given back once");
+    assert!(daemon.is_running());
+    drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
+    let scratch = Scratch::new();
+    let ram = "name=ram,ram=1M,block_size=512";
+    let file = format!(
+        "name=file,file={},size=1M,block_size=512",
+        scratch.word("file.raw")
+    );
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut daemon = Daemon::start(&["--disk", ram, "--disk", &file, "--vhost-user", &address]);
+    let good = Client::connect(&scratch.path("ram.sock"));
+    good.start();
+    // All of it: the ring is gone. Or the data of a write alone, which is copied to memory, and read by the kernel for a file.
+    for (disk, left, ends_with) in [
+        ("ram", 0, None),
+        ("file", 0, None),
+        ("ram", DATA + 4096, None),
+        ("file", DATA + 4096, Some(IO_ERROR)),
+    ] {
+        let what = format!("{disk}, {left} bytes left");
+        let mut bad = Client::connect(&scratch.path(&format!("{disk}.sock")));
+        bad.start();
+        // Answered when all before is done.
+        assert_eq!(bad.ask(GET_STATUS, &[]), 0);
+        bad.request(0, 1, 0);
+        bad.descriptor(1, DATA + 8192, 512, client::NEXT, 2);
+        bad.write(AVAIL + 2, &1_u16.to_le_bytes());
+        ftruncate(&bad.memory, left).unwrap();
+        bad.kick();
+        let start = Instant::now();
+        loop {
+            assert!(daemon.is_running(), "the daemon died: {what}");
+            assert!(
+                start.elapsed() < Duration::from_secs(10),
+                "goes unnoticed: {what}"
+            );
+            match ends_with {
+                Some(status) if bad.status(0) == status => break,
+                None if bad.ask(GET_STATUS, &[]) & NEEDS_RESET != 0 => break,
+                _ => {}
+            }
+        }
+        assert_eq!(
+            bad.ask(GET_STATUS, &[]) & NEEDS_RESET == 0,
+            ends_with.is_some(),
+            "{what}"
+        );
+        // With memory that is there it is served again.
+        ftruncate(&bad.memory, client::MEMORY_BYTES).unwrap();
+        bad.send(RESET_DEVICE, &[], &[]);
+        bad.share(client::MEMORY_BYTES);
+        bad.write(0, &[0; DATA as usize]);
+        bad.request(0, 0, 0);
+        bad.start();
+        bad.offer(&[0]);
+        assert_eq!((bad.used(1), bad.status(0)), (vec![0], 0), "{what}");
+    }
+    good.request(0, 0, 0);
+    good.offer(&[0]);
+    assert_eq!((good.used(1), good.status(0)), (vec![0], 0));
+    drop(good);
+    daemon.stop();
+}
+
+#[test]
+fn a_ring_outside_of_the_memory_is_spoken_of_once_and_served_when_the_memory_is_there() {
+    let scratch = Scratch::new();
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut daemon = Daemon::start(&["--disk", "name=vm,ram=1M", "--vhost-user", &address]);
+    let mut client = Client::connect(&scratch.path("vm.sock"));
+    // The rings lie in the first page of it.
+    client.share_at(client::MEMORY_BYTES, 1 << 40);
+    client.start();
+    client.request(0, 0, 0);
+    client.offer(&[0]);
+    let is_told = |line: &str| line.contains("ring 0 is not served");
+    assert!(daemon.wait_for(Duration::from_secs(10), is_told));
+    assert_eq!(client.ask(GET_STATUS, &[]), 0);
+    client.share(client::MEMORY_BYTES);
+    client.kick();
+    assert_eq!((client.used(1), client.status(0)), (vec![0], 0));
+    assert_eq!(daemon.said().matches("is not served").count(), 1);
+    daemon.stop();
+}
+
+const GET_VRING_BASE: u32 = 11;
+const GET_STATUS: u32 = 40;
+const RESET_DEVICE: u32 = 34;
+const NEEDS_RESET: u64 = 0x40;
+const IO_ERROR: u8 = 1;
