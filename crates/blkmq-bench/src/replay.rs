@@ -6,6 +6,7 @@ mod player;
 mod simulated;
 mod source;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -110,10 +111,11 @@ pub fn simulate(args: &ReplayArgs, simulate: &SimulateArgs) -> Result<bool> {
 
 /// Prints what came of it.
 fn tell(args: &ReplayArgs, outcome: &Outcome, unit: &str) -> Result<()> {
-    match args.json {
-        true => println!("{:#}", as_json(outcome)),
-        false => print!("{}", as_table(outcome, unit)),
-    }
+    let text = match args.json {
+        true => format!("{:#}\n", as_json(outcome)),
+        false => as_table(outcome, unit),
+    };
+    std::io::stdout().lock().write_all(text.as_bytes())?;
     let failed: u64 = outcome.played.iter().map(|played| played.failed).sum();
     ensure!(failed == 0, "{failed} I/Os failed");
     Ok(())

@@ -8,6 +8,8 @@ use blkmq_config::{Config, DiskSpec, Plan, plan};
 use blkmq_host::EngineConfig;
 use clap::Args;
 
+use crate::stdout::unless_reader_left;
+
 /// What `replay` takes.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -34,6 +36,10 @@ pub struct ReplayCommand {
 /// # Errors
 /// If a disk or the recording is wrong, or an I/O fails.
 pub fn main(args: &ReplayCommand) -> Result<()> {
+    unless_reader_left(play(args))
+}
+
+fn play(args: &ReplayCommand) -> Result<()> {
     if replay::simulate(&args.replay, &args.simulate)? {
         return Ok(());
     }

@@ -205,6 +205,9 @@ const SHOWN_MAX: usize = 100;
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -239,6 +242,20 @@ mod tests {
         ] {
             let error = format!("{:#}", Recording::of_iolog(text).expect_err(text));
             assert!(error.contains(what), "{text:?}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_log_of_anything_is_read_or_refused(
+            version in 2..4,
+            lines in vec("([0-9]{1,20} )?(/[a-b]|.{0,3}) (read|write|trim|sync|wait|add|.{0,5})( [0-9]{1,21}| .{0,3}){0,3}", 0..20),
+        ) {
+            let log = Recording::of_iolog(&format!("fio version {version} iolog\n{}", lines.join("\n")));
+            if let Ok(log) = log {
+                prop_assert!(log.ios.len() <= lines.len());
+                prop_assert!(log.ios.iter().all(|io| (io.device as usize) < log.devices.len()));
+            }
         }
     }
 }
