@@ -55,9 +55,7 @@ impl<T> SeekQueue<T> {
     /// it with the time that it takes from now.
     pub fn take(&mut self, now: Instant) -> Option<(T, Nanos)> {
         let next = self.waiting.remove(self.choose(now)?)?;
-        let time = self
-            .model
-            .service(&next.work, now, &mut self.arm, &mut self.rng);
+        let time = self.model.service(&next.work, now, &mut self.arm, &mut self.rng);
         Some((next.what, time))
     }
 
