@@ -97,11 +97,15 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             let crashes = args.number("--crashes")?;
             let seed = args.number("--seed")?.unwrap_or(crashes::SEED_DEFAULT);
             let mutants = args.flag("--mutants");
+            let filesystems = !mutants && args.flag("--filesystems");
             let only = if mutants { args.positional() } else { None };
             args.finish()?;
             if mutants {
                 let crashes = crashes.unwrap_or(crashes::CRASHES_OF_A_MUTANT);
                 crashes::run_mutants(&mut steps, crashes, seed, only.as_deref())
+            } else if filesystems {
+                let crashes = crashes.unwrap_or(crashes::CRASHES_OF_FILESYSTEMS);
+                crashes::run_filesystems(&mut steps, crashes, seed)
             } else {
                 crashes::run(&mut steps, crashes.unwrap_or(crashes::CRASHES_DEFAULT), seed)
             }
@@ -198,6 +202,7 @@ cargo xtask sim [--seeds N]                 every simulator scenario with N seed
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
 cargo xtask fio [--seconds N] [--rounds N]  the fio engine beside fio's own null engine (default 2 seconds, 5 rounds)
 cargo xtask crashes [--crashes N] [--seed N]  kill the daemon on a filesystem that forgets, and look for what is durable (default 200)
+cargo xtask crashes --filesystems [--crashes N] [--seed N]  the same below ext4 and XFS on a loop device (default 50); needs root
 cargo xtask crashes --mutants [NAME]        the same on builds that lose data, each of which must be caught
 cargo xtask siege [--seconds N] [--seed N] [ATTACK]  hostile clients and failing drives beside a tenant who must not notice (default 300 s)
 cargo xtask siege --mutants [NAME]          the same on builds that lack one limit each, which must be caught
