@@ -4,6 +4,7 @@ mod args;
 mod ceph;
 mod crashes;
 mod figures;
+mod filesystems;
 mod fio;
 mod fuzz;
 mod guest;
@@ -110,6 +111,17 @@ fn run(mut args: Args) -> anyhow::Result<()> {
                 crashes::run(&mut steps, crashes.unwrap_or(crashes::CRASHES_DEFAULT), seed)
             }
         }
+        "filesystems" => {
+            let minutes = args.number("--minutes")?.unwrap_or(filesystems::MINUTES_DEFAULT);
+            let xfstests = args.positional().map(Into::into);
+            let tests = args.rest();
+            let wish = filesystems::Wish {
+                xfstests,
+                minutes,
+                tests,
+            };
+            filesystems::run(&mut steps, &wish)
+        }
         "ceph" => {
             let (bluestore, cephx) = (args.flag("--bluestore"), args.flag("--cephx"));
             let (is_test, is_stop) = (args.flag("--test"), args.flag("--stop"));
@@ -209,6 +221,7 @@ cargo xtask siege --mutants [NAME]          the same on builds that lack one lim
 cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, weights, log-writes or flakey, or all; downloads 55 MB once
 cargo xtask guest --short                   what `cargo xtask test` runs of it: vhost-user, 15 s
 cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
+cargo xtask filesystems [--minutes N] XFSTESTS [TEST ...]  fsx (default 10 minutes) and xfstests' quick group on disks that are files
 cargo xtask ceph [--bluestore] [--cephx] [DIRECTORY]  start a Ceph cluster on the loopback and leave it running
 cargo xtask ceph --stop [DIRECTORY]         end it and remove its files
 cargo xtask ceph --test [DIRECTORY]         every test that needs a cluster, on two kinds of one, each ended afterwards

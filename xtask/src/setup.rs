@@ -70,9 +70,10 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 20] = [
+const TOOLS: [(&str, &str); 21] = [
     ("fio", "fio"),
     ("blkparse", "blktrace"),
+    ("dbench", "dbench"),
     ("fusermount3", "fuse3"),
     ("nbdkit", "nbdkit"),
     ("nbdinfo", "libnbd-bin"),
