@@ -70,7 +70,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 21] = [
+const TOOLS: [(&str, &str); 24] = [
     ("fio", "fio"),
     ("blkparse", "blktrace"),
     ("dbench", "dbench"),
@@ -89,6 +89,9 @@ const TOOLS: [(&str, &str); 21] = [
     ("xfs_repair", "xfsprogs"),
     ("valgrind", "valgrind"),
     ("ip", "iproute2"),
+    ("runc", "runc"),
+    ("busybox", "busybox-static"),
+    ("jq", "jq"),
     ("kill", "procps"),
     ("tmux", "tmux"),
     ("xz", "xz-utils"),
