@@ -41,9 +41,9 @@ impl Stage {
     pub(super) fn set_up(side: Side, elevator: Kind) -> Result<Self> {
         let dir = Scratch::make()?;
         let queue = side.queue(elevator);
-        let disk = SlowDisk::start(DISK_BYTES, queue.hctxs, DISK_DEPTH)?;
         let file = dir.join("disk");
         File::create_new(&file).context("making a file to be the disk")?;
+        let disk = SlowDisk::start(DISK_BYTES, queue.hctxs, DISK_DEPTH)?;
         let door = Door::open(&disk, queue, &file).inspect_err(|_| disk.end())?;
         let device = LoopDevice::attach(&file, 512)?;
         device.choose(side.loop_scheduler(elevator))?;
