@@ -49,8 +49,8 @@ fn the_example_of_two_containers_runs_as_it_stands() {
         return;
     }
     let reads = |group: &str| {
-        let lines = said.lines().filter(|line| line.contains(group));
-        let last = lines.last().unwrap_or_default().split_whitespace().nth(2);
+        let mut lines = said.lines().filter(|line| line.contains(group));
+        let last = lines.next_back().unwrap_or_default().split_whitespace().nth(2);
         last.and_then(|reads| reads.parse::<u64>().ok())
             .unwrap_or_default()
     };
