@@ -13,13 +13,27 @@ use crate::steps::Steps;
 /// # Errors
 /// If data was lost, or the proof could not be made. A machine without FUSE is a reason to skip.
 pub(crate) fn run(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
+    let name = format!("{crashes} crashes on a filesystem that forgets");
+    run_as(steps, &name, &[], crashes, seed)
+}
+
+/// The same below filesystems of the kernel's.
+///
+/// # Errors
+/// As [`run`]. A machine without loop devices is a reason to skip.
+pub(crate) fn run_filesystems(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
+    let name = format!("{crashes} crashes below ext4 and XFS");
+    run_as(steps, &name, &["--filesystems"], crashes, seed)
+}
+
+fn run_as(steps: &mut Steps, name: &str, how: &[&str], crashes: u64, seed: u64) -> Result<()> {
     let program = steps.command_under_test()?;
     let prover = build_prover(steps)?;
-    let name = format!("{crashes} crashes on a filesystem that forgets");
-    let again = format!("again: cargo xtask crashes --crashes {crashes} --seed {seed}");
-    let verdict = steps.time(&name, || {
+    let words = how.join(" ");
+    let again = format!("again: cargo xtask crashes {words} --crashes {crashes} --seed {seed}");
+    let verdict = steps.time(name, || {
         println!("    {again}");
-        let verdict = prove(&prover, &program, crashes, seed)?;
+        let verdict = prove(&prover, &program, how, crashes, seed)?;
         match verdict {
             Verdict::Lost => bail!("data was lost; {again}"),
             Verdict::Broken => bail!("the proof could not be made; {again}"),
@@ -27,7 +41,7 @@ pub(crate) fn run(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
         }
     })?;
     if verdict == Verdict::NoFuse {
-        steps.skip(&name, NO_FUSE);
+        steps.skip(name, NO_FUSE);
     }
     Ok(())
 }
@@ -51,7 +65,7 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
             continue;
         }
         let program = steps.time(&format!("build of mutant {name}"), || mutant::build(name, false))?;
-        let verdict = steps.time(&step, || prove(&prover, &program, crashes, seed))?;
+        let verdict = steps.time(&step, || prove(&prover, &program, &[], crashes, seed))?;
         match verdict {
             Verdict::Lost => println!("    mutant {name}: caught"),
             Verdict::Right => {
@@ -85,9 +99,9 @@ fn build_prover(steps: &mut Steps) -> Result<PathBuf> {
     Ok(target_dir()?.join("release/blkmq-forget"))
 }
 
-fn prove(prover: &Path, program: &Path, crashes: u64, seed: u64) -> Result<Verdict> {
+fn prove(prover: &Path, program: &Path, how: &[&str], crashes: u64, seed: u64) -> Result<Verdict> {
     let mut command = Command::new(prover);
-    command.arg("--program").arg(program);
+    command.arg("--program").arg(program).args(how);
     command.args(["--crashes", &crashes.to_string(), "--seed", &seed.to_string()]);
     let status = command.status().context("starting the proof")?;
     // As `blkmq-forget --help` has them.
@@ -173,8 +187,8 @@ const MUTANTS: [Mutant; 9] = [
         "-p blkmq --test end_to_end vhost_user::a_daemon_killed",
     ),
 ];
-const NO_FUSE: &str =
-    "no filesystem can be mounted through FUSE: that needs /dev/fuse and root, or fusermount3";
+const NO_FUSE: &str = "no filesystem can be mounted through FUSE: that needs /dev/fuse and root, or fusermount3; below ext4 and XFS root and loop devices";
 pub(crate) const CRASHES_DEFAULT: u64 = 200;
+pub(crate) const CRASHES_OF_FILESYSTEMS: u64 = 50;
 pub(crate) const CRASHES_OF_A_MUTANT: u64 = 200;
 pub(crate) const SEED_DEFAULT: u64 = 1;

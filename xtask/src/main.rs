@@ -4,6 +4,7 @@ mod args;
 mod ceph;
 mod crashes;
 mod figures;
+mod filesystems;
 mod fio;
 mod fuzz;
 mod guest;
@@ -97,14 +98,29 @@ fn run(mut args: Args) -> anyhow::Result<()> {
             let crashes = args.number("--crashes")?;
             let seed = args.number("--seed")?.unwrap_or(crashes::SEED_DEFAULT);
             let mutants = args.flag("--mutants");
+            let filesystems = !mutants && args.flag("--filesystems");
             let only = if mutants { args.positional() } else { None };
             args.finish()?;
             if mutants {
                 let crashes = crashes.unwrap_or(crashes::CRASHES_OF_A_MUTANT);
                 crashes::run_mutants(&mut steps, crashes, seed, only.as_deref())
+            } else if filesystems {
+                let crashes = crashes.unwrap_or(crashes::CRASHES_OF_FILESYSTEMS);
+                crashes::run_filesystems(&mut steps, crashes, seed)
             } else {
                 crashes::run(&mut steps, crashes.unwrap_or(crashes::CRASHES_DEFAULT), seed)
             }
+        }
+        "filesystems" => {
+            let minutes = args.number("--minutes")?.unwrap_or(filesystems::MINUTES_DEFAULT);
+            let xfstests = args.positional().map(Into::into);
+            let tests = args.rest();
+            let wish = filesystems::Wish {
+                xfstests,
+                minutes,
+                tests,
+            };
+            filesystems::run(&mut steps, &wish)
         }
         "ceph" => {
             let (bluestore, cephx) = (args.flag("--bluestore"), args.flag("--cephx"));
@@ -198,12 +214,14 @@ cargo xtask sim [--seeds N]                 every simulator scenario with N seed
 cargo xtask fuzz [--seconds N] [TARGET]     fuzz one target, or each of them, for N seconds (default 60)
 cargo xtask fio [--seconds N] [--rounds N]  the fio engine beside fio's own null engine (default 2 seconds, 5 rounds)
 cargo xtask crashes [--crashes N] [--seed N]  kill the daemon on a filesystem that forgets, and look for what is durable (default 200)
+cargo xtask crashes --filesystems [--crashes N] [--seed N]  the same below ext4 and XFS on a loop device (default 50); needs root
 cargo xtask crashes --mutants [NAME]        the same on builds that lose data, each of which must be caught
 cargo xtask siege [--seconds N] [--seed N] [ATTACK]  hostile clients and failing drives beside a tenant who must not notice (default 300 s)
 cargo xtask siege --mutants [NAME]          the same on builds that lack one limit each, which must be caught
 cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, weights, log-writes or flakey, or all; downloads 55 MB once
 cargo xtask guest --short                   what `cargo xtask test` runs of it: vhost-user, 15 s
 cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
+cargo xtask filesystems [--minutes N] XFSTESTS [TEST ...]  fsx (default 10 minutes) and xfstests' quick group on disks that are files
 cargo xtask ceph [--bluestore] [--cephx] [DIRECTORY]  start a Ceph cluster on the loopback and leave it running
 cargo xtask ceph --stop [DIRECTORY]         end it and remove its files
 cargo xtask ceph --test [DIRECTORY]         every test that needs a cluster, on two kinds of one, each ended afterwards

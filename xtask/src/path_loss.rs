@@ -11,7 +11,7 @@
 //! `hold`, `left` and `right` hold requests while there is no path, so nothing may ever fail there. `fail` is told to fail then: nothing
 //! may fail while one link is up, and with all of them down everything must, soon after the last path is given up.
 
-mod daemon;
+pub(crate) mod daemon;
 mod dice;
 mod load;
 mod nbd;

@@ -70,9 +70,10 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 20] = [
+const TOOLS: [(&str, &str); 24] = [
     ("fio", "fio"),
     ("blkparse", "blktrace"),
+    ("dbench", "dbench"),
     ("fusermount3", "fuse3"),
     ("nbdkit", "nbdkit"),
     ("nbdinfo", "libnbd-bin"),
@@ -88,6 +89,9 @@ const TOOLS: [(&str, &str); 20] = [
     ("xfs_repair", "xfsprogs"),
     ("valgrind", "valgrind"),
     ("ip", "iproute2"),
+    ("runc", "runc"),
+    ("busybox", "busybox-static"),
+    ("jq", "jq"),
     ("kill", "procps"),
     ("tmux", "tmux"),
     ("xz", "xz-utils"),

@@ -10,6 +10,7 @@ pub mod engine;
 pub mod fairness;
 pub mod histogram;
 mod interrupt;
+mod loop_device;
 pub mod nbd;
 pub mod poll;
 pub mod replay;

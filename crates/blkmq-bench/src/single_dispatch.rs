@@ -1,5 +1,10 @@
 //! Decides how the one dispatcher is measured: beside every hardware context for itself, as Linux did it, and beside a single
-//! hardware queue; on a null drive in process, and in virtual time on a disk with seeks.
+//! hardware queue; on a null drive in process, and in virtual time on a disk with seeks. `dbench` does it with the tool that was used
+//! when it was published.
+
+mod dbench;
+mod disk;
+mod stage;
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -34,6 +39,13 @@ pub struct SingleDispatchArgs {
     /// Clients of the modelled disk; 0 for none [default: 1,2,4,8,16,32,64,512; with --quick without 512]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub clients: Vec<usize>,
+    /// Measure with dbench instead, on XFS on the modelled disk in real time, beside the kernel's scheduler; needs root [default: clients 1
+    /// to 64, bfq, 3 rounds]
+    #[arg(long)]
+    pub dbench: bool,
+    /// Lines of dbench's load file that each of its clients plays
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub ops: usize,
 }
 
 /// Runs the bench and prints its report; progress goes to stderr.
@@ -41,6 +53,9 @@ pub struct SingleDispatchArgs {
 /// # Errors
 /// If an option is out of range, the engine does not start, an I/O fails, or a file cannot be written.
 pub fn main(args: &SingleDispatchArgs) -> Result<()> {
+    if args.dbench {
+        return dbench::main(args);
+    }
     let args = &with_defaults(args)?;
     let visits = args.elevator.len() * args.jobs.len() * ON_NULL.len();
     let plan = args.common.plan(visits, SET_UP)?;
@@ -214,11 +229,7 @@ fn published(rows: &[Row], args: &SingleDispatchArgs) -> String {
                     .unwrap_or_default()
             };
             let [before, single, direct, after] = Side::ALL.map(seconds);
-            let theirs = PUBLISHED.iter().find(|(count, _)| count == clients);
-            let theirs = match theirs {
-                Some((_, [multi, single, patched])) => format!("{multi:>22.2} {single:>13.2} {patched:>9.2}"),
-                None => format!("{:>22} {:>13} {:>9}", "-", "-", "-"),
-            };
+            let theirs = theirs(*clients);
             let ratio = after / direct;
             let _ = writeln!(
                 lines,
@@ -227,6 +238,14 @@ fn published(rows: &[Row], args: &SingleDispatchArgs) -> String {
         }
     }
     lines
+}
+
+/// The published times for so many clients, as three columns.
+fn theirs(clients: usize) -> String {
+    match PUBLISHED.iter().find(|(count, _)| *count == clients) {
+        Some((_, [multi, single, patched])) => format!("{multi:>22.2} {single:>13.2} {patched:>9.2}"),
+        None => format!("{:>22} {:>13} {:>9}", "-", "-", "-"),
+    }
 }
 
 /// Finds an elevator by its name; `none` is none.
@@ -268,6 +287,8 @@ mod tests {
             jobs: vec![1],
             depth: 256,
             clients: vec![8, 9],
+            dbench: false,
+            ops: 1,
         };
         let row = |side: Side, seconds: f64| Row {
             case: "disk/mq-deadline/clients=8".into(),

@@ -270,6 +270,37 @@ fn the_scale_bench_models_every_elevator() {
 }
 
 #[test]
+fn the_single_dispatch_bench_measures_with_dbench_on_a_real_file_system() {
+    let works = |program: &str, word: &str| {
+        let output = Command::new(program).arg(word).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root || !works("losetup", "--find") || !works("mkfs.xfs", "-V") || !works("dbench", "--help") {
+        blkmq_skip::skip("it needs root, loop devices, mkfs.xfs and dbench");
+        return;
+    }
+    let json = scratch("dbench", "json");
+    let words = "bench --dbench --quick --clients 2 --ops 40"
+        .split_whitespace()
+        .map(PathBuf::from);
+    let files = ["--json".into(), json.clone()];
+    single_dispatch::main(&SingleDispatch::parse_from(words.chain(files)).args).expect("the bench runs");
+    let report = read(&json);
+    let rows = report["rows"].as_array().expect("rows");
+    let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+    assert_eq!(sides, ["before", "single-queue", "after", "kernel"]);
+    for row in rows {
+        assert_eq!(row["case"], "dbench/bfq/clients=2");
+        assert!(
+            is_positive(&row["seconds"]) && is_positive(&row["requests"]),
+            "{row}"
+        );
+    }
+    let _ = std::fs::remove_file(json);
+}
+
+#[test]
 fn the_single_dispatch_bench_measures_all_sides_on_the_null_drive_and_on_the_modelled_disk() {
     let (json, svg) = (scratch("dispatch", "json"), scratch("dispatch", "svg"));
     let line = format!("bench --elevator mq-deadline --jobs 1,2 --clients 1,2 {TINY}");

@@ -58,7 +58,7 @@ pub struct Report {
 /// Why the proof failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// There is no such filesystem here; nothing was tried.
+    /// There is no such filesystem here, or no loop device; nothing was tried.
     NoMount(std::io::Error),
     /// The disk is not what it must be.
     Wrong(Wrong, String),
@@ -270,7 +270,7 @@ impl fmt::Display for Round {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoMount(error) => write!(f, "no filesystem can be mounted through FUSE here: {error}"),
+            Self::NoMount(error) => write!(f, "it cannot be tried here: {error}"),
             Self::Wrong(Wrong::Lost(what), place) => write!(f, "LOST: {what}\nat {place}"),
             Self::Wrong(Wrong::Foreign(what), place) => write!(f, "FOREIGN: {what}\nat {place}"),
             Self::Other(error) => write!(f, "{error:#}"),

@@ -1,11 +1,12 @@
 //! Decides what must be there after a crash, and shows that it is: a filesystem that forgets what was not made durable
 //! ([`mount`]), verified load on a daemon that serves an image on it ([`load`]), and crashes of that daemon ([`crashes`]).
-//! [`guest`] does the same with the kernel's own filesystems and devices.
+//! [`filesystems`] does it with ext4 and XFS on the disk, [`guest`] with the kernel's own filesystems and devices.
 
 pub mod chance;
 pub mod connection;
 pub mod crashes;
 pub mod daemon;
+pub mod filesystems;
 pub mod guest;
 pub mod history;
 pub mod load;

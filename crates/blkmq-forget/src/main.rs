@@ -5,12 +5,14 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use blkmq_forget::crashes::{self, Failure, Plan};
+use blkmq_forget::filesystems;
 use clap::Parser;
 
 /// Kills a daemon again and again on a filesystem that forgets what was not made durable, and checks what is left.
 ///
 /// Exit status: 0 if everything was there, 1 if the proof could not be made, 2 if the command line is wrong, 3 if
-/// data was lost or was never written, 4 if there is no FUSE here.
+/// data was lost or was never written, 4 if there is no FUSE here, or, with
+/// --filesystems, no loop device.
 #[derive(Parser)]
 struct Args {
     /// The daemon's program
@@ -25,6 +27,9 @@ struct Args {
     /// One of the twenty combinations alone, from 0: bit 0 is direct I/O, bit 1 four connections
     #[arg(long)]
     only: Option<u64>,
+    /// Put ext4 and XFS on the disk, by FUSE and a loop device, instead of load over NBD; --only is from 0 to 3 then. Needs root
+    #[arg(long)]
+    filesystems: bool,
 }
 
 fn main() -> ExitCode {
@@ -36,7 +41,12 @@ fn main() -> ExitCode {
         seed: args.seed,
         only: args.only,
     };
-    match crashes::run(&plan) {
+    let proved = if args.filesystems {
+        filesystems::run(&plan).map(|report| report.to_string())
+    } else {
+        crashes::run(&plan).map(|report| report.to_string())
+    };
+    match proved {
         Ok(report) => {
             println!("{report} ({:.1} s)", start.elapsed().as_secs_f64());
             ExitCode::SUCCESS

@@ -1,24 +1,21 @@
 //! Decides how the kernel's own schedulers are measured beside ours: a loop device over a file, a control group for each
 //! tenant, and fio in it. Needs root and a kernel that has them, and says what is missing.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::processes::{self, Process, Visit};
 use super::scene::Scene;
 use crate::args::Plan;
 use crate::fio;
+use crate::loop_device::LoopDevice;
 use crate::usage::Usage;
 
-/// A loop device with direct I/O on a file. The kernel takes it away when this is dropped, or when this process ends.
-pub(super) struct Loop {
-    device: String,
-    /// Whoever has it open last takes it along.
-    _open: File,
-}
+/// The kernel's side of the comparison: a loop device that offers its schedulers.
+pub(super) struct Loop(LoopDevice);
 
 impl Loop {
     /// Puts a loop device on a file.
@@ -31,27 +28,9 @@ impl Loop {
             Path::new(GROUPS).join("tasks").exists(),
             "the kernel's sides need the blkio controller of control groups, version 1, at {GROUPS}"
         );
-        let image = image.to_string_lossy().into_owned();
-        let options = ["-f", "--show", "--direct-io=on", "--sector-size", "4096", &image];
-        let device = run("losetup", &options)?;
-        let open = File::open(&device).with_context(|| format!("opening {device}"));
-        // While somebody has it open, this has it go with the last one.
-        run("losetup", &["-d", &device])?;
-        let made = Self { _open: open?, device };
-        let dio = fs::read_to_string(made.attribute("loop/dio"))?;
-        ensure!(
-            dio.trim() == "1",
-            "{} does no direct I/O: choose a file on another filesystem",
-            made.device
-        );
-        let offered = fs::read_to_string(made.attribute("queue/scheduler"))?;
-        ensure!(
-            offered.contains("bfq"),
-            "the kernel offers no bfq on {}: {}; load the module bfq",
-            made.device,
-            offered.trim()
-        );
-        Ok(made)
+        let device = LoopDevice::attach(image, 4096)?;
+        device.choose("bfq")?;
+        Ok(Self(device))
     }
 
     /// Runs a scene's tenants under a scheduler of the kernel, each in a control group of its weight. Its groups must be flat.
@@ -59,8 +38,7 @@ impl Loop {
     /// # Errors
     /// If a group cannot be made or fio fails.
     pub(super) fn play(&self, scene: &Scene, scheduler: &str, plan: &Plan) -> Result<Visit> {
-        fs::write(self.attribute("queue/scheduler"), scheduler)
-            .with_context(|| format!("choosing {scheduler} on {}", self.device))?;
+        self.0.choose(scheduler)?;
         let tenants = scene.tenants();
         let groups = tenants.iter().enumerate();
         let groups = groups
@@ -70,7 +48,7 @@ impl Loop {
             Ok(Process {
                 command: groups[place].command(),
                 target: vec![
-                    format!("--filename={}", self.device),
+                    format!("--filename={}", self.0.path()),
                     "--ioengine=io_uring".into(),
                     "--direct=1".into(),
                 ],
@@ -83,12 +61,6 @@ impl Loop {
             visit.usage.switches += sample.usage.switches;
         }
         Ok(visit)
-    }
-
-    fn attribute(&self, name: &str) -> PathBuf {
-        Path::new("/sys/block")
-            .join(self.device.trim_start_matches("/dev/"))
-            .join(name)
     }
 }
 
@@ -120,22 +92,6 @@ impl Drop for Group {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.0);
     }
-}
-
-/// Runs a program and returns what it printed.
-fn run(program: &str, args: &[&str]) -> Result<String> {
-    let output = Command::new(program)
-        .args(args)
-        .output()
-        .with_context(|| format!("starting {program}"))?;
-    if !output.status.success() {
-        bail!(
-            "{program} {}: {}",
-            args.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 const GROUPS: &str = "/sys/fs/cgroup/blkio";

@@ -20,7 +20,7 @@ use crate::medium::SECTOR_BYTES;
 
 /// Load on one filesystem, by several workers.
 #[derive(Debug, Default)]
-pub(super) struct FileLoad {
+pub(crate) struct FileLoad {
     synced: Mutex<Vec<Synced>>,
     marks: AtomicU64,
     /// What fails from now on fails because the disk is gone.
@@ -47,12 +47,12 @@ enum What {
 
 impl FileLoad {
     /// Returns how much was synced.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.synced().len()
     }
 
     /// Says that the disk goes away now.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         // Relaxed: whoever fails early by a hair has a broken run, not a wrong one.
         self.is_over.store(true, Ordering::Relaxed);
     }
@@ -62,7 +62,7 @@ impl FileLoad {
     ///
     /// # Errors
     /// If something fails while the disk is there.
-    pub(super) fn work(
+    pub(crate) fn work(
         &self,
         dir: &Path,
         worker: u64,
@@ -88,7 +88,7 @@ impl FileLoad {
     ///
     /// # Errors
     /// What is missing.
-    pub(super) fn check(&self, dir: &Path, reached: &BTreeSet<u64>) -> Result<usize, String> {
+    pub(crate) fn check(&self, dir: &Path, reached: &BTreeSet<u64>) -> Result<usize, String> {
         let synced = self.synced();
         let mut count = 0;
         for each in synced.iter().filter(|each| reached.contains(&each.mark)) {
@@ -117,7 +117,7 @@ impl FileLoad {
 }
 
 /// Returns the number of a mark, nothing if it is not one of the load's.
-pub(super) fn mark_number(name: &str) -> Option<u64> {
+pub(crate) fn mark_number(name: &str) -> Option<u64> {
     name.strip_prefix(MARK)?.parse().ok()
 }
 

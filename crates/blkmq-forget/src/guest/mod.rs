@@ -8,10 +8,10 @@
 
 mod devices;
 pub mod failing;
-mod file_load;
+pub(crate) mod file_load;
 pub mod log_writes;
 pub mod power_cuts;
-mod tools;
+pub(crate) mod tools;
 
 use std::path::{Path, PathBuf};
 
@@ -48,14 +48,14 @@ impl Filesystem {
     }
 
     /// Returns the size of a small one: `mkfs.xfs` makes none below 300 MiB.
-    fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         match self {
             Self::Ext4 => 64 << 20,
             Self::Xfs => 304 << 20,
         }
     }
 
-    fn make(self, device: &Path) -> Result<()> {
+    pub(crate) fn make(self, device: &Path) -> Result<()> {
         match self {
             Self::Ext4 => tools::run(
                 "mkfs.ext4",
@@ -67,7 +67,7 @@ impl Filesystem {
     }
 
     /// Checks one that is not mounted, and has recovered its journal. Returns what is wrong with it.
-    fn check(self, device: &Path) -> Result<(), String> {
+    pub(crate) fn check(self, device: &Path) -> Result<(), String> {
         let checked = match self {
             Self::Ext4 => tools::run("e2fsck", "-fn", [device]),
             Self::Xfs => tools::run("xfs_repair", "-n", [device]),
@@ -75,7 +75,7 @@ impl Filesystem {
         checked.map_err(|error| format!("{error:#}"))
     }
 
-    fn mount(self, device: &Path, dir: &Path) -> Result<Mounted> {
+    pub(crate) fn mount(self, device: &Path, dir: &Path) -> Result<Mounted> {
         std::fs::create_dir_all(dir)?;
         tools::run("mount", &format!("-t {}", self.name()), [device, dir])?;
         Ok(Mounted(dir.to_owned()))
@@ -84,10 +84,10 @@ impl Filesystem {
 
 /// A mounted filesystem; dropping it unmounts it as well as that goes.
 #[derive(Debug)]
-struct Mounted(PathBuf);
+pub(crate) struct Mounted(PathBuf);
 
 impl Mounted {
-    fn unmount(self) -> Result<()> {
+    pub(crate) fn unmount(self) -> Result<()> {
         let result = self.release();
         std::mem::forget(self);
         result

@@ -1,4 +1,4 @@
-//! Decides how the guest's programs are run: to their end, with what they say in the error if they fail.
+//! Decides how the system's programs are run: to their end, with what they say in the error if they fail.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -10,11 +10,23 @@ use anyhow::{Context, Result, bail};
 ///
 /// # Errors
 /// If it cannot be started, or fails, with what it said.
-pub(super) fn run<P: AsRef<OsStr>>(
+pub(crate) fn run<P: AsRef<OsStr>>(
     program: &str,
     words: &str,
     paths: impl IntoIterator<Item = P>,
 ) -> Result<()> {
+    output(program, words, paths).map(drop)
+}
+
+/// The same; returns what it printed.
+///
+/// # Errors
+/// If it cannot be started, or fails, with what it said.
+pub(crate) fn output<P: AsRef<OsStr>>(
+    program: &str,
+    words: &str,
+    paths: impl IntoIterator<Item = P>,
+) -> Result<String> {
     let mut command = Command::new(program);
     command
         .args(words.split_whitespace())
@@ -28,14 +40,14 @@ pub(super) fn run<P: AsRef<OsStr>>(
         let end = lines[lines.len().saturating_sub(LINES_MAX)..].join("\n");
         bail!("{program} {words}: {}: {end}", output.status);
     }
-    Ok(())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Tries again for a while what fails as long as a process that was killed holds a device.
 ///
 /// # Errors
 /// The last one, when the time is over.
-pub(super) fn until_free(mut work: impl FnMut() -> Result<()>) -> Result<()> {
+pub(crate) fn until_free(mut work: impl FnMut() -> Result<()>) -> Result<()> {
     let deadline = Instant::now() + FREE_TIME_MAX;
     loop {
         match work() {

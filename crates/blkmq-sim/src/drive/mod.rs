@@ -1,5 +1,6 @@
 //! Decides how a modelled drive behaves: what it takes, when a command ends and when its data moves.
-//! `modelled_hctx` is its side towards the core, `model` says how long things take, `fault` what goes wrong.
+//! `modelled_hctx` is its side towards the core, `model` says how long things take, `fault` what goes wrong; `seek_queue` is a disk's
+//! own order.
 //!
 //! ```text
 //!   issue ─► staged ── commit / last ──► waiting ── a unit is free ──► in service ─► ended ── reap ─► gone
@@ -9,6 +10,7 @@
 pub mod fault;
 pub mod model;
 pub mod modelled_hctx;
+pub mod seek_queue;
 mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -2,6 +2,7 @@
 //! `cargo xtask crashes` does more of them, and shows that builds which lose data are caught.
 
 use blkmq_forget::crashes::{self, Failure, Plan};
+use blkmq_forget::filesystems;
 
 use crate::common::daemon::program;
 
@@ -25,6 +26,29 @@ fn what_was_acknowledged_as_durable_survives_crashes_that_forget_the_rest() {
         }
         Err(Failure::NoMount(error)) => {
             blkmq_skip::skip(&format!("no FUSE here: {error}"));
+        }
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn ext4_and_xfs_on_a_disk_survive_crashes_that_forget_and_have_what_was_synced() {
+    let plan = Plan {
+        program: program(),
+        crashes: 2,
+        seed: 1,
+        only: None,
+    };
+    match filesystems::run(&plan) {
+        Ok(report) => {
+            println!("{report}");
+            assert!(
+                report.synced > 0 && report.volatile > 0,
+                "nothing was at stake: {report}"
+            );
+        }
+        Err(Failure::NoMount(error)) => {
+            blkmq_skip::skip(&format!("no loop device on a disk of FUSE here: {error}"));
         }
         Err(failure) => panic!("{failure}"),
     }

@@ -10,6 +10,7 @@ mod bad_configuration;
 mod bench;
 mod block_status;
 mod connections;
+mod containers;
 mod control;
 mod crash;
 mod fairness;

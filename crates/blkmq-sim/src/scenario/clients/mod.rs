@@ -12,7 +12,8 @@ use std::fmt::Write;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 
-pub use self::rig::measure;
+pub use self::program::DISK_BYTES;
+pub use self::rig::{CPUS, DISK_DEPTH, measure};
 
 /// Its name on the command line.
 pub const NAME: &str = "clients";

@@ -260,7 +260,7 @@ impl Program {
 }
 
 /// The disk's size.
-pub(super) const DISK_BYTES: u64 = 512 << 30;
+pub const DISK_BYTES: u64 = 512 << 30;
 const GROUPS: usize = 4;
 /// Directories and inodes of a group, at its start.
 const META_BYTES: u64 = 1 << 30;

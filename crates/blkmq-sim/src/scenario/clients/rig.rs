@@ -18,7 +18,8 @@ use blkmq_core::time::{Instant, Nanos};
 use super::program::{DISK_BYTES, Log, Program, Want};
 use super::{Point, Side};
 use crate::cpu::{self, Costs, Gate};
-use crate::drive::model::{Arm, Model, Work};
+use crate::drive::model::Work;
+use crate::drive::seek_queue::SeekQueue;
 use crate::events::EventQueue;
 use crate::rng::Rng;
 use crate::stage;
@@ -271,12 +272,9 @@ fn config(side: Side, elevator: Kind) -> QueueConfig {
     }
 }
 
-/// One arm, which takes first of the commands it has what it reaches first, as disks with a queue do.
+/// One arm, and whose command it is at.
 struct Disk {
-    model: Model,
-    arm: Arm,
-    rng: Rng,
-    waiting: VecDeque<Command>,
+    queue: SeekQueue<Command>,
     serving: Option<Command>,
     ended: Vec<Vec<Done>>,
     served: u64,
@@ -286,22 +284,12 @@ struct Disk {
 struct Command {
     hctx: HctxId,
     cookie: Cookie,
-    came: Instant,
-    work: Work,
 }
 
 impl Disk {
     fn new(seed: u64) -> Self {
         Self {
-            model: Model::Rotating {
-                rpm: 7200,
-                seek_min: Nanos::from_micros(800),
-                seek_max: Nanos::from_millis(16),
-                track: 1 << 20,
-            },
-            arm: Arm::new(DISK_BYTES),
-            rng: Rng::new(seed, STREAM_DISK),
-            waiting: VecDeque::new(),
+            queue: SeekQueue::new(DISK_BYTES, DISK_DEPTH, Rng::new(seed, STREAM_DISK)),
             serving: None,
             ended: (0..CPUS).map(|_| Vec::new()).collect(),
             served: 0,
@@ -314,24 +302,9 @@ impl Disk {
         if self.serving.is_some() {
             return None;
         }
-        let command = self.waiting.remove(self.choose(now)?)?;
-        let time = self
-            .model
-            .service(&command.work, now, &mut self.arm, &mut self.rng);
+        let (command, time) = self.queue.take(now)?;
         self.serving = Some(command);
         Some(now + time)
-    }
-
-    /// The place of the command that the arm reaches first, unless one has waited for too long.
-    fn choose(&self, now: Instant) -> Option<usize> {
-        if self.waiting.front()?.came + WAIT_MAX < now {
-            return Some(0);
-        }
-        let time = |command: &Command| {
-            let (mut arm, mut rng) = (self.arm, self.rng.clone());
-            self.model.service(&command.work, now, &mut arm, &mut rng)
-        };
-        (0..self.waiting.len()).min_by_key(|&place| time(&self.waiting[place]))
     }
 
     /// Ends the command; returns whose it was.
@@ -361,17 +334,14 @@ impl HctxDriver for ModelledHctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let mut disk = self.disk.borrow_mut();
         disk.work.issued += 1;
-        disk.waiting.push_back(Command {
-            hctx: self.hctx,
-            cookie,
-            came: now,
-            work: Work {
-                op: rq.op(),
-                position: rq.position(),
-                len: rq.len(),
-                owed: 0,
-            },
-        });
+        let work = Work {
+            op: rq.op(),
+            position: rq.position(),
+            len: rq.len(),
+            owed: 0,
+        };
+        let hctx = self.hctx;
+        disk.queue.push(now, work, Command { hctx, cookie });
         Issued::Queued
     }
 
@@ -385,10 +355,8 @@ impl HctxDriver for ModelledHctx {
 }
 
 /// Reactors, a CPU each.
-const CPUS: usize = 64;
+pub const CPUS: usize = 64;
 /// Commands that the disk takes.
-const DISK_DEPTH: u32 = 32;
-/// A command that has waited for so long is next.
-const WAIT_MAX: Nanos = Nanos::from_millis(500);
+pub const DISK_DEPTH: u32 = 32;
 const STREAM_DISK: u64 = 1;
 const STREAM_CLIENTS: u64 = 1000;

@@ -1,0 +1,99 @@
+//! Decides how a file becomes a block device of the kernel: a loop device with direct I/O, which goes away by itself. Needs root and
+//! losetup, and says what is missing.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A loop device with direct I/O on a file. The kernel takes it away when this is dropped and nobody else has it open, or when this
+/// process ends.
+pub(crate) struct LoopDevice {
+    device: String,
+    /// Whoever has it open last takes it along.
+    _open: File,
+}
+
+impl LoopDevice {
+    /// Puts a loop device with sectors of so many bytes on a file.
+    ///
+    /// # Errors
+    /// What is missing: root, losetup, a filesystem with direct I/O.
+    pub(crate) fn attach(image: &Path, sector_bytes: u32) -> Result<Self> {
+        let (image, sector) = (image.to_string_lossy().into_owned(), sector_bytes.to_string());
+        let options = ["-f", "--show", "--direct-io=on", "--sector-size", &sector, &image];
+        let device = run("losetup", &options)?;
+        let open = File::open(&device).with_context(|| format!("opening {device}"));
+        // While somebody has it open, this has it go with the last one.
+        run("losetup", &["-d", &device])?;
+        let made = Self { _open: open?, device };
+        ensure!(
+            made.read("loop/dio")? == "1",
+            "{} does no direct I/O: choose a file on another filesystem",
+            made.device
+        );
+        Ok(made)
+    }
+
+    /// Its path.
+    pub(crate) fn path(&self) -> &str {
+        &self.device
+    }
+
+    /// Gives it one of the kernel's schedulers.
+    ///
+    /// # Errors
+    /// If the kernel does not offer it.
+    pub(crate) fn choose(&self, scheduler: &str) -> Result<()> {
+        let offered = self.read(SCHEDULER)?;
+        ensure!(
+            offered.contains(scheduler),
+            "the kernel offers no {scheduler} on {}: {offered}; load its module",
+            self.device,
+        );
+        self.write(SCHEDULER, scheduler)
+    }
+
+    /// Sets one of its attributes in sysfs: `queue/rotational`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn write(&self, attribute: &str, value: &str) -> Result<()> {
+        let path = self.attribute(attribute);
+        fs::write(&path, value).with_context(|| format!("writing {value} to {}", path.display()))
+    }
+
+    fn read(&self, attribute: &str) -> Result<String> {
+        let path = self.attribute(attribute);
+        let value = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(value.trim().to_owned())
+    }
+
+    fn attribute(&self, name: &str) -> PathBuf {
+        Path::new("/sys/block")
+            .join(self.device.trim_start_matches("/dev/"))
+            .join(name)
+    }
+}
+
+/// Runs a program and returns what it printed.
+///
+/// # Errors
+/// If it cannot be started, or fails; the error holds what it said.
+pub(crate) fn run(program: &str, args: &[&str]) -> Result<String> {
+    let output = Command::new(program)
+        .args(args)
+        .output()
+        .with_context(|| format!("starting {program}"))?;
+    if !output.status.success() {
+        bail!(
+            "{program} {}: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+const SCHEDULER: &str = "queue/scheduler";
