@@ -62,6 +62,15 @@ impl CommandRing {
         }
     }
 
+    /// Tells the kernel of the commands that were pushed, and blocks until one has ended.
+    ///
+    /// # Errors
+    /// What the system says: the commands may be under way.
+    #[cfg(feature = "ublk")]
+    pub(crate) fn submit_and_wait(&self) -> io::Result<()> {
+        self.0.borrow_mut().submitter().submit_and_wait(1).map(drop)
+    }
+
     /// Takes the commands that have ended.
     pub(crate) fn take(&self, into: &mut Vec<Ended>) {
         let mut ring = self.0.borrow_mut();
