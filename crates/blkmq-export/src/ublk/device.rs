@@ -29,6 +29,8 @@ pub(super) struct Device {
     pub(super) name: String,
     /// As it is named among what is handed over; none if it does not outlive its daemon.
     pub(super) address: Option<String>,
+    /// The control device, which stands for this one where it is handed over: its own descriptor keeps others out.
+    pub(super) control: Arc<OwnedFd>,
     /// What flushes have said of losses.
     heard: Mutex<Heard>,
     /// What queues serve, until they take it.
@@ -74,7 +76,7 @@ impl Device {
     pub(super) fn new(
         disk: Disk,
         info: &DeviceInfo,
-        address: Option<String>,
+        (address, control): (Option<String>, OwnedFd),
         (common, log): (&Arc<Common>, &Arc<Log>),
         orders: SyncSender<Order>,
     ) -> Self {
@@ -87,6 +89,7 @@ impl Device {
             log: Arc::clone(log),
             named,
             address,
+            control: Arc::new(control),
             attached: Mutex::default(),
             orders,
             wakers: Mutex::default(),

@@ -216,7 +216,6 @@ impl ServedDevice {
             }
         };
         let named = Named::of(&info);
-        let copy = control.descriptor().map_err(|error| error.to_string())?;
         let queues = open_queues(&info).map_err(|error| {
             // What was left stays, and what is new is nobody's.
             if beginning == Beginning::Start {
@@ -231,6 +230,7 @@ impl ServedDevice {
         device.attach(queues.0, queues.1);
         if let Some(address) = &device.address {
             let elsewhere: Restore = Arc::new(|_, _| Err("this daemon has made the device anew".into()));
+            let copy = device.control.try_clone().map_err(|error| error.to_string())?;
             common.handover.add_mount(DOOR, address.clone(), copy, elsewhere);
         }
         let first = self.first(common, false, is_served)?;
@@ -310,7 +310,14 @@ impl ServedDevice {
             .map_err(failed)?;
         let (orders, receiver) = sync_channel(ORDERS_MAX);
         let address = info.has(RECOVERY).then(|| name_of(info.number));
-        let device = Device::new(self.disk.clone(), &info, address, (common, &self.log), orders);
+        let device = control.descriptor().map_err(failed)?;
+        let device = Device::new(
+            self.disk.clone(),
+            &info,
+            (address, device),
+            (common, &self.log),
+            orders,
+        );
         let device = Arc::new(device);
         keeper::spawn(control, &device, info, beginning, receiver).map_err(failed)?;
         Ok(Ready { device, queues })
@@ -331,8 +338,8 @@ impl ServedDevice {
 
     /// What goes on with a device that another daemon has saved.
     fn restore(&self, body: &[u8], fds: &[OwnedFd], ready: Ready) -> Result<ServiceFactory, Refusal> {
-        if !fds.is_empty() {
-            return Err("it has descriptors".into());
+        if fds.len() != 1 {
+            return Err("it has more descriptors than one".into());
         }
         let saved = SavedDevice::parse(body)?;
         self.compare(&saved)?;

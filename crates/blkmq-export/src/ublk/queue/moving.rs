@@ -2,6 +2,8 @@
 //! has to know is saved; then they go on as if nothing had been, or let go of the device without stopping it. The kernel gives it to the
 //! successor when this process has ended, with the requests that came meanwhile.
 
+use std::sync::Arc;
+
 use blkmq_host::service::Cx;
 
 use super::super::device::Reason;
@@ -69,7 +71,7 @@ impl Queue {
             door: DOOR,
             address: address.clone(),
             body: self.device.save(first.told_size).bytes(),
-            fds: Vec::new(),
+            fds: vec![Arc::clone(&self.device.control)],
         };
         self.member.settle(Some(saved));
     }
