@@ -74,7 +74,7 @@ woken() { for task in /proc/$server/task/*; do echo "$(cat $task/comm) $(awk '/^
 sleep 6; before=$(spent); wakes=$(woken); sleep 10
 say "idle for 10 s: $(($(spent) - before)) ticks of 10 ms; woken: $wakes then $(woken)"
 
-# Killed again and again, under a load that verifies what it has written, and a file system on the same device's neighbour.
+# Killed again and again, under a load that verifies what it has written, and under a file system on another device.
 kill -9 $server; wait $server 2>/dev/null
 disks="--disk name=vm1,file=/tmp/vm1.raw,sched=bfq --disk name=vm2,file=/tmp/vm2.raw --config /tmp/blkmq.toml"
 cat > /tmp/blkmq.toml <<END
@@ -88,7 +88,7 @@ END
 serve $disks
 mkfs.ext4 -q /dev/ublkb7 && mount -t ext4 /dev/ublkb7 /mnt || fail 'mount of the second disk'
 touch /tmp/loaded
-fio --name=load --filename=/dev/ublkb0 --rw=randwrite --bs=4k-64k --bsrange=4k-64k --iodepth=16 --size=48M --loops=10000 --verify_backlog=256 --numjobs=1 $verify > /tmp/fio.load 2>&1 & load=$!
+fio --name=load --filename=/dev/ublkb0 --rw=randwrite --bsrange=4k-64k --iodepth=16 --size=48M --loops=10000 --verify_backlog=256 --numjobs=1 $verify > /tmp/fio.load 2>&1 & load=$!
 ( turn=0
   while test -e /tmp/loaded; do
     dd if=/dev/urandom of=/tmp/content bs=256k count=8 2>/dev/null
@@ -137,14 +137,13 @@ ctl remove export 7 || fail 'ctl remove export'
 test -e /dev/ublkb7 && fail 'removed, and there'
 ctl add export ublk=auto 'disks=["vm2"]' || fail 'ctl add export'
 test -e /dev/ublkb1 || fail 'added, and not there'
-ctl resize vm2 2>/dev/null
-ctl status | grep -i ublk
+ctl resize vm2 80M > /dev/null || fail resize
+sleep 1; grep -q 'keeps its size' /tmp/log || fail 'nothing is said of the size'
 stop
 test -e /dev/ublkb0 -o -e /dev/ublkb1 -o -e /dev/ublkc0 && fail 'stopped, and there'
 say 'removed, added, stopped'
 
 # Served by a user: the nodes are his, as udev would have it.
-adduser -D -H -u 1000 user 2>/dev/null || echo 'user:x:1000:1000::/tmp:/bin/sh' >> /etc/passwd
 mkdir -p /etc; echo 'root:x:0:0::/tmp:/tmp/bin/sh' > /etc/passwd; echo 'user:x:1000:1000::/tmp:/tmp/bin/sh' >> /etc/passwd
 chmod 666 /dev/ublk-control; chown 1000 /tmp/vm3.raw
 ( while :; do chown 1000 /dev/ublkc0 /dev/ublkb0 2>/dev/null; usleep 20000; done ) & udev=$!
@@ -152,6 +151,7 @@ su -s /tmp/bin/sh user -c 'exec /bin/blkmq serve --disk name=vm3,file=/tmp/vm3.r
   > /tmp/user.out 2>> /tmp/log & server=$!
 for turn in $(seq 200); do grep -qs ready /tmp/user.out && break; usleep 50000; done
 grep -q ready /tmp/user.out || fail 'a user cannot serve'
+grep -q 'Uid:.1000' /proc/$server/status || fail 'not a user'
 fio --name=user --filename=/dev/ublkb0 --rw=randwrite --bs=4k --iodepth=8 --size=4M $verify > /tmp/fio || fail 'fio verify on a device of a user'
 stop; kill $udev
 test -e /dev/ublkb0 && fail 'stopped by a user, and there'

@@ -18,10 +18,8 @@ use super::control::{Control, Named, open_queues, until};
 use super::device::{Device, Reason};
 use super::found::{Found, compare, find, remove_stopped};
 use super::keeper::{self, Beginning, Order};
-use super::protocol::{
-    BLOCK_BYTES_MAX, DATA_BYTES_MAX, DeviceInfo, IOCTL_NUMBERS, NUMBERS, Parameters, RECOVERY, REISSUE,
-    RESIZABLE, SECTOR, UNPRIVILEGED, identity,
-};
+use super::made::{add, check};
+use super::protocol::{DeviceInfo, NUMBERS, RECOVERY};
 use super::queue::{First, Queue, QueueParts};
 use super::saved::SavedDevice;
 use super::slots::Memory;
@@ -204,7 +202,10 @@ impl ServedDevice {
         } = of;
         let is_served = common.handover.phase() == Phase::Serving;
         let (info, beginning) = match way {
-            Way::New => (self.add(&control, number, engine.reactors())?, Beginning::Start),
+            Way::New => (
+                add(&control, &self.disk, number, engine.reactors())?,
+                Beginning::Start,
+            ),
             Way::Waiting(info) => (self.recover(&control, info)?, Beginning::Recovery),
             Way::Inherited(descriptor) => {
                 let info = control.info(number.unwrap_or_default());
@@ -215,15 +216,20 @@ impl ServedDevice {
                 return Ok(());
             }
         };
-        let named = Named::of(&info);
-        let queues = open_queues(&info).map_err(|error| {
-            // What was left stays, and what is new is nobody's.
-            if beginning == Beginning::Start {
-                let _ = control.delete(named);
+        let path = Named::of(&info).path();
+        let made = open_queues(&info)
+            .map_err(|error| format!("{path} cannot be served: {error}"))
+            .and_then(|queues| Ok((queues, self.ready(control, info, beginning, common)?)));
+        let (queues, ready) = match made {
+            Ok(made) => made,
+            Err(why) => {
+                // What was left stays, and what is new is nobody's.
+                if beginning == Beginning::Start {
+                    abandon(&info);
+                }
+                return Err(why);
             }
-            format!("{} cannot be served: {error}", named.path())
-        })?;
-        let ready = self.ready(control, info, beginning, common)?;
+        };
         let device = Arc::clone(&ready.device);
         let _ = self.device.set(Arc::clone(&device));
         device.set_ours(true);
@@ -240,37 +246,6 @@ impl ServedDevice {
             // Nobody is served yet.
             false => Ok(()),
         }
-    }
-
-    /// Makes a device.
-    fn add(&self, control: &Control, number: Option<u32>, reactors: usize) -> Result<DeviceInfo, String> {
-        let queues = reactors.clamp(1, QUEUES_MAX) as u16;
-        let survives = if number.is_some() { RECOVERY | REISSUE } else { 0 };
-        let wanted = DeviceInfo {
-            queues,
-            depth: (REQUESTS / queues).max(REQUESTS_OF_QUEUE_MIN),
-            data_bytes_max: DATA_BYTES_MAX,
-            number: number.unwrap_or(u32::MAX),
-            process: std::process::id() as i32,
-            // The kernel takes away what it does not have, and the last one where it is root who asks.
-            features: IOCTL_NUMBERS | RESIZABLE | survives | UNPRIVILEGED,
-            identity: identity(&self.disk.name),
-            ..DeviceInfo::default()
-        };
-        let info = control.add(&wanted).map_err(|error| cannot_add(number, &error))?;
-        let named = Named::of(&info);
-        let parameters = Parameters::of(&self.disk, info.data_bytes_max);
-        let set = match info.is_served() {
-            true => until(PERMISSION_MAX, is_denied, || {
-                control.set_parameters(named, &parameters)
-            }),
-            false => Err(io::ErrorKind::Unsupported.into()),
-        };
-        if let Err(error) = set {
-            let _ = control.delete(named);
-            return Err(format!("the kernel refuses {}: {error}", named.path()));
-        }
-        Ok(info)
     }
 
     /// Takes over a device that a daemon has left.
@@ -435,44 +410,12 @@ fn wait_until_begun(device: &Device) -> Result<(), String> {
     }
 }
 
-/// Says whether a disk can be a device.
-fn check(disk: &Disk) -> Result<(), String> {
-    let (block, size) = (disk.block_size, disk.current_size());
-    if block < SECTOR as u32 || block > BLOCK_BYTES_MAX || !block.is_power_of_two() {
-        return Err(format!(
-            "block size {block} rejected: ublk has powers of two from {SECTOR} to {BLOCK_BYTES_MAX}; set block_size in [disk.{}]",
-            disk.name
-        ));
+/// Removes a device that was made and cannot be served.
+fn abandon(info: &DeviceInfo) {
+    if let Ok(control) = Control::open() {
+        // Who looks at the number next is told what is there.
+        let _ = control.delete(Named::of(info));
     }
-    match size.is_multiple_of(SECTOR) && size > 0 {
-        true => Ok(()),
-        false => Err(format!(
-            "size {size} rejected: ublk needs a multiple of {SECTOR} bytes"
-        )),
-    }
-}
-
-fn cannot_add(number: Option<u32>, error: &io::Error) -> String {
-    let path = number.map_or_else(|| "a device".to_owned(), |number| format!("/dev/ublkb{number}"));
-    match error.raw_os_error() {
-        Some(libc::EEXIST) => format!("{path} is there already: choose another number, or {AUTO}"),
-        Some(libc::EACCES) => format!(
-            "{path} cannot be made: {error}: there are as many devices of users as /sys/module/ublk_drv/parameters/ublks_max allows"
-        ),
-        Some(libc::EPERM) => format!("{path} cannot be made: {error}: start the daemon as root"),
-        Some(libc::EOPNOTSUPP | libc::EINVAL) => {
-            format!("{path} cannot be made: {error}: the kernel's ublk_drv is too old, Linux 6.4 is needed")
-        }
-        _ => format!("{path} cannot be made: {error}"),
-    }
-}
-
-/// Says whether a device is not yet this user's, which udev sees to.
-fn is_denied(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EACCES | libc::EPERM | libc::ENOENT)
-    )
 }
 
 /// How a device is named among other addresses.
@@ -486,15 +429,9 @@ type Refusal = Box<dyn std::error::Error + Send + Sync>;
 /// The name of this front door.
 pub(super) const DOOR: &str = "ublk";
 /// What stands for whichever number is free.
-const AUTO: &str = "auto";
-/// Requests of a device at a time, dealt to its queues.
-const REQUESTS: u16 = 128;
-const REQUESTS_OF_QUEUE_MIN: u16 = 8;
-const QUEUES_MAX: usize = 64;
+pub(super) const AUTO: &str = "auto";
 /// What a thread is asked for at a time.
 const ORDERS_MAX: usize = 16;
-/// For udev to give a device to a user.
-const PERMISSION_MAX: Duration = Duration::from_secs(5);
 /// For a daemon to end that was killed.
 const ENDING_MAX: Duration = Duration::from_secs(10);
 /// For partitions to be read.

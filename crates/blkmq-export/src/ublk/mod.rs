@@ -5,6 +5,7 @@
 //! | [`protocol`] | what a request says, and what the control device is told |
 //! | `control` | commands to the control device, which block |
 //! | `found` | what is there of a device before it is served: nothing, or what another daemon has left |
+//! | `made` | which disks can be devices, and how one is made |
 //! | `device` | what the queues of one device share, and how it ends |
 //! | `keeper` | the thread that starts, recovers and removes it |
 //! | `queue` | the life of one queue on its reactor |
@@ -16,6 +17,7 @@ mod device;
 mod found;
 mod front_door;
 mod keeper;
+mod made;
 pub mod protocol;
 mod queue;
 pub mod saved;

@@ -27,7 +27,7 @@ impl Queue {
     /// Takes note of whether it is to be handed over, or not any more, or has been.
     pub(super) fn follow(&mut self) {
         match (self.member.phase(), self.moving) {
-            (Phase::Suspended, _) if self.device.address.is_none() => {
+            (Phase::Suspended, Moving::No) if self.device.address.is_none() => {
                 let name = &self.device.name;
                 self.member.fail(format!(
                     "{name} cannot be handed over: give it a number, and have root serve it"
@@ -39,7 +39,6 @@ impl Queue {
             }
             (Phase::Serving, Moving::Stopping | Moving::AtRest) => {
                 self.moving = Moving::No;
-                self.device.set_saved(false);
                 self.begin_when_served();
             }
             (Phase::Gone, _) if !self.is_stopping => self.device.let_go(),
@@ -49,10 +48,10 @@ impl Queue {
 
     /// Has requests come to a device that had to wait for that.
     fn begin_when_served(&mut self) {
-        if let Some(first) = &mut self.first
-            && !std::mem::replace(&mut first.has_begun, true)
-            && !self.device.order(Order::Begin(None))
-        {
+        let Some(first) = &mut self.first else { return };
+        // Who saves it takes that back, so neither overtakes the other.
+        self.device.set_saved(false);
+        if !std::mem::replace(&mut first.has_begun, true) && !self.device.order(Order::Begin(None)) {
             self.device.ask_end(Reason::Removed);
         }
     }
