@@ -1,6 +1,8 @@
 //! Decides how commands of a character device stand in io_uring (URING_CMD): the ones of FUSE and ublk want entries of 128 bytes, so their
 //! ring is one of its own, which a reactor's ring polls.
 
+mod sys;
+
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -33,20 +35,6 @@ impl CommandRing {
     /// What can be polled for commands that have ended.
     pub(crate) fn fd(&self) -> RawFd {
         self.0.borrow().as_raw_fd()
-    }
-
-    /// Adds a command, of which the kernel hears with [`CommandRing::submit`].
-    ///
-    /// # Safety
-    /// What memory the command names is the kernel's until it ends.
-    ///
-    /// # Panics
-    /// If there are more commands than the ring was made for.
-    pub(crate) unsafe fn push(&self, entry: squeue::Entry128) {
-        let mut ring = self.0.borrow_mut();
-        // SAFETY: as the caller says.
-        let pushed = unsafe { ring.submission().push(&entry) };
-        pushed.expect("there are no more commands than the ring is made for");
     }
 
     /// Tells the kernel of the commands that were pushed.

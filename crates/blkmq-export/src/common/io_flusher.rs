@@ -1,19 +1,5 @@
-//! Decides nothing: the one system call, of doors whose disks this host writes its memory back to, that no crate wraps.
+//! Decides that a thread is marked as one that the writing back of memory waits for, where doors serve disks that this host writes to.
 
-use std::io;
+mod sys;
 
-/// Marks the calling thread as one that the writing back of memory waits for: what the kernel allocates for it waits for no I/O.
-///
-/// # Errors
-/// What the system says: it needs the capability `CAP_SYS_RESOURCE`.
-pub(crate) fn become_io_flusher() -> io::Result<()> {
-    // SAFETY: the request takes numbers alone, and changes a flag of this thread.
-    let done = unsafe { libc::prctl(SET_IO_FLUSHER, 1, 0, 0, 0) };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// `PR_SET_IO_FLUSHER`.
-const SET_IO_FLUSHER: libc::c_int = 57;
+pub(crate) use self::sys::become_io_flusher;
