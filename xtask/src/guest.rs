@@ -8,6 +8,7 @@ mod initrd;
 mod load;
 mod machine;
 mod packages;
+mod ublk;
 mod virtual_disk;
 mod weights;
 
@@ -48,6 +49,20 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     }
     if is_wanted(WEIGHTS) {
         run_weights(steps, &place)?;
+    }
+    // All of them means the long one.
+    let devices = [(UBLK, SHORT_KILLS), (UBLK_KILLS, LONG_KILLS)];
+    let devices = devices
+        .iter()
+        .filter(|(name, _)| only.map_or(*name == UBLK_KILLS, |only| only == *name));
+    for (name, kills) in devices {
+        steps.time("static build of the command", || {
+            run_shown(&mut build_command(&place, None, "build --quiet -p blkmq"))
+        })?;
+        let program = built(&place, None).join("blkmq");
+        steps.time(&format!("{name} in a guest"), || {
+            ublk::run(&place, &program, *kills)
+        })?;
     }
     let proofs = PROOFS.iter().filter(|proof| is_wanted(proof.name));
     for (number, proof) in proofs.enumerate() {
@@ -310,11 +325,23 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that is [`load`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// What `cargo xtask guest NAME` runs.
-const TESTS: [&str; 5] = [POLLED, VIRTUAL_DISK, WEIGHTS, PROOFS[0].name, PROOFS[1].name];
+const TESTS: [&str; 7] = [
+    POLLED,
+    VIRTUAL_DISK,
+    WEIGHTS,
+    UBLK,
+    UBLK_KILLS,
+    PROOFS[0].name,
+    PROOFS[1].name,
+];
 const POLLED: &str = "polled";
 const VIRTUAL_DISK: &str = "vhost-user";
 const WEIGHTS: &str = "weights";
 const VISITS: u32 = 3;
+const UBLK: &str = "ublk";
+const UBLK_KILLS: &str = "ublk-kills";
+const SHORT_KILLS: ublk::Kills = ublk::Kills(3);
+const LONG_KILLS: ublk::Kills = ublk::Kills(20);
 const PROOFS: [Proof; 2] = [
     Proof {
         name: "log-writes",

@@ -218,7 +218,7 @@ cargo xtask crashes --filesystems [--crashes N] [--seed N]  the same below ext4 
 cargo xtask crashes --mutants [NAME]        the same on builds that lose data, each of which must be caught
 cargo xtask siege [--seconds N] [--seed N] [ATTACK]  hostile clients and failing drives beside a tenant who must not notice (default 300 s)
 cargo xtask siege --mutants [NAME]          the same on builds that lack one limit each, which must be caught
-cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, weights, log-writes or flakey, or all; downloads 55 MB once
+cargo xtask guest [NAME]                    in an emulated guest: polled, vhost-user, weights, ublk, ublk-kills, log-writes or flakey, or all; downloads 55 MB once
 cargo xtask guest --short                   what `cargo xtask test` runs of it: vhost-user, 15 s
 cargo xtask guest --mutants [NAME [MUTANT]]  log-writes and flakey on builds that lose data, each of which must be caught
 cargo xtask filesystems [--minutes N] XFSTESTS [TEST ...]  fsx (default 10 minutes) and xfstests' quick group on disks that are files

@@ -58,7 +58,7 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
 
 /// Where clients come to.
 pub trait Opened {
-    /// What a client is given to reach a disk, if it is reached there.
+    /// What a client is given to reach a disk, if it is reached there and that is known.
     fn client_line(&self, disk: &str, tls: &Settings) -> Option<String>;
 
     /// Serves disks there until the engine ends, or the address is closed.
@@ -77,6 +77,11 @@ pub trait Opened {
 pub trait Served: Send + Sync {
     /// The only disk that can be reached there, where each has a socket of its own.
     fn disk(&self) -> Option<&str> {
+        None
+    }
+
+    /// What a client is given to reach its disk, where that is not known before it is served.
+    fn client_line(&self) -> Option<String> {
         None
     }
 
@@ -127,6 +132,8 @@ pub static FRONT_DOORS: &[&dyn FrontDoor] = &[
     &crate::vhost_user::VhostUser,
     #[cfg(feature = "fuse")]
     &crate::fuse::Fuse,
+    #[cfg(feature = "ublk")]
+    &crate::ublk::Ublk,
 ];
 
 /// Finds a front door by its name, in which `_` is as good as `-`.

@@ -5,6 +5,7 @@
 //! | `nbd` (default) | [`nbd`]: the network block device protocol, over unix sockets and TCP |
 //! | `vhost-user` (default) | [`vhost_user`]: vhost-user-blk, for virtual machines |
 //! | `fuse` (default) | [`fuse`]: a regular file that is the disk, on this host |
+//! | `ublk` (default) | [`ublk`]: a block device of this host |
 //!
 //! [`front_door`] says what they are to others and has their registry; [`common`] is what they share.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -16,5 +17,7 @@ pub mod fuse;
 pub mod handover;
 #[cfg(feature = "nbd")]
 pub mod nbd;
+#[cfg(feature = "ublk")]
+pub mod ublk;
 #[cfg(feature = "vhost-user")]
 pub mod vhost_user;

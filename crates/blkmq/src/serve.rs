@@ -211,7 +211,9 @@ impl Daemon {
                         .filter_map(|disk| one.client_line(&disk.name, &spec.tls)),
                 );
                 let served = one.serve(&engine, running::offer_of(&spec, &config), &common);
-                open.push(served.with_context(|| format!("export {address}"))?);
+                let served = served.with_context(|| format!("export {address}"))?;
+                addresses.extend(served.client_line());
+                open.push(served);
             }
             exports.push(OpenExport { spec, served: open });
         }

@@ -53,11 +53,15 @@ impl<'a> Initrd<'a> {
 
     /// Adds one of the packages' tools, and the libraries that it finds.
     pub(super) fn add_tool(&self, name: &str) -> Result<()> {
-        let program = self.place.find_program(name)?;
-        self.add_program(&program, name)?;
+        self.add_installed_tool(&self.place.find_program(name)?, name)
+    }
+
+    /// The same of a tool of this machine's.
+    pub(super) fn add_installed_tool(&self, program: &Path, name: &str) -> Result<()> {
+        self.add_program(program, name)?;
         let output = Command::new(LOADER)
             .arg("--list")
-            .arg(&program)
+            .arg(program)
             .env("LD_LIBRARY_PATH", self.place.libraries())
             .output()
             .with_context(|| format!("starting {LOADER}"))?;

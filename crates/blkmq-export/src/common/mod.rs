@@ -14,15 +14,20 @@
 //! | `predecessors` | for whom a client that selects a disk has to wait |
 //! | `lookup` | in which order drives are asked what is allocated |
 //! | `losses` | which client hears of writes that may be lost |
+//! | `command_ring`, `io_flusher`, `touched` | how the kernel asks doors of this host, and that nobody waits for memory then |
 //! | `log`, `peer` | what is said of clients, and what they are called |
 
 pub(crate) mod address;
 pub(crate) mod admission;
 pub(crate) mod arena;
 pub(crate) mod buffers;
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+pub(crate) mod command_ring;
 pub(crate) mod descriptors;
 #[cfg(feature = "vhost-user")]
 pub(crate) mod dialer;
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+pub(crate) mod io_flusher;
 pub(crate) mod listener;
 pub(crate) mod log;
 pub(crate) mod lookup;
@@ -35,6 +40,8 @@ mod pool;
 pub(crate) mod predecessors;
 pub(crate) mod socket;
 pub(crate) mod sys;
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+pub(crate) mod touched;
 
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;

@@ -87,7 +87,7 @@ impl Region {
     }
 
     /// Bytes of its pages, touched or not.
-    #[cfg(any(test, feature = "fuse"))]
+    #[cfg(any(test, feature = "fuse", feature = "ublk"))]
     pub(crate) fn bytes(&self) -> usize {
         self.0.bytes
     }

@@ -22,8 +22,8 @@ use super::protocol::{FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, 
 use super::requests::{Requests, Transport};
 use super::ring::{self, RingMemory};
 use super::slots::{Memory, Slots, Work};
-use super::sys::become_io_flusher;
 use crate::common::admission::{Refusal, Ticket};
+use crate::common::io_flusher::become_io_flusher;
 use crate::handover::{Member, Phase};
 
 /// A way to the mount.

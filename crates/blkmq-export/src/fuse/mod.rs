@@ -21,6 +21,5 @@ mod requests;
 mod ring;
 pub mod saved;
 mod slots;
-mod sys;
 
 pub use front_door::Fuse;

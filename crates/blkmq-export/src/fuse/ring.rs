@@ -19,12 +19,13 @@ use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 
 use self::processors::Bound;
-use self::sys::{Ended, Ring};
+use self::sys::{commit, register};
 use super::filesystem::FileSystem;
 use super::protocol::{RING_HEADER_BYTES, Request, commit_id, put_ring_answer};
 use super::requests::{Requests, Transport};
 use super::slots::Work;
-use super::sys::become_io_flusher;
+use crate::common::command_ring::{CommandRing, Ended};
+use crate::common::io_flusher::become_io_flusher;
 use crate::common::sys::Buffer;
 
 pub(super) use self::memory::RingMemory;
@@ -61,7 +62,7 @@ struct RingChannel {
 /// The entries of a ring.
 struct Entries {
     device: Arc<OwnedFd>,
-    ring: Ring,
+    ring: CommandRing,
     all: Vec<Entry>,
     /// Requests under way.
     under_way: usize,
@@ -241,7 +242,7 @@ impl Entries {
         let device = self.device.as_raw_fd();
         for (user, entry) in (0..).zip(&mut self.all) {
             let memory = entry.lend_to_kernel();
-            self.ring.register(device, entry.queue, memory, user);
+            register(&self.ring, device, entry.queue, memory, user);
         }
     }
 
@@ -268,8 +269,8 @@ impl Entries {
         let commit_id = entry.commit_id;
         let _ = entry.lend_to_kernel();
         self.under_way -= 1;
-        self.ring
-            .commit(self.device.as_raw_fd(), entry.queue, commit_id, slot.into());
+        let device = self.device.as_raw_fd();
+        commit(&self.ring, device, entry.queue, commit_id, slot.into());
     }
 }
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use blkmq_core::bio::{Data, Lent};
 
 use super::protocol::DATA_BYTES_MAX;
-use crate::common::sys::{Buffer, Chunk, Region};
+use crate::common::sys::{Buffer, Chunk};
+use crate::common::touched::touched;
 
 /// Memory of the slots of one mount, got by a thread that may wait for it.
 #[derive(Debug)]
@@ -77,15 +78,6 @@ impl Memory {
             large: chunks(LARGE, large_bytes)?,
         })
     }
-}
-
-/// A region of so many bytes, all of which are in memory.
-pub(super) fn touched(bytes: usize) -> io::Result<Chunk> {
-    let region = Region::new(bytes)?;
-    let mut buffer = region.take(bytes).expect("a region that is large enough");
-    buffer.bytes_mut().fill(0);
-    drop(buffer);
-    Ok(region.into_chunk().expect("nobody else has a part in it"))
 }
 
 impl Slots {

@@ -381,8 +381,8 @@ impl Handover {
         Ok(())
     }
 
-    /// The same for a file that is a disk, with a copy of the descriptor on which the kernel asks for it.
-    #[cfg(feature = "fuse")]
+    /// The same for a disk of this host: a file, with a copy of the descriptor on which the kernel asks for it, or a device.
+    #[cfg(any(feature = "fuse", feature = "ublk"))]
     pub(crate) fn add_mount(&self, door: &'static str, address: String, device: OwnedFd, restore: Restore) {
         self.lock().doors.push(Door {
             door,

@@ -46,5 +46,6 @@ mod successor;
 mod tls;
 mod top;
 mod trace;
+mod ublk;
 mod upgrade;
 mod vhost_user;

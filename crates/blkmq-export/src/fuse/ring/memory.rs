@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Once;
 
 use super::super::protocol::RING_DATA_BYTES_MAX;
-use super::super::slots::touched;
 use super::processors;
-use super::sys::Ring;
+use crate::common::command_ring::CommandRing;
 use crate::common::sys::{Buffer, Chunk};
+use crate::common::touched::touched;
 
 /// What the kernel says of FUSE over io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(in super::super) struct RingMemory(Vec<OfReactor>);
 
 /// What one reactor's ring is made of.
 pub(super) struct OfReactor {
-    ring: Ring,
+    ring: CommandRing,
     /// The processors whose queues it has.
     processors: Vec<usize>,
     chunks: Vec<(u16, Chunk)>,
@@ -97,14 +97,14 @@ impl OfReactor {
             .map(|queue| Ok((queue, touched(bytes)?)))
             .collect::<io::Result<_>>()?;
         Ok(Self {
-            ring: Ring::new(chunks.len() as u32)?,
+            ring: CommandRing::new(chunks.len() as u32)?,
             processors,
             chunks,
         })
     }
 
     /// The ring, the processors, and each entry's queue and memory.
-    pub(super) fn into_buffers(self) -> (Ring, Vec<usize>, impl Iterator<Item = (u16, Buffer)>) {
+    pub(super) fn into_buffers(self) -> (CommandRing, Vec<usize>, impl Iterator<Item = (u16, Buffer)>) {
         let buffers = self.chunks.into_iter().map(|(queue, chunk)| {
             let region = chunk.into_region();
             let bytes = region.bytes();

@@ -1,103 +1,40 @@
-//! Decides how FUSE's commands stand in a ring: FUSE over io_uring (`Documentation/filesystems/fuse/fuse-io-uring.rst`, `linux/fuse.h`
-//! 7.42) wants entries of 128 bytes, so the ring is one of its own.
+//! Decides how FUSE's commands stand in a ring (`Documentation/filesystems/fuse/fuse-io-uring.rst`, `linux/fuse.h` 7.42).
 
-use std::cell::RefCell;
-use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 
 use blkmq_core::bio::Lent;
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{opcode, squeue, types};
 
-/// A ring of FUSE's commands. Closing it takes its entries from the kernel.
-pub(super) struct Ring(RefCell<IoUring<squeue::Entry128>>);
+use crate::common::command_ring::CommandRing;
 
-/// A command that has ended.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ended {
-    /// As given with the command.
-    pub(super) user: u64,
-    /// 0 if a request has come, else a negative errno.
-    pub(super) result: i32,
+/// Has the kernel put requests of a queue into this memory from here on, and end the command each time.
+///
+/// The memory's first page has the header, and what is behind it the data. It is the kernel's until the command ends.
+pub(super) fn register(ring: &CommandRing, device: RawFd, queue: u16, memory: Lent, user: u64) {
+    let start = memory.start().as_ptr().expose_provenance() as u64;
+    let data_bytes = u64::from(memory.len()) - PAGE;
+    let parts = [start, PAGE, start + PAGE, data_bytes];
+    // Read when the command is issued, from memory that is the kernel's until then.
+    let place = memory.start().as_ptr().wrapping_add(PARTS_AT);
+    // SAFETY: the place is aligned, within the first page of what was lent, and behind what the kernel writes there.
+    unsafe { place.cast::<[u64; 4]>().write(parts) };
+    let command = command(queue, 0);
+    let entry = opcode::UringCmd80::new(types::Fd(device), REGISTER).cmd(command);
+    let mut entry = entry.addr(Some(start + PARTS_AT as u64)).build();
+    let len = (&raw mut entry).cast::<u8>().wrapping_add(LEN_AT).cast::<u32>();
+    // SAFETY: an entry is 128 bytes as the kernel has them, with its length there.
+    unsafe { len.write(PARTS) };
+    // SAFETY: the memory that the command names is lent to the kernel until it ends: nobody takes what is lent, or gives it back to
+    // the system.
+    unsafe { ring.push(entry.user_data(user)) };
 }
 
-impl Ring {
-    /// A ring for so many commands at a time.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub(super) fn new(entries: u32) -> io::Result<Self> {
-        let mut builder = IoUring::builder();
-        let ring = builder.setup_clamp().setup_submit_all().build(entries)?;
-        Ok(Self(RefCell::new(ring)))
-    }
-
-    /// What can be polled for commands that have ended.
-    pub(super) fn fd(&self) -> RawFd {
-        self.0.borrow().as_raw_fd()
-    }
-
-    /// Has the kernel put requests of a queue into this memory from here on, and end the command each time.
-    ///
-    /// The memory's first page has the header, and what is behind it the data. It is the kernel's until the command ends.
-    pub(super) fn register(&self, device: RawFd, queue: u16, memory: Lent, user: u64) {
-        let start = memory.start().as_ptr().expose_provenance() as u64;
-        let data_bytes = u64::from(memory.len()) - PAGE;
-        let parts = [start, PAGE, start + PAGE, data_bytes];
-        // Read when the command is issued, from memory that is the kernel's until then.
-        let place = memory.start().as_ptr().wrapping_add(PARTS_AT);
-        // SAFETY: the place is aligned, within the first page of what was lent, and behind what the kernel writes there.
-        unsafe { place.cast::<[u64; 4]>().write(parts) };
-        let command = command(queue, 0);
-        let entry = opcode::UringCmd80::new(types::Fd(device), REGISTER).cmd(command);
-        let mut entry = entry.addr(Some(start + PARTS_AT as u64)).build();
-        let len = (&raw mut entry).cast::<u8>().wrapping_add(LEN_AT).cast::<u32>();
-        // SAFETY: an entry is 128 bytes as the kernel has them, with its length there.
-        unsafe { len.write(PARTS) };
-        self.push(entry.user_data(user));
-    }
-
-    /// Answers a request with what lies in its memory, which is the kernel's from here on, and has the next one put there.
-    pub(super) fn commit(&self, device: RawFd, queue: u16, commit_id: u64, user: u64) {
-        let entry = opcode::UringCmd80::new(types::Fd(device), COMMIT_AND_FETCH);
-        let entry = entry.cmd(command(queue, commit_id)).build();
-        self.push(entry.user_data(user));
-    }
-
-    fn push(&self, entry: squeue::Entry128) {
-        let mut ring = self.0.borrow_mut();
-        // SAFETY: the memory that a command names is lent to the kernel until it ends: `register` was given it, and nobody takes what
-        // is lent, or gives it back to the system.
-        let pushed = unsafe { ring.submission().push(&entry) };
-        pushed.expect("there is one command for each entry at a time");
-    }
-
-    /// Tells the kernel of the commands that were pushed.
-    ///
-    /// # Errors
-    /// What the system says. They are told with the next call.
-    pub(super) fn submit(&self) -> io::Result<()> {
-        let mut ring = self.0.borrow_mut();
-        let is_empty = ring.submission().is_empty();
-        match is_empty {
-            true => Ok(()),
-            false => ring.submit().map(drop),
-        }
-    }
-
-    /// Takes the commands that have ended.
-    pub(super) fn take(&self, into: &mut Vec<Ended>) {
-        let mut ring = self.0.borrow_mut();
-        let ended = |entry: cqueue::Entry| Ended {
-            user: entry.user_data(),
-            result: entry.result(),
-        };
-        into.extend(ring.completion().map(ended));
-    }
-
-    /// Says whether [`Ring::take`] would find some.
-    pub(super) fn has_ended(&self) -> bool {
-        !self.0.borrow_mut().completion().is_empty()
-    }
+/// Answers a request with what lies in its memory, which is the kernel's from here on, and has the next one put there.
+pub(super) fn commit(ring: &CommandRing, device: RawFd, queue: u16, commit_id: u64, user: u64) {
+    let entry = opcode::UringCmd80::new(types::Fd(device), COMMIT_AND_FETCH);
+    let entry = entry.cmd(command(queue, commit_id)).build();
+    // SAFETY: as in `register`, which was given the memory.
+    unsafe { ring.push(entry.user_data(user)) };
 }
 
 /// What a command has beside its number: flags, the request that is answered, the queue.

@@ -1,4 +1,4 @@
-//! Decides nothing: the one system call of this door that no crate wraps.
+//! Decides nothing: the one system call, of doors whose disks this host writes its memory back to, that no crate wraps.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use std::io;
 ///
 /// # Errors
 /// What the system says: it needs the capability `CAP_SYS_RESOURCE`.
-pub(super) fn become_io_flusher() -> io::Result<()> {
+pub(crate) fn become_io_flusher() -> io::Result<()> {
     // SAFETY: the request takes numbers alone, and changes a flag of this thread.
     let done = unsafe { libc::prctl(SET_IO_FLUSHER, 1, 0, 0, 0) };
     match done {

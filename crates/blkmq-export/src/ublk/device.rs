@@ -1,0 +1,216 @@
+//! Decides what one device is to the queues that serve it, one on each reactor that takes part: they share it, and `keeper`, which has a
+//! thread of its own, does what blocks.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blkmq_core::bio::Status;
+use blkmq_host::disk::Disk;
+use blkmq_host::service::Waker;
+
+use super::control::Named;
+use super::keeper::Order;
+use super::protocol::DeviceInfo;
+use super::saved::SavedDevice;
+use super::sys::Descriptors;
+use crate::common::Common;
+use crate::common::log::Log;
+use crate::common::losses::Heard;
+
+/// One device.
+pub(super) struct Device {
+    pub(super) disk: Disk,
+    pub(super) common: Arc<Common>,
+    pub(super) log: Arc<Log>,
+    pub(super) named: Named,
+    /// For people.
+    pub(super) name: String,
+    /// As it is named among what is handed over; none if it does not outlive its daemon.
+    pub(super) address: Option<String>,
+    /// The control device, which stands for this one where it is handed over: its own descriptor keeps others out.
+    pub(super) control: Arc<OwnedFd>,
+    /// What flushes have said of losses.
+    heard: Mutex<Heard>,
+    /// What queues serve, until they take it.
+    attached: Mutex<Vec<Option<Attached>>>,
+    orders: SyncSender<Order>,
+    /// Of its queues.
+    wakers: Mutex<Vec<Waker>>,
+    /// It is this daemon's to stop and to remove: of two, one of which takes over from the other, only that one's that serves it.
+    is_ours: AtomicBool,
+    /// What another daemon has to know of it is there to be taken.
+    is_saved: AtomicBool,
+    is_ending: AtomicBool,
+    end: Mutex<Option<End>>,
+    /// The kernel is being told of another size.
+    pub(super) is_growing: AtomicBool,
+}
+
+/// How requests come to one queue.
+pub(super) struct Attached {
+    pub(super) device: Arc<OwnedFd>,
+    pub(super) descriptors: Descriptors,
+}
+
+/// Why a device is not served any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The daemon ends.
+    Shutdown,
+    /// The disk or the address is not there any more, or somebody has removed the device.
+    Removed,
+}
+
+/// How a device has ended for its queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It is stopped: the kernel gives all memory back.
+    Stopped,
+    /// It is left as it is: what has come and was not begun comes again for whoever serves it next.
+    Left,
+}
+
+impl Device {
+    pub(super) fn new(
+        disk: Disk,
+        info: &DeviceInfo,
+        (address, control): (Option<String>, OwnedFd),
+        (common, log): (&Arc<Common>, &Arc<Log>),
+        orders: SyncSender<Order>,
+    ) -> Self {
+        let named = Named::of(info);
+        Self {
+            heard: Mutex::new(Heard::new(&disk)),
+            name: format!("{} at {}", disk.name, named.path()),
+            disk,
+            common: Arc::clone(common),
+            log: Arc::clone(log),
+            named,
+            address,
+            control: Arc::new(control),
+            attached: Mutex::default(),
+            orders,
+            wakers: Mutex::default(),
+            is_ours: AtomicBool::new(false),
+            is_saved: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            end: Mutex::new(None),
+            is_growing: AtomicBool::new(false),
+        }
+    }
+
+    /// Requests come there from here on.
+    pub(super) fn attach(&self, device: OwnedFd, descriptors: Vec<Descriptors>) {
+        let device = Arc::new(device);
+        let attached = descriptors.into_iter().map(|descriptors| {
+            Some(Attached {
+                device: Arc::clone(&device),
+                descriptors,
+            })
+        });
+        *lock(&self.attached) = attached.collect();
+        self.wake();
+    }
+
+    /// How requests come to a queue, if that is known and was not taken.
+    pub(super) fn take_attached(&self, queue: u16) -> Option<Attached> {
+        lock(&self.attached).get_mut(usize::from(queue))?.take()
+    }
+
+    /// A queue is there, and is told with `waker` of changes.
+    pub(super) fn join(&self, waker: Waker) {
+        lock(&self.wakers).push(waker);
+    }
+
+    fn wake(&self) {
+        let wakers = lock(&self.wakers).clone();
+        wakers.iter().for_each(Waker::wake);
+    }
+
+    /// How a flush ends through this device that has ended like this for whoever shared it.
+    pub(super) fn end_flush(&self, status: Status) -> Status {
+        lock(&self.heard).end_flush(&self.disk, status)
+    }
+
+    /// What another daemon has to know to go on with it, where the kernel was told of this size.
+    pub(super) fn save(&self, told_size: u64) -> SavedDevice {
+        SavedDevice {
+            disk: self.disk.name.clone(),
+            number: self.named.number,
+            size: told_size,
+            block_size: self.disk.block_size,
+            read_only: self.disk.read_only,
+            has_losses: lock(&self.heard).misses_some(&self.disk),
+        }
+    }
+
+    /// Writes may be lost that its users have not been told of: another daemon knows.
+    pub(super) fn note_losses(&self) {
+        lock(&self.heard).miss(&self.disk);
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        // Acquire: pairs with the Release in `set_ours`.
+        self.is_ours.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_ours(&self, is_ours: bool) {
+        // Release: who stops it has seen all that was done before it became ours.
+        self.is_ours.store(is_ours, Ordering::Release);
+    }
+
+    /// Whether another daemon may have it from here on, if it is told that this one is gone. That is known before anybody is told.
+    pub(super) fn set_saved(&self, is_saved: bool) {
+        self.is_saved.store(is_saved, Ordering::Release);
+    }
+
+    /// Another daemon serves the device, or will.
+    pub(super) fn let_go(&self) {
+        if self.is_saved.load(Ordering::Acquire) {
+            self.set_ours(false);
+        }
+        self.ask_end(Reason::Removed);
+    }
+
+    /// Has the thread do something. Says whether it will.
+    pub(super) fn order(&self, order: Order) -> bool {
+        self.orders.try_send(order).is_ok()
+    }
+
+    /// Has it ended by the thread. No call but the first does anything.
+    pub(super) fn ask_end(&self, reason: Reason) {
+        let is_first = !self.is_ending.swap(true, Ordering::Relaxed);
+        if is_first && !self.order(Order::End { reason, done: None }) {
+            self.end(End::Left);
+        }
+    }
+
+    /// The same, for a thread that waits for it. Says whether it was the first.
+    pub(super) fn ask_end_and_tell(&self, reason: Reason, done: SyncSender<()>) -> bool {
+        let done = Some(done);
+        !self.is_ending.swap(true, Ordering::Relaxed) && self.order(Order::End { reason, done })
+    }
+
+    /// Says whether it is to end, or has ended.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// Has all queues finish what they have begun, and end.
+    pub(super) fn end(&self, how: End) {
+        lock(&self.end).get_or_insert(how);
+        self.wake();
+    }
+
+    /// How it has ended, if it has.
+    pub(super) fn ended(&self) -> Option<End> {
+        *lock(&self.end)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing is left half done by a panic under these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

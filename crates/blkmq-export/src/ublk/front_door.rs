@@ -1,0 +1,440 @@
+//! Decides how ublk is one of the front doors: its name, its addresses, which are numbers of devices, and how a device comes to be served:
+//! as a new one, as one that a daemon has left that was killed, or as one that another daemon hands over.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use blkmq_core::ids::ReactorId;
+use blkmq_host::disk::Disk;
+use blkmq_host::engine::Engine;
+use blkmq_host::service::{Service, ServiceFactory};
+use blkmq_tls::Settings;
+
+use super::control::{Control, Named, open_queues, until};
+use super::device::{Device, Reason};
+use super::found::{Found, compare, find, remove_stopped};
+use super::keeper::{self, Beginning, Order};
+use super::made::{add, check};
+use super::protocol::{DeviceInfo, NUMBERS, RECOVERY};
+use super::queue::{First, Queue, QueueParts};
+use super::saved::SavedDevice;
+use super::slots::Memory;
+use crate::common::log::Log;
+use crate::common::{AddressError, AddressLimits, Common, OpenError};
+use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
+use crate::handover::{Handover, Member, Phase, Restore};
+
+/// The protocol by which the kernel has a block device served by a process.
+#[derive(Debug)]
+pub struct Ublk;
+
+impl FrontDoor for Ublk {
+    fn name(&self) -> &'static str {
+        DOOR
+    }
+
+    fn help(&self) -> &'static str {
+        "Serve a disk to this host as the block device /dev/ublkbN, with the number N or, for several disks, 'auto'; may be given again"
+    }
+
+    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
+        let number = match text {
+            AUTO => None,
+            _ => Some(text.parse().ok().filter(|number| *number < NUMBERS).ok_or_else(|| {
+                AddressError(format!(
+                    "address {text:?} rejected: ublk needs the number of a device, 0 to {}, or {AUTO}",
+                    NUMBERS - 1
+                ))
+            })?),
+        };
+        Ok(Box::new(Numbered(number)))
+    }
+}
+
+/// The number of a device; none for whichever is free.
+#[derive(Debug)]
+struct Numbered(Option<u32>);
+
+impl fmt::Display for Numbered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(number) => number.fmt(f),
+            None => f.write_str(AUTO),
+        }
+    }
+}
+
+impl Address for Numbered {
+    fn is_per_disk(&self) -> bool {
+        true
+    }
+
+    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+        let failed = |what: String| OpenError::new(format!("export ublk:{self}: {what}"));
+        if self.0.is_some() && disks.len() > 1 {
+            let count = disks.len();
+            return Err(failed(format!(
+                "one device for {count} disks: name the disk (disks = [..] in an [[export]] of its own), or write {AUTO}"
+            )));
+        }
+        let mut opened: Vec<Box<dyn Opened>> = Vec::new();
+        for disk in disks {
+            let control = Control::open().map_err(failed)?;
+            let way = self.way(&control, disk, handover).map_err(failed)?;
+            opened.push(Box::new(OfDisk {
+                disk: (*disk).to_owned(),
+                number: self.0,
+                control,
+                way,
+            }));
+        }
+        Ok(opened)
+    }
+}
+
+impl Numbered {
+    fn way(&self, control: &Control, disk: &str, handover: &Handover) -> Result<Way, String> {
+        let Some(number) = self.0 else {
+            remove_stopped(control, disk);
+            return Ok(Way::New);
+        };
+        let name = name_of(number);
+        let mut inherited = handover.take_inherited(|address, _| address == name).into_iter();
+        if let Some((.., descriptor)) = inherited.next() {
+            return Ok(Way::Inherited(descriptor));
+        }
+        Ok(match find(control, number, disk)? {
+            Found::Nothing => Way::New,
+            Found::Waiting(info) => Way::Waiting(info),
+        })
+    }
+}
+
+/// A disk that becomes a device when the engine is there.
+struct OfDisk {
+    disk: String,
+    number: Option<u32>,
+    control: Control,
+    way: Way,
+}
+
+/// How it becomes one.
+enum Way {
+    /// It is made.
+    New,
+    /// Another daemon has left it, and requests wait.
+    Waiting(DeviceInfo),
+    /// Another daemon hands it over, and this descriptor says so.
+    Inherited(OwnedFd),
+}
+
+impl Opened for OfDisk {
+    /// The number may not be known yet.
+    fn client_line(&self, _disk: &str, _tls: &Settings) -> Option<String> {
+        None
+    }
+
+    fn serve(
+        self: Box<Self>,
+        engine: &Engine,
+        what: Offer<'_>,
+        common: &Arc<Common>,
+    ) -> Result<Box<dyn Served>, ServeError> {
+        let name = self.disk.clone();
+        let failed = |why: String| ServeError(format!("disk {name}: {why}").into());
+        let disk = engine.disk(&name);
+        let disk = disk.ok_or_else(|| failed("there is no such disk".to_owned()))?;
+        check(&disk).map_err(failed)?;
+        let address = common.connections.add_address(
+            AddressLimits {
+                name: self.number.map_or_else(|| format!("ublk:{AUTO}"), name_of),
+                ..what.admitted
+            },
+            1,
+        );
+        let served = ServedDevice {
+            disk,
+            address,
+            common: Arc::downgrade(common),
+            log: Arc::new(Log::new(DOOR)),
+            device: Arc::default(),
+        };
+        match served.begin(engine, *self, common) {
+            Ok(()) => Ok(Box::new(served)),
+            Err(why) => {
+                served.close();
+                Err(failed(why))
+            }
+        }
+    }
+}
+
+/// The device of one disk.
+#[derive(Clone)]
+struct ServedDevice {
+    disk: Disk,
+    address: u32,
+    /// Not held: what is handed over is part of it, and has a copy of this.
+    common: Weak<Common>,
+    log: Arc<Log>,
+    /// None as long as another daemon serves it.
+    device: Arc<OnceLock<Arc<Device>>>,
+}
+
+/// A device, with what its queues are made of.
+struct Ready {
+    device: Arc<Device>,
+    queues: Vec<QueueParts>,
+}
+
+impl ServedDevice {
+    /// Has it served.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    fn begin(&self, engine: &Engine, of: OfDisk, common: &Arc<Common>) -> Result<(), String> {
+        let OfDisk {
+            number, control, way, ..
+        } = of;
+        let is_served = common.handover.phase() == Phase::Serving;
+        let (info, beginning) = match way {
+            Way::New => (
+                add(&control, &self.disk, number, engine.reactors())?,
+                Beginning::Start,
+            ),
+            Way::Waiting(info) => (self.recover(&control, info)?, Beginning::Recovery),
+            Way::Inherited(descriptor) => {
+                let info = control.info(number.unwrap_or_default());
+                let info = info.ok().flatten().filter(DeviceInfo::is_served);
+                let info = info.ok_or("the device to be taken over is not there")?;
+                let ready = self.ready(control, info, Beginning::Succession, common)?;
+                self.wait_for(descriptor, ready, common);
+                return Ok(());
+            }
+        };
+        let path = Named::of(&info).path();
+        let made = open_queues(&info)
+            .map_err(|error| format!("{path} cannot be served: {error}"))
+            .and_then(|queues| Ok((queues, self.ready(control, info, beginning, common)?)));
+        let (queues, ready) = match made {
+            Ok(made) => made,
+            Err(why) => {
+                // What was left stays, and what is new is nobody's.
+                if beginning == Beginning::Start {
+                    abandon(&info);
+                }
+                return Err(why);
+            }
+        };
+        let device = Arc::clone(&ready.device);
+        let _ = self.device.set(Arc::clone(&device));
+        device.set_ours(true);
+        device.attach(queues.0, queues.1);
+        if let Some(address) = &device.address {
+            let elsewhere: Restore = Arc::new(|_, _| Err("this daemon has made the device anew".into()));
+            let copy = device.control.try_clone().map_err(|error| error.to_string())?;
+            common.handover.add_mount(DOOR, address.clone(), copy, elsewhere);
+        }
+        let first = self.first(common, false, is_served)?;
+        engine.add_service(ReactorId(0), self.factory(ready, first));
+        match is_served {
+            true => wait_until_begun(&device),
+            // Nobody is served yet.
+            false => Ok(()),
+        }
+    }
+
+    /// Takes over a device that a daemon has left.
+    fn recover(&self, control: &Control, info: DeviceInfo) -> Result<DeviceInfo, String> {
+        compare(control, &info, &self.disk)?;
+        let named = Named::of(&info);
+        let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
+        until(ENDING_MAX, is_busy, || control.start_recovery(named))
+            .map_err(|error| format!("{} cannot be taken over: {error}", named.path()))?;
+        tracing::info!(
+            "ublk: {} at {}: found as it was left",
+            self.disk.name,
+            named.path()
+        );
+        Ok(info)
+    }
+
+    /// Gets what its queues are made of, and its thread.
+    fn ready(
+        &self,
+        control: Control,
+        info: DeviceInfo,
+        beginning: Beginning,
+        common: &Arc<Common>,
+    ) -> Result<Ready, String> {
+        let failed = |error: io::Error| format!("no memory for requests: {error}");
+        let part = |number| {
+            Ok(QueueParts {
+                number,
+                memory: Memory::new(info.depth)?,
+                member: Member::new(&common.handover),
+            })
+        };
+        let queues = (0..info.queues)
+            .map(part)
+            .collect::<io::Result<_>>()
+            .map_err(failed)?;
+        let (orders, receiver) = sync_channel(ORDERS_MAX);
+        let address = info.has(RECOVERY).then(|| name_of(info.number));
+        let device = control.descriptor().map_err(failed)?;
+        let device = Device::new(
+            self.disk.clone(),
+            &info,
+            (address, device),
+            (common, &self.log),
+            orders,
+        );
+        let device = Arc::new(device);
+        keeper::spawn(control, &device, info, beginning, receiver).map_err(failed)?;
+        Ok(Ready { device, queues })
+    }
+
+    /// Goes on with the device when another daemon hands it over.
+    fn wait_for(&self, descriptor: OwnedFd, ready: Ready, common: &Arc<Common>) {
+        let Some(address) = ready.device.address.clone() else {
+            return;
+        };
+        let (served, waiting) = (self.clone(), Mutex::new(Some(ready)));
+        let restore: Restore = Arc::new(move |body, fds| {
+            let ready = waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+            served.restore(body, &fds, ready.ok_or("it is handed over twice")?)
+        });
+        common.handover.add_mount(DOOR, address, descriptor, restore);
+    }
+
+    /// What goes on with a device that another daemon has saved.
+    fn restore(&self, body: &[u8], fds: &[OwnedFd], ready: Ready) -> Result<ServiceFactory, Refusal> {
+        if fds.len() != 1 {
+            return Err("it has more descriptors than one".into());
+        }
+        let saved = SavedDevice::parse(body)?;
+        self.compare(&saved)?;
+        let common = self.common.upgrade().ok_or("nobody serves there any more")?;
+        let mut first = self.first(&common, true, false)?;
+        first.told_size = saved.size;
+        if saved.has_losses {
+            ready.device.note_losses();
+        }
+        let _ = self.device.set(Arc::clone(&ready.device));
+        Ok(self.factory(ready, first))
+    }
+
+    /// Says whether the disk is what its users know.
+    fn compare(&self, saved: &SavedDevice) -> Result<(), String> {
+        let disk = &self.disk;
+        let is_same = (&*saved.disk, saved.block_size, saved.read_only)
+            == (&*disk.name, disk.block_size, disk.read_only);
+        // The kernel is told of what has grown since.
+        match is_same && saved.size <= disk.current_size() {
+            true => Ok(()),
+            false => Err(format!(
+                "disk {} is not as {} bytes in blocks of {} that its users know",
+                saved.disk, saved.size, saved.block_size
+            )),
+        }
+    }
+
+    fn first(&self, common: &Arc<Common>, is_restored: bool, has_begun: bool) -> Result<First, String> {
+        let ticket = common.connections.readmit(self.address);
+        Ok(First {
+            ticket: ticket.map_err(|refusal| refusal.to_string())?,
+            is_restored,
+            told_size: self.disk.current_size(),
+            others: Vec::new(),
+            has_begun,
+        })
+    }
+
+    /// What makes the first queue, which has the others made.
+    fn factory(&self, ready: Ready, mut first: First) -> ServiceFactory {
+        let Ready { device, queues } = ready;
+        let mut queues = queues.into_iter();
+        let parts = queues.next();
+        first.others = queues.collect();
+        Box::new(move || {
+            let parts = parts.expect("a device has a queue at least");
+            Box::new(Queue::new(device, parts, Some(first))) as Box<dyn Service>
+        })
+    }
+}
+
+impl Served for ServedDevice {
+    fn disk(&self) -> Option<&str> {
+        Some(&self.disk.name)
+    }
+
+    fn client_line(&self) -> Option<String> {
+        let device = self.device.get()?;
+        Some(format!("device: {}", device.named.path()))
+    }
+
+    /// It has the one that it has.
+    fn offer(&self, _disks: &[Disk], _what: Offer<'_>) -> Result<(), ServeError> {
+        Ok(())
+    }
+
+    fn close(&self) {
+        if let Some(device) = self.device.get() {
+            let (done, ended) = sync_channel(1);
+            if device.ask_end_and_tell(Reason::Removed, done) && ended.recv_timeout(END_MAX).is_err() {
+                tracing::warn!("ublk: {} is being stopped for {END_MAX:?}", device.name);
+            }
+        }
+        if let Some(common) = self.common.upgrade() {
+            common.connections.remove_address(self.address);
+        }
+    }
+}
+
+/// Has the thread start it, and waits: its partitions are read before it is there.
+fn wait_until_begun(device: &Device) -> Result<(), String> {
+    let path = device.named.path();
+    let (begun, waiting) = sync_channel(1);
+    if !device.order(Order::Begin(Some(begun))) {
+        return Err(format!("{path} does not start"));
+    }
+    match waiting.recv_timeout(BEGIN_MAX) {
+        Ok(begun) => begun.map_err(|error| format!("{path} does not start: {error}")),
+        Err(_) => Err(format!(
+            "{path} does not start within {BEGIN_MAX:?}: its drive does not answer"
+        )),
+    }
+}
+
+/// Removes a device that was made and cannot be served.
+fn abandon(info: &DeviceInfo) {
+    if let Ok(control) = Control::open() {
+        // Who looks at the number next is told what is there.
+        let _ = control.delete(Named::of(info));
+    }
+}
+
+/// How a device is named among other addresses.
+fn name_of(number: u32) -> String {
+    format!("ublk:{number}")
+}
+
+/// Why a device cannot go on here.
+type Refusal = Box<dyn std::error::Error + Send + Sync>;
+
+/// The name of this front door.
+pub(super) const DOOR: &str = "ublk";
+/// What stands for whichever number is free.
+pub(super) const AUTO: &str = "auto";
+/// What a thread is asked for at a time.
+const ORDERS_MAX: usize = 16;
+/// For a daemon to end that was killed.
+const ENDING_MAX: Duration = Duration::from_secs(10);
+/// For partitions to be read.
+const BEGIN_MAX: Duration = Duration::from_secs(60);
+/// For what is under way to end, and file systems to be written back.
+const END_MAX: Duration = Duration::from_secs(60);

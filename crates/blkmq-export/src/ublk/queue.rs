@@ -1,0 +1,367 @@
+//! Decides the life of one queue of a device on its reactor: requests come from the kernel, become bios, and are answered when these have
+//! ended. All answers of a turn, and the memory for as many requests, go to the kernel in one system call.
+
+mod moving;
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blkmq_core::bio::{Bio, Op};
+use blkmq_core::ids::ReactorId;
+use blkmq_host::disk::Use;
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service};
+
+use self::moving::Moving;
+use super::device::{Attached, Device, End, Reason};
+use super::protocol::{DATA_BYTES_MAX, Request, Shape};
+use super::slots::{Memory, Slots};
+use super::sys;
+use crate::common::admission::Ticket;
+use crate::common::command_ring::{CommandRing, Ended};
+use crate::common::io_flusher::become_io_flusher;
+use crate::handover::{Member, Phase};
+
+/// What one queue is made of.
+pub(super) struct QueueParts {
+    pub(super) number: u16,
+    pub(super) memory: Memory,
+    pub(super) member: Member,
+}
+
+/// What the first queue does for all of them.
+pub(super) struct First {
+    /// The device's place among the connections.
+    pub(super) ticket: Ticket,
+    /// Another daemon has handed it over.
+    pub(super) is_restored: bool,
+    /// The size that the kernel was told of last.
+    pub(super) told_size: u64,
+    /// The others, each of which gets its reactor.
+    pub(super) others: Vec<QueueParts>,
+    /// Somebody waits for it to begin; else it begins when clients are served.
+    pub(super) has_begun: bool,
+}
+
+/// One queue.
+pub(super) struct Queue {
+    device: Arc<Device>,
+    number: u16,
+    ring: CommandRing,
+    slots: Slots,
+    attached: Option<Attached>,
+    first: Option<First>,
+    member: Member,
+    disk_use: Option<Use>,
+    /// Bios that the disk's queue had no room for.
+    refused: VecDeque<Bio>,
+    /// Kept for its memory.
+    ended: Vec<Ended>,
+    is_polling: bool,
+    comes_again: bool,
+    is_stopping: bool,
+    moving: Moving,
+}
+
+impl Queue {
+    pub(super) fn new(device: Arc<Device>, parts: QueueParts, first: Option<First>) -> Self {
+        let (ring, slots) = parts.memory.into_parts();
+        let depth = usize::from(slots.len());
+        Self {
+            device,
+            number: parts.number,
+            ring,
+            slots,
+            attached: None,
+            first,
+            member: parts.member,
+            disk_use: None,
+            refused: VecDeque::with_capacity(depth),
+            ended: Vec::with_capacity(2 * depth),
+            is_polling: false,
+            comes_again: false,
+            is_stopping: false,
+            moving: Moving::No,
+        }
+    }
+
+    /// Says whether requests are taken that have come.
+    fn takes(&self) -> bool {
+        self.is_stopping || self.moving == Moving::No && self.refused.is_empty()
+    }
+
+    /// Takes the requests that have come.
+    fn take(&mut self, cx: &mut Cx<'_>) {
+        if !self.takes() {
+            return;
+        }
+        let mut ended = std::mem::take(&mut self.ended);
+        self.ring.take(&mut ended);
+        for ended in ended.drain(..) {
+            self.take_one(cx, ended);
+        }
+        self.ended = ended;
+    }
+
+    fn take_one(&mut self, cx: &mut Cx<'_>, ended: Ended) {
+        let tag = ended.user as u16;
+        self.slots.take_from_kernel(tag);
+        match ended.result {
+            // What comes after the end comes again for whoever serves it next.
+            0 if self.is_stopping => {}
+            0 => self.begin(cx, tag),
+            GONE => self.note_gone(),
+            error => {
+                let error = std::io::Error::from_raw_os_error(-error);
+                let what = format_args!("{}: a request is lost: {error}", self.device.name);
+                self.device.log.warn(cx.now(), what);
+                self.note_gone();
+            }
+        }
+    }
+
+    /// The device is gone if all memory is back: somebody has removed it.
+    fn note_gone(&mut self) {
+        if self.slots.are_back() && self.slots.are_idle() && !self.is_stopping && !self.device.is_ending() {
+            tracing::info!("ublk: {}: removed, and not served any more", self.device.name);
+            self.device.ask_end(Reason::Removed);
+        }
+    }
+
+    fn begin(&mut self, cx: &mut Cx<'_>, tag: u16) {
+        let Some(attached) = &self.attached else { return };
+        let descriptor = attached.descriptors.read(tag);
+        let disk = &self.device.disk;
+        let shape = Shape {
+            size: disk.current_size(),
+            block_size: disk.block_size,
+            read_only: disk.read_only,
+            data_bytes_max: DATA_BYTES_MAX,
+            memory: self.slots.address(tag),
+        };
+        match Request::parse(&descriptor, &shape) {
+            Ok(request) => self.submit(cx, tag, &request),
+            Err(refused) => {
+                let what = format_args!("{}: a request is refused: {refused}", self.device.name);
+                self.device.log.warn(cx.now(), what);
+                self.commit(tag, -refused.errno());
+            }
+        }
+    }
+
+    fn submit(&mut self, cx: &mut Cx<'_>, tag: u16, request: &Request) {
+        let disk = &self.device.disk;
+        let mut bio = Bio {
+            op: request.op,
+            flags: request.flags,
+            disk: disk.id,
+            group: disk.group,
+            offset: request.offset,
+            len: request.len,
+            cookie: tag.into(),
+            ..Bio::default()
+        };
+        let has_data = request.op.has_data();
+        self.slots
+            .begin(tag, if has_data { request.len as i32 } else { 0 });
+        if has_data {
+            bio.data = self.slots.lend(tag, request.len);
+        }
+        if let Err(bio) = cx.submit(disk.queue, bio) {
+            self.refused.push_back(bio);
+        }
+    }
+
+    /// Submits what was refused before. Says whether there was room for all.
+    fn submit_refused(&mut self, cx: &mut Cx<'_>) -> bool {
+        while let Some(bio) = self.refused.pop_front() {
+            if let Err(bio) = cx.submit(self.device.disk.queue, bio) {
+                self.refused.push_front(bio);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Answers a request, and has the kernel put another one into its memory.
+    fn commit(&mut self, tag: u16, result: i32) {
+        if let Some(attached) = &self.attached {
+            let memory = self.slots.lend_to_kernel(tag);
+            let device = attached.device.as_raw_fd();
+            sys::commit(&self.ring, device, (self.number, tag), result, memory);
+        }
+    }
+
+    /// Has the kernel put requests into all memory, once it is known how they come.
+    fn attach(&mut self) {
+        if self.attached.is_some() || self.is_stopping {
+            return;
+        }
+        let Some(attached) = self.device.take_attached(self.number) else {
+            return;
+        };
+        let device = attached.device.as_raw_fd();
+        for tag in 0..self.slots.len() {
+            let memory = self.slots.lend_to_kernel(tag);
+            sys::fetch(&self.ring, device, (self.number, tag), memory);
+        }
+        self.attached = Some(attached);
+    }
+
+    /// Takes note of what has changed around it: its end, the disk's removal or growth, another daemon.
+    fn look_around(&mut self) {
+        self.attach();
+        if self.disk_use.as_ref().is_none_or(Use::is_to_end) {
+            self.device.ask_end(Reason::Removed);
+        }
+        self.follow();
+        self.is_stopping |= self.device.ended().is_some();
+        if let Some(first) = &mut self.first {
+            let size = self.device.disk.current_size();
+            // Who is handed over says what it has told, and no more.
+            if self.moving == Moving::No && std::mem::replace(&mut first.told_size, size) != size {
+                let is_known = self.device.is_growing.swap(true, Ordering::Relaxed);
+                if !is_known && !self.device.order(super::keeper::Order::Grow) {
+                    first.told_size = 0;
+                }
+            }
+        }
+    }
+
+    /// The first queue takes the device's place among the connections, and gives the others their reactors.
+    fn begin_device(&mut self, cx: &mut Cx<'_>) {
+        let Some(first) = &mut self.first else { return };
+        let reactors = cx.reactors();
+        for parts in first.others.drain(..) {
+            let reactor = ReactorId((usize::from(parts.number) % reactors) as u16);
+            let device = Arc::clone(&self.device);
+            let queue = move || Box::new(Self::new(device, parts, None)) as Box<dyn Service>;
+            cx.spawn_on(reactor, Box::new(queue));
+        }
+        let group = self.device.disk.group;
+        first.ticket.arrive(cx.waker());
+        match first.is_restored {
+            true => first.ticket.reselect(group),
+            false => {
+                if let Err(refusal) = first.ticket.select(group) {
+                    let what = format_args!("{}: not served: {refusal}", self.device.name);
+                    self.device.log.warn(cx.now(), what);
+                    self.device.ask_end(Reason::Removed);
+                }
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.slots.are_idle() && self.refused.is_empty()
+    }
+}
+
+impl Service for Queue {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        // Only root may; what else there is against waiting for oneself is in the manual.
+        let _ = become_io_flusher();
+        self.device.join(cx.waker());
+        self.disk_use = self.device.disk.users.enter(cx.waker());
+        self.member.select(&self.device.disk.name);
+        if self.member.arrive(cx.waker()) != Phase::Serving {
+            self.moving = Moving::AtRest;
+            self.member.settle(None);
+        }
+        self.begin_device(cx);
+        self.look_around();
+    }
+
+    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
+        for completion in completed {
+            match completion.user {
+                POLL => self.is_polling = false,
+                AGAIN => self.comes_again = false,
+                _ => {}
+            }
+        }
+        self.take(cx);
+    }
+
+    fn on_end(&mut self, _cx: &mut Cx<'_>, bio: Bio) {
+        let (tag, op, status) = (bio.cookie as u16, bio.op, bio.status);
+        drop(bio);
+        let done = self.slots.end(tag);
+        let status = match op {
+            Op::Flush => self.device.end_flush(status),
+            _ => status,
+        };
+        let result = if status.is_ok() { done } else { -status.errno() };
+        self.commit(tag, result);
+    }
+
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        self.look_around();
+        self.take(cx);
+    }
+
+    fn on_room(&mut self, cx: &mut Cx<'_>) {
+        if self.submit_refused(cx) {
+            self.take(cx);
+        }
+    }
+
+    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
+        if self.moving == Moving::Stopping {
+            self.save_if_at_rest(cx);
+        }
+        let is_full = self.ring.submit().is_err();
+        if self.is_finished() {
+            if std::mem::take(&mut self.is_polling) {
+                cx.ring_client().push_cancel(POLL, CANCEL);
+            }
+            return;
+        }
+        let has_ended = self.ring.has_ended();
+        if is_full || has_ended && self.takes() {
+            if !std::mem::replace(&mut self.comes_again, true) {
+                cx.ring_client().push_nop(AGAIN);
+            }
+        } else if !has_ended && !std::mem::replace(&mut self.is_polling, true) {
+            cx.ring_client()
+                .push_poll(self.ring.fd(), libc::POLLIN, false, POLL);
+        }
+    }
+
+    /// Who asks needs the processor on which the reactor would look.
+    fn busy(&self) -> bool {
+        false
+    }
+
+    /// What the kernel asks until the device is stopped is done.
+    fn drain(&mut self, _cx: &mut Cx<'_>) {
+        match self.member.phase() {
+            Phase::Gone => self.device.let_go(),
+            _ => self.device.ask_end(Reason::Shutdown),
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        let is_back = || self.device.ended() == Some(End::Left) || self.slots.are_back();
+        self.is_stopping && self.is_idle() && is_back()
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.device.ended() == Some(End::Left) {
+            // Whoever serves it next finds that it is free when this process is over, and nothing of it writes to the disk any more.
+            std::mem::forget(self.attached.take());
+        }
+        // Nobody else serves it.
+        self.device.ask_end(Reason::Removed);
+    }
+}
+
+/// What the kernel gives memory back with when the device is gone.
+const GONE: i32 = -libc::ENODEV;
+const POLL: u64 = 0;
+const CANCEL: u64 = 1;
+const AGAIN: u64 = 2;
