@@ -76,6 +76,8 @@ struct Entry {
     commit_id: u64,
     unique: u64,
     work: Work,
+    /// It has a request that is not answered yet.
+    is_under_way: bool,
 }
 
 impl RingChannel {
@@ -87,6 +89,7 @@ impl RingChannel {
             commit_id: 0,
             unique: 0,
             work: Work::None,
+            is_under_way: false,
         };
         let all: Vec<Entry> = buffers.map(entry).collect();
         let entries = Entries {
@@ -125,12 +128,12 @@ impl RingChannel {
         let slot = ended.user as u16;
         let entries = &mut self.requests.transport;
         match ended.result {
+            // What comes after the end is the kernel's to give up.
+            0 if self.is_stopping => entries.lose(slot),
             0 => {
                 let request = entries.receive(slot);
-                // What comes after the end is the kernel's to give up.
-                if !self.is_stopping
-                    && let Err(broken) = self.requests.begin(cx, slot, request)
-                {
+                if let Err(broken) = self.requests.begin(cx, slot, request) {
+                    self.requests.transport.settle(slot);
                     let what = format_args!("{}: not served any more: {broken}", self.filesystem.name);
                     self.filesystem.log.warn(cx.now(), what);
                     self.filesystem.unmount_and_end();
@@ -253,6 +256,7 @@ impl Entries {
         let area = entry.header();
         let request = Request::parse_in_ring(area);
         entry.commit_id = commit_id(area);
+        entry.is_under_way = true;
         self.under_way += 1;
         request
     }
@@ -262,15 +266,22 @@ impl Entries {
         self.all[usize::from(slot)].buffer.take_back();
     }
 
+    /// The request that has come into an entry is not under way any more.
+    fn settle(&mut self, slot: u16) {
+        let entry = &mut self.all[usize::from(slot)];
+        self.under_way -= usize::from(std::mem::take(&mut entry.is_under_way));
+    }
+
     /// Gives an entry back to the kernel, with an answer.
     fn commit(&mut self, slot: u16, unique: u64, errno: i32, data_bytes: usize) {
         let entry = &mut self.all[usize::from(slot)];
         put_ring_answer(entry.header_mut(), unique, errno, data_bytes);
         let commit_id = entry.commit_id;
         let _ = entry.lend_to_kernel();
-        self.under_way -= 1;
+        let queue = entry.queue;
+        self.settle(slot);
         let device = self.device.as_raw_fd();
-        commit(&self.ring, device, entry.queue, commit_id, slot.into());
+        commit(&self.ring, device, queue, commit_id, slot.into());
     }
 }
 
