@@ -76,7 +76,11 @@ impl Socket {
             return Err(io::Error::other("it does not listen"));
         }
         match sockopt::socket_domain(&socket)? {
-            AddressFamily::UNIX => Ok(Self::Unix(socket.into(), None)),
+            AddressFamily::UNIX => {
+                // An earlier daemon may not have done so.
+                refuse(&socket);
+                Ok(Self::Unix(socket.into(), None))
+            }
             AddressFamily::INET | AddressFamily::INET6 => Ok(Self::Tcp(socket.into())),
             other => Err(io::Error::other(format!("address family {}", other.as_raw()))),
         }
