@@ -12,6 +12,7 @@ pub mod histogram;
 mod interrupt;
 mod loop_device;
 pub mod nbd;
+pub mod observers;
 pub mod poll;
 pub mod replay;
 pub mod report;

@@ -55,6 +55,11 @@ impl Running {
         &self.place
     }
 
+    /// Its own directory.
+    pub(crate) fn dir(&self) -> &Scratch {
+        &self.dir
+    }
+
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()

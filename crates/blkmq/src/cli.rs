@@ -84,6 +84,8 @@ pub enum Bench {
     Poll(blkmq_bench::poll::PollArgs),
     /// A scheduler's statistics: under its lock, outside of it, and off
     Stats(blkmq_bench::stats::StatsArgs),
+    /// What it costs a client that its daemon is traced, or that its statistics are read
+    Observers(blkmq_bench::observers::ObserversArgs),
     /// How elevators scale to many submitters, in a model of as many CPUs
     Scale(blkmq_bench::scale::ScaleArgs),
 }

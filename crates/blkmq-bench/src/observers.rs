@@ -1,0 +1,323 @@
+//! Decides how it is measured what it costs a tenant that its daemon is watched: one NBD client of a null disk, with nobody looking, with a
+//! trace of all requests going to files, and with two programs that print what hundreds of disks do; all of them processes of their own.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use blkmq_nbd::codec::HeaderStyle;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::args::{BenchArgs, Plan};
+use crate::nbd::{EXPORT, Load, connect};
+use crate::report::{self, About, Report, Row};
+use crate::rounds::{self, Point, Sample};
+use crate::server::{Running, Scratch};
+use crate::table;
+use crate::usage::Usage;
+use crate::window::Window;
+
+/// Measure what it costs a client that its daemon is traced, or that its statistics are read
+#[derive(clap::Args, Clone, Debug)]
+pub struct ObserversArgs {
+    /// What all benches have.
+    #[command(flatten)]
+    pub common: BenchArgs,
+    /// I/Os under way
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 64])]
+    pub depth: Vec<u32>,
+    /// Disks that the daemon serves, one of which is used
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    pub disks: u32,
+}
+
+/// Runs the bench and prints its report; progress goes to stderr.
+///
+/// # Errors
+/// If an option is out of range, the daemon or an observer does not start or fails, or a file cannot be written.
+pub fn main(args: &ObserversArgs) -> Result<()> {
+    for depth in &args.depth {
+        ensure!(
+            (1..=DEPTH_MAX).contains(depth),
+            "--depth {depth} rejected: must be from 1 to {DEPTH_MAX}"
+        );
+    }
+    ensure!(
+        (1..=DISKS_MAX).contains(&args.disks),
+        "--disks {} rejected: must be from 1 to {DISKS_MAX}",
+        args.disks
+    );
+    let plan = args.common.plan(args.depth.len() * SIDES.len(), SET_UP)?;
+    let mut points = points(args);
+    let mut report = Report::start("observers", about(args), &plan);
+    let rows = rounds::run(&plan, &mut points)?;
+    drop(points);
+    report.finish(rows, &args.common)?;
+    report::say(&summary(&report.rows));
+    Ok(())
+}
+
+/// Who looks on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    /// Nobody.
+    Nobody,
+    /// `blkmq trace` writes what happens to all requests into files.
+    Trace,
+    /// Two times `blkmq iostat` prints what disks did each second.
+    Statistics,
+}
+
+fn points(args: &ObserversArgs) -> Vec<Point<'_>> {
+    let depths = args.depth.iter();
+    let both = depths.flat_map(|&depth| SIDES.map(|(name, side)| (depth, name, side)));
+    let point = |(depth, name, side): (u32, &'static str, Side)| Point {
+        case: case(args, depth),
+        side: name.into(),
+        measure: Box::new(move |plan| measure(args.disks, depth as usize, side, plan)),
+    };
+    both.map(point).collect()
+}
+
+fn case(args: &ObserversArgs, depth: u32) -> String {
+    format!("disks={}/depth={depth}", args.disks)
+}
+
+fn measure(disks: u32, depth: usize, side: Side, plan: &Plan) -> Result<Sample> {
+    let daemon = start(disks)?;
+    let mut observers = Observers::start(side, daemon.dir())?;
+    let load = Load::new(
+        connect(daemon.place(), 1, HeaderStyle::Simple)?,
+        depth,
+        BLOCK_BYTES,
+    );
+    let window = Window::new(1);
+    let (latency, measured) = thread::scope(|scope| {
+        let generator = scope.spawn(|| load.run(&window));
+        let measured = window.measure(plan, || Ok([Usage::of(daemon.pid())?, observers.usage()?]));
+        (
+            generator.join().expect("the load generator does not panic"),
+            measured,
+        )
+    });
+    // The generator's error says more than the window's.
+    let latency = latency.with_context(|| daemon.last_words())?;
+    let measured = measured?;
+    let observers_cpu = measured.usage[1].cpu_ns as f64 / measured.elapsed.as_nanos() as f64;
+    let dropped = observers.end()?;
+    Ok(Sample {
+        ios: measured.ios,
+        elapsed: measured.elapsed,
+        latency: (&latency).into(),
+        usage: measured.usage[0],
+        client: None,
+        figures: vec![("observers_cpu", observers_cpu), ("dropped", dropped as f64)],
+    })
+}
+
+fn start(disks: u32) -> Result<Running> {
+    let dir = Scratch::make()?;
+    let socket = dir.join("s");
+    let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+    command.args(["serve", "--disk", &format!("name={EXPORT},null=1T")]);
+    for number in 1..disks {
+        command.args([
+            "--disk",
+            &format!("name=disk{number},null=1G,group=/tenants/{number}"),
+        ]);
+    }
+    command.args([
+        "--nbd",
+        &address(&socket),
+        "--control",
+        &address(&dir.join(CONTROL)),
+    ]);
+    Running::start(command, dir, socket)
+}
+
+fn address(path: &Path) -> String {
+    format!("unix:{}", path.display())
+}
+
+/// The programs that look on, until this is dropped.
+struct Observers {
+    side: Side,
+    programs: Vec<Child>,
+}
+
+impl Observers {
+    fn start(side: Side, dir: &Scratch) -> Result<Self> {
+        wait_for(&dir.join(CONTROL))?;
+        let control = address(&dir.join(CONTROL));
+        let mut observers = Self {
+            side,
+            programs: Vec::new(),
+        };
+        match side {
+            Side::Nobody => {}
+            Side::Trace => {
+                let out = dir.join("trace");
+                observers.run(&["trace", "--socket", &control, "--out", &out.to_string_lossy()])?;
+                wait_for(&dir.join("trace.blktrace.0"))?;
+            }
+            Side::Statistics => {
+                for _ in 0..2 {
+                    observers.run(&["iostat", "--socket", &control, "1"])?;
+                }
+            }
+        }
+        Ok(observers)
+    }
+
+    fn run(&mut self, words: &[&str]) -> Result<()> {
+        let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+        command.args(words).stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let program = command.spawn();
+        self.programs
+            .push(program.with_context(|| format!("starting blkmq {}", words[0]))?);
+        Ok(())
+    }
+
+    /// What all of them have used.
+    fn usage(&self) -> Result<Usage> {
+        let mut sum = Usage::default();
+        for program in &self.programs {
+            sum += Usage::of(program.id())?;
+        }
+        Ok(sum)
+    }
+
+    /// Has a trace end. Returns how many of its events found no room.
+    fn end(&mut self) -> Result<u64> {
+        let mut dropped = 0;
+        for mut program in self.programs.drain(..) {
+            if self.side != Side::Trace {
+                program.kill().context("ending an observer")?;
+                program.wait().context("waiting for an observer")?;
+                continue;
+            }
+            if let Some(pid) = Pid::from_raw(program.id() as i32) {
+                kill_process(pid, Signal::INT).context("ending a trace")?;
+            }
+            let output = program.wait_with_output().context("waiting for a trace")?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "a trace failed: {said}");
+            dropped += dropped_events(&said)
+                .with_context(|| format!("a trace does not say what it dropped: {said}"))?;
+        }
+        Ok(dropped)
+    }
+}
+
+impl Drop for Observers {
+    fn drop(&mut self) {
+        for program in &mut self.programs {
+            let _ = program.kill();
+            let _ = program.wait();
+        }
+    }
+}
+
+fn wait_for(file: &Path) -> Result<()> {
+    let start = Instant::now();
+    while !file.exists() {
+        ensure!(
+            start.elapsed() < BEGIN_WITHIN,
+            "{} is not there after {BEGIN_WITHIN:?}",
+            file.display()
+        );
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// The number in `N events, M dropped`.
+fn dropped_events(said: &str) -> Option<u64> {
+    let before = said.lines().find_map(|line| line.strip_suffix(" dropped"))?;
+    before.rsplit(' ').next()?.parse().ok()
+}
+
+fn about(args: &ObserversArgs) -> About {
+    About {
+        question: "what does it cost a client that its daemon is traced, or that its statistics are read?".into(),
+        setting: vec![
+            format!(
+                "one NBD client, a process of its own, {BLOCK_BYTES} B random reads of one of {} null disks; a fresh daemon for every visit",
+                args.disks
+            ),
+            "trace: blkmq trace writes all requests of all disks to files; statistics: two times blkmq iostat, each second".into(),
+            "CPU and context switches are the daemon's; observers_cpu is the observers', in processors".into(),
+        ],
+    }
+}
+
+/// What is left of the I/Os of a client whom nobody observes.
+fn summary(rows: &[Row]) -> String {
+    let mut lines = String::new();
+    for row in rows {
+        let alone = rows
+            .iter()
+            .find(|one| one.case == row.case && one.side == SIDES[0].0);
+        if let Some(alone) = alone.filter(|alone| alone.side != row.side) {
+            lines += &format!(
+                "{} {}: {:.3} of the IOPS without ({}), p99 {} against {}\n",
+                row.case,
+                row.side,
+                row.iops / alone.iops,
+                table::count(alone.iops),
+                table::nanos(row.p99_ns as f64),
+                table::nanos(alone.p99_ns as f64),
+            );
+        }
+    }
+    lines
+}
+
+const SIDES: [(&str, Side); 3] = [
+    ("nobody", Side::Nobody),
+    ("trace", Side::Trace),
+    ("statistics", Side::Statistics),
+];
+/// The control socket's name.
+const CONTROL: &str = "c";
+const BLOCK_BYTES: u32 = 4096;
+const DEPTH_MAX: u32 = 1024;
+const DISKS_MAX: u32 = 1000;
+const BEGIN_WITHIN: Duration = Duration::from_secs(5);
+/// Starting and ending a daemon and observers.
+const SET_UP: Duration = Duration::from_millis(300);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_trace_says_at_its_end_is_read() {
+        assert_eq!(dropped_events("259,0 is disk a\n17 events, 4 dropped\n"), Some(4));
+        assert_eq!(dropped_events("it failed"), None);
+    }
+
+    #[test]
+    fn the_summary_compares_with_a_client_whom_nobody_observes() {
+        let row = |case: &str, side: &str, iops| Row {
+            case: case.into(),
+            side: side.into(),
+            iops,
+            ..Row::default()
+        };
+        let rows = [
+            row("a", "nobody", 200.0),
+            row("b", "nobody", 1.0),
+            row("a", "trace", 190.0),
+        ];
+        let summary = summary(&rows);
+        assert_eq!(summary.lines().count(), 1);
+        assert!(
+            summary.starts_with("a trace: 0.950 of the IOPS without (200)"),
+            "{summary}"
+        );
+    }
+}
