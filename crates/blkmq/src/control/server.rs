@@ -271,9 +271,10 @@ impl Client {
     /// Sends what is traced until the client says anything, or hangs up.
     fn carry(mut self, mut stream: Stream) -> io::Result<()> {
         let mut records = Vec::new();
-        while !self.wait(Some(Instant::now() + TRACE_EVERY))? {
+        let mut every = Duration::ZERO;
+        while !self.wait(Some(Instant::now() + every))? {
             records.clear();
-            stream.take(&mut records);
+            every = stream.take(&mut records);
             self.stream.write_all(&records)?;
         }
         Ok(())
@@ -345,8 +346,6 @@ const CLIENTS_MAX: u32 = 128;
 const LINE_MAX: usize = 1 << 20;
 /// How long a client may take to read what it has asked for.
 const WRITE_MAX: Duration = Duration::from_secs(5);
-/// How often what is traced is sent.
-const TRACE_EVERY: Duration = Duration::from_millis(2);
 /// How soon the end of the daemon is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// What the deepest request needs, several times over.

@@ -4,7 +4,8 @@
 pub(crate) mod encode;
 
 use std::fs::File;
-use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,13 +72,12 @@ pub fn main(args: &TraceArgs) -> Result<()> {
     let end = args.seconds.map(|seconds| Instant::now() + seconds);
     let is_due = || is_over.load(Ordering::Relaxed) || end.is_some_and(|end| Instant::now() >= end);
     let copied = copy(&mut stream, &mut files, is_due);
-    let finished = files.finish();
+    note(&format!("{} events, {} dropped", files.events, files.dropped));
     match copied {
         // Whoever reads may have had enough.
-        Err(error) if error.downcast_ref::<io::Error>().is_some_and(is_broken_pipe) => return Ok(()),
-        copied => copied?,
+        Err(error) if error.downcast_ref::<io::Error>().is_some_and(is_broken_pipe) => Ok(()),
+        copied => copied,
     }
-    finished
 }
 
 fn is_broken_pipe(error: &io::Error) -> bool {
@@ -94,23 +94,20 @@ fn say_devices(started: &Value) {
 
 /// Takes records until it is time, or the daemon ends.
 fn copy(stream: &mut impl Read, files: &mut Files, is_due: impl Fn() -> bool) -> Result<()> {
-    let mut input = Vec::new();
-    let mut piece = vec![0; PIECE_BYTES];
+    let mut input = vec![0; PIECE_BYTES];
+    let mut filled = 0;
     while !is_due() {
-        match stream.read(&mut piece) {
+        match stream.read(&mut input[filled..]) {
             Ok(0) => bail!(
                 "the daemon has ended the trace: it has stopped, or nothing was read for some seconds; events are missing"
             ),
-            Ok(len) => input.extend_from_slice(&piece[..len]),
+            Ok(len) => filled += len,
             Err(error) if is_for_later(&error) => continue,
             Err(error) => return Err(error).context("the daemon is gone"),
         }
-        let mut taken = 0;
-        while let Some((record, len)) = Record::parse(&input[taken..])? {
-            files.write(&record, &input[taken..taken + len])?;
-            taken += len;
-        }
-        input.drain(..taken);
+        let taken = files.write(&input[..filled])?;
+        input.copy_within(taken..filled, 0);
+        filled -= taken;
     }
     Ok(())
 }
@@ -124,43 +121,48 @@ fn is_for_later(error: &io::Error) -> bool {
 
 /// Where a trace goes: a file for each reactor, or one for all, the standard output.
 struct Files {
-    open: Vec<BufWriter<Box<dyn Write>>>,
+    open: Vec<Box<dyn Write>>,
     events: u64,
     dropped: u64,
 }
 
 impl Files {
     fn create(prefix: &Path, reactors: u32) -> Result<Self> {
-        let to: Vec<Box<dyn Write>> = match prefix == Path::new("-") {
-            true => vec![Box::new(io::stdout())],
+        let open: Vec<Box<dyn Write>> = match prefix == Path::new("-") {
+            // A duplicate of it, without the buffer of lines that the standard library has before it.
+            true => vec![Box::new(File::from(io::stdout().as_fd().try_clone_to_owned()?))],
             false => (0..reactors)
                 .map(|number| Ok(Box::new(create(prefix, number)?) as Box<dyn Write>))
                 .collect::<Result<_>>()?,
         };
-        let buffered = |to| BufWriter::with_capacity(PIECE_BYTES, to);
         Ok(Self {
-            open: to.into_iter().map(buffered).collect(),
+            open,
             events: 0,
             dropped: 0,
         })
     }
 
-    fn write(&mut self, record: &Record, bytes: &[u8]) -> Result<()> {
+    /// Writes the whole records of these bytes, those of one reactor that follow each other in one piece. Returns how many bytes these were.
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let (mut written, mut end, mut file) = (0, 0, 0);
+        while let Some((record, len)) = Record::parse(&bytes[end..])? {
+            let its_file = (record.cpu as usize).min(self.open.len() - 1);
+            if its_file != file {
+                self.open[file].write_all(&bytes[written..end])?;
+                (written, file) = (end, its_file);
+            }
+            end += len;
+            self.count(&record);
+        }
+        self.open[file].write_all(&bytes[written..end])?;
+        Ok(end)
+    }
+
+    fn count(&mut self, record: &Record) {
         if record.is_notice(MESSAGE) {
             self.dropped += encode::dropped(&record.text);
         }
         self.events += u64::from(record.categories() & NOTIFY == 0);
-        let number = (record.cpu as usize).min(self.open.len() - 1);
-        Ok(self.open[number].write_all(bytes)?)
-    }
-
-    /// Writes what is left, and says how much it was.
-    fn finish(mut self) -> Result<()> {
-        for file in &mut self.open {
-            file.flush().context("the trace cannot be written")?;
-        }
-        note(&format!("{} events, {} dropped", self.events, self.dropped));
-        Ok(())
     }
 }
 
@@ -177,6 +179,7 @@ fn note(text: &str) {
 
 /// How soon a signal, or the end of the time, is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// As much as the socket holds, and more than the longest record.
 const PIECE_BYTES: usize = 256 << 10;
 
 const EXAMPLES: &str = "\

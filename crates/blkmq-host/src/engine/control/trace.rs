@@ -19,7 +19,7 @@ pub struct Trace {
 }
 
 impl Control {
-    /// Has the steps of all requests told from now on. Each reactor has room for at least `events_min` (56 bytes each), and drops what it
+    /// Has the steps of all requests told from now on. Each reactor has room for at least `events_min` (48 bytes each), and drops what it
     /// has no room for; so empty it often, by [`Trace::drain`]. For any thread but a reactor's.
     ///
     /// # Errors
