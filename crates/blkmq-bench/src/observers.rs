@@ -245,7 +245,7 @@ fn about(args: &ObserversArgs) -> About {
         question: "what does it cost a client that its daemon is traced, or that its statistics are read?".into(),
         setting: vec![
             format!(
-                "one NBD client, a process of its own, {BLOCK_BYTES} B random reads of one of {} null disks; a fresh daemon for every visit",
+                "one NBD client, {BLOCK_BYTES} B random reads of one of {} null disks; a fresh daemon for every visit",
                 args.disks
             ),
             "trace: blkmq trace writes all requests of all disks to files; statistics: two times blkmq iostat, each second".into(),

@@ -81,8 +81,8 @@ impl Stream {
         self.trace.reactors()
     }
 
-    /// Appends what has been told since the last call. Returns when to come again: with buffers an eighth to a quarter full, so that what they hold is
-    /// still in a cache, and few wake-ups disturb those who serve.
+    /// Appends what has been told since the last call. Returns when to come again: when buffers are an eighth to a quarter full, so that
+    /// what they hold is still in a cache, and few wake-ups disturb those who serve.
     pub(crate) fn take(&mut self, out: &mut Vec<u8>) -> Duration {
         let Self {
             trace,

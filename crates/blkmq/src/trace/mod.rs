@@ -142,7 +142,7 @@ impl Files {
         })
     }
 
-    /// Writes the whole records of these bytes, those of one reactor that follow each other in one piece. Returns how many bytes these were.
+    /// Writes the whole records of these bytes, neighbours of one reactor in one piece. Returns how many bytes these were.
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         let (mut written, mut end, mut file) = (0, 0, 0);
         while let Some((record, len)) = Record::parse(&bytes[end..])? {

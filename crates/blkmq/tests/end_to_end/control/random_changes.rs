@@ -2,71 +2,57 @@
 //!
 //! `BLKMQ_CHANGES=10000 cargo test -p blkmq --release --test end_to_end control::random` is the long form.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use blkmq::control::client::Client as Control;
+use serde_json::{Value, json};
 
 use super::{Stage, add, names, remove, set};
-use crate::common::Daemon;
+use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
+use crate::vhost_user::{Driver, Ring};
 
 #[test]
 fn random_changes_beside_clients_leave_nothing_behind() {
     let changes: u64 = std::env::var("BLKMQ_CHANGES").map_or(600, |text| text.parse().expect("a number"));
-    let stage = Stage::new(&[]);
+    let stage = stage();
     let load = Load::start(&stage.nbd(), "vm1", 2);
-    let mut control = stage.control();
-    for number in 0..4 {
-        stage.scratch.image(&format!("d{number}.raw"), 1 << 20);
-    }
-    let mut seed = 1_u64;
-    let mut draw = |limit: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) % limit
-    };
-    let mut refused = 0;
-    let (mut settled, mut worst) = (None, Duration::ZERO);
-    for number in 0..changes {
-        if number == changes / 3 {
-            settled = Some(costs(&stage.daemon));
-            load.forget_slowest();
+    let mut driver = Driver::new(&stage.scratch.path("guest.vsock"), 1, Ring::SPLIT);
+    driver.serve();
+    let is_over = AtomicBool::new(false);
+    let (mut settled, mut worst, mut refused) = (None, Duration::ZERO, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                driver.step();
+                std::thread::sleep(LOOK_TIME);
+            }
+        });
+        // Also if this thread panics, so that the other one ends.
+        let _end = End(&is_over);
+        let mut changer = Changer::new(&stage);
+        for number in 0..changes {
+            if number == changes / 3 {
+                settled = Some(costs(&stage.daemon));
+                load.forget_slowest();
+            }
+            let start = Instant::now();
+            refused += u64::from(changer.change().is_err());
+            worst = worst.max(start.elapsed());
         }
-        let disk = format!("d{}", draw(4));
-        let start = Instant::now();
-        let done = match draw(8) {
-            0 | 1 => add(
-                &mut control,
-                "disk",
-                &disk,
-                &json!({"file": stage.scratch.word(&format!("{disk}.raw"))}),
-            ),
-            2 | 3 => remove(&mut control, "disk", &disk),
-            4 => set(&mut control, "group", "/vm1", &json!({"weight": draw(1100)})),
-            5 => set(
-                &mut control,
-                "disk",
-                "vm1",
-                &json!({"sched": SCHEDS[draw(4) as usize]}),
-            ),
-            6 => add(
-                &mut control,
-                "disk",
-                &format!("r{}", draw(3)),
-                &json!({"ram": "1M", "group": GROUPS[draw(3) as usize]}),
-            ),
-            _ => remove(&mut control, "disk", &format!("r{}", draw(3))),
-        };
-        worst = worst.max(start.elapsed());
-        refused += u64::from(done.is_err());
-    }
-    for disk in names(&mut control).iter().filter(|name| *name != "vm1") {
-        remove(&mut control, "disk", disk).expect("it can be removed");
-    }
+        changer.undo();
+    });
     let slowest = load.slowest();
-    let done = load.stop();
+    let done = load.stop_and_verify(&stage.scratch.path("vm1.raw"));
+    driver.finish();
+    driver.verify_image(&stage.scratch.path("guest.raw"));
     eprintln!(
-        "{changes} changes beside {done} requests, {refused} refused; the slowest change {worst:?}, the slowest batch of 16 requests {slowest:?}"
+        "{changes} changes beside {done} requests by NBD and {} of a guest, {refused} refused; the slowest change {worst:?}, the slowest \
+         batch of 16 requests by NBD {slowest:?}",
+        driver.ended()
     );
+    assert!(driver.ended() > changes / 10, "no test of the guest");
     assert!(
         refused > changes / 10 && refused < changes * 9 / 10,
         "{refused} of {changes} refused"
@@ -82,6 +68,125 @@ fn random_changes_beside_clients_leave_nothing_behind() {
         "memory: {before:?}, {after:?}"
     );
     stage.daemon.stop();
+}
+
+/// A daemon with a disk for NBD clients, one for a guest, and images for disks that come and go.
+fn stage() -> Stage {
+    let scratch = Scratch::new();
+    let guest = format!("name=guest,file={}", scratch.image("guest.raw", 1 << 20));
+    let address = format!("unix:{}", scratch.word("{disk}.vsock"));
+    for number in 0..FILES {
+        scratch.image(&format!("d{number}.raw"), 1 << 20);
+    }
+    Stage::of(scratch, &["--disk", &guest, "--vhost-user", &address])
+}
+
+/// Sets the flag when it goes.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Who changes the daemon.
+struct Changer<'a> {
+    stage: &'a Stage,
+    control: Control,
+    /// The configuration that the daemon had at its start.
+    first: String,
+    seed: u64,
+}
+
+impl<'a> Changer<'a> {
+    fn new(stage: &'a Stage) -> Self {
+        let mut control = stage.control();
+        let first = control.call("config.get", &json!({})).expect("an answer");
+        Self {
+            stage,
+            control,
+            first: first["toml"].as_str().expect("a text").to_owned(),
+            seed: 1,
+        }
+    }
+
+    fn draw(&mut self, limit: u64) -> u64 {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.seed >> 33) % limit
+    }
+
+    fn one_of(&mut self, all: &[&'static str]) -> &'static str {
+        all[self.draw(all.len() as u64) as usize]
+    }
+
+    /// Makes one change of some kind, which may be refused.
+    fn change(&mut self) -> anyhow::Result<Value> {
+        let kind = self.draw(9);
+        let (file, ram) = (format!("d{}", self.draw(FILES)), format!("r{}", self.draw(3)));
+        let group = self.one_of(&GROUPS);
+        match kind {
+            0 | 1 => {
+                let image = self.stage.scratch.word(&format!("{file}.raw"));
+                add(&mut self.control, "disk", &file, &json!({"file": image}))
+            }
+            2 | 3 => remove(&mut self.control, "disk", &file),
+            4 => {
+                let weight = self.draw(1100);
+                set(&mut self.control, "group", "/vm1", &json!({"weight": weight}))
+            }
+            5 => {
+                let sched = self.one_of(&SCHEDS);
+                set(&mut self.control, "disk", "vm1", &json!({"sched": sched}))
+            }
+            6 => add(
+                &mut self.control,
+                "disk",
+                &ram,
+                &json!({"ram": "1M", "group": group}),
+            ),
+            7 => remove(&mut self.control, "disk", &ram),
+            _ => {
+                let toml = self.configuration();
+                self.control.call("config.apply", &json!({"toml": toml}))
+            }
+        }
+    }
+
+    /// That of the start, with some more disks and groups, half of the time with one that cannot be.
+    fn configuration(&mut self) -> String {
+        let mut text = self.first.clone();
+        for number in 0..FILES {
+            if self.draw(2) == 0 {
+                let image = self.stage.scratch.word(&format!("d{number}.raw"));
+                text += &format!("[disk.d{number}]\nfile = {image:?}\n");
+            }
+        }
+        for number in 0..3 {
+            if self.draw(2) == 0 {
+                let group = self.one_of(&GROUPS[..2]);
+                text += &format!("[disk.r{number}]\nram = \"1M\"\ngroup = {group:?}\n");
+            }
+        }
+        let weight = self.draw(1500);
+        text += &format!(
+            "[group.\"/x\"]\nweight = {weight}\n[group.\"/y\"]\niops = {}\n",
+            1000 + weight
+        );
+        if self.draw(4) == 0 {
+            text += "[disk.late]\nfile = \"/nowhere/late\"\n";
+        }
+        text
+    }
+
+    /// Has the daemon be as it was at its start.
+    fn undo(mut self) {
+        let whole = json!({"toml": self.first});
+        self.control
+            .call("config.apply", &whole)
+            .expect("it was so before");
+        assert_eq!(names(&mut self.control), ["guest", "vm1"]);
+    }
 }
 
 #[derive(Debug)]
@@ -109,3 +214,7 @@ fn costs(daemon: &Daemon) -> Costs {
 
 const SCHEDS: [&str; 4] = ["bfq", "kyber", "mq-deadline", "cfq"];
 const GROUPS: [&str; 3] = ["/x", "/y/z", "bad"];
+/// Images of disks that come and go.
+const FILES: u64 = 4;
+/// A guest looks again so often.
+const LOOK_TIME: Duration = Duration::from_micros(200);
