@@ -3,7 +3,11 @@
 
 mod cluster;
 mod failures;
+mod file_systems;
+mod guests;
+mod hangs;
 mod locks;
+mod upgrades;
 
 use std::time::{Duration, Instant};
 
