@@ -13,6 +13,7 @@ mod interrupt;
 mod loop_device;
 pub mod nbd;
 pub mod poll;
+pub mod rbd;
 pub mod replay;
 pub mod report;
 pub mod rounds;
@@ -21,6 +22,7 @@ pub mod scale;
 pub mod single_dispatch;
 pub mod stack;
 pub mod stats;
+pub mod tls;
 
 mod facts;
 mod fio;

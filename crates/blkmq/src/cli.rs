@@ -84,6 +84,10 @@ pub enum Bench {
     Poll(blkmq_bench::poll::PollArgs),
     /// A scheduler's statistics: under its lock, outside of it, and off
     Stats(blkmq_bench::stats::StatsArgs),
+    /// Disks in a Ceph cluster: beside fio's rbd engine and QEMU's servers, shared by weight, and hanging
+    Rbd(blkmq_bench::rbd::RbdArgs),
+    /// NBD by TLS beside NBD without, ours and others'
+    Tls(blkmq_bench::tls::TlsArgs),
     /// How elevators scale to many submitters, in a model of as many CPUs
     Scale(blkmq_bench::scale::ScaleArgs),
 }

@@ -11,10 +11,10 @@ use blkmq_host::LogBudget;
 use blkmq_host::device::Extent;
 use blkmq_host::runner::Runner;
 
+use super::calls::{self, Call, Calls};
 use super::config::RbdConfig;
 use super::error::RbdError;
 use super::sys::RawImage;
-use super::calls::{self, Call, Calls};
 use super::{cluster, lock};
 
 /// An open image, which waits for the others of its queue.

@@ -210,11 +210,10 @@ impl<T> Drives<T> {
     /// The next drive that something waits for and no thread asks.
     fn first_free(&self) -> Option<usize> {
         let behind = self.last.wrapping_add(1);
-        let all = self
-            .drives
-            .range(behind..)
-            .chain(self.drives.range(..behind));
-        all.filter(|(_, line)| !line.is_asked).map(|(&drive, _)| drive).next()
+        let all = self.drives.range(behind..).chain(self.drives.range(..behind));
+        all.filter(|(_, line)| !line.is_asked)
+            .map(|(&drive, _)| drive)
+            .next()
     }
 
     /// What that drive is to be asked, and its number.

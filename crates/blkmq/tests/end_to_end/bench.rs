@@ -79,6 +79,17 @@ fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
 }
 
 #[test]
+fn the_tls_bench_measures_our_own_server_and_others() {
+    if !crate::common::tools::installed(&["openssl", "nbdcopy", "nbdkit", "qemu-nbd"]) {
+        return;
+    }
+    let rows = rows(&Scratch::new(), &["tls", "--rw", "randread"]);
+    assert_eq!(rows.len(), 18, "{rows:?}");
+    rows.iter().for_each(assert_measured);
+    assert_eq!(rows[1]["side"], "ours-tls");
+}
+
+#[test]
 fn the_doors_bench_reads_a_disk_that_is_a_file() {
     if !crate::fuse::may_mount() {
         return;

@@ -24,16 +24,7 @@ pub(crate) fn write_ext4_with_qemu(scratch: &Scratch, uri: &str) {
     run("mkfs.ext4", &["-q", "-F", "-d", &tree, &made]);
     run(
         "qemu-img",
-        &[
-            "convert",
-            "-n",
-            "-f",
-            "raw",
-            "-O",
-            "raw",
-            &made,
-            uri,
-        ],
+        &["convert", "-n", "-f", "raw", "-O", "raw", &made, uri],
     );
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &made, uri]);
     let back = scratch.word("back.raw");

@@ -12,6 +12,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use super::cluster::{Ceph, Image};
 use crate::common::nbd::Client as Nbd;
 use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
 use crate::vhost_user::client::Client as Guest;
 use crate::vhost_user::{Driver, RECORD_BYTES, Ring, attached, blk_cases, send_record};
@@ -26,11 +27,7 @@ struct Stage<'a> {
 impl<'a> Stage<'a> {
     fn new(ceph: &'a Ceph, name: &'static str, size: &str) -> Self {
         let (scratch, image) = (Scratch::new(), ceph.image(name, size));
-        Self {
-            scratch,
-            ceph,
-            image,
-        }
+        Self { scratch, ceph, image }
     }
 
     fn start(&self) -> Daemon {
@@ -50,7 +47,8 @@ impl<'a> Stage<'a> {
 
     /// Looks into what Ceph has for what a driver has written last.
     fn verify(&self, driver: &Driver) {
-        self.ceph.export(self.image.name, &self.scratch.word("exported.raw"));
+        self.ceph
+            .export(self.image.name, &self.scratch.word("exported.raw"));
         driver.verify_image(&self.scratch.path("exported.raw"));
     }
 }
@@ -75,6 +73,36 @@ fn the_cases_of_qemus_test_pass_on_a_cluster() {
     let stage = Stage::new(&ceph, "plugged", "16M");
     let daemon = stage.start();
     blk_cases::plug_and_unplug(&stage.guest());
+    daemon.stop();
+}
+
+#[test]
+fn the_size_of_an_object_is_what_guests_are_told_is_best_and_can_be_discarded() {
+    let Some(ceph) = Ceph::find() else { return };
+    let scratch = Scratch::new();
+    let image = ceph.image_with("objects", "16M", &["--object-size", "1M"]);
+    let stage = Stage {
+        scratch,
+        ceph: &ceph,
+        image,
+    };
+    let daemon = stage.start();
+    let mut guest = Guest::connect(&stage.guest());
+    // Offset, bytes, flags, and room for the answer.
+    let mut asked = [0_u32, 60, 0].map(u32::to_ne_bytes).concat();
+    asked.extend([0; 60]);
+    guest.send(GET_CONFIG, &asked, &[]);
+    let space = guest.reply().split_off(12);
+    let word = |at: usize| u32::from_le_bytes(space[at..at + 4].try_into().expect("four bytes"));
+    let (blocks, optimal, discard) = (word(20), word(28), word(44));
+    assert_eq!((blocks * optimal, 512 * discard), (1 << 20, 1 << 20));
+    drop(guest);
+    if installed(&["nbdinfo"]) {
+        // NBD's preferred block is the smallest that costs no more than its part, which is not an object.
+        let info = run("nbdinfo", &["--json", &daemon.uri("vm")]).stdout;
+        let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
+        assert_eq!(info["exports"][0]["block_size_preferred"], 4096, "{info}");
+    }
     daemon.stop();
 }
 
@@ -106,7 +134,9 @@ fn a_guest_is_told_that_its_image_has_grown_and_writes_at_the_new_end() {
     assert!(there.read(DISK_BYTES - BLOCK as u64, BLOCK).is_ok() && there.read(last, BLOCK).is_err());
     let mut newcomer = stage.nbd();
     assert_eq!(newcomer.size(), 2 * DISK_BYTES);
-    newcomer.write(last, &block(1, 1)).expect("a write at the new end");
+    newcomer
+        .write(last, &block(1, 1))
+        .expect("a write at the new end");
     drop(guest);
     daemon.stop();
 }
@@ -165,7 +195,10 @@ fn a_guest_goes_on_under_load_when_the_daemon_was_killed_and_another_one_has_tak
     driver.finish();
     daemon.stop();
     stage.verify(&driver);
-    println!("{KILLS} kills, {left} requests in flight at them, {} requests", driver.ended());
+    println!(
+        "{KILLS} kills, {left} requests in flight at them, {} requests",
+        driver.ended()
+    );
     assert!(left > 0, "no kill met a request in flight");
 }
 
@@ -181,6 +214,7 @@ const DISK_BYTES: u64 = 16 << 20;
 /// Each costs the time after which the cluster forgets a daemon.
 const KILLS: usize = 2;
 const OUT: u32 = 1;
+const GET_CONFIG: u32 = 24;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_STATUS: u32 = 40;
 const LONG: Duration = Duration::from_secs(60);
