@@ -42,6 +42,8 @@ pub(super) fn measure(program: &Path, clusters: &[PathBuf], count: u64) -> Resul
         let start = Instant::now();
         let daemon = Daemon::start(program, used)?;
         let opened = start.elapsed().as_secs_f64();
+        // What opening has taken for a moment goes back.
+        thread::sleep(SETTLE);
         daemon.print(number, clusters.len(), "idle", opened)?;
         if number > 0 && find_tool("qemu-io").is_some() {
             for (name, _) in used {
@@ -86,8 +88,6 @@ impl Daemon {
             );
             thread::sleep(PAUSE);
         }
-        // What opening has taken for a moment goes back.
-        thread::sleep(SETTLE);
         Ok(daemon)
     }
 
