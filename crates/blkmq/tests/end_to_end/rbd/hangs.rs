@@ -4,10 +4,10 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use super::cluster::Ceph;
+use super::cluster::{Ceph, Image};
 use crate::block_status::{answer, asks, question};
-use crate::common::nbd::Client;
-use crate::common::pattern::block;
+use crate::common::nbd::{Client, Command};
+use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
 
 #[test]
@@ -23,14 +23,18 @@ fn questions_about_allocation_are_answered_beside_a_cluster_that_hangs() {
     let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
     let daemon = Daemon::serve(&scratch, &disks);
     let socket = scratch.path("nbd.sock");
-    // Who knows that nothing is stored asks nobody.
-    for image in &images {
-        let mut client = Client::connect(&socket, image.name).expect("it is served");
-        client.write(4 << 20, &block(0, 1)).expect("a write");
-    }
+    let connect = |image: &Image<'_>| Client::connect(&socket, image.name).expect("it is served");
+    let mut writers: Vec<_> = images.iter().map(connect).collect();
     let mut hanging: Vec<_> = images.iter().map(|image| asks(&socket, image.name)).collect();
     let mut other = asks(&socket, "local");
     let stopped = ceph.stop_osd();
+    // What is stored is told when this has ended. The read that a question costs is of another object, known to be absent.
+    for writer in &mut writers {
+        let data = block(0, 1);
+        let sent = writer.send(Command::Write, 0, 4 << 20, BLOCK as u32, &data);
+        sent.expect("it is sent");
+    }
+    std::thread::sleep(Duration::from_millis(200));
     for client in &mut hanging {
         for cookie in 0..QUESTIONS {
             client.write_all(&question(cookie, 8 << 20)).expect("it is sent");
@@ -47,11 +51,16 @@ fn questions_about_allocation_are_answered_beside_a_cluster_that_hangs() {
     assert!(taken < Duration::from_secs(2), "the local disk's took {taken:?}");
     let threads = threads(&daemon);
     drop(stopped);
+    println!("{threads:?} threads for lookups and for calls, {taken:?}");
+    assert!(threads.1 > 0, "nobody waits for the cluster: no test");
     // One for the pool, one for each image, and those that had no part in it.
     assert!(
         threads.0 <= 3 && threads.1 <= images.len(),
         "{threads:?} threads for lookups and for calls"
     );
+    for writer in &mut writers {
+        writer.reply().expect("it ends well");
+    }
     for client in &mut hanging {
         (0..QUESTIONS).for_each(|_| answer(client));
     }
