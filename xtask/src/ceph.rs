@@ -2,8 +2,10 @@
 //! by name or around the tests that need one.
 
 mod cluster;
+mod images;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 
@@ -83,6 +85,69 @@ pub(crate) fn test(steps: &mut Steps, wish: &Wish) -> Result<()> {
     Ok(())
 }
 
+/// Starts two clusters, and has the release build say what so many of their images cost it.
+///
+/// # Errors
+/// If a cluster or the daemon does not start.
+pub(crate) fn images(steps: &mut Steps, wish: &Wish, count: u64) -> Result<()> {
+    let program = steps.command_under_test()?;
+    let clusters = two_clusters(steps, wish)?;
+    let directories = clusters.iter().map(Cluster::directory).collect::<Vec<_>>();
+    images::measure(&program, &directories, count)?;
+    clusters.into_iter().try_for_each(Cluster::stop)
+}
+
+/// Starts two clusters with images, and runs `blkmq bench rbd` on them, with `words` of its own.
+///
+/// # Errors
+/// If a cluster does not start, or the bench fails.
+pub(crate) fn bench(steps: &mut Steps, wish: &Wish, words: &[String]) -> Result<()> {
+    let program = steps.command_under_test()?;
+    steps.run(
+        "release build of the fio engine",
+        &mut cargo("build --release -p blkmq-fio"),
+    )?;
+    let clusters = two_clusters(steps, wish)?;
+    let [first, second] = &clusters;
+    first.fill_image("bench", BENCH_MIB)?;
+    for number in 1..=3 {
+        first.fill_image(&format!("bench-{number}"), TENANT_MIB)?;
+    }
+    second.fill_image("bench", TENANT_MIB)?;
+    let mut bench = Command::new(program);
+    bench
+        .args(["bench", "rbd", "--conf"])
+        .arg(Cluster::conf_in(&first.directory()));
+    bench
+        .arg("--engine")
+        .arg(target_dir()?.join("release/libblkmq_fio.so"));
+    bench
+        .arg("--other-conf")
+        .arg(Cluster::conf_in(&second.directory()));
+    bench
+        .args(["--other-osd", &second.osd()?.to_string()])
+        .args(words);
+    let status = bench.status()?;
+    ensure!(status.success(), "blkmq bench rbd: {status}");
+    clusters.into_iter().try_for_each(Cluster::stop)
+}
+
+/// Two of the quick kind.
+fn two_clusters(steps: &mut Steps, wish: &Wish) -> Result<[Cluster; 2]> {
+    let missing = missing();
+    ensure!(missing.is_empty(), "{}", advice(&missing));
+    let directory = directory(wish)?;
+    let kind = Kind {
+        bluestore: wish.bluestore,
+        cephx: wish.cephx,
+    };
+    let mut start = |name: &str| {
+        let directory = directory.join(name);
+        steps.time("a Ceph cluster", || Cluster::start(&directory, kind))
+    };
+    Ok([start("first")?, start("second")?])
+}
+
 fn directory(wish: &Wish) -> Result<PathBuf> {
     match &wish.directory {
         Some(directory) => Ok(std::path::absolute(directory)?),
@@ -109,6 +174,9 @@ fn advice(missing: &[&str]) -> String {
     format!("not installed: {packages}; run: apt-get install --no-install-recommends {packages}")
 }
 
+/// What is measured alone, and each tenant's: the quick kind of a cluster has 1 GiB for all.
+const BENCH_MIB: u64 = 256;
+const TENANT_MIB: u64 = 128;
 const NAME: &str = "tests with a Ceph cluster";
 /// Where the tests find the directory of the cluster.
 const VARIABLE: &str = "BLKMQ_CEPH";

@@ -125,6 +125,15 @@ fn run(mut args: Args) -> anyhow::Result<()> {
         "ceph" => {
             let (bluestore, cephx) = (args.flag("--bluestore"), args.flag("--cephx"));
             let (is_test, is_stop) = (args.flag("--test"), args.flag("--stop"));
+            let images = args.number("--images")?;
+            if args.flag("--bench") {
+                let wish = ceph::Wish {
+                    bluestore,
+                    cephx,
+                    ..ceph::Wish::default()
+                };
+                return ceph::bench(&mut steps, &wish, &args.rest());
+            }
             let directory = args.positional().map(Into::into);
             args.finish()?;
             let wish = ceph::Wish {
@@ -132,6 +141,9 @@ fn run(mut args: Args) -> anyhow::Result<()> {
                 bluestore,
                 cephx,
             };
+            if let Some(images) = images {
+                return ceph::images(&mut steps, &wish, images);
+            }
             match (is_test, is_stop) {
                 (true, true) => bail!("--test ends the cluster by itself: leave --stop out"),
                 (true, false) => ceph::test(&mut steps, &wish),
@@ -225,6 +237,8 @@ cargo xtask filesystems [--minutes N] XFSTESTS [TEST ...]  fsx (default 10 minut
 cargo xtask ceph [--bluestore] [--cephx] [DIRECTORY]  start a Ceph cluster on the loopback and leave it running
 cargo xtask ceph --stop [DIRECTORY]         end it and remove its files
 cargo xtask ceph --test [DIRECTORY]         every test that needs a cluster, on two kinds of one, each ended afterwards
+cargo xtask ceph --images N [DIRECTORY]     threads, memory and descriptors of a daemon with N images of two clusters
+cargo xtask ceph --bench [OPTION ...]       `blkmq bench rbd` with these options, on two clusters
 cargo xtask path-loss [--seconds N] [--seed N]  cut and restore links between two hosts under verified load (default 300 s); needs root
 cargo xtask mutants [FILE ...]              the core's tests on builds with one small change each; FILE: merge, split ... of crates/blkmq-core/src
 cargo xtask tsan                            the threaded crates' tests under ThreadSanitizer

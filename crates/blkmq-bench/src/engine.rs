@@ -4,7 +4,7 @@
 pub mod direct;
 pub mod many;
 
-mod before;
+pub(crate) mod before;
 mod copies;
 mod device;
 mod load;
@@ -92,7 +92,7 @@ impl Pattern {
         matches!(self, Self::Randread | Self::Randwrite)
     }
 
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Randread => "randread",
             Self::Randwrite => "randwrite",

@@ -14,6 +14,7 @@ mod loop_device;
 pub mod nbd;
 pub mod observers;
 pub mod poll;
+pub mod rbd;
 pub mod replay;
 pub mod report;
 pub mod rounds;
@@ -22,6 +23,7 @@ pub mod scale;
 pub mod single_dispatch;
 pub mod stack;
 pub mod stats;
+pub mod tls;
 
 mod facts;
 mod fio;

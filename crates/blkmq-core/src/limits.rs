@@ -12,6 +12,9 @@ pub struct Limits {
     pub logical_block: u32,
     /// Smallest unit the drive writes without reading first: a power of two, at least `logical_block`. Default 4096.
     pub physical_block: u32,
+    /// Requests of this size and alignment cost the drive least, in bytes; 0 if it says nothing of that. Told to clients, who may plan by
+    /// it; nothing here does. Default 0.
+    pub optimal_io: u32,
     /// Largest read or write. Larger bios are split. Default 1 MiB.
     pub transfer_max: u32,
     /// Most pieces of memory in one request. Default 128.
@@ -43,6 +46,7 @@ impl Default for Limits {
         Self {
             logical_block: 512,
             physical_block: 4096,
+            optimal_io: 0,
             transfer_max: 1 << 20,
             segments_max: 128,
             boundary: 0,
@@ -128,6 +132,10 @@ impl Limits {
         Self {
             logical_block,
             physical_block: self.physical_block.max(other.physical_block),
+            optimal_io: match (self.optimal_io, other.optimal_io) {
+                (0, one) | (one, 0) => one,
+                (one, two) => lcm(one, two),
+            },
             transfer_max: whole(transfer_max.into()) as u32,
             segments_max: self.segments_max.min(other.segments_max),
             boundary: gcd(self.boundary, other.boundary),
@@ -307,6 +315,7 @@ mod tests {
             boundary: 192 << 10,
             discard_max: 1 << 20,
             discard_granularity: 12 << 10,
+            optimal_io: 64 << 10,
             cache: true,
             fua: true,
             ..Limits::default()
@@ -330,6 +339,7 @@ mod tests {
             boundary: 64 << 10,
             discard_max: 1 << 20,
             discard_granularity: 24 << 10,
+            optimal_io: 64 << 10,
             zeroes_max: 0,
             cache: true,
             fua: true,

@@ -126,6 +126,8 @@ pub struct Remains {
     pub must_flush: bool,
     /// Why no other process can go on with the disk.
     pub obstacle: Option<String>,
+    /// No other process can even open the disk while this one has it.
+    pub is_exclusive: bool,
 }
 
 /// A run of bytes of a disk of which all are stored in the same way.

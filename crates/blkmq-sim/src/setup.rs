@@ -223,6 +223,7 @@ pub fn limits(rng: &mut Rng) -> Limits {
     Limits {
         logical_block: 4096,
         physical_block: 4096,
+        optimal_io: 0,
         transfer_max: 4096 * rng.pick(&[4, 8, 16]),
         segments_max: rng.pick(&[4, 16, 128]),
         boundary: rng.pick(&[0, 0, 64 << 10]),

@@ -86,6 +86,10 @@ pub enum Bench {
     Stats(blkmq_bench::stats::StatsArgs),
     /// What it costs a client that its daemon is traced, or that its statistics are read
     Observers(blkmq_bench::observers::ObserversArgs),
+    /// Disks in a Ceph cluster: beside fio's rbd engine and QEMU's servers, shared by weight, and hanging
+    Rbd(blkmq_bench::rbd::RbdArgs),
+    /// NBD by TLS beside NBD without, ours and others'
+    Tls(blkmq_bench::tls::TlsArgs),
     /// How elevators scale to many submitters, in a model of as many CPUs
     Scale(blkmq_bench::scale::ScaleArgs),
 }

@@ -99,6 +99,8 @@ fn bench(what: Bench) -> anyhow::Result<()> {
         Bench::Poll(args) => blkmq_bench::poll::main(&args),
         Bench::Stats(args) => blkmq_bench::stats::main(&args),
         Bench::Observers(args) => blkmq_bench::observers::main(&args),
+        Bench::Rbd(args) => blkmq_bench::rbd::main(&args),
+        Bench::Tls(args) => blkmq_bench::tls::main(&args),
         Bench::Scale(args) => blkmq_bench::scale::main(&args),
     }
 }

@@ -68,9 +68,32 @@ impl Cluster {
         Ok(())
     }
 
+    /// Where its files lie.
+    pub(super) fn directory(&self) -> PathBuf {
+        self.directory.clone()
+    }
+
     /// Its configuration, for clients.
     pub(super) fn conf_in(directory: &Path) -> PathBuf {
         directory.join(CONF)
+    }
+
+    /// Makes an image of so many MiB, with something in every block of it.
+    pub(super) fn fill_image(&self, name: &str, mib: u64) -> Result<()> {
+        self.run("rbd", &format!("create --size {mib}M {name}"), &[])?;
+        let pattern = "--io-size 1M --io-threads 4 --io-pattern seq";
+        self.run(
+            "rbd",
+            &format!("bench {name} --io-type write {pattern} --io-total {mib}M"),
+            &[],
+        )
+    }
+
+    /// The process of its OSD.
+    pub(super) fn osd(&self) -> Result<u32> {
+        let file = self.directory.join("osd.0.pid");
+        let pid = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        Ok(pid.trim().parse()?)
     }
 
     fn start_monitor(&self, kind: Kind) -> Result<()> {
@@ -247,7 +270,7 @@ fn is_ours(pid: u32, directory: &Path) -> bool {
     words.split(|byte| *byte == 0).any(|word| word == conf)
 }
 
-fn signal(name: &str, pid: u32) -> Result<()> {
+pub(super) fn signal(name: &str, pid: u32) -> Result<()> {
     let program = find_tool("kill").context("kill is not installed")?;
     let mut command = Command::new(program);
     command.args([format!("-{name}"), pid.to_string()]);

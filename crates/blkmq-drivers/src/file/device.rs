@@ -202,8 +202,8 @@ impl Device for FileDevice {
         );
         Ok(Remains {
             locks,
-            must_flush: false,
             obstacle: has_failed.then_some(obstacle),
+            ..Remains::default()
         })
     }
 

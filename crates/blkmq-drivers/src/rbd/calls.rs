@@ -39,31 +39,27 @@ pub(super) fn drop_aside<T: Send + 'static>(value: T) {
 
 /// Waits until nothing is being closed, at most `limit`. Says whether it is so.
 pub(super) fn wait_for_closings(limit: Duration) -> bool {
-    let end = Instant::now() + limit;
-    let mut count = CLOSINGS.count.lock().unwrap_or_else(PoisonError::into_inner);
-    while *count > 0 {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return false;
-        }
-        let waited = CLOSINGS.changed.wait_timeout(count, left);
-        count = waited.unwrap_or_else(PoisonError::into_inner).0;
-    }
-    true
+    CLOSINGS.wait_for_none(limit)
 }
 
 /// What is being closed.
-static CLOSINGS: Closings = Closings {
-    count: Mutex::new(0),
-    changed: Condvar::new(),
-};
+static CLOSINGS: Calls = Calls::new();
 
-struct Closings {
+/// Calls that have begun and not ended, whether or not anybody waits for them.
+#[derive(Debug)]
+pub(super) struct Calls {
     count: Mutex<usize>,
     changed: Condvar,
 }
 
-impl Closings {
+impl Calls {
+    pub(super) const fn new() -> Self {
+        Self {
+            count: Mutex::new(0),
+            changed: Condvar::new(),
+        }
+    }
+
     fn begin(&self) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
@@ -71,6 +67,37 @@ impl Closings {
     fn end(&self) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.changed.notify_all();
+    }
+
+    /// Waits until there is none, at most `limit`. Says whether it is so.
+    pub(super) fn wait_for_none(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        while *count > 0 {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(count, left);
+            count = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+/// A call among others, until this is dropped.
+pub(super) struct Call(Arc<Calls>);
+
+impl Call {
+    pub(super) fn begin(among: &Arc<Calls>) -> Self {
+        among.begin();
+        Self(Arc::clone(among))
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -98,5 +125,20 @@ mod tests {
         let dropped_on = tells.recv_timeout(Duration::from_secs(10)).unwrap();
         assert_eq!(dropped_on.as_deref(), Some("blkmq-rbd"));
         assert_eq!(within(Duration::from_secs(10), || 7), Some(7));
+    }
+
+    #[test]
+    fn a_call_that_nobody_waits_for_any_more_is_waited_for_by_the_next() {
+        let calls = Arc::new(Calls::new());
+        let (goes_on, hangs) = mpsc::channel::<()>();
+        let call = Call::begin(&calls);
+        let given_up = within(Duration::from_millis(20), move || {
+            let _ = hangs.recv();
+            drop(call);
+        });
+        assert!(given_up.is_none());
+        assert!(!calls.wait_for_none(Duration::from_millis(20)));
+        drop(goes_on);
+        assert!(calls.wait_for_none(Duration::from_secs(10)));
     }
 }

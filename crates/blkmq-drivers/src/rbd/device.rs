@@ -94,6 +94,7 @@ impl Device for RbdDevice {
     fn limits(&self) -> Limits {
         Limits {
             segments_max: SEGMENTS_MAX as u16,
+            optimal_io: self.object_size,
             discard_max: RANGE_MAX,
             discard_granularity: self.object_size.max(OBJECT_SIZE_MIN),
             zeroes_max: RANGE_MAX,
@@ -148,6 +149,7 @@ impl Device for RbdDevice {
         Ok(Remains {
             must_flush: true,
             obstacle: image.is_locked.then_some(obstacle),
+            is_exclusive: image.is_locked,
             ..Remains::default()
         })
     }

@@ -11,10 +11,11 @@ use blkmq_host::LogBudget;
 use blkmq_host::device::Extent;
 use blkmq_host::runner::Runner;
 
+use super::calls::{self, Call, Calls};
 use super::config::RbdConfig;
 use super::error::RbdError;
 use super::sys::RawImage;
-use super::{calls, cluster, lock};
+use super::{cluster, lock};
 
 /// An open image, which waits for the others of its queue.
 pub struct RbdDisk {
@@ -35,6 +36,8 @@ pub(super) struct Image {
     /// How long the cluster may take to answer what a control command or a lookup asks.
     limit: Duration,
     changes: Arc<Changes>,
+    /// Questions that the cluster has not answered, also those that nobody waits for any more.
+    asked: Arc<Calls>,
     /// Whether the last request failed, so that a failure is logged once, and how many lines may be about that.
     is_failing: AtomicBool,
     log: LogBudget,
@@ -114,6 +117,7 @@ fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
         is_locked: config.lock && !read_only,
         limit: config.open_timeout,
         changes,
+        asked: Arc::new(Calls::new()),
         is_failing: AtomicBool::new(false),
         log: LogBudget::new("it"),
         errors: AtomicU64::new(0),
@@ -190,23 +194,24 @@ impl Image {
         Ok(())
     }
 
+    /// Asks the cluster once it has answered what it was asked before: one that hangs has one thread of each image, however often and
+    /// by whomever it is asked.
     fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&RawImage) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let raw = Arc::clone(self.raw());
-        let asked = calls::within(self.limit, move || {
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "the cluster does not answer");
+        if !self.asked.wait_for_none(self.limit) {
+            return Err(late());
+        }
+        let (raw, call) = (Arc::clone(self.raw()), Call::begin(&self.asked));
+        let answer = calls::within(self.limit, move || {
             let answer = question(&raw);
             close(raw);
+            drop(call);
             answer
         });
-        let late = || {
-            Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the cluster does not answer",
-            ))
-        };
-        asked.unwrap_or_else(late)
+        answer.unwrap_or_else(|| Err(late()))
     }
 
     /// Counts a failed request, and logs it if the one before did not fail, and not too many lines were written lately.

@@ -1,7 +1,9 @@
-//! Decides who asks the drives what they know about allocation, and in which order: a few threads of their own, since a
-//! filesystem may take long to look its extents up and io_uring has no call for it. Groups take turns, whatever each has
-//! waiting. `connection` hands requests in and is woken when there are answers.
+//! Decides who asks the drives what they know about allocation, and in which order: threads of their own, since a filesystem may take
+//! long to look its extents up and io_uring has no call for it. A drive is asked by one thread at a time, so that one which does not
+//! answer keeps nobody from asking others; there, groups take turns, whatever each has waiting. `connection` hands requests in and is
+//! woken when there are answers.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,10 +28,27 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    questions: Turns<Question>,
+    questions: Drives<Question>,
     threads: usize,
     idle: usize,
     is_over: bool,
+}
+
+/// What waits for each drive.
+#[derive(Debug)]
+struct Drives<T> {
+    /// Those that are asked, or that something waits for, by number.
+    drives: BTreeMap<usize, Line<T>>,
+    /// The drive whose turn was last.
+    last: usize,
+}
+
+/// What waits for a drive.
+#[derive(Debug)]
+struct Line<T> {
+    turns: Turns<T>,
+    /// A thread asks it.
+    is_asked: bool,
 }
 
 /// Lines of groups that take turns.
@@ -78,28 +97,9 @@ impl Lookups {
     /// Has a question answered: soon, and then the asker is woken.
     pub(crate) fn ask(&self, question: Question) {
         let mut state = self.0.lock();
-        state.questions.push(question.group, question);
-        if state.idle > 0 {
-            self.0.changed.notify_one();
-        } else if state.threads < THREADS {
-            self.add_thread(&mut state);
-        }
-    }
-
-    fn add_thread(&self, state: &mut State) {
-        let shared = Arc::clone(&self.0);
-        let made = thread::Builder::new()
-            .name("lookup".to_owned())
-            .spawn(move || shared.serve());
-        match made {
-            Ok(_) => state.threads += 1,
-            // Those that there are will do; the next question tries again.
-            Err(_) if state.threads > 0 => {}
-            Err(error) => {
-                while let Some(question) = state.questions.next() {
-                    question.answer(Err(io::Error::new(error.kind(), "there can be no thread for it")));
-                }
-            }
+        // Whoever asks this drive asks on.
+        if state.questions.push(question.drive(), question.group, question) {
+            self.0.call_thread(&mut state);
         }
     }
 }
@@ -117,10 +117,39 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has a thread look for a question, if there is room for one.
+    fn call_thread(self: &Arc<Self>, state: &mut State) {
+        if state.idle > 0 {
+            self.changed.notify_one();
+        } else if state.threads < THREADS {
+            self.add_thread(state);
+        }
+    }
+
+    fn add_thread(self: &Arc<Self>, state: &mut State) {
+        let shared = Arc::clone(self);
+        let made = thread::Builder::new()
+            .name("lookup".to_owned())
+            .spawn(move || shared.serve());
+        match made {
+            Ok(_) => state.threads += 1,
+            // Those that there are will do; the next question tries again.
+            Err(_) if state.threads > 0 => {}
+            Err(error) => {
+                while let Some((drive, question)) = state.questions.next() {
+                    state.questions.answered(drive);
+                    question.answer(Err(io::Error::new(error.kind(), "there can be no thread for it")));
+                }
+            }
+        }
+    }
+
     /// Answers questions until there will be none.
-    fn serve(&self) {
+    fn serve(self: &Arc<Self>) {
         give_way();
-        while let Some(question) = self.wait_for_question() {
+        let mut asked = None;
+        while let Some((drive, question)) = self.wait_for_question(asked) {
+            asked = Some(drive);
             let mut extents = Vec::new();
             let found = if question.asker.is_gone.load(Ordering::Relaxed) {
                 Ok(())
@@ -138,18 +167,81 @@ impl Shared {
         }
     }
 
-    fn wait_for_question(&self) -> Option<Question> {
+    /// Waits for a question, and says to which drive it is; the one that was `asked` before has answered. None if this thread is to end.
+    fn wait_for_question(self: &Arc<Self>, asked: Option<usize>) -> Option<(usize, Question)> {
         let mut state = self.lock();
+        if let Some(drive) = asked {
+            state.questions.answered(drive);
+        }
         loop {
-            if let Some(question) = state.questions.next() {
-                return Some(question);
+            if let Some(next) = state.questions.next() {
+                // One that was woken for two drives would take one.
+                if state.questions.first_free().is_some() {
+                    self.call_thread(&mut state);
+                }
+                return Some(next);
             }
-            if state.is_over {
+            if state.is_over || state.idle == THREADS_IDLE {
+                state.threads -= 1;
                 return None;
             }
             state.idle += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
+        }
+    }
+}
+
+impl<T> Drives<T> {
+    /// Says whether it is the first one for this drive.
+    fn push(&mut self, drive: usize, group: GroupId, one: T) -> bool {
+        let mut is_first = false;
+        let line = self.drives.entry(drive).or_insert_with(|| {
+            is_first = true;
+            Line {
+                turns: Turns::default(),
+                is_asked: false,
+            }
+        });
+        line.turns.push(group, one);
+        is_first
+    }
+
+    /// The next drive that something waits for and no thread asks.
+    fn first_free(&self) -> Option<usize> {
+        let behind = self.last.wrapping_add(1);
+        let all = self.drives.range(behind..).chain(self.drives.range(..behind));
+        all.filter(|(_, line)| !line.is_asked)
+            .map(|(&drive, _)| drive)
+            .next()
+    }
+
+    /// What that drive is to be asked, and its number.
+    fn next(&mut self) -> Option<(usize, T)> {
+        let drive = self.first_free()?;
+        let line = self.drives.get_mut(&drive)?;
+        let one = line.turns.next()?;
+        line.is_asked = true;
+        self.last = drive;
+        Some((drive, one))
+    }
+
+    /// No thread asks this drive any more.
+    fn answered(&mut self, drive: usize) {
+        if let Entry::Occupied(mut line) = self.drives.entry(drive) {
+            line.get_mut().is_asked = false;
+            if line.get().turns.lines.is_empty() {
+                line.remove();
+            }
+        }
+    }
+}
+
+impl<T> Default for Drives<T> {
+    fn default() -> Self {
+        Self {
+            drives: BTreeMap::new(),
+            last: usize::MAX,
         }
     }
 }
@@ -198,6 +290,11 @@ impl Question {
             allocation: Arc::clone(&disk.allocation),
             asker: Arc::clone(asker),
         }
+    }
+
+    /// The drive, as a number: the place of what is asked, which stays as long as a question is here.
+    fn drive(&self) -> usize {
+        Arc::as_ptr(&self.allocation).addr()
     }
 
     fn answer(self, extents: io::Result<Vec<Extent>>) {
@@ -256,14 +353,34 @@ pub(crate) fn give_way() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
 }
 
-/// Threads at most: one whose filesystem takes its time does not hold up everybody.
-const THREADS: usize = 2;
+/// Threads at most: so many drives may not answer before others notice.
+const THREADS: usize = 16;
+/// Threads that stay when there is nothing to ask.
+const THREADS_IDLE: usize = 2;
 /// How far they stand behind the threads that serve.
 const NICENESS: i32 = 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_drive_is_asked_by_one_thread_at_a_time_and_others_meanwhile() {
+        let mut drives = Drives::default();
+        for (drive, number) in [(1, 10), (1, 11), (5, 50), (1, 12)] {
+            drives.push(drive, GroupId(0), number);
+        }
+        assert_eq!((drives.next(), drives.next()), (Some((1, 10)), Some((5, 50))));
+        assert_eq!(drives.next(), None, "both are asked");
+        drives.answered(5);
+        assert_eq!(drives.next(), None, "the other one is still asked");
+        drives.answered(1);
+        assert_eq!(drives.next(), Some((1, 11)));
+        drives.answered(1);
+        assert_eq!(drives.next(), Some((1, 12)));
+        drives.answered(1);
+        assert!(drives.drives.is_empty());
+    }
 
     fn order(groups: &[u32]) -> Vec<u32> {
         let mut turns = Turns::default();

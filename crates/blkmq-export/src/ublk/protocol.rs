@@ -94,6 +94,8 @@ pub struct Parameters {
     pub block_size: u32,
     /// What is written whole, in bytes; a power of two.
     pub physical_block: u32,
+    /// What costs the drive least, in bytes; 0 if nothing is known of that.
+    pub optimal_io: u32,
     /// The longest read or write, in bytes.
     pub data_bytes_max: u32,
     /// Changes are refused.
@@ -119,6 +121,7 @@ impl Parameters {
             size: disk.current_size(),
             block_size: disk.block_size,
             physical_block: limits.physical_block.clamp(disk.block_size, BLOCK_BYTES_MAX),
+            optimal_io: limits.optimal_io,
             data_bytes_max,
             read_only: disk.read_only,
             discard_max: max(limits.discard_max),
@@ -133,7 +136,8 @@ impl Parameters {
         let attributes = VOLATILE_CACHE | FUA_IS_KNOWN | if self.read_only { READ_ONLY } else { 0 };
         let shift = |bytes: u32| bytes.max(1).ilog2() as u8;
         let physical = shift(self.physical_block);
-        let shifts = [shift(self.block_size), physical, physical, physical];
+        let optimal = shift(self.optimal_io).max(physical);
+        let shifts = [shift(self.block_size), physical, optimal, physical];
         let sectors = |bytes: u64| u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX).to_ne_bytes();
         put(&mut bytes, 0, &(PARAMETERS_BYTES as u32).to_ne_bytes());
         put(&mut bytes, 4, &(BASIC | DISCARD).to_ne_bytes());

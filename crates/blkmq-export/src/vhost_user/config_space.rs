@@ -44,6 +44,7 @@ pub(super) fn space(disk: &Disk, is_writeback: bool) -> [u8; CONFIG_BYTES_MAX] {
     put(20, &disk.block_size.to_le_bytes());
     put(24, &[blocks_exp as u8]);
     put(26, &1_u16.to_le_bytes());
+    put(28, &(limits.optimal_io / disk.block_size).to_le_bytes());
     put(WRITEBACK, &[u8::from(is_writeback)]);
     put(34, &QUEUES_MAX.to_le_bytes());
     put(36, &sectors(range_max(disk, limits.discard_max)));

@@ -1,8 +1,10 @@
 //! Decides that the cases pass which QEMU's test of vhost-user-blk devices has, as far as no other test here has them: indirect
-//! descriptors, devices that come and go, and what discards and zeroing may say. Interrupts are the monitor's.
+//! descriptors, devices that come and go, and what discards and zeroing may say. Interrupts are the monitor's. Each is asked of whoever
+//! serves a zeroed disk at a path; used by other tests, too.
+
+use std::path::Path;
 
 use super::client::{Client, DATA, NEXT, WRITE, words};
-use super::server::{DISK_BYTES, Server};
 
 /// A discard, or zeroing, of these sectors, in `bytes` bytes: 16 are one range.
 fn range(client: &Client, head: u16, kind: u32, sector: u64, sectors: u32, flags: u32, bytes: u32) {
@@ -14,10 +16,9 @@ fn range(client: &Client, head: u16, kind: u32, sector: u64, sectors: u32, flags
     client.descriptor(u64::from(head) + 2, base + 1024, 1, WRITE, 0);
 }
 
-#[test]
-fn discards_and_zeroing_with_wrong_flags_lengths_or_ranges_are_errors_of_their_own() {
-    let server = Server::start();
-    let end = DISK_BYTES / 512;
+/// Discards and zeroing with wrong flags, lengths or ranges are errors of their own.
+pub(crate) fn discards_and_zeroing(path: &Path, disk_bytes: u64) {
+    let end = disk_bytes / 512;
     for (what, kind, sector, sectors, flags, bytes, status) in [
         ("discard", DISCARD, 8, 8, 0, 16, OK),
         ("discard up to the end", DISCARD, end - 8, 8, 0, 16, OK),
@@ -67,7 +68,7 @@ fn discards_and_zeroing_with_wrong_flags_lengths_or_ranges_are_errors_of_their_o
         ("zeroing beyond the end", WRITE_ZEROES, end, 1, 0, 16, IO_ERROR),
         ("zeroing of two ranges", WRITE_ZEROES, 16, 8, 0, 32, IO_ERROR),
     ] {
-        let client = Client::connect(&server.path);
+        let client = Client::connect(path);
         client.start();
         // What lies in the range, and in front of it, says what was done.
         client.request(0, OUT, 16);
@@ -86,13 +87,11 @@ fn discards_and_zeroing_with_wrong_flags_lengths_or_ranges_are_errors_of_their_o
         assert_eq!(client.status(6), OK, "{what}");
         assert!(client.read::<512>(DATA + 6 * 4096 + 512) == expected, "{what}");
     }
-    server.end();
 }
 
-#[test]
-fn a_request_in_a_table_of_its_own_is_served_like_any_other() {
-    let server = Server::start();
-    let client = Client::connect(&server.path);
+/// A request in a table of its own is served like any other.
+pub(crate) fn table_of_its_own(path: &Path) {
+    let client = Client::connect(path);
     client.start();
     for (head, kind) in [(0, OUT), (1, IN)] {
         let base = client.fill(head, kind, 40);
@@ -113,17 +112,14 @@ fn a_request_in_a_table_of_its_own_is_served_like_any_other() {
     assert_eq!(client.used(2), [0, 1]);
     assert_eq!([client.status(0), client.status(1)], [OK, OK]);
     assert!(client.read::<512>(DATA + 4096 + 512) == [0xa5; 512]);
-    drop(client);
-    server.end();
 }
 
-#[test]
-fn a_device_that_is_plugged_and_unplugged_again_and_again_finds_its_data() {
-    let server = Server::start();
-    let other = Client::connect(&server.path);
+/// A device that is plugged and unplugged again and again finds its data.
+pub(crate) fn plug_and_unplug(path: &Path) {
+    let other = Client::connect(path);
     other.start();
     for round in 0_u8..30 {
-        let client = Client::connect(&server.path);
+        let client = Client::connect(path);
         client.start();
         client.request(0, IN, 4);
         client.request(3, OUT, 4);
@@ -143,8 +139,6 @@ fn a_device_that_is_plugged_and_unplugged_again_and_again_finds_its_data() {
     other.offer(&[0]);
     other.used(1);
     assert!(other.read::<512>(DATA + 512) == [30; 512]);
-    drop(other);
-    server.end();
 }
 
 const IN: u32 = 0;

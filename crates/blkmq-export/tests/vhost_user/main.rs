@@ -1,131 +1,46 @@
 //! Decides that drivers find their data where they left it, over the front door for virtual machines: a client that others have
 //! written (`blkio`), and a small one of our own for what no good client does.
 
+mod attached;
 mod blk_cases;
 mod client;
 mod server;
 mod sys;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
-use blkio::{Blkio, Blkioq, MemoryRegion, ReqFlags};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
 use client::{AVAIL, Client, DATA, MEMORY_BYTES, NEXT, USED, WRITE, words};
 use server::{DISK_BYTES, Server};
 
-/// A client of `blkio` with as many queues as are asked for, and one region of memory.
-struct Attached {
-    client: Blkio,
-    queues: Vec<Blkioq>,
-    region: MemoryRegion,
-}
-
-impl Attached {
-    fn new(server: &Server, queues: i32) -> Self {
-        let mut client = Blkio::new("virtio-blk-vhost-user").unwrap();
-        client.set_str("path", &server.path.to_string_lossy()).unwrap();
-        client.connect().unwrap();
-        client.set_i32("num-queues", queues).unwrap();
-        let queues = client.start().unwrap().queues;
-        let region = client.alloc_mem_region(REGION_BYTES).unwrap();
-        client.map_mem_region(&region).unwrap();
-        Self {
-            client,
-            queues,
-            region,
-        }
-    }
-
-    fn put(&self, at: usize, bytes: &[u8]) {
-        let written = pwrite(self.file(), bytes, self.region.fd_offset as u64 + at as u64);
-        assert_eq!(written, Ok(bytes.len()));
-    }
-
-    fn get(&self, at: usize, bytes: usize) -> Vec<u8> {
-        let mut read = vec![0; bytes];
-        let count = pread(self.file(), &mut read, self.region.fd_offset as u64 + at as u64);
-        assert_eq!(count, Ok(bytes));
-        read
-    }
-
-    fn file(&self) -> BorrowedFd<'_> {
-        sys::borrow(&self.region)
-    }
-
-    fn at(&self, at: usize) -> *mut u8 {
-        (self.region.addr + at) as *mut u8
-    }
-
-    fn wait(&mut self, queue: usize, count: usize) {
-        let mut done = sys::completions(&mut self.queues[queue], count);
-        done.sort_unstable();
-        let expected: Vec<(usize, i32)> = (0..count).map(|number| (number, 0)).collect();
-        assert_eq!(done, expected);
-    }
-}
-
 #[test]
 fn a_client_of_others_finds_its_data_with_one_queue_and_with_two() {
     let server = Server::start();
-    for queues in [1, 2] {
-        let mut attached = Attached::new(&server, queues);
-        assert_eq!(attached.client.get_u64("capacity").unwrap(), DISK_BYTES);
-        let none = ReqFlags::empty();
-        let content: Vec<u8> = (0..REGION_BYTES / 2)
-            .map(|at| (at / 512 + at + queues as usize) as u8)
-            .collect();
-        attached.put(0, &content);
-        for queue in 0..queues as usize {
-            for number in 0..PIECES {
-                let (at, start) = (number * PIECE, (queue * REGION_BYTES + number * PIECE) as u64);
-                let from = attached.at(at);
-                attached.queues[queue].write(start, from, PIECE, number, none);
-            }
-            attached.wait(queue, PIECES);
-            attached.queues[queue].flush(0, none);
-            attached.wait(queue, 1);
-        }
-        // Each reads what another has written, in pieces that lie elsewhere.
-        for queue in 0..queues as usize {
-            let other = queues as usize - 1 - queue;
-            attached.put(REGION_BYTES / 2, &vec![0; REGION_BYTES / 2]);
-            for number in 0..PIECES {
-                let start = (other * REGION_BYTES + number * PIECE) as u64;
-                let into = attached.at(REGION_BYTES / 2 + number * PIECE);
-                attached.queues[queue].read(start, into, PIECE, number, none);
-            }
-            attached.wait(queue, PIECES);
-            assert!(attached.get(REGION_BYTES / 2, REGION_BYTES / 2) == content);
-        }
-        zeroes_and_discards(&mut attached, &content);
-    }
+    attached::find_data(&server.path, DISK_BYTES);
     server.end();
 }
 
-/// Zeroes the second piece, discards the third, and reads all three as a request of many pieces of memory.
-fn zeroes_and_discards(attached: &mut Attached, content: &[u8]) {
-    let none = ReqFlags::empty();
-    attached.queues[0].write_zeroes(PIECE as u64, PIECE as u64, 0, none);
-    attached.queues[0].discard(2 * PIECE as u64, PIECE as u64, 1, none);
-    attached.wait(0, 2);
-    let half = REGION_BYTES / 2;
-    let parts: Vec<libc::iovec> = (0..3 * PIECE / 1024)
-        .map(|part| libc::iovec {
-            iov_base: attached.at(half + 1024 * part).cast(),
-            iov_len: 1024,
-        })
-        .collect();
-    attached.queues[0].readv(0, parts.as_ptr(), parts.len() as u32, 0, none);
-    attached.wait(0, 1);
-    assert!(attached.get(half, PIECE) == content[..PIECE]);
-    assert!(attached.get(half + PIECE, PIECE).iter().all(|byte| *byte == 0));
-    // Beyond the end: an error for that request alone.
-    let into = attached.at(0);
-    attached.queues[0].read(DISK_BYTES, into, 512, 7, none);
-    let ended = sys::completions(&mut attached.queues[0], 1);
-    assert!(ended[0].0 == 7 && ended[0].1 < 0, "{ended:?}");
+#[test]
+fn discards_and_zeroing_with_wrong_flags_lengths_or_ranges_are_errors_of_their_own() {
+    let server = Server::start();
+    blk_cases::discards_and_zeroing(&server.path, DISK_BYTES);
+    server.end();
+}
+
+#[test]
+fn a_request_in_a_table_of_its_own_is_served_like_any_other() {
+    let server = Server::start();
+    blk_cases::table_of_its_own(&server.path);
+    server.end();
+}
+
+#[test]
+fn a_device_that_is_plugged_and_unplugged_again_and_again_finds_its_data() {
+    let server = Server::start();
+    blk_cases::plug_and_unplug(&server.path);
+    server.end();
 }
 
 #[test]
@@ -266,7 +181,4 @@ fn what_a_killed_daemon_had_taken_is_done_again_in_order_and_once() {
     server.end();
 }
 
-const REGION_BYTES: usize = 2 << 20;
-const PIECE: usize = 64 << 10;
-const PIECES: usize = REGION_BYTES / 2 / PIECE;
 const NEEDS_RESET: u64 = 0x40;

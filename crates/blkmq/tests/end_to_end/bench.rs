@@ -6,7 +6,7 @@ use crate::common::daemon::program;
 use crate::common::{Daemon, Scratch};
 
 /// Runs a bench of a moment; returns the rows of its report.
-fn rows(scratch: &Scratch, words: &[&str]) -> Vec<serde_json::Value> {
+pub(crate) fn rows(scratch: &Scratch, words: &[&str]) -> Vec<serde_json::Value> {
     let json = scratch.path("report.json");
     let mut command = Command::new(program());
     command
@@ -24,7 +24,7 @@ fn rows(scratch: &Scratch, words: &[&str]) -> Vec<serde_json::Value> {
     report["rows"].as_array().expect("rows").clone()
 }
 
-fn assert_measured(row: &serde_json::Value) {
+pub(crate) fn assert_measured(row: &serde_json::Value) {
     let is_positive = |name: &str| row[name].as_f64().is_some_and(|number| number > 0.0);
     assert!(
         is_positive("iops") && is_positive("p50_ns") && is_positive("cpu_ns_per_io"),
@@ -86,6 +86,17 @@ fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
         rows.iter().for_each(assert_measured);
     }
     daemon.stop();
+}
+
+#[test]
+fn the_tls_bench_measures_our_own_server_and_others() {
+    if !crate::common::tools::installed(&["openssl", "nbdcopy", "nbdkit", "qemu-nbd"]) {
+        return;
+    }
+    let rows = rows(&Scratch::new(), &["tls", "--rw", "randread"]);
+    assert_eq!(rows.len(), 18, "{rows:?}");
+    rows.iter().for_each(assert_measured);
+    assert_eq!(rows[1]["side"], "ours-tls");
 }
 
 #[test]

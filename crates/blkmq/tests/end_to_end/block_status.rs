@@ -95,7 +95,7 @@ fn fragmented(scratch: &Scratch, name: &str) -> String {
 }
 
 /// Connects for structured replies with block status.
-fn asks(socket: &Path, export: &str) -> UnixStream {
+pub(crate) fn asks(socket: &Path, export: &str) -> UnixStream {
     let mut stream = greeted(socket).expect("anyone is greeted");
     stream
         .write_all(&option(OPT_STRUCTURED_REPLY, &[]))
@@ -120,12 +120,13 @@ fn asks(socket: &Path, export: &str) -> UnixStream {
     stream
 }
 
-fn question(cookie: u64, bytes: u32) -> Vec<u8> {
+/// What is stored on so many bytes from the first one on.
+pub(crate) fn question(cookie: u64, bytes: u32) -> Vec<u8> {
     request(BLOCK_STATUS, 0, cookie, 0, bytes)
 }
 
 /// Takes one answer, of one chunk.
-fn answer(stream: &mut UnixStream) {
+pub(crate) fn answer(stream: &mut UnixStream) {
     let mut head = [0; 20];
     stream.read_exact(&mut head).expect("a reply");
     assert_eq!(head[4..8], [0, 1, 0, 5], "flag done, and block status");

@@ -7,31 +7,28 @@ use crate::common::{Daemon, Scratch};
 
 #[test]
 fn an_ext4_image_written_through_qemu_is_whole_when_nbdcopy_brings_it_back() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", EXT4_BYTES);
+    let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
+    write_ext4_with_qemu(&scratch, &daemon.uri("vm1"));
+    daemon.stop();
+}
+
+/// Copies a file system of [`EXT4_BYTES`] to a disk with QEMU's tool and back with libnbd's, and checks it.
+pub(crate) fn write_ext4_with_qemu(scratch: &Scratch, uri: &str) {
     if !installed(&["mkfs.ext4", "e2fsck", "debugfs", "qemu-img", "nbdcopy"]) {
         return;
     }
-    let scratch = Scratch::new();
-    let tree = make_tree(&scratch);
-    let made = scratch.image("made.raw", 64 * MIB);
+    let tree = make_tree(scratch);
+    let made = scratch.image("made.raw", EXT4_BYTES);
     run("mkfs.ext4", &["-q", "-F", "-d", &tree, &made]);
-    let image = scratch.image("vm1.raw", 64 * MIB);
-    let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
     run(
         "qemu-img",
-        &[
-            "convert",
-            "-n",
-            "-f",
-            "raw",
-            "-O",
-            "raw",
-            &made,
-            &daemon.uri("vm1"),
-        ],
+        &["convert", "-n", "-f", "raw", "-O", "raw", &made, uri],
     );
+    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &made, uri]);
     let back = scratch.word("back.raw");
-    run("nbdcopy", &["--connections=4", &daemon.uri("vm1"), &back]);
-    daemon.stop();
+    run("nbdcopy", &["--connections=4", uri, &back]);
 
     run("e2fsck", &["-f", "-n", &back]);
     for number in 0..FILES {
@@ -53,24 +50,23 @@ fn an_ext4_image_written_through_qemu_is_whole_when_nbdcopy_brings_it_back() {
 
 #[test]
 fn an_xfs_image_written_through_nbdcopy_is_whole_when_qemu_brings_it_back() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm1.raw", XFS_BYTES);
+    let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
+    write_xfs_with_nbdcopy(&scratch, &daemon.uri("vm1"));
+    daemon.stop();
+}
+
+/// Copies a file system of [`XFS_BYTES`] to a disk with libnbd's tool and back with QEMU's, and checks it.
+pub(crate) fn write_xfs_with_nbdcopy(scratch: &Scratch, uri: &str) {
     if !installed(&["mkfs.xfs", "xfs_repair", "qemu-img", "nbdcopy"]) {
         return;
     }
-    let scratch = Scratch::new();
-    let made = scratch.image("made.raw", 320 * MIB);
+    let made = scratch.image("made.raw", XFS_BYTES);
     run("mkfs.xfs", &["-q", "-f", &made]);
-    let image = scratch.image("vm1.raw", 320 * MIB);
-    let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
-    run(
-        "nbdcopy",
-        &["--connections=4", "--flush", &made, &daemon.uri("vm1")],
-    );
+    run("nbdcopy", &["--connections=4", "--flush", &made, uri]);
     let back = scratch.word("back.raw");
-    run(
-        "qemu-img",
-        &["convert", "-f", "raw", "-O", "raw", &daemon.uri("vm1"), &back],
-    );
-    daemon.stop();
+    run("qemu-img", &["convert", "-f", "raw", "-O", "raw", uri, &back]);
     run("xfs_repair", &["-n", "-f", &back]);
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &made, &back]);
 }
@@ -104,4 +100,6 @@ fn damage(image: &Path) {
 }
 
 const FILES: usize = 12;
-const MIB: u64 = 1 << 20;
+pub(crate) const EXT4_BYTES: u64 = 64 << 20;
+/// The smallest that it makes is of 300 MiB.
+pub(crate) const XFS_BYTES: u64 = 320 << 20;

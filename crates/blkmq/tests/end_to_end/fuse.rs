@@ -3,7 +3,7 @@
 
 mod durability;
 mod ends;
-mod loops;
+pub(crate) mod loops;
 mod memory;
 mod rings;
 mod shares;
@@ -25,7 +25,7 @@ use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
 
 /// A daemon that serves one disk as a file, which is unmounted in the end whatever happens.
-struct Stage {
+pub(crate) struct Stage {
     daemon: Option<Daemon>,
     scratch: Scratch,
 }
@@ -38,15 +38,20 @@ impl Stage {
 
     fn of_size(keys: &str, bytes: u64) -> Option<Self> {
         let scratch = Scratch::new();
+        let image = scratch.image("vm1.raw", bytes);
+        Self::on(scratch, &format!("name=vm1,file={image}{keys}"))
+    }
+
+    /// Any disk; none, aloud, where nothing can be mounted.
+    pub(crate) fn on(scratch: Scratch, disk: &str) -> Option<Self> {
         if !may_mount() {
             return None;
         }
-        let image = scratch.image("vm1.raw", bytes);
         let mut stage = Self {
             daemon: None,
             scratch,
         };
-        stage.serve(&format!("name=vm1,file={image}{keys}"));
+        stage.serve(disk);
         Some(stage)
     }
 

@@ -3,13 +3,18 @@
 
 mod cluster;
 mod failures;
+mod file_systems;
+mod guests;
+mod hangs;
 mod locks;
+mod upgrades;
 
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
 use self::cluster::{Ceph, library};
+use crate::bench::{assert_measured, rows};
 use crate::common::daemon::{program, serve_command};
 use crate::common::nbd::Client;
 use crate::common::pattern::block;
@@ -147,6 +152,23 @@ fn images_of_a_pool_share_a_connection_and_a_queue() {
     let queues: Vec<&str> = said.lines().filter(|line| is_queue(line)).collect();
     assert!(queues.len() == 1 && queues[0].contains("-rbd"), "{queues:?}");
     daemon.stop();
+}
+
+#[test]
+fn the_bench_measures_servers_and_shares() {
+    let Some(ceph) = Ceph::find() else { return };
+    if !installed(&["fio"]) {
+        return;
+    }
+    let _images = ["bench", "bench-1", "bench-2", "bench-3"].map(|name| ceph.image(name, "8M"));
+    let conf = ceph.conf();
+    let words = ["rbd", "--conf", &conf, "--what", "nbd,shares", "--depth", "4"];
+    let rows = rows(&Scratch::new(), &words);
+    rows.iter().for_each(assert_measured);
+    let is_ours = |row: &&serde_json::Value| row["case"] == "nbd/randwrite/depth=4" && row["side"] == "ours";
+    assert_eq!(rows.iter().filter(is_ours).count(), 1, "{rows:?}");
+    let shares: Vec<_> = rows.iter().filter(|row| row["case"] == "shares/1:2:4").collect();
+    assert!(shares.len() == 2 && shares.iter().all(|row| row["share_error_percent"].is_number()));
 }
 
 #[test]

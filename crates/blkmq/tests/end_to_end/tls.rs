@@ -2,6 +2,8 @@
 //! our own driver, on either side; and clients that do not keep to the protocol.
 
 mod bytes;
+mod clients;
+mod versions;
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -53,26 +55,6 @@ impl Secured {
     fn own_uri(&self, disk: &str) -> String {
         self.uri(disk, &self.scratch.word("pki"))
     }
-}
-
-#[test]
-fn libnbds_tools_copy_faithfully_by_tls() {
-    if !installed(&["nbdinfo", "nbdcopy"]) {
-        return;
-    }
-    let stage = Secured::new(&["name=a,ram=32M"]);
-    let image = stage.scratch.noisy_image("there.raw", 32 << 20, 7);
-    let daemon = stage.start(&[]);
-    assert!(daemon.said().contains("nbds+unix:///a?"), "{}", daemon.said());
-    let uri = stage.own_uri("a");
-    let info = run("nbdinfo", &[&uri]);
-    assert!(info.stdout.contains("newstyle-fixed with TLS"), "{}", info.stdout);
-    let back = stage.scratch.word("back.raw");
-    run("nbdcopy", &[&image, &uri]);
-    run("nbdcopy", &[&uri, &back]);
-    let same = std::fs::read(&image).expect("an image") == std::fs::read(&back).expect("its copy");
-    assert!(same, "the copy differs");
-    daemon.stop();
 }
 
 #[test]
@@ -221,44 +203,6 @@ fn verify_through(stage: &Secured, uri: &str) {
         run("fio", &words.split_whitespace().collect::<Vec<_>>());
     }
     near.stop();
-}
-
-#[test]
-fn qemu_writes_and_verifies_by_tls_of_the_latest_version_alone() {
-    if !installed(&["qemu-io", "qemu-img"]) {
-        return;
-    }
-    let stage = Secured::new(&["name=a,ram=16M"]);
-    let daemon = stage.start(&[]);
-    let pki = stage.scratch.word("pki");
-    let socket = stage.scratch.word("nbd.sock");
-    let image = format!(
-        "driver=nbd,server.type=unix,server.path={socket},export=a,tls-creds=t,tls-hostname=localhost"
-    );
-    let qemu_io = |version: &str| {
-        let versions = format!("priority=NORMAL:-VERS-ALL:+VERS-TLS{version}");
-        let object = format!("tls-creds-x509,id=t,dir={pki},endpoint=client,{versions}");
-        let commands = [
-            "write -P 0x5a 1M 3M",
-            "read -P 0x5a 1M 3M",
-            "read -P 0 4M 1M",
-            "flush",
-        ];
-        let mut words = vec!["--object", &object, "--image-opts", &image];
-        words.extend(commands.iter().flat_map(|command| ["-c", command]));
-        try_run("qemu-io", &words)
-    };
-    for old in ["1.0", "1.1", "1.2"] {
-        assert!(!qemu_io(old).success, "TLS {old}");
-    }
-    let said = qemu_io("1.3");
-    assert!(
-        said.success && !said.stdout.contains("verification failed"),
-        "{} {}",
-        said.stdout,
-        said.stderr
-    );
-    daemon.stop();
 }
 
 #[test]

@@ -4,6 +4,13 @@
 #[path = "../../../blkmq-export/tests/vhost_user/client.rs"]
 pub(crate) mod client;
 
+#[path = "../../../blkmq-export/tests/vhost_user/attached.rs"]
+pub(crate) mod attached;
+#[path = "../../../blkmq-export/tests/vhost_user/blk_cases.rs"]
+pub(crate) mod blk_cases;
+#[path = "../../../blkmq-export/tests/vhost_user/sys.rs"]
+mod sys;
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -101,6 +108,11 @@ impl Driver {
     /// How many requests have ended.
     pub(crate) fn ended(&self) -> u64 {
         self.writes + self.reads
+    }
+
+    /// How many requests are in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
     /// Has its ring served after a kill: what was in flight is in the record.

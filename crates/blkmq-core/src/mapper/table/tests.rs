@@ -293,6 +293,7 @@ fn limits_are_what_all_members_take() {
     let wanted = Limits {
         logical_block: 4096,
         physical_block: 4096,
+        optimal_io: 0,
         transfer_max: 1 << 16,
         segments_max: 128,
         boundary: 0,

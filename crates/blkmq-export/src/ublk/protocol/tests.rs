@@ -85,6 +85,7 @@ fn parameters_stand_where_the_kernel_reads_them() {
         size: 1 << 30,
         block_size: 512,
         physical_block: 4096,
+        optimal_io: 4 << 20,
         data_bytes_max: DATA_BYTES_MAX,
         read_only: true,
         discard_max: 1 << 20,
@@ -94,7 +95,7 @@ fn parameters_stand_where_the_kernel_reads_them() {
     let bytes = parameters.bytes();
     let word = |at| u32::from_ne_bytes(part(&bytes, at));
     assert_eq!((word(0), word(4), word(8)), (60, 3, 13));
-    assert_eq!(bytes[12..16], [9, 12, 12, 12]);
+    assert_eq!(bytes[12..16], [9, 12, 22, 12]);
     assert_eq!((word(16), word(24)), (256, 1 << 21));
     assert_eq!((word(44), word(48), word(52), word(56)), (4096, 2048, 1 << 21, 1));
     let read = Parameters::parse(&bytes);

@@ -213,7 +213,15 @@ impl Conductor {
         channel.send(&welcome, &[], ANSWER_MAX)?;
         let mut count = 0;
         for disk in self.leaves() {
-            for lock in self.control.device(disk.queue)?.remains(disk.id)?.locks {
+            let remains = self.control.device(disk.queue)?.remains(disk.id)?;
+            if let Some(obstacle) = remains.obstacle.filter(|_| remains.is_exclusive) {
+                // Now, before the other one waits for what cannot be had.
+                bail!(
+                    "disk {}: {obstacle}; remove the disk, or restart the daemon",
+                    disk.name
+                );
+            }
+            for lock in remains.locks {
                 channel.send(&Message::Lock, &[lock.as_fd()], ANSWER_MAX)?;
                 count += 1;
             }

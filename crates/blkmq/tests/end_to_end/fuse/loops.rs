@@ -45,9 +45,13 @@ impl Drop for Mounted {
 }
 
 fn a_file_system_lives(make: &[&str], check: &[&str], keys: &str) {
-    let Some(stage) = Stage::of_size(keys, 512 << 20) else {
-        return;
-    };
+    if let Some(stage) = Stage::of_size(keys, 512 << 20) {
+        a_file_system_lives_on(stage, make, check);
+    }
+}
+
+/// Makes a file system on a stage's disk, uses it, mounts it again and checks it.
+pub(crate) fn a_file_system_lives_on(stage: Stage, make: &[&str], check: &[&str]) {
     if !installed(&["losetup", make[0], check[0]]) {
         return;
     }

@@ -76,6 +76,11 @@ impl Ceph {
         Stopped(pid)
     }
 
+    /// Has Ceph write an image to a file.
+    pub(super) fn export(&self, image: &str, file: &str) {
+        self.rbd(&["export", "--no-progress", image, file]);
+    }
+
     /// Ends the OSD as a power supply would, and starts it again.
     pub(super) fn kill_and_start_osd(&self, pause: Duration) {
         kill_process(self.osd(), Signal::KILL).expect("it runs");

@@ -139,5 +139,5 @@ fn a_record_that_was_changed_ends_its_connection_alone() {
     daemon.stop();
 }
 
-const STARTTLS: u32 = 5;
+pub(super) const STARTTLS: u32 = 5;
 const ERR_TLS_REQD: u32 = 1 << 31 | 5;

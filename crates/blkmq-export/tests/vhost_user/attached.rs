@@ -1,0 +1,124 @@
+//! Decides that a client which others have written (`blkio`) finds its data where it left it. Used by other tests, too.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use blkio::{Blkio, Blkioq, MemoryRegion, ReqFlags};
+use rustix::io::{pread, pwrite};
+
+use super::sys;
+
+/// A client of `blkio` with as many queues as are asked for, and one region of memory.
+struct Attached {
+    client: Blkio,
+    queues: Vec<Blkioq>,
+    region: MemoryRegion,
+}
+
+impl Attached {
+    fn new(path: &Path, queues: i32) -> Self {
+        let mut client = Blkio::new("virtio-blk-vhost-user").unwrap();
+        client.set_str("path", &path.to_string_lossy()).unwrap();
+        client.connect().unwrap();
+        client.set_i32("num-queues", queues).unwrap();
+        let queues = client.start().unwrap().queues;
+        let region = client.alloc_mem_region(REGION_BYTES).unwrap();
+        client.map_mem_region(&region).unwrap();
+        Self {
+            client,
+            queues,
+            region,
+        }
+    }
+
+    fn put(&self, at: usize, bytes: &[u8]) {
+        let written = pwrite(self.file(), bytes, self.region.fd_offset as u64 + at as u64);
+        assert_eq!(written, Ok(bytes.len()));
+    }
+
+    fn get(&self, at: usize, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        let count = pread(self.file(), &mut read, self.region.fd_offset as u64 + at as u64);
+        assert_eq!(count, Ok(bytes));
+        read
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        sys::borrow(&self.region)
+    }
+
+    fn at(&self, at: usize) -> *mut u8 {
+        (self.region.addr + at) as *mut u8
+    }
+
+    fn wait(&mut self, queue: usize, count: usize) {
+        let mut done = sys::completions(&mut self.queues[queue], count);
+        done.sort_unstable();
+        let expected: Vec<(usize, i32)> = (0..count).map(|number| (number, 0)).collect();
+        assert_eq!(done, expected);
+    }
+}
+
+/// Writes with one queue and with two, reads with the other, zeroes and discards, on a disk of `disk_bytes`.
+pub(crate) fn find_data(path: &Path, disk_bytes: u64) {
+    for queues in [1, 2] {
+        let mut attached = Attached::new(path, queues);
+        assert_eq!(attached.client.get_u64("capacity").unwrap(), disk_bytes);
+        let none = ReqFlags::empty();
+        let content: Vec<u8> = (0..REGION_BYTES / 2)
+            .map(|at| (at / 512 + at + queues as usize) as u8)
+            .collect();
+        attached.put(0, &content);
+        for queue in 0..queues as usize {
+            for number in 0..PIECES {
+                let (at, start) = (number * PIECE, (queue * REGION_BYTES + number * PIECE) as u64);
+                let from = attached.at(at);
+                attached.queues[queue].write(start, from, PIECE, number, none);
+            }
+            attached.wait(queue, PIECES);
+            attached.queues[queue].flush(0, none);
+            attached.wait(queue, 1);
+        }
+        // Each reads what another has written, in pieces that lie elsewhere.
+        for queue in 0..queues as usize {
+            let other = queues as usize - 1 - queue;
+            attached.put(REGION_BYTES / 2, &vec![0; REGION_BYTES / 2]);
+            for number in 0..PIECES {
+                let start = (other * REGION_BYTES + number * PIECE) as u64;
+                let into = attached.at(REGION_BYTES / 2 + number * PIECE);
+                attached.queues[queue].read(start, into, PIECE, number, none);
+            }
+            attached.wait(queue, PIECES);
+            assert!(attached.get(REGION_BYTES / 2, REGION_BYTES / 2) == content);
+        }
+        zeroes_and_discards(&mut attached, &content, disk_bytes);
+    }
+}
+
+/// Zeroes the second piece, discards the third, and reads all three as a request of many pieces of memory.
+fn zeroes_and_discards(attached: &mut Attached, content: &[u8], disk_bytes: u64) {
+    let none = ReqFlags::empty();
+    attached.queues[0].write_zeroes(PIECE as u64, PIECE as u64, 0, none);
+    attached.queues[0].discard(2 * PIECE as u64, PIECE as u64, 1, none);
+    attached.wait(0, 2);
+    let half = REGION_BYTES / 2;
+    let parts: Vec<libc::iovec> = (0..3 * PIECE / 1024)
+        .map(|part| libc::iovec {
+            iov_base: attached.at(half + 1024 * part).cast(),
+            iov_len: 1024,
+        })
+        .collect();
+    attached.queues[0].readv(0, parts.as_ptr(), parts.len() as u32, 0, none);
+    attached.wait(0, 1);
+    assert!(attached.get(half, PIECE) == content[..PIECE]);
+    assert!(attached.get(half + PIECE, PIECE).iter().all(|byte| *byte == 0));
+    // Beyond the end: an error for that request alone.
+    let into = attached.at(0);
+    attached.queues[0].read(disk_bytes, into, 512, 7, none);
+    let ended = sys::completions(&mut attached.queues[0], 1);
+    assert!(ended[0].0 == 7 && ended[0].1 < 0, "{ended:?}");
+}
+
+const REGION_BYTES: usize = 2 << 20;
+const PIECE: usize = 64 << 10;
+const PIECES: usize = REGION_BYTES / 2 / PIECE;

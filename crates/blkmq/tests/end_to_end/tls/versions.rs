@@ -1,0 +1,106 @@
+//! Decides which versions of TLS, which ciphers and which groups of keys are spoken: openssl offers each alone, behind a forwarder that
+//! says what NBD says before TLS. `--nocapture` prints the list.
+
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::Secured;
+use crate::common::nbd::{self, option};
+use crate::common::tools::{installed, output_within, run};
+
+#[test]
+fn tls_1_3_is_spoken_with_its_usual_ciphers_and_nothing_older() {
+    if !installed(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let stage = Secured::new(&["name=a,ram=8M"]);
+    let daemon = stage.start(&[]);
+    let address = forward(stage.scratch.path("nbd.sock"));
+    // At this level openssl offers what it would hold back by itself.
+    let old = "DEFAULT:@SECLEVEL=0";
+    for (offer, is_taken) in [
+        (&["-tls1", "-cipher", old][..], false),
+        (&["-tls1_1", "-cipher", old], false),
+        (&["-tls1_2", "-cipher", old], false),
+        (&["-tls1_3"], true),
+        (&["-tls1_3", "-ciphersuites", "TLS_AES_256_GCM_SHA384"], true),
+        (&["-tls1_3", "-ciphersuites", "TLS_AES_128_GCM_SHA256"], true),
+        (
+            &["-tls1_3", "-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"],
+            true,
+        ),
+        (&["-tls1_3", "-ciphersuites", "TLS_AES_128_CCM_SHA256"], false),
+        (&["-tls1_3", "-ciphersuites", "TLS_AES_128_CCM_8_SHA256"], false),
+        (&["-tls1_3", "-groups", "X25519"], true),
+        (&["-tls1_3", "-groups", "P-256"], true),
+        (&["-tls1_3", "-groups", "P-384"], true),
+        (&["-tls1_3", "-groups", "P-521"], false),
+        (&["-tls1_3", "-groups", "ffdhe2048"], false),
+    ] {
+        let (taken, said) = offer_alone(&address, &stage, offer);
+        println!(
+            "{:<52} {}",
+            offer.join(" "),
+            if taken { "spoken" } else { "refused" }
+        );
+        assert_eq!(taken, is_taken, "{offer:?}:\n{said}");
+        // The server refuses, and not openssl before it has asked.
+        assert!(taken || said.contains("alert"), "{offer:?}:\n{said}");
+    }
+    run("nbdinfo", &[&stage.own_uri("a")]);
+    daemon.stop();
+}
+
+/// Has openssl shake hands with these words. Says whether it came to that, and what it said.
+fn offer_alone(address: &str, stage: &Secured, words: &[&str]) -> (bool, String) {
+    let path = |file: &str| stage.authority.path(file);
+    let mut command = Command::new("openssl");
+    command
+        .args(["s_client", "-brief", "-connect", address, "-verify_return_error"])
+        .args(["-CAfile", &path("ca-cert.pem"), "-verify_hostname", "localhost"])
+        .args(["-cert", &path("client-cert.pem"), "-key", &path("client-key.pem")])
+        .args(words);
+    let output = output_within(&mut command, Duration::from_secs(20));
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let is_taken = said.contains("CONNECTION ESTABLISHED") && said.contains("Protocol version: TLSv1.3");
+    (is_taken, said)
+}
+
+/// Has whoever connects to the address that it returns begin with TLS at an NBD server.
+fn forward(server: PathBuf) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            pump(client, started(&server));
+        }
+    });
+    address
+}
+
+/// A connection that has been told that TLS follows.
+fn started(server: &Path) -> UnixStream {
+    let mut stream = nbd::greeted(server).expect("a greeting");
+    std::io::Write::write_all(&mut stream, &option(super::bytes::STARTTLS, &[])).expect("it listens");
+    let (kind, _) = nbd::read_option_reply(&mut stream).expect("an answer");
+    assert_eq!(kind, nbd::REP_ACK);
+    stream
+}
+
+fn pump(client: TcpStream, server: UnixStream) {
+    let mut from_client = client.try_clone().expect("a copy");
+    let mut to_server = server.try_clone().expect("a copy");
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from_client, &mut to_server);
+        let _ = to_server.shutdown(Shutdown::Write);
+    });
+    let (mut from_server, mut to_client) = (server, client);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from_server, &mut to_client);
+        let _ = to_client.shutdown(Shutdown::Both);
+    });
+}

@@ -1,0 +1,154 @@
+//! Decides what many images cost a daemon: threads, memory and descriptors of one that serves images of two clusters, idle and after
+//! each of them was written and read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::cluster::Cluster;
+use crate::place::find_tool;
+
+/// Serves none, one and `count` images of `clusters` by turns, and prints what each takes.
+///
+/// # Errors
+/// If an image cannot be made, or a daemon does not serve.
+pub(super) fn measure(program: &Path, clusters: &[PathBuf], count: u64) -> Result<()> {
+    let images: Vec<(String, PathBuf)> = (0..count)
+        .map(|number| {
+            let cluster = &clusters[number as usize % clusters.len()];
+            (format!("many{number}"), Cluster::conf_in(cluster))
+        })
+        .collect();
+    for (name, conf) in &images {
+        let rbd = find_tool("rbd").context("rbd is not installed")?;
+        let made = Command::new(rbd)
+            .arg("-c")
+            .arg(conf)
+            .args(["create", "--size", IMAGE_SIZE, name])
+            .status()?;
+        ensure!(made.success(), "image {name} cannot be made: {made}");
+    }
+    println!("    | images | clusters | threads | RSS, MiB | descriptors | opened in, s |");
+    println!("    |---|---|---|---|---|---|");
+    let mut shown: Vec<usize> = vec![0, 1, 2, images.len()];
+    shown.retain(|shown| *shown <= images.len());
+    shown.dedup();
+    for number in shown {
+        let used = &images[..number];
+        let start = Instant::now();
+        let daemon = Daemon::start(program, used)?;
+        let opened = start.elapsed().as_secs_f64();
+        // What opening has taken for a moment goes back.
+        thread::sleep(SETTLE);
+        daemon.print(number, clusters.len(), "idle", opened)?;
+        if number > 0 && find_tool("qemu-io").is_some() {
+            for (name, _) in used {
+                daemon.load(name)?;
+            }
+            daemon.print(number, clusters.len(), "after 16 MiB written to each", opened)?;
+        }
+    }
+    Ok(())
+}
+
+/// A daemon that serves images; dropping it ends it.
+struct Daemon {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    fn start(program: &Path, images: &[(String, PathBuf)]) -> Result<Self> {
+        let socket = std::env::temp_dir().join(format!("blkmq-images-{}.sock", std::process::id()));
+        let mut command = Command::new(program);
+        command.args(["serve", "--control", "none", "--disk", "name=none,null=1G"]);
+        command.args(["--nbd", &format!("unix:{}", socket.display())]);
+        for (name, conf) in images {
+            let disk = format!("name={name},rbd=rbd/{name},id=blkmq,conf={}", conf.display());
+            command.args(["--disk", &disk]);
+        }
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .env("BLKMQ_LOG", "warn")
+            .spawn()?;
+        let mut daemon = Self { child, socket };
+        let end = Instant::now() + START_MAX;
+        while !daemon.socket.exists() {
+            if let Some(status) = daemon.child.try_wait()? {
+                bail!("the daemon ended: {status}");
+            }
+            ensure!(
+                Instant::now() < end,
+                "the daemon does not serve after {START_MAX:?}"
+            );
+            thread::sleep(PAUSE);
+        }
+        Ok(daemon)
+    }
+
+    /// Writes and reads all of an image.
+    fn load(&self, image: &str) -> Result<()> {
+        let uri = format!("nbd+unix:///{image}?socket={}", self.socket.display());
+        let words = [
+            "-f",
+            "raw",
+            "-c",
+            "write -P 7 0 16M",
+            "-c",
+            "read -P 7 0 16M",
+            &uri,
+        ];
+        let output = Command::new("qemu-io").args(words).output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(
+            output.status.success() && !said.contains("failed"),
+            "qemu-io on {image}: {said}"
+        );
+        Ok(())
+    }
+
+    fn print(&self, images: usize, clusters: usize, when: &str, opened: f64) -> Result<()> {
+        let of = |what: &str| PathBuf::from(format!("/proc/{}/{what}", self.child.id()));
+        let count = |what: &str| -> Result<usize> { Ok(fs::read_dir(of(what))?.count()) };
+        let status = fs::read_to_string(of("status"))?;
+        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib: f64 = rss
+            .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+            .context("no VmRSS")?;
+        println!(
+            "    | {images}, {when} | {} | {} | {:.0} | {} | {opened:.1} |",
+            images.min(clusters),
+            count("task")?,
+            kib / 1024.0,
+            count("fd")?
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let pid = self.child.id();
+        // Its locks are free at once then.
+        if super::cluster::signal("TERM", pid).is_err() {
+            let _ = self.child.kill();
+        }
+        let end = Instant::now() + START_MAX;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > end {
+                let _ = self.child.kill();
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+const IMAGE_SIZE: &str = "16M";
+const START_MAX: Duration = Duration::from_secs(60);
+const SETTLE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
