@@ -358,9 +358,10 @@ impl Service for Channel {
         }
     }
 
-    /// The kernel likes to wake it on the processor of who asks; there it would stand in the way while it looks.
+    /// Where who asks has a processor of its own, looking for the next request saves waking this one. Where both share one, looking
+    /// finds nothing, and becomes rare.
     fn busy(&self) -> bool {
-        false
+        !self.is_stopping && self.moving == Moving::No
     }
 
     /// Who comes while it is being unmounted is served. What was begun is finished.
