@@ -31,8 +31,8 @@ fn is_said_to_wait(door: &str, error: &io::Error) -> bool {
     let waits = is_first_version(&groups);
     match waits {
         true => tracing::warn!(
-            "{door}: PR_SET_IO_FLUSHER: {error}: without CAP_SYS_RESOURCE what is written to disks through this host hangs if this \
-             process shares a limit on memory with who writes; operations on files that block are done one after another"
+            "{door}: PR_SET_IO_FLUSHER: {error}: give the daemon CAP_SYS_RESOURCE, or no limit on memory that those who write to its \
+             disks share: they may wait for each other for ever; what blocks on files is done one after another meanwhile"
         ),
         false => tracing::info!("{door}: PR_SET_IO_FLUSHER: {error}: it needs CAP_SYS_RESOURCE"),
     }
