@@ -50,18 +50,17 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     if is_wanted(WEIGHTS) {
         run_weights(steps, &place)?;
     }
-    // All of them means the long one.
-    let devices = [(UBLK, SHORT_KILLS), (UBLK_KILLS, LONG_KILLS)];
-    let devices = devices
+    // All of them means the long one of the two that do the same.
+    let devices = UBLK_TESTS
         .iter()
-        .filter(|(name, _)| only.map_or(*name == UBLK_KILLS, |only| only == *name));
-    for (name, kills) in devices {
+        .filter(|(name, _)| only.map_or(*name != UBLK, |only| only == *name));
+    for (name, test) in devices {
         steps.time("static build of the command", || {
             run_shown(&mut build_command(&place, None, "build --quiet -p blkmq"))
         })?;
         let program = built(&place, None).join("blkmq");
         steps.time(&format!("{name} in a guest"), || {
-            ublk::run(&place, &program, *kills)
+            ublk::run(&place, &program, *test)
         })?;
     }
     let proofs = PROOFS.iter().filter(|proof| is_wanted(proof.name));
@@ -325,12 +324,13 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that is [`load`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// What `cargo xtask guest NAME` runs.
-const TESTS: [&str; 7] = [
+const TESTS: [&str; 8] = [
     POLLED,
     VIRTUAL_DISK,
     WEIGHTS,
     UBLK,
     UBLK_KILLS,
+    UBLK_FAILURES,
     PROOFS[0].name,
     PROOFS[1].name,
 ];
@@ -340,8 +340,12 @@ const WEIGHTS: &str = "weights";
 const VISITS: u32 = 3;
 const UBLK: &str = "ublk";
 const UBLK_KILLS: &str = "ublk-kills";
-const SHORT_KILLS: ublk::Kills = ublk::Kills(3);
-const LONG_KILLS: ublk::Kills = ublk::Kills(20);
+const UBLK_FAILURES: &str = "ublk-failures";
+const UBLK_TESTS: [(&str, ublk::Test); 3] = [
+    (UBLK, ublk::Test::Devices { kills: 3 }),
+    (UBLK_KILLS, ublk::Test::Devices { kills: 20 }),
+    (UBLK_FAILURES, ublk::Test::Failures),
+];
 const PROOFS: [Proof; 2] = [
     Proof {
         name: "log-writes",

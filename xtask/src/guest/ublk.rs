@@ -1,5 +1,5 @@
 //! Decides how the block device that ublk gives a disk is tested, in a guest whose kernel has it: with fio and file systems, while the
-//! daemon is killed and started again, stopped, replaced, and run by a user.
+//! daemon is killed and started again, stopped, replaced, and run by a user; and while replacing and recovering it fail.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,34 +11,57 @@ use super::packages::Place;
 use super::{SUCCESS, boot_plain, is_said};
 use crate::place::find_tool;
 
-/// Kills of the daemon under load that a run has.
+/// What a run does.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kills(pub(super) u32);
+pub(super) enum Test {
+    /// All that a device does, with so many kills of the daemon under load.
+    Devices { kills: u32 },
+    /// Upgrades and recoveries that fail, and little memory.
+    Failures,
+}
 
 /// Boots a guest in which the daemon serves such devices.
 ///
 /// # Errors
 /// If the guest finds anything wrong, or there is no guest.
-pub(super) fn run(place: &Place, program: &Path, Kills(kills): Kills) -> Result<()> {
+pub(super) fn run(place: &Place, program: &Path, test: Test) -> Result<()> {
     let mut initrd = Initrd::new(place)?;
     initrd.add_program(program, "blkmq")?;
-    for tool in ["mkfs.ext4", "e2fsck"] {
+    for tool in ["mkfs.ext4", "e2fsck", "mkfs.xfs", "xfs_repair"] {
         initrd.add_tool(tool)?;
     }
     let fio = find_tool("fio").context("fio is not installed; run: cargo xtask setup")?;
     initrd.add_installed_tool(&fio, "fio")?;
     initrd.add_module("ublk_drv", "")?;
-    let numbers: Vec<_> = (1..=kills).map(|number| number.to_string()).collect();
-    let script = SCRIPT
-        .replace("KILLS", &numbers.join(" "))
-        .replace("SUCCESS", SUCCESS);
-    let limit = TIME_MAX + KILL_MAX * kills;
-    let said = boot_plain(place, &initrd.pack(&script)?, limit)?;
+    initrd.add_module("xfs", "")?;
+    let script = format!("{BEGIN}{}", test.script()).replace("SUCCESS", SUCCESS);
+    let said = boot_plain(place, &initrd.pack(&script)?, test.time_max())?;
     ensure!(is_said(&said, SUCCESS), "the guest did not say `{SUCCESS}`");
     Ok(())
+}
+
+impl Test {
+    fn script(self) -> String {
+        match self {
+            Self::Devices { kills } => {
+                let numbers: Vec<_> = (1..=kills).map(|number| number.to_string()).collect();
+                DEVICES.replace("KILLS", &numbers.join(" "))
+            }
+            Self::Failures => FAILURES.to_owned(),
+        }
+    }
+
+    fn time_max(self) -> Duration {
+        match self {
+            Self::Devices { kills } => TIME_MAX + KILL_MAX * kills,
+            Self::Failures => 2 * TIME_MAX,
+        }
+    }
 }
 
 const TIME_MAX: Duration = Duration::from_secs(240);
 /// For one kill, with the load between it and the next.
 const KILL_MAX: Duration = Duration::from_secs(10);
-const SCRIPT: &str = include_str!("ublk.sh");
+const BEGIN: &str = include_str!("ublk/begin.sh");
+const DEVICES: &str = include_str!("ublk/devices.sh");
+const FAILURES: &str = include_str!("ublk/failures.sh");

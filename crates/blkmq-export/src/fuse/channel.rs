@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use self::moving::Moving;
 use super::filesystem::FileSystem;
+use super::front_door::DOOR;
 use super::protocol::{FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, attributes_changed};
 use super::requests::{Requests, Transport};
 use super::ring::{self, RingMemory};
@@ -300,8 +301,7 @@ impl Transport for Device {
 
 impl Service for Channel {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        // Only root may; what else there is against waiting for oneself is in the manual.
-        let _ = become_io_flusher();
+        become_io_flusher(cx, DOOR, FLUSHER);
         self.requests.start(cx);
         match self.home.begin(cx, &self.filesystem.disk) {
             Ok(Phase::Serving) => {}
@@ -358,9 +358,10 @@ impl Service for Channel {
         }
     }
 
-    /// The kernel likes to wake it on the processor of who asks; there it would stand in the way while it looks.
+    /// Where who asks has a processor of its own, looking for the next request saves waking this one. Where both share one, looking
+    /// finds nothing, and becomes rare.
     fn busy(&self) -> bool {
-        false
+        !self.is_stopping && self.moving == Moving::No
     }
 
     /// Who comes while it is being unmounted is served. What was begun is finished.
@@ -387,5 +388,6 @@ impl Drop for Channel {
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
+const FLUSHER: u64 = 3;
 /// Requests that one turn takes before others have theirs.
 const REQUESTS_MAX: usize = 64;

@@ -21,6 +21,7 @@ use blkmq_host::service::{Cx, Service};
 use self::processors::Bound;
 use self::sys::{commit, register};
 use super::filesystem::FileSystem;
+use super::front_door::DOOR;
 use super::protocol::{RING_HEADER_BYTES, Request, commit_id, put_ring_answer};
 use super::requests::{Requests, Transport};
 use super::slots::Work;
@@ -160,7 +161,7 @@ impl RingChannel {
 
 impl Service for RingChannel {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        let _ = become_io_flusher();
+        become_io_flusher(cx, DOOR, FLUSHER);
         self.bound = Bound::to(&self.processors);
         self.disk_use = self.filesystem.disk.users.enter(cx.waker());
         self.requests.start(cx);
@@ -364,3 +365,4 @@ const GONE: i32 = -libc::ENOTCONN;
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
+const FLUSHER: u64 = 3;

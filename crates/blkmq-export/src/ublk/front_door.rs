@@ -206,30 +206,23 @@ impl ServedDevice {
                 add(&control, &self.disk, number, engine.reactors())?,
                 Beginning::Start,
             ),
-            Way::Waiting(info) => (self.recover(&control, info)?, Beginning::Recovery),
+            Way::Waiting(info) => (info, Beginning::Recovery),
             Way::Inherited(descriptor) => {
                 let info = control.info(number.unwrap_or_default());
                 let info = info.ok().flatten().filter(DeviceInfo::is_served);
                 let info = info.ok_or("the device to be taken over is not there")?;
-                let ready = self.ready(control, info, Beginning::Succession, common)?;
+                let parts = parts(&info, common)?;
+                let ready = self.ready(control, info, Beginning::Succession, (common, parts))?;
                 self.wait_for(descriptor, ready, common);
                 return Ok(());
             }
         };
-        let path = Named::of(&info).path();
-        let made = open_queues(&info)
-            .map_err(|error| format!("{path} cannot be served: {error}"))
-            .and_then(|queues| Ok((queues, self.ready(control, info, beginning, common)?)));
-        let (queues, ready) = match made {
-            Ok(made) => made,
-            Err(why) => {
-                // What was left stays, and what is new is nobody's.
-                if beginning == Beginning::Start {
-                    abandon(&info);
-                }
-                return Err(why);
+        let (queues, ready) = self.attached(control, info, beginning, common).inspect_err(|_| {
+            // What was left stays, and what is new is nobody's.
+            if beginning == Beginning::Start {
+                abandon(&info);
             }
-        };
+        })?;
         let device = Arc::clone(&ready.device);
         let _ = self.device.set(Arc::clone(&device));
         device.set_ours(true);
@@ -248,41 +241,48 @@ impl ServedDevice {
         }
     }
 
-    /// Takes over a device that a daemon has left.
-    fn recover(&self, control: &Control, info: DeviceInfo) -> Result<DeviceInfo, String> {
-        compare(control, &info, &self.disk)?;
-        let named = Named::of(&info);
-        let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
-        until(ENDING_MAX, is_busy, || control.start_recovery(named))
-            .map_err(|error| format!("{} cannot be taken over: {error}", named.path()))?;
-        tracing::info!(
-            "ublk: {} at {}: found as it was left",
-            self.disk.name,
-            named.path()
-        );
-        Ok(info)
-    }
-
-    /// Gets what its queues are made of, and its thread.
-    fn ready(
+    /// Opens the queues of a device that is new, or that a daemon has left. All that takes time is done before it is taken over: who is
+    /// killed between that and the first requests of all queues leaves it to nobody.
+    fn attached(
         &self,
         control: Control,
         info: DeviceInfo,
         beginning: Beginning,
         common: &Arc<Common>,
+    ) -> Result<(Opening, Ready), String> {
+        let parts = parts(&info, common)?;
+        if beginning == Beginning::Recovery {
+            self.recover(&control, &info)?;
+        }
+        let path = Named::of(&info).path();
+        let queues = open_queues(&info).map_err(|error| format!("{path} cannot be served: {error}"))?;
+        Ok((queues, self.ready(control, info, beginning, (common, parts))?))
+    }
+
+    /// Takes over a device that a daemon has left.
+    fn recover(&self, control: &Control, info: &DeviceInfo) -> Result<(), String> {
+        compare(control, info, &self.disk)?;
+        let named = Named::of(info);
+        let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
+        until(ENDING_MAX, is_busy, || control.start_recovery(named))
+            .map_err(|error| cannot_recover(info, &error))?;
+        tracing::info!(
+            "ublk: {} at {}: found as it was left",
+            self.disk.name,
+            named.path()
+        );
+        Ok(())
+    }
+
+    /// Gets its thread.
+    fn ready(
+        &self,
+        control: Control,
+        info: DeviceInfo,
+        beginning: Beginning,
+        (common, queues): (&Arc<Common>, Vec<QueueParts>),
     ) -> Result<Ready, String> {
         let failed = |error: io::Error| format!("no memory for requests: {error}");
-        let part = |number| {
-            Ok(QueueParts {
-                number,
-                memory: Memory::new(info.depth)?,
-                member: Member::new(&common.handover),
-            })
-        };
-        let queues = (0..info.queues)
-            .map(part)
-            .collect::<io::Result<_>>()
-            .map_err(failed)?;
         let (orders, receiver) = sync_channel(ORDERS_MAX);
         let address = info.has(RECOVERY).then(|| name_of(info.number));
         let device = control.descriptor().map_err(failed)?;
@@ -395,6 +395,35 @@ impl Served for ServedDevice {
     }
 }
 
+/// Gets what the queues of a device are made of. May block.
+///
+/// # Errors
+/// If the system has no memory.
+fn parts(info: &DeviceInfo, common: &Common) -> Result<Vec<QueueParts>, String> {
+    let part = |number| {
+        Ok(QueueParts {
+            number,
+            memory: Memory::new(info.depth)?,
+            member: Member::new(&common.handover),
+        })
+    };
+    let parts = (0..info.queues).map(part).collect::<io::Result<_>>();
+    parts.map_err(|error| format!("no memory for requests: {error}"))
+}
+
+/// Why a device that was left cannot be taken over, and what is to be done.
+fn cannot_recover(info: &DeviceInfo, error: &io::Error) -> String {
+    let (path, number) = (Named::of(info).path(), info.number);
+    match error.raw_os_error() {
+        // None of its queues has had a request since it was taken over last.
+        Some(libc::EINVAL) => format!(
+            "{path} cannot be taken over: a daemon was killed while it took it over, and the kernel gives it to no other. \
+             Unmount what is on it and remove it (ublk del -n {number}, of ublksrv), or choose another number: what waits in it is lost"
+        ),
+        _ => format!("{path} cannot be taken over: {error}"),
+    }
+}
+
 /// Has the thread start it, and waits: its partitions are read before it is there.
 fn wait_until_begun(device: &Device) -> Result<(), String> {
     let path = device.named.path();
@@ -423,6 +452,8 @@ fn name_of(number: u32) -> String {
     format!("ublk:{number}")
 }
 
+/// How a device is asked, and where its queues have what they are asked for.
+type Opening = (OwnedFd, Vec<super::sys::Descriptors>);
 /// Why a device cannot go on here.
 type Refusal = Box<dyn std::error::Error + Send + Sync>;
 

@@ -16,6 +16,7 @@ use blkmq_host::service::{Cx, Service};
 
 use self::moving::Moving;
 use super::device::{Attached, Device, End, Reason};
+use super::front_door::DOOR;
 use super::protocol::{DATA_BYTES_MAX, Request, Shape};
 use super::slots::{Memory, Slots};
 use super::sys;
@@ -261,8 +262,7 @@ impl Queue {
 
 impl Service for Queue {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        // Only root may; what else there is against waiting for oneself is in the manual.
-        let _ = become_io_flusher();
+        become_io_flusher(cx, DOOR, FLUSHER);
         self.device.join(cx.waker());
         self.disk_use = self.device.disk.users.enter(cx.waker());
         self.member.select(&self.device.disk.name);
@@ -365,3 +365,4 @@ const GONE: i32 = -libc::ENODEV;
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
+const FLUSHER: u64 = 3;

@@ -229,6 +229,19 @@ impl RingHandle {
         self.0.state.borrow_mut().enter(wait);
     }
 
+    /// Has no more threads of the kernel's than `workers` carry out what would block (see [`RingConfig::workers`]) from here on. Those
+    /// that are there already end when they have had nothing to do for a while, all but one.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn limit_workers(&self, workers: u32) -> io::Result<()> {
+        let state = self.0.state.borrow();
+        state
+            .uring
+            .submitter()
+            .register_iowq_max_workers(&mut [workers, 0])
+    }
+
     /// How often the kernel has been entered to submit, reap or wait.
     pub fn enters(&self) -> u64 {
         self.0.state.borrow().enters
@@ -333,6 +346,12 @@ impl RingClient {
     /// Does nothing and completes.
     pub fn push_nop(&self, user: u64) {
         self.ring.push(self.id, opcode::Nop::new().build(), user);
+    }
+
+    /// Does nothing and completes, in a thread of the kernel's that carries out what would block: there is one then.
+    pub fn push_nop_for_worker(&self, user: u64) {
+        let entry = opcode::Nop::new().build().flags(squeue::Flags::ASYNC);
+        self.ring.push(self.id, entry, user);
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 ///
 /// # Errors
 /// What the system says: it needs the capability `CAP_SYS_RESOURCE`.
-pub(crate) fn become_io_flusher() -> io::Result<()> {
+pub(super) fn mark() -> io::Result<()> {
     // SAFETY: the request takes numbers alone, and changes a flag of this thread.
     let done = unsafe { libc::prctl(SET_IO_FLUSHER, 1, 0, 0, 0) };
     match done {
