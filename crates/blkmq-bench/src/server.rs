@@ -23,7 +23,7 @@ impl Running {
     /// Starts a command that becomes a server on `socket`, and waits until it listens. `dir` is its own, and goes with it.
     ///
     /// # Errors
-    /// If it ends, or does not listen within five seconds; the error holds what it said.
+    /// If it ends, or does not listen within a minute; the error holds what it said.
     pub(crate) fn start(command: Command, dir: Scratch, socket: PathBuf) -> Result<Self> {
         Self::start_until(command, dir, socket, |socket| UnixStream::connect(socket).is_ok())
     }
@@ -31,7 +31,7 @@ impl Running {
     /// The same with a server that serves at `place` once `is_served` says so.
     ///
     /// # Errors
-    /// If it ends, or does not serve within five seconds; the error holds what it said.
+    /// If it ends, or does not serve within a minute; the error holds what it said.
     pub(crate) fn start_until(
         mut command: Command,
         dir: Scratch,
@@ -139,5 +139,7 @@ impl Drop for Scratch {
     }
 }
 
-const SERVE_WITHIN: Duration = Duration::from_secs(5);
-const END_WITHIN: Duration = Duration::from_secs(2);
+/// A disk in a Ceph cluster may wait for the lock of a server before.
+const SERVE_WITHIN: Duration = Duration::from_secs(60);
+/// Who is killed keeps such a lock.
+const END_WITHIN: Duration = Duration::from_secs(10);

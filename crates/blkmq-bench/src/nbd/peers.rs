@@ -110,7 +110,7 @@ impl Server {
     /// Starts it on a socket of its own and waits until it listens.
     ///
     /// # Errors
-    /// If it ends, or does not listen within five seconds; the error holds what it said.
+    /// If it ends, or does not listen within a minute; the error holds what it said.
     pub(crate) fn start(&self) -> Result<Running> {
         let dir = Scratch::make()?;
         let socket = dir.join("s");
