@@ -1,7 +1,7 @@
 //! Decides where librbd is called that may block: on a thread of its own each time, for which nobody waits longer than it may take. A
 //! cluster that hangs keeps that thread, and nobody else.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,29 +71,32 @@ impl Calls {
 
     /// Waits until there is none, at most `limit`. Says whether it is so.
     pub(super) fn wait_for_none(&self, limit: Duration) -> bool {
+        self.lock_when_none(limit).is_some()
+    }
+
+    /// Begins a call once there is no other, at most `limit` from now.
+    pub(super) fn begin_alone(self: &Arc<Self>, limit: Duration) -> Option<Call> {
+        *self.lock_when_none(limit)? += 1;
+        Some(Call(Arc::clone(self)))
+    }
+
+    fn lock_when_none(&self, limit: Duration) -> Option<MutexGuard<'_, usize>> {
         let end = Instant::now() + limit;
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         while *count > 0 {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return false;
+                return None;
             }
             let waited = self.changed.wait_timeout(count, left);
             count = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
+        Some(count)
     }
 }
 
 /// A call among others, until this is dropped.
 pub(super) struct Call(Arc<Calls>);
-
-impl Call {
-    pub(super) fn begin(among: &Arc<Calls>) -> Self {
-        among.begin();
-        Self(Arc::clone(among))
-    }
-}
 
 impl Drop for Call {
     fn drop(&mut self) {
@@ -131,7 +134,7 @@ mod tests {
     fn a_call_that_nobody_waits_for_any_more_is_waited_for_by_the_next() {
         let calls = Arc::new(Calls::new());
         let (goes_on, hangs) = mpsc::channel::<()>();
-        let call = Call::begin(&calls);
+        let call = calls.begin_alone(Duration::ZERO).expect("there is none");
         let given_up = within(Duration::from_millis(20), move || {
             let _ = hangs.recv();
             drop(call);

@@ -11,7 +11,7 @@ use blkmq_host::LogBudget;
 use blkmq_host::device::Extent;
 use blkmq_host::runner::Runner;
 
-use super::calls::{self, Call, Calls};
+use super::calls::{self, Calls};
 use super::config::RbdConfig;
 use super::error::RbdError;
 use super::sys::RawImage;
@@ -201,10 +201,10 @@ impl Image {
         question: impl FnOnce(&RawImage) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "the cluster does not answer");
-        if !self.asked.wait_for_none(self.limit) {
+        let Some(call) = self.asked.begin_alone(self.limit) else {
             return Err(late());
-        }
-        let (raw, call) = (Arc::clone(self.raw()), Call::begin(&self.asked));
+        };
+        let raw = Arc::clone(self.raw());
         let answer = calls::within(self.limit, move || {
             let answer = question(&raw);
             close(raw);
