@@ -22,12 +22,14 @@ use crate::disk::{DiskSpec, Source};
 use crate::group::{self, GroupSpec};
 use crate::queue::QueueSettings;
 
-/// What came out: what to start.
+/// What came out: what to start, and the groups by their ids.
 pub struct Plan {
     /// The queues with their drives, open.
     pub queues: Vec<QueueSpec>,
     /// The disks that lie on other disks.
     pub mapped: Vec<MappedSpec>,
+    /// The paths of all groups; the index is the [`GroupId`]. The first is the root.
+    pub groups: Vec<String>,
 }
 
 /// Opens the disks and joins them into queues, in order.
@@ -36,8 +38,8 @@ pub struct Plan {
 /// The first thing that cannot be: a name given twice, a disk that cannot be served or does not fit on its queue, settings of a queue
 /// that no disk lies on. The text names it, and says what to do.
 pub fn plan(config: &Config) -> anyhow::Result<Plan> {
-    let (mut plan, groups) = open_all(config)?;
-    plan.set_groups(&groups, &config.groups)?;
+    let mut plan = open_all(config)?;
+    plan.set_groups(&config.groups)?;
     settings::warn_of_empty_groups(config);
     for queue in &mut plan.queues {
         settings::apply(queue, config)?;
@@ -45,8 +47,8 @@ pub fn plan(config: &Config) -> anyhow::Result<Plan> {
     Ok(plan)
 }
 
-/// Opens the drives of all disks and puts each disk on a queue. Returns the paths of their groups, too, numbered over all queues.
-fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
+/// Opens the drives of all disks and puts each disk on a queue.
+fn open_all(config: &Config) -> Result<Plan, Error> {
     let mut disks = config.disks.clone();
     let mut groups = vec!["/".to_owned()];
     let mut paths = Paths::take_from(&mut disks);
@@ -80,32 +82,26 @@ fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
         let settings = config.queues.get(&name).unwrap_or(&default);
         join(name, list, settings, requests)
     };
-    let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;
-    Ok((Plan { queues, mapped }, groups))
+    Ok(Plan {
+        queues: members.into_iter().map(build).collect::<Result<_, Error>>()?,
+        mapped,
+        groups,
+    })
 }
 
 impl Plan {
-    /// Gives every queue, with the same numbers, the groups of mapped disks and those that are configured, with their weights, caps and
-    /// latency targets; and each queue those of its own disks. `numbered` has the paths by which disks know their groups so far.
-    fn set_groups(&mut self, numbered: &[String], specs: &[GroupSpec]) -> Result<(), Error> {
-        let mut common = vec!["/".to_owned()];
-        for disk in &mut self.mapped {
-            disk.group = group::number_of(&mut common, &numbered[disk.group.index()]);
-        }
+    /// Gives groups their weights, caps and latency targets, on every queue. Those that no disk names are made, too.
+    fn set_groups(&mut self, specs: &[GroupSpec]) -> Result<(), Error> {
         for (at, spec) in specs.iter().enumerate() {
             group_paths::check_path(&spec.path)?;
             if specs[..at].iter().any(|other| other.path == spec.path) {
                 let path = &spec.path;
                 return Err(Error::Disk(format!("group {path}: it is given twice; keep one")));
             }
-            group::number_of(&mut common, &spec.path);
+            group::number_of(&mut self.groups, &spec.path);
         }
         for queue in &mut self.queues {
-            let mut paths = common.clone();
-            for disk in &mut queue.disks {
-                disk.group = group::number_of(&mut paths, &numbered[disk.group.index()]);
-            }
-            set_groups_of(queue, &paths, specs)?;
+            set_groups_of(queue, &self.groups, specs)?;
         }
         Ok(())
     }

@@ -9,7 +9,6 @@ use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, group, plan};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_host::disk::QueueId;
 use blkmq_host::{Attached, Disk, Engine, EngineConfig};
 
 /// What one job asks for, as fio's options say it; empty or zero where nothing was given.
@@ -57,6 +56,8 @@ struct Registered {
 /// The engine while jobs run.
 struct Open {
     engine: Engine,
+    /// The paths of the groups, by their ids.
+    groups: Vec<String>,
     /// The name of each job's disk.
     disks: BTreeMap<usize, String>,
 }
@@ -126,13 +127,8 @@ impl SharedEngine {
             "" => disk.group,
             text => {
                 let path = group::parse(text)?.path;
-                // What is configured has one number on all queues.
-                let groups = open.engine.control().groups(QueueId(0));
-                let (_, id) = groups
-                    .into_iter()
-                    .find(|(known, _)| *known == path)
-                    .expect("a started group");
-                id
+                let index = open.groups.iter().position(|known| *known == path);
+                GroupId(index.expect("a started group") as u32)
             }
         };
         let attached = open.engine.attach()?;
@@ -167,7 +163,11 @@ impl SharedEngine {
 
 fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     let (config, names) = configuration(jobs.values().map(|job| &job.options))?;
-    let Plan { mut queues, mapped } = plan(&config)?;
+    let Plan {
+        mut queues,
+        mapped,
+        groups,
+    } = plan(&config)?;
     for queue in &mut queues {
         queue.requests_per_reactor = queue.requests_per_reactor.max(REQUESTS_MIN);
     }
@@ -182,6 +182,7 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     })?;
     Ok(Open {
         engine,
+        groups,
         disks: jobs.keys().copied().zip(names).collect(),
     })
 }

@@ -134,29 +134,18 @@ fn settings_of_a_queue_without_disks_are_an_error_that_lists_the_queues() {
 }
 
 #[test]
-fn a_queue_has_the_groups_of_its_disks_and_those_that_are_configured() {
+fn groups_are_numbered_over_all_queues_and_the_root_is_the_first() {
     let mut a = null("a");
     a.group = "/x".to_owned();
     let mut b = null("b");
     b.group = "/y".to_owned();
     let mut c = null("c");
     c.group = "/x".to_owned();
-    let config = Config {
-        disks: vec![null("r"), a, b, on("r", c)],
-        groups: vec![GroupSpec::new("/x/z").unwrap()],
-        ..Config::default()
-    };
-    let plan = plan(&config).unwrap();
-    let paths = |number: usize| plan.queues[number].group_paths.clone();
-    assert_eq!(paths(0), ["/", "/x", "/x/z"]);
-    assert_eq!(paths(2), ["/", "/x", "/x/z", "/y"]);
-    let ids = |number: usize| plan.queues[number].disks.iter().map(|disk| disk.group.0);
-    assert!(ids(0).eq([0, 1]) && ids(1).eq([1]) && ids(2).eq([3]));
-    assert!(
-        plan.queues
-            .iter()
-            .all(|queue| queue.groups.iter().count() == queue.group_paths.len())
-    );
+    let plan = plan_of(vec![null("r"), a, b, c]).unwrap();
+    assert_eq!(plan.groups, ["/", "/x", "/y"]);
+    let ids: Vec<u32> = plan.queues.iter().map(|queue| queue.disks[0].group.0).collect();
+    assert_eq!(ids, [0, 1, 2, 1]);
+    assert!(plan.queues.iter().all(|queue| queue.groups.iter().count() == 3));
 }
 
 fn multipath(name: &str, paths: &[&str]) -> DiskSpec {
