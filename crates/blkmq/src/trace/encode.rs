@@ -1,7 +1,8 @@
-//! Decides how a daemon tells what it traces: each reactor's events as records of [`blkmq_core::trace::blktrace`], groups as processes with names,
-//! and how many events found no room as messages.
+//! Decides how a daemon tells what it traces: each reactor's events as records of [`blkmq_core::trace::blktrace`], groups as processes
+//! with names, and as messages how many events found no room and which disks have come.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -9,7 +10,7 @@ use blkmq_core::ids::{DiskId, GroupId, ReactorId};
 use blkmq_core::trace::Event;
 use blkmq_core::trace::blktrace::{MESSAGE, NAME_BYTES, PROCESS, Record, device, device_text};
 use blkmq_host::control::{Control, Trace};
-use blkmq_host::disk::{MAPPED, QueueId};
+use blkmq_host::disk::{Disk, MAPPED, QueueId};
 
 /// A trace on its way to a client.
 pub(crate) struct Stream {
@@ -24,10 +25,16 @@ struct Encoder {
     control: Control,
     /// What is traced; everything if there is nothing in it.
     wanted: Vec<String>,
-    /// By queue and disk: its number, if it is traced.
+    /// The disks that there were when it was looked last.
+    disks: Arc<[Disk]>,
+    /// By queue and disk, as long as the disks stay the same: its number, if it is traced.
     devices: Cache<DiskId, Option<u32>>,
-    /// By queue and group: what stands for the group.
+    /// By queue and group, as long as that: what stands for the group.
     pids: Cache<GroupId, u32>,
+    /// By path: the same, for good.
+    groups: BTreeMap<String, u32>,
+    /// The numbers of disks whose names have been told.
+    named: BTreeSet<u32>,
     /// Of each reactor, the number of its latest record.
     sequences: Vec<u32>,
     /// When the latest event was.
@@ -52,25 +59,28 @@ impl Stream {
         }
         let trace = control.trace(EVENTS)?;
         let sequences = vec![0; trace.reactors()];
+        let mut encoder = Encoder {
+            control,
+            wanted,
+            disks,
+            devices: Cache::default(),
+            pids: Cache::default(),
+            groups: BTreeMap::new(),
+            named: BTreeSet::new(),
+            sequences,
+            time: 0,
+        };
+        encoder.named = encoder.traced().map(|disk| disk.number).collect();
         Ok(Self {
             trace,
+            encoder,
             every: EVERY_MIN,
-            encoder: Encoder {
-                control,
-                wanted,
-                devices: Cache::default(),
-                pids: Cache::default(),
-                sequences,
-                time: 0,
-            },
         })
     }
 
     /// The numbers of the disks that are traced, as tools print them.
     pub(crate) fn devices(&self) -> Vec<(String, String)> {
-        let disks = self.encoder.control.disks();
-        let traced = disks.iter().filter(|disk| disk.queue != MAPPED);
-        let traced = traced.filter(|disk| self.encoder.is_wanted(&disk.name));
+        let traced = self.encoder.traced();
         traced
             .map(|disk| (disk.name.clone(), device_text(device(disk.number))))
             .collect()
@@ -89,6 +99,7 @@ impl Stream {
             encoder,
             every,
         } = self;
+        encoder.look_for_changes();
         let count = trace.drain(|reactor, event| encoder.write_event(reactor, &event, out));
         if count > EVENTS / 4 {
             *every = (*every / 2).max(EVERY_MIN);
@@ -106,7 +117,7 @@ impl Stream {
 impl Encoder {
     fn write_event(&mut self, reactor: ReactorId, event: &Event, out: &mut Vec<u8>) {
         self.time = event.at.0;
-        let Some(device) = self.device(event.queue, event.disk) else {
+        let Some(device) = self.device(reactor, event, out) else {
             return;
         };
         let mut record = Record::of(event);
@@ -118,11 +129,28 @@ impl Encoder {
         self.write(reactor, record, out);
     }
 
-    /// Gives a group a number, and says its name.
+    /// Places on a queue are given to others when disks and groups go. What happened to the disk that had one within some milliseconds of
+    /// that is told of the one that has it now.
+    fn look_for_changes(&mut self) {
+        let disks = self.control.disks();
+        if !Arc::ptr_eq(&disks, &self.disks) {
+            self.disks = disks;
+            self.devices = Cache::default();
+            self.pids = Cache::default();
+        }
+    }
+
+    /// Finds the number of a group; says its name when it has none yet.
     fn introduce(&mut self, reactor: ReactorId, event: &Event, device: u32, out: &mut Vec<u8>) -> u32 {
-        let pid = self.pids.all.len() as u32 + 1;
+        let path = self.control.group_path(QueueId(event.queue), event.group);
+        let path = path.unwrap_or_else(|| "removed".to_owned());
+        let next = self.groups.len() as u32 + 1;
+        let pid = *self.groups.entry(path.clone()).or_insert(next);
         self.pids.keep(event.queue, event.group, pid);
-        let mut name = Record::notice(PROCESS, event.at.0, &self.name_of(event.queue, event.group));
+        if pid != next {
+            return pid;
+        }
+        let mut name = Record::notice(PROCESS, event.at.0, end_of(&path));
         name.text.resize(NAME_BYTES, 0);
         (name.pid, name.device) = (pid, device);
         self.write(reactor, name, out);
@@ -137,27 +165,32 @@ impl Encoder {
         record.write(out);
     }
 
-    /// The last bytes of a group's path, which say the most, as many as a name may have.
-    fn name_of(&self, queue: u16, group: GroupId) -> String {
-        let path = self.control.group_path(QueueId(queue), group);
-        let path = path.unwrap_or_else(|| "removed".to_owned());
-        let mut start = path.len().saturating_sub(NAME_BYTES - 1);
-        while !path.is_char_boundary(start) {
-            start += 1;
-        }
-        path[start..].to_owned()
-    }
-
-    fn device(&mut self, queue: u16, disk: DiskId) -> Option<u32> {
-        if let Some(known) = self.devices.find(queue, disk) {
+    /// The number of an event's disk, if it is traced; says the name of one that has come since the start.
+    fn device(&mut self, reactor: ReactorId, event: &Event, out: &mut Vec<u8>) -> Option<u32> {
+        if let Some(known) = self.devices.find(event.queue, event.disk) {
             return known;
         }
-        let disks = self.control.disks();
-        let found = disks.iter().find(|one| one.queue.0 == queue && one.id == disk);
-        let found = found.filter(|one| self.is_wanted(&one.name));
-        let found = found.map(|one| device(one.number));
-        self.devices.keep(queue, disk, found);
-        found
+        let is_it = |one: &&Disk| one.queue.0 == event.queue && one.id == event.disk;
+        let found = self
+            .traced()
+            .find(is_it)
+            .map(|disk| (disk.number, disk.name.clone()));
+        let number = found.as_ref().map(|(number, _)| device(*number));
+        self.devices.keep(event.queue, event.disk, number);
+        if let Some((disk, name)) = found
+            && self.named.insert(disk)
+        {
+            let mut told = Record::notice(MESSAGE, event.at.0, &format!("{DISK}{name}"));
+            told.device = device(disk);
+            self.write(reactor, told, out);
+        }
+        number
+    }
+
+    /// The disks that are traced.
+    fn traced(&self) -> impl Iterator<Item = &Disk> {
+        let traced = self.disks.iter().filter(|disk| disk.queue != MAPPED);
+        traced.filter(|disk| self.is_wanted(&disk.name))
     }
 
     fn is_wanted(&self, disk: &str) -> bool {
@@ -198,6 +231,20 @@ impl<K: Copy + Ord, V: Copy> Cache<K, V> {
     }
 }
 
+/// The last bytes of a path, which say the most, as many as a name may have.
+fn end_of(path: &str) -> &str {
+    let mut start = path.len().saturating_sub(NAME_BYTES - 1);
+    while !path.is_char_boundary(start) {
+        start += 1;
+    }
+    &path[start..]
+}
+
+/// Which disk a message says that a device is.
+pub(super) fn disk(message: &[u8]) -> Option<&str> {
+    std::str::from_utf8(message).ok()?.strip_prefix(DISK)
+}
+
 /// How many events a message says that were dropped.
 pub(super) fn dropped(message: &[u8]) -> u64 {
     let text = std::str::from_utf8(message).unwrap_or_default();
@@ -207,6 +254,7 @@ pub(super) fn dropped(message: &[u8]) -> u64 {
 }
 
 const DROPPED: &str = "blkmq dropped ";
+const DISK: &str = "blkmq disk ";
 /// Events that a reactor has room for: 5 ms of a million requests a second. More of them are not in its cache when it comes round.
 const EVENTS: usize = 1 << 14;
 const EVERY_MIN: Duration = Duration::from_millis(1);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use blkmq_core::trace::blktrace::{MESSAGE, NOTIFY, Record};
+use blkmq_core::trace::blktrace::{MESSAGE, NOTIFY, Record, device_text};
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Value, json};
@@ -43,6 +43,9 @@ pub struct TraceArgs {
 fn seconds(text: &str) -> Result<Duration> {
     let seconds = text.parse().context("not a number of seconds")?;
     let duration = Duration::try_from_secs_f64(seconds).context("not a time")?;
+    if duration > SECONDS_MAX {
+        bail!("more than a year");
+    }
     if duration.is_zero() {
         bail!("nothing happens in no time");
     }
@@ -161,6 +164,9 @@ impl Files {
     fn count(&mut self, record: &Record) {
         if record.is_notice(MESSAGE) {
             self.dropped += encode::dropped(&record.text);
+            if let Some(disk) = encode::disk(&record.text) {
+                note(&format!("{} is disk {disk}", device_text(record.device)));
+            }
         }
         self.events += u64::from(record.categories() & NOTIFY == 0);
     }
@@ -177,6 +183,7 @@ fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+const SECONDS_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// How soon a signal, or the end of the time, is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// As much as the socket holds, and more than the longest record.

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blkmq::control::client::Client as Control;
-use blkmq_core::trace::blktrace::{COMPLETE, ISSUE, MERGE, QUEUE, Record};
+use blkmq_core::trace::blktrace::{COMPLETE, ISSUE, MERGE, QUEUE, Record, device_text};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -281,6 +281,49 @@ fn an_io_log_of_fio_is_played_with_its_counts_and_one_that_does_not_fit_is_refus
         said.contains("disk a: has 4194304 bytes, and the recording reaches"),
         "{said}"
     );
+}
+
+#[test]
+fn a_disk_that_takes_the_place_of_another_is_not_traced_as_that_one() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    let change = |method: &str, params: Value| {
+        let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+        control.call(method, &params).expect("it is done");
+    };
+    let add = |name: &str| {
+        let keys = json!({"file": scratch.image(name, 1 << 20), "queue": "c", "group": format!("/{name}")});
+        change("config.add", json!({"kind": "disk", "name": name, "keys": keys}));
+        let mut client = Client::connect(&scratch.path("nbd.sock"), name).expect("it is served");
+        client.read(0, BLOCK).expect("a read");
+        // What happened is told before anything changes.
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    add("stays");
+    let all = trace(&scratch, &[]);
+    add("also");
+    change("config.remove", json!({"kind": "disk", "name": "also"}));
+    add("second");
+    let said = end(all);
+    assert!(
+        said.contains("is disk also") && said.contains("is disk second"),
+        "{said}"
+    );
+    let device_of = |name: &str| {
+        let line = said
+            .lines()
+            .find(|line| line.ends_with(&format!(" is disk {name}")));
+        line.and_then(|line| line.split(' ').next())
+            .expect("it is named")
+            .to_owned()
+    };
+    let of = |name: &str| {
+        let device = device_of(name);
+        let is_its = |record: &&Record| device_text(record.device) == device && record.is_event(COMPLETE);
+        records(&scratch).iter().filter(is_its).count()
+    };
+    assert_eq!((of("also"), of("second")), (1, 1), "{said}");
+    daemon.stop();
 }
 
 #[test]
