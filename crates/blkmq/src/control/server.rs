@@ -192,12 +192,14 @@ fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {
 
 /// Gives a client a thread, if there are not too many.
 fn serve(stream: UnixStream, daemon: &Arc<Daemon>, clients: &Arc<AtomicU32>) {
+    let max = match access_of(&stream) {
+        Ok(Access::All) => CLIENTS_MAX,
+        // The others are left to the owner.
+        _ => READERS_MAX,
+    };
     // Relaxed: a count; only this thread adds.
-    if clients.load(Ordering::Relaxed) >= CLIENTS_MAX {
-        let failure = Failure::new(
-            protocol::REFUSED,
-            format!("{CLIENTS_MAX} clients are connected already"),
-        );
+    if clients.load(Ordering::Relaxed) >= max {
+        let failure = Failure::new(protocol::REFUSED, format!("{max} clients are connected already"));
         let _ = stream.set_nonblocking(true);
         let _ = (&stream).write_all(protocol::answer(&Value::Null, Err(failure)).as_bytes());
         return;
@@ -220,6 +222,13 @@ fn serve(stream: UnixStream, daemon: &Arc<Daemon>, clients: &Arc<AtomicU32>) {
     }
 }
 
+/// What a client may do: everything, if it is the daemon's user or root.
+fn access_of(stream: &UnixStream) -> io::Result<Access> {
+    let peer = sockopt::socket_peercred(stream)?;
+    let is_owner = peer.uid.is_root() || peer.uid == rustix::process::geteuid();
+    Ok(if is_owner { Access::All } else { Access::Read })
+}
+
 /// One client.
 struct Client {
     stream: UnixStream,
@@ -232,11 +241,9 @@ impl Client {
     fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(WRITE_MAX))?;
-        let peer = sockopt::socket_peercred(&stream)?;
-        let is_owner = peer.uid.is_root() || peer.uid == rustix::process::geteuid();
         Ok(Self {
+            access: access_of(&stream)?,
             stream,
-            access: if is_owner { Access::All } else { Access::Read },
             input: Vec::new(),
         })
     }
@@ -342,6 +349,8 @@ const FREE_MAX: Duration = Duration::from_secs(20);
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 /// Clients at a time.
 const CLIENTS_MAX: u32 = 128;
+/// Of these, how many may be taken when one comes that may only read.
+const READERS_MAX: u32 = 96;
 /// Bytes of a request.
 const LINE_MAX: usize = 1 << 20;
 /// How long a client may take to read what it has asked for.
