@@ -81,7 +81,9 @@ impl Log {
         let Some(set) = self.0.filter.get() else {
             anyhow::bail!("the log has no filter");
         };
-        set(filter).with_context(|| format!("filter {filter:?} rejected"))
+        check_levels(filter)
+            .and_then(|()| set(filter))
+            .with_context(|| format!("filter {:?} rejected", start_of(filter)))
     }
 
     /// Has the panics of all threads reported through the log, so that a thread which panics does not wait for it either.
@@ -265,6 +267,33 @@ const PANIC_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long to wait for a sink that would block.
 const RETRY: Duration = Duration::from_millis(20);
 
+/// A word that is no level would be taken for the name of a part of the program, and silence all others.
+fn check_levels(filter: &str) -> anyhow::Result<()> {
+    let words = filter.split(',').map(str::trim).filter(|word| !word.is_empty());
+    for word in words.filter(|word| !word.contains(['=', '['])) {
+        let is_level = LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+        if !is_level && !word.starts_with("blkmq") {
+            anyhow::bail!(
+                "{:?} is no level: {}; for a part of the program, PART=LEVEL",
+                start_of(word),
+                LEVELS.join(", ")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// As much of a text as an error repeats.
+fn start_of(text: &str) -> &str {
+    let end = (0..=text.len().min(TOLD_MAX))
+        .rev()
+        .find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(0)]
+}
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+const TOLD_MAX: usize = 100;
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -318,6 +347,19 @@ mod tests {
             .map(|line| line.split(' ').nth(1).unwrap().parse::<usize>().unwrap())
             .sum();
         assert!((MESSAGES_MAX - 1..=MESSAGES_MAX).contains(&lost), "{rest:?}");
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_with_the_levels() {
+        for filter in ["debug", "INFO", "info,blkmq_host=trace", "blkmq_core", ""] {
+            assert!(check_levels(filter).is_ok(), "{filter}");
+        }
+        for filter in ["debgu", "info,x", "5"] {
+            let error = check_levels(filter).unwrap_err().to_string();
+            assert!(error.contains("off, error, warn, info, debug, trace"), "{error}");
+        }
+        assert_eq!(start_of(&"é".repeat(100)).len(), 100);
+        assert_eq!(start_of(&format!("x{}", "é".repeat(100))).len(), 99);
     }
 
     #[test]
