@@ -299,7 +299,8 @@ const END_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 /// No manager: nothing here needs one. Watchers that have died are forgotten after 10 s, not 30, so that tests with a daemon that was
 /// killed need not wait. An OSD that is alone, and was stopped for longer than the grace of heartbeats, would serve nobody
-/// afterwards, since its right to answer reads had run out meanwhile; so that is long.
+/// afterwards, since its right to answer reads had run out meanwhile; so that is long. A monitor refuses a disk of which less than
+/// 5 % is free, however much that is; it needs some MiB, so it is told not to look.
 const CONFIGURATION: &str = "\
 [global]
 fsid = IDENTITY
@@ -324,6 +325,8 @@ keyring = DIRECTORY/blkmq.keyring
 [mon]
 mon data = DIRECTORY/mon
 mon cluster log file = DIRECTORY/cluster.log
+mon data avail warn = 0
+mon data avail crit = 0
 mon allow pool size one = true
 mon warn on pool no redundancy = false
 osd pool default size = 1
