@@ -1,4 +1,5 @@
-//! Decides what a signal does to a bench: what it has started ends, what it has made goes away, and nothing is reported.
+//! Decides what a signal does to a bench: what it has started ends, what it has made goes away, and what was measured is
+//! printed, but not written to files.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -263,10 +263,10 @@ fn summary(rows: &[Row]) -> String {
             .find(|one| one.case == row.case && one.side == SIDES[0].0);
         if let Some(alone) = alone.filter(|alone| alone.side != row.side) {
             lines += &format!(
-                "{} {}: {:.3} of the IOPS without ({}), p99 {} against {}\n",
+                "{} {}: {} of the IOPS without ({}), p99 {} against {}\n",
                 row.case,
                 row.side,
-                row.iops / alone.iops,
+                row.against(alone),
                 table::count(alone.iops),
                 table::nanos(row.p99_ns as f64),
                 table::nanos(alone.p99_ns as f64),
@@ -306,6 +306,7 @@ mod tests {
             case: case.into(),
             side: side.into(),
             iops,
+            rounds: vec![iops],
             ..Row::default()
         };
         let rows = [
@@ -316,7 +317,7 @@ mod tests {
         let summary = summary(&rows);
         assert_eq!(summary.lines().count(), 1);
         assert!(
-            summary.starts_with("a trace: 0.950 of the IOPS without (200)"),
+            summary.starts_with("a trace: 0.95 (0.95–0.95) of the IOPS without (200)"),
             "{summary}"
         );
     }

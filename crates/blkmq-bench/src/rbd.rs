@@ -231,10 +231,10 @@ fn summary(rows: &[Row]) -> String {
         }
         for other in rows[index + 1..].iter().filter(|row| row.case == first.case) {
             lines += &format!(
-                "{}: {} has {:.2} × the IOPS of {}, {:.2} of its CPU per I/O, p99 {} against {}\n",
+                "{}: {} has {} × the IOPS of {}, {:.2} of its CPU per I/O, p99 {} against {}\n",
                 first.case,
                 first.side,
-                first.iops / other.iops,
+                first.against(other),
                 other.side,
                 first.cpu_ns_per_io / other.cpu_ns_per_io.max(1e-9),
                 table::nanos(first.p99_ns as f64),

@@ -2,11 +2,13 @@
 //! docs/benchmarks/README.md documents its JSON.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::args::Plan;
 use crate::facts::{self, Host};
+use crate::rounds::median;
 
 /// The figures of one side at one case: medians over the rounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,6 +45,35 @@ impl Row {
         let low = self.rounds.iter().copied().fold(f64::INFINITY, f64::min);
         let high = self.rounds.iter().copied().fold(0.0, f64::max);
         (low.min(high), high)
+    }
+
+    /// Compares the I/Os per second of this side with another's of the same case, round by round: what made a machine slow for a
+    /// while met both.
+    pub fn against(&self, other: &Self) -> Ratio {
+        let pairs = self.rounds.iter().zip(&other.rounds);
+        let ratios: Vec<f64> = pairs.map(|(own, other)| own / other.max(1e-9)).collect();
+        Ratio {
+            low: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+            high: ratios.iter().copied().fold(0.0, f64::max),
+            median: median(ratios),
+        }
+    }
+}
+
+/// One side's figure in another's: the median over the rounds, the lowest and the highest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio {
+    /// The middle one.
+    pub median: f64,
+    /// Of the round that was worst for the first side.
+    pub low: f64,
+    /// Of the round that was best for it.
+    pub high: f64,
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} ({:.2}–{:.2})", self.median, self.low, self.high)
     }
 }
 
@@ -198,5 +229,16 @@ mod tests {
         };
         assert_eq!(row.spread(), (1.0, 3.0));
         assert_eq!(Row::default().spread(), (0.0, 0.0));
+    }
+
+    #[test]
+    fn sides_are_compared_within_rounds() {
+        let row = |rounds: [f64; 3]| Row {
+            rounds: rounds.into(),
+            ..Row::default()
+        };
+        // The machine was ten times as slow in the second round. The medians' ratio would be 1.1.
+        let ratio = row([220.0, 20.0, 210.0]).against(&row([200.0, 10.0, 100.0]));
+        assert_eq!(ratio.to_string(), "2.00 (1.10–2.10)");
     }
 }

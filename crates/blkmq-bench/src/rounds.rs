@@ -13,7 +13,8 @@ use crate::args::Plan;
 use crate::histogram::Histogram;
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::report::Row;
+use crate::report::{Row, say};
+use crate::table;
 use crate::usage::Usage;
 
 /// The percentiles that are reported, in nanoseconds.
@@ -77,12 +78,30 @@ pub type Measure<'a> = Box<dyn FnMut(&Plan) -> Result<Sample> + 'a>;
 /// Visits every point in every round and returns a row for each, in the order of `points`.
 ///
 /// # Errors
-/// If a visit fails or ends no I/O; the error names the case and the side.
+/// If a visit fails or ends no I/O; the error names the case and the side. What was measured until then is printed.
 pub fn run(plan: &Plan, points: &mut [Point<'_>]) -> Result<Vec<Row>> {
     let mut samples: Vec<Vec<Sample>> = points.iter().map(|_| Vec::new()).collect();
+    let ended = visit_all(plan, points, &mut samples);
+    let measured = points
+        .iter()
+        .zip(&samples)
+        .filter(|(_, samples)| !samples.is_empty());
+    let rows: Vec<Row> = measured
+        .map(|(point, samples)| fold(&point.case, &point.side, samples))
+        .collect();
+    if ended.is_err() && !rows.is_empty() {
+        say(&format!(
+            "ended before its last round; so far:\n{}",
+            table::draw(&rows)
+        ));
+    }
+    ended.map(|()| rows)
+}
+
+fn visit_all(plan: &Plan, points: &mut [Point<'_>], samples: &mut [Vec<Sample>]) -> Result<()> {
     let mut progress = Progress::new(points.len() * plan.rounds as usize);
     for round in 1..=plan.rounds {
-        for (point, samples) in points.iter_mut().zip(&mut samples) {
+        for (point, samples) in points.iter_mut().zip(&mut *samples) {
             let what = format!("{} {}", point.case, point.side);
             progress.step(&what, round, plan.rounds);
             let sample = (point.measure)(plan);
@@ -98,10 +117,7 @@ pub fn run(plan: &Plan, points: &mut [Point<'_>]) -> Result<Vec<Row>> {
         }
     }
     progress.finish();
-    let rows = points.iter().zip(&samples);
-    Ok(rows
-        .map(|(point, samples)| fold(&point.case, &point.side, samples))
-        .collect())
+    Ok(())
 }
 
 /// Makes the row of a point: the median of each figure over the rounds.

@@ -137,16 +137,16 @@ fn summary(rows: &[Row]) -> String {
         let side = row.side.trim_end_matches("-tls");
         if let Some(plain) = find(&row.case, side) {
             lines += &format!(
-                "{}: {side} has by TLS {:.2} × of its plain IOPS\n",
+                "{}: {side} has by TLS {} × of its plain IOPS\n",
                 row.case,
-                row.iops / plain.iops
+                row.against(plain)
             );
         }
         if let Some(ours) = find(&row.case, "ours-tls").filter(|_| side != "ours") {
             lines += &format!(
-                "{}: ours has by TLS {:.2} × the IOPS of {side} ({}), {:.2} of its CPU per I/O\n",
+                "{}: ours has by TLS {} × the IOPS of {side} ({}), {:.2} of its CPU per I/O\n",
                 row.case,
-                ours.iops / row.iops,
+                ours.against(row),
                 table::count(row.iops),
                 ours.cpu_ns_per_io / row.cpu_ns_per_io.max(1e-9)
             );
