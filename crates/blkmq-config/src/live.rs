@@ -171,7 +171,7 @@ pub fn set_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> R
         control.set_tunable(queue, name, *value)?;
     }
     if from.depth != to.depth {
-        control.set_depth(queue, to.depth.unwrap_or(core.depth_max()))?;
+        control.set_depth(queue, to.depth.unwrap_or(core.depth_default()))?;
     }
     if from.polling.delay != to.polling.delay {
         control.set_poll_policy(queue, to.polling.delay.unwrap_or_default())?;

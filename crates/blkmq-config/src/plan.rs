@@ -9,7 +9,6 @@ pub(crate) mod multipath;
 pub mod settings;
 
 use blkmq_core::ids::GroupId;
-use blkmq_core::queue::TagMode;
 use blkmq_core::time::Nanos;
 use blkmq_drivers::driver::{Attributes, BLOCK_MIN, OpenDisk, device_error};
 use blkmq_host::group_paths;
@@ -200,20 +199,13 @@ pub(crate) fn join(
         .unzip();
     let sizes: Vec<u64> = entries.iter().map(|entry| entry.size).collect();
     let first = opened.remove(0);
-    let (tags, depth) = match first.tags() {
-        TagMode::Shared(depth) => {
-            let depth = settings.depth.unwrap_or(depth);
-            (TagMode::Shared(depth), depth)
-        }
-        TagMode::PerHctx(depth) => {
-            let depth = settings.depth.unwrap_or(depth);
-            (TagMode::PerHctx(depth), depth)
-        }
-    };
-    let drive = first.join(&name, opened, &sizes, depth)?;
+    let tags = first.tags();
+    let depth_max = settings.depth.unwrap_or(0).max(tags.depth());
+    let drive = first.join(&name, opened, &sizes, depth_max)?;
     let mut spec = QueueSpec::new(name, drive);
     spec.disks = entries;
     spec.tags = tags;
+    spec.depth = settings.depth;
     spec.requests_per_reactor = requests;
     if let Some(limit) = settings.timeout {
         spec.timeout = Nanos(limit.as_nanos() as u64);

@@ -147,3 +147,33 @@ fn what_cannot_join_is_refused_by_name_and_changes_nothing() {
     }
     engine.shutdown(LONG).unwrap();
 }
+
+#[test]
+fn a_depth_that_is_no_longer_asked_for_is_the_default_again() {
+    let images = Images::new("depth");
+    let config = |settings: &str| {
+        let mut config = images.config(&["name=a,ram=1M"], &[]);
+        config.queues = Config::from_toml(settings).unwrap().queues;
+        config
+    };
+    let wish = |config: &Config| plan::settings::wish(config, "a", ["a"].into_iter()).unwrap();
+    let (few, many, none) = (
+        config("[queue.a]\ndepth = 16"),
+        config("[queue.a]\ndepth = 100"),
+        config(""),
+    );
+    let engine = start(&few);
+    let control = engine.control();
+    let queue = engine.disk("a").unwrap().queue;
+    let core = control.core(queue).unwrap();
+    assert_eq!((core.depth(), core.depth_max()), (16, 128));
+    live::set_queue(&control, queue, &wish(&few), &wish(&many)).unwrap();
+    assert_eq!(core.depth(), 100);
+    live::set_queue(&control, queue, &wish(&many), &wish(&none)).unwrap();
+    assert_eq!(core.depth(), 128);
+    assert_eq!(
+        start(&none).control().core(queue).unwrap().depth(),
+        128,
+        "as at a start"
+    );
+}

@@ -146,6 +146,7 @@ pub struct Queue {
     pub(crate) stats: Stats,
     /// How many requests may be in flight: per context without elevator, in all with one. A hint that may lag.
     depth: AtomicU32,
+    depth_default: u32,
     pub(crate) polling: Polling,
 }
 
@@ -177,8 +178,9 @@ impl Queue {
         config.check()?;
         let reactors = config.reactors.len();
         let requests_max = reactors * config.requests_per_reactor as usize;
-        let depth = config.tags.depth() as usize;
-        let reports_max = depth * usize::from(config.hctxs);
+        let depth = config.depth_or_default();
+        let tags = config.tags.at_least(depth);
+        let reports_max = tags.depth() as usize * usize::from(config.hctxs);
         // The flush requests of each reactor.
         let disks: Box<[DiskSlot]> = (0..config.disks_max()).map(|_| DiskSlot::default()).collect();
         let flushes = disks.len() * flush::PER_DISK;
@@ -206,7 +208,7 @@ impl Queue {
         let throttle = Throttle::new(&groups, requests_max + flushes_max, &config.limits);
         let stats = Stats::new(groups.capacity(), config.stats, config.clock);
         let watched = Arc::clone(&stats.watched);
-        let shared_tags = match config.tags {
+        let shared_tags = match tags {
             TagMode::Shared(depth) => Some(Arc::new(SharedTags::new(depth, config.hctxs))),
             TagMode::PerHctx(_) => None,
         };
@@ -215,7 +217,7 @@ impl Queue {
         } else {
             0
         };
-        let shares = shares(config.tags, config.elevator, config.disks.len(), requests_max);
+        let shares = shares(tags, config.elevator, config.disks.len(), requests_max);
         disks
             .iter()
             .zip(&config.disks)
@@ -227,7 +229,7 @@ impl Queue {
             fitted_disks: AtomicU32::new(config.disks.len() as u32),
             disks,
             hctxs: config.hctxs,
-            tag_mode: config.tags,
+            tag_mode: tags,
             requests_per_reactor: config.requests_per_reactor,
             merges: config.merges,
             #[cfg(feature = "baselines")]
@@ -258,7 +260,8 @@ impl Queue {
             group_states,
             grace_period: AtomicU64::new(0),
             stats,
-            depth: AtomicU32::new(config.tags.depth()),
+            depth: AtomicU32::new(depth),
+            depth_default: config.tags.depth(),
             polling: Polling::new(config.io_poll, config.poll_policy),
         });
         let handles = mailboxes.into_iter().zip(ins).zip(outs).enumerate();
@@ -301,7 +304,12 @@ impl Queue {
         self.depth.load(Ordering::Relaxed)
     }
 
-    /// The most that [`Queue::set_depth`] takes.
+    /// How many may be where nobody says otherwise.
+    pub fn depth_default(&self) -> u32 {
+        self.depth_default
+    }
+
+    /// The most that [`Queue::set_depth`] takes: the default, or what the queue began with if that is more.
     pub fn depth_max(&self) -> u32 {
         self.tag_mode.depth()
     }

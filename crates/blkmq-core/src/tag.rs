@@ -26,6 +26,14 @@ impl TagMode {
             Self::PerHctx(depth) | Self::Shared(depth) => depth,
         }
     }
+
+    /// The same way, with at least so many.
+    pub(crate) fn at_least(self, depth: u32) -> Self {
+        match self {
+            Self::PerHctx(own) => Self::PerHctx(own.max(depth)),
+            Self::Shared(all) => Self::Shared(all.max(depth)),
+        }
+    }
 }
 
 /// The most tags of a set.

@@ -140,3 +140,25 @@ fn a_disk_that_is_idle_gives_its_share_to_the_others() {
     bench.run_dry();
     assert_eq!(bench.ended(0).len(), 101);
 }
+
+#[test]
+fn a_depth_to_begin_with_bounds_all_contexts_together_as_one_that_is_set_does() {
+    let mut begun = Bench::new(QueueConfig {
+        depth: Some(8),
+        ..shared(2, 32)
+    });
+    let mut set = Bench::new(shared(2, 32));
+    set.queue.set_depth(8).expect("less than there are tags");
+    let more = [&mut begun, &mut set].map(|bench| {
+        (0..2).for_each(|side| submit(bench, side, FAST, 32));
+        assert_eq!(counts(bench).1, 8);
+        bench.queue.set_depth(32).expect("as many as there are tags");
+        bench.run_until_idle();
+        let more = counts(bench).1;
+        bench.run_dry();
+        assert_eq!((0..2).map(|side| bench.ended(side).len()).sum::<usize>(), 64);
+        more
+    });
+    // Each context keeps to its share of before, of eight, until it looks again.
+    assert_eq!(more, [16, 16]);
+}

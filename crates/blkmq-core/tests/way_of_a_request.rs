@@ -207,6 +207,36 @@ fn no_more_is_in_flight_than_the_depth_and_the_rest_follows() {
 }
 
 #[test]
+fn a_depth_to_begin_with_is_no_bound_for_later() {
+    for kind in KINDS {
+        for (depth, max) in [(2, 4), (4, 4), (8, 8)] {
+            let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
+                tags: TagMode::PerHctx(4),
+                depth: Some(depth),
+                elevator: kind,
+                ..config(1)
+            });
+            let queue = bench.queue.clone();
+            assert_eq!(
+                (queue.depth(), queue.depth_default(), queue.depth_max()),
+                (depth, 4, max)
+            );
+            for i in 0..40 {
+                bench.submit(0, bio(Op::Read, i * 100, 1, i));
+            }
+            bench.unplug(0);
+            assert_eq!(bench.issued(0).len(), depth as usize, "{kind}");
+            queue.set_depth(max).expect("within the most");
+            assert_eq!(queue.set_depth(max + 1), Err(max));
+            bench.run_until_idle();
+            assert_eq!(bench.issued(0).len(), max as usize, "{kind}: more goes at once");
+            bench.run_dry();
+            assert_eq!(bench.ended(0).len(), 40);
+        }
+    }
+}
+
+#[test]
 fn a_driver_without_resources_is_asked_again_after_three_milliseconds() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blkmq_core::queue::TagMode;
 use blkmq_drivers::multipath::MultipathDevice;
 use blkmq_drivers::null::{NullConfig, NullDisk};
 

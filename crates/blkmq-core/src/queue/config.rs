@@ -23,8 +23,11 @@ pub struct QueueConfig {
     /// Hardware contexts: 1 to the number of reactors. Reactor `i` owns context `i`; a reactor without one uses context
     /// `i % hctxs` through its owner, which then must be one with an event loop.
     pub hctxs: u16,
-    /// Tags, 1 to 65536: how many requests may be in flight.
+    /// Tags, 1 to 65536: how many requests may be in flight by default.
     pub tags: TagMode,
+    /// How many may be in flight to begin with, 1 to 65536. More than that, or than by default, cannot be later. Default: as many as
+    /// there are tags.
+    pub depth: Option<u32>,
     /// Requests per reactor, 1 to 65536: how many parts of its bios may be under way. As many bios may wait
     /// beside them. While few are left, each group has a share of them.
     pub requests_per_reactor: u32,
@@ -86,6 +89,7 @@ impl QueueConfig {
             reactors: vec![ReactorConfig { is_event_loop: true }; reactors.into()],
             hctxs: reactors,
             tags: TagMode::PerHctx(128),
+            depth: None,
             requests_per_reactor: 256,
             limits: Limits::default(),
             elevator: sched::Kind::None,
@@ -125,7 +129,8 @@ impl QueueConfig {
             1,
             self.reactors.len() as u64,
         )?;
-        range("depth", self.tags.depth().into(), 1, DEPTH_MAX.into())?;
+        range("number of tags", self.tags.depth().into(), 1, DEPTH_MAX.into())?;
+        range("depth", self.depth_or_default().into(), 1, DEPTH_MAX.into())?;
         range(
             "requests per reactor",
             self.requests_per_reactor.into(),
@@ -154,6 +159,11 @@ impl QueueConfig {
         range("number of disks", self.disks_max() as u64, 0, DISKS_MAX as u64)?;
         let mut disks = self.disks.iter();
         disks.try_for_each(|disk| check_disk(&self.name, &self.limits, disk))
+    }
+
+    /// How many requests may be in flight to begin with.
+    pub(super) fn depth_or_default(&self) -> u32 {
+        self.depth.unwrap_or(self.tags.depth())
     }
 
     /// How many disks there can be.

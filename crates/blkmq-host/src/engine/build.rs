@@ -123,6 +123,7 @@ pub(super) fn make_queue(
             .device
             .hctxs(spec.hctxs.unwrap_or(handles as u16), reactors as u16),
         tags: spec.tags,
+        depth: spec.depth,
         requests_per_reactor: spec.requests_per_reactor,
         limits: spec.device.limits(),
         elevator: spec.elevator,

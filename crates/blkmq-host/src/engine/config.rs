@@ -69,8 +69,10 @@ pub struct QueueSpec {
     /// Whom the end of a request runs, where the tags are shared. Default: who waits for one; the others are there to be
     /// compared.
     pub rerun: Rerun,
-    /// How many requests may be in flight. Default 128 per hardware context.
+    /// How many requests may be in flight by default. Default 128 per hardware context.
     pub tags: TagMode,
+    /// How many may be to begin with, if not as many as by default.
+    pub depth: Option<u32>,
     /// Hardware contexts; none for one per thread. Fewer must not be more than there are reactors: the
     /// threads without one go through a reactor then. Default none.
     pub hctxs: Option<u16>,
@@ -104,6 +106,7 @@ impl QueueSpec {
             dispatch: Dispatch::Single,
             rerun: Rerun::default(),
             tags: TagMode::PerHctx(128),
+            depth: None,
             hctxs: None,
             requests_per_reactor: 256,
             timeout: Nanos::from_secs(30),
