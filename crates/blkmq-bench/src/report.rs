@@ -50,13 +50,7 @@ impl Row {
     /// Compares the I/Os per second of this side with another's of the same case, round by round: what made a machine slow for a
     /// while met both.
     pub fn against(&self, other: &Self) -> Ratio {
-        let pairs = self.rounds.iter().zip(&other.rounds);
-        let ratios: Vec<f64> = pairs.map(|(own, other)| own / other.max(1e-9)).collect();
-        Ratio {
-            low: ratios.iter().copied().fold(f64::INFINITY, f64::min),
-            high: ratios.iter().copied().fold(0.0, f64::max),
-            median: median(ratios),
-        }
+        Ratio::of(&self.rounds, &other.rounds)
     }
 }
 
@@ -69,6 +63,19 @@ pub struct Ratio {
     pub low: f64,
     /// Of the round that was best for it.
     pub high: f64,
+}
+
+impl Ratio {
+    /// Compares what one side measured in each round with what another did in the same one.
+    pub(crate) fn of(own: &[f64], other: &[f64]) -> Self {
+        let pairs = own.iter().zip(other);
+        let ratios: Vec<f64> = pairs.map(|(own, other)| own / other.max(1e-9)).collect();
+        Self {
+            low: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+            high: ratios.iter().copied().fold(0.0, f64::max),
+            median: median(ratios),
+        }
+    }
 }
 
 impl fmt::Display for Ratio {

@@ -2,7 +2,7 @@
 //! hardware queue; on a null drive in process, and in virtual time on a disk with seeks. `dbench` does it with the tool that was used
 //! when it was published.
 
-mod dbench;
+pub mod dbench;
 mod disk;
 mod stage;
 
@@ -43,6 +43,12 @@ pub struct SingleDispatchArgs {
     /// to 64, bfq, 3 rounds]
     #[arg(long)]
     pub dbench: bool,
+    /// Sides to measure with dbench [default: all]
+    #[arg(long, value_name = "SIDE", value_delimiter = ',', requires = "dbench")]
+    pub side: Vec<dbench::Side>,
+    /// The filesystem that dbench is played on
+    #[arg(long, value_name = "NAME", default_value = "xfs", requires = "dbench")]
+    pub filesystem: dbench::Filesystem,
     /// Lines of dbench's load file that each of its clients plays
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub ops: usize,
@@ -288,6 +294,8 @@ mod tests {
             depth: 256,
             clients: vec![8, 9],
             dbench: false,
+            side: Vec::new(),
+            filesystem: dbench::Filesystem::Xfs,
             ops: 1,
         };
         let row = |side: Side, seconds: f64| Row {

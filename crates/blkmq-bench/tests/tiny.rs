@@ -280,24 +280,33 @@ fn the_single_dispatch_bench_measures_with_dbench_on_a_real_file_system() {
         blkmq_skip::skip("it needs root, loop devices, mkfs.xfs and dbench");
         return;
     }
-    let json = scratch("dbench", "json");
-    let words = "bench --dbench --quick --clients 2 --ops 40"
-        .split_whitespace()
-        .map(PathBuf::from);
-    let files = ["--json".into(), json.clone()];
-    single_dispatch::main(&SingleDispatch::parse_from(words.chain(files)).args).expect("the bench runs");
-    let report = read(&json);
-    let rows = report["rows"].as_array().expect("rows");
-    let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
-    assert_eq!(sides, ["before", "single-queue", "after", "kernel"]);
-    for row in rows {
-        assert_eq!(row["case"], "dbench/bfq/clients=2");
-        assert!(
-            is_positive(&row["seconds"]) && is_positive(&row["requests"]),
-            "{row}"
-        );
+    let all = ["before", "single-queue", "after", "kernel"];
+    for (more, case, sides) in [
+        ("", "dbench/bfq/clients=2", &all[..]),
+        (
+            "--filesystem ext4 --side single-queue,after",
+            "dbench-ext4/bfq/clients=2",
+            &all[1..3],
+        ),
+    ] {
+        let json = scratch("dbench", "json");
+        let words = format!("bench --dbench --quick --clients 2 --ops 40 {more}");
+        let words = words.split_whitespace().map(PathBuf::from);
+        let files = ["--json".into(), json.clone()];
+        single_dispatch::main(&SingleDispatch::parse_from(words.chain(files)).args).expect("the bench runs");
+        let report = read(&json);
+        let rows = report["rows"].as_array().expect("rows");
+        let measured: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
+        assert_eq!(measured, sides);
+        for row in rows {
+            assert_eq!(row["case"], case);
+            assert!(
+                is_positive(&row["seconds"]) && is_positive(&row["requests"]),
+                "{row}"
+            );
+        }
+        let _ = std::fs::remove_file(json);
     }
-    let _ = std::fs::remove_file(json);
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! dbench runs for a time and plays its load file again and again. Here each client plays the beginning of it once, so that the work
 //! is fixed and the time is what is measured, and then sleeps until it is ended; directories that it makes first and last say when.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write as _};
@@ -22,14 +24,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::stage::{Queue, Stage};
 use super::{SingleDispatchArgs, theirs};
 use crate::interrupt;
-use crate::report::{self, About, Report, Row};
+use crate::report::{self, About, Ratio, Report, Row};
 use crate::rounds::{self, Point, Sample};
 use crate::server::Scratch;
 use crate::usage::Usage;
 
 /// Who dispatches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Side {
     /// A hardware context for each of 64 reactors; each dispatches for itself, and the end of a request runs all of them.
     Before,
     /// One hardware context.
@@ -38,6 +40,51 @@ pub(super) enum Side {
     After,
     /// The kernel's scheduler on the loop device, and none of ours below.
     Kernel,
+}
+
+/// What dbench's files are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Filesystem {
+    /// As in the published measurement.
+    Xfs,
+    /// The other one that hosts have.
+    Ext4,
+}
+
+impl Filesystem {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Xfs => "xfs",
+            Self::Ext4 => "ext4",
+        }
+    }
+
+    /// The program that makes one, and its options: nothing is left for later.
+    pub(super) const fn maker(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Xfs => ("mkfs.xfs", &["-q", "-f", "-K", "-l", "size=64m"]),
+            Self::Ext4 => (
+                "mkfs.ext4",
+                &[
+                    "-q",
+                    "-F",
+                    "-J",
+                    "size=64",
+                    "-E",
+                    "nodiscard,lazy_itable_init=0,lazy_journal_init=0",
+                ],
+            ),
+        }
+    }
+
+    /// Names a case.
+    fn case(self, elevator: Kind, clients: usize) -> String {
+        let ending = match self {
+            Self::Xfs => "",
+            Self::Ext4 => "-ext4",
+        };
+        format!("dbench{ending}/{elevator}/clients={clients}")
+    }
 }
 
 impl Side {
@@ -87,14 +134,21 @@ pub(super) fn main(args: &SingleDispatchArgs) -> Result<()> {
     let loadfile = load.join("client.txt");
     write_loadfile(&loadfile, args.ops)?;
     interrupt::listen()?;
+    let times = Times::default();
     let mut points = Vec::new();
     for &elevator in &args.elevator {
         for &clients in &args.clients {
-            let loadfile = &loadfile;
-            points.extend(Side::ALL.map(|side| Point {
-                case: format!("dbench/{elevator}/clients={clients}"),
+            let (loadfile, times) = (&loadfile, &times);
+            points.extend(args.side.iter().map(|&side| Point {
+                case: args.filesystem.case(elevator, clients),
                 side: side.name().into(),
-                measure: Box::new(move |_| measure(side, elevator, clients, loadfile)),
+                measure: Box::new(move |_| {
+                    let sample = measure(args.filesystem, side, elevator, clients, loadfile)?;
+                    let mut times = times.borrow_mut();
+                    let of_side = times.entry((elevator.name(), clients, side)).or_default();
+                    of_side.push(sample.elapsed.as_secs_f64());
+                    Ok(sample)
+                }),
             }));
         }
     }
@@ -104,8 +158,12 @@ pub(super) fn main(args: &SingleDispatchArgs) -> Result<()> {
     drop(points);
     report.finish(rows, &args.common)?;
     report::say(&table(&report.rows, args));
+    report::say(&compare(&times.borrow(), args));
     Ok(())
 }
+
+/// Seconds of each round, by elevator, clients and side.
+type Times = RefCell<BTreeMap<(&'static str, usize, Side), Vec<f64>>>;
 
 fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
     let mut args = args.clone();
@@ -115,7 +173,7 @@ fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
     );
     for (program, package) in [
         ("dbench", "dbench"),
-        ("mkfs.xfs", "xfsprogs"),
+        (args.filesystem.maker().0, "xfsprogs or e2fsprogs"),
         ("losetup", "mount"),
     ] {
         let found = Command::new(program).arg("--version").output();
@@ -135,6 +193,9 @@ fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
     }
     if args.elevator.is_empty() {
         args.elevator = vec![Kind::Bfq];
+    }
+    if args.side.is_empty() {
+        args.side = Side::ALL.to_vec();
     }
     if args.clients.is_empty() {
         args.clients = if args.common.quick {
@@ -163,8 +224,14 @@ fn write_loadfile(path: &Path, ops: usize) -> Result<()> {
 }
 
 /// Makes a filesystem afresh and has clients do their work on it.
-fn measure(side: Side, elevator: Kind, clients: usize, loadfile: &Path) -> Result<Sample> {
-    let stage = Stage::set_up(side, elevator)?;
+fn measure(
+    filesystem: Filesystem,
+    side: Side,
+    elevator: Kind,
+    clients: usize,
+    loadfile: &Path,
+) -> Result<Sample> {
+    let stage = Stage::set_up(filesystem, side, elevator)?;
     stage.disk().take_time(true);
     let before = Usage::of_this_process()?;
     let times = {
@@ -256,8 +323,9 @@ fn about(args: &SingleDispatchArgs) -> About {
         question: "what does one dispatcher gain over one per hardware context, and over a single hardware queue, for dbench?".into(),
         setting: vec![
             format!(
-                "dbench: each client plays the first {} lines of dbench's load file once; XFS on a loop device on a FUSE file",
-                args.ops
+                "dbench: each client plays the first {} lines of dbench's load file once; {} on a loop device on a FUSE file",
+                args.ops,
+                args.filesystem.name()
             ),
             "disk: the modelled 7200 rpm disk of 512 GiB in real time, 32 commands; mkfs and umount take no time of it".into(),
             "before: 64 hardware contexts, each dispatches for itself, an end runs all; single-queue: one context; after: 64 and the gate"
@@ -279,7 +347,7 @@ fn table(rows: &[Row], args: &SingleDispatchArgs) -> String {
              clients   published: multi-queue  single-queue   patched     ours: before  single-queue     after    kernel {elevator}",
         );
         for &clients in &args.clients {
-            let case = format!("dbench/{elevator}/clients={clients}");
+            let case = args.filesystem.case(*elevator, clients);
             let [before, single, after, kernel] = Side::ALL.map(|side| {
                 let mut found = rows
                     .iter()
@@ -292,6 +360,30 @@ fn table(rows: &[Row], args: &SingleDispatchArgs) -> String {
                 lines,
                 "{clients:>7} {theirs} {before:>16.2} {single:>13.2} {after:>9.2} {kernel:>9.2}"
             );
+        }
+    }
+    lines
+}
+
+/// The time of one dispatcher in the others', within rounds.
+fn compare(times: &BTreeMap<(&'static str, usize, Side), Vec<f64>>, args: &SingleDispatchArgs) -> String {
+    let mut lines = "\nThe time of `after` in that of others, within rounds: median (lowest-highest), and rounds in which it was less\n".to_owned();
+    for elevator in &args.elevator {
+        for &clients in &args.clients {
+            let of = |side| times.get(&(elevator.name(), clients, side));
+            for other in [Side::Before, Side::SingleQueue, Side::Kernel] {
+                let (Some(own), Some(others)) = (of(Side::After), of(other)) else {
+                    continue;
+                };
+                let less = own.iter().zip(others).filter(|(own, other)| own <= other).count();
+                let _ = writeln!(
+                    lines,
+                    "{elevator} clients={clients} {}: {}, {less} of {}",
+                    other.name(),
+                    Ratio::of(own, others),
+                    own.len()
+                );
+            }
         }
     }
     lines

@@ -19,7 +19,7 @@ use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_sim::scenario::clients::{CPUS, DISK_BYTES, DISK_DEPTH};
 use blkmq_tls::Settings;
 
-use super::dbench::Side;
+use super::dbench::{Filesystem, Side};
 use super::disk::SlowDisk;
 use crate::loop_device::{LoopDevice, run};
 use crate::server::Scratch;
@@ -38,7 +38,7 @@ impl Stage {
     ///
     /// # Errors
     /// What is missing: root, a program, loop devices, FUSE.
-    pub(super) fn set_up(side: Side, elevator: Kind) -> Result<Self> {
+    pub(super) fn set_up(filesystem: Filesystem, side: Side, elevator: Kind) -> Result<Self> {
         let dir = Scratch::make()?;
         let queue = side.queue(elevator);
         let file = dir.join("disk");
@@ -48,8 +48,9 @@ impl Stage {
         let device = LoopDevice::attach(&file, 512)?;
         device.choose(side.loop_scheduler(elevator))?;
         device.write("queue/rotational", "1")?;
-        run("mkfs.xfs", &["-q", "-f", "-K", "-l", "size=64m", device.path()])?;
-        let mount = Mount::make(device.path(), dir.join("mnt"))?;
+        let (maker, options) = filesystem.maker();
+        run(maker, &[options, &[device.path()]].concat())?;
+        let mount = Mount::make(filesystem, device.path(), dir.join("mnt"))?;
         Ok(Self {
             mount,
             _device: device,
@@ -162,9 +163,9 @@ fn spec(disk: &SlowDisk, queue: Queue) -> QueueSpec {
 struct Mount(PathBuf);
 
 impl Mount {
-    fn make(device: &str, at: PathBuf) -> Result<Self> {
+    fn make(filesystem: Filesystem, device: &str, at: PathBuf) -> Result<Self> {
         fs::create_dir(&at).with_context(|| format!("making {}", at.display()))?;
-        run("mount", &["-t", "xfs", device, &at.to_string_lossy()])?;
+        run("mount", &["-t", filesystem.name(), device, &at.to_string_lossy()])?;
         Ok(Self(at))
     }
 }
