@@ -1,0 +1,341 @@
+//! Decides which chores there are, with which options, and which file does each.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use crate::steps::Steps;
+use crate::{
+    ceph, crashes, figures, filesystems, fio, fuzz, guest, instructions, loom, mutants, path_loss, sanitize,
+    screens, setup, siege, sim, skips, soak, test,
+};
+
+/// The project's own chores: test set-up, tests, heavy checks
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    disable_help_subcommand = false
+)]
+pub(crate) struct Command {
+    #[command(subcommand)]
+    pub(crate) chore: Chore,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Chore {
+    /// Set up what the tests need, then every check and test
+    Test {
+        /// A skip fails; what CI runs
+        #[arg(long)]
+        strict: bool,
+    },
+    /// Only the set-up: the Debian packages that the tests use
+    Setup,
+    /// Instructions per I/O by callgrind, against bench/instructions.toml
+    Instructions {
+        /// Write what is measured there
+        #[arg(long)]
+        update: bool,
+    },
+    /// Take in reports of `blkmq bench --json`, and write the tables of figures anew
+    Figures {
+        #[arg(value_name = "REPORT.json")]
+        reports: Vec<String>,
+    },
+    /// The screens of `blkmq top` in its document, taken anew
+    Screens,
+    /// Model-check blkmq-sync with two preemptions
+    Loom {
+        /// With four
+        #[arg(long)]
+        deep: bool,
+    },
+    /// Every simulator scenario
+    Sim {
+        #[arg(long, value_name = "N", default_value_t = sim::SEEDS_SHORT)]
+        seeds: u64,
+    },
+    /// Fuzz one target, or each of them
+    Fuzz {
+        #[arg(long, value_name = "N", default_value_t = fuzz::SECONDS_DEFAULT)]
+        seconds: u64,
+        target: Option<String>,
+    },
+    /// The fio engine beside fio's own null engine
+    Fio {
+        #[arg(long, value_name = "N", default_value_t = fio::SECONDS_DEFAULT)]
+        seconds: u64,
+        #[arg(long, value_name = "N", default_value_t = fio::ROUNDS_DEFAULT)]
+        rounds: u64,
+    },
+    /// Kill the daemon on a filesystem that forgets, and look for what is durable
+    Crashes(Crashes),
+    /// Hostile clients and failing drives beside a tenant who must not notice
+    Siege(Siege),
+    /// In an emulated guest: all that there is, or one; downloads 55 MB once
+    Guest(Guest),
+    /// For cargo, which runs the guest's tests in this way
+    #[command(name = guest::BOOT, hide = true)]
+    GuestBoot {
+        program: PathBuf,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// In a guest, which has this program
+    #[command(name = guest::LOAD, hide = true)]
+    GuestLoad {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// fsx and xfstests' quick group on disks that are files
+    Filesystems {
+        /// For so long fsx runs
+        #[arg(long, value_name = "N", default_value_t = filesystems::MINUTES_DEFAULT)]
+        minutes: u64,
+        /// Where xfstests are built
+        xfstests: Option<PathBuf>,
+        /// Only these
+        #[arg(value_name = "TEST")]
+        tests: Vec<String>,
+    },
+    /// Start a Ceph cluster on the loopback and leave it running
+    Ceph(Ceph),
+    /// Cut and restore links between two hosts under verified load; needs root
+    PathLoss {
+        #[arg(long, value_name = "N", default_value_t = path_loss::SECONDS_DEFAULT)]
+        seconds: u64,
+        #[arg(long, value_name = "N")]
+        seed: Option<u64>,
+    },
+    /// The core's tests on builds with one small change each
+    Mutants {
+        /// merge, split ... of crates/blkmq-core/src
+        #[arg(value_name = "FILE")]
+        files: Vec<String>,
+    },
+    /// The threaded crates' tests under ThreadSanitizer
+    Tsan,
+    /// The same under AddressSanitizer
+    Asan,
+    /// Simulator, properties and real clients again and again
+    Soak {
+        #[arg(long, value_name = "N", default_value_t = soak::MINUTES_DEFAULT)]
+        minutes: u64,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Crashes {
+    /// [default: 200; 50 with --filesystems]
+    #[arg(long, value_name = "N")]
+    crashes: Option<u64>,
+    #[arg(long, value_name = "N", default_value_t = crashes::SEED_DEFAULT)]
+    seed: u64,
+    /// Below ext4 and XFS on a loop device; needs root
+    #[arg(long, conflicts_with = "mutants")]
+    filesystems: bool,
+    /// On builds that lose data, each of which must be caught
+    #[arg(long)]
+    mutants: bool,
+    /// One of these
+    #[arg(requires = "mutants")]
+    name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Siege {
+    #[arg(long, value_name = "N", default_value_t = siege::SECONDS_DEFAULT, conflicts_with = "mutants")]
+    seconds: u64,
+    #[arg(long, value_name = "N", default_value_t = siege::SEED_DEFAULT)]
+    seed: u64,
+    /// On builds that lack one limit each, which must be caught
+    #[arg(long)]
+    mutants: bool,
+    /// One attack, or mutant
+    name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Guest {
+    /// What `test` runs of it: vhost-user, 15 s
+    #[arg(long, conflicts_with_all = ["mutants", "name"])]
+    short: bool,
+    /// log-writes and flakey on builds that lose data, each of which must be caught
+    #[arg(long)]
+    mutants: bool,
+    /// polled, vhost-user, weights, ublk, ublk-kills, ublk-failures, log-writes or flakey
+    name: Option<String>,
+    #[arg(requires = "mutants")]
+    mutant: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ceph {
+    /// What the OSD keeps outlives it
+    #[arg(long)]
+    bluestore: bool,
+    /// Clients have to show a key
+    #[arg(long)]
+    cephx: bool,
+    /// End the cluster and remove its files
+    #[arg(long, group = "what")]
+    stop: bool,
+    /// Every test that needs a cluster, on two kinds of one, each ended afterwards
+    #[arg(long, group = "what")]
+    test: bool,
+    /// Threads, memory and descriptors of a daemon with so many images of two clusters
+    #[arg(long, value_name = "N", group = "what")]
+    images: Option<u64>,
+    /// `blkmq bench rbd` with these options, on two clusters
+    #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true, group = "what")]
+    bench: Option<Vec<String>>,
+    /// [default: ceph, below the build directory]
+    directory: Option<PathBuf>,
+}
+
+impl Chore {
+    /// # Errors
+    /// What the chore says.
+    pub(crate) fn run(self, steps: &mut Steps) -> Result<()> {
+        match self {
+            Self::Test { strict: true } => test::run(steps, skips::Mode::Strict),
+            Self::Test { strict: false } => test::run(steps, skips::Mode::Listed),
+            Self::Setup => setup::run(steps),
+            Self::Instructions { update } => instructions::run(steps, update),
+            Self::Figures { reports } => figures::run(&reports),
+            Self::Screens => screens::run(steps),
+            Self::Loom { deep: true } => loom::run(steps, loom::Depth::Deep),
+            Self::Loom { deep: false } => loom::run(steps, loom::Depth::Short),
+            Self::Sim { seeds } => sim::run(steps, seeds),
+            Self::Fuzz { seconds, target } => fuzz::run(steps, seconds, target.as_deref()),
+            Self::Fio { seconds, rounds } => fio::run(steps, seconds, rounds),
+            Self::Crashes(crashes) => crashes.run(steps),
+            Self::Siege(siege) if siege.mutants => {
+                siege::run_mutants(steps, siege.seed, siege.name.as_deref())
+            }
+            Self::Siege(siege) => siege::run(steps, siege.seconds, siege.seed, siege.name.as_deref()),
+            Self::Guest(guest) => guest.run(steps),
+            Self::GuestBoot { program, words } => guest::boot(&program, &words),
+            Self::GuestLoad { words } => guest::load(&words),
+            Self::Filesystems {
+                minutes,
+                xfstests,
+                tests,
+            } => {
+                let wish = filesystems::Wish {
+                    xfstests,
+                    minutes,
+                    tests,
+                };
+                filesystems::run(steps, &wish)
+            }
+            Self::Ceph(ceph) => ceph.run(steps),
+            Self::PathLoss { seconds, seed } => path_loss::run(steps, seconds, seed),
+            Self::Mutants { files } => mutants::run(steps, &files),
+            Self::Tsan => sanitize::run(steps, sanitize::Sanitizer::Thread),
+            Self::Asan => sanitize::run(steps, sanitize::Sanitizer::Address),
+            Self::Soak { minutes } => soak::run(steps, minutes),
+        }
+    }
+}
+
+impl Crashes {
+    fn run(self, steps: &mut Steps) -> Result<()> {
+        let crashes = |default| self.crashes.unwrap_or(default);
+        if self.mutants {
+            let crashes = crashes(crashes::CRASHES_OF_A_MUTANT);
+            crashes::run_mutants(steps, crashes, self.seed, self.name.as_deref())
+        } else if self.filesystems {
+            crashes::run_filesystems(steps, crashes(crashes::CRASHES_OF_FILESYSTEMS), self.seed)
+        } else {
+            crashes::run(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
+        }
+    }
+}
+
+impl Guest {
+    fn run(self, steps: &mut Steps) -> Result<()> {
+        let (name, mutant) = (self.name.as_deref(), self.mutant.as_deref());
+        if self.short {
+            guest::run_short(steps)
+        } else if self.mutants {
+            guest::run_mutants(steps, name, mutant)
+        } else {
+            guest::run(steps, name)
+        }
+    }
+}
+
+impl Ceph {
+    fn run(self, steps: &mut Steps) -> Result<()> {
+        let wish = ceph::Wish {
+            directory: self.directory,
+            bluestore: self.bluestore,
+            cephx: self.cephx,
+        };
+        match (self.images, self.bench) {
+            (Some(images), _) => ceph::images(steps, &wish, images),
+            (_, Some(words)) => ceph::bench(steps, &wish, &words),
+            _ if self.test => ceph::test(steps, &wish),
+            _ if self.stop => ceph::stop(&wish),
+            _ => ceph::start(steps, &wish),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Chore, clap::Error> {
+        let words = ["cargo xtask"].into_iter().chain(line.split_whitespace());
+        Command::try_parse_from(words).map(|command| command.chore)
+    }
+
+    #[test]
+    fn options_may_stand_before_or_after_the_name() {
+        Command::command().debug_assert();
+        for line in ["fuzz --seconds 5 nbd", "fuzz nbd --seconds 5"] {
+            let chore = parse(line).unwrap();
+            assert!(
+                matches!(&chore, Chore::Fuzz { seconds: 5, target: Some(name) } if name == "nbd"),
+                "{chore:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_words_for_a_bench_are_its_own() {
+        let Ok(Chore::Ceph(ceph)) = parse("ceph --cephx --bench --what nbd --rounds 5") else {
+            panic!("it is understood");
+        };
+        assert!(ceph.cephx && ceph.directory.is_none());
+        assert_eq!(ceph.bench.unwrap(), ["--what", "nbd", "--rounds", "5"]);
+        assert!(matches!(parse("ceph --bench"), Ok(Chore::Ceph(ceph)) if ceph.bench == Some(Vec::new())));
+    }
+
+    #[test]
+    fn what_is_not_known_or_does_not_go_together_is_refused() {
+        for line in [
+            "",
+            "tset",
+            "loom --deeep",
+            "fuzz --seconds",
+            "fuzz --seconds ten",
+            "setup now",
+            "crashes sloppy",
+            "guest --short weights",
+            "ceph --test --stop",
+            "siege --mutants --seconds 5",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        // It was taken for a directory once, and a cluster started there.
+        let help = parse("ceph --help").unwrap_err();
+        assert_eq!(help.kind(), clap::error::ErrorKind::DisplayHelp);
+    }
+}
