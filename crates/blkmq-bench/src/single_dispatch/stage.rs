@@ -165,7 +165,11 @@ struct Mount(PathBuf);
 impl Mount {
     fn make(filesystem: Filesystem, device: &str, at: PathBuf) -> Result<Self> {
         fs::create_dir(&at).with_context(|| format!("making {}", at.display()))?;
-        run("mount", &["-t", filesystem.name(), device, &at.to_string_lossy()])?;
+        let (name, options) = (filesystem.name(), filesystem.mounted_with());
+        run(
+            "mount",
+            &["-t", name, "-o", options, device, &at.to_string_lossy()],
+        )?;
         Ok(Self(at))
     }
 }
