@@ -36,7 +36,7 @@ fn a_random_daemons_dump_starts_the_same_daemon() {
         let applied = control
             .call("config.apply", &json!({"toml": dump}))
             .expect("an answer");
-        assert_eq!(applied["changes"], json!([]), "{what}");
+        assert_eq!(applied["steps"], json!([]), "{what}");
         drop(control);
         daemon.stop();
     }
