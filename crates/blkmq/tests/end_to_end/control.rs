@@ -1,6 +1,7 @@
 //! Decides whether a daemon can be asked and changed while it serves: each change whole or not at all, and no client of a disk
 //! notices any that is not its own.
 
+mod dumps;
 mod mutated_lines;
 mod random_changes;
 
@@ -110,6 +111,20 @@ fn a_shell_is_offered_the_names_of_a_running_daemon() {
     assert_eq!(offered(&["trace", "vm2"]), "vm2");
     daemon.stop();
     assert_eq!(offered(&["ctl", "resize", "v"]), "");
+}
+
+/// Draws numbers that are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn draw(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % limit
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.draw(all.len() as u64) as usize]
+    }
 }
 
 fn add(control: &mut Control, kind: &str, name: &str, keys: &Value) -> anyhow::Result<Value> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use blkmq::control::client::Client as Control;
 use serde_json::{Value, json};
 
-use super::{Stage, add, names, remove, set};
+use super::{Dice, Stage, add, names, remove, set};
 use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
 use crate::vhost_user::{Driver, Ring};
@@ -96,7 +96,7 @@ struct Changer<'a> {
     control: Control,
     /// The configuration that the daemon had at its start.
     first: String,
-    seed: u64,
+    dice: Dice,
 }
 
 impl<'a> Changer<'a> {
@@ -107,24 +107,18 @@ impl<'a> Changer<'a> {
             stage,
             control,
             first: first["toml"].as_str().expect("a text").to_owned(),
-            seed: 1,
+            dice: Dice(1),
         }
-    }
-
-    fn draw(&mut self, limit: u64) -> u64 {
-        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.seed >> 33) % limit
-    }
-
-    fn one_of(&mut self, all: &[&'static str]) -> &'static str {
-        all[self.draw(all.len() as u64) as usize]
     }
 
     /// Makes one change of some kind, which may be refused.
     fn change(&mut self) -> anyhow::Result<Value> {
-        let kind = self.draw(9);
-        let (file, ram) = (format!("d{}", self.draw(FILES)), format!("r{}", self.draw(3)));
-        let group = self.one_of(&GROUPS);
+        let kind = self.dice.draw(9);
+        let (file, ram) = (
+            format!("d{}", self.dice.draw(FILES)),
+            format!("r{}", self.dice.draw(3)),
+        );
+        let group = self.dice.one_of(&GROUPS);
         match kind {
             0 | 1 => {
                 let image = self.stage.scratch.word(&format!("{file}.raw"));
@@ -132,11 +126,11 @@ impl<'a> Changer<'a> {
             }
             2 | 3 => remove(&mut self.control, "disk", &file),
             4 => {
-                let weight = self.draw(1100);
+                let weight = self.dice.draw(1100);
                 set(&mut self.control, "group", "/vm1", &json!({"weight": weight}))
             }
             5 => {
-                let sched = self.one_of(&SCHEDS);
+                let sched = self.dice.one_of(&SCHEDS);
                 set(&mut self.control, "disk", "vm1", &json!({"sched": sched}))
             }
             6 => add(
@@ -157,23 +151,23 @@ impl<'a> Changer<'a> {
     fn configuration(&mut self) -> String {
         let mut text = self.first.clone();
         for number in 0..FILES {
-            if self.draw(2) == 0 {
+            if self.dice.draw(2) == 0 {
                 let image = self.stage.scratch.word(&format!("d{number}.raw"));
                 text += &format!("[disk.d{number}]\nfile = {image:?}\n");
             }
         }
         for number in 0..3 {
-            if self.draw(2) == 0 {
-                let group = self.one_of(&GROUPS[..2]);
+            if self.dice.draw(2) == 0 {
+                let group = self.dice.one_of(&GROUPS[..2]);
                 text += &format!("[disk.r{number}]\nram = \"1M\"\ngroup = {group:?}\n");
             }
         }
-        let weight = self.draw(1500);
+        let weight = self.dice.draw(1500);
         text += &format!(
             "[group.\"/x\"]\nweight = {weight}\n[group.\"/y\"]\niops = {}\n",
             1000 + weight
         );
-        if self.draw(4) == 0 {
+        if self.dice.draw(4) == 0 {
             text += "[disk.late]\nfile = \"/nowhere/late\"\n";
         }
         text
