@@ -2,7 +2,7 @@
 //! configuration file with the same keys; and which tree of groups a queue begins with.
 
 use anyhow::{Context, Result, bail};
-use blkmq_core::group::{Cap, CapKind, Caps, GroupTree, ROOT, WEIGHT_DEFAULT};
+use blkmq_core::group::{Cap, CapKind, Caps, GroupError, GroupTree, ROOT, WEIGHT_DEFAULT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::limits::Limits;
 use blkmq_core::time::Nanos;
@@ -120,7 +120,21 @@ pub(crate) fn from_pairs(path: &str, mut pairs: Vec<(String, String)>) -> Result
     Ok(spec)
 }
 
-/// Makes the tree of `paths`, numbered in this order, each after the one that it is part of, with room for some
+/// Says whether a drive with these limits can be shared with a group's caps.
+pub(crate) fn check_caps(spec: &GroupSpec, limits: &Limits) -> Result<(), Error> {
+    spec.caps
+        .check(limits)
+        .map_err(|cause| group_error(&spec.path, cause))
+}
+
+fn group_error(path: &str, cause: GroupError) -> Error {
+    Error::Group {
+        path: path.to_owned(),
+        cause,
+    }
+}
+
+/// Makes the tree of `paths`, numbered in this order, each after the one that it is part of, as configured, with room for some
 /// more, and for `more` beside them.
 pub(crate) fn tree_of(
     paths: &[String],
@@ -131,10 +145,6 @@ pub(crate) fn tree_of(
     let mut tree = GroupTree::new(paths.len() as u32 + SPARE + more);
     let number = |path: &str| paths.iter().position(|known| known == path);
     let id_of = |path: &str| number(path).map(|number| GroupId(number as u32));
-    let group_error = |path: &str, cause| Error::Group {
-        path: path.to_owned(),
-        cause,
-    };
     for path in &paths[1..] {
         let parent = id_of(parent_of(path)).expect("listed before");
         let wrong = |source| group_error(path, source);
@@ -142,8 +152,8 @@ pub(crate) fn tree_of(
     }
     for spec in specs {
         let wrong = |source| group_error(&spec.path, source);
-        let id = id_of(&spec.path).expect("all specs are listed");
-        spec.caps.check(limits).map_err(wrong)?;
+        let Some(id) = id_of(&spec.path) else { continue };
+        check_caps(spec, limits)?;
         if id != ROOT || spec.weight != WEIGHT_DEFAULT {
             tree.set_weight(id, spec.weight).map_err(wrong)?;
         }

@@ -34,5 +34,5 @@ pub use disk::{DiskSpec, Source};
 pub use document::{Document, Kind, typed};
 pub use export::ExportSpec;
 pub use group::GroupSpec;
-pub use plan::{Plan, plan};
+pub use plan::{Plan, plan, plan_with_all_groups};
 pub use queue::{Polling, QueueSettings};

@@ -39,11 +39,11 @@ pub fn add_disk(control: &Control, config: &Config, name: &str) -> anyhow::Resul
 }
 
 /// Removes a disk, when those who use it have let it go, at most `limit` later; its queue, if it was the last one there; and its
-/// group, if nobody else is in it and `config`, which is without the disk, does not name it.
+/// group on that queue, if nobody else is in it.
 ///
 /// # Errors
 /// Why it stays.
-pub fn remove_disk(control: &Control, config: &Config, name: &str, limit: Nanos) -> anyhow::Result<()> {
+pub fn remove_disk(control: &Control, name: &str, limit: Nanos) -> anyhow::Result<()> {
     let disks = control.disks();
     let Some(disk) = disks.iter().find(|disk| disk.name == name) else {
         anyhow::bail!("disk {name}: there is no such disk");
@@ -55,7 +55,7 @@ pub fn remove_disk(control: &Control, config: &Config, name: &str, limit: Nanos)
         return Ok(control.remove_queue(disk.queue)?);
     }
     if let Some(path) = path {
-        remove_empty_groups(control, config, disk.queue, &path);
+        remove_empty_groups(control, disk.queue, &path);
     }
     Ok(())
 }
@@ -86,7 +86,7 @@ fn join(
     let opened: Box<dyn Any + Send> = opened;
     let added = control.add_disk(queue, entry, opened);
     if added.is_err() {
-        remove_empty_groups(control, config, queue, &spec.group);
+        remove_empty_groups(control, queue, &spec.group);
     }
     Ok(added?)
 }
@@ -100,9 +100,6 @@ fn begin(
     member: Member,
 ) -> anyhow::Result<Disk> {
     let mut groups = vec!["/".to_owned()];
-    for group in config.groups.iter().map(|group| &group.path).chain([&spec.group]) {
-        group::number_of(&mut groups, group);
-    }
     let group = group::number_of(&mut groups, &spec.group);
     let name = member.entry.name.clone();
     let entry = DiskEntry {
@@ -136,7 +133,7 @@ pub fn make_group(control: &Control, config: &Config, queue: QueueId, path: &str
             continue;
         };
         if let Err(error) = set_group(control, queue, spec) {
-            remove_empty_groups(control, &Config::default(), queue, missing[0]);
+            remove_empty_groups(control, queue, missing[0]);
             return Err(error);
         }
     }
@@ -183,35 +180,30 @@ pub fn set_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> R
     Ok(())
 }
 
-/// Has a group be as configured on all queues, or as all are that no configuration names; made or removed where need be.
+/// Has a group be as configured, or as all are that no configuration names, on the queues that have disks in it.
 ///
 /// # Errors
 /// What a queue says.
 pub fn change_group(control: &Control, config: &Config, path: &str) -> Result<(), Error> {
-    let spec = config.groups.iter().find(|group| group.path == path);
     let default = GroupSpec::new(path)?;
+    let spec = config.groups.iter().find(|group| group.path == path);
+    let spec = spec.unwrap_or(&default);
+    for (_, queue) in control.queues() {
+        group::check_caps(spec, queue.limits())?;
+    }
     for (queue, _) in control.queues() {
-        if spec.is_some() {
-            make_group(control, config, queue, path)?;
-        } else if control.group(queue, path).is_err() {
-            continue;
-        }
-        set_group(control, queue, spec.unwrap_or(&default))?;
-        if spec.is_none() {
-            remove_empty_groups(control, config, queue, path);
+        if control.group(queue, path).is_ok() {
+            set_group(control, queue, spec)?;
         }
     }
     Ok(())
 }
 
-/// Removes a group, and what it is part of, up to the first that is configured or still used.
-fn remove_empty_groups(control: &Control, config: &Config, queue: QueueId, path: &str) {
+/// Removes a group, and what it is part of, up to the first that is still used.
+fn remove_empty_groups(control: &Control, queue: QueueId, path: &str) {
     let mut path = path;
-    while path != "/" && !config.groups.iter().any(|group| group.path == path) {
-        // In use, or with groups below it: it stays.
-        if queue == MAPPED || control.remove_group(queue, path).is_err() {
-            return;
-        }
+    // In use, or with groups below it: it stays.
+    while path != "/" && queue != MAPPED && control.remove_group(queue, path).is_ok() {
         path = parent_of(path);
     }
 }

@@ -21,14 +21,21 @@ use crate::disk::{DiskSpec, Source};
 use crate::group::{self, GroupSpec};
 use crate::queue::QueueSettings;
 
-/// What came out: what to start, and the groups by their ids.
+/// What came out: what to start.
 pub struct Plan {
     /// The queues with their drives, open.
     pub queues: Vec<QueueSpec>,
     /// The disks that lie on other disks.
     pub mapped: Vec<MappedSpec>,
-    /// The paths of all groups; the index is the [`GroupId`]. The first is the root.
-    pub groups: Vec<String>,
+}
+
+/// Which groups a queue has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Groups {
+    /// Those of its disks, and what these are part of.
+    OfItsDisks,
+    /// All that there are, with the same numbers on all queues.
+    All,
 }
 
 /// Opens the disks and joins them into queues, in order.
@@ -37,8 +44,20 @@ pub struct Plan {
 /// The first thing that cannot be: a name given twice, a disk that cannot be served or does not fit on its queue, settings of a queue
 /// that no disk lies on. The text names it, and says what to do.
 pub fn plan(config: &Config) -> anyhow::Result<Plan> {
-    let mut plan = open_all(config)?;
-    plan.set_groups(&config.groups)?;
+    plan_with(config, Groups::OfItsDisks)
+}
+
+/// The same for an engine whose users submit I/O of any group to any disk: each queue has all groups, with the same numbers.
+///
+/// # Errors
+/// As [`plan()`].
+pub fn plan_with_all_groups(config: &Config) -> anyhow::Result<Plan> {
+    plan_with(config, Groups::All)
+}
+
+fn plan_with(config: &Config, groups: Groups) -> anyhow::Result<Plan> {
+    let (mut plan, numbered) = open_all(config)?;
+    plan.set_groups(groups, &numbered, &config.groups)?;
     settings::warn_of_empty_groups(config);
     for queue in &mut plan.queues {
         settings::apply(queue, config)?;
@@ -46,8 +65,8 @@ pub fn plan(config: &Config) -> anyhow::Result<Plan> {
     Ok(plan)
 }
 
-/// Opens the drives of all disks and puts each disk on a queue.
-fn open_all(config: &Config) -> Result<Plan, Error> {
+/// Opens the drives of all disks and puts each disk on a queue. Returns the paths of their groups, too, numbered over all queues.
+fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
     let mut disks = config.disks.clone();
     let mut groups = vec!["/".to_owned()];
     let mut paths = Paths::take_from(&mut disks);
@@ -81,26 +100,40 @@ fn open_all(config: &Config) -> Result<Plan, Error> {
         let settings = config.queues.get(&name).unwrap_or(&default);
         join(name, list, settings, requests)
     };
-    Ok(Plan {
-        queues: members.into_iter().map(build).collect::<Result<_, Error>>()?,
-        mapped,
-        groups,
-    })
+    let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;
+    Ok((Plan { queues, mapped }, groups))
 }
 
 impl Plan {
-    /// Gives groups their weights, caps and latency targets, on every queue. Those that no disk names are made, too.
-    fn set_groups(&mut self, specs: &[GroupSpec]) -> Result<(), Error> {
+    /// Gives queues their groups, with weights, caps and latency targets. `numbered` has the paths by which disks know theirs so far.
+    fn set_groups(&mut self, groups: Groups, numbered: &[String], specs: &[GroupSpec]) -> Result<(), Error> {
         for (at, spec) in specs.iter().enumerate() {
             group_paths::check_path(&spec.path)?;
             if specs[..at].iter().any(|other| other.path == spec.path) {
                 let path = &spec.path;
                 return Err(Error::Disk(format!("group {path}: it is given twice; keep one")));
             }
-            group::number_of(&mut self.groups, &spec.path);
+            for queue in &self.queues {
+                group::check_caps(spec, &queue.device.limits())?;
+            }
+        }
+        let mut common = vec!["/".to_owned()];
+        if groups == Groups::All {
+            common = numbered.to_vec();
+            for spec in specs {
+                group::number_of(&mut common, &spec.path);
+            }
+        }
+        // A mapped disk's group has one number on the queues of all its members.
+        for disk in &mut self.mapped {
+            disk.group = group::number_of(&mut common, &numbered[disk.group.index()]);
         }
         for queue in &mut self.queues {
-            set_groups_of(queue, &self.groups, specs)?;
+            let mut paths = common.clone();
+            for disk in &mut queue.disks {
+                disk.group = group::number_of(&mut paths, &numbered[disk.group.index()]);
+            }
+            set_groups_of(queue, &paths, specs)?;
         }
         Ok(())
     }

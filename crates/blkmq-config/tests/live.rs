@@ -75,18 +75,17 @@ fn files_of_one_filesystem_join_its_queue_with_their_groups_and_leave_it() {
     assert_eq!(control.group(queue, "/customers").unwrap().weight, 300);
     assert!(!control.group(queue, "/customers/b").unwrap().caps.is_none());
 
-    // Whoever names the group keeps it.
-    let without = images.config(&["name=a,FILE,sched=bfq"], &["/customers,weight=300"]);
-    live::remove_disk(&control, &without, "b", LONG).unwrap();
-    assert!(control.group(queue, "/customers").is_ok() && control.group(queue, "/customers/b").is_err());
+    // A queue has the groups of its disks alone, also where others are configured.
+    live::remove_disk(&control, "b", LONG).unwrap();
+    assert_eq!(control.groups(queue).len(), 2, "the root and a's");
     assert_eq!(engine.disks().len(), 1);
 
     // The last one takes the queue along; a new one begins with what is configured.
-    live::remove_disk(&control, &Config::default(), "a", LONG).unwrap();
+    live::remove_disk(&control, "a", LONG).unwrap();
     assert_eq!(queues(&engine), [""; 0]);
     let again = images.config(&["name=c,FILE,sched=mq-deadline"], &["/c,weight=7"]);
     let disk = live::add_disk(&control, &again, "c").unwrap();
-    assert_eq!(queues(&engine), only);
+    assert_eq!((queues(&engine), control.groups(disk.queue).len()), (only, 2));
     assert_eq!(control.group(disk.queue, "/c").unwrap().weight, 7);
     assert_eq!(control.core(disk.queue).unwrap().elevator().name(), "mq-deadline");
     engine.shutdown(LONG).unwrap();
@@ -106,7 +105,7 @@ fn six_hundred_disks_with_groups_of_their_own_join_one_queue() {
     let queue = engine.disk("d599").unwrap().queue;
     assert_eq!((engine.disks().len(), control.groups(queue).len()), (601, 602));
     for number in 0..600 {
-        live::remove_disk(&control, &Config::default(), &format!("d{number}"), LONG).unwrap();
+        live::remove_disk(&control, &format!("d{number}"), LONG).unwrap();
     }
     assert_eq!((engine.disks().len(), control.groups(queue).len()), (1, 2));
     engine.shutdown(LONG).unwrap();

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
-use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, group, plan};
+use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, group, plan_with_all_groups};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_host::{Attached, Disk, Engine, EngineConfig};
+use blkmq_host::{Attached, Disk, Engine, EngineConfig, QueueId};
 
 /// What one job asks for, as fio's options say it; empty or zero where nothing was given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,8 +56,6 @@ struct Registered {
 /// The engine while jobs run.
 struct Open {
     engine: Engine,
-    /// The paths of the groups, by their ids.
-    groups: Vec<String>,
     /// The name of each job's disk.
     disks: BTreeMap<usize, String>,
 }
@@ -90,7 +88,7 @@ impl SharedEngine {
         );
         // The drives are opened to know the size, and again when the engine starts: only then are all jobs known.
         let (config, names) = configuration(std::iter::once(&options))?;
-        let Plan { queues, mapped, .. } = plan(&config)?;
+        let Plan { queues, mapped } = plan_with_all_groups(&config)?;
         let disks = Engine::check(EngineConfig {
             queues,
             mapped,
@@ -127,8 +125,10 @@ impl SharedEngine {
             "" => disk.group,
             text => {
                 let path = group::parse(text)?.path;
-                let index = open.groups.iter().position(|known| *known == path);
-                GroupId(index.expect("a started group") as u32)
+                // All queues have all groups, with the same numbers.
+                let mut groups = open.engine.control().groups(QueueId(0)).into_iter();
+                let found = groups.find(|(known, _)| *known == path);
+                found.map(|(_, id)| id).expect("a started group")
             }
         };
         let attached = open.engine.attach()?;
@@ -163,11 +163,7 @@ impl SharedEngine {
 
 fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     let (config, names) = configuration(jobs.values().map(|job| &job.options))?;
-    let Plan {
-        mut queues,
-        mapped,
-        groups,
-    } = plan(&config)?;
+    let Plan { mut queues, mapped } = plan_with_all_groups(&config)?;
     for queue in &mut queues {
         queue.requests_per_reactor = queue.requests_per_reactor.max(REQUESTS_MIN);
     }
@@ -182,7 +178,6 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     })?;
     Ok(Open {
         engine,
-        groups,
         disks: jobs.keys().copied().zip(names).collect(),
     })
 }

@@ -12,6 +12,7 @@ use blkmq_core::limits::Limits;
 
 use crate::device::{Allocation, Extent, Losses};
 use crate::reactor::service::Waker;
+pub use crate::register::Tenant;
 
 /// Names a queue of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,8 +45,10 @@ pub struct Disk {
     pub read_only: bool,
     /// Smallest unit of its addresses and lengths, in bytes.
     pub block_size: u32,
-    /// The group that its I/O is accounted to, unless a submitter knows better.
+    /// The group that its I/O is accounted to, unless a submitter knows better: a number of its queue's.
     pub group: GroupId,
+    /// Whose it is: that group by its path, over all queues.
+    pub tenant: Tenant,
     /// What its drive takes in one request; larger bios are split by the engine.
     pub limits: Limits,
     /// What its drive knows about allocation.

@@ -24,6 +24,11 @@ impl Paths {
         self.0.get(path).copied()
     }
 
+    pub(crate) fn path_of(&self, group: GroupId) -> Option<&str> {
+        let found = self.0.iter().find(|(_, id)| **id == group);
+        found.map(|(path, _)| path.as_str())
+    }
+
     pub(crate) fn insert(&mut self, path: String, id: GroupId) {
         self.0.insert(path, id);
     }

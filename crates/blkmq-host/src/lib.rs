@@ -18,6 +18,7 @@ pub mod error;
 pub mod group_paths;
 mod log_budget;
 mod reactor;
+mod register;
 pub mod runner;
 pub mod size_news;
 mod uring;

@@ -62,7 +62,7 @@ fn play(args: &ReplayCommand) -> Result<()> {
         "no disk to play on: give --disk, or a configuration with some, or --simulate"
     );
     let names: Vec<String> = config.disks.iter().map(|disk| disk.name.clone()).collect();
-    let Plan { queues, mapped, .. } = plan(&config)?;
+    let Plan { queues, mapped } = plan(&config)?;
     let engine = EngineConfig {
         reactors: 0,
         attached_max: 1,

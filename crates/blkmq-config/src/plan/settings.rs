@@ -151,7 +151,7 @@ mod tests {
             .map(|queue| (queue.name.as_str(), queue.elevator))
             .collect();
         assert_eq!(kinds, [("a", Kind::MqDeadline), ("b", Kind::None)]);
-        assert_eq!(plan.groups, ["/", "/a", "/b"]);
+        assert_eq!(plan.queues[1].group_paths, ["/", "/b"]);
     }
 
     #[test]

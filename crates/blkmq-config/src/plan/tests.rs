@@ -135,18 +135,69 @@ fn settings_of_a_queue_without_disks_are_an_error_that_lists_the_queues() {
 }
 
 #[test]
-fn groups_are_numbered_over_all_queues_and_the_root_is_the_first() {
-    let mut a = null("a");
-    a.group = "/x".to_owned();
-    let mut b = null("b");
-    b.group = "/y".to_owned();
-    let mut c = null("c");
-    c.group = "/x".to_owned();
-    let plan = plan_of(vec![null("r"), a, b, c]).unwrap();
-    assert_eq!(plan.groups, ["/", "/x", "/y"]);
-    let ids: Vec<u32> = plan.queues.iter().map(|queue| queue.disks[0].group.0).collect();
-    assert_eq!(ids, [0, 1, 2, 1]);
-    assert!(plan.queues.iter().all(|queue| queue.groups.iter().count() == 3));
+fn a_queue_has_the_groups_of_its_disks_alone_as_they_are_configured() {
+    let in_group = |mut disk: DiskSpec, group: &str| {
+        disk.group = group.to_owned();
+        disk
+    };
+    let disks = vec![
+        null("r"),
+        in_group(null("a"), "/x"),
+        in_group(null("b"), "/y/z"),
+        in_group(on("r", null("c")), "/x"),
+    ];
+    let config = Config {
+        disks,
+        groups: vec![
+            group::parse("/nobody,weight=7").unwrap(),
+            group::parse("/y,weight=300").unwrap(),
+        ],
+        ..Config::default()
+    };
+    let paths = |plan: &Plan, number: usize| plan.queues[number].group_paths.clone();
+    let ids = |plan: &Plan, number: usize| -> Vec<u32> {
+        plan.queues[number]
+            .disks
+            .iter()
+            .map(|disk| disk.group.0)
+            .collect()
+    };
+    let sparse = plan(&config).unwrap();
+    assert_eq!(paths(&sparse, 0), ["/", "/x"]);
+    assert_eq!(paths(&sparse, 1), ["/", "/x"]);
+    assert_eq!(paths(&sparse, 2), ["/", "/y", "/y/z"]);
+    assert_eq!(
+        [0, 1, 2].map(|number| ids(&sparse, number)),
+        [vec![0, 1], vec![1], vec![2]]
+    );
+    assert_eq!(sparse.queues[2].groups.get(GroupId(1)).unwrap().weight, 300);
+
+    let all = plan_with_all_groups(&config).unwrap();
+    for number in 0..3 {
+        assert_eq!(paths(&all, number), ["/", "/x", "/y", "/y/z", "/nobody"]);
+    }
+    assert_eq!(
+        [0, 1, 2].map(|number| ids(&all, number)),
+        [vec![0, 1], vec![1], vec![3]]
+    );
+}
+
+#[test]
+fn the_group_of_a_mapped_disk_has_one_number_on_all_queues() {
+    let disks = [
+        "name=b,null=1M,group=/b",
+        "name=a,null=1M,group=/a",
+        "name=l,linear=a,group=/m/l",
+    ];
+    let plan = plan_of(disks.map(disk).to_vec()).unwrap();
+    let l = plan.mapped[0].group;
+    for queue in &plan.queues {
+        assert_eq!(queue.group_paths[l.index()], "/m/l");
+        assert_eq!(
+            queue.group_paths[queue.disks[0].group.index()],
+            format!("/{}", queue.name)
+        );
+    }
 }
 
 fn multipath(name: &str, paths: &[&str]) -> DiskSpec {

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blkmq_core::ids::GroupId;
+use blkmq_host::disk::Tenant;
 use blkmq_host::service::Waker;
 
 /// The connections of all addresses.
@@ -79,7 +79,7 @@ struct Address {
     /// Those of them that their reactors have not begun to serve.
     arriving: u32,
     /// Connections that have selected a disk, by its group; none with 0.
-    selected: BTreeMap<GroupId, u32>,
+    selected: BTreeMap<Tenant, u32>,
     refused: u64,
     displaced: u64,
 }
@@ -99,7 +99,7 @@ pub(crate) struct Ticket {
     has_arrived: bool,
     /// It has to make room: set before its waker is used.
     is_displaced: Arc<AtomicBool>,
-    group: Option<GroupId>,
+    group: Option<Tenant>,
 }
 
 /// Why a client that was accepted is not served.
@@ -301,7 +301,7 @@ impl State {
     }
 
     /// Says whether a connection of an address, which is counted there already, may be one of a group.
-    fn room_for(&self, max: u32, address: u32, group: GroupId) -> Result<(), Refusal> {
+    fn room_for(&self, max: u32, address: u32, group: Tenant) -> Result<(), Refusal> {
         let of = &self.addresses[address as usize];
         let held = of.selected.get(&group).copied().unwrap_or(0);
         let refusal = |is_limit| Refusal {
@@ -369,7 +369,7 @@ impl Ticket {
     ///
     /// # Errors
     /// If the group may have no more connections here.
-    pub(crate) fn select(&mut self, group: GroupId) -> Result<(), Refusal> {
+    pub(crate) fn select(&mut self, group: Tenant) -> Result<(), Refusal> {
         let connections = Arc::clone(&self.connections);
         let mut state = connections.lock();
         let room = state.room_for(self.connections.max, self.address, group);
@@ -382,12 +382,12 @@ impl Ticket {
     }
 
     /// The client had selected a disk of a group before this daemon took over: it stays, whatever the group may have.
-    pub(crate) fn reselect(&mut self, group: GroupId) {
+    pub(crate) fn reselect(&mut self, group: Tenant) {
         let connections = Arc::clone(&self.connections);
         self.count_selected(&mut connections.lock(), group);
     }
 
-    fn count_selected(&mut self, state: &mut State, group: GroupId) {
+    fn count_selected(&mut self, state: &mut State, group: Tenant) {
         let of = &mut state.addresses[self.address as usize];
         *of.selected.entry(group).or_default() += 1;
         self.group = Some(group);

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use blkmq_core::ids::{DiskId, GroupId};
+use blkmq_core::ids::DiskId;
 use blkmq_host::device::{Allocation, Extent};
-use blkmq_host::disk::Disk;
+use blkmq_host::disk::{Disk, Tenant};
 use blkmq_host::service::Waker;
 
 /// The threads that look up, and what waits for them. Bounded by the requests that connections may have under way.
@@ -54,9 +54,9 @@ struct Line<T> {
 /// Lines of groups that take turns.
 #[derive(Debug)]
 struct Turns<T> {
-    lines: BTreeMap<GroupId, VecDeque<T>>,
+    lines: BTreeMap<Tenant, VecDeque<T>>,
     /// The group whose turn was last.
-    last: GroupId,
+    last: Tenant,
 }
 
 /// What a connection wants to know.
@@ -68,7 +68,7 @@ pub(crate) struct Question {
     /// Extents that the answer may have.
     pub(crate) max: usize,
     disk: DiskId,
-    group: GroupId,
+    group: Tenant,
     allocation: Arc<dyn Allocation>,
     asker: Arc<Asker>,
 }
@@ -194,7 +194,7 @@ impl Shared {
 
 impl<T> Drives<T> {
     /// Says whether it is the first one for this drive.
-    fn push(&mut self, drive: usize, group: GroupId, one: T) -> bool {
+    fn push(&mut self, drive: usize, group: Tenant, one: T) -> bool {
         let mut is_first = false;
         let line = self.drives.entry(drive).or_insert_with(|| {
             is_first = true;
@@ -247,13 +247,13 @@ impl<T> Default for Drives<T> {
 }
 
 impl<T> Turns<T> {
-    fn push(&mut self, group: GroupId, one: T) {
+    fn push(&mut self, group: Tenant, one: T) {
         self.lines.entry(group).or_default().push_back(one);
     }
 
     /// The first in the line of the next group.
     fn next(&mut self) -> Option<T> {
-        let behind = GroupId(self.last.0.wrapping_add(1));
+        let behind = Tenant(self.last.0.wrapping_add(1));
         let found = match self.lines.range_mut(behind..).next() {
             None => self.lines.iter_mut().next(),
             found => found,
@@ -272,7 +272,7 @@ impl<T> Default for Turns<T> {
     fn default() -> Self {
         Self {
             lines: BTreeMap::new(),
-            last: GroupId(u32::MAX),
+            last: Tenant(u32::MAX),
         }
     }
 }
@@ -286,7 +286,7 @@ impl Question {
             len: range.1,
             max,
             disk: disk.id,
-            group: disk.group,
+            group: disk.tenant,
             allocation: Arc::clone(&disk.allocation),
             asker: Arc::clone(asker),
         }
@@ -368,7 +368,7 @@ mod tests {
     fn a_drive_is_asked_by_one_thread_at_a_time_and_others_meanwhile() {
         let mut drives = Drives::default();
         for (drive, number) in [(1, 10), (1, 11), (5, 50), (1, 12)] {
-            drives.push(drive, GroupId(0), number);
+            drives.push(drive, Tenant(0), number);
         }
         assert_eq!((drives.next(), drives.next()), (Some((1, 10)), Some((5, 50))));
         assert_eq!(drives.next(), None, "both are asked");
@@ -385,7 +385,7 @@ mod tests {
     fn order(groups: &[u32]) -> Vec<u32> {
         let mut turns = Turns::default();
         for &group in groups {
-            turns.push(GroupId(group), group);
+            turns.push(Tenant(group), group);
         }
         std::iter::from_fn(|| turns.next()).collect()
     }

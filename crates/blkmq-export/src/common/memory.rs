@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blkmq_core::ids::GroupId;
+use blkmq_host::disk::Tenant;
 use blkmq_host::service::Waker;
 
 use super::pool::Pool;
@@ -34,7 +34,7 @@ pub struct Memory {
     waiting: AtomicUsize,
     line: Mutex<WaitList>,
     /// Those whose connections have ever been served.
-    groups: Mutex<BTreeMap<GroupId, Arc<Holding>>>,
+    groups: Mutex<BTreeMap<Tenant, Arc<Holding>>>,
     /// What nobody uses and the system does not have back yet. With it all is within `bytes_max`.
     pool: Pool,
 }
@@ -47,9 +47,9 @@ type Holding = AtomicU64;
 struct WaitList {
     next: u64,
     /// Those of each group that has some, by ticket.
-    of_groups: BTreeMap<GroupId, BTreeMap<u64, Waiter>>,
+    of_groups: BTreeMap<Tenant, BTreeMap<u64, Waiter>>,
     /// The group of each ticket that is the first of its group.
-    first: BTreeMap<u64, GroupId>,
+    first: BTreeMap<u64, Tenant>,
 }
 
 #[derive(Debug)]
@@ -65,7 +65,7 @@ struct Waiter {
 #[derive(Debug)]
 pub(crate) struct Account {
     memory: Arc<Memory>,
-    id: GroupId,
+    id: Tenant,
     group: Arc<Holding>,
     waker: Waker,
     /// Bytes held.
@@ -165,7 +165,7 @@ impl Memory {
     }
 
     /// The ticket of the next one that can have its memory now, with its group.
-    fn next(&self, line: &WaitList) -> Option<(u64, GroupId)> {
+    fn next(&self, line: &WaitList) -> Option<(u64, Tenant)> {
         let mut is_gathering = false;
         for (&ticket, &id) in &line.first {
             let waiter = &line.of_groups[&id][&ticket];
@@ -187,7 +187,7 @@ impl Memory {
     }
 
     /// Returns whom to wake: there may be enough for the next, too.
-    fn leave_line(&self, line: &mut WaitList, ticket: u64, id: GroupId) -> Option<Waker> {
+    fn leave_line(&self, line: &mut WaitList, ticket: u64, id: Tenant) -> Option<Waker> {
         line.remove(ticket, id);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.next_to_wake(line)
@@ -197,7 +197,7 @@ impl Memory {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn holding(&self, group: GroupId) -> Arc<Holding> {
+    fn holding(&self, group: Tenant) -> Arc<Holding> {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(groups.entry(group).or_default())
     }
@@ -205,7 +205,7 @@ impl Memory {
 
 impl WaitList {
     /// Adds one behind all others of its group. Returns its ticket.
-    fn add(&mut self, id: GroupId, waiter: Waiter) -> u64 {
+    fn add(&mut self, id: Tenant, waiter: Waiter) -> u64 {
         let ticket = self.next;
         self.next += 1;
         let of_group = self.of_groups.entry(id).or_default();
@@ -216,14 +216,14 @@ impl WaitList {
         ticket
     }
 
-    fn waiter(&mut self, ticket: u64, id: GroupId) -> &mut Waiter {
+    fn waiter(&mut self, ticket: u64, id: Tenant) -> &mut Waiter {
         let of_group = self.of_groups.get_mut(&id);
         of_group
             .and_then(|waiters| waiters.get_mut(&ticket))
             .expect("a ticket that stands in line")
     }
 
-    fn remove(&mut self, ticket: u64, id: GroupId) {
+    fn remove(&mut self, ticket: u64, id: Tenant) {
         let Some(of_group) = self.of_groups.get_mut(&id) else {
             return;
         };
@@ -255,7 +255,7 @@ fn wake(waker: Option<Waker>) {
 }
 
 impl Account {
-    pub(crate) fn new(memory: Arc<Memory>, group: GroupId, waker: Waker) -> Self {
+    pub(crate) fn new(memory: Arc<Memory>, group: Tenant, waker: Waker) -> Self {
         Self {
             id: group,
             group: memory.holding(group),
@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn groups_that_give_nothing_back_leave_a_share_for_the_next() {
         let memory = Memory::new(1000 * MIB);
-        let groups: Vec<_> = (0..20).map(|id| memory.holding(GroupId(id))).collect();
+        let groups: Vec<_> = (0..20).map(|id| memory.holding(Tenant(id))).collect();
         let held: Vec<u64> = groups.iter().map(|group| fill(&memory, group)).collect();
         assert_eq!(held[..3], [1000 / 2, 500 / 7, 429 / 8]);
         assert!(held[19] >= 3, "{held:?}");
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn a_group_that_holds_nothing_can_have_one_request_of_any_size_as_soon_as_it_fits() {
         let memory = Memory::new(32 * MIB);
-        let (one, other) = (memory.holding(GroupId(1)), memory.holding(GroupId(2)));
+        let (one, other) = (memory.holding(Tenant(1)), memory.holding(Tenant(2)));
         assert_eq!(memory.claim(&one, 32 * MIB), Claim::Spare);
         fill(&memory, &one);
         assert_eq!(memory.claim(&other, 12 * MIB), Claim::Spare);

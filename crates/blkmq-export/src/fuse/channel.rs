@@ -89,8 +89,8 @@ impl Home {
         self.member.select(&disk.name);
         let phase = self.member.arrive(cx.waker());
         match self.is_restored {
-            true => self.ticket.reselect(disk.group),
-            false => self.ticket.select(disk.group)?,
+            true => self.ticket.reselect(disk.tenant),
+            false => self.ticket.select(disk.tenant)?,
         }
         Ok(phase)
     }

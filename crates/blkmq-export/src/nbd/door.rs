@@ -18,8 +18,8 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blkmq_core::ids::{GroupId, ReactorId};
-use blkmq_host::disk::Disk;
+use blkmq_core::ids::ReactorId;
+use blkmq_host::disk::{Disk, Tenant};
 use blkmq_host::engine::Engine;
 use blkmq_host::service::ServiceFactory;
 use blkmq_nbd::identity;
@@ -237,7 +237,7 @@ fn check_reach(socket: &Socket, tls: &Settings) -> Result<(), ServeError> {
 
 /// How many groups have disks at an address.
 fn groups(disks: &[Disk], only: Option<&[String]>) -> u32 {
-    let groups: BTreeSet<GroupId> = wanted(disks, only).map(|disk| disk.group).collect();
+    let groups: BTreeSet<Tenant> = wanted(disks, only).map(|disk| disk.tenant).collect();
     groups.len() as u32
 }
 

@@ -241,12 +241,12 @@ impl Queue {
             let queue = move || Box::new(Self::new(device, parts, None)) as Box<dyn Service>;
             cx.spawn_on(reactor, Box::new(queue));
         }
-        let group = self.device.disk.group;
+        let tenant = self.device.disk.tenant;
         first.ticket.arrive(cx.waker());
         match first.is_restored {
-            true => first.ticket.reselect(group),
+            true => first.ticket.reselect(tenant),
             false => {
-                if let Err(refusal) = first.ticket.select(group) {
+                if let Err(refusal) = first.ticket.select(tenant) {
                     let what = format_args!("{}: not served: {refusal}", self.device.name);
                     self.device.log.warn(cx.now(), what);
                     self.device.ask_end(Reason::Removed);

@@ -304,8 +304,8 @@ impl Connection {
     /// record of what was in flight that is done again here, has to end before.
     fn may_start(&mut self, cx: &mut Cx<'_>) -> bool {
         if self.place.is_none() {
-            let group = self.device.disk().group;
-            if let Some(Err(refusal)) = self.ticket.as_mut().map(|ticket| ticket.select(group)) {
+            let tenant = self.device.disk().tenant;
+            if let Some(Err(refusal)) = self.ticket.as_mut().map(|ticket| ticket.select(tenant)) {
                 self.close(cx, &refusal);
                 return false;
             }

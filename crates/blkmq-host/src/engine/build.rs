@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::group_paths::Paths;
 use crate::reactor::shared::{Parts, QueueEntry, ReactorQueues, Shared};
 use crate::reactor::wakeup::Wakeup;
+use crate::register::Register;
 use crate::runner::Runner;
 
 /// Makes the queues, and for each thread its handles of all of them.
@@ -34,21 +35,37 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
             handles: Vec::with_capacity(config.queues.len()),
         })
         .collect();
+    let tenants = Register::default();
+    // Those of mapped disks have the same number on all queues.
+    let paths_of_mapped = config
+        .queues
+        .first()
+        .map_or_else(Vec::new, |spec| spec.group_paths.clone());
     let mut disks = Vec::new();
     let mut queues = Vec::with_capacity(config.queues.len());
     for (index, spec) in config.queues.into_iter().enumerate() {
         let device = Arc::clone(&spec.device);
         let entries = spec.disks.clone();
-        let paths = Mutex::new(Paths::new(&spec.group_paths));
+        let paths = Paths::new(&spec.group_paths);
         let (queue, handles) = make_queue(spec, reactors, handles)?;
-        list_disks(&mut disks, QueueId(index as u16), &queue, &device, entries)?;
+        let of_queue = OfQueue {
+            id: QueueId(index as u16),
+            core: &queue,
+            paths: &paths,
+            tenants: &tenants,
+        };
+        of_queue.list_disks(&mut disks, &device, entries)?;
+        let paths = Mutex::new(paths);
         free_queues
             .iter_mut()
             .zip(handles)
             .for_each(|(reactor_queues, handle)| reactor_queues.handles.push(handle));
         queues.push(Arc::new(QueueEntry { queue, device, paths }));
     }
-    let mapped = mapped::add(&mut disks, config.mapped)?;
+    let mapped = mapped::add(&mut disks, config.mapped, |group| {
+        let path = paths_of_mapped.get(group.index()).map(String::as_str);
+        tenants.tenant("", group, path)
+    })?;
     (0..)
         .zip(&mut disks)
         .for_each(|(number, disk)| disk.number = number);
@@ -66,6 +83,7 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
         queues,
         disks,
         mapped,
+        tenants,
     }));
     for (_, entry) in shared.entries() {
         entry.device.meet(runner(&shared, &entry.queue));
@@ -167,49 +185,54 @@ pub(super) fn too_large(queue: &str, disk: &str, size: u64) -> Error {
     ))
 }
 
-pub(super) fn list_disks(
-    disks: &mut Vec<Disk>,
-    queue: QueueId,
-    core: &Queue,
-    device: &Arc<dyn Device>,
-    entries: Vec<DiskEntry>,
-) -> Result<(), Error> {
-    let allocation: Arc<dyn Allocation> = Arc::<dyn Device>::clone(device);
-    for (id, entry) in entries.into_iter().enumerate() {
-        if disks.iter().any(|disk| disk.name == entry.name) {
-            let name = entry.name;
-            return Err(Error::Disk(format!(
-                "disk {name}: there are two of this name; rename one"
-            )));
-        }
-        let allocation = Arc::clone(&allocation);
-        disks.push(disk(queue, DiskId(id as u32), entry, core, allocation));
-    }
-    Ok(())
+/// Whose disks are listed.
+pub(super) struct OfQueue<'a> {
+    pub(super) id: QueueId,
+    pub(super) core: &'a Queue,
+    pub(super) paths: &'a Paths,
+    pub(super) tenants: &'a Register,
 }
 
-/// A disk of a queue, as its users see it.
-pub(super) fn disk(
-    queue: QueueId,
-    id: DiskId,
-    entry: DiskEntry,
-    core: &Queue,
-    allocation: Arc<dyn Allocation>,
-) -> Disk {
-    Disk {
-        name: entry.name,
-        description: entry.description,
-        queue,
-        id,
-        size: entry.size,
-        read_only: entry.read_only,
-        block_size: entry.block_size,
-        group: entry.group,
-        limits: core.limits().clone(),
-        allocation,
-        used_by: None,
-        number: 0,
-        users: Users::default(),
+impl OfQueue<'_> {
+    /// Lists the disks of a queue behind others.
+    pub(super) fn list_disks(
+        &self,
+        disks: &mut Vec<Disk>,
+        device: &Arc<dyn Device>,
+        entries: Vec<DiskEntry>,
+    ) -> Result<(), Error> {
+        let allocation: Arc<dyn Allocation> = Arc::<dyn Device>::clone(device);
+        for (id, entry) in entries.into_iter().enumerate() {
+            if disks.iter().any(|disk| disk.name == entry.name) {
+                let name = entry.name;
+                return Err(Error::Disk(format!(
+                    "disk {name}: there are two of this name; rename one"
+                )));
+            }
+            disks.push(self.disk(DiskId(id as u32), entry, Arc::clone(&allocation)));
+        }
+        Ok(())
+    }
+
+    /// A disk of the queue, as its users see it.
+    pub(super) fn disk(&self, id: DiskId, entry: DiskEntry, allocation: Arc<dyn Allocation>) -> Disk {
+        let path = self.paths.path_of(entry.group);
+        Disk {
+            name: entry.name,
+            description: entry.description,
+            queue: self.id,
+            id,
+            size: entry.size,
+            read_only: entry.read_only,
+            block_size: entry.block_size,
+            group: entry.group,
+            tenant: self.tenants.tenant(self.core.name(), entry.group, path),
+            limits: self.core.limits().clone(),
+            allocation,
+            used_by: None,
+            number: 0,
+            users: Users::default(),
+        }
     }
 }
 

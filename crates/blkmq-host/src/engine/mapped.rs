@@ -14,7 +14,7 @@ use blkmq_core::mapper::Below;
 use blkmq_core::mapper::table::{Leaf, MapKind, MapSpec, MemberSpec, Run, Table};
 
 use crate::device::{Allocation, Extent, Losses};
-use crate::disk::{Disk, MAPPED, Users};
+use crate::disk::{Disk, MAPPED, Tenant, Users};
 use crate::error::Error;
 
 /// A mapped disk.
@@ -30,7 +30,7 @@ pub struct MappedSpec {
     pub read_only: bool,
     /// Smallest unit of its addresses and lengths, in bytes. Default: the largest of its members'.
     pub block_size: Option<u32>,
-    /// The group that doors account its I/O to, on the queues of its members.
+    /// The group that doors account its I/O to, on the queues of its members: it has the same number on all queues.
     pub group: GroupId,
 }
 
@@ -58,7 +58,11 @@ pub struct Member {
 ///
 /// # Errors
 /// The first that cannot be: members that are missing, lie on each other or are used twice, and what `blkmq_core::mapper` says.
-pub(crate) fn add(disks: &mut Vec<Disk>, specs: Vec<MappedSpec>) -> Result<Arc<Table>, Error> {
+pub(crate) fn add(
+    disks: &mut Vec<Disk>,
+    specs: Vec<MappedSpec>,
+    tenant_of: impl Fn(GroupId) -> Tenant,
+) -> Result<Arc<Table>, Error> {
     check_names(disks, &specs)?;
     let mut table = Table::new(disks.iter().map(leaf).collect());
     let mut below: BTreeMap<String, Below> = (0..)
@@ -91,7 +95,7 @@ pub(crate) fn add(disks: &mut Vec<Disk>, specs: Vec<MappedSpec>) -> Result<Arc<T
         leaves,
     });
     for (id, spec) in &made {
-        disks.push(disk(*id, spec, &map));
+        disks.push(disk(*id, spec, &map, tenant_of(spec.group)));
     }
     let specs: Vec<MappedSpec> = made.into_iter().map(|(_, spec)| spec).collect();
     take_members(disks, &specs)?;
@@ -112,7 +116,7 @@ fn leaf(disk: &Disk) -> Leaf {
     }
 }
 
-fn disk(id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocation>) -> Disk {
+fn disk(id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocation>, tenant: Tenant) -> Disk {
     let of_core = &map.table.disks()[id.index()];
     if of_core.unused > 0 {
         tracing::info!(
@@ -131,6 +135,7 @@ fn disk(id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocation>) -> Disk {
         read_only: of_core.read_only,
         block_size: of_core.limits.logical_block,
         group: spec.group,
+        tenant,
         limits: of_core.limits.clone(),
         allocation: Arc::<MappedAllocation>::clone(map),
         used_by: None,

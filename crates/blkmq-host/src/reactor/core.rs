@@ -201,8 +201,8 @@ impl ReactorCore {
     }
 
     /// Says whether a group may have so many bytes more moved in this turn. If not there is another turn at once.
-    pub(crate) fn may_move(&mut self, group: GroupId, bytes: u64) -> bool {
-        let may = self.moved.admit(group, bytes, self.clock.now());
+    pub(crate) fn may_move(&mut self, of: (QueueId, GroupId), bytes: u64) -> bool {
+        let may = self.moved.admit(of, bytes, self.clock.now());
         self.runs_again |= !may;
         may
     }

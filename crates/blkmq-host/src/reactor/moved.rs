@@ -5,13 +5,15 @@
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::{Instant, Nanos};
 
+use crate::disk::QueueId;
+
 /// What each group has had moved in this turn.
 #[derive(Debug, Default)]
 pub(crate) struct Moved(Vec<Share>);
 
 #[derive(Debug)]
 struct Share {
-    group: GroupId,
+    of: (QueueId, GroupId),
     /// When its first large bio of this turn was submitted.
     since: Instant,
     /// Bytes of its large bios.
@@ -25,11 +27,11 @@ impl Moved {
         self.0.clear();
     }
 
-    /// Takes note of a bio, unless its group has had enough: the first one of a turn goes, whatever its size.
-    pub(crate) fn admit(&mut self, group: GroupId, bytes: u64, now: Instant) -> bool {
-        let Some(share) = self.0.iter_mut().find(|share| share.group == group) else {
+    /// Takes note of a bio, unless its group on that queue has had enough: the first one of a turn goes, whatever its size.
+    pub(crate) fn admit(&mut self, of: (QueueId, GroupId), bytes: u64, now: Instant) -> bool {
+        let Some(share) = self.0.iter_mut().find(|share| share.of == of) else {
             self.0.push(Share {
-                group,
+                of,
                 since: now,
                 bytes,
             });
@@ -58,11 +60,11 @@ mod tests {
 
     #[test]
     fn a_group_that_has_had_enough_holds_up_no_other_and_goes_on_in_the_next_turn() {
-        let (flood, light) = (GroupId(1), GroupId(2));
+        let (flood, light) = ((QueueId(0), GroupId(1)), (QueueId(1), GroupId(1)));
         let mut moved = Moved::default();
         let admitted = (0..100).filter(|_| moved.admit(flood, MIB, NOW)).count();
         assert_eq!(admitted, 1);
-        assert!(moved.admit(light, MIB, NOW), "of another group");
+        assert!(moved.admit(light, MIB, NOW), "another group, of another queue");
         assert!(!moved.admit(flood, MIB, NOW));
         moved.clear();
         assert!(
@@ -74,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_group_whose_data_moves_slowly_has_as_much_time_as_others() {
-        let group = GroupId(1);
+        let group = (QueueId(0), GroupId(1));
         let mut moved = Moved::default();
         let at = |us| NOW + Nanos::from_micros(us);
         let admitted = (0..16)

@@ -155,7 +155,7 @@ impl Cx<'_> {
     pub fn submit(&mut self, queue: QueueId, mut bio: Bio) -> Result<(), Bio> {
         bio.client = self.state.index;
         let of = (queue, bio.group);
-        if bio.len >= LARGE_BYTES && bio.op.has_data() && !self.core.may_move(bio.group, bio.len) {
+        if bio.len >= LARGE_BYTES && bio.op.has_data() && !self.core.may_move(of, bio.len) {
             self.state.refused = Some(of);
             return Err(bio);
         }

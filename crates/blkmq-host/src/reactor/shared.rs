@@ -19,6 +19,7 @@ use crate::group_paths::Paths;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::wakeup::Wakeup;
+use crate::register::Register;
 use crate::size_news::SizeNews;
 use crate::uring::ring::RingConfig;
 
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) changes: Mutex<u32>,
     /// What lies where on mapped disks.
     pub(crate) mapped: Arc<Table>,
+    /// Whose disks there are or were.
+    pub(crate) tenants: Register,
     pub(crate) free_queues: Mutex<FreeQueues>,
     pub(crate) attached_max: usize,
     /// Services that live, or are ordered to, on all reactors.
@@ -128,6 +131,7 @@ pub(crate) struct Parts {
     pub(crate) queues: Vec<Arc<QueueEntry>>,
     pub(crate) disks: Vec<Disk>,
     pub(crate) mapped: Arc<Table>,
+    pub(crate) tenants: Register,
 }
 
 impl Shared {
@@ -144,6 +148,7 @@ impl Shared {
             changes: Mutex::new(parts.disks.len() as u32),
             disks: RwLock::new(parts.disks.into()),
             mapped: parts.mapped,
+            tenants: parts.tenants,
             free_queues: Mutex::default(),
             services: AtomicU32::new(0),
             is_hurried: AtomicBool::new(false),

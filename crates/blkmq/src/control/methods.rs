@@ -175,10 +175,11 @@ pub(super) static METHODS: &[Method] = &[
     ),
     ask(
         "group.list",
-        "the groups of each queue, with weights, caps and targets",
+        "the groups of each queue, and those that no disk is in, with weights, caps and targets",
         |_, params, daemon| {
             none(params)?;
-            Ok(report::groups(&daemon.running.control())?)
+            let configured = daemon.running.document().config()?.groups;
+            Ok(report::groups(&daemon.running.control(), &configured))
         },
     ),
     ask(

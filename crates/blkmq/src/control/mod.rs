@@ -25,7 +25,7 @@ use blkmq_export::common::Address;
 pub(crate) use server::{Daemon, Server};
 
 /// The version of the methods and of what they answer; a larger one has more, and everything that this one has.
-pub const API: u32 = 3;
+pub const API: u32 = 4;
 
 /// Reads the address of a control socket; none for `none`.
 ///

@@ -1,11 +1,12 @@
 //! Decides what a daemon counts looks like as JSON: times in nanoseconds, sizes in bytes, counts since the start (of the first
 //! daemon, if others have taken over since).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
+use blkmq_config::GroupSpec;
 use blkmq_core::bio::Direction;
-use blkmq_core::group::Node;
+use blkmq_core::group::Caps;
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::Queue;
 use blkmq_core::stat::{DirectionStats, GroupStats, Histogram};
@@ -77,36 +78,44 @@ pub(super) fn queues(control: &Control) -> Result<Value> {
     control.queues().into_iter().map(queue).collect()
 }
 
-pub(super) fn groups(control: &Control) -> Result<Value> {
+/// The groups of each queue, and behind them those that are configured and that no disk is in.
+pub(super) fn groups(control: &Control, configured: &[GroupSpec]) -> Value {
     let mut all = Vec::new();
+    let mut known = BTreeSet::new();
     for (id, queue) in control.queues() {
         for (path, _) in control.groups(id) {
             // It may be gone by now.
-            let Ok(Node {
-                weight,
-                caps,
-                latency_target,
-                ..
-            }) = control.group(id, &path)
-            else {
+            let Ok(node) = control.group(id, &path) else {
                 continue;
             };
-            let caps = caps.iter().map(|(kind, cap)| {
-                (
-                    kind.name().to_owned(),
-                    json!({"rate": cap.rate, "burst": cap.burst}),
-                )
-            });
-            all.push(json!({
-                "queue": queue.name(),
-                "path": path,
-                "weight": weight,
-                "caps": caps.collect::<Map<_, _>>(),
-                "latency_target_ns": latency_target.map(|target| target.0),
-            }));
+            let settings = (node.weight, &node.caps, node.latency_target);
+            all.push(group(Some(queue.name()), &path, settings));
+            known.insert(path);
         }
     }
-    Ok(all.into())
+    let unused = configured.iter().filter(|spec| !known.contains(&spec.path));
+    all.extend(unused.map(|spec| group(None, &spec.path, (spec.weight, &spec.caps, spec.latency_target))));
+    all.into()
+}
+
+fn group(
+    queue: Option<&str>,
+    path: &str,
+    (weight, caps, latency_target): (u16, &Caps, Option<Nanos>),
+) -> Value {
+    let caps = caps.iter().map(|(kind, cap)| {
+        (
+            kind.name().to_owned(),
+            json!({"rate": cap.rate, "burst": cap.burst}),
+        )
+    });
+    json!({
+        "queue": queue,
+        "path": path,
+        "weight": weight,
+        "caps": caps.collect::<Map<_, _>>(),
+        "latency_target_ns": latency_target.map(|target| target.0),
+    })
 }
 
 pub(super) fn exports(daemon: &Daemon) -> Vec<ExportStatistics> {

@@ -278,7 +278,7 @@ impl Running {
             // What keeps it from being offered is the answer.
             let others = without(&self.engine.disks(), name);
             let _ = self.offer(state, new, &others);
-            let _ = live::remove_disk(&self.control(), new, name, REMOVE_MAX);
+            let _ = live::remove_disk(&self.control(), name, REMOVE_MAX);
             let _ = state.files.remove(name);
         }
         offered
@@ -295,7 +295,7 @@ impl Running {
                 .try_into()
                 .unwrap_or(u64::MAX),
         );
-        if let Err(error) = live::remove_disk(&self.control(), new, name, limit) {
+        if let Err(error) = live::remove_disk(&self.control(), name, limit) {
             let _ = self.offer(state, &state.config.clone(), &self.engine.disks());
             return Err(error);
         }

@@ -16,10 +16,11 @@ pub(super) struct Lists {
     pub(super) disks: Vec<Disk>,
 }
 
-/// A group of a queue.
+/// A group.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Group {
-    pub(super) queue: String,
+    /// None where no disk is in it.
+    pub(super) queue: Option<String>,
     pub(super) path: String,
     pub(super) weight: u16,
     /// By name, as in a configuration.

@@ -112,7 +112,10 @@ struct Above {
 
 impl<'a> Builder<'a> {
     fn new(interval: &'a Interval, queue: &'a QueueStatistics, lists: &'a Lists) -> Self {
-        let of_queue = lists.groups.iter().filter(|group| group.queue == queue.name);
+        let of_queue = lists
+            .groups
+            .iter()
+            .filter(|group| group.queue.as_ref() == Some(&queue.name));
         let groups: BTreeMap<_, _> = of_queue.map(|group| (group.path.as_str(), group)).collect();
         let did: BTreeMap<_, _> = queue
             .groups
@@ -352,7 +355,7 @@ pub(super) mod tests {
             .iter()
             .map(|(name, rate)| (name.to_string(), Cap { rate: *rate }));
         Group {
-            queue: "q".to_owned(),
+            queue: Some("q".to_owned()),
             path: path.to_owned(),
             weight,
             caps: caps.collect(),

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use blkmq::control::client::Client as Control;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use serde_json::json;
 
 use crate::common::daemon::{program, serve_command};
 use crate::common::nbd::{Client, OPT_GO, go_payload, greeted, option};
@@ -73,6 +75,38 @@ fn a_group_that_takes_all_connections_it_can_get_leaves_room_for_another_at_the_
     );
     serves(&socket, "two");
     open[0].read(0, BLOCK).expect("those that are in are served");
+    daemon.stop();
+}
+
+#[test]
+fn a_tenant_has_its_own_places_whichever_queue_its_disks_lie_on() {
+    let scratch = Scratch::new();
+    let (nbd, control) = (scratch.path("nbd.sock"), scratch.path("control.sock"));
+    let text = format!(
+        "[disk.first]\nram = \"1M\"\n[control]\nsocket = \"unix:{}\"\n\
+         [[export]]\nnbd = \"unix:{}\"\ngroup_connections = 2\n",
+        control.display(),
+        nbd.display()
+    );
+    std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
+    let mut control = Control::connect(&control).expect("it is served");
+    // On a queue of its own each, and so in the first group of that.
+    for (disk, group) in [("a", "/a"), ("b", "/b"), ("c", "/a")] {
+        let keys = json!({"ram": "1M", "queue": disk, "group": group});
+        let params = json!({"kind": "disk", "name": disk, "keys": keys});
+        control.call("config.add", &params).expect("a disk");
+    }
+    let connect = |disk| Client::connect(&nbd, disk);
+    let of_a = [connect("a"), connect("a")];
+    assert!(of_a.iter().all(Result::is_ok), "as many as it may have");
+    assert!(connect("a").is_err(), "and no more");
+    assert!(connect("c").is_err(), "nor at another disk of that tenant");
+    let of_b = [connect("b"), connect("b")];
+    assert!(of_b.iter().all(Result::is_ok), "another tenant has its own");
+    drop(of_a);
+    until(|| connect("c").is_ok(), "nobody gets in afterwards");
+    drop(of_b);
     daemon.stop();
 }
 

@@ -31,7 +31,7 @@ fn connections(max: u32, addresses: u32, groups: u32) -> Arc<Connections> {
 fn flood(connections: &Arc<Connections>, address: u32, group: u32) -> Vec<Ticket> {
     let mut open = Vec::new();
     while let Ok(mut ticket) = admit(connections, address) {
-        if ticket.select(GroupId(group)).is_err() {
+        if ticket.select(Tenant(group)).is_err() {
             break;
         }
         open.push(ticket);
@@ -81,9 +81,9 @@ fn limits_of_an_address_and_of_a_group_hold_and_are_told_apart() {
     let held = flood(&connections, 0, 1);
     assert_eq!(held.len(), 2);
     let mut other = admit(&connections, 0).unwrap();
-    let refusal = other.select(GroupId(1)).unwrap_err();
+    let refusal = other.select(Tenant(1)).unwrap_err();
     assert_eq!(refusal.to_string(), "2 are open, the limit of this group");
-    other.select(GroupId(2)).unwrap();
+    other.select(Tenant(2)).unwrap();
     let Err(NoRoom::AtAll(refusal)) = admit(&connections, 0) else {
         panic!("one more than there may be");
     };

@@ -52,9 +52,9 @@ impl Connection {
     /// Begins where another daemon has stopped: in its place among those who have the disk, and served when all are.
     pub(super) fn take_place(&mut self, cx: &mut Cx<'_>) {
         if self.is_selected {
-            let group = self.device.disk().group;
-            self.ticket.iter_mut().for_each(|ticket| ticket.reselect(group));
-            let disk = self.device.disk().id.0;
+            let tenant = self.device.disk().tenant;
+            self.ticket.iter_mut().for_each(|ticket| ticket.reselect(tenant));
+            let disk = self.device.disk().number;
             match self.disks.enter(disk, &self.socket, None, &cx.waker()) {
                 Ok(mut place) => {
                     // All that others had begun has ended before they were handed over.

@@ -13,7 +13,7 @@ use blkmq_core::time::Nanos;
 use super::{Control, PAUSE_MAX};
 use crate::device::Allocation;
 use crate::disk::{Disk, MAPPED, QueueId};
-use crate::engine::build;
+use crate::engine::build::{self, OfQueue};
 use crate::engine::config::{DiskEntry, QueueSpec};
 use crate::error::Error;
 use crate::group_paths::Paths;
@@ -68,7 +68,13 @@ impl Control {
             return Err(error);
         }
         let allocation: Arc<dyn Allocation> = Arc::clone(&entry.device) as _;
-        let mut made = build::disk(queue, id, disk, core, allocation);
+        let of_queue = OfQueue {
+            id: queue,
+            core,
+            paths: &entry.paths.lock().unwrap_or_else(PoisonError::into_inner),
+            tenants: &self.shared.tenants,
+        };
+        let mut made = of_queue.disk(id, disk, allocation);
         made.number = take_number(&mut next_number);
         let disks = self.shared.disks();
         let all = disks.iter().chain([&made]).cloned().collect();
@@ -191,7 +197,7 @@ impl Control {
         }
         let reactors = self.shared.inboxes.len();
         let (device, disks) = (Arc::clone(&spec.device), spec.disks.clone());
-        let paths = Paths::new(&spec.group_paths).into();
+        let paths = Paths::new(&spec.group_paths);
         let (queue, handles) = build::make_queue(spec, reactors, reactors)?;
         let id = self.shared.free_queue_id();
         if id == MAPPED {
@@ -203,11 +209,18 @@ impl Control {
         }
         let mut all = self.shared.disks().to_vec();
         let before = all.len();
-        build::list_disks(&mut all, id, &queue, &device, disks)?;
+        let of_queue = OfQueue {
+            id,
+            core: &queue,
+            paths: &paths,
+            tenants: &self.shared.tenants,
+        };
+        of_queue.list_disks(&mut all, &device, disks)?;
         all[before..]
             .iter_mut()
             .for_each(|disk| disk.number = take_number(&mut next_number));
         device.meet(build::runner(&self.shared, &queue));
+        let paths = paths.into();
         let entry = Arc::new(QueueEntry { queue, device, paths });
         self.shared.set_entry(id, Some(Arc::clone(&entry)));
         let handles: RefCell<Vec<_>> = RefCell::new(handles.into_iter().map(Some).collect());

@@ -30,8 +30,7 @@ impl Control {
     pub fn group_path(&self, queue: QueueId, group: GroupId) -> Option<String> {
         let entry = self.shared.entry(queue)?;
         let paths = lock(&entry);
-        let found = paths.iter().find(|(_, id)| **id == group);
-        found.map(|(path, _)| path.clone())
+        paths.path_of(group).map(str::to_owned)
     }
 
     /// Returns a group's weight, caps and latency target.

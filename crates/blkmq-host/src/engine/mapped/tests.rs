@@ -50,6 +50,7 @@ fn disks(names: &[&str]) -> Vec<Disk> {
         read_only: false,
         block_size: 512,
         group: GroupId(0),
+        tenant: Tenant(0),
         limits: Limits::default(),
         allocation: Arc::<Pages>::clone(&allocation),
         used_by: None,
@@ -57,6 +58,10 @@ fn disks(names: &[&str]) -> Vec<Disk> {
         users: Users::default(),
     };
     (0..).zip(names).map(disk).collect()
+}
+
+fn add_all(disks: &mut Vec<Disk>, specs: Vec<MappedSpec>) -> Result<Arc<Table>, Error> {
+    add(disks, specs, |_| Tenant(0))
 }
 
 fn linear(name: &str, members: &[(&str, u64, Option<u64>)]) -> MappedSpec {
@@ -86,7 +91,7 @@ fn striped(name: &str, chunk: u64, members: &[&str]) -> MappedSpec {
 }
 
 fn error(specs: Vec<MappedSpec>) -> String {
-    add(&mut disks(&["a", "b"]), specs).unwrap_err().to_string()
+    add_all(&mut disks(&["a", "b"]), specs).unwrap_err().to_string()
 }
 
 #[test]
@@ -96,7 +101,7 @@ fn mapped_disks_may_be_given_in_any_order() {
         linear("top", &[("stripe", 0, None), ("c", 0, None)]),
         striped("stripe", 65536, &["a", "b"]),
     ];
-    let table = add(&mut all, specs).unwrap();
+    let table = add_all(&mut all, specs).unwrap();
     let seen: Vec<_> = all[3..]
         .iter()
         .map(|disk| (disk.name.as_str(), disk.queue, disk.id, disk.size))
@@ -124,7 +129,7 @@ fn a_disk_may_be_carved_but_no_byte_used_twice() {
         let [one, two] = halves.map(|(start, len)| [("a", start, len)]);
         vec![linear("one", &one), linear("two", &two)]
     };
-    assert!(add(&mut disks(&["a", "b"]), carve(halves)).is_ok());
+    assert!(add_all(&mut disks(&["a", "b"]), carve(halves)).is_ok());
     let overlapping = carve([(0, Some(512 << 10)), (256 << 10, None)]);
     let text = error(overlapping);
     assert!(
@@ -181,7 +186,7 @@ fn a_disk_on_a_member_that_is_read_only_or_has_larger_blocks_is_like_it() {
     let mut all = disks(&["a", "b"]);
     all[1].read_only = true;
     all[1].block_size = 4096;
-    add(&mut all, vec![striped("s", 65536, &["a", "b"])]).unwrap();
+    add_all(&mut all, vec![striped("s", 65536, &["a", "b"])]).unwrap();
     assert!(all[2].read_only);
     assert_eq!((all[2].block_size, all[2].limits.logical_block), (4096, 4096));
 }
@@ -189,7 +194,7 @@ fn a_disk_on_a_member_that_is_read_only_or_has_larger_blocks_is_like_it() {
 #[test]
 fn allocation_is_that_of_the_members_in_the_mapped_disks_order() {
     let mut all = disks(&["a", "b"]);
-    add(&mut all, vec![striped("s", 2 * PAGE, &["a", "b"])]).unwrap();
+    add_all(&mut all, vec![striped("s", 2 * PAGE, &["a", "b"])]).unwrap();
     let ask = |offset, len, max| {
         let mut out = vec![Extent::data(1)];
         all[2].extents(offset, len, max, &mut out).unwrap();
@@ -218,7 +223,7 @@ fn like_extents_of_neighbours_are_one() {
     let odd: Vec<_> = (0..8)
         .map(|page| ("a", (2 * page + 1) * PAGE, Some(PAGE)))
         .collect();
-    add(&mut all, vec![linear("l", &odd)]).unwrap();
+    add_all(&mut all, vec![linear("l", &odd)]).unwrap();
     let mut out = Vec::new();
     all[2].extents(0, 8 * PAGE, 1, &mut out).unwrap();
     assert_eq!(out, [Extent::data(8 * PAGE)]);

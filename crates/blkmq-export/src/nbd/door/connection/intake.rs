@@ -109,7 +109,7 @@ impl Connection {
             self.closing = Closing::Dead;
             return;
         };
-        if let Err(refusal) = self.ticket.select(disk.group) {
+        if let Err(refusal) = self.ticket.select(disk.tenant) {
             let what = format_args!("{} to {} refused: {refusal}", self.name(), disk.name);
             self.log().warn(cx.now(), what);
             self.closing = Closing::Dead;
@@ -133,7 +133,7 @@ impl Connection {
         }
         self.member.select(&disk.name);
         let memory = Arc::clone(&self.door.common.memory);
-        let account = Account::new(memory, disk.group, cx.waker());
+        let account = Account::new(memory, disk.tenant, cx.waker());
         self.slots.set_account(account, disk.limits.leaves_buffers);
         self.heard = Heard::new(&disk);
         self.asker = Some(Arc::new(Asker::new(cx.waker())));

@@ -56,7 +56,7 @@ impl Connection {
             let Some(disk) = cx.disk_of_number(number) else {
                 return self.member.fail(format!("{}: its disk is removed", self.name()));
             };
-            self.ticket.reselect(disk.group);
+            self.ticket.reselect(disk.tenant);
             if let Err(refusal) = self.enter(cx, disk) {
                 return self.member.fail(format!("{}: {refusal}", self.name()));
             }

@@ -1,0 +1,49 @@
+//! Decides which number a tenant has: one for each group's path, whichever queue its disks lie on, and never given to another path.
+//! `engine` asks when disks come; doors share their places and their memory by it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use blkmq_core::ids::GroupId;
+
+/// Whose a disk is: a group by its path, over all queues. The number of a group ([`GroupId`]) is one of a queue's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tenant(pub u32);
+
+/// The tenants that there are or were.
+#[derive(Debug, Default)]
+pub(crate) struct Register(Mutex<BTreeMap<String, Tenant>>);
+
+impl Register {
+    /// The tenant of a group of a queue; one without a path is known by its number there.
+    pub(crate) fn tenant(&self, queue: &str, group: GroupId, path: Option<&str>) -> Tenant {
+        match path {
+            Some(path) => self.of_path(path.to_owned()),
+            None => self.of_path(format!("{queue}#{}", group.0)),
+        }
+    }
+
+    fn of_path(&self, path: String) -> Tenant {
+        // Nothing that can panic is done under the lock.
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = Tenant(known.len() as u32);
+        *known.entry(path).or_insert(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_is_a_path_on_whichever_queue() {
+        let register = Register::default();
+        let of = |queue, group, path| register.tenant(queue, GroupId(group), path);
+        let a = of("q", 1, Some("/a"));
+        assert_eq!(of("r", 7, Some("/a")), a);
+        let others = [of("r", 1, Some("/b")), of("q", 1, None), of("r", 1, None)];
+        assert!(others.iter().all(|other| *other != a));
+        assert!(others[0] != others[1] && others[1] != others[2]);
+        assert_eq!(of("q", 9, Some("/a")), a, "and it stays");
+    }
+}
