@@ -229,7 +229,8 @@ impl GroupStats {
 /// whose request was dispatched just before it. So a row's sum is what its group waited in the elevator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
-    /// Who waited, behind whom, for how long. None is all groups that have no place of their own: the first 16 have one.
+    /// Who waited, behind whom, for how long; each pair once. None is all groups that have no place of their own: the first 16 have one,
+    /// until they are gone.
     pub pairs: Vec<(Option<GroupId>, Option<GroupId>, Nanos)>,
 }
 
@@ -410,10 +411,16 @@ impl Stats {
             u32::try_from(owner.checked_sub(1)?).ok().map(GroupId)
         };
         let cells = (1..COLUMNS).flat_map(|row| (1..COLUMNS).map(move |column| (row, column)));
-        let pairs = cells.map(|(row, column)| (who(row), who(column), Nanos(sums[row * COLUMNS + column])));
-        Delays {
-            pairs: pairs.filter(|(_, _, waited)| *waited != Nanos::ZERO).collect(),
+        // Groups that are gone are some of the others: one sum.
+        let mut pairs: Vec<(Option<GroupId>, Option<GroupId>, Nanos)> = Vec::new();
+        for (row, column) in cells.filter(|(row, column)| sums[row * COLUMNS + column] > 0) {
+            let (of, behind, waited) = (who(row), who(column), Nanos(sums[row * COLUMNS + column]));
+            match pairs.iter_mut().find(|pair| (pair.0, pair.1) == (of, behind)) {
+                Some(pair) => pair.2 = pair.2 + waited,
+                None => pairs.push((of, behind, waited)),
+            }
         }
+        Delays { pairs }
     }
 }
 

@@ -242,3 +242,23 @@ fn top_level_groups_beyond_the_sixteenth_share_a_column() {
         ]
     );
 }
+
+#[test]
+fn what_groups_that_are_gone_waited_is_one_sum() {
+    let (mut bench, shard) = (Bench::new(4), Shard::new(4));
+    for group in [1, 2, 3] {
+        bench.insert(group, 0);
+        bench.dispatch(&shard, group, 0, 10);
+    }
+    bench.watch.group_gone(GroupId(1));
+    bench.watch.group_gone(GroupId(2));
+    let delays = bench.stats.delays(iter::once(&shard)).pairs;
+    assert_eq!(
+        delays,
+        [
+            (None, Some(ROOT), Nanos(10)),
+            (None, None, Nanos(10)),
+            (Some(GroupId(3)), None, Nanos(10)),
+        ]
+    );
+}
