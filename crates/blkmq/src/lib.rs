@@ -12,6 +12,7 @@ pub mod ctl;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod iostat;
+mod listen;
 pub mod log;
 mod metrics;
 pub mod rates;

@@ -416,7 +416,7 @@ impl Stats {
         for (row, column) in cells.filter(|(row, column)| sums[row * COLUMNS + column] > 0) {
             let (of, behind, waited) = (who(row), who(column), Nanos(sums[row * COLUMNS + column]));
             match pairs.iter_mut().find(|pair| (pair.0, pair.1) == (of, behind)) {
-                Some(pair) => pair.2 = pair.2 + waited,
+                Some(pair) => pair.2 += waited,
                 None => pairs.push((of, behind, waited)),
             }
         }

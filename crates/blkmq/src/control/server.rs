@@ -12,14 +12,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blkmq_export::common::{listen_at, remove_stale};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send, sockopt};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
 
 use super::methods::{self, Access, Session};
 use super::protocol::{self, Failure, NO_JSON, NO_METHOD};
+use crate::listen;
 use crate::log::Log;
 use crate::serve::running::Running;
 use crate::serve::upgrade::Earlier;
@@ -69,7 +70,8 @@ impl Server {
     /// # Errors
     /// If there can be no such socket, or another daemon has it.
     pub(crate) fn start(path: &Path, readers: Option<&str>, daemon: Arc<Daemon>) -> Result<Self> {
-        let listener = listen(path, readers).with_context(|| format!("control socket {}", path.display()))?;
+        let listener =
+            listen_for(path, readers).with_context(|| format!("control socket {}", path.display()))?;
         Self::spawn(path, move |state| {
             state.is_open.store(true, Ordering::Release);
             accept(&listener, &daemon, state);
@@ -85,7 +87,7 @@ impl Server {
         Self::spawn(path, move |state| {
             let start = Instant::now();
             while !state.is_over.load(Ordering::Acquire) {
-                match listen(&at, readers.as_deref()) {
+                match listen_for(&at, readers.as_deref()) {
                     Ok(listener) => {
                         state.is_open.store(true, Ordering::Release);
                         return accept(&listener, &daemon, state);
@@ -123,7 +125,7 @@ impl Drop for Server {
     }
 }
 
-fn listen(path: &Path, readers: Option<&str>) -> Result<UnixListener> {
+fn listen_for(path: &Path, readers: Option<&str>) -> Result<UnixListener> {
     // A path without a directory is in the one where the daemon was started.
     let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
     if let Some(dir) = path.parent().filter(is_missing) {
@@ -132,17 +134,7 @@ fn listen(path: &Path, readers: Option<&str>) -> Result<UnixListener> {
             .create(dir)
             .with_context(|| format!("its directory {} cannot be made", dir.display()))?;
     }
-    remove_stale(path)?;
-    // Nobody can connect before the mode is right: the socket is made where nobody looks, and then moved.
-    let own = path.with_extension(format!("{}.new", std::process::id()));
-    let _ = std::fs::remove_file(&own);
-    let listener = listen_at(&own).context("cannot listen there")?;
-    let prepared = prepare(&own, readers).and_then(|()| Ok(std::fs::rename(&own, path)?));
-    if prepared.is_err() {
-        let _ = std::fs::remove_file(&own);
-    }
-    prepared?;
-    Ok(listener)
+    listen::listen(path, |made| prepare(made, readers))
 }
 
 fn prepare(path: &Path, readers: Option<&str>) -> Result<()> {
@@ -240,7 +232,6 @@ struct Client {
 impl Client {
     fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
-        stream.set_write_timeout(Some(WRITE_MAX))?;
         Ok(Self {
             access: access_of(&stream)?,
             stream,
@@ -270,28 +261,49 @@ impl Client {
             }
             if let Some(told) = session.tick(daemon) {
                 let line = protocol::notification("statistics", &told)?;
-                self.stream.write_all(line.as_bytes())?;
+                self.send(line.as_bytes())?;
             }
         }
     }
 
     /// Sends what is traced until the client says anything, or hangs up.
-    fn carry(mut self, mut stream: Stream) -> io::Result<()> {
+    fn carry(self, mut stream: Stream) -> io::Result<()> {
         let mut records = Vec::new();
         let mut every = Duration::ZERO;
         while !self.wait(Some(Instant::now() + every))? {
             records.clear();
             every = stream.take(&mut records);
-            self.stream.write_all(&records)?;
+            self.send(&records)?;
+        }
+        Ok(())
+    }
+
+    /// Sends all of it, within the time that a client has for that.
+    fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let end = Instant::now() + WRITE_MAX;
+        while !bytes.is_empty() {
+            match send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(len) => bytes = &bytes[len..],
+                Err(Errno::AGAIN) if Instant::now() < end => {
+                    self.wait_for(PollFlags::OUT, Some(end))?;
+                }
+                Err(Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
         Ok(())
     }
 
     /// Waits for bytes, or until `tick`. Says whether there are some.
     fn wait(&self, tick: Option<Instant>) -> io::Result<bool> {
-        let timeout = tick.map(|at| at.saturating_duration_since(Instant::now()).try_into());
+        self.wait_for(PollFlags::IN, tick)
+    }
+
+    fn wait_for(&self, what: PollFlags, end: Option<Instant>) -> io::Result<bool> {
+        let timeout = end.map(|at| at.saturating_duration_since(Instant::now()).try_into());
         let timeout = timeout.transpose().map_err(io::Error::other)?;
-        let mut fds = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(self.stream.as_fd(), what)];
         match poll(&mut fds, timeout.as_ref()) {
             Ok(ready) => Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -308,16 +320,14 @@ impl Client {
             if !line.is_empty()
                 && let Some(answer) = answer(line, daemon, session)
             {
-                self.stream.write_all(answer.as_bytes())?;
+                self.send(answer.as_bytes())?;
             }
         }
         let taken = input.len() - rest.len();
         input.drain(..taken);
         if input.len() > LINE_MAX {
             let failure = Failure::new(NO_JSON, format!("a line has at most {LINE_MAX} bytes"));
-            let _ = self
-                .stream
-                .write_all(protocol::answer(&Value::Null, Err(failure)).as_bytes());
+            let _ = self.send(protocol::answer(&Value::Null, Err(failure)).as_bytes());
             return Err(io::Error::other("a line that is too long"));
         }
         self.input = input;

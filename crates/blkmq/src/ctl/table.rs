@@ -87,11 +87,20 @@ pub(super) fn table(columns: &[Column], rows: &[Value]) -> String {
     out
 }
 
+/// A text that does nothing to a terminal: names and descriptions are other people's.
+fn printable(text: &str) -> String {
+    let one = |c: char| match c.is_control() {
+        true => c.escape_default().collect(),
+        false => c.to_string(),
+    };
+    text.chars().map(one).collect()
+}
+
 /// A value without quotes or braces.
 pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => printable(text),
         Value::Bool(true) => "yes".to_owned(),
         Value::Bool(false) => "no".to_owned(),
         Value::Object(fields) if fields.is_empty() => "-".to_owned(),
@@ -122,5 +131,11 @@ mod tests {
         let columns = [Column::text("name"), Column::bytes("size"), Column::number("n")];
         let wanted = "name  size      n\na     1.0M      7\nlong  512B  12345\n";
         assert_eq!(table(&columns, &rows), wanted);
+    }
+
+    #[test]
+    fn what_others_have_written_does_nothing_to_a_terminal() {
+        let evil = json!(["a\u{1b}[2Jb\nc\u{9b}d", "Zürich"]);
+        assert_eq!(plain(&evil), "a\\u{1b}[2Jb\\nc\\u{9b}d, Zürich");
     }
 }

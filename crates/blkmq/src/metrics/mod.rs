@@ -1,9 +1,10 @@
 //! Decides how a monitoring system reads what a daemon counts: `/metrics` over HTTP, in OpenMetrics, on a unix socket or the loopback.
-//! `http` is the server, `collect` the metrics. One thread, which waits for no reactor and which none waits for.
+//! `server` has the clients, `http` reads what they ask, `collect` has the metrics. One thread, which waits for no reactor and which none waits for.
 //! `docs/operate/metrics.md` is for users.
 
 mod collect;
 mod http;
+mod server;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use blkmq_export::common::Address;
 
-pub(crate) use http::Server;
+pub(crate) use server::Server;
 
 /// Where metrics are read.
 #[derive(Clone, Debug, PartialEq, Eq)]

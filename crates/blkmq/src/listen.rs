@@ -1,0 +1,24 @@
+//! Decides how the daemon's own sockets come to be: nobody can connect to one before it is whose it should be.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use blkmq_export::common::{listen_at, remove_stale};
+
+/// Listens at `path`, once `prepare` has given the socket its owner and mode: it is made where nobody looks, and then moved.
+///
+/// # Errors
+/// If another daemon listens there, or what cannot be done.
+pub(crate) fn listen(path: &Path, prepare: impl FnOnce(&Path) -> Result<()>) -> Result<UnixListener> {
+    remove_stale(path)?;
+    let own = path.with_extension(format!("{}.new", std::process::id()));
+    let _ = std::fs::remove_file(&own);
+    let listener = listen_at(&own).context("cannot listen there")?;
+    let prepared = prepare(&own).and_then(|()| Ok(std::fs::rename(&own, path)?));
+    if prepared.is_err() {
+        let _ = std::fs::remove_file(&own);
+    }
+    prepared?;
+    Ok(listener)
+}

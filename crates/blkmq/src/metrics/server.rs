@@ -1,0 +1,274 @@
+//! Decides what those who read metrics cost: one thread for all of them, a place each, a request of at most 8 KiB, and some seconds.
+//! Whoever says nothing, or takes its answer byte by byte, keeps nobody waiting.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::Place;
+use super::collect;
+use super::http::{self, Asked, Parsed};
+use crate::control::Daemon;
+use crate::listen;
+
+/// An address where metrics are read, until this is dropped.
+pub(crate) struct Server {
+    state: Arc<State>,
+    path: Option<PathBuf>,
+}
+
+#[derive(Default)]
+struct State {
+    is_open: AtomicBool,
+    is_over: AtomicBool,
+}
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Server {
+    /// Listens, and answers whoever asks. With `later`, as soon as the daemon that is taken over has let go of the address.
+    ///
+    /// # Errors
+    /// If nobody can listen there.
+    pub(crate) fn start(place: Place, daemon: Arc<Daemon>, later: bool) -> Result<Self> {
+        let state = Arc::<State>::default();
+        let path = match &place {
+            Place::Unix(path) => Some(path.clone()),
+            Place::Tcp(_) => None,
+        };
+        let listener = if later { None } else { Some(listen_there(&place)?) };
+        let of_thread = Arc::clone(&state);
+        let thread = thread::Builder::new().name("metrics".to_owned());
+        let serve = move || {
+            let start = Instant::now();
+            let mut listener = listener;
+            while listener.is_none() && !of_thread.is_over() {
+                match listen_there(&place) {
+                    Ok(opened) => listener = Some(opened),
+                    Err(error) if start.elapsed() > FREE_MAX => return tracing::warn!("metrics: {error:#}"),
+                    Err(_) => thread::sleep(TRY_AGAIN),
+                }
+            }
+            if let Some(listener) = listener {
+                of_thread.is_open.store(true, Ordering::Release);
+                serve(&listener, &daemon, &of_thread);
+            }
+        };
+        thread.spawn(serve).context("no thread for metrics can be made")?;
+        Ok(Self { state, path })
+    }
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The path first: whoever comes next finds it free, and keeps it.
+        if self.state.is_open.load(Ordering::Acquire)
+            && let Some(path) = &self.path
+        {
+            let _ = std::fs::remove_file(path);
+        }
+        self.state.is_over.store(true, Ordering::Release);
+    }
+}
+
+fn listen_there(place: &Place) -> Result<Listener> {
+    match place {
+        Place::Unix(path) => {
+            let whose = |path: &std::path::Path| {
+                let mode = PermissionsExt::from_mode(0o660);
+                Ok(std::fs::set_permissions(path, mode)?)
+            };
+            let listener = listen::listen(path, whose)
+                .with_context(|| format!("metrics address unix:{}", path.display()))?;
+            listener.set_nonblocking(true)?;
+            Ok(Listener::Unix(listener))
+        }
+        Place::Tcp(at) => {
+            let listener = TcpListener::bind(at).with_context(|| format!("metrics address tcp:{at}"))?;
+            listener.set_nonblocking(true)?;
+            Ok(Listener::Tcp(listener))
+        }
+    }
+}
+
+impl Listener {
+    /// Takes the next one who has connected, if there is one.
+    fn accept(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                Ok(stream.into())
+            }
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                Ok(stream.into())
+            }
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+fn serve(listener: &Listener, daemon: &Daemon, state: &State) {
+    let mut clients: Vec<Client> = Vec::with_capacity(CLIENTS_MAX);
+    while !state.is_over() {
+        wait(listener, &clients);
+        clients.retain(|client| client.since.elapsed() < CLIENT_MAX);
+        accept_all(listener, &mut clients);
+        clients.retain_mut(|client| match client.go_on(daemon) {
+            Ok(is_there) => is_there,
+            Err(error) => {
+                tracing::debug!("metrics: a client is lost: {error}");
+                false
+            }
+        });
+    }
+}
+
+/// Waits until somebody comes, or somebody who is there can go on; not for ever, for one may have to go, or the daemon end.
+fn wait(listener: &Listener, clients: &[Client]) {
+    let mut fds: Vec<PollFd<'_>> = clients.iter().map(Client::awaits).collect();
+    if has_room(clients) {
+        fds.push(PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN));
+    }
+    let _ = poll(&mut fds, Some(&LOOK_AGAIN.try_into().expect("it fits")));
+}
+
+/// Says whether one more can be let in: there is a place, or somebody has one and says nothing.
+fn has_room(clients: &[Client]) -> bool {
+    clients.len() < CLIENTS_MAX || clients.iter().any(|client| !client.has_asked())
+}
+
+fn accept_all(listener: &Listener, clients: &mut Vec<Client>) {
+    while has_room(clients) {
+        match listener.accept() {
+            Ok(fd) => {
+                if clients.len() == CLIENTS_MAX {
+                    // In the order in which they came: the first of them has had the longest time to say something.
+                    let silent = clients.iter().position(|client| !client.has_asked());
+                    silent.map(|index| clients.remove(index));
+                }
+                clients.push(Client::new(fd));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => {
+                tracing::debug!("metrics: nobody can be accepted: {error}");
+                // It would be said again at once.
+                return thread::sleep(TRY_AGAIN);
+            }
+        }
+    }
+}
+
+/// One who reads metrics, once.
+struct Client {
+    fd: OwnedFd,
+    since: Instant,
+    request: Vec<u8>,
+    /// What is left of it to be sent; empty until the whole request is there.
+    answer: Vec<u8>,
+    sent: usize,
+}
+
+impl Client {
+    fn new(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            since: Instant::now(),
+            request: Vec::new(),
+            answer: Vec::new(),
+            sent: 0,
+        }
+    }
+
+    fn awaits(&self) -> PollFd<'_> {
+        let what = match self.has_asked() {
+            true => PollFlags::OUT,
+            false => PollFlags::IN,
+        };
+        PollFd::new(&self.fd, what)
+    }
+
+    fn has_asked(&self) -> bool {
+        !self.answer.is_empty()
+    }
+
+    /// Does what can be done without waiting. Says whether something is left.
+    fn go_on(&mut self, daemon: &Daemon) -> io::Result<bool> {
+        while !self.has_asked() {
+            let mut piece = [0; 1024];
+            let len = match recv(&self.fd, &mut piece, RecvFlags::empty()) {
+                Ok((len, _)) => len,
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(errno) => return Err(errno.into()),
+            };
+            self.request.extend_from_slice(&piece[..len]);
+            match http::parse(&self.request) {
+                Parsed::Asked(asked) => self.answer = answer(&asked, daemon),
+                Parsed::More if len > 0 && self.request.len() < REQUEST_MAX => {}
+                Parsed::More | Parsed::Bad => {
+                    self.answer = http::answer("400 Bad Request", PLAIN, "no request that is understood\n");
+                }
+            }
+        }
+        while self.sent < self.answer.len() {
+            match send(&self.fd, &self.answer[self.sent..], SendFlags::NOSIGNAL) {
+                Ok(len) => self.sent += len,
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn answer(asked: &Asked, daemon: &Daemon) -> Vec<u8> {
+    if asked.path != "/metrics" {
+        return http::answer("404 Not Found", PLAIN, "metrics are at /metrics\n");
+    }
+    match collect::text(daemon, asked.form) {
+        Ok(text) => http::answer("200 OK", http::content_type(asked.form), &text),
+        Err(_) => http::answer("500 Internal Server Error", PLAIN, "metrics cannot be written\n"),
+    }
+}
+
+const PLAIN: &str = "text/plain";
+/// Bytes of a request.
+const REQUEST_MAX: usize = 8 << 10;
+/// How long one client may take for all of it.
+const CLIENT_MAX: Duration = Duration::from_secs(5);
+/// How many may be there at a time.
+const CLIENTS_MAX: usize = 16;
+/// How soon the end of the daemon, and that of a client's time, is noticed.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How long a daemon that is taken over may keep the address.
+const FREE_MAX: Duration = Duration::from_secs(20);
+const TRY_AGAIN: Duration = Duration::from_millis(20);
