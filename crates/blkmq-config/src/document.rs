@@ -140,7 +140,15 @@ impl Document {
             Kind::Daemon | Kind::Control | Kind::Metrics => {
                 bail!("[{}] is there already: set its keys", kind.name())
             }
-            Kind::Export => self.exports().push(Value::Table(keys)),
+            Kind::Export => {
+                let mut values = keys.values().filter_map(Value::as_str);
+                if !name.is_empty() && !values.any(|value| value == name) {
+                    bail!(
+                        "export {name}: an export is named by its address, which has to be one of its keys, as in nbd=unix:PATH"
+                    );
+                }
+                self.exports().push(Value::Table(keys));
+            }
             _ => {
                 self.tables(kind).insert(name.to_owned(), Value::Table(keys));
             }
@@ -173,7 +181,7 @@ impl Document {
     /// need not have, are made.
     ///
     /// # Errors
-    /// If there is no such disk or export.
+    /// If there is no such disk or export, or no disk is in such a group.
     pub fn set(
         &mut self,
         kind: Kind,
@@ -187,6 +195,9 @@ impl Document {
         }
         if self.get(kind, name).is_none() && !is_implied {
             bail!("{} {name}: there is no such table", kind.name());
+        }
+        if kind == Kind::Group && self.get(kind, name).is_none() && !self.has_disk_in(name) {
+            bail!("group {name}: no disk is in it, and it is not configured; add it, if a disk is to come");
         }
         let table = match kind {
             Kind::Export => {
@@ -219,6 +230,18 @@ impl Document {
                 .as_table(),
             _ => self.0.get(kind.name())?.as_table()?.get(name)?.as_table(),
         }
+    }
+
+    /// Says whether a disk is in a group, or in one that is part of it.
+    fn has_disk_in(&self, path: &str) -> bool {
+        let disks = self.0.get("disk").and_then(Value::as_table);
+        let mut disks = disks.into_iter().flatten();
+        disks.any(|(name, keys)| {
+            let group = keys.get("group").and_then(Value::as_str);
+            let group = group.map_or_else(|| format!("/{name}"), str::to_owned);
+            let below = group.strip_prefix(path.trim_end_matches('/'));
+            below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
     }
 
     /// The tables, as data.

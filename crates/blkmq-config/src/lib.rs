@@ -28,6 +28,7 @@ mod name;
 mod paths;
 pub mod plan;
 pub mod queue;
+mod told;
 
 pub use config::{Config, Control};
 pub use disk::{DiskSpec, Source};
@@ -36,3 +37,4 @@ pub use export::ExportSpec;
 pub use group::GroupSpec;
 pub use plan::{Plan, plan, plan_with_all_groups};
 pub use queue::{Polling, QueueSettings};
+pub use told::tell;

@@ -4,8 +4,9 @@ mod stats;
 mod table;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use blkmq_config::typed;
 use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
@@ -41,6 +42,14 @@ pub enum CtlCommand {
     List {
         /// What
         what: Listed,
+    },
+    /// List them, and again whenever the list differs, until ended
+    Watch {
+        /// What
+        what: Listed,
+        /// Seconds between two looks
+        #[arg(default_value = "1", value_parser = between_looks)]
+        interval: Duration,
     },
     /// Everything about one of them
     Show {
@@ -167,6 +176,10 @@ impl Listed {
         }
     }
 
+    fn table(self, rows: &Value) -> String {
+        table(self.columns(), rows.as_array().map_or(&[], Vec::as_slice))
+    }
+
     fn columns(self) -> &'static [Column] {
         match self {
             Self::Disks => DISKS,
@@ -227,9 +240,10 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             let rows = client.call(what.method(), &json!({}))?;
             match args.json {
                 true => print_json(&rows),
-                false => print(&table(what.columns(), rows.as_array().map_or(&[], Vec::as_slice))),
+                false => print(&what.table(&rows)),
             }
         }
+        CtlCommand::Watch { what, interval } => watch(args.json, client, *what, *interval),
         CtlCommand::Show { what, name } => {
             let rows = client.call(what.method(), &json!({}))?;
             let all = rows.as_array().into_iter().flatten();
@@ -302,6 +316,29 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             print_json(&client.call(method, &params.context("the parameters are no JSON")?)?)
         }
     }
+}
+
+/// Prints a list, and again whenever it differs; as JSON, each on a line.
+fn watch(is_json: bool, client: &mut Client, what: Listed, interval: Duration) -> Result<()> {
+    let mut last = Value::Null;
+    loop {
+        let rows = client.call(what.method(), &json!({}))?;
+        if rows != last {
+            let gap = if is_json || last.is_null() { "" } else { "\n" };
+            match is_json {
+                true => print(&format!("{rows}\n"))?,
+                false => print(&format!("{gap}{}", what.table(&rows)))?,
+            }
+            last = rows;
+        }
+        std::thread::sleep(interval);
+    }
+}
+
+fn between_looks(text: &str) -> Result<Duration> {
+    let seconds: f64 = text.parse().context("must be seconds")?;
+    ensure!((0.1..=3600.0).contains(&seconds), "must be from 0.1 to 3600");
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 impl EditArgs {

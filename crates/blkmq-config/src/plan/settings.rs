@@ -6,6 +6,7 @@ use blkmq_host::QueueSpec;
 
 use crate::config::Config;
 use crate::disk::DiskSpec;
+use crate::group::GroupSpec;
 use crate::queue::Polling;
 
 /// Puts what the settings and the disks of a queue say on it.
@@ -34,19 +35,35 @@ pub(crate) fn agrees(disk: &DiskSpec, queue: &str, kind: Kind) -> Result<()> {
 
 /// Says which groups have settings and no disk: most often a path that was misspelt.
 pub(crate) fn warn_of_empty_groups(config: &Config) {
-    for group in &config.groups {
+    let is_empty = |group: &&GroupSpec| {
         let below = |path: &str| {
             path.strip_prefix(&group.path)
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        if group.path != "/" && !config.disks.iter().any(|disk| below(&disk.group)) {
-            tracing::warn!(
-                "group {}: no disk is in it, so its settings have no effect",
-                group.path
-            );
+        group.path != "/" && !config.disks.iter().any(|disk| below(&disk.group))
+    };
+    let empty: Vec<&str> = config
+        .groups
+        .iter()
+        .filter(is_empty)
+        .map(|group| group.path.as_str())
+        .collect();
+    let named = empty[..empty.len().min(NAMED_MAX)].join(", ");
+    match empty.len() {
+        0 => {}
+        1 => tracing::warn!("group {named}: no disk is in it, so its settings have no effect"),
+        2..=NAMED_MAX => {
+            tracing::warn!("groups {named}: no disk is in them, so their settings have no effect")
         }
+        all => tracing::warn!(
+            "groups {named} and {} more: no disk is in them, so their settings have no effect",
+            all - NAMED_MAX
+        ),
     }
 }
+
+/// How many groups a message names.
+const NAMED_MAX: usize = 8;
 
 /// What is asked of a queue by its settings and by its disks, who must agree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

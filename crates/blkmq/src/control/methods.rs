@@ -98,7 +98,7 @@ pub(super) static METHODS: &[Method] = &[
                 *document = Document::from_toml(&toml)?;
                 Ok(())
             };
-            steps(daemon.running.change(replace, dry_run))
+            edit(daemon, dry_run, replace)
         },
     ),
     change(
@@ -374,11 +374,11 @@ fn edit(
     dry_run: bool,
     edit: impl FnOnce(&mut Document) -> Result<()>,
 ) -> Result<Value, Failure> {
-    steps(daemon.running.change(edit, dry_run))
-}
-
-fn steps(done: Result<Vec<String>>) -> Result<Value, Failure> {
-    Ok(json!({"steps": done?}))
+    let steps = daemon.running.change(edit, dry_run)?;
+    if !dry_run {
+        steps.iter().for_each(|step| tracing::info!("change: {step}"));
+    }
+    Ok(json!({"steps": steps}))
 }
 
 /// Keys with their values as a configuration has them; null is none.
@@ -439,6 +439,9 @@ fn none(params: Value) -> Result<(), Failure> {
 
 fn of<T: DeserializeOwned>(params: Value) -> Result<T, Failure> {
     let params = if params.is_null() { json!({}) } else { params };
+    if !params.is_object() {
+        return Err(Failure::new(BAD_PARAMS, "params: must be an object, by names"));
+    }
     serde_json::from_value(params).map_err(|error| Failure::new(BAD_PARAMS, format!("params: {error}")))
 }
 

@@ -49,6 +49,10 @@ pub(super) fn parse(line: &[u8]) -> Result<Request, (Failure, Value)> {
     let value: Value = serde_json::from_slice(line)
         .map_err(|error| (Failure::new(NO_JSON, format!("no JSON: {error}")), Value::Null))?;
     let id = value.get("id").cloned().unwrap_or(Value::Null);
+    if !value.is_object() {
+        let what = "no request of JSON-RPC 2.0, one an object and a line; there are no batches";
+        return Err((Failure::new(NO_REQUEST, what), id));
+    }
     let request: Request = serde_json::from_value(value).map_err(|error| {
         let what = format!("no request of JSON-RPC 2.0, one an object and a line: {error}");
         (Failure::new(NO_REQUEST, what), id.clone())

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
 use blkmq_config::plan::settings::{self, Wish};
-use blkmq_config::{Config, Document, ExportSpec, Kind, live};
+use blkmq_config::{Config, Document, ExportSpec, Kind, live, tell};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, Common};
 use blkmq_export::front_door::{Offer, Served};
@@ -134,7 +134,8 @@ impl Running {
         let new = checked(&document)?;
         let changes = diff(&state.config, &new)?;
         self.check_queues(&new)?;
-        let texts = changes.iter().map(Change::to_string).collect();
+        let told = |change: &Change| tell(change, &state.document, &document);
+        let texts = changes.iter().map(told).collect();
         if dry_run {
             return Ok(texts);
         }
@@ -222,7 +223,6 @@ impl Running {
         let old = state.config.clone();
         for (done, change) in changes.iter().enumerate() {
             let Err(error) = self.make(state, change, &old, new) else {
-                tracing::info!("change: {change}");
                 continue;
             };
             let error = error.context(change.to_string());

@@ -5,7 +5,7 @@ mod dumps;
 mod mutated_lines;
 mod random_changes;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -363,7 +363,25 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         (&["set", "group", "/vm1", "weight=300"], 0, "set group /vm1"),
         (&["show", "group", "/vm1"], 0, "weight             300"),
         (&["set", "group", "/vm1", "weight=300"], 0, "nothing differs"),
-        (&["set", "group", "/vm1", "weight="], 0, "set group /vm1"),
+        (
+            &["set", "group", "/vm1", "weight="],
+            0,
+            "set group /vm1: weight 300 -> default",
+        ),
+        (&["set", "group", "/vm9", "weight=3"], 1, "no disk is in it"),
+        (&["add", "group", "/vm9", "weight=3"], 0, "set group /vm9"),
+        (&["set", "group", "/vm9", "weight=4"], 0, "weight 3 -> 4"),
+        (&["list", "groups"], 0, "-         /vm9       4"),
+        (
+            &[
+                "call",
+                "config.add",
+                r#"{"kind":"export","name":"x","keys":{"nbd":"unix:/y"}}"#,
+            ],
+            1,
+            "named by its address",
+        ),
+        (&["call", "config.get", "[]"], 1, "must be an object"),
         (
             &["set", "group", "/vm1", "weight=heavy"],
             1,
@@ -393,6 +411,30 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         let (found, said) = stage.ctl(words);
         assert!(found == code && said.contains(part), "{words:?}: {found}, {said}");
     }
+    stage.daemon.stop();
+}
+
+#[test]
+fn a_list_that_is_watched_is_printed_again_when_it_differs() {
+    let stage = Stage::new(&[]);
+    let socket = format!("unix:{}", stage.scratch.word("control.sock"));
+    let mut command = Command::new(program());
+    command.args(["ctl", "--socket", &socket, "watch", "disks", "0.1"]);
+    let mut watch = command
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(watch.stdout.take().expect("a pipe")).lines();
+    let mut until = |part: &str| lines.by_ref().any(|line| line.expect("text").starts_with(part));
+    assert!(until("name") && until("vm1"));
+    add(&mut stage.control(), "disk", "vm2", &json!({"ram": "1M"})).expect("a disk");
+    assert!(
+        until("name") && until("vm1") && until("vm2"),
+        "the whole list again"
+    );
+    watch.kill().expect("our own child");
+    watch.wait().expect("our own child");
+    assert_eq!(stage.ctl(&["watch", "disks", "0"]).0, 2);
     stage.daemon.stop();
 }
 

@@ -232,8 +232,10 @@ impl Connection {
 
     /// Names the connection for a message.
     fn name(&self) -> String {
-        let disk = self.disk.as_ref().map_or("no disk yet", |disk| &disk.name);
-        format!("connection of {} to {disk}", self.peer)
+        match &self.disk {
+            Some(disk) => format!("connection of {} to {}", self.peer, disk.name),
+            None => format!("connection of {}, with no disk yet", self.peer),
+        }
     }
 
     /// Takes note of what a poll says of the peer.
