@@ -321,7 +321,7 @@ fn built(place: &Place, mutant: Option<&str>) -> PathBuf {
 
 /// The chore under which cargo calls [`boot`].
 pub(crate) const BOOT: &str = "guest-boot";
-/// The chore that is [`load`] in a guest.
+/// The chore that is [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// What `cargo xtask guest NAME` runs.
 const TESTS: [&str; 8] = [

@@ -24,6 +24,9 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
         "the command alone",
         &mut cargo("check -p blkmq --no-default-features"),
     )?;
+    let mut documentation = cargo("doc --workspace --no-deps");
+    documentation.env("RUSTDOCFLAGS", "-D warnings");
+    steps.run("links in the documentation", &mut documentation)?;
     check_dependencies(steps)?;
     loom::run(steps, loom::Depth::Short)?;
     steps.run(

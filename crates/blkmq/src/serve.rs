@@ -49,6 +49,8 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     let (document, config) = configuration(args)?;
     // Before anything is opened, so that no signal finds the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("signals cannot be handled")?;
+    // A write beyond the limit of a file's size fails; by default the signal would end the daemon.
+    signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).context("signals cannot be handled")?;
     if args.check {
         return check(&config);
     }

@@ -1,5 +1,5 @@
 //! Decides how a running daemon's requests are traced: `blkmq trace` asks for it over the control socket, and writes what comes into
-//! files that `blkparse` reads. [`encode`] is the daemon's side.
+//! files that `blkparse` reads. `encode` is the daemon's side.
 
 pub(crate) mod encode;
 
@@ -124,18 +124,35 @@ fn is_for_later(error: &io::Error) -> bool {
 
 /// Where a trace goes: a file for each reactor, or one for all, the standard output.
 struct Files {
-    open: Vec<Box<dyn Write>>,
+    open: Vec<Output>,
     events: u64,
     dropped: u64,
 }
 
+/// A file, and how it is called.
+struct Output {
+    name: String,
+    file: File,
+}
+
+impl Output {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file
+            .write_all(bytes)
+            .with_context(|| format!("{} cannot be written", self.name))
+    }
+}
+
 impl Files {
     fn create(prefix: &Path, reactors: u32) -> Result<Self> {
-        let open: Vec<Box<dyn Write>> = match prefix == Path::new("-") {
+        let open: Vec<Output> = match prefix == Path::new("-") {
             // A duplicate of it, without the buffer of lines that the standard library has before it.
-            true => vec![Box::new(File::from(io::stdout().as_fd().try_clone_to_owned()?))],
+            true => vec![Output {
+                name: "the standard output".to_owned(),
+                file: File::from(io::stdout().as_fd().try_clone_to_owned()?),
+            }],
             false => (0..reactors)
-                .map(|number| Ok(Box::new(create(prefix, number)?) as Box<dyn Write>))
+                .map(|number| create(prefix, number))
                 .collect::<Result<_>>()?,
         };
         Ok(Self {
@@ -151,13 +168,13 @@ impl Files {
         while let Some((record, len)) = Record::parse(&bytes[end..])? {
             let its_file = (record.cpu as usize).min(self.open.len() - 1);
             if its_file != file {
-                self.open[file].write_all(&bytes[written..end])?;
+                self.open[file].write(&bytes[written..end])?;
                 (written, file) = (end, its_file);
             }
             end += len;
             self.count(&record);
         }
-        self.open[file].write_all(&bytes[written..end])?;
+        self.open[file].write(&bytes[written..end])?;
         Ok(end)
     }
 
@@ -172,10 +189,12 @@ impl Files {
     }
 }
 
-fn create(prefix: &Path, number: u32) -> Result<File> {
-    let mut name = prefix.as_os_str().to_owned();
-    name.push(format!(".blktrace.{number}"));
-    File::create(&name).with_context(|| format!("{} cannot be written", Path::new(&name).display()))
+fn create(prefix: &Path, number: u32) -> Result<Output> {
+    let mut path = prefix.as_os_str().to_owned();
+    path.push(format!(".blktrace.{number}"));
+    let name = Path::new(&path).display().to_string();
+    let file = File::create(&path).with_context(|| format!("{name} cannot be written"))?;
+    Ok(Output { name, file })
 }
 
 /// The standard output may be the trace.

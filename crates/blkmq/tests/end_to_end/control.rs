@@ -7,9 +7,11 @@ mod random_changes;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use blkmq::control::client::Client as Control;
@@ -414,16 +416,75 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
     stage.daemon.stop();
 }
 
+/// A process that ends with the test.
+struct Crowd(std::process::Child);
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_last_places_are_the_owners_whoever_else_may_read() {
+    if !rustix::process::geteuid().is_root() {
+        return blkmq_skip::skip("another user is needed, so root");
+    }
+    let scratch = Scratch::new();
+    std::fs::set_permissions(scratch.path("."), PermissionsExt::from_mode(0o755)).expect("our own");
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let text = format!(
+        "[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = {nbd:?}\n[control]\nsocket = \"unix:{}\"\nreaders = \"nogroup\"\n",
+        scratch.word("control.sock")
+    );
+    std::fs::write(scratch.path("a.toml"), text).expect("the file can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("a.toml")]);
+    // Somebody else may not come to where the program is.
+    let own = scratch.path("program");
+    std::fs::copy(program(), &own).expect("a copy");
+    let (nobody, its_group) = (65534, 65534);
+    let watch = || {
+        let mut command = Command::new(&own);
+        command.uid(nobody).gid(its_group).stdin(Stdio::null());
+        command.args([
+            "ctl",
+            "--socket",
+            &format!("unix:{}", scratch.word("control.sock")),
+        ]);
+        command.args(["watch", "disks", "3600"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        Crowd(child.expect("it runs"))
+    };
+    let mut crowd: Vec<Crowd> = (0..96).map(|_| watch()).collect();
+    for one in &mut crowd {
+        let mut first = [0; 4];
+        let out = one.0.stdout.as_mut().expect("a pipe");
+        out.read_exact(&mut first).expect("it is let in");
+        assert_eq!(&first, b"name");
+    }
+    let mut refused = String::new();
+    let mut one_more = watch();
+    let said = one_more.0.stderr.as_mut().expect("a pipe");
+    said.read_to_string(&mut refused).expect("text");
+    assert!(refused.contains("96 clients are connected already"), "{refused}");
+    for _ in 0..3 {
+        let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+        control
+            .call("daemon.version", &json!({}))
+            .expect("the owner is let in");
+    }
+    drop((crowd, one_more));
+    daemon.stop();
+}
+
 #[test]
 fn a_list_that_is_watched_is_printed_again_when_it_differs() {
     let stage = Stage::new(&[]);
     let socket = format!("unix:{}", stage.scratch.word("control.sock"));
     let mut command = Command::new(program());
     command.args(["ctl", "--socket", &socket, "watch", "disks", "0.1"]);
-    let mut watch = command
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("it runs");
+    let mut watch = command.stdout(Stdio::piped()).spawn().expect("it runs");
     let mut lines = BufReader::new(watch.stdout.take().expect("a pipe")).lines();
     let mut until = |part: &str| lines.by_ref().any(|line| line.expect("text").starts_with(part));
     assert!(until("name") && until("vm1"));

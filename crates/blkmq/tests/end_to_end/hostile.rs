@@ -9,9 +9,33 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::common::daemon::{program, serve_command};
 use crate::common::nbd::{Client, Command, OPT_GO, go_payload, greeted, option, request};
 use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
+
+#[test]
+fn a_limit_of_a_files_size_costs_the_requests_beyond_it_alone() {
+    let scratch = Scratch::new();
+    let disk = format!("name=vm1,file={}", scratch.image("vm1.raw", 8 * MIB));
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let mut command = std::process::Command::new("bash");
+    // In KiB.
+    command
+        .args(["-c", "ulimit -f 4096 && exec \"$0\" \"$@\""])
+        .arg(program());
+    command.args(serve_command(&["--disk", &disk, "--nbd", &nbd]).get_args());
+    let daemon = Daemon::spawn(command);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    client.write(0, &block(0, 1)).expect("within the limit");
+    let beyond = client
+        .write(6 * MIB, &block(1, 1))
+        .expect_err("beyond it")
+        .to_string();
+    assert!(beyond.contains("ENOSPC") || beyond.contains("28"), "{beyond}");
+    assert_eq!(client.read(0, BLOCK).expect("it is served on"), block(0, 1));
+    daemon.stop();
+}
 
 #[test]
 fn hostile_clients_do_not_disturb_a_good_one() {

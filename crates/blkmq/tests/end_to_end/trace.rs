@@ -343,3 +343,30 @@ fn a_trace_of_what_is_not_there_and_a_second_one_are_refused() {
     end(trace(&scratch, &["a"]));
     daemon.stop();
 }
+
+#[test]
+fn a_trace_that_finds_its_disk_full_says_which_file() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    for number in 0..2 {
+        let file = scratch.path(&format!("t.blktrace.{number}"));
+        std::os::unix::fs::symlink("/dev/full", file).expect("a link");
+    }
+    let mut command = Command::new(program());
+    command.args([
+        "trace",
+        "--socket",
+        &format!("unix:{}", scratch.word("control.sock")),
+    ]);
+    command.args(["--out", &scratch.word("t")]).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it runs");
+    while child.try_wait().expect("our own child").is_none() {
+        load(&scratch);
+    }
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(!output.status.success());
+    let name = format!("{}.blktrace.", scratch.word("t"));
+    assert!(said.contains(&name) && said.contains("No space left"), "{said}");
+    daemon.stop();
+}
