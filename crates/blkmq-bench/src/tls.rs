@@ -102,9 +102,10 @@ fn measure(server: &Server, rw: Pattern, (bs, depth): Size, plan: &Plan) -> Resu
         before: None,
     };
     let program = std::env::current_exe().context("finding this program")?;
-    let before = Usage::of(server.pid())?;
+    // nbdkit has threads for each connection, which end with it.
+    let before = Usage::of_with_ended_threads(server.pid())?;
     let sample = engine::before::measure(&program, &args, Kind::None, 1, depth, plan)?;
-    let used = Usage::of(server.pid())? - before;
+    let used = Usage::of_with_ended_threads(server.pid())? - before;
     // The client warms up before its window, and the server with it.
     let part = plan.window.as_secs_f64() / (plan.window + plan.warm_up).as_secs_f64();
     let of_window = |all: u64| (all as f64 * part) as u64;

@@ -38,8 +38,20 @@ impl Usage {
     /// # Errors
     /// If procfs is not there or looks unlike Linux's.
     pub fn of_ended_children() -> Result<Self> {
-        let stat = fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
-        let ticks = children_ticks(&stat).context("/proc/self/stat has no time of children")?;
+        Self::of_stat("/proc/self/stat", CHILDREN)
+    }
+
+    /// Reads the CPU time of process `pid`, of threads that have ended, too: in ticks of 10 ms, and without context switches.
+    ///
+    /// # Errors
+    /// If the process is gone or procfs is not readable.
+    pub fn of_with_ended_threads(pid: u32) -> Result<Self> {
+        Self::of_stat(&format!("/proc/{pid}/stat"), OWN)
+    }
+
+    fn of_stat(path: &str, field: usize) -> Result<Self> {
+        let stat = fs::read_to_string(path).with_context(|| format!("reading {path}"))?;
+        let ticks = ticks(&stat, field).with_context(|| format!("{path} has no such time"))?;
         Ok(Self {
             cpu_ns: ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1),
             switches: 0,
@@ -95,10 +107,15 @@ fn of_thread(task: &Path) -> Result<Usage> {
     })
 }
 
-/// User and system time of children that have ended: the 16th and 17th field, counted from behind the name, which may hold anything.
-fn children_ticks(stat: &str) -> Option<u64> {
+/// User and system time of the process, the 14th and 15th field of its line, and of its children that have ended, the 16th and 17th:
+/// counted from behind the name, which may hold anything.
+const OWN: usize = 11;
+const CHILDREN: usize = 13;
+
+/// The sum of a field and the next one.
+fn ticks(stat: &str, field: usize) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace().skip(13);
+    let mut fields = rest.split_whitespace().skip(field);
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;
     Some(user + system)
@@ -134,7 +151,7 @@ mod tests {
     #[test]
     fn the_time_of_children_stands_behind_any_name() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 1 2 3 4 10 11 200 30 20 0 1 0 99 1 1";
-        assert_eq!(children_ticks(stat), Some(230));
+        assert_eq!((ticks(stat, CHILDREN), ticks(stat, OWN)), (Some(230), Some(21)));
     }
 
     #[test]

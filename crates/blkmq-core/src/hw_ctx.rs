@@ -32,6 +32,8 @@ pub(crate) struct HwCtx {
     next_timeout: Option<Instant>,
     /// How far the look has come, and the earliest limit of what it let be.
     looked: (usize, Option<Instant>),
+    /// How many had been issued when that was asked last and differed, and when.
+    last_issued: (u64, Instant),
     /// How to wait for what is in flight.
     pub(crate) predictor: Predictor,
     /// What the driver was told, and what it said.
@@ -98,6 +100,7 @@ impl HwCtx {
             time_limit: limit,
             next_timeout: None,
             looked: (0, None),
+            last_issued: (0, Instant(0)),
             predictor: Predictor::new(depth),
             asked_to_poll: false,
             is_polled: false,
@@ -154,6 +157,15 @@ impl HwCtx {
             is_polled: self.is_polled,
         };
         self.predictor.verdict(setting, host, now)
+    }
+
+    /// Says whether requests are in flight of which the last was issued so long ago that none will end within a look. To be asked
+    /// at each wait.
+    pub(crate) fn is_still(&mut self, now: Instant) -> bool {
+        if self.last_issued.0 != self.issued {
+            self.last_issued = (self.issued, now);
+        }
+        self.in_flight > 0 && now.since(self.last_issued.1) > STILL
     }
 
     /// Learns how the reactor spent its time until `until`.
@@ -455,3 +467,7 @@ impl HwCtx {
         Outcome::PushedBack(hold)
     }
 }
+
+/// Requests that were issued longer ago will not end within a look, of some ten microseconds: whoever else is expected is looked for as if
+/// they were not there.
+const STILL: Nanos = Nanos::from_millis(1);

@@ -322,6 +322,14 @@ impl LocalQueue {
         self.hw.as_ref().map_or(0, |hw| hw.in_flight)
     }
 
+    /// Says whether an end of something of this reactor's may come at any moment: bios or requests are under way, and the drive has
+    /// not been silent for a while with all that it was given. To be asked at each wait.
+    #[inline]
+    pub fn expects_end(&mut self, now: Instant) -> bool {
+        let is_still = self.hw.as_mut().is_some_and(|hw| hw.is_still(now));
+        !is_still && (self.outstanding() > 0 || self.hctx_in_flight() > 0)
+    }
+
     /// How often this reactor entered the gate.
     pub fn gate_entered(&self) -> u64 {
         self.shard().events.gate_entered.get()

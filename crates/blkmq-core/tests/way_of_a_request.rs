@@ -608,3 +608,24 @@ fn a_driver_that_must_be_looked_at_after_polling_was_switched_off_is_until_it_sa
     bench.run_dry();
     assert_eq!(bench.ended(0), [(1, Status::Ok)]);
 }
+
+#[test]
+fn a_drive_that_has_been_silent_is_not_expected_to_end_something_at_any_moment() {
+    let mut bench = Bench::new(config(1));
+    let expects = |bench: &mut Bench, ms| {
+        let at = bench.now + Nanos::from_millis(ms);
+        bench.sides[0].local.expects_end(at)
+    };
+    assert!(!expects(&mut bench, 0), "nothing is under way");
+    bench.submit(0, bio(Op::Read, 0, 1, 1));
+    bench.unplug(0);
+    assert!(expects(&mut bench, 0));
+    assert!(!expects(&mut bench, 2), "two milliseconds later it still has it");
+    bench.submit(0, bio(Op::Read, 8, 1, 2));
+    bench.unplug(0);
+    assert!(expects(&mut bench, 2), "it has been given another");
+    assert!(!expects(&mut bench, 4));
+    bench.end_all(0, Status::Ok);
+    bench.run_until_idle();
+    assert!(!expects(&mut bench, 4));
+}

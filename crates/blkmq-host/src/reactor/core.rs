@@ -303,10 +303,13 @@ impl ReactorCore {
         self.ring.in_flight() > 1 + u32::from(self.is_beating)
     }
 
-    /// Says whether bios of this thread, or requests at its drivers, are under way.
-    pub(crate) fn has_io(&self) -> bool {
-        let under_way = |queue: &LocalQueue| queue.outstanding() > 0 || queue.hctx_in_flight() > 0;
-        self.queues.iter().any(under_way)
+    /// Says whether the end of a bio of this thread, or of a request at its drivers, is expected.
+    pub(crate) fn expects_io(&mut self) -> bool {
+        let (mut is_expected, now) = (false, self.now);
+        // All of them, for each takes note of the time.
+        self.queues
+            .for_each(|queue| is_expected |= queue.expects_end(now));
+        is_expected
     }
 
     /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says.

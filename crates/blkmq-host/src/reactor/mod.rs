@@ -145,7 +145,7 @@ impl Reactor {
     }
 
     fn wait(&mut self) {
-        let expected = if self.core.has_io() {
+        let expected = if self.core.expects_io() {
             Expected::Io
         } else if self.busy > 0 {
             Expected::Message
