@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use blkmq_core::time::{Instant, Nanos};
 
-/// The lines that one source may still write: [`LINES_MAX`] at once, and one more each [`LINE_EVERY`].
+/// The lines that one source may still write: `LINES_MAX` at once, and one more each `LINE_EVERY`.
 #[derive(Debug)]
 pub struct LogBudget {
     /// What the lines are about, for people.

@@ -46,7 +46,7 @@ pub struct Note {
     pub issued_at: Instant,
     /// When its end was seen.
     pub completed_at: Instant,
-    /// What the elevator left in [`Request::sched_data`].
+    /// What the elevator left in `Request::sched_data`.
     pub sched_data: u32,
     /// Its bios.
     pub bios: u32,

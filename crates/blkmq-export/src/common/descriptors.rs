@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 #[cfg(feature = "vhost-user")]
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
-/// Listens at a path. Who connects cannot send descriptors: not before [`allow`], if the system can tell (Linux 6.16).
+/// Listens at a path. Who connects cannot send descriptors: not before `allow`, if the system can tell (Linux 6.16).
 ///
 /// # Errors
 /// What the system says.

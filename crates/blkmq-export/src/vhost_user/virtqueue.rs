@@ -1,4 +1,4 @@
-//! Decides which of the two kinds of virtqueue is meant: `queue` serves both alike. [`super::ring`] and [`super::packed`] know the layouts.
+//! Decides which of the two kinds of virtqueue is meant: `queue` serves both alike. `ring` and `packed` know the layouts.
 
 use super::chain::Chain;
 use super::codec::RingAddresses;

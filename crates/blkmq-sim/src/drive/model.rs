@@ -11,7 +11,7 @@ use crate::rng::{Ppm, Rng};
 pub enum Model {
     /// Ends everything at once; with probability `inline` within the call that issues it.
     Null {
-        /// How often a command is done inside [`blkmq_core::driver::Driver::issue`].
+        /// How often a command is done inside [`blkmq_core::driver::HctxDriver::issue`].
         inline: Ppm,
     },
     /// Flash: `units` commands proceed at a time.

@@ -168,7 +168,11 @@ fn has_room(clients: &[Client]) -> bool {
 }
 
 fn accept_all(listener: &Listener, clients: &mut Vec<Client>) {
-    while has_room(clients) {
+    // So many at a time, so that those who are there go on between.
+    for _ in 0..CLIENTS_MAX {
+        if !has_room(clients) {
+            return;
+        }
         match listener.accept() {
             Ok(fd) => {
                 if clients.len() == CLIENTS_MAX {
