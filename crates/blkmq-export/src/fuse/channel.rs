@@ -142,7 +142,8 @@ impl Channel {
                 Err(Errno::AGAIN) => return self.rest(cx),
                 // A request that was taken back while it was read.
                 Err(Errno::INTR | Errno::NOENT) => {}
-                Err(Errno::NODEV) => return self.lose(),
+                // The second one where a request was taken in the moment of the unmount.
+                Err(Errno::NODEV | Errno::CONNABORTED) => return self.lose(),
                 Err(errno) => return self.break_off(cx, &errno),
             }
         }
