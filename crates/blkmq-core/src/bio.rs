@@ -25,6 +25,15 @@ pub enum Op {
 }
 
 impl Op {
+    /// All of them, in the order of their numbers.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Read,
+        Self::Write,
+        Self::Flush,
+        Self::Discard,
+        Self::WriteZeroes,
+    ];
+
     /// Says whether the operation changes the disk's content.
     pub const fn is_write(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
@@ -93,6 +102,8 @@ impl Flags {
     pub const NO_MERGE: Self = Self(16);
     /// Nobody waits for this write: write-back, a copy in the background. Schedulers let others go before it.
     pub const ASYNC: Self = Self(32);
+    /// All that a submitter may say, which is what a trace tells.
+    pub(crate) const TOLD: Self = Self(63);
     /// The engine's own: what is left of a bio that is being cut into parts.
     pub(crate) const REST: Self = Self(128);
 
@@ -182,6 +193,22 @@ pub enum Status {
 }
 
 impl Status {
+    /// All of them, in the order of their numbers.
+    pub(crate) const ALL: [Self; 12] = [
+        Self::Ok,
+        Self::Io,
+        Self::Medium,
+        Self::Transport,
+        Self::NoSpace,
+        Self::NotSupported,
+        Self::Invalid,
+        Self::ReadOnly,
+        Self::Timeout,
+        Self::NoMemory,
+        Self::Shutdown,
+        Self::Requeue,
+    ];
+
     /// Says whether all went well.
     pub const fn is_ok(self) -> bool {
         matches!(self, Self::Ok)

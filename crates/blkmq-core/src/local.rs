@@ -245,6 +245,9 @@ impl LocalQueue {
     /// What the driver says.
     pub fn refresh_disks(&mut self) -> Result<(), DisksError> {
         self.sw.refresh_disks(&self.queue);
+        if let Some(tracer) = &self.tracer {
+            tracer.renumbered();
+        }
         self.hw.as_mut().map_or(Ok(()), HwCtx::refresh_disks)
     }
 
@@ -252,6 +255,9 @@ impl LocalQueue {
     pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
         if let Some(hw) = &mut self.hw {
             hw.tracer.clone_from(&tracer);
+        }
+        if let Some(tracer) = &tracer {
+            tracer.renumbered();
         }
         self.tracer = tracer;
     }

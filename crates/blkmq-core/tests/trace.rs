@@ -4,6 +4,8 @@ mod common;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use blkmq_core::bio::{Bio, Op, Status};
 use blkmq_core::driver::Issued;
@@ -11,24 +13,48 @@ use blkmq_core::group::{CapKind, Caps, GroupTree, ROOT};
 use blkmq_core::queue::QueueConfig;
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_core::trace::{self, Event, Receiver, Step, Tracer};
+use blkmq_core::trace::{Event, NoEvent, Receiver, Sender, Step, Tracer};
+use blkmq_sync::shared_ring::{Memory, words_of};
 use common::{Bench, bio, config};
 
 use Step::{Completed, HeldBack, Inserted, Issued as Sent, Merged, Queued, Requeued};
 
-/// Has one side of a bench traced.
+/// Memory of this process alone.
+struct Words(Vec<AtomicU64>);
+
+impl Memory for Words {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+/// Has one side of a bench traced, with room for 64 events.
 fn trace(bench: &mut Bench, side: usize) -> Receiver {
-    let (sender, receiver) = trace::buffer(64);
-    let tracer = Tracer::new(Rc::new(RefCell::new(sender)), 7);
+    let words = (0..words_of(64)).map(|_| AtomicU64::new(0));
+    let memory = Arc::new(Words(words.collect()));
+    let tracer = Tracer::new(Rc::new(RefCell::new(Sender::new(memory.clone()))), 7);
     bench.sides[side].local.set_tracer(Some(tracer));
+    let mut receiver = Receiver::new(memory);
+    let first = drained(&mut receiver);
+    assert_eq!((first.len(), first[0].step), (1, Step::Renumbered));
     receiver
 }
 
-/// The steps, with the block and the number of blocks.
-fn steps(receiver: &mut Receiver) -> Vec<(Step, u64, u64)> {
+fn drained(receiver: &mut Receiver) -> Vec<Event> {
     let mut all = Vec::new();
-    receiver.drain(|event| all.push((event.step, event.offset / 4096, event.len / 4096)));
+    let keep = |event: Event| {
+        all.push(event);
+        Ok::<_, NoEvent>(())
+    };
+    receiver.drain(keep).expect("events");
     all
+}
+
+/// The steps, with the block and the number of blocks.
+fn steps(receiver: &mut Receiver) -> Vec<(Step, u64, u32)> {
+    let all = drained(receiver).into_iter();
+    all.map(|event| (event.step, event.offset / 4096, event.len / 4096))
+        .collect()
 }
 
 fn bench(elevator: Kind) -> Bench {
@@ -164,8 +190,7 @@ fn events_say_whose_they_are_and_those_without_room_are_counted() {
     send(&mut bench, [failing]);
     bench.end_all(0, Status::Medium);
     bench.run_until_idle();
-    let mut all: Vec<Event> = Vec::new();
-    events.drain(|event| all.push(event));
+    let all = drained(&mut events);
     let last = all.last().expect("three");
     assert_eq!((last.queue, last.disk.0, last.op), (7, 1, Op::Write));
     assert_eq!((last.step, last.status), (Completed, Status::Medium));
@@ -176,4 +201,18 @@ fn events_say_whose_they_are_and_those_without_room_are_counted() {
     }
     assert_eq!(steps(&mut events).len(), 64);
     assert_eq!((events.take_dropped(), events.take_dropped()), (3 * 40 - 64, 0));
+}
+
+#[test]
+fn disks_that_may_be_others_are_told_between_events() {
+    let mut bench = bench(Kind::None);
+    let mut events = trace(&mut bench, 0);
+    send(&mut bench, [bio(Op::Read, 1, 1, 1)]);
+    bench.run_dry();
+    bench.sides[0].local.refresh_disks().expect("the same disks");
+    send(&mut bench, [bio(Op::Read, 2, 1, 2)]);
+    bench.run_dry();
+    let all: Vec<Step> = steps(&mut events).into_iter().map(|(step, ..)| step).collect();
+    let way = [Queued, Sent, Completed];
+    assert_eq!(all, [&way[..], &[Step::Renumbered], &way[..]].concat());
 }

@@ -6,6 +6,7 @@
 //! | module | question it decides |
 //! |---|---|
 //! | [`spsc`] | how one thread hands items to one other thread |
+//! | [`shared_ring`] | how one thread hands records to another process |
 //! | [`mpsc`] | how many threads hand items to one (a mailbox) |
 //! | [`tag_bitmap`] | who owns which tag, and who waits for one |
 //! | [`wake_flag`] | whether a sleeping reactor must be woken |
@@ -36,6 +37,7 @@ mod padded;
 pub mod prefetch;
 mod published;
 pub mod run_work;
+pub mod shared_ring;
 pub mod spsc;
 pub mod tag_bitmap;
 pub mod wake_flag;

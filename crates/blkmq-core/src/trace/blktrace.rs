@@ -2,7 +2,7 @@
 //! `linux/blktrace_api.h`, version 7, in the byte order of the machine), so that `blkparse` and `btt` read it.
 
 use super::{Event, Step};
-use crate::bio::{Flags, Op, Status};
+use crate::bio::{Flags, Op};
 
 /// One record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,20 +30,19 @@ pub struct Record {
 }
 
 impl Record {
-    /// What a record says of an event; `sequence`, `pid`, `device` and `cpu` are still to be set.
-    pub fn of(event: &Event) -> Self {
-        Self {
+    /// What a record says of an event; `sequence`, `pid`, `device` and `cpu` are still to be set. None of one that happened to no
+    /// request.
+    pub fn of(event: &Event) -> Option<Self> {
+        let action = action(event.step)?;
+        Some(Self {
             time: event.at.0,
             sector: event.offset / SECTOR,
             // Discards can be longer than a record can say.
-            bytes: u32::try_from(event.len).unwrap_or(!511),
-            action: action(event.step) | kind(event.op, event.flags) << CATEGORIES,
-            error: match event.status {
-                Status::Ok => 0,
-                status => status.errno().unsigned_abs() as u16,
-            },
+            bytes: event.len & !511,
+            action: action | kind(event.op, event.flags) << CATEGORIES,
+            error: event.status.errno() as u16,
             ..Self::default()
-        }
+        })
     }
 
     /// A notice: of a process's name, or of a message.
@@ -59,11 +58,6 @@ impl Record {
     /// The categories that it is in.
     pub fn categories(&self) -> u32 {
         self.action >> CATEGORIES
-    }
-
-    /// Says whether it is a notice of this kind.
-    pub fn is_notice(&self, action: u32) -> bool {
-        self.action & 0xffff == action && self.categories() & NOTIFY != 0
     }
 
     /// Says whether it is an event of this kind.
@@ -150,7 +144,7 @@ pub fn device_text(device: u32) -> String {
     format!("{},{}", device >> MINOR_BITS, device & ((1 << MINOR_BITS) - 1))
 }
 
-fn action(step: Step) -> u32 {
+fn action(step: Step) -> Option<u32> {
     let (action, category) = match step {
         Step::Queued => (QUEUE, 1 << 4),
         Step::Merged => (MERGE, 1 << 4),
@@ -159,8 +153,9 @@ fn action(step: Step) -> u32 {
         Step::Requeued => (REQUEUE, 1 << 5),
         Step::Issued => (ISSUE, 1 << 6),
         Step::Completed => (COMPLETE, 1 << 7),
+        Step::Renumbered => return None,
     };
-    action | category << CATEGORIES
+    Some(action | category << CATEGORIES)
 }
 
 fn kind(op: Op, flags: Flags) -> u32 {
@@ -236,7 +231,7 @@ mod tests {
             time: 1 << 40,
             sector: 8,
             bytes: 4096,
-            action: action(Step::Issued) | READ << CATEGORIES,
+            action: action(Step::Issued).expect("an action") | READ << CATEGORIES,
             pid: 3,
             device: device(5),
             cpu: 1,

@@ -1,15 +1,14 @@
-//! Decides what is told of a request's way to whoever traces it: an [`Event`] for each step, into a buffer of the reactor that took the
-//! step. Filled by `local`, `hw_ctx` and `gate` where a [`Tracer`] is set; without one each of them looks for it once, for a batch where
-//! there are batches.
+//! Decides what is told of a request's way to whoever traces it: an [`Event`] for each step, in a ring of the reactor that took the
+//! step, which another process may read. Filled by `local`, `hw_ctx` and `gate` where a [`Tracer`] is set; without one each of them
+//! looks for it once, for a batch where there are batches.
 
 pub mod blktrace;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use blkmq_sync::spsc::{self, Consumer, Producer};
+use blkmq_sync::shared_ring::{Consumer, Memory, Producer, Record};
 
 use crate::bio::{Bio, Flags, Op, Status};
 use crate::ids::{DiskId, GroupId};
@@ -18,6 +17,7 @@ use crate::time::Instant;
 
 /// What happened to a request, or to a bio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum Step {
     /// A bio, or a part of one that was split, is in a request.
     Queued,
@@ -33,17 +33,32 @@ pub enum Step {
     Requeued,
     /// It has ended.
     Completed,
+    /// Nothing happened to a request: from here on a number of the event's queue may mean another disk, or another group.
+    Renumbered,
+}
+
+impl Step {
+    const ALL: [Self; 8] = [
+        Self::Queued,
+        Self::Merged,
+        Self::Inserted,
+        Self::HeldBack,
+        Self::Issued,
+        Self::Requeued,
+        Self::Completed,
+        Self::Renumbered,
+    ];
 }
 
 /// One step of one request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The time of the batch in which it happened.
     pub at: Instant,
     /// First byte on the disk.
     pub offset: u64,
-    /// Bytes.
-    pub len: u64,
+    /// Bytes; 4 GiB - 1 for that and more.
+    pub len: u32,
     /// What the tracer's maker calls the queue.
     pub queue: u16,
     /// The disk on that queue.
@@ -52,7 +67,7 @@ pub struct Event {
     pub group: GroupId,
     /// The operation.
     pub op: Op,
-    /// Its modifiers.
+    /// Its modifiers, those of [`Flags::TOLD`].
     pub flags: Flags,
     /// What happened.
     pub step: Step,
@@ -60,62 +75,130 @@ pub struct Event {
     pub status: Status,
 }
 
-/// Makes a buffer for the events of one reactor: at least so many.
-pub fn buffer(events_min: usize) -> (Sender, Receiver) {
-    let (producer, consumer) = spsc::ring(events_min);
-    let dropped = Arc::<AtomicU64>::default();
-    let sender = Sender {
-        events: producer,
-        dropped: Arc::clone(&dropped),
-    };
-    let receiver = Receiver {
-        events: consumer,
-        dropped,
-        seen: 0,
-    };
-    (sender, receiver)
+/// ```text
+/// word 0  at, nanoseconds
+/// word 1  offset
+/// word 2  len (32 bits), group (32)
+/// word 3  disk (32), queue (16), step (3), op (3), status (4), flags (6)
+/// ```
+impl Event {
+    #[inline(always)]
+    fn to_record(self) -> Record {
+        let small = (self.step as u64) << STEP | (self.op as u64) << OP | (self.status as u64) << STATUS;
+        let flags = u64::from(self.flags.0 & Flags::TOLD.0) << FLAGS;
+        [
+            self.at.0,
+            self.offset,
+            u64::from(self.len) | u64::from(self.group.0) << 32,
+            u64::from(self.disk.0) | u64::from(self.queue) << QUEUE | small | flags,
+        ]
+    }
+
+    /// None for what no event becomes.
+    fn from_record([at, offset, len_and_group, rest]: Record) -> Option<Self> {
+        let small = |shift: u32, bits: u32| (rest >> shift) as usize & ((1 << bits) - 1);
+        Some(Self {
+            at: Instant(at),
+            offset,
+            len: len_and_group as u32,
+            group: GroupId((len_and_group >> 32) as u32),
+            disk: DiskId(rest as u32),
+            queue: (rest >> QUEUE) as u16,
+            step: Step::ALL[small(STEP, 3)],
+            op: *Op::ALL.get(small(OP, 3))?,
+            status: *Status::ALL.get(small(STATUS, 4))?,
+            flags: Flags(small(FLAGS, 6) as u8),
+        })
+    }
 }
 
-/// The end of a buffer at which a reactor puts events in.
+const QUEUE: u32 = 32;
+const STEP: u32 = 48;
+const OP: u32 = 51;
+const STATUS: u32 = 54;
+const FLAGS: u32 = 58;
+
+/// The end of a ring at which a reactor puts events in.
 #[derive(Debug)]
-pub struct Sender {
-    events: Producer<Event>,
-    dropped: Arc<AtomicU64>,
+pub struct Sender(Producer);
+
+impl Sender {
+    /// Makes that end of the ring that the memory is ([`blkmq_sync::shared_ring::words_of`]). The other end is made with the same memory,
+    /// here or in another process.
+    ///
+    /// # Panics
+    /// If the memory has not the size of a ring.
+    pub fn new(memory: Arc<dyn Memory>) -> Self {
+        Self(Producer::new(memory))
+    }
 }
 
-/// The end at which they are taken out, on any thread.
+/// The end at which they are taken out, on any thread of any process that has the memory.
 #[derive(Debug)]
-pub struct Receiver {
-    events: Consumer<Event>,
-    dropped: Arc<AtomicU64>,
-    seen: u64,
-}
+pub struct Receiver(Consumer);
 
 impl Receiver {
+    /// Makes that end.
+    ///
+    /// # Panics
+    /// If the memory has not the size of a ring.
+    pub fn new(memory: Arc<dyn Memory>) -> Self {
+        Self(Consumer::new(memory))
+    }
+
     /// Hands over what has come, in the order of the events. Returns how many.
-    pub fn drain(&mut self, take: impl FnMut(Event)) -> usize {
-        self.events.drain(take)
+    ///
+    /// # Errors
+    /// What `take` says of one, or that something is none; what came with it is given up.
+    #[inline]
+    pub fn drain<E: From<NoEvent>>(
+        &mut self,
+        mut take: impl FnMut(Event) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        self.0
+            .drain(|record| take(Event::from_record(record).ok_or(NoEvent)?))
     }
 
     /// How many events found no room since this was asked last.
     pub fn take_dropped(&mut self) -> u64 {
-        // Relaxed: a count by itself.
-        let dropped = self.dropped.load(Ordering::Relaxed);
-        dropped - std::mem::replace(&mut self.seen, dropped)
+        self.0.take_dropped()
+    }
+
+    /// How many events there is room for.
+    pub fn capacity(&self) -> u64 {
+        self.0.capacity()
     }
 }
 
-/// What one reactor tells of one queue. All of a reactor's have the same buffer.
+/// Something that is no event of this version was where one should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoEvent;
+
+impl std::fmt::Display for NoEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("something in the trace is no event: who writes it is of another version")
+    }
+}
+
+impl std::error::Error for NoEvent {}
+
+/// What one reactor tells of one queue. All of a reactor's have the same ring.
 #[derive(Clone, Debug)]
 pub struct Tracer {
-    buffer: Rc<RefCell<Sender>>,
+    ring: Rc<RefCell<Sender>>,
     queue: u16,
 }
 
 impl Tracer {
-    /// Tells the events of a queue, which they call `queue`, to a buffer.
-    pub fn new(buffer: Rc<RefCell<Sender>>, queue: u16) -> Self {
-        Self { buffer, queue }
+    /// Tells the events of a queue, which they call `queue`, in a ring.
+    pub fn new(ring: Rc<RefCell<Sender>>, queue: u16) -> Self {
+        Self { ring, queue }
+    }
+
+    /// The queue's disks are others than before, or may be.
+    #[cold]
+    pub(crate) fn renumbered(&self) {
+        self.push(self.event(Step::Renumbered, &Bio::default(), Instant(0)));
     }
 
     /// Requests leave the plug, and go to the elevator or the caps if they are `inserted`.
@@ -166,7 +249,7 @@ impl Tracer {
     pub(crate) fn step(&self, step: Step, rq: &Request, now: Instant) {
         self.push(Event {
             offset: rq.offset(),
-            len: rq.len(),
+            len: told_len(rq.len()),
             ..self.event(step, &rq.bio, now)
         });
     }
@@ -177,7 +260,7 @@ impl Tracer {
     pub(crate) fn completed(&self, rq: &Request, status: Status, now: Instant) {
         self.push(Event {
             offset: rq.offset(),
-            len: rq.len(),
+            len: told_len(rq.len()),
             status,
             ..self.event(Step::Completed, &rq.bio, now)
         });
@@ -191,7 +274,7 @@ impl Tracer {
         Event {
             at: now,
             offset: bio.offset,
-            len: bio.len,
+            len: told_len(bio.len),
             queue: self.queue,
             disk: bio.disk,
             group: bio.group,
@@ -203,11 +286,49 @@ impl Tracer {
     }
 
     fn push(&self, event: Event) {
-        let mut buffer = self.buffer.borrow_mut();
-        if buffer.events.push(event).is_err() {
-            // Relaxed: a count by itself, which this thread alone changes.
-            let dropped = buffer.dropped.load(Ordering::Relaxed);
-            buffer.dropped.store(dropped + 1, Ordering::Relaxed);
+        self.ring.borrow_mut().0.push(event.to_record());
+    }
+}
+
+fn told_len(len: u64) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_step_operation_status_and_flag_is_told() {
+        for step in Step::ALL {
+            for op in Op::ALL {
+                for status in Status::ALL {
+                    let event = Event {
+                        at: Instant(u64::MAX),
+                        offset: 1 << 60,
+                        len: u32::MAX,
+                        queue: u16::MAX,
+                        disk: DiskId(u32::MAX),
+                        group: GroupId(u32::MAX),
+                        op,
+                        flags: Flags::TOLD,
+                        step,
+                        status,
+                    };
+                    assert_eq!(Event::from_record(event.to_record()), Some(event));
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_are_an_event_that_says_the_same_or_none(words in any::<[u64; 4]>()) {
+            if let Some(event) = Event::from_record(words) {
+                prop_assert_eq!(event.to_record(), words);
+            }
         }
     }
 }

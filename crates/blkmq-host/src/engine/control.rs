@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::reactor::shared::{QueueEntry, Shared};
 use crate::size_news::SizeNews;
 
-pub use self::trace::Trace;
+pub use self::trace::{Trace, receivers};
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
 #[derive(Clone)]

@@ -1,11 +1,15 @@
 //! Decides how a daemon is asked over its control socket: one request after the other, with a time limit.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IoSliceMut, Write};
+use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -48,39 +52,82 @@ impl Client {
     /// # Errors
     /// What the daemon says, or that it has gone.
     pub fn call(&mut self, method: &str, params: &Value) -> Result<Value> {
-        self.next += 1;
-        let request = json!({"jsonrpc": "2.0", "id": self.next, "method": method, "params": params});
-        let line = format!("{request}\n");
-        let sent = self.stream.get_mut().write_all(line.as_bytes());
+        let sent = self.send(method, params);
         loop {
             // Who is turned away is told why before it has said anything.
-            let mut answer = match (&sent, self.next_line()) {
+            let answer = match (&sent, self.next_line()) {
                 (_, Ok(answer)) => answer,
                 (Err(error), Err(_)) => {
                     bail!("the daemon has hung up, as it does when it has too many clients: {error}")
                 }
                 (Ok(()), Err(error)) => return Err(error),
             };
-            let id = answer.get("id");
-            let error = answer.pointer("/error/message").and_then(Value::as_str);
-            match error {
-                Some(message) if id == Some(&self.next.into()) || id == Some(&Value::Null) => {
-                    bail!("{message}")
-                }
-                // Something that was subscribed to.
-                _ if id != Some(&self.next.into()) => {}
-                _ => return Ok(answer["result"].take()),
+            if let Some(result) = self.result_of(answer)? {
+                return Ok(result);
             }
         }
     }
 
-    /// Gives up asking: what the connection carries from now on is no lines. A read of it waits for at most `wait`.
+    fn send(&mut self, method: &str, params: &Value) -> io::Result<()> {
+        self.next += 1;
+        let request = json!({"jsonrpc": "2.0", "id": self.next, "method": method, "params": params});
+        self.stream.get_mut().write_all(format!("{request}\n").as_bytes())
+    }
+
+    /// The result, if this is the answer to the latest request, and not something that was subscribed to.
+    fn result_of(&self, mut answer: Value) -> Result<Option<Value>> {
+        let id = answer.get("id");
+        let is_its = id == Some(&self.next.into());
+        match answer.pointer("/error/message").and_then(Value::as_str) {
+            Some(message) if is_its || id == Some(&Value::Null) => bail!("{message}"),
+            _ => Ok(is_its.then(|| answer["result"].take())),
+        }
+    }
+
+    /// Calls a method whose answer comes with a descriptor, as the first call of a connection.
     ///
     /// # Errors
-    /// If the time cannot be set.
-    pub fn into_stream(self, wait: Duration) -> Result<impl Read> {
-        self.stream.get_ref().set_read_timeout(Some(wait))?;
-        Ok(self.stream)
+    /// What the daemon says, that it has gone, or that there is no descriptor.
+    pub fn call_for_file(&mut self, method: &str, params: &Value) -> Result<(Value, File)> {
+        // What is read otherwise has lost its descriptor.
+        ensure!(self.stream.buffer().is_empty(), "an answer is still to be read");
+        self.send(method, params)?;
+        let (mut line, mut file) = (Vec::new(), None);
+        while !line.ends_with(b"\n") {
+            let mut piece = [0; 4096];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut into = [IoSliceMut::new(&mut piece)];
+            let came = recvmsg(
+                self.stream.get_ref(),
+                &mut into,
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+            .context("the daemon does not answer")?;
+            ensure!(came.bytes > 0, "the daemon has closed the connection");
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(mut files) = message {
+                    file = file.or(files.next().map(File::from));
+                }
+            }
+            line.extend_from_slice(&piece[..came.bytes]);
+        }
+        let answer = self.result_of(serde_json::from_slice(&line)?)?;
+        let answer = answer.context("the daemon answers something else")?;
+        Ok((
+            answer,
+            file.context("the daemon sends no descriptor; is it older than this program?")?,
+        ))
+    }
+
+    /// Says whether the daemon has closed the connection. Does not wait.
+    pub fn has_ended(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(
+            recv(self.stream.get_ref(), &mut [0; 1][..], flags),
+            Ok((_, 0)) | Err(Errno::CONNRESET)
+        )
     }
 
     /// Has the daemon send its statistics at once and after each interval.

@@ -1,6 +1,7 @@
 //! Decides what can be asked and changed: one entry of [`METHODS`] each. Every change goes through [`Running::change`], so it is
 //! checked whole, and done or not.
 
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -15,7 +16,7 @@ use super::protocol::{BAD_PARAMS, Failure, NOT_ALLOWED};
 use super::report;
 use super::server::Daemon;
 use super::statistics::Statistics;
-use crate::trace::encode::Stream;
+use crate::trace::recording::Recording;
 
 /// What somebody may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -220,7 +221,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     change(
         "trace.start",
-        "have this connection carry a trace in blktrace's format from the answer on: {disks}",
+        "trace requests from now on until this connection ends: {disks}; the answer comes with a descriptor of the events' memory",
         |session, params, daemon| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
@@ -229,15 +230,24 @@ pub(super) static METHODS: &[Method] = &[
                 disks: Vec<String>,
             }
             let Params { disks } = of(params)?;
-            let stream = Stream::start(daemon.running.control(), disks)?;
-            let devices: Map<String, Value> = stream
-                .devices()
-                .into_iter()
-                .map(|(disk, device)| (disk, device.into()))
-                .collect();
-            let reactors = stream.reactors();
-            session.stream = Some(stream);
-            Ok(json!({"devices": devices, "reactors": reactors}))
+            let recording = session
+                .recording
+                .insert(Recording::start(daemon.running.control(), disks)?);
+            session.sends_memory = true;
+            to_value(&recording.started())
+        },
+    ),
+    change(
+        "trace.names",
+        "which disks and groups the numbers in the events of this connection's trace mean now",
+        |session, params, _| {
+            none(params)?;
+            let recording = session.recording.as_ref();
+            to_value(
+                &recording
+                    .context("this connection traces nothing: call trace.start first")?
+                    .names(),
+            )
         },
     ),
     ask("unsubscribe", "not to be told any more", |session, params, _| {
@@ -304,8 +314,10 @@ pub(super) struct Session {
     access: Access,
     /// How often it is told the statistics, and when next.
     ticks: Option<(Duration, Instant)>,
-    /// What the connection carries from now on, instead of lines.
-    stream: Option<Stream>,
+    /// What it traces.
+    recording: Option<Recording>,
+    /// The next answer comes with a descriptor of its memory.
+    sends_memory: bool,
     /// The daemon is to shut down when the answer is on its way.
     drains: bool,
 }
@@ -315,7 +327,8 @@ impl Session {
         Self {
             access,
             ticks: None,
-            stream: None,
+            recording: None,
+            sends_memory: false,
             drains: false,
         }
     }
@@ -331,9 +344,10 @@ impl Session {
         (method.call)(self, params, daemon)
     }
 
-    /// What the connection carries from now on.
-    pub(super) fn take_stream(&mut self) -> Option<Stream> {
-        self.stream.take()
+    /// The descriptor that the next answer comes with.
+    pub(super) fn take_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        let is_sent = std::mem::take(&mut self.sends_memory);
+        self.recording.as_ref().filter(|_| is_sent).map(Recording::memory)
     }
 
     /// Whether it has asked for the daemon's end.

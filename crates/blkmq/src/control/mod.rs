@@ -24,8 +24,9 @@ use blkmq_export::common::Address;
 
 pub(crate) use server::{Daemon, Server};
 
-/// The version of the methods and of what they answer; a larger one has more, and everything that this one has.
-pub const API: u32 = 4;
+/// The version of the methods and of what they answer; a larger one has more, and everything that this one has, but for the
+/// methods of traces, which are for programs of the daemon's own version.
+pub const API: u32 = 5;
 
 /// Reads the address of a control socket; none for `none`.
 ///

@@ -1,8 +1,9 @@
 //! Decides who may use the control socket, and what one client costs: a thread of its own, a line of at most 1 MiB, and some seconds
 //! to take its answers. Who is too slow is hung up on; whatever a client does, others and the reactors do not notice.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send, sockopt};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg, sockopt};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
 
@@ -24,7 +25,6 @@ use crate::listen;
 use crate::log::Log;
 use crate::serve::running::Running;
 use crate::serve::upgrade::Earlier;
-use crate::trace::encode::Stream;
 
 /// A control socket that is served, until this is dropped.
 pub(crate) struct Server {
@@ -256,9 +256,6 @@ impl Client {
                 }
                 taken?;
             }
-            if let Some(stream) = session.take_stream() {
-                return self.carry(stream);
-            }
             if let Some(told) = session.tick(daemon) {
                 let line = protocol::notification("statistics", &told)?;
                 self.send(line.as_bytes())?;
@@ -266,24 +263,17 @@ impl Client {
         }
     }
 
-    /// Sends what is traced until the client says anything, or hangs up.
-    fn carry(self, mut stream: Stream) -> io::Result<()> {
-        let mut records = Vec::new();
-        let mut every = Duration::ZERO;
-        while !self.wait(Some(Instant::now() + every))? {
-            records.clear();
-            every = stream.take(&mut records);
-            self.send(&records)?;
-        }
-        Ok(())
+    /// Sends all of it, within the time that a client has for that.
+    fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        self.send_with(bytes, None)
     }
 
-    /// Sends all of it, within the time that a client has for that.
-    fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
+    /// The same, with a descriptor.
+    fn send_with(&self, mut bytes: &[u8], mut file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let end = Instant::now() + WRITE_MAX;
         while !bytes.is_empty() {
-            match send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(len) => bytes = &bytes[len..],
+            match self.send_some(bytes, file) {
+                Ok(len) => (bytes, file) = (&bytes[len..], None),
                 Err(Errno::AGAIN) if Instant::now() < end => {
                     self.wait_for(PollFlags::OUT, Some(end))?;
                 }
@@ -293,6 +283,18 @@ impl Client {
             }
         }
         Ok(())
+    }
+
+    fn send_some(&self, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> Result<usize, Errno> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let Some(file) = file else {
+            return send(&self.stream, bytes, flags);
+        };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file];
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, flags)
     }
 
     /// Waits for bytes, or until `tick`. Says whether there are some.
@@ -320,7 +322,7 @@ impl Client {
             if !line.is_empty()
                 && let Some(answer) = answer(line, daemon, session)
             {
-                self.send(answer.as_bytes())?;
+                self.send_with(answer.as_bytes(), session.take_descriptor())?;
             }
         }
         let taken = input.len() - rest.len();

@@ -1,156 +1,157 @@
-//! Decides how a daemon tells what it traces: each reactor's events as records of [`blkmq_core::trace::blktrace`], groups as processes
-//! with names, and as messages how many events found no room and which disks have come.
+//! Decides how events become the records that `blkparse` reads: disks are devices, groups are processes with names, and messages say
+//! how many events found no room and which disks have come.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use blkmq_core::ids::{DiskId, GroupId, ReactorId};
-use blkmq_core::trace::Event;
-use blkmq_core::trace::blktrace::{MESSAGE, NAME_BYTES, PROCESS, Record, device, device_text};
-use blkmq_host::control::{Control, Trace};
-use blkmq_host::disk::{Disk, MAPPED, QueueId};
+use anyhow::{Context, Result, ensure};
+use blkmq_core::ids::ReactorId;
+use blkmq_core::trace::blktrace::{MESSAGE, NAME_BYTES, PROCESS, Record};
+use blkmq_core::trace::{Event, Step};
 
-/// A trace on its way to a client.
-pub(crate) struct Stream {
-    trace: Trace,
-    encoder: Encoder,
-    /// How long it waits between looks into the buffers.
-    every: Duration,
-}
+use serde_json::json;
+
+use super::recording::{NamedGroup, Names};
+use crate::control::client::Client;
 
 /// What makes records of events.
-struct Encoder {
-    control: Control,
-    /// What is traced; everything if there is nothing in it.
-    wanted: Vec<String>,
-    /// The disks that there were when it was looked last.
-    disks: Arc<[Disk]>,
-    /// By queue and disk, as long as the disks stay the same: its number, if it is traced.
-    devices: Cache<DiskId, Option<u32>>,
-    /// By queue and group, as long as that: what stands for the group.
-    pids: Cache<GroupId, u32>,
+pub(super) struct Encoder {
+    /// Who is asked what numbers mean.
+    daemon: Client,
+    /// The numbers may mean something else by now.
+    is_stale: bool,
+    asked_at: Instant,
+    /// By queue and disk: its device, if it is traced.
+    devices: Cache<u32>,
+    /// By queue and group: what stands for the group.
+    pids: Cache<u32>,
+    /// Paths of groups that have no records yet, by queue and group.
+    paths: BTreeMap<(u16, u32), String>,
     /// By path: the same, for good.
-    groups: BTreeMap<String, u32>,
-    /// The numbers of disks whose names have been told.
-    named: BTreeSet<u32>,
+    known_groups: BTreeMap<String, u32>,
+    known_devices: BTreeSet<u32>,
+    /// Disks that have come since the start, by device.
+    come: BTreeMap<u32, String>,
     /// Of each reactor, the number of its latest record.
     sequences: Vec<u32>,
     /// When the latest event was.
     time: u64,
 }
 
-impl Stream {
-    /// Begins to trace these disks, or all.
+impl Encoder {
+    /// Asks for the first time.
     ///
     /// # Errors
-    /// If there is no such disk, it has no requests of its own, or somebody traces already.
-    pub(crate) fn start(control: Control, wanted: Vec<String>) -> Result<Self> {
-        let disks = control.disks();
-        for name in &wanted {
-            match disks.iter().find(|disk| disk.name == *name) {
-                None => bail!("disk {name}: there is no such disk"),
-                Some(disk) if disk.queue == MAPPED => {
-                    bail!("disk {name}: lies on others, and has no requests of its own; trace these")
-                }
-                Some(_) => {}
-            }
-        }
-        let trace = control.trace(EVENTS)?;
-        let sequences = vec![0; trace.reactors()];
-        let mut encoder = Encoder {
-            control,
-            wanted,
-            disks,
+    /// If the daemon does not answer.
+    pub(super) fn new(daemon: Client, reactors: usize) -> Result<Self> {
+        let mut encoder = Self {
+            daemon,
+            is_stale: false,
+            asked_at: Instant::now(),
             devices: Cache::default(),
             pids: Cache::default(),
-            groups: BTreeMap::new(),
-            named: BTreeSet::new(),
-            sequences,
+            paths: BTreeMap::new(),
+            known_groups: BTreeMap::new(),
+            known_devices: BTreeSet::new(),
+            come: BTreeMap::new(),
+            sequences: vec![0; reactors],
             time: 0,
         };
-        encoder.named = encoder.traced().map(|disk| disk.number).collect();
-        Ok(Self {
-            trace,
-            encoder,
-            every: EVERY_MIN,
-        })
+        encoder.look_again()?;
+        encoder.come.clear();
+        Ok(encoder)
     }
 
-    /// The numbers of the disks that are traced, as tools print them.
-    pub(crate) fn devices(&self) -> Vec<(String, String)> {
-        let traced = self.encoder.traced();
-        traced
-            .map(|disk| (disk.name.clone(), device_text(device(disk.number))))
-            .collect()
-    }
-
-    /// How many reactors tell something: the CPUs of the trace.
-    pub(crate) fn reactors(&self) -> usize {
-        self.trace.reactors()
-    }
-
-    /// Appends what has been told since the last call. Returns when to come again: when buffers are an eighth to a quarter full, so that
-    /// what they hold is still in a cache, and few wake-ups disturb those who serve.
-    pub(crate) fn take(&mut self, out: &mut Vec<u8>) -> Duration {
-        let Self {
-            trace,
-            encoder,
-            every,
-        } = self;
-        encoder.look_for_changes();
-        let count = trace.drain(|reactor, event| encoder.write_event(reactor, &event, out));
-        if count > EVENTS / 4 {
-            *every = (*every / 2).max(EVERY_MIN);
-        } else if count < EVENTS / 8 {
-            *every = (*every + EVERY_MIN).min(EVERY_MAX);
-        }
-        trace.take_dropped(|reactor, count| {
-            let message = Record::notice(MESSAGE, encoder.time, &format!("{DROPPED}{count}"));
-            encoder.write(reactor, message, out);
-        });
-        *every
-    }
-}
-
-impl Encoder {
-    fn write_event(&mut self, reactor: ReactorId, event: &Event, out: &mut Vec<u8>) {
-        self.time = event.at.0;
-        let Some(device) = self.device(reactor, event, out) else {
-            return;
+    /// Appends the record of an event, if it is one of a disk that is traced, and says whether it is.
+    ///
+    /// # Errors
+    /// If the daemon does not say what its numbers mean.
+    #[inline]
+    pub(super) fn event(&mut self, reactor: ReactorId, event: &Event, out: &mut Vec<u8>) -> Result<bool> {
+        let Some(mut record) = Record::of(event) else {
+            self.is_stale |= event.step == Step::Renumbered;
+            return Ok(false);
         };
-        let mut record = Record::of(event);
+        if self.is_stale && self.asked_at.elapsed() > ASK_AGAIN {
+            self.look_again()?;
+        }
+        self.time = record.time;
+        let (disk, group) = ((event.queue, event.disk.0), (event.queue, event.group.0));
+        let device = match self.devices.find(disk) {
+            Some(device) => Some(device),
+            None if self.is_stale => {
+                self.look_again()?;
+                self.devices.find(disk)
+            }
+            None => None,
+        };
+        let Some(device) = device else { return Ok(false) };
         record.device = device;
-        record.pid = match self.pids.find(event.queue, event.group) {
+        if let Some(name) = self.come.remove(&device) {
+            super::say_device(device, &name);
+            self.message(reactor, device, &format!("{DISK}{name}"), out);
+        }
+        record.pid = match self.pids.find(group) {
             Some(pid) => pid,
-            None => self.introduce(reactor, event, device, out),
+            None => self.introduce(reactor, group, device, out),
         };
         self.write(reactor, record, out);
+        Ok(true)
     }
 
-    /// Places on a queue are given to others when disks and groups go. What happened to the disk that had one within some milliseconds of
-    /// that is told of the one that has it now.
-    fn look_for_changes(&mut self) {
-        let disks = self.control.disks();
-        if !Arc::ptr_eq(&disks, &self.disks) {
-            self.disks = disks;
-            self.devices = Cache::default();
-            self.pids = Cache::default();
+    /// Looks whether the daemon is there.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub(super) fn check(&self) -> Result<()> {
+        ensure!(
+            !self.daemon.has_ended(),
+            "the daemon has ended the trace: it has stopped; events are missing"
+        );
+        Ok(())
+    }
+
+    /// Appends that so many events found no room.
+    pub(super) fn dropped(&mut self, reactor: ReactorId, count: u64, out: &mut Vec<u8>) {
+        self.message(reactor, 0, &format!("{DROPPED}{count}"), out);
+    }
+
+    fn message(&mut self, reactor: ReactorId, device: u32, text: &str, out: &mut Vec<u8>) {
+        let mut message = Record::notice(MESSAGE, self.time, text);
+        message.device = device;
+        self.write(reactor, message, out);
+    }
+
+    fn look_again(&mut self) -> Result<()> {
+        // What is changed while it is asked is told by a later event.
+        self.is_stale = false;
+        let names = self.daemon.call("trace.names", &json!({}))?;
+        let names: Names = serde_json::from_value(names).context(super::OTHER_VERSION)?;
+        self.asked_at = Instant::now();
+        self.devices = Cache::default();
+        self.pids = Cache::default();
+        for disk in names.disks {
+            self.devices.keep((disk.queue, disk.id), disk.device);
+            if self.known_devices.insert(disk.device) {
+                self.come.insert(disk.device, disk.name);
+            }
         }
+        let path = |group: NamedGroup| ((group.queue, group.id), group.path);
+        self.paths = names.groups.into_iter().map(path).collect();
+        Ok(())
     }
 
-    /// Finds the number of a group; says its name when it has none yet.
-    fn introduce(&mut self, reactor: ReactorId, event: &Event, device: u32, out: &mut Vec<u8>) -> u32 {
-        let path = self.control.group_path(QueueId(event.queue), event.group);
+    /// Finds what stands for a group; says the group's name where nothing does yet.
+    fn introduce(&mut self, reactor: ReactorId, group: (u16, u32), device: u32, out: &mut Vec<u8>) -> u32 {
+        let path = self.paths.get(&group).cloned();
         let path = path.unwrap_or_else(|| "removed".to_owned());
-        let next = self.groups.len() as u32 + 1;
-        let pid = *self.groups.entry(path.clone()).or_insert(next);
-        self.pids.keep(event.queue, event.group, pid);
+        let next = self.known_groups.len() as u32 + 1;
+        let pid = *self.known_groups.entry(path.clone()).or_insert(next);
+        self.pids.keep(group, pid);
         if pid != next {
             return pid;
         }
-        let mut name = Record::notice(PROCESS, event.at.0, end_of(&path));
+        let mut name = Record::notice(PROCESS, self.time, end_of(&path));
         name.text.resize(NAME_BYTES, 0);
         (name.pid, name.device) = (pid, device);
         self.write(reactor, name, out);
@@ -164,58 +165,18 @@ impl Encoder {
         record.cpu = u32::from(reactor.0);
         record.write(out);
     }
-
-    /// The number of an event's disk, if it is traced; says the name of one that has come since the start.
-    fn device(&mut self, reactor: ReactorId, event: &Event, out: &mut Vec<u8>) -> Option<u32> {
-        if let Some(known) = self.devices.find(event.queue, event.disk) {
-            return known;
-        }
-        let is_it = |one: &&Disk| one.queue.0 == event.queue && one.id == event.disk;
-        let found = self
-            .traced()
-            .find(is_it)
-            .map(|disk| (disk.number, disk.name.clone()));
-        let number = found.as_ref().map(|(number, _)| device(*number));
-        self.devices.keep(event.queue, event.disk, number);
-        if let Some((disk, name)) = found
-            && self.named.insert(disk)
-        {
-            let mut told = Record::notice(MESSAGE, event.at.0, &format!("{DISK}{name}"));
-            told.device = device(disk);
-            self.write(reactor, told, out);
-        }
-        number
-    }
-
-    /// The disks that are traced.
-    fn traced(&self) -> impl Iterator<Item = &Disk> {
-        let traced = self.disks.iter().filter(|disk| disk.queue != MAPPED);
-        traced.filter(|disk| self.is_wanted(&disk.name))
-    }
-
-    fn is_wanted(&self, disk: &str) -> bool {
-        self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == disk)
-    }
 }
 
-/// What is known of a queue's disks, or groups. The latest is found at once: many events of one follow each other.
-struct Cache<K, V> {
-    all: BTreeMap<(u16, K), V>,
-    latest: Option<((u16, K), V)>,
+/// What is known of queues' disks, or groups. The latest is found at once: many events of one follow each other.
+#[derive(Default)]
+struct Cache<V> {
+    all: BTreeMap<(u16, u32), V>,
+    latest: Option<((u16, u32), V)>,
 }
 
-impl<K, V> Default for Cache<K, V> {
-    fn default() -> Self {
-        Self {
-            all: BTreeMap::new(),
-            latest: None,
-        }
-    }
-}
-
-impl<K: Copy + Ord, V: Copy> Cache<K, V> {
-    fn find(&mut self, queue: u16, key: K) -> Option<V> {
-        let at = (queue, key);
+impl<V: Copy> Cache<V> {
+    #[inline]
+    fn find(&mut self, at: (u16, u32)) -> Option<V> {
         if let Some((latest, value)) = self.latest
             && latest == at
         {
@@ -226,8 +187,8 @@ impl<K: Copy + Ord, V: Copy> Cache<K, V> {
         Some(found)
     }
 
-    fn keep(&mut self, queue: u16, key: K, value: V) {
-        self.all.insert((queue, key), value);
+    fn keep(&mut self, at: (u16, u32), value: V) {
+        self.all.insert(at, value);
     }
 }
 
@@ -240,23 +201,7 @@ fn end_of(path: &str) -> &str {
     &path[start..]
 }
 
-/// Which disk a message says that a device is.
-pub(super) fn disk(message: &[u8]) -> Option<&str> {
-    std::str::from_utf8(message).ok()?.strip_prefix(DISK)
-}
-
-/// How many events a message says that were dropped.
-pub(super) fn dropped(message: &[u8]) -> u64 {
-    let text = std::str::from_utf8(message).unwrap_or_default();
-    text.strip_prefix(DROPPED)
-        .and_then(|count| count.parse().ok())
-        .unwrap_or(0)
-}
-
 const DROPPED: &str = "blkmq dropped ";
 const DISK: &str = "blkmq disk ";
-/// Events that a reactor has room for: 5 ms of a million requests a second. More of them are not in its cache when it comes round.
-const EVENTS: usize = 1 << 14;
-const EVERY_MIN: Duration = Duration::from_millis(1);
-/// Then the buffers have room for a burst of a million requests a second.
-const EVERY_MAX: Duration = Duration::from_millis(5);
+/// How soon after a question the next one is asked because numbers may mean something else: many disks may come at once.
+const ASK_AGAIN: Duration = Duration::from_millis(5);

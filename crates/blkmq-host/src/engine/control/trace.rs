@@ -1,11 +1,16 @@
-//! Decides how the steps of requests are traced: each reactor tells all of its queues' into a buffer of its own, which whoever asked for
-//! the trace empties. Threads of library users tell nothing.
+//! Decides how the steps of requests are traced: each reactor tells all of its queues' in a ring of its own, which whoever has the
+//! memory of the trace empties, here or in another process. Threads of library users tell nothing.
 
+mod memory;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blkmq_core::ids::ReactorId;
-use blkmq_core::trace::{self, Event, Receiver};
+use blkmq_core::trace::{Receiver, Sender};
 
 use super::Control;
 use crate::error::Error;
@@ -15,54 +20,59 @@ use crate::reactor::shared::{Order, Shared};
 /// A trace that is being taken, until this is dropped.
 pub struct Trace {
     shared: Arc<Shared>,
-    receivers: Vec<(ReactorId, Receiver)>,
+    memory: File,
 }
 
 impl Control {
-    /// Has the steps of all requests told from now on. Each reactor has room for at least `events_min` (48 bytes each), and drops what it
-    /// has no room for; so empty it often, by [`Trace::drain`]. For any thread but a reactor's.
+    /// Has the steps of all requests told from now on, each reactor's in a ring of its own in [`Trace::memory`]. A reactor drops, and
+    /// counts there, what it has no room for. For any thread but a reactor's.
     ///
     /// # Errors
-    /// If somebody takes a trace already.
-    pub fn trace(&self, events_min: usize) -> Result<Trace, Error> {
+    /// If somebody takes a trace already, or there is no memory.
+    pub fn trace(&self) -> Result<Trace, Error> {
+        let made = memory::make(self.shared.inboxes.len());
+        let (memory, rings) = made.map_err(|source| Error::Os {
+            what: "memory for a trace".to_owned(),
+            source,
+        })?;
         // Relaxed: whoever has it set has nothing to see of the one before.
         if self.shared.is_traced.swap(true, Ordering::Relaxed) {
             return Err(Error::Busy("a trace is being taken already".to_owned()));
         }
-        let mut trace = Trace {
+        let trace = Trace {
             shared: Arc::clone(&self.shared),
-            receivers: Vec::new(),
+            memory,
         };
-        for id in (0..self.shared.inboxes.len() as u16).map(ReactorId) {
-            let (sender, receiver) = trace::buffer(events_min);
-            trace.receivers.push((id, receiver));
+        for (id, ring) in trace.ids().zip(rings) {
+            let sender = Sender::new(ring);
             trace.change(id, move |core| core.set_trace(Some(sender)));
         }
         Ok(trace)
     }
 }
 
+/// Finds what the reactors tell, in [`Trace::memory`] of an engine in this process or another one.
+///
+/// # Errors
+/// If it is no such memory, or cannot be mapped.
+pub fn receivers(memory: &File, reactors: usize) -> io::Result<Vec<Receiver>> {
+    let rings = memory::map(memory, reactors)?;
+    Ok(rings.into_iter().map(Receiver::new).collect())
+}
+
 impl Trace {
     /// How many reactors tell something.
     pub fn reactors(&self) -> usize {
-        self.receivers.len()
+        self.shared.inboxes.len()
     }
 
-    /// Hands over what reactors have told, in the order of each reactor's events. Returns how many events that were.
-    pub fn drain(&mut self, mut take: impl FnMut(ReactorId, Event)) -> usize {
-        let each = self.receivers.iter_mut();
-        each.map(|(id, receiver)| receiver.drain(|event| take(*id, event)))
-            .sum()
+    /// What gives [`receivers`] access to what is told.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
     }
 
-    /// Hands over how many events found no room since this was asked last, of each reactor that had any.
-    pub fn take_dropped(&mut self, mut take: impl FnMut(ReactorId, u64)) {
-        for (id, receiver) in &mut self.receivers {
-            match receiver.take_dropped() {
-                0 => {}
-                dropped => take(*id, dropped),
-            }
-        }
+    fn ids(&self) -> impl Iterator<Item = ReactorId> + use<> {
+        (0..self.reactors() as u16).map(ReactorId)
     }
 
     fn change(&self, reactor: ReactorId, change: impl FnOnce(&mut ReactorCore) + Send + 'static) {
@@ -72,8 +82,8 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        for (id, _) in &self.receivers {
-            self.change(*id, |core| core.set_trace(None));
+        for id in self.ids() {
+            self.change(id, |core| core.set_trace(None));
         }
         // A reactor that has not taken that order yet takes the next trace's behind it.
         self.shared.is_traced.store(false, Ordering::Relaxed);

@@ -1,0 +1,161 @@
+//! Decides how records get into a file: past the page cache where the file allows that, since copies into it would cost more than all
+//! else that is done for a trace.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+
+/// A file, or the standard output, and what is still to be written there.
+pub(super) struct Output {
+    name: String,
+    file: File,
+    /// Whether writes go past the page cache, and so must be whole pages in memory and in the file.
+    is_direct: bool,
+    /// What is to be written, behind `start` bytes that let it begin at a page. It never grows beyond its first allocation.
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Output {
+    /// A new file.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let file = File::create(path).with_context(|| format!("{name} cannot be written"))?;
+        let is_direct = file.metadata()?.is_file() && set_direct(&file, true).is_ok();
+        Ok(Self::new(name, file, is_direct))
+    }
+
+    /// The standard output: a duplicate of it, without the buffer of lines that the standard library has before it.
+    ///
+    /// # Errors
+    /// If it is closed.
+    pub(super) fn stdout() -> Result<Self> {
+        let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+        Ok(Self::new("the standard output".to_owned(), file, false))
+    }
+
+    fn new(name: String, file: File, is_direct: bool) -> Self {
+        let mut bytes: Vec<u8> = Vec::with_capacity(FULL_BYTES + ROOM_BYTES + PAGE_BYTES);
+        let start = bytes.as_ptr().align_offset(PAGE_BYTES);
+        bytes.resize(start, 0);
+        Self {
+            name,
+            file,
+            is_direct,
+            bytes,
+            start,
+        }
+    }
+
+    /// Where the next few records are appended: at most as many as [`ROOM_BYTES`] hold, then [`Self::write_if_full`] is called.
+    #[inline]
+    pub(super) fn room(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// Writes if there is enough to be worth a call.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    #[inline]
+    pub(super) fn write_if_full(&mut self) -> Result<()> {
+        debug_assert!(
+            self.bytes.len() <= self.start + FULL_BYTES + ROOM_BYTES,
+            "too many records"
+        );
+        match self.bytes.len() >= self.start + FULL_BYTES {
+            true => self.write(FULL_BYTES),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes what others should see soon: all of it, but for a part of a page that cannot be written past the page cache.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn show(&mut self) -> Result<()> {
+        match self.is_direct {
+            true => Ok(()),
+            false => self.write(self.bytes.len() - self.start),
+        }
+    }
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        self.be_buffered()?;
+        self.show()
+    }
+
+    #[cold]
+    fn write(&mut self, len: usize) -> Result<()> {
+        let is_refused = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::INVAL);
+        let (start, end) = (self.start, self.start + len);
+        let mut written = self.file.write_all(&self.bytes[start..end]);
+        if self.is_direct && written.as_ref().is_err_and(is_refused) {
+            // Some filesystems say only now that they cannot.
+            self.be_buffered()?;
+            written = self.file.write_all(&self.bytes[start..end]);
+        }
+        written.with_context(|| format!("{} cannot be written", self.name))?;
+        self.bytes.copy_within(end.., start);
+        self.bytes.truncate(self.bytes.len() - len);
+        Ok(())
+    }
+
+    fn be_buffered(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.is_direct) {
+            set_direct(&self.file, false).with_context(|| format!("{} cannot be written", self.name))?;
+        }
+        Ok(())
+    }
+}
+
+fn set_direct(file: &File, is_direct: bool) -> rustix::io::Result<()> {
+    let mut flags = fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, is_direct);
+    fcntl_setfl(file, flags)
+}
+
+/// Bytes that are written at once: whole pages.
+const FULL_BYTES: usize = 256 << 10;
+/// Room for the records of one event, and for notices before it.
+pub(super) const ROOM_BYTES: usize = 16 << 10;
+/// What memory and length of direct writes are multiples of, on every filesystem that is known.
+const PAGE_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_all_that_was_appended_whatever_its_length() {
+        let path = std::env::temp_dir().join(format!("blkmq-output-{}", std::process::id()));
+        for records in [0, 1, 5461, 5462, 20_000] {
+            let mut output = Output::create(&path).expect("a file");
+            let mut expected = Vec::new();
+            for number in 0..records {
+                let record = [number as u8; 48];
+                expected.extend_from_slice(&record);
+                output.room().extend_from_slice(&record);
+                output.write_if_full().expect("it is written");
+            }
+            output.finish().expect("it is written");
+            assert!(
+                std::fs::read(&path).expect("it is there") == expected,
+                "{records} records"
+            );
+        }
+        std::fs::remove_file(&path).expect("it is there");
+    }
+}
