@@ -95,7 +95,7 @@ impl Lowers {
         }
     }
 
-    /// Says what has ended.
+    /// Returns what has ended.
     pub(super) fn reap(&mut self, mut ended: impl FnMut(HctxId, Done)) {
         if self.paths.values().all(|lower| lower.in_flight == 0) {
             return;

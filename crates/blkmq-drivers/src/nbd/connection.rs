@@ -100,7 +100,7 @@ impl Connection {
         self.wire.fd()
     }
 
-    /// Says whether something waits to be sent.
+    /// Returns whether something waits to be sent.
     pub(super) fn has_unsent(&self) -> bool {
         !self.outgoing.is_empty() || self.wire.has_unsent()
     }
@@ -199,7 +199,7 @@ impl Connection {
         }
     }
 
-    /// Receives and carries out replies that are there. What has ended is in `slots.ended`. Says whether there may be more:
+    /// Receives and carries out replies that are there. What has ended is in `slots.ended`. Returns whether there may be more:
     /// what has ended should not wait for them, since others can be sent in its place.
     ///
     /// # Errors

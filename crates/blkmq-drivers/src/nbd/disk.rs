@@ -93,7 +93,7 @@ impl NbdDisk {
         self.shape.block
     }
 
-    /// Says whether changes are refused, there or here.
+    /// Returns whether changes are refused, there or here.
     pub fn is_read_only(&self) -> bool {
         self.config.read_only || self.shape.can(TransmissionFlags::READ_ONLY)
     }
@@ -165,7 +165,7 @@ impl Shape {
         })
     }
 
-    /// Says whether the server offers something.
+    /// Returns whether the server offers something.
     pub(super) fn can(&self, flag: TransmissionFlags) -> bool {
         self.flags.contains(flag)
     }

@@ -76,14 +76,14 @@ impl Fences {
         self.changed(&mut state);
     }
 
-    /// Says whether any session is to be fenced.
+    /// Returns whether any session is to be fenced.
     #[inline]
     pub(super) fn is_any(&self) -> bool {
         // Acquire: pairs with the Release in `changed`, which comes before the requests of the lost session go elsewhere.
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// Says whether a change of a range has to wait before it is sent to this instance of a server.
+    /// Returns whether a change of a range has to wait before it is sent to this instance of a server.
     #[cold]
     pub(super) fn holds(&self, instance: u64, (offset, len): Range) -> bool {
         let state = self.lock();

@@ -161,7 +161,7 @@ impl NbdHctx {
         self.batch
     }
 
-    /// Says whether requests wait for a connection, rather than fail.
+    /// Returns whether requests wait for a connection, rather than fail.
     fn holds(&self) -> bool {
         let Some(since) = self.down_since else {
             return true;

@@ -94,7 +94,7 @@ impl Ledger {
         self.flushed(self.flush_sent());
     }
 
-    /// A session has been made with the server at a place. Says whether writes may have been lost between the ones before and
+    /// A session has been made with the server at a place. Returns whether writes may have been lost between the ones before and
     /// this one.
     pub(super) fn session_made(&self, place: u64, instance: Option<u64>) -> bool {
         let mut sessions = self.sessions();
@@ -130,7 +130,7 @@ impl Ledger {
         sessions.count = sessions.count.saturating_sub(1);
     }
 
-    /// Says whether there are writes that no flush has covered.
+    /// Returns whether there are writes that no flush has covered.
     pub(super) fn is_dirty(&self) -> bool {
         let durable = self.durable.load(Ordering::SeqCst);
         self.dirty
@@ -157,7 +157,7 @@ impl Ledger {
 }
 
 impl Sessions {
-    /// Another instance of a server is where one was: wherever that one was, it is now. Says whether this is so: not if the other
+    /// Another instance of a server is where one was: wherever that one was, it is now. Returns whether this is so: not if the other
     /// one was replaced before, and this is a late word of it.
     fn replace(&mut self, gone: u64, now: Option<u64>) -> bool {
         if now.is_some_and(|now| self.gone.contains(&now)) {

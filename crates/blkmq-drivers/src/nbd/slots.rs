@@ -97,12 +97,12 @@ impl Slot {
         if self.op == Op::Write { self.len } else { 0 }
     }
 
-    /// Says whether it leaves something behind that only a flush makes durable.
+    /// Returns whether it leaves something behind that only a flush makes durable.
     pub(super) fn leaves_dirt(&self) -> bool {
         self.op.is_write() && !self.flags.has(Flags::FUA)
     }
 
-    /// Says whether the server was asked to make it durable before it answers.
+    /// Returns whether the server was asked to make it durable before it answers.
     pub(super) fn is_forced(&self) -> bool {
         self.op.is_write() && self.flags.has(Flags::FUA)
     }
@@ -253,7 +253,7 @@ impl Slots {
         (0..).zip(&self.slots)
     }
 
-    /// Says whether what is read for a slot has a place to go.
+    /// Returns whether what is read for a slot has a place to go.
     #[inline]
     pub(super) fn has_memory(&self, number: u32) -> bool {
         self.get(number).memory != Memory::None

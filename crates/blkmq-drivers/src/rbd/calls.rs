@@ -37,7 +37,7 @@ pub(super) fn drop_aside<T: Send + 'static>(value: T) {
     }
 }
 
-/// Waits until nothing is being closed, at most `limit`. Says whether it is so.
+/// Waits until nothing is being closed, at most `limit`. Returns whether it is so.
 pub(super) fn wait_for_closings(limit: Duration) -> bool {
     CLOSINGS.wait_for_none(limit)
 }
@@ -69,7 +69,7 @@ impl Calls {
         self.changed.notify_all();
     }
 
-    /// Waits until there is none, at most `limit`. Says whether it is so.
+    /// Waits until there is none, at most `limit`. Returns whether it is so.
     pub(super) fn wait_for_none(&self, limit: Duration) -> bool {
         self.lock_when_none(limit).is_some()
     }

@@ -103,7 +103,7 @@ impl RbdConfig {
         Ok(())
     }
 
-    /// Says whether the disk cannot be written, as far as its keys tell.
+    /// Returns whether the disk cannot be written, as far as its keys tell.
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only || self.image.snapshot.is_some()
     }

@@ -263,7 +263,7 @@ impl Drop for Image {
     }
 }
 
-/// Lets go of an image. Who is the last closes it, on a thread of its own: this may be a reactor.
+/// Releases an image. Who is the last closes it, on a thread of its own: this may be a reactor.
 fn close(raw: Arc<RawImage>) {
     if let Some(raw) = Arc::into_inner(raw) {
         calls::drop_aside(raw);
@@ -286,7 +286,7 @@ impl Map {
         }
     }
 
-    /// Takes note of bytes that are stored. Says whether there is room for more.
+    /// Records bytes that are stored. Returns whether there is room for more.
     fn add_stored(&mut self, offset: u64, len: u64, end: u64) -> bool {
         let (from, to) = (
             offset.clamp(self.at, end),

@@ -81,7 +81,7 @@ impl Mailbox {
         self.is_told.swap(false, Ordering::AcqRel);
     }
 
-    /// Says whether the reactor looks by itself, so that nobody need tell it. It must look once afterwards.
+    /// Returns whether the reactor looks by itself, so that nobody need tell it. It must look once afterwards.
     pub(super) fn set_polled(&self, on: bool) {
         // Relaxed: see `put`.
         self.is_polled.store(on, Ordering::Relaxed);

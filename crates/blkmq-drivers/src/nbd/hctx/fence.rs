@@ -7,7 +7,7 @@ use blkmq_core::driver::TimedOut;
 use super::{Lost, NbdHctx, State};
 
 impl NbdHctx {
-    /// Says whether a request is a change that must not be sent yet.
+    /// Returns whether a request is a change that must not be sent yet.
     #[inline]
     pub(super) fn must_wait(&self, link: u16, number: u32) -> bool {
         self.ledger.fences().is_any()

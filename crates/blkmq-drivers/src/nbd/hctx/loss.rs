@@ -48,7 +48,7 @@ impl NbdHctx {
         self.send_held();
     }
 
-    /// Holds the requests of a lost connection, or ends them. Says how many were held, and how many ended.
+    /// Holds the requests of a lost connection, or ends them. Returns how many were held, and how many ended.
     pub(super) fn settle_lost(&mut self, link: u16) -> (u32, u32) {
         let may_repeat = !self.shared.disk.config.reconnect.is_zero() && self.holds();
         let lost = self
