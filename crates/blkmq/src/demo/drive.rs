@@ -23,7 +23,7 @@ pub(super) enum Medium {
 }
 
 impl Medium {
-    /// Says what the drive is, for so many disks.
+    /// Returns what the drive is, for so many disks.
     pub(super) fn describe(&self, disks: usize) -> String {
         match self {
             Self::Dir(dir) => format!(

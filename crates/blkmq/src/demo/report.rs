@@ -104,7 +104,7 @@ pub(super) fn shares(runs: &[Run]) -> String {
     text
 }
 
-/// Says what to look at: the light tenant's tail, and what the flooding tenant gets beside it. `capacity` is what the
+/// Returns what to look at: the light tenant's tail, and what the flooding tenant gets beside it. `capacity` is what the
 /// drive could do for the flooding tenant, in MB/s, if that is known.
 pub(super) fn findings(runs: &[Run], capacity: Option<f64>) -> String {
     let or_else = |found: Option<String>| found.unwrap_or_else(|| "too few requests to tell".into());
@@ -176,7 +176,7 @@ fn find(run: &Run, who: Tenant) -> Option<&Sample> {
         .map(|(_, sample)| sample)
 }
 
-/// Says how one latency stands to another. One run is no proof of a small difference, so below a fifth there is none.
+/// Returns how one latency stands to another. One run is no proof of a small difference, so below a fifth there is none.
 fn compare(ns: u64, base_ns: u64, whom: &str) -> String {
     let ratio = ns as f64 / base_ns.max(1) as f64;
     match ratio {

@@ -218,7 +218,7 @@ impl State {
     }
 }
 
-/// Of the first answer: what there is, as if nothing had been done.
+/// Of the first answer: what there is, as if nothing were done.
 fn idle(now: &Statistics) -> Interval {
     let mut queues = now.queues.clone();
     for queue in &mut queues {
