@@ -121,7 +121,7 @@ pub(crate) fn from_pairs(path: &str, mut pairs: Vec<(String, String)>) -> Result
     Ok(spec)
 }
 
-/// Returns whether a drive with these limits can be shared with a group's caps.
+/// Checks that a drive with these limits can be shared with a group's caps.
 pub(crate) fn check_caps(spec: &GroupSpec, limits: &Limits) -> Result<(), Error> {
     spec.caps
         .check(limits)

@@ -138,7 +138,7 @@ pub trait OpenDisk: Any + Send {
     /// The tags of its queue, unless configured otherwise.
     fn tags(&self) -> TagMode;
 
-    /// Returns whether the disk can share a queue with another one of the same driver.
+    /// Checks that the disk can share a queue with another one of the same driver.
     ///
     /// # Errors
     /// Why not, and what to do.

@@ -5,7 +5,6 @@
 //! The driver `nbd` runs it between its socket and the memory of bios. Data that has not been
 //! received yet can be received past this parser, straight into its memory: [`Replies::pending`]
 //! names the data, and [`Replies::took`] is told when it is stored.
-//! past this parser, straight to where it belongs: [`Replies::pending`] tells where, [`Replies::took`] that it was done.
 
 use super::codec::reply::{
     ChunkHead, ChunkKind, ChunkPayload, DATA_OFFSET_BYTES, EXTENDED_BYTES, HOLE_BYTES, ReplyHead,

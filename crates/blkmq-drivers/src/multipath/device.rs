@@ -146,7 +146,7 @@ impl MultipathDevice {
         })
     }
 
-    /// Downcasts a drive, if it is one of several paths.
+    /// Downcasts a drive, if it is a multipath drive.
     pub fn of(device: &dyn Device) -> Option<&Self> {
         let device: &dyn Any = device;
         device.downcast_ref()

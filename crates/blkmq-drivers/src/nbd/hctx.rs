@@ -63,7 +63,7 @@ pub(super) struct NbdHctx {
     heard: u64,
     /// The server has a cache that a flush empties.
     has_cache: bool,
-    /// A connection was made since the last call that asks for a rerun.
+    /// A connection was made since the core last asked whether to run this context.
     wants_rerun: bool,
     /// The time of the latest call with a time.
     now: Instant,

@@ -35,7 +35,7 @@ pub struct Ledger {
     epoch: CachePadded<AtomicU64>,
     /// The last epoch that is covered.
     durable: AtomicU64,
-    /// How often writes may have been lost, and how many of these losses at least one user was
+    /// How often writes may have been lost, and of how many of these losses at least one user was
     /// told.
     losses: AtomicU64,
     told: AtomicU64,

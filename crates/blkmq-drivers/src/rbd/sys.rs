@@ -373,7 +373,6 @@ impl RawImage {
     /// # Errors
     /// The request is not under way then: `EINVAL` if its memory is not as long as its range, or
     /// has too many pieces; or librbd's error.
-    /// If it is not under way: `EINVAL` if its memory is not as long as its range, or has too many pieces; or what librbd says.
     #[inline]
     pub(super) fn start(&self, slot: &Slot, rq: &Request) -> io::Result<()> {
         let library = self.library();

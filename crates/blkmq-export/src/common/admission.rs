@@ -4,8 +4,8 @@
 //! `connection` when the client has selected a disk.
 //!
 //! While no more than half of all are open, an address may have as many as its own limit allows.
-//! Then it has a share of what is free: free / (addresses that have some + 4), and at least 4. The
-//! groups at one address share what the address may have by the same rule (as with memory, see
+//! Above half it has a share of what is free: free / (addresses that have some + 4), and at least 4.
+//! The groups at one address share what the address may have by the same rule (as with memory, see
 //! `memory`). With one address, or one group at it, the share is everything.
 //!
 //! A client that has not selected a disk yet has no claim: where an address is full, the client
@@ -289,7 +289,7 @@ impl State {
         Err(NoRoom::AtAll(refusal))
     }
 
-    /// Returns whether an address may have one more.
+    /// Checks that an address may have one more.
     fn room_at(&self, max: u32, address: u32) -> Result<(), Refusal> {
         let of = &self.addresses[address as usize];
         let refusal = |is_limit| Refusal {
@@ -309,7 +309,7 @@ impl State {
         }
     }
 
-    /// Returns whether a connection of an address, which is counted there already, may be one of a
+    /// Checks that a connection of an address, which is counted there already, may be one of a
     /// group.
     fn room_for(&self, max: u32, address: u32, group: Tenant) -> Result<(), Refusal> {
         let of = &self.addresses[address as usize];

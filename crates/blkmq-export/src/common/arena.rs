@@ -36,7 +36,6 @@ impl Arena {
     ///
     /// # Errors
     /// The system's error: it has no memory, or no more mappings.
-    /// The system's error: it has no memory, or no more mappings.
     pub(crate) fn take(&self, is_blank: bool) -> io::Result<Piece> {
         let mut free = self.lock();
         let used = if is_blank { None } else { free.used.pop() };

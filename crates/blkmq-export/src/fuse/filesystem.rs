@@ -135,11 +135,10 @@ impl FileSystem {
         self.disk.block_size
     }
 
-    /// Returns whether attributes may change as asked: only the times, which nothing stores. The
+    /// Checks that attributes may change as asked: only the times, which nothing stores. The
     /// disk determines the size, even if the file is opened with `O_TRUNC`, as with a block device.
     ///
     /// # Errors
-    /// The errno of Linux.
     /// The errno of Linux.
     pub(super) fn set_attributes(&self, wanted: &SetAttr) -> Result<(), i32> {
         if wanted.valid & (SET_MODE | SET_UID | SET_GID) != 0 {
@@ -153,7 +152,7 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Returns whether the file may be opened with these flags of `open`.
+    /// Checks that the file may be opened with these flags of `open`.
     ///
     /// # Errors
     /// The errno of Linux.

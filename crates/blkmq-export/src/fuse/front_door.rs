@@ -249,7 +249,7 @@ impl ServedFile {
         }))
     }
 
-    /// Returns whether the disk matches what its users know.
+    /// Checks that the disk matches what its users know.
     fn compare(&self, saved: &SavedMount) -> Result<(), String> {
         let disk = &self.disk;
         let told = (&*saved.disk, saved.size, saved.block_size, saved.read_only);

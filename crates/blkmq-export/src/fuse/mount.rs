@@ -66,7 +66,6 @@ impl Place {
     ///
     /// # Errors
     /// What is there instead, and what to do.
-    /// What is there instead, and what to do.
     pub(super) fn find(path: &Path) -> Result<Self, OpenError> {
         let path = absolute(path)?;
         remove_dead(&path)?;

@@ -276,7 +276,7 @@ impl Entries {
         self.under_way -= usize::from(std::mem::take(&mut entry.is_under_way));
     }
 
-    /// Returns an entry to the kernel, with an answer.
+    /// Gives an entry back to the kernel, with an answer.
     fn commit(&mut self, slot: u16, unique: u64, errno: i32, data_bytes: usize) {
         let entry = &mut self.all[usize::from(slot)];
         put_ring_answer(entry.header_mut(), unique, errno, data_bytes);

@@ -330,7 +330,7 @@ impl ServedDevice {
         Ok(self.factory(ready, first))
     }
 
-    /// Returns whether the disk matches what its users know.
+    /// Checks that the disk matches what its users know.
     fn compare(&self, saved: &SavedDevice) -> Result<(), String> {
         let disk = &self.disk;
         let is_same = (&*saved.disk, saved.block_size, saved.read_only)

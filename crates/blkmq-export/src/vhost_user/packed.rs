@@ -90,7 +90,6 @@ impl PackedRing {
     ///
     /// # Errors
     /// The record is not one of such a ring.
-    /// If that record is not one of such a ring.
     pub fn new(
         memory: &Memory,
         size: u16,
@@ -225,7 +224,7 @@ impl PackedRing {
         Ok(())
     }
 
-    /// Returns a chain to the driver, with `written` bytes written; the driver sees it after
+    /// Gives a chain back to the driver, with `written` bytes written; the driver sees it after
     /// [`Self::publish`].
     #[inline]
     pub fn give_back(&mut self, id: u16, written: u32) {

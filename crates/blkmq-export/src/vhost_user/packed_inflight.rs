@@ -50,7 +50,6 @@ impl PackedInflight {
     ///
     /// # Errors
     /// The entries are not linked as they must be.
-    /// If the entries are not linked as they must be.
     pub(super) fn recover(
         &mut self,
         used: Place,

@@ -102,7 +102,7 @@ impl Virtqueue {
         }
     }
 
-    /// Returns a chain to the driver, with `written` bytes written; the driver sees it after
+    /// Gives a chain back to the driver, with `written` bytes written; the driver sees it after
     /// [`Self::publish`].
     #[inline]
     pub fn give_back(&mut self, head: u16, written: u32) {
