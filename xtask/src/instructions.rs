@@ -9,8 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::{cargo, find_tool, root, target_dir};
-use crate::steps::{Steps, run_shown};
+use crate::place::{find_tool, root};
+use crate::steps::Steps;
 
 /// Compares every recorded count with today's; with `update` it records today's instead.
 ///
@@ -24,13 +24,12 @@ pub(crate) fn run(steps: &mut Steps, update: bool) -> Result<()> {
         );
         return Ok(());
     }
+    let program = steps.program(&format!("examples/{EXAMPLE}"))?;
     steps.time("instructions per I/O", || {
         let file = root().join(RECORD);
         let text = std::fs::read_to_string(&file).with_context(|| format!("reading {RECORD}"))?;
         let record: toml::Table = text.parse().with_context(|| format!("reading {RECORD}"))?;
         ensure!(!record.is_empty(), "{RECORD} names no way");
-        run_shown(cargo("build --release -p blkmq-bench --example").arg(EXAMPLE))?;
-        let program = target_dir()?.join("release/examples").join(EXAMPLE);
         let mut counted = Vec::new();
         for (way, entry) in &record {
             counted.push((way.as_str(), recorded(way, entry)?, count(&program, way)?));

@@ -1,13 +1,12 @@
 //! Decides which daemons are besieged (`blkmq-siege`): the one that is delivered, whose tenant must not notice, and mutants, each
 //! of which has no more than one of its limits less and must be caught.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::mutant;
-use crate::place::{cargo, target_dir};
 use crate::skips;
 use crate::steps::Steps;
 
@@ -15,7 +14,7 @@ use crate::steps::Steps;
 /// If the tenant was disturbed, or the daemon took or left what it may not.
 pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&str>) -> Result<()> {
     let program = steps.command_under_test()?;
-    let besieger = build_besieger(steps)?;
+    let besieger = steps.program("blkmq-siege")?;
     let only = attack.map_or_else(String::new, |attack| format!(" {attack}"));
     let again = format!("again: cargo xtask siege --seconds {seconds} --seed {seed}{only}");
     steps.time(&format!("siege of {seconds} s"), || {
@@ -46,7 +45,7 @@ pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> R
         MUTANTS.iter().any(|mutant| is_wanted(&mutant)),
         "there is no such mutant; there are {names}"
     );
-    let besieger = build_besieger(steps)?;
+    let besieger = steps.program("blkmq-siege")?;
     // Built as they are, and with nothing left out: what holds there and falls with a mutant was found by the siege.
     let control = steps.time("build without a mutant", || mutant::build("none", true))?;
     for mutant in MUTANTS.iter().filter(is_wanted) {
@@ -94,11 +93,6 @@ struct Mutant {
     setting: &'static str,
     /// It shows in the tenant's times alone.
     is_slow: bool,
-}
-
-fn build_besieger(steps: &mut Steps) -> Result<PathBuf> {
-    steps.run("build of the siege", &mut cargo("build --release -p blkmq-siege"))?;
-    Ok(target_dir()?.join("release/blkmq-siege"))
 }
 
 fn besiege(besieger: &Path, program: &Path, seconds: u64, seed: u64) -> Command {

@@ -1,10 +1,11 @@
 //! Decides what a long run repeats: the simulator and the property tests over ever new seeds, and the real clients against the daemon.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::place::{cargo, target_dir};
+use crate::place::cargo;
 use crate::steps::Steps;
 use crate::test::PROPERTY_SEED;
 
@@ -14,17 +15,14 @@ use crate::test::PROPERTY_SEED;
 /// The first step that fails.
 pub(crate) fn run(steps: &mut Steps, minutes: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(minutes * 60);
-    steps.run(
-        "release build of the command",
-        &mut cargo("build --release -p blkmq"),
-    )?;
+    let (command, simulator) = (steps.program("blkmq")?, steps.program("blkmq-sim")?);
     let mut round = 0;
     while Instant::now() < end {
         round += 1;
-        let mut simulate = cargo("run --release -p blkmq-sim -- --scenario all --seeds");
+        let mut simulate = Command::new(&simulator);
         // Each round begins where the last one ended, so that every seed is new.
         simulate
-            .arg(SEEDS_A_ROUND.to_string())
+            .args(["--scenario", "all", "--seeds", &SEEDS_A_ROUND.to_string()])
             .arg("--first-seed")
             .arg((round * SEEDS_A_ROUND).to_string());
         steps.run(&format!("simulator, round {round}"), &mut simulate)?;
@@ -32,7 +30,7 @@ pub(crate) fn run(steps: &mut Steps, minutes: u64) -> Result<()> {
         properties.env(PROPERTY_SEED, (round + 1).to_string());
         steps.run(&format!("property tests, round {round}"), &mut properties)?;
         let mut clients = cargo("test -p blkmq --tests");
-        clients.env("BLKMQ_BIN", target_dir()?.join("release/blkmq"));
+        clients.env("BLKMQ_BIN", &command);
         steps.run(&format!("real clients, round {round}"), &mut clients)?;
     }
     steps.print_summary();

@@ -45,19 +45,31 @@ impl Steps {
         Ok(result)
     }
 
-    /// The `blkmq` that is tried: the one that `BLKMQ_BIN` names, else a release build.
+    /// The `blkmq` under test: the one that `BLKMQ_BIN` names, else a release build.
     ///
     /// # Errors
-    /// If it cannot be built.
+    /// If the command cannot be built.
     pub(crate) fn command_under_test(&mut self) -> Result<PathBuf> {
-        if let Some(program) = std::env::var_os("BLKMQ_BIN") {
-            return Ok(PathBuf::from(program));
+        match std::env::var_os("BLKMQ_BIN") {
+            Some(program) => Ok(PathBuf::from(program)),
+            None => self.program("blkmq"),
         }
+    }
+
+    /// The release build of one of the programs that the checks run, relative to its folder: `blkmq`, or `examples/NAME`.
+    ///
+    /// All of them are built together: each by itself would have the crates below it built again, with its own choice of their
+    /// features.
+    ///
+    /// # Errors
+    /// If one of the programs cannot be built.
+    pub(crate) fn program(&mut self, name: &str) -> Result<PathBuf> {
+        let packages = "-p blkmq -p blkmq-sim -p blkmq-siege -p blkmq-bench";
         self.run(
-            "release build of the command",
-            &mut cargo("build --release -p blkmq"),
+            "release build",
+            &mut cargo(&format!("build --release {packages} --bins --examples")),
         )?;
-        Ok(target_dir()?.join("release/blkmq"))
+        Ok(target_dir()?.join("release").join(name))
     }
 
     pub(crate) fn skip(&mut self, name: &str, reason: &str) {

@@ -6,7 +6,7 @@
 
 use anyhow::Result;
 
-use crate::place::{cargo, has_cargo_command, target_dir};
+use crate::place::{cargo, has_cargo_command};
 use crate::steps::{Steps, run_shown};
 use crate::{ceph, fuzz, guest, instructions, loom, path_loss, setup, siege, sim, skips};
 
@@ -29,10 +29,6 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     steps.run("links in the documentation", &mut documentation)?;
     check_dependencies(steps)?;
     loom::run(steps, loom::Depth::Short)?;
-    steps.run(
-        "release build of the command",
-        &mut cargo("build --release -p blkmq"),
-    )?;
     sim::run(steps, sim::SEEDS_SHORT)?;
     instructions::run(steps, false)?;
     fuzz::replay(steps)?;
@@ -70,10 +66,10 @@ fn check_dependencies(steps: &mut Steps) -> Result<()> {
 ///
 /// Property tests draw from one seed, so that a failure is of the change under test;
 /// [`soak`](crate::soak) draws new ones.
-fn run_suite(steps: &Steps, skips: &skips::List, mode: skips::Mode) -> Result<()> {
+fn run_suite(steps: &mut Steps, skips: &skips::List, mode: skips::Mode) -> Result<()> {
+    let command = steps.program("blkmq")?;
     steps.print_summary();
     println!("\n==> tests");
-    let command = target_dir()?.join("release/blkmq");
     let tests = run_shown(
         skips::listed(&mut cargo("test --workspace --no-fail-fast --lib --bins --tests"))?
             .env("BLKMQ_BIN", command)

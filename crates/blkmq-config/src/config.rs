@@ -1,5 +1,6 @@
-//! Decides what a daemon is asked to serve: reads disks, queues, groups and exports from flags and from the configuration file
-//! into one form. `plan` turns it into drives and queues; nothing here touches a file but the configuration's own.
+//! Decides what a daemon is asked to serve: disks, queues, groups and exports, parsed from flags
+//! and from the configuration file into one form. `plan` turns it into drives and queues; nothing
+//! here opens a file but the configuration's own.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,15 +18,16 @@ use crate::queue::QueueSettings;
 pub struct Config {
     /// Threads that serve. Default: the number of processors, at most 4.
     pub reactors: Option<u16>,
-    /// How long a shutdown waits for what is under way. Default 10 s.
+    /// How long a shutdown waits for requests under way. Default 10 s.
     pub shutdown_limit: Duration,
     /// Bytes of payload that the connections of all NBD addresses may hold together. Default: the front door's, 1 GiB.
     pub nbd_memory: Option<u64>,
-    /// Connections of all NBD addresses at a time. Default: as many as there may be descriptors for.
+    /// Connections of all NBD addresses at a time. Default: as many as there are descriptors for.
     pub nbd_connections: Option<u32>,
-    /// From a client's connecting to its selection of a disk. Default: the front door's, 10 s.
+    /// From a client's connect to its selection of a disk. Default: the front door's, 10 s.
     pub nbd_handshake_deadline: Option<Duration>,
-    /// Whether FUSE goes over io_uring. Default: if the kernel has it switched on, and no other daemon may take over.
+    /// Whether FUSE uses io_uring. Default: if it is enabled in the kernel, and no other daemon may
+    /// take over.
     pub fuse_io_uring: Option<bool>,
     /// The disks, in order.
     pub disks: Vec<DiskSpec>,
@@ -45,12 +47,13 @@ pub struct Config {
     pub upgrade_socket: Option<String>,
 }
 
-/// Where a running daemon is asked and changed.
+/// Where a running daemon is queried and changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Control {
-    /// The address of the socket, or `none`. Default: in the directory for such sockets, if there is one.
+    /// The address of the socket, or `none`. Default: in the directory for such sockets, if there
+    /// is one.
     pub socket: Option<String>,
-    /// The group of the system whose members may read there. Default: nobody's but the daemon's user's.
+    /// The system group whose members may read there. Default: only the daemon's user may.
     pub readers: Option<String>,
 }
 
@@ -76,11 +79,11 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks what one part says against the others.
+    /// Checks the parts against each other.
     ///
     /// # Errors
-    /// The first contradiction: no disk, two disks of a name, an export of a disk that is not there, settings for a queue
-    /// that no disk is on.
+    /// The first contradiction: no disk, two disks of a name, an export of a disk that does not
+    /// exist, settings for a queue without a disk.
     pub fn check(&self) -> Result<()> {
         if self.disks.is_empty() {
             bail!("no disk to serve: give --disk name=NAME,file=PATH, or a configuration with [disk.NAME]");

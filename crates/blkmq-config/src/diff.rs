@@ -1,5 +1,5 @@
-//! Decides what has to be done to a running daemon for one configuration to become another, and what cannot be done while it runs.
-//! `live` does the parts that concern the engine.
+//! Decides which steps change a running daemon from one configuration to another, and which
+//! differences cannot be made while it runs. `live` executes the steps that concern the engine.
 
 use std::fmt;
 
@@ -10,29 +10,29 @@ use crate::disk::{DiskSpec, Source};
 use crate::export::ExportSpec;
 use crate::queue::{Polling, QueueSettings};
 
-/// One step from a configuration to another. The same step with the two exchanged takes it back.
+/// One step from a configuration to another. The same step with the two exchanged undoes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A disk that comes.
+    /// A disk to be added.
     AddDisk(String),
-    /// A disk that goes.
+    /// A disk to be removed.
     RemoveDisk(String),
-    /// A group that is configured, configured otherwise, or not any more.
+    /// A group whose configuration is added, changed or removed.
     Group(String),
-    /// What is asked of queues by their settings or by their disks.
+    /// Changes of queues by their settings or by their disks.
     Queues,
-    /// An address that comes.
+    /// An address to be added.
     AddExport(ExportSpec),
-    /// An address that goes.
+    /// An address to be removed.
     RemoveExport(ExportSpec),
-    /// An address that serves other disks, or as many connections more or less.
+    /// An address that serves other disks, or another number of connections.
     Export(ExportSpec),
-    /// How long the end may take.
+    /// The limit of a shutdown.
     ShutdownLimit,
 }
 
 impl Change {
-    /// The step that takes this one back. `before` is the configuration that it began with.
+    /// The step that undoes this one. `before` is the configuration before it.
     #[must_use]
     pub fn inverse(&self, before: &Config) -> Self {
         match self {
@@ -64,7 +64,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// The steps from one configuration to another, in an order that works; none if they mean the same.
+/// The steps from one configuration to another, in an order that works; none if both mean the same.
 ///
 /// # Errors
 /// The first difference that cannot be made while the daemon runs, and what to do instead.
@@ -113,7 +113,7 @@ fn exports_that_come(old: &Config, new: &Config, changes: &mut Vec<Change>) {
     }
 }
 
-/// Says whether two are the same address of the same front door.
+/// Returns whether two are the same address of the same front door.
 pub fn is_same_place(one: &ExportSpec, other: &ExportSpec) -> bool {
     one.door == other.door && one.address == other.address
 }
@@ -122,7 +122,8 @@ fn find<'a>(config: &'a Config, name: &str) -> Option<&'a DiskSpec> {
     config.disks.iter().find(|disk| disk.name == name)
 }
 
-/// Says whether a disk has to go before another one can come: it has its file.
+/// Returns whether a disk has to be removed before another one can be added: it has that one's
+/// file.
 fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
     let path = |disk: &DiskSpec| Some(disk.source.driver()?.file()?.path.to_owned());
     let Some(file) = path(disk) else { return false };
@@ -184,7 +185,7 @@ fn check_disks(old: &Config, new: &Config) -> Result<()> {
     }
 }
 
-/// Says whether two disks differ at most in what they ask of their queue.
+/// Returns whether two disks differ at most in their settings for their queue.
 fn is_same_but_for_queue(one: &DiskSpec, other: &DiskSpec) -> bool {
     let (mut one, mut other) = (one.clone(), other.clone());
     for disk in [&mut one, &mut other] {
@@ -219,7 +220,8 @@ fn check_queues(old: &Config, new: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Says whether something else is asked of a queue, as far as can be seen without knowing which disks lie on it.
+/// Returns whether the settings of a queue differ, as far as can be seen without the list of its
+/// disks.
 fn asks_otherwise(old: &Config, new: &Config) -> bool {
     let asks = |disk: &DiskSpec| {
         let before = find(old, &disk.name);

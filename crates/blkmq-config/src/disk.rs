@@ -1,9 +1,10 @@
-//! Decides how one disk is described: `name=vm1,file=vm1.raw,size=64M` on the command line, or a table of the
-//! configuration file with the same keys. A driver's own keys are read by the driver, which the registry knows.
+//! Decides how one disk is described: `name=vm1,file=vm1.raw,size=64M` on the command line, or a
+//! table of the configuration file with the same keys. The driver, which the registry knows, parses
+//! its own keys.
 //!
-//! Three kinds of disks are none of a driver's, since they refer to other disks by name: `linear` and `striped`, which the engine
-//! maps (`blkmq_host::mapped`), and `multipath`, whose drive is made of its paths' drives. They are special here and in
-//! [`mod@crate::plan`], and nowhere else.
+//! Three kinds of disks have no driver, since they refer to other disks by name: `linear` and
+//! `striped`, which the engine maps (`blkmq_host::mapped`), and `multipath`, whose drive is made of
+//! its paths' drives. Only this module and [`mod@crate::plan`] treat them specially.
 
 use std::sync::Arc;
 
@@ -21,37 +22,37 @@ use crate::name::check_name;
 use crate::paths::{self, PathRef};
 use crate::queue::{Polling, elevator, poll_delay};
 
-/// One disk as it is asked for.
+/// One disk as configured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskSpec {
-    /// What clients ask for.
+    /// The name that clients ask for.
     pub name: String,
-    /// What it is, for people who list the exports.
+    /// A description for people who list the exports.
     pub description: String,
-    /// What it stands on.
+    /// What the disk lies on.
     pub source: Source,
-    /// Whether changes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
     /// Smallest unit of its addresses, in bytes. Default: the drive's.
     pub block_size: Option<u32>,
-    /// The queue it is on; none for that of its filesystem, or one of its own.
+    /// Its queue; `None` for the queue of its filesystem, or one of its own.
     pub queue: Option<String>,
-    /// The elevator of its queue, if the disk names one.
+    /// The elevator of its queue, if the disk sets one.
     pub sched: Option<Kind>,
-    /// How ends of its queue's requests are found, if the disk says so.
+    /// How completions of its queue's requests are found, if the disk sets it.
     pub polling: Polling,
     /// The group it is accounted to. Default: the disk's name under the root.
     pub group: String,
 }
 
-/// What a disk stands on.
+/// What a disk lies on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// A driver's disk.
     Driver(Arc<dyn DriverConfig>),
-    /// Other disks, each of which leads to the same.
+    /// Other disks, each of which leads to the same one.
     Multipath(MultipathSource),
-    /// Other disks, one behind the other or dealt out in chunks.
+    /// Other disks, concatenated or striped.
     Mapped(MapConfig),
 }
 
@@ -65,7 +66,8 @@ pub struct MultipathSource {
 }
 
 impl Source {
-    /// What people who list the exports are told where nothing was given: not the path, which is the host's business.
+    /// The description in listings of exports where none was given: not the path, which clients
+    /// must not see.
     fn describe(&self) -> &'static str {
         match self {
             Self::Driver(config) => config.describe(),
@@ -74,7 +76,7 @@ impl Source {
         }
     }
 
-    /// What a driver made of its keys, if it is a driver's disk.
+    /// The configuration by its driver, if it is a driver's disk.
     pub fn driver(&self) -> Option<&dyn DriverConfig> {
         match self {
             Self::Driver(config) => Some(&**config),
@@ -84,7 +86,7 @@ impl Source {
 }
 
 impl DiskSpec {
-    /// Reads `key=value,key=value`; `\,` is a comma in a value.
+    /// Parses `key=value,key=value`; `\,` is a comma in a value.
     ///
     /// # Errors
     /// Names the disk, the key, the value and what is allowed.
@@ -92,7 +94,7 @@ impl DiskSpec {
         Self::parse_with(text, &Registry::default())
     }
 
-    /// The same, with other drivers than those that are built in.
+    /// The same, with other drivers than the built-in ones.
     ///
     /// # Errors
     /// As [`DiskSpec::parse`].
@@ -113,7 +115,7 @@ impl DiskSpec {
         Self::from_pairs_with(name, pairs, &Registry::default())
     }
 
-    /// The same, with other drivers than those that are built in.
+    /// The same, with other drivers than the built-in ones.
     ///
     /// # Errors
     /// As [`DiskSpec::parse`].
@@ -179,7 +181,7 @@ impl DiskSpec {
     }
 }
 
-/// Reads the keys of a disk string with their values.
+/// Parses the keys of a disk string with their values.
 pub(crate) fn pairs(text: &str) -> Result<Vec<(String, String)>> {
     let pair = |part: String| {
         let Some((key, value)) = part.split_once('=') else {
@@ -192,7 +194,8 @@ pub(crate) fn pairs(text: &str) -> Result<Vec<(String, String)>> {
     parts(text).into_iter().map(pair).collect()
 }
 
-/// Cuts a disk string at its commas. A comma behind a backslash belongs to the value; other backslashes are what they are.
+/// Splits a disk string at its commas. A comma behind a backslash belongs to the value; other
+/// backslashes are literal.
 fn parts(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();
@@ -207,7 +210,7 @@ fn parts(text: &str) -> Vec<String> {
     parts
 }
 
-/// Takes the keys that say what the disk stands on, and the driver's own.
+/// Takes the keys of what the disk lies on, and the driver's own.
 fn source(
     pairs: &mut Pairs,
     drivers: &Registry,
@@ -261,13 +264,13 @@ fn source(
     }
 }
 
-/// The keys that say what a disk stands on.
+/// The keys that set what a disk lies on.
 fn names(drivers: &Registry) -> Vec<&'static str> {
     let drivers = drivers.iter().map(|driver| driver.name);
     drivers.chain(["linear", "striped", "multipath"]).collect()
 }
 
-/// A disk on other disks has no queue that keys could be for.
+/// A disk on other disks has no queue, so keys for one are refused.
 fn refuse_queue_keys(queue: &Option<String>, sched: Option<Kind>, polling: Polling) -> Result<()> {
     let given = [
         ("queue", queue.is_some()),
@@ -292,7 +295,7 @@ fn block(text: &str) -> Result<u32> {
     Ok(bytes)
 }
 
-/// Checks a group's path: `/` and names with `/` between, as in `/customers/a/vm1`.
+/// Checks a group's path: `/`, or names separated by `/`, as in `/customers/a/vm1`.
 fn check_group(path: &str) -> Result<()> {
     let Some(names) = path.strip_prefix('/') else {
         bail!("group {path:?} rejected: must start with / as in /customers/a");
@@ -305,7 +308,7 @@ fn check_group(path: &str) -> Result<()> {
 
 /// The longest text of an NBD export, in bytes.
 const DESCRIPTION_MAX: usize = 4096;
-/// How disks on other disks are written.
+/// The forms of disks on other disks.
 const ON_DISKS: &str = "linear=DISKS, striped=DISKS, multipath=DISK+DISK";
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides how a configuration is kept as people write it: the tables of a file, with what flags say in the same form, so that a
-//! running daemon can be changed by one key and written down again. [`Config`] is what it means.
+//! Decides how a configuration is kept as people write it: the tables of a file, with flags in the
+//! same form, so that a running daemon can be changed by one key and saved again. [`Config`] is its
+//! meaning.
 
 use std::fmt;
 
@@ -12,11 +13,11 @@ use crate::disk::{self, DiskSpec};
 use crate::file;
 use crate::group;
 
-/// A configuration as people write it. Shown as TOML.
+/// A configuration as people write it. Displayed as TOML.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Document(Table);
 
-/// What has a table of its own.
+/// The kinds of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `[daemon]`, which has no name.
@@ -36,7 +37,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All there are.
+    /// All kinds.
     pub const ALL: [Self; 7] = [
         Self::Daemon,
         Self::Control,
@@ -63,7 +64,7 @@ impl Kind {
     /// Finds a kind by its name.
     ///
     /// # Errors
-    /// If there is none; the text lists those there are.
+    /// There is none; the text lists all kinds.
     pub fn by_name(name: &str) -> Result<Self> {
         let Some(kind) = Self::ALL.into_iter().find(|kind| kind.name() == name) else {
             let known: Vec<&str> = Self::ALL.iter().map(|kind| kind.name()).collect();
@@ -74,26 +75,26 @@ impl Kind {
 }
 
 impl Document {
-    /// Reads TOML. What the keys mean is found out by [`Document::config`].
+    /// Parses TOML. [`Document::config`] checks the meaning of the keys.
     ///
     /// # Errors
-    /// Where it is no TOML.
+    /// The place that is no TOML.
     pub fn from_toml(text: &str) -> Result<Self> {
         Ok(Self(text.parse()?))
     }
 
-    /// What it means.
+    /// Its meaning.
     ///
     /// # Errors
-    /// What is wrong, with the table and the key.
+    /// The fault, with the table and the key.
     pub fn config(&self) -> Result<Config> {
         file::parse_table(self.0.clone())
     }
 
-    /// Adds a disk as `--disk` has it.
+    /// Adds a disk in the form of `--disk`.
     ///
     /// # Errors
-    /// What is wrong with it, or that there is one of this name.
+    /// The fault in it, or there is one of this name.
     pub fn add_disk(&mut self, text: &str) -> Result<()> {
         let spec = DiskSpec::parse(text)?;
         let mut table = text_table(disk::pairs(text)?);
@@ -107,7 +108,7 @@ impl Document {
         })
     }
 
-    /// Adds a group as `--group` has it.
+    /// Adds a group in the form of `--group`.
     ///
     /// # Errors
     /// As [`Document::add_disk`].
@@ -128,10 +129,10 @@ impl Document {
         self.exports().push(Value::Table(table));
     }
 
-    /// Adds a table that is not there yet.
+    /// Adds a table that does not exist yet.
     ///
     /// # Errors
-    /// If it is.
+    /// It exists.
     pub fn insert(&mut self, kind: Kind, name: &str, keys: Table) -> Result<()> {
         if self.get(kind, name).is_some() {
             bail!("{} {name}: there is one already", kind.name());
@@ -159,7 +160,7 @@ impl Document {
     /// Removes a table.
     ///
     /// # Errors
-    /// If there is none.
+    /// There is none.
     pub fn remove(&mut self, kind: Kind, name: &str) -> Result<()> {
         let missing = || anyhow::anyhow!("{} {name}: there is no such table", kind.name());
         match kind {
@@ -177,11 +178,11 @@ impl Document {
         Ok(())
     }
 
-    /// Sets keys of a table; those without a value get their defaults again. Tables of queues and groups, which all there are
-    /// need not have, are made.
+    /// Sets keys of a table; keys without a value get their defaults again. Missing tables of
+    /// queues and groups, which exist without a table too, are made.
     ///
     /// # Errors
-    /// If there is no such disk or export, or no disk is in such a group.
+    /// There is no such disk or export, or no disk is in such a group.
     pub fn set(
         &mut self,
         kind: Kind,
@@ -218,7 +219,7 @@ impl Document {
         Ok(())
     }
 
-    /// A table, if it is there.
+    /// A table, if it exists.
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Table> {
         match kind {
             Kind::Daemon | Kind::Control | Kind::Metrics => self.0.get(kind.name())?.as_table(),
@@ -232,7 +233,7 @@ impl Document {
         }
     }
 
-    /// Says whether a disk is in a group, or in one that is part of it.
+    /// Returns whether a disk is in a group, or in a group below it.
     fn has_disk_in(&self, path: &str) -> bool {
         let disks = self.0.get("disk").and_then(Value::as_table);
         let mut disks = disks.into_iter().flatten();
@@ -280,7 +281,8 @@ fn empty() -> Value {
     Value::Table(Table::new())
 }
 
-/// The table that a value is; where it is something else, which no configuration can mean, an empty one takes its place.
+/// The table of a value; a value of another type, which no configuration can have, is replaced by
+/// an empty table.
 fn table_of(value: &mut Value) -> &mut Table {
     if !value.is_table() {
         *value = empty();
@@ -295,7 +297,8 @@ fn text_table(pairs: impl IntoIterator<Item = (String, String)>) -> Table {
         .collect()
 }
 
-/// Reads a value as people type it behind `KEY=`: TOML's numbers, booleans and lists as such, everything else as a text.
+/// Parses a value as people type it behind `KEY=`: TOML's numbers, booleans and lists as such,
+/// everything else as text.
 pub fn typed(text: &str) -> Value {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]

@@ -1,5 +1,5 @@
-//! Decides what an address is configured with at which disks are served: by which front door, which disks, how many connections, and
-//! whether clients use TLS.
+//! Decides the settings of an address at which disks are served: the front door, the disks, the
+//! number of connections, and whether clients use TLS.
 
 use blkmq_tls::Settings;
 
@@ -8,20 +8,20 @@ use blkmq_tls::Settings;
 pub struct ExportSpec {
     /// The front door, by its name.
     pub door: String,
-    /// Where clients connect, as that door has it.
+    /// Where clients connect, in that front door's form.
     pub address: String,
-    /// Which disks, by name; none for all.
+    /// The names of the disks; `None` for all.
     pub disks: Option<Vec<String>>,
     /// Connections at a time. Default 4096.
     pub connections: Option<u32>,
     /// Connections of one group at a time. Default: its share.
     pub group_connections: Option<u32>,
-    /// Whether clients use TLS, and who may come. Default: no TLS.
+    /// Whether clients use TLS, and which may connect. Default: no TLS.
     pub tls: Settings,
 }
 
 impl ExportSpec {
-    /// All disks, and as many connections as usual.
+    /// All disks, and default limits of connections.
     pub fn new(door: &str, address: &str) -> Self {
         Self {
             door: door.to_owned(),

@@ -22,7 +22,7 @@ use crate::group::{self, GroupSpec};
 use crate::name::check_name;
 use crate::queue::{Polling, QueueSettings, elevator, poll_delay};
 
-/// The file as it stands.
+/// The file as written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -100,15 +100,15 @@ struct Export {
 }
 
 impl Config {
-    /// Reads a configuration file's text.
+    /// Parses a configuration file's text.
     ///
     /// # Errors
-    /// What is wrong, with the table and the key.
+    /// The fault, with the table and the key.
     pub fn from_toml(text: &str) -> Result<Self> {
         Self::from_toml_with(text, &Registry::default())
     }
 
-    /// The same, with other drivers than those that are built in.
+    /// The same, with other drivers than the built-in ones.
     ///
     /// # Errors
     /// As [`Self::from_toml`].
@@ -117,12 +117,12 @@ impl Config {
     }
 }
 
-/// Reads a configuration file's text.
+/// Parses a configuration file's text.
 pub(crate) fn parse(text: &str, drivers: &Registry) -> Result<Config> {
     read(toml::from_str(text)?, drivers)
 }
 
-/// Reads a configuration file's tables.
+/// Parses a configuration file's tables.
 pub(crate) fn parse_table(table: toml::Table) -> Result<Config> {
     read(File::deserialize(Value::Table(table))?, &Registry::default())
 }
@@ -197,7 +197,7 @@ impl Queue {
     }
 }
 
-/// Reads `io_poll_delay`: a number, or `"auto"`.
+/// Parses `io_poll_delay`: a number, or `"auto"`.
 fn delay(value: &Value) -> Result<Policy> {
     match value {
         Value::String(text) => poll_delay(text),
@@ -222,7 +222,7 @@ fn tables(disks: Value) -> Result<toml::Table> {
     }
 }
 
-/// Reads how much payload all NBD connections may hold: a number of bytes, or a text with a unit.
+/// Parses how much payload all NBD connections may hold: a number of bytes, or a text with a unit.
 fn memory(value: &Value) -> Result<u64> {
     let text = match value {
         Value::String(text) => text.clone(),
@@ -255,7 +255,7 @@ fn one_group((path, table): (String, Value)) -> Result<GroupSpec> {
     group::from_pairs(&path, pairs(&format!("[group.{path:?}]"), table)?)
 }
 
-/// The keys of a table with their values as they would be written in a flag.
+/// The keys of a table with their values in the form of a flag.
 fn pairs(head: &str, table: toml::Table) -> Result<Vec<(String, String)>> {
     let pair = |(key, value): (String, Value)| {
         let value = match value {
@@ -279,7 +279,8 @@ fn pairs(head: &str, table: toml::Table) -> Result<Vec<(String, String)>> {
     table.into_iter().map(pair).collect()
 }
 
-/// One key is not known here: that of the front door. Whoever serves knows whether there is such a one, and reads the address.
+/// One key is unknown here: that of the front door. The daemon knows the front doors, and parses
+/// the address.
 fn export(export: Export) -> Result<ExportSpec> {
     let mut given = export.address.iter();
     let (Some((door, address)), None) = (given.next(), given.next()) else {
@@ -309,7 +310,7 @@ fn export(export: Export) -> Result<ExportSpec> {
     })
 }
 
-/// What is asked of an address's clients.
+/// The TLS settings of an address.
 fn tls(export: &Export) -> Result<Settings> {
     let mode = export.tls.as_deref().map(str::parse).transpose()?;
     let clients: Result<_, _> = export.tls_clients.iter().map(|text| text.parse()).collect();
@@ -325,7 +326,7 @@ fn tls(export: &Export) -> Result<Settings> {
     Ok(settings)
 }
 
-/// Checks how many connections there may be somewhere.
+/// Checks a number of connections.
 fn at_least_one(key: &str, connections: Option<u32>) -> Result<()> {
     match connections {
         Some(0) => bail!("{key}=0 rejected: must be at least 1, or left out"),
@@ -357,9 +358,9 @@ fn duration(key: &str, text: &str) -> Result<Duration> {
 
 /// The longest payload of a request, in bytes.
 const NBD_MEMORY_MIN: u64 = 32 << 20;
-/// More than a host has, and far from where sums of it overflow.
+/// More than a host has, and small enough that sums of it do not overflow.
 const NBD_MEMORY_MAX: u64 = 16 << 40;
-/// The least time to negotiate in.
+/// The shortest deadline of negotiation.
 const HANDSHAKE_MIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

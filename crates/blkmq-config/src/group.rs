@@ -17,17 +17,17 @@ pub struct GroupSpec {
     pub path: String,
     /// Its share against its siblings, 1 to 1000. Default 100.
     pub weight: u16,
-    /// What it, with all groups below it, may take at most. Default: no bounds.
+    /// The most that it, with all groups below it, may take. Default: no bounds.
     pub caps: Caps,
-    /// How long its requests should take at most. Default none.
+    /// How long nine of ten of its requests should take at most. Default none.
     pub latency_target: Option<Nanos>,
 }
 
 impl GroupSpec {
-    /// A group with everything by default.
+    /// A group with default settings.
     ///
     /// # Errors
-    /// If the path is none.
+    /// The path is invalid.
     pub fn new(path: &str) -> Result<Self, Error> {
         check_path(path)?;
         Ok(Self {
@@ -42,7 +42,8 @@ impl GroupSpec {
     /// `iops`), or a cap's burst (`NAME_burst`), which needs the cap to be set before.
     ///
     /// # Errors
-    /// If there is no such key or the value is none. Limits that depend on the drive are checked later.
+    /// There is no such key or the value is invalid. Limits that depend on the drive are checked
+    /// later.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
         let (name, is_burst) = match key.strip_suffix("_burst") {
             Some(name) => (name, true),
@@ -84,7 +85,7 @@ impl GroupSpec {
     }
 }
 
-/// Reads `PATH,key=value,key=value`.
+/// Parses `PATH,key=value,key=value`.
 ///
 /// # Errors
 /// Names the group, the key, the value and what is allowed.
@@ -109,7 +110,7 @@ pub fn parse(text: &str) -> Result<GroupSpec> {
 /// As [`parse`].
 pub(crate) fn from_pairs(path: &str, mut pairs: Vec<(String, String)>) -> Result<GroupSpec> {
     let mut spec = GroupSpec::new(path)?;
-    // A burst belongs to a cap, which is to be known by then.
+    // A burst belongs to a cap, which must be set before it.
     pairs.sort_by_key(|(key, _)| (key.ends_with("_burst"), key.clone()));
     if let Some(pair) = pairs.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         bail!("group {path}: {}= is given twice: keep one", pair[0].0);
@@ -120,7 +121,7 @@ pub(crate) fn from_pairs(path: &str, mut pairs: Vec<(String, String)>) -> Result
     Ok(spec)
 }
 
-/// Says whether a drive with these limits can be shared with a group's caps.
+/// Checks that a drive with these limits can be shared with a group's caps.
 pub(crate) fn check_caps(spec: &GroupSpec, limits: &Limits) -> Result<(), Error> {
     spec.caps
         .check(limits)
@@ -134,8 +135,8 @@ fn group_error(path: &str, cause: GroupError) -> Error {
     }
 }
 
-/// Makes the tree of `paths`, numbered in this order, each after the one that it is part of, as configured, with room for some
-/// more, and for `more` beside them.
+/// Makes the tree of `paths`, numbered in this order, each after its parent, as configured, with
+/// room for some more, and for `more` beside them.
 pub(crate) fn tree_of(
     paths: &[String],
     specs: &[GroupSpec],
@@ -163,7 +164,8 @@ pub(crate) fn tree_of(
     Ok(tree)
 }
 
-/// Finds the number of a path in a list, adding what is missing: the path, and before it those that it is part of.
+/// Returns the number of a path in a list, after adding what is missing: first its parents, then
+/// the path.
 pub(crate) fn number_of(paths: &mut Vec<String>, path: &str) -> GroupId {
     if let Some(known) = paths.iter().position(|known| known == path) {
         return GroupId(known as u32);

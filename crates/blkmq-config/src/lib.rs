@@ -1,17 +1,18 @@
-//! Decides what a disk, a queue, a group and an export are, as whoever runs an engine asks for them: one vocabulary for the daemon
-//! and the fio engine, read from flags and from TOML into a [`Config`], which [`plan()`] turns into the queues of an engine, once.
+//! Decides what a disk, a queue, a group and an export are to those who configure an engine: one
+//! vocabulary for the daemon and the fio engine, parsed from flags and from TOML into a [`Config`],
+//! which [`plan()`] turns into the queues of an engine.
 //!
 //! | part | decides |
 //! |---|---|
-//! | [`disk`] | what one disk stands on: a driver of the registry, or other disks |
+//! | [`disk`] | what one disk lies on: a driver of the registry, or other disks |
 //! | [`queue`] | a queue's settings |
 //! | [`group`] | a group's weight, caps and latency target |
 //! | [`export`] | where clients connect |
 //! | `file` | the configuration file |
-//! | [`Document`] | a configuration as it is written, to be changed by key and written down |
+//! | [`Document`] | a configuration as it is written, to be changed by key and saved |
 //! | [`mod@plan`] | which disks share a queue; opens them |
 //! | [`diff`] | what changes from one configuration to another |
-//! | [`live`] | how disks join an engine that runs, and leave it |
+//! | [`live`] | how disks are added to a running engine, and removed from it |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

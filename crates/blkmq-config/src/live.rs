@@ -1,5 +1,6 @@
-//! Decides how configured disks join an engine that runs, and leave it: on which queue, which is made or removed if need be, and in
-//! which group. What is checked and opened is what [`plan()`](crate::plan()) checks and opens at the start.
+//! Decides how configured disks are added to a running engine, and removed from it: on which queue,
+//! which is made or removed if necessary, and in which group. Disks are checked and opened as by
+//! [`plan()`](crate::plan()) at the start.
 
 use std::any::Any;
 
@@ -17,10 +18,10 @@ use crate::plan::settings::{self, Wish};
 use crate::plan::{self, Member, multipath};
 use crate::queue::QueueSettings;
 
-/// Adds a disk of `config` to an engine that has others of it already.
+/// Adds a disk of `config` to an engine that has other disks of it already.
 ///
 /// # Errors
-/// Why it cannot be served, with its name; nothing is changed then.
+/// Why the disk cannot be served, with its name; nothing is changed then.
 pub fn add_disk(control: &Control, config: &Config, name: &str) -> anyhow::Result<Disk> {
     let Some(spec) = config.disks.iter().find(|disk| disk.name == name) else {
         anyhow::bail!("disk {name}: there is no such disk in the configuration");
@@ -38,11 +39,11 @@ pub fn add_disk(control: &Control, config: &Config, name: &str) -> anyhow::Resul
     }
 }
 
-/// Removes a disk, when those who use it have let it go, at most `limit` later; its queue, if it was the last one there; and its
-/// group on that queue, if nobody else is in it.
+/// Removes a disk, when its users have released it, at most `limit` later; its queue, if the disk
+/// was the last one there; and its group on that queue, if no other disk is in it.
 ///
 /// # Errors
-/// Why it stays.
+/// Why the disk stays.
 pub fn remove_disk(control: &Control, name: &str, limit: Nanos) -> anyhow::Result<()> {
     let disks = control.disks();
     let Some(disk) = disks.iter().find(|disk| disk.name == name) else {
@@ -60,7 +61,7 @@ pub fn remove_disk(control: &Control, name: &str, limit: Nanos) -> anyhow::Resul
     Ok(())
 }
 
-/// Puts a disk on a queue that there is.
+/// Adds a disk to an existing queue.
 fn join(
     control: &Control,
     config: &Config,
@@ -71,7 +72,7 @@ fn join(
     let Member { mut entry, opened } = member;
     let core = control.core(queue)?;
     settings::agrees(spec, core.name(), core.elevator())?;
-    // A disk's requests are cut where its queue's are.
+    // A disk's requests are cut at the blocks of its queue.
     entry.block_size = entry.block_size.max(core.limits().logical_block);
     if !entry.size.is_multiple_of(entry.block_size.into()) {
         anyhow::bail!(
@@ -119,10 +120,10 @@ fn begin(
     disk.ok_or_else(|| anyhow::anyhow!("disk {name}: it is gone already"))
 }
 
-/// Finds a group of a queue, or makes it, and those that it is part of, as they are configured.
+/// Finds a group of a queue, or makes it and its parents, as configured.
 ///
 /// # Errors
-/// If there can be no such group.
+/// There can be no such group.
 pub fn make_group(control: &Control, config: &Config, queue: QueueId, path: &str) -> Result<GroupId, Error> {
     let missing: Vec<&str> = std::iter::successors(Some(path), |path| Some(parent_of(path)))
         .take_while(|path| *path != "/" && control.group(queue, path).is_err())
@@ -143,7 +144,7 @@ pub fn make_group(control: &Control, config: &Config, queue: QueueId, path: &str
 /// Gives a group of a queue its weight, caps and latency target.
 ///
 /// # Errors
-/// What the queue says.
+/// The queue's error.
 pub fn set_group(control: &Control, queue: QueueId, spec: &GroupSpec) -> Result<(), Error> {
     if spec.path != "/" {
         control.set_group_weight(queue, &spec.path, spec.weight)?;
@@ -152,15 +153,15 @@ pub fn set_group(control: &Control, queue: QueueId, spec: &GroupSpec) -> Result<
     control.set_group_latency_target(queue, &spec.path, spec.latency_target)
 }
 
-/// Has a running queue be as asked for, which was asked for otherwise before.
+/// Changes the settings of a running queue from one wish to another.
 ///
 /// # Errors
-/// What the queue says.
+/// The queue's error.
 pub fn set_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> Result<(), Error> {
     let core = control.core(queue)?;
     let kind = to.elevator.unwrap_or_default();
     let is_kept = |(name, _): &(String, u64)| to.tunables.iter().any(|(other, _)| other == name);
-    // A tunable that is not asked for any more has its default again in a new elevator.
+    // A new elevator has the default of a tunable that is not set any more.
     if core.elevator() != kind || !from.tunables.iter().all(is_kept) {
         control.set_elevator(queue, kind)?;
     }
@@ -180,10 +181,11 @@ pub fn set_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> R
     Ok(())
 }
 
-/// Has a group be as configured, or as all are that no configuration names, on the queues that have disks in it.
+/// Changes a group to its configuration, or to the default without one, on the queues that have
+/// disks in it.
 ///
 /// # Errors
-/// What a queue says.
+/// A queue's error.
 pub fn change_group(control: &Control, config: &Config, path: &str) -> Result<(), Error> {
     let default = GroupSpec::new(path)?;
     let spec = config.groups.iter().find(|group| group.path == path);
@@ -199,7 +201,7 @@ pub fn change_group(control: &Control, config: &Config, path: &str) -> Result<()
     Ok(())
 }
 
-/// Removes a group, and what it is part of, up to the first that is still used.
+/// Removes a group, and its parents, up to the first that is still used.
 fn remove_empty_groups(control: &Control, queue: QueueId, path: &str) {
     let mut path = path;
     // In use, or with groups below it: it stays.

@@ -1,12 +1,12 @@
-//! Decides how the members of a mapped disk are written: `a+b+c`, each with a range where not all of it is meant, as in
-//! `a:0:1G+b:512M:1G` (start, length).
+//! Decides how the members of a mapped disk are written: `a+b+c`, each with a range if only a part
+//! is meant, as in `a:0:1G+b:512M:1G` (start, length).
 
 use blkmq_core::mapper::table::MapKind;
 
 use blkmq_host::mapped::{MapConfig, Member};
 use blkmq_host::value::{self, ConfigError};
 
-/// Reads `linear=MEMBERS`.
+/// Parses `linear=MEMBERS`.
 pub(crate) fn linear(members: &str) -> Result<MapConfig, ConfigError> {
     Ok(MapConfig {
         kind: MapKind::Linear,
@@ -14,7 +14,7 @@ pub(crate) fn linear(members: &str) -> Result<MapConfig, ConfigError> {
     })
 }
 
-/// Reads `striped=MEMBERS`. The chunk has its default of 64 KiB until [`set`] changes it.
+/// Parses `striped=MEMBERS`. The chunk has its default of 64 KiB until [`set`] changes it.
 pub(crate) fn striped(members: &str) -> Result<MapConfig, ConfigError> {
     Ok(MapConfig {
         kind: MapKind::Striped { chunk: CHUNK },

@@ -1,5 +1,6 @@
-//! Decides how the paths of a multipath disk are written: `a+b/c:3`, with a slash between priority groups, the first one
-//! preferred, and after a colon how much a path carries in comparison with the others.
+//! Decides how the paths of a multipath disk are written: `a+b/c:3`, with a slash between priority
+//! groups, the first one preferred, and after a colon how much a path carries relative to the
+//! others.
 
 use anyhow::{Result, bail};
 use blkmq_host::value;
@@ -11,14 +12,14 @@ use crate::name::check_name;
 pub struct PathRef {
     /// The disk's name.
     pub name: String,
-    /// How much it carries in comparison with the others, 0 to 100.
+    /// How much it carries relative to the others, 0 to 100.
     pub throughput: u32,
 }
 
-/// Reads the paths, by priority group.
+/// Parses the paths, by priority group.
 ///
 /// # Errors
-/// If a name cannot be one or is there twice, or a number is out of range.
+/// A name is invalid or given twice, or a number is out of range.
 pub(crate) fn parse(text: &str) -> Result<Vec<Vec<PathRef>>> {
     let mut groups: Vec<Vec<PathRef>> = Vec::new();
     for group in text.split('/') {

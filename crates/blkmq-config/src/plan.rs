@@ -1,9 +1,9 @@
-//! Decides which disks share a queue: those that share a drive's capacity, unless told otherwise. The drives are opened here, and
-//! the engine is started with what comes out.
+//! Decides which disks share a queue: by default those that share a drive's capacity. The drives
+//! are opened here, and the engine is started with the result.
 //!
-//! A disk that says which device's capacity it uses (`OpenDisk::device`) shares a queue with those that say the same, so one
-//! elevator sees all of their tenants: files on one filesystem do. Others have a queue of their own. `queue=` overrides all of this,
-//! within one driver.
+//! A disk that names the device whose capacity it uses (`OpenDisk::device`) shares a queue with
+//! those that name the same one, so one elevator sees all of their tenants: files on one filesystem
+//! do. Others have a queue of their own. `queue=` overrides all of this, within one driver.
 
 pub(crate) mod multipath;
 pub mod settings;
@@ -21,7 +21,7 @@ use crate::disk::{DiskSpec, Source};
 use crate::group::{self, GroupSpec};
 use crate::queue::QueueSettings;
 
-/// What came out: what to start.
+/// What to start.
 pub struct Plan {
     /// The queues with their drives, open.
     pub queues: Vec<QueueSpec>,
@@ -29,20 +29,20 @@ pub struct Plan {
     pub mapped: Vec<MappedSpec>,
 }
 
-/// Which groups a queue has.
+/// The groups of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Groups {
-    /// Those of its disks, and what these are part of.
+    /// Those of its disks, and their parents.
     OfItsDisks,
-    /// All that there are, with the same numbers on all queues.
+    /// All groups, with the same numbers on all queues.
     All,
 }
 
 /// Opens the disks and joins them into queues, in order.
 ///
 /// # Errors
-/// The first thing that cannot be: a name given twice, a disk that cannot be served or does not fit on its queue, settings of a queue
-/// that no disk lies on. The text names it, and says what to do.
+/// The first fault: a name given twice, a disk that cannot be served or does not fit on its queue,
+/// settings of a queue without disks. The text names it, and says what to do.
 pub fn plan(config: &Config) -> anyhow::Result<Plan> {
     plan_with(config, Groups::OfItsDisks)
 }
@@ -65,7 +65,8 @@ fn plan_with(config: &Config, groups: Groups) -> anyhow::Result<Plan> {
     Ok(plan)
 }
 
-/// Opens the drives of all disks and puts each disk on a queue. Returns the paths of their groups, too, numbered over all queues.
+/// Opens the drives of all disks and puts each disk on a queue. Also returns the paths of their
+/// groups, numbered over all queues.
 fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
     let mut disks = config.disks.clone();
     let mut groups = vec!["/".to_owned()];
@@ -105,7 +106,8 @@ fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
 }
 
 impl Plan {
-    /// Gives queues their groups, with weights, caps and latency targets. `numbered` has the paths by which disks know theirs so far.
+    /// Gives queues their groups, with weights, caps and latency targets. `numbered` has the paths
+    /// by which disks know theirs so far.
     fn set_groups(&mut self, groups: Groups, numbered: &[String], specs: &[GroupSpec]) -> Result<(), Error> {
         for (at, spec) in specs.iter().enumerate() {
             group_paths::check_path(&spec.path)?;
@@ -145,7 +147,7 @@ pub(crate) fn set_groups_of(
     paths: &[String],
     specs: &[GroupSpec],
 ) -> Result<(), Error> {
-    // Where disks may come their groups come with them.
+    // Where disks may be added, so may their groups.
     let disks = queue.disks.len();
     let more = queue.device.disks_max(disks) - disks;
     queue.groups = group::tree_of(paths, specs, &queue.device.limits(), more as u32)?;
@@ -159,7 +161,7 @@ pub(crate) struct Member {
     pub(crate) opened: Box<dyn OpenDisk>,
 }
 
-/// Takes a disk that lies on others. Which those are is looked up when the engine starts.
+/// A disk that lies on others. The members are looked up when the engine starts.
 fn mapped_disk(spec: DiskSpec, group: GroupId) -> Result<MappedSpec, Error> {
     if let Some(queue) = &spec.queue {
         let problem =
@@ -179,7 +181,7 @@ fn mapped_disk(spec: DiskSpec, group: GroupId) -> Result<MappedSpec, Error> {
     })
 }
 
-/// Opens a disk, and its paths if it has some. Returns the name of its queue, too.
+/// Opens a disk, and its paths if it has some. Also returns the name of its queue.
 pub(crate) fn open(spec: DiskSpec, group: GroupId, paths: &mut Paths) -> Result<(String, Member), Error> {
     let mut entry = DiskEntry {
         name: spec.name,
@@ -250,7 +252,7 @@ pub(crate) fn join(
     Ok(spec)
 }
 
-/// One queue has disks of one driver, which says whether they can share it.
+/// One queue has disks of one driver, which decides whether they can share it.
 fn check_kinds(queue: &str, list: &[Member]) -> Result<(), Error> {
     let first = &list[0];
     for other in &list[1..] {
@@ -275,14 +277,16 @@ fn disk_error(name: &str, problem: impl ToString) -> Error {
     Error::Disk(format!("disk {name}: {}", problem.to_string()))
 }
 
-/// Requests of each reactor at each of `queues` queues. What is held for a cap, or waits behind a neighbour, keeps its request.
+/// Requests of each reactor at each of `queues` queues. A request that is held for a cap, or waits
+/// behind a neighbour, counts.
 pub(crate) fn requests_default(queues: usize) -> u32 {
     let reactors = std::thread::available_parallelism().map_or(1, usize::from);
     (REQUESTS_ALL / (reactors * queues)).clamp(REQUESTS_MIN, REQUESTS_MAX) as u32
 }
 
-/// Requests of all reactors at all queues together, and the bounds for one at one: room for 16 connections with all that they may have in flight, as
-/// long as memory for the lists between many reactors allows it.
+/// Requests of all reactors at all queues together, and the bounds for one reactor at one queue:
+/// room for 16 connections with all their requests in flight, as long as memory for the lists
+/// between many reactors allows it.
 const REQUESTS_ALL: usize = 65_536;
 const REQUESTS_MIN: usize = 128;
 const REQUESTS_MAX: usize = 4096;

@@ -1,4 +1,5 @@
-//! Decides what can be asked of a queue: its elevator, its depth, and how ends of its requests are found.
+//! Decides the settings of a queue: its elevator, its depth, and how completions of its requests
+//! are found.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use anyhow::{Result, bail};
 use blkmq_core::poll::{DELAY_MAX_US, Policy};
 use blkmq_core::sched::Kind;
 
-/// A queue's settings; what is none is left at the default.
+/// A queue's settings; `None` means the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueSettings {
     /// The elevator. Default none.
@@ -18,22 +19,22 @@ pub struct QueueSettings {
     pub timeout: Option<Duration>,
     /// Whether neighbouring bios are merged. Default true.
     pub merges: Option<bool>,
-    /// How ends of requests are found.
+    /// How completions of requests are found.
     pub polling: Polling,
     /// Tunables of the elevator, by name.
     pub tunables: Vec<(String, u64)>,
 }
 
-/// The attributes of polling, as a queue's settings or a disk for its queue say them.
+/// The attributes of polling, as set by a queue or by a disk for its queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polling {
-    /// Whether the drive is polled. Default: as is usual for the drive.
+    /// Whether the drive is polled. Default: as usual for the drive.
     pub io_poll: Option<bool>,
-    /// How long to sleep for a request before looking. Default: as predicted.
+    /// How long to sleep for a request before polling. Default: as predicted.
     pub delay: Option<Policy>,
 }
 
-/// Reads a value of `io_poll_delay`.
+/// Parses a value of `io_poll_delay`.
 pub(crate) fn poll_delay(text: &str) -> Result<Policy> {
     if text == "auto" {
         return Ok(Policy::Predicted);

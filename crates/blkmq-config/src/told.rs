@@ -1,4 +1,5 @@
-//! Decides how a step from one configuration to another is told: with the keys that differ, and the values that they had and get.
+//! Decides how a step from one configuration to another is reported: with the keys that differ, and
+//! their old and new values.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +8,7 @@ use toml::{Table, Value};
 use crate::diff::Change;
 use crate::document::{Document, Kind};
 
-/// Says what a change does, which is part of what leads from `old` to `new`.
+/// Returns a description of a change, which is a step from `old` to `new`.
 pub fn tell(change: &Change, old: &Document, new: &Document) -> String {
     let differing: Vec<String> = match change {
         Change::Group(path) => keys(old.get(Kind::Group, path), new.get(Kind::Group, path)),
@@ -34,7 +35,7 @@ pub fn tell(change: &Change, old: &Document, new: &Document) -> String {
     }
 }
 
-/// What queues and their disks ask for otherwise.
+/// The settings of queues, and of disks for their queues, that differ.
 fn of_queues(old: &Document, new: &Document) -> Vec<String> {
     let mut all = Vec::new();
     for kind in [Kind::Queue, Kind::Disk] {
@@ -44,7 +45,7 @@ fn of_queues(old: &Document, new: &Document) -> Vec<String> {
         };
         let (was, is) = (tables(old), tables(new));
         let names: BTreeSet<&String> = match kind {
-            // A disk that comes or goes is a step of its own.
+            // A disk that is added or removed is a step of its own.
             Kind::Disk => was.keys().filter(|name| is.contains_key(*name)).collect(),
             _ => was.keys().chain(is.keys()).collect(),
         };

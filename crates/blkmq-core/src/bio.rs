@@ -102,8 +102,8 @@ impl Flags {
     pub const NO_MERGE: Self = Self(16);
     /// Nobody waits for this write: write-back, a copy in the background. Schedulers let others go before it.
     pub const ASYNC: Self = Self(32);
-    /// All that a submitter may say, which is what a trace tells.
-    pub(crate) const TOLD: Self = Self(63);
+    /// All modifiers that a submitter may set. Traces record these.
+    pub(crate) const PUBLIC: Self = Self(63);
     /// The engine's own: what is left of a bio that is being cut into parts.
     pub(crate) const REST: Self = Self(128);
 

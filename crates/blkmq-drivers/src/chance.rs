@@ -1,5 +1,5 @@
-//! Decides chance: a small seeded generator and probabilities that are compared with it, so that faults and latencies
-//! of a drive replay from their seed. Used by `null`.
+//! Decides chance: a small seeded generator and probabilities that are compared with it, so that
+//! faults and latencies of a drive replay from their seed. Used by `null`.
 
 use blkmq_host::value::{self, ConfigError};
 
@@ -14,7 +14,7 @@ impl Rate {
     /// It never happens.
     pub const NEVER: Self = Self { of_2_32: 0 };
 
-    /// Makes a probability from a number between 0 and 1; what lies outside is cut off.
+    /// Makes a probability from a number, clamped to the range from 0 to 1.
     pub fn new(probability: f64) -> Self {
         Self {
             of_2_32: (probability.clamp(0.0, 1.0) * 4_294_967_296.0) as u64,
@@ -33,7 +33,7 @@ impl Rate {
         }
     }
 
-    /// Says whether it can happen at all.
+    /// Returns whether it can happen at all.
     pub const fn is_never(self) -> bool {
         self.of_2_32 == 0
     }
@@ -59,7 +59,8 @@ impl Chance {
         mix(self.state)
     }
 
-    /// Says whether something of this probability happens now. Draws nothing if it never does.
+    /// Returns whether an event of this probability happens now. Draws nothing if the probability
+    /// is 0.
     pub(crate) fn hits(&mut self, rate: Rate) -> bool {
         !rate.is_never() && u64::from(self.bits() as u32) < rate.of_2_32
     }

@@ -1,5 +1,6 @@
-//! Decides what a driver is to those who configure disks: its name and keys, the disk that its keys describe, and the drive that
-//! open disks of one queue become. [`registry`](crate::registry) lists the drivers; `blkmq-config` parses, opens and joins through
+//! Decides what a driver is to the code that configures disks: its name and keys, the disk that its
+//! keys describe, and the drive that the open disks of one queue become.
+//! [`registry`](crate::registry) lists the drivers; `blkmq-config` parses, opens and joins through
 //! these traits, so it knows no driver by name.
 //!
 //! ```text
@@ -23,37 +24,37 @@ use crate::keys::Pairs;
 /// A driver, as it is listed.
 #[derive(Debug)]
 pub struct Driver {
-    /// Its name: the key that says where a disk's data is, as in `file=PATH`.
+    /// Its name: the key that locates a disk's data, as in `file=PATH`.
     pub name: &'static str,
-    /// What the value of that key is called in messages, as in `PATH`.
+    /// The name of that key's value in messages, as in `PATH`.
     pub value: &'static str,
-    /// What a disk of it is, in one line.
+    /// A description of its disks, in one line.
     pub help: &'static str,
     /// Its other keys.
     pub keys: &'static [Key],
-    /// Reads the driver's keys, its name among them; all that is left in the list is the driver's. What cannot be is refused
-    /// with the key, the value and what is allowed; whoever calls adds the disk's name.
+    /// Parses the driver's keys, its name among them; the list contains no others. An invalid value
+    /// is refused with the key, the value and what is allowed; the caller adds the disk's name.
     pub parse: Parse,
 }
 
-/// How a driver reads its keys.
+/// How a driver parses its keys.
 pub type Parse = fn(&mut Pairs, &DiskRequest<'_>) -> Result<Arc<dyn DriverConfig>, ConfigError>;
 
-/// A key of a driver. Its page in `docs/drivers` says more.
+/// A key of a driver. Its page in `docs/drivers` has the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     /// The key.
     pub name: &'static str,
-    /// The value that it has where it is not given, as text.
+    /// Its default value, as text.
     pub default: &'static str,
     /// What it does, in one line.
     pub help: &'static str,
 }
 
-/// What every disk can be asked for, whatever its driver.
+/// The attributes of every disk, whatever its driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskRequest<'a> {
-    /// Whether changes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
     /// Smallest unit of addresses and lengths, as it was written.
     pub block_size: Option<&'a str>,
@@ -64,31 +65,33 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
     /// The driver's name.
     fn driver(&self) -> &'static str;
 
-    /// What people who list the exports are told where nothing was given: not the path, which is the host's business.
+    /// The description in listings of exports where none was given: not the path, which clients
+    /// must not see.
     fn describe(&self) -> &'static str;
 
     /// Opens the disk. May block.
     ///
     /// # Errors
-    /// Why it cannot be served; whoever calls adds the disk's name.
+    /// Why it cannot be served; the caller adds the disk's name.
     fn open(&self, attributes: &Attributes) -> Result<Box<dyn OpenDisk>, OpenError>;
 
-    /// The file that the disk is kept in, if it is one of this host.
+    /// The file that contains the disk, if it is one of this host.
     fn file(&self) -> Option<LocalFile<'_>> {
         None
     }
 
-    /// Connections to other hosts that the disk has, with so many reactors: each takes a descriptor.
+    /// The number of connections to other hosts for this many reactors: each needs a descriptor.
     fn connections(&self, _reactors: usize) -> usize {
         0
     }
 
-    /// Says whether the disk may be gone while this host starts: as one of several paths it is left out then.
+    /// Returns whether the disk may be missing while this host starts: a multipath disk then starts
+    /// without this path.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// Says why the disk cannot be one of several paths, as far as its keys tell.
+    /// Checks that the disk can be one of several paths, as far as its keys show.
     ///
     /// # Errors
     /// What is wrong, and what to do.
@@ -97,19 +100,19 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
     }
 }
 
-/// How a disk is to be, as numbers.
+/// The wanted attributes of a disk, as numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// Whether changes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
     /// Smallest unit of addresses and lengths, in bytes. Default: what the drive needs, 512 at least.
     pub block_size: Option<u32>,
 }
 
-/// A file of this host in which a disk is kept.
+/// A file of this host that contains a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalFile<'a> {
-    /// Where it is.
+    /// Its path.
     pub path: &'a Path,
     /// The size with which it is made if it is missing, in bytes.
     pub size: Option<u64>,
@@ -123,19 +126,19 @@ pub trait OpenDisk: Any + Send {
     /// The driver's name.
     fn driver(&self) -> &'static str;
 
-    /// What the disk turned out to be.
+    /// The properties of the disk.
     fn shape(&self) -> Shape;
 
-    /// The device whose capacity the disk uses, as the name of a queue: disks that name the same one share it. None for a device
-    /// of its own.
+    /// The device whose capacity the disk uses, as the name of a queue: disks that name the same
+    /// one share it. `None` for a device of its own.
     fn device(&self) -> Option<String> {
         None
     }
 
-    /// The tags of its queue, where nothing else is asked for.
+    /// The tags of its queue, unless configured otherwise.
     fn tags(&self) -> TagMode;
 
-    /// Says whether the disk can share a queue with another one of the same driver.
+    /// Checks that the disk can share a queue with another one of the same driver.
     ///
     /// # Errors
     /// Why not, and what to do.
@@ -143,7 +146,7 @@ pub trait OpenDisk: Any + Send {
         Ok(())
     }
 
-    /// Says why the disk cannot be one of several paths, as it was found to be.
+    /// Checks that the disk can be one of several paths, from its properties.
     ///
     /// # Errors
     /// What is wrong, and what to do.
@@ -151,11 +154,11 @@ pub trait OpenDisk: Any + Send {
         Ok(())
     }
 
-    /// Makes the drive of a queue of this disk and `others`, in this order, all of this driver, for tags below `depth`. `sizes` are
-    /// those of all.
+    /// Makes the drive of a queue of this disk and `others`, in this order, all of this driver, for
+    /// tags below `depth`. `sizes` has the sizes of all.
     ///
     /// # Errors
-    /// Why there can be no such drive, with the queue's name.
+    /// Why the drive cannot be made, with the queue's name.
     fn join(
         self: Box<Self>,
         queue: &str,
@@ -165,18 +168,18 @@ pub trait OpenDisk: Any + Send {
     ) -> Result<Arc<dyn Device>, Error>;
 }
 
-/// What an open disk turned out to be.
+/// The properties of an open disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Bytes.
     pub size: u64,
     /// Smallest unit of addresses and lengths that the drive takes, in bytes.
     pub block_size: u32,
-    /// Whether changes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
 }
 
-/// Why two disks cannot share a queue: what they are called, and the reason.
+/// Why two disks cannot share a queue: their name in the message, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unshared {
     /// `disks`, perhaps with the driver's name before it.
@@ -185,9 +188,9 @@ pub struct Unshared {
     pub why: &'static str,
 }
 
-/// Comparison of configurations whose driver is not known. Every type that can be compared has it.
+/// Comparison of configurations of an unknown driver. Every comparable type has it.
 pub trait Same {
-    /// Says whether the other one is of the same type and equal.
+    /// Returns whether the other one is of the same type and equal.
     fn is_same(&self, other: &dyn Any) -> bool;
 }
 
@@ -203,19 +206,19 @@ impl PartialEq for dyn DriverConfig {
     }
 }
 
-/// The configuration as what it is, if it is one of driver's type `T`.
+/// Downcasts a configuration to type `T`.
 pub fn config_of<T: DriverConfig>(config: &dyn DriverConfig) -> Option<&T> {
     let config: &dyn Any = config;
     config.downcast_ref()
 }
 
-/// The open disk as what it is, if it is of type `T`.
+/// Downcasts an open disk to type `T`.
 pub fn disk_of<T: OpenDisk>(disk: &dyn OpenDisk) -> Option<&T> {
     let disk: &dyn Any = disk;
     disk.downcast_ref()
 }
 
-/// Takes an open disk as what it is, if it is of type `T`.
+/// Downcasts an owned open disk to type `T`.
 pub fn into_disk<T: OpenDisk>(disk: Box<dyn OpenDisk>) -> Option<Box<T>> {
     let disk: Box<dyn Any> = disk;
     disk.downcast().ok()

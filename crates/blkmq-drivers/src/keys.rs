@@ -1,5 +1,5 @@
-//! Decides how the keys of a disk are handed to its driver: pairs of texts, from which each is taken once.
-//! `blkmq-config` fills the list; what every disk has is taken there, the rest is the driver's.
+//! Decides how the keys of a disk reach its driver: pairs of texts, from which each is taken once.
+//! `blkmq-config` fills the list and takes the keys of every disk; the rest is the driver's.
 
 use blkmq_host::value::{self, ConfigError};
 
@@ -8,7 +8,7 @@ use blkmq_host::value::{self, ConfigError};
 pub struct Pairs(Vec<(String, String)>);
 
 impl Pairs {
-    /// Says whether a key is given.
+    /// Returns whether a key is given.
     pub fn has(&self, key: &str) -> bool {
         self.0.iter().any(|pair| pair.0 == key)
     }
@@ -16,7 +16,7 @@ impl Pairs {
     /// Takes a key out of the list.
     ///
     /// # Errors
-    /// If it is there twice.
+    /// It is given twice.
     pub fn take(&mut self, key: &str) -> Result<Option<String>, ConfigError> {
         let Some(at) = self.0.iter().position(|pair| pair.0 == key) else {
             return Ok(None);
@@ -28,11 +28,11 @@ impl Pairs {
         Ok(Some(value))
     }
 
-    /// Takes a size of at least one byte: what a disk without a medium has in the place of one. Empty text stands for a key that is
-    /// not given.
+    /// Takes a size of at least one byte, which a disk without a medium has instead of a location.
+    /// Empty text counts as a missing key.
     ///
     /// # Errors
-    /// If it is no size, 0, or there twice.
+    /// It is no size, 0, or given twice.
     pub fn take_size(&mut self, key: &str) -> Result<u64, ConfigError> {
         let text = self.take(key)?.unwrap_or_default();
         match value::size(key, &text)? {
@@ -45,10 +45,10 @@ impl Pairs {
         }
     }
 
-    /// Gives each key that is left to `set`, in order, and leaves none.
+    /// Passes each remaining key to `set`, in order, and leaves none.
     ///
     /// # Errors
-    /// The first that `set` refuses, or that is there twice.
+    /// The first key that `set` refuses, or that is given twice.
     pub fn set_all(
         &mut self,
         mut set: impl FnMut(&str, &str) -> Result<(), ConfigError>,
@@ -60,7 +60,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// The first key that is left.
+    /// The first remaining key.
     pub fn first(&self) -> Option<&str> {
         self.0.first().map(|pair| pair.0.as_str())
     }
@@ -75,7 +75,7 @@ impl From<Vec<(String, String)>> for Pairs {
 /// Checks the size of a disk whose content is kept in memory.
 ///
 /// # Errors
-/// If it is too large; `key` says which key asks for memory.
+/// It is too large; `key` is the key that asks for the memory.
 #[cfg(any(feature = "null", feature = "ram"))]
 pub(crate) fn fits_memory(key: &str, size: u64) -> Result<(), ConfigError> {
     if size > MEMORY_MAX {

@@ -1,4 +1,4 @@
-//! Decides which drives there are: a folder and a cargo feature for each driver.
+//! Decides which drivers exist: a folder and a cargo feature for each.
 //!
 //! | feature | driver |
 //! |---|---|
@@ -9,9 +9,10 @@
 //! | `multipath` | [`multipath`]: other drives that lead to the same disk |
 //! | `rbd` | [`rbd`]: an image in a Ceph cluster |
 //!
-//! A driver is a configuration (keys and values), an open disk, a drive (the state that its hardware contexts share) and, made on the reactor that
-//! owns it, a hardware context: the `blkmq_core::driver::Driver`. What the engine needs of a drive stands in
-//! `blkmq_host::device`; what whoever configures disks needs of a driver, in [`driver`]; which there are, in [`registry`].
+//! A driver consists of a configuration (keys and values), an open disk, a drive (the state that
+//! its hardware contexts share) and, made on the reactor that owns it, a hardware context: the
+//! `blkmq_core::driver::Driver`. `blkmq_host::device` defines what the engine needs of a drive;
+//! [`driver`] defines what the configuration of disks needs; [`registry`] lists the drivers.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[cfg(any(feature = "null", test))]

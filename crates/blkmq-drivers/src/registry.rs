@@ -1,7 +1,8 @@
-//! Decides which drivers can be asked for. A driver that is added has its folder, one line here and a page in `docs/drivers`.
+//! Decides which drivers disks can name. A new driver needs its folder, one line here and a page in
+//! `docs/drivers`.
 //!
-//! Disks that lie on other disks are no drivers: `linear`, `striped` and `multipath` refer to disks by name, so whoever knows all
-//! of them (`blkmq_config::disk`) parses and plans these three.
+//! Disks that lie on other disks are no drivers: `linear`, `striped` and `multipath` refer to disks
+//! by name, so the code that knows all disks (`blkmq_config::disk`) parses and plans these three.
 
 use crate::driver::Driver;
 
@@ -19,7 +20,7 @@ static BUILT_IN: &[&Driver] = &[
     &crate::rbd::DRIVER,
 ];
 
-/// The drivers that disks can be asked for with. By default those of this crate.
+/// The drivers that disks can name. By default those of this crate.
 #[derive(Clone, Debug)]
 pub struct Registry(Vec<&'static Driver>);
 
@@ -30,10 +31,10 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// With one driver more, in front of which those of this crate are listed.
+    /// Adds a driver, which is listed behind those of this crate.
     ///
     /// # Panics
-    /// If there is one of that name: the caller has taken a name that is not its own.
+    /// A driver of that name exists: the caller has used a name that is not its own.
     #[must_use]
     pub fn with(mut self, driver: &'static Driver) -> Self {
         assert!(
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
     use crate::driver::DiskRequest;
 
-    /// Its keys as its message for an unknown one lists them.
+    /// Its keys, as the message for an unknown key lists them.
     fn known(driver: &Driver) -> Vec<String> {
         let given = [(driver.name, "nbd://x/"), ("no-such-key", "1")];
         let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));

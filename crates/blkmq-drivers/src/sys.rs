@@ -1,5 +1,6 @@
-//! Decides how drivers touch lent memory: through sinks (the buffers of a read) and sources (those of a write) that are
-//! made from a request in the driver's hands and cannot outlive the visit. `null`, `ram` and the store use them.
+//! Decides how drivers access lent memory: through sinks (the buffers of a read) and sources (those
+//! of a write) that are made from a request that the driver has and cannot outlive the visit.
+//! `null`, `ram` and the store use them.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -24,7 +25,7 @@ pub struct Source<'a> {
 /// Visits the buffers of a read in order. The request must be one that the driver is being issued.
 ///
 /// # Panics
-/// If the request is no read.
+/// The request is no read.
 pub fn for_each_sink(rq: &Request, mut visit: impl FnMut(Sink<'_>)) {
     assert_eq!(rq.op(), Op::Read, "sinks of {rq:?}");
     for_each_lent(rq, |lent| {
@@ -39,7 +40,7 @@ pub fn for_each_sink(rq: &Request, mut visit: impl FnMut(Sink<'_>)) {
 /// Visits the buffers of a write in order. The request must be one that the driver is being issued.
 ///
 /// # Panics
-/// If the request is no write.
+/// The request is no write.
 pub fn for_each_source(rq: &Request, mut visit: impl FnMut(Source<'_>)) {
     assert_eq!(rq.op(), Op::Write, "sources of {rq:?}");
     for_each_lent(rq, |lent| {

@@ -1,4 +1,4 @@
-//! Decides how the drivers' tests make requests and look at what became of them. Tests only.
+//! Decides how the drivers' tests make requests and check their results. Tests only.
 
 use blkmq_core::bio::{Bio, Data, Flags, Lent, Op};
 use blkmq_core::ids::{Cookie, DiskId, ReactorId, Tag};
@@ -46,12 +46,13 @@ pub(crate) fn cookie(tag: u32) -> Cookie {
     Cookie::new(Tag(tag), 1)
 }
 
-/// Lends a buffer to a request. The test keeps the buffer until the request has ended, and leaves it alone meanwhile.
+/// Lends a buffer to a request. The test keeps the buffer, and does not use it, until the request
+/// has ended.
 pub(crate) fn lend(buffer: &mut [u8]) -> Lent {
     sys::lend_for_test(buffer)
 }
 
-/// A file of a test's own, removed with this value.
+/// A file of one test, removed with this value.
 pub(crate) struct Scratch(std::path::PathBuf);
 
 /// Makes a file of `len` bytes, all holes, whose name has `name` in it.
@@ -83,7 +84,7 @@ impl AsRef<std::ffi::OsStr> for Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A test may have removed it itself.
+        // The test may have removed it.
         let _ = std::fs::remove_file(&self.0);
     }
 }

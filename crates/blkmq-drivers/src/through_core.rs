@@ -1,5 +1,6 @@
-//! Decides what drivers must do behind the whole engine: merged and cut requests keep their data, faults end every bio once.
-//! Tests only; time is virtual where the driver has no ring.
+//! Decides what drivers must do behind the whole engine: merged and cut requests keep their data,
+//! and every bio ends once despite faults. Tests only; time is virtual where the driver has no
+//! ring.
 
 use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
 use blkmq_core::ids::{DiskId, GroupId, HctxId};
@@ -50,7 +51,7 @@ fn rig(device: &dyn Device, size: u64, elevator: Kind) -> Rig {
     }
 }
 
-/// Says whether the driver has opened the ring's first client.
+/// Returns whether the driver has opened the ring's first client.
 fn ring_is_used(ring: &RingHandle) -> bool {
     ring.open_client().id() > 0
 }
@@ -85,7 +86,8 @@ impl Rig {
         ended
     }
 
-    /// Lets time jump to when the queue wants to run; with a ring, time stands still and the ring is waited for.
+    /// Advances time to the queue's next call; with a ring, time stands still and the ring is
+    /// waited for.
     fn pass_time(&mut self) {
         if self.is_virtual {
             let due = self.queue.next_wakeup().expect("something is under way");

@@ -1,5 +1,6 @@
-//! Decides what a front door is: a protocol by which clients reach disks. Each is one entry of [`FRONT_DOORS`], which is all that
-//! others know of it: the daemon reads addresses, opens them before the engine starts, and serves.
+//! Decides what a front door is: a protocol by which clients reach disks. Each is one entry of
+//! [`FRONT_DOORS`]; others use nothing else of it. The daemon parses addresses, opens them before
+//! the engine starts, and serves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,50 +22,51 @@ pub trait FrontDoor: Sync {
     /// One line for people: what is served, and how an address is written.
     fn help(&self) -> &'static str;
 
-    /// Says whether its clients can use TLS.
+    /// Returns whether its clients can use TLS.
     fn has_tls(&self) -> bool {
         false
     }
 
-    /// Reads an address.
+    /// Parses an address.
     ///
     /// # Errors
-    /// What is wrong with it, and what is allowed.
+    /// What is wrong with the address, and what is allowed.
     fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError>;
 }
 
-/// An address that has been read; nothing is open yet. It is shown as people write it.
+/// An address that has been parsed; nothing is open yet. It is displayed as people write it.
 pub trait Address: std::fmt::Debug + std::fmt::Display {
-    /// Says whether each disk has a socket of its own there.
+    /// Returns whether each disk has a socket of its own there.
     fn is_per_disk(&self) -> bool {
         false
     }
 
-    /// Checks, as far as can be without opening anything, that it can be served so. Reads the files of TLS.
+    /// Checks, without opening anything, that the address can be served with these settings. Reads
+    /// the TLS files.
     ///
     /// # Errors
-    /// What is in the way, and what to do.
+    /// The obstacle, and what to do.
     fn check(&self, _tls: &Settings) -> Result<(), ServeError> {
         Ok(())
     }
 
-    /// Opens it for these disks, so that an address that cannot be had costs no start of the engine; or takes what another daemon
-    /// has handed over.
+    /// Opens the address for these disks before the engine starts, so that an address that cannot
+    /// be opened fails early; or takes the sockets that another daemon has handed over.
     ///
     /// # Errors
-    /// If it cannot be had.
+    /// The address cannot be opened.
     fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError>;
 }
 
-/// Where clients come to.
+/// An address that is open.
 pub trait Opened {
-    /// What a client is given to reach a disk, if it is reached there and that is known.
+    /// What a client needs to reach a disk here, if the disk is served here and that is known.
     fn client_line(&self, disk: &str, tls: &Settings) -> Option<String>;
 
-    /// Serves disks there until the engine ends, or the address is closed.
+    /// Serves disks here until the engine ends, or the address is closed.
     ///
     /// # Errors
-    /// The limit that is out of its range, or the disk that cannot be offered, with the reason.
+    /// A limit is out of its range, or a disk cannot be offered, with the reason.
     fn serve(
         self: Box<Self>,
         engine: &Engine,
@@ -75,47 +77,49 @@ pub trait Opened {
 
 /// An address that is served.
 pub trait Served: Send + Sync {
-    /// The only disk that can be reached there, where each has a socket of its own.
+    /// The only disk that can be reached here, where each disk has a socket of its own.
     fn disk(&self) -> Option<&str> {
         None
     }
 
-    /// What a client is given to reach its disk, where that is not known before it is served.
+    /// What a client needs to reach its disk, where that is not known before it is served.
     fn client_line(&self) -> Option<String> {
         None
     }
 
-    /// The engine's disks are these now, or what is served of them has changed: who comes from here on finds that. Those who are
-    /// there keep what they have.
+    /// Reports that the engine's disks, or what is served of them, have changed. New clients find
+    /// the change; present clients keep what they have.
     ///
     /// # Errors
-    /// The disk that cannot be offered, with the reason; what was offered before is offered on then.
+    /// A disk cannot be offered, with the reason; the earlier offer stays.
     fn offer(&self, disks: &[Disk], what: Offer<'_>) -> Result<(), ServeError>;
 
-    /// Reads its files again, if it has some. Says whether it has. Who comes from here on finds what they hold now.
+    /// Reads the address's files again, if it has any. Returns whether it has. New clients find the
+    /// new contents.
     ///
     /// # Errors
-    /// The file that cannot be used, with the reason; what was read before holds on then.
+    /// A file cannot be used, with the reason; the earlier contents stay.
     fn refresh(&self) -> Result<bool, ServeError> {
         Ok(false)
     }
 
-    /// Lets nobody in any more. Those who are there stay until they leave. Blocks until the socket is closed.
+    /// Admits nobody any more. Present clients stay until they leave. Blocks until the socket is
+    /// closed.
     fn close(&self);
 }
 
 /// What is served at an address.
 #[derive(Clone, Debug)]
 pub struct Offer<'a> {
-    /// The disks, by name; none for all that no mapped disk lies on.
+    /// The names of the disks; `None` for all disks that no mapped disk lies on.
     pub disks: Option<&'a [String]>,
-    /// How many connections there may be.
+    /// How many connections are admitted.
     pub admitted: AddressLimits,
-    /// Whether clients use TLS, and who may come.
+    /// Whether clients use TLS, and which may connect.
     pub tls: &'a Settings,
     /// How long a client may take to begin. Default: the front door's.
     pub handshake_deadline: Option<Duration>,
-    /// Whether FUSE goes over io_uring. Default: if the kernel has it switched on.
+    /// Whether FUSE uses io_uring. Default: if it is enabled in the kernel.
     pub fuse_io_uring: Option<bool>,
 }
 
@@ -124,7 +128,7 @@ pub struct Offer<'a> {
 #[error(transparent)]
 pub struct ServeError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
 
-/// The front doors that there are.
+/// All front doors.
 pub static FRONT_DOORS: &[&dyn FrontDoor] = &[
     #[cfg(feature = "nbd")]
     &crate::nbd::Nbd,
@@ -136,7 +140,7 @@ pub static FRONT_DOORS: &[&dyn FrontDoor] = &[
     &crate::ublk::Ublk,
 ];
 
-/// Finds a front door by its name, in which `_` is as good as `-`.
+/// Finds a front door by its name, in which `_` and `-` are the same.
 pub fn find(name: &str) -> Option<&'static dyn FrontDoor> {
     FRONT_DOORS
         .iter()

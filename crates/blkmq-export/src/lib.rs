@@ -7,7 +7,8 @@
 //! | `fuse` (default) | [`fuse`]: a regular file that is the disk, on this host |
 //! | `ublk` (default) | [`ublk`]: a block device of this host |
 //!
-//! [`front_door`] says what they are to others and has their registry; [`common`] is what they share.
+//! [`front_door`] defines what a front door is and has the registry; [`common`] has the shared
+//! parts.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod common;

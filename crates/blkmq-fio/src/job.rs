@@ -1,5 +1,6 @@
-//! Decides how one job's I/O goes through the engine: staged when fio queues it, issued when fio commits, given back when fio asks for
-//! events. `sys` calls it with what it has read from fio's structures; the engine is `shared_engine`'s.
+//! Decides how one job's I/O goes through the engine: staged when fio queues it, issued when fio
+//! commits, returned when fio asks for events. `sys` calls it with what it has read from fio's
+//! structures; `shared_engine` has the engine.
 
 use std::ops::Range;
 
@@ -8,26 +9,27 @@ use blkmq_core::time::Nanos;
 
 use crate::shared_engine::JobHandle;
 
-/// One I/O as fio wants it.
+/// One I/O of fio.
 pub(crate) struct Io {
     pub(crate) op: Op,
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) data: Data,
-    /// As `ioprio_set(2)` has it: the class from bit 13 on, the level below.
+    /// In the form of `ioprio_set(2)`: the class from bit 13 on, the level below.
     pub(crate) ioprio: u16,
-    /// Comes back with the end.
+    /// Returned with the completion.
     pub(crate) cookie: u64,
 }
 
 /// One job, on its thread.
 pub(crate) struct Job {
-    /// What bios have in common.
+    /// The common fields of bios.
     pattern: Bio,
     handle: JobHandle,
-    /// What has ended. fio may ask for one at a time, so it is only emptied when it has asked for all.
+    /// Completed bios. fio may ask for one at a time, so the list is only emptied when fio has
+    /// asked for all.
     ended: Vec<Bio>,
-    /// What fio was told of last; what is before has been given back.
+    /// The bios reported to fio last; those before them have been returned.
     told: Range<usize>,
 }
 
@@ -61,13 +63,14 @@ impl Job {
         self.handle.attached.submit(self.handle.disk.queue, bio).is_ok()
     }
 
-    /// Issues what is staged.
+    /// Issues the staged I/O.
     #[inline]
     pub(crate) fn commit(&mut self) {
         self.handle.attached.unplug();
     }
 
-    /// Waits until `min` have ended or `timeout` is over, and says how many of at most `max` have.
+    /// Waits until `min` have completed or `timeout` is over, and returns how many of at most `max`
+    /// have.
     #[inline]
     pub(crate) fn wait(&mut self, min: usize, max: usize, timeout: Option<Nanos>) -> usize {
         if self.told.end == self.ended.len() {
@@ -93,20 +96,21 @@ impl Job {
         self.told.len()
     }
 
-    /// One of those that [`Job::wait`] counted: its cookie, and its errno.
+    /// One of the bios that [`Job::wait`] counted: its cookie, and its errno.
     #[inline]
     pub(crate) fn event(&self, index: usize) -> Option<(u64, i32)> {
         let bio = self.ended[self.told.clone()].get(index)?;
         Some((bio.cookie, bio.status.errno()))
     }
 
-    /// Ends the job, and gives the handle back.
+    /// Ends the job, and returns the handle.
     pub(crate) fn into_ticket(self) -> JobHandle {
         self.handle
     }
 }
 
-/// Reads a priority as `ioprio_set(2)` has it. Class 0, none given, is best effort of the middle.
+/// Decodes a priority of `ioprio_set(2)`. Class 0, none given, is best effort with the middle
+/// level.
 fn prio(ioprio: u16) -> Prio {
     let class = match ioprio >> 13 {
         1 => Class::Rt,

@@ -5,8 +5,9 @@
 //! fio --thread --ioengine=external:target/release/libblkmq_fio.so --disk=null=1T --name=a --rw=randread --iodepth=64
 //! ```
 //!
-//! `sys` speaks fio's binary interface and is the only file with `unsafe`; `shared_engine` makes the engine out of what all jobs ask
-//! for; `job` is one job's I/O. See `docs/commands/fio.md`.
+//! `sys` implements fio's binary interface and is the only file with `unsafe`; `shared_engine`
+//! makes the engine from the options of all jobs; `job` is one job's I/O. See
+//! `docs/commands/fio.md`.
 
 mod job;
 mod shared_engine;

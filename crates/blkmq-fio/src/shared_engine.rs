@@ -1,5 +1,6 @@
-//! Decides which engine the jobs share: fio asks for every job's disk before any job starts, so the first job to start makes an
-//! engine out of what all have asked for, and the last to end shuts it down. `job` attaches to it.
+//! Decides which engine the jobs share: fio asks for every job's disk before any job starts, so the
+//! first job to start makes an engine from the options of all, and the last to end shuts it down.
+//! `job` attaches to it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use blkmq_host::{Attached, Disk, Engine, EngineConfig, QueueId};
 
-/// What one job asks for, as fio's options say it; empty or zero where nothing was given.
+/// The options of one job; empty or zero where nothing was given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct JobOptions {
     /// A disk as for `blkmq serve --disk`, or the name of one in `config`.
@@ -26,7 +27,7 @@ pub(crate) struct JobOptions {
     pub(crate) depth: u32,
 }
 
-/// What a job does its I/O with.
+/// The resources with which a job does its I/O.
 pub(crate) struct JobHandle {
     pub(crate) attached: Attached,
     pub(crate) disk: Disk,
@@ -37,9 +38,9 @@ pub(crate) struct JobHandle {
 pub(crate) struct SharedEngine(Mutex<State>);
 
 struct State {
-    /// Jobs by their addresses in fio, as told before the engine starts.
+    /// Jobs by their addresses in fio, as registered before the engine starts.
     jobs: BTreeMap<usize, Registered>,
-    /// The process in which they were told.
+    /// The process in which they were registered.
     process: u32,
     /// Jobs that hold a handle.
     inside: usize,
@@ -71,10 +72,11 @@ impl SharedEngine {
         }))
     }
 
-    /// Notes what the job at address `job` wants, and returns the size of its disk in bytes.
+    /// Registers the options of the job at address `job`, and returns the size of its disk in
+    /// bytes.
     ///
     /// # Errors
-    /// What is wrong with the options, for the user.
+    /// The fault in the options, for the user.
     pub(crate) fn register(&self, job: usize, options: JobOptions) -> Result<u64> {
         let mut shared_engine = self.lock();
         if let Some(known) = shared_engine.jobs.get(&job)
@@ -86,7 +88,8 @@ impl SharedEngine {
             shared_engine.open.is_none(),
             "a job comes after others have started: leave create_serialize at its default, 1"
         );
-        // The drives are opened to know the size, and again when the engine starts: only then are all jobs known.
+        // The drives are opened for their sizes, and again when the engine starts: only then are
+        // all jobs known.
         let (config, names) = configuration(std::iter::once(&options))?;
         let Plan { queues, mapped } = plan_with_all_groups(&config)?;
         let disks = Engine::check(EngineConfig {
@@ -104,10 +107,10 @@ impl SharedEngine {
         Ok(size)
     }
 
-    /// Lets a registered job in: attaches the calling thread.
+    /// Admits a registered job: attaches the calling thread.
     ///
     /// # Errors
-    /// What keeps the engine from starting.
+    /// Why the engine does not start.
     pub(crate) fn enter(&self, job: usize) -> Result<JobHandle> {
         let mut shared_engine = self.lock();
         ensure!(
@@ -142,7 +145,7 @@ impl SharedEngine {
 
     /// Takes a job's handle back. The last one shuts the engine down.
     pub(crate) fn leave(&self, job: usize, handle: JobHandle) {
-        // Waits for what is under way, so not under the lock.
+        // This waits for requests under way, so not under the lock.
         drop(handle);
         let mut shared_engine = self.lock();
         shared_engine.inside -= 1;
@@ -168,7 +171,7 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
         queue.requests_per_reactor = queue.requests_per_reactor.max(REQUESTS_MIN);
     }
     let engine = Engine::start(EngineConfig {
-        // Nobody is served: a thread that sleeps, for the elevators' timers.
+        // There are no clients: one thread that sleeps, for the elevators' timers.
         reactors: 0,
         attached_max: jobs.len(),
         wait: config.wait,
@@ -182,11 +185,11 @@ fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     })
 }
 
-/// Joins the options of all jobs into one configuration. Returns the name of each job's disk, too.
+/// Joins the options of all jobs into one configuration. Also returns the name of each job's disk.
 fn configuration<'a>(wishes: impl Iterator<Item = &'a JobOptions>) -> Result<(Config, Vec<String>)> {
     let mut config = Config::default();
     let mut files: Vec<&str> = Vec::new();
-    // The texts of disks and groups that are in already, so that jobs can share them.
+    // The texts of disks and groups already added, so that jobs can share them.
     let mut disks: Vec<(&str, String)> = Vec::new();
     let mut groups: Vec<&str> = Vec::new();
     let mut names = Vec::new();
@@ -257,7 +260,7 @@ fn add_disk(config: &mut Config, text: &str, number: usize) -> Result<String> {
     Ok(name)
 }
 
-/// Gives the disk's queue what a job's options say of it.
+/// Applies a job's options to the disk's queue.
 fn set_queue(config: &mut Config, name: &str, options: &JobOptions) -> Result<()> {
     if options.sched.is_empty() && options.depth == 0 {
         return Ok(());
@@ -289,7 +292,7 @@ fn set_queue(config: &mut Config, name: &str, options: &JobOptions) -> Result<()
     Ok(())
 }
 
-/// Checks that two jobs want the same of a queue.
+/// Checks that two jobs agree about a queue.
 fn agree<T: PartialEq + std::fmt::Display>(before: Option<T>, now: T, what: &str, queue: &str) -> Result<()> {
     match before {
         Some(before) if before != now => bail!(
@@ -300,7 +303,7 @@ fn agree<T: PartialEq + std::fmt::Display>(before: Option<T>, now: T, what: &str
     }
 }
 
-/// Requests of each job under way, at least: a job may have as large an iodepth without waiting.
+/// Fewest requests under way for each job: a job may have as large an iodepth without waiting.
 const REQUESTS_MIN: u32 = 2048;
 const SHUTDOWN_LIMIT: Nanos = Nanos::from_secs(10);
 

@@ -1,8 +1,10 @@
-//! Decides what of fio's binary interface is believed: the declarations here are those parts of fio 3.33's structures that an engine
-//! needs, and nothing is read from a job before it has proved to be laid out as declared. All `unsafe` of this crate is here.
+//! Decides which parts of fio's binary interface are trusted: the declarations here are those parts
+//! of fio 3.33's structures that an engine needs, and nothing is read from a job before its layout
+//! is found to be as declared. All `unsafe` of this crate is here.
 //!
-//! The front parts of `io_u` and `fio_file` are the same in every build. Of a job's own structure only two places are used,
-//! where fio keeps the engine that it called, which must be we, and the engine's options.
+//! The front parts of `io_u` and `fio_file` are the same in every build. Of a job's own structure
+//! only two fields are used, where fio keeps the engine that it called, which must be this one, and
+//! the engine's options.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null, null_mut};
@@ -23,7 +25,7 @@ struct ThreadData {
     _opaque: [u8; 0],
 }
 
-/// Where fio 3.33 keeps what an engine needs of a job, in bytes from its start, on 64-bit Linux.
+/// Offsets of what an engine needs of a job in fio 3.33, in bytes from its start, on 64-bit Linux.
 mod layout {
     /// The engine's options.
     pub(super) const OPTIONS: usize = 0x1078;
@@ -74,7 +76,7 @@ struct FioFile {
     real_file_size: u64,
 }
 
-/// What fio calls.
+/// The functions that fio calls.
 #[repr(C)]
 struct EngineOps {
     list: [*mut c_void; 2],
@@ -169,8 +171,8 @@ struct Options {
     depth: c_uint,
 }
 
-/// What fio changes in an engine's tables, from its main thread: the list it links engines into, the library's handle, derived
-/// values of options.
+/// What fio changes in an engine's tables, from its main thread: the list into which it links
+/// engines, the library's handle, derived values of options.
 #[repr(transparent)]
 struct FiosOwn<T>(T);
 
@@ -307,14 +309,15 @@ impl FioOption {
     };
 }
 
-/// Says how large the job's disk is, and thereby announces the job: fio asks this of all jobs before any of them starts.
+/// Returns the size of the job's disk, and thereby registers the job: fio asks this of all jobs
+/// before any of them starts.
 extern "C" fn get_file_size(td: *mut ThreadData, file: *mut FioFile) -> c_int {
     guard(|| {
         let size = HALL.register(td as usize, job_options(td)?)?;
         // SAFETY: fio hands a file of the job, which nobody else uses meanwhile.
         let file = unsafe { &mut *file };
         file.real_file_size = size;
-        // Else fio would try to make a file of this size.
+        // Otherwise fio would try to make a file of this size.
         file.filetype = FILE_IS_BLOCK_DEVICE;
         Ok(())
     })
@@ -331,7 +334,7 @@ extern "C" fn init(td: *mut ThreadData) -> c_int {
     })
 }
 
-/// Ends the job. Is called without `init`, too.
+/// Ends the job. Also called without `init`.
 extern "C" fn cleanup(td: *mut ThreadData) {
     guard(|| {
         check_layout(td)?;
@@ -423,7 +426,7 @@ unsafe fn job<'a>(td: *mut ThreadData) -> &'a mut Job {
     unsafe { &mut *job }
 }
 
-/// Reads what the job's options say.
+/// Reads the job's options.
 fn job_options(td: *mut ThreadData) -> Result<JobOptions> {
     let options = check_layout(td)?;
     Ok(JobOptions {
@@ -435,7 +438,7 @@ fn job_options(td: *mut ThreadData) -> Result<JobOptions> {
     })
 }
 
-/// Makes sure that the job is laid out as declared: its engine must be we.
+/// Checks that the job's layout is as declared: its engine must be this one.
 fn check_layout<'a>(td: *mut ThreadData) -> Result<&'a Options> {
     // SAFETY: a job of any fio is longer than this by much; a wrong place holds something else, which is only compared.
     let engine = unsafe { place::<usize>(td, layout::ENGINE).read() };
@@ -452,19 +455,19 @@ fn check_layout<'a>(td: *mut ThreadData) -> Result<&'a Options> {
     )
 }
 
-/// The version that fio says it is.
+/// The version that fio reports.
 fn version() -> String {
     // SAFETY: the name ends with a zero; the result is null or the address of fio's text.
     let text = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"fio_version_string".as_ptr()) };
     string(text.cast())
 }
 
-/// A place in a job.
+/// An address in a job.
 fn place<T>(td: *mut ThreadData, offset: usize) -> *mut T {
     td.cast::<u8>().wrapping_add(offset).cast()
 }
 
-/// Reads a text of fio's; none is empty.
+/// Reads a text of fio; null is empty.
 fn string(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -473,7 +476,7 @@ fn string(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// Prints an error for the user and tells fio that there was one.
+/// Prints an error for the user and reports it to fio.
 fn guard(work: impl FnOnce() -> Result<()>) -> c_int {
     match work() {
         Ok(()) => 0,
@@ -497,7 +500,7 @@ fn op(ddir: c_int) -> Option<Op> {
     }
 }
 
-/// Of the interface; another fio refuses the engine by itself.
+/// The version of the interface; another fio refuses the engine by itself.
 const INTERFACE_VERSION: c_int = 31;
 const FLAG_RAW_IO: c_int = 1 << 1;
 const FLAG_NO_EXTEND: c_int = 1 << 3;

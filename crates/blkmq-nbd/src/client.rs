@@ -1,5 +1,6 @@
-//! Decides how a client comes to an export: which options it sends, in which order, and what it accepts as an answer.
-//! The load generator and the NBD driver run it over their own sockets; requests and replies are [`super::codec`]'s.
+//! Decides how a client selects an export: which options it sends, in which order, and which
+//! replies it accepts. The load generator and the NBD driver run it over their own sockets;
+//! [`super::codec`] has the requests and replies.
 //!
 //! ```text
 //!  greeting ─► STARTTLS, TLS ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► SET_META_CONTEXT ─► SESSION ─► GO ─► agreed
@@ -20,29 +21,29 @@ use super::codec::{BadMagic, ClientFlags, HandshakeFlags, HeaderStyle, Transmiss
 
 /// The name of the context that [`Wanted::block_status`] selects.
 const ALLOCATION_CONTEXT: &str = "base:allocation";
-/// Longest data of one answer that is accepted, in bytes: a name and a description fit.
+/// Longest accepted data of one reply to an option, in bytes: a name and a description fit.
 const ANSWER_BYTES_MAX: u32 = 16 << 10;
-/// Answers to one option that are accepted.
+/// Most accepted replies to one option.
 const ANSWERS_MAX: u32 = 1024;
 
 /// Bytes a receive buffer must be able to hold during the handshake.
 pub const RECEIVE_BYTES_MIN: usize = REPLY_HEADER_BYTES + ANSWER_BYTES_MAX as usize;
 
-/// What a client would like.
+/// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The export's name, at most 4096 bytes; empty for the server's default.
     pub name: String,
-    /// The richest headers to ask for; the server may settle for less.
+    /// The richest headers to ask for; the server may grant less.
     pub style: HeaderStyle,
     /// Ask for `base:allocation` (needs structured replies or extended headers).
     pub block_status: bool,
-    /// What to call the session; other servers than ours know nothing of that.
+    /// The name for the session; servers other than ours do not know this option.
     pub session: Option<SessionName>,
 }
 
 impl Wanted {
-    /// `name` with compact requests and simple replies: the leanest headers there are.
+    /// `name` with compact requests and simple replies: the smallest headers.
     pub fn plain(name: impl Into<String>) -> Wanted {
         Wanted {
             name: name.into(),
@@ -53,7 +54,7 @@ impl Wanted {
     }
 }
 
-/// What client and server settled on.
+/// What client and server negotiated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// Headers of the requests and replies to come.
@@ -62,11 +63,12 @@ pub struct Agreed {
     pub size_bytes: u64,
     /// What the export can do.
     pub flags: TransmissionFlags,
-    /// Sizes to keep to, if the server named them.
+    /// Block sizes to respect, if the server sent them.
     pub block_sizes: Option<BlockSizes>,
     /// Id of the allocation context, if it was wanted and granted.
     pub allocation_context: Option<u32>,
-    /// Which instance of the server it is, if the session was to have a name and the server has taken note of it.
+    /// The instance of the server, if a name for the session was wanted and the server has accepted
+    /// it.
     pub instance: Option<u64>,
 }
 
@@ -81,23 +83,24 @@ pub enum Progress {
     Failed(Failure),
 }
 
-/// Why a handshake came to nothing.
+/// Why a handshake failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The peer does not speak newstyle NBD, or lost step.
+    /// The peer does not use newstyle NBD, or the stream is out of step.
     BadMagic(BadMagic),
-    /// The server said no.
+    /// The server refused.
     Refused {
-        /// To which option.
+        /// Which option.
         option: OptionCode,
-        /// How.
+        /// The kind of refusal.
         kind: ReplyKind,
-        /// Its words.
+        /// Its message.
         message: String,
     },
     /// TLS is wanted, and the server has no options.
     NoTls,
-    /// An answer that does not have the form of its kind, or answers another option, or is too much.
+    /// A reply that does not have the form of its kind, or belongs to another option, or is too
+    /// much.
     Malformed(OptionCode),
 }
 
@@ -138,7 +141,7 @@ pub struct Handshake {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Greeting,
-    /// The answers to this option are awaited.
+    /// Waits for the replies to this option.
     Option(OptionCode),
     /// TLS is being started.
     Tls,
@@ -146,7 +149,7 @@ enum Stage {
 }
 
 impl Handshake {
-    /// A handshake that has yet to receive the greeting.
+    /// A handshake that has not received the greeting.
     ///
     /// # Panics
     /// The name is longer than 4096 bytes.
@@ -170,14 +173,15 @@ impl Handshake {
         }
     }
 
-    /// Has TLS started before anything else: without it there is no handshake.
+    /// Requires TLS before anything else: without TLS the handshake fails.
     #[must_use]
     pub fn with_tls(mut self) -> Handshake {
         self.wants_tls = true;
         self
     }
 
-    /// Says whether TLS is to be started now, if nothing of the input is left; [`Handshake::secured`] goes on.
+    /// Returns whether TLS is to be started now, if all input was taken; [`Handshake::secured`]
+    /// continues.
     pub fn is_starting_tls(&self) -> bool {
         self.stage == Stage::Tls
     }
@@ -191,8 +195,9 @@ impl Handshake {
         self.send(self.first_option(), out);
     }
 
-    /// Takes what it can from `input`, writes what is to be sent to `out` and counts the bytes taken; the caller keeps
-    /// the rest for the next call. Once agreed or failed, takes nothing more.
+    /// Takes what it can from `input`, writes what is to be sent to `out` and returns the number of
+    /// bytes taken; the caller keeps the rest for the next call. Once agreed or failed, takes
+    /// nothing more.
     pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Progress) {
         let mut taken = 0;
         while self.stage != Stage::Done {
@@ -227,7 +232,7 @@ impl Handshake {
         )
     }
 
-    /// Takes one message; its bytes, or `None` if it is not complete.
+    /// Takes one message; returns its bytes, or `None` if it is not complete.
     fn receive_message(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Option<usize>, Failure> {
         match self.stage {
             Stage::Greeting => self.receive_greeting(input, out),
@@ -293,7 +298,7 @@ impl Handshake {
         Ok(Some(bytes))
     }
 
-    /// Remembers a detail that comes before the last answer.
+    /// Stores a detail that comes before the last reply.
     fn learn(&mut self, kind: ReplyKind, data: &[u8]) -> Option<()> {
         match kind {
             ReplyKind::INFO => match Info::parse(data)? {

@@ -1,5 +1,5 @@
-//! Decides what each NBD message looks like as bytes; nothing here knows when a message may be sent.
-//! [`super::client`] and the server in `blkmq-export` give the messages their order.
+//! Decides the bytes of each NBD message; nothing here knows when a message may be sent.
+//! [`super::client`] and the server in `blkmq-export` decide the order of messages.
 //!
 //! Parsers read from the caller's receive buffer and borrow from it; `None` means that the message is not complete yet.
 //! Writers append to a buffer of the caller. All numbers on the wire are big-endian.
@@ -22,7 +22,7 @@ pub const STRING_BYTES_MAX: usize = 4096;
 /// Which headers the transmission phase uses, as negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HeaderStyle {
-    /// Compact requests, simple replies: what a client gets that negotiates nothing.
+    /// Compact requests, simple replies: for a client that negotiates nothing.
     Simple,
     /// Compact requests, replies in structured chunks.
     Structured,
@@ -41,12 +41,13 @@ impl HeaderStyle {
     }
 }
 
-/// A message that does not begin with the number its place demands: the stream is out of step or not NBD at all.
+/// A message that does not begin with the required number: the stream is out of step or not NBD at
+/// all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadMagic {
-    /// What stood there.
+    /// The number found.
     pub found: u64,
-    /// What should have stood there.
+    /// The number required.
     pub expected: u64,
 }
 
@@ -62,7 +63,7 @@ impl fmt::Display for BadMagic {
 
 impl std::error::Error for BadMagic {}
 
-/// A cursor over the data of one option or chunk; every step answers `None` past the end.
+/// A cursor over the data of one option or chunk; every step returns `None` past the end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],

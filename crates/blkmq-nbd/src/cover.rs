@@ -1,9 +1,9 @@
-//! Decides whether the parts of a read's answer fit together: each byte once, and in the end all of them.
-//! [`super::replies`] keeps one for each request.
+//! Decides whether the parts of a read's reply fit together: each byte once, and in the end all of
+//! them. [`super::replies`] keeps one for each request.
 
 use std::ops::Range;
 
-/// Which bytes of a request have been answered for. Parts that come in order cost nothing; others are remembered.
+/// The bytes of a request that have been answered. Parts in order cost nothing; others are stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cover {
     /// All bytes before this one are covered.
@@ -21,7 +21,7 @@ impl Cover {
         errors: 0,
     };
 
-    /// Forgets everything. Keeps its memory.
+    /// Resets it. Keeps its memory.
     #[inline]
     pub fn clear(&mut self) {
         self.next = 0;
@@ -29,7 +29,8 @@ impl Cover {
         self.errors = 0;
     }
 
-    /// Takes one more part in. Says no if a byte of it was covered before, or the parts are scattered too much.
+    /// Adds one more part. Returns false if a byte of it was covered before, or the parts are
+    /// scattered too much.
     #[inline]
     pub fn add(&mut self, part: Range<u64>) -> bool {
         if part.start == self.next && self.ahead.is_empty() {
@@ -39,19 +40,19 @@ impl Cover {
         self.add_out_of_order(part)
     }
 
-    /// Says whether the first `len` bytes are covered.
+    /// Returns whether the first `len` bytes are covered.
     #[inline]
     pub fn is_whole(&self, len: u64) -> bool {
         self.next >= len
     }
 
-    /// Notes an error among the parts. Says no if there were too many of them.
+    /// Records an error among the parts. Returns false if there were too many of them.
     pub fn add_error(&mut self) -> bool {
         self.errors += 1;
         self.errors <= ERRORS_MAX
     }
 
-    /// Says whether an error was noted.
+    /// Returns whether an error was recorded.
     #[inline]
     pub fn has_errors(&self) -> bool {
         self.errors > 0
@@ -77,9 +78,9 @@ impl Cover {
     }
 }
 
-/// Parts that may be ahead of a gap, for one request.
+/// Most parts that may be ahead of a gap, for one request.
 const AHEAD_MAX: usize = 256;
-/// Error chunks in one reply.
+/// Most error chunks in one reply.
 const ERRORS_MAX: u8 = 32;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides what this process calls itself: as a client, so that its lost sessions can be fenced, and as a server, so that
-//! clients know whether what it kept in memory is still there. Drawn at random; without a source of chance there is none.
+//! Decides the names of this process: as a client, so that its lost sessions can be fenced, and as
+//! a server, so that clients know whether its memory is still there. The names are random; without
+//! a source of randomness there are none.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,12 +14,12 @@ pub fn next_session() -> Option<SessionName> {
     static CLIENT: OnceLock<Option<u128>> = OnceLock::new();
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let client = (*CLIENT.get_or_init(draw))?;
-    // Relaxed: only a number of its own.
+    // Relaxed: only a unique number.
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     Some(SessionName { client, number })
 }
 
-/// Names an instance of a server: each start is another one.
+/// Names an instance of a server: each start is another instance.
 pub fn new_instance() -> Option<u64> {
     draw().map(|drawn| drawn as u64)
 }

@@ -4,9 +4,9 @@
 //! Bytes in, typed values and bytes out, no clock, no thread; the one system call draws the random names of [`identity`].
 //! The protocol followed is the NBD project's `doc/proto.md`, with the extended headers of its `extension-ext-header` branch.
 //!
-//! | part | holds |
+//! | part | decides |
 //! |---|---|
-//! | [`codec`] | every message of both sides as bytes |
+//! | [`codec`] | the bytes of every message of both sides |
 //! | [`client`] | the client's negotiation |
 //! | [`identity`] | the names of this process: as a client, and as a server |
 //! | [`replies`] | what replies do to a client's requests; [`cover`]: whether they are complete |

@@ -1,8 +1,10 @@
-//! Decides what a stream of replies does to the requests that wait for them: data goes to its place, holes become zeroes,
-//! errors are noted, ends are told; and when the server has broken the protocol, so that its connection must be closed.
+//! Decides what a stream of replies does to the requests that wait for them: data is stored, holes
+//! become zeroes, errors are recorded, ends are reported; and when the server has broken the
+//! protocol, so that its connection must be closed.
 //!
-//! The driver `nbd` runs it between its socket and the memory of bios. Data that has not been received yet can be received
-//! past this parser, straight to where it belongs: [`Replies::pending`] tells where, [`Replies::took`] that it was done.
+//! The driver `nbd` runs it between its socket and the memory of bios. Data that has not been
+//! received yet can be received past this parser, straight into its memory: [`Replies::pending`]
+//! names the data, and [`Replies::took`] is told when it is stored.
 
 use super::codec::reply::{
     ChunkHead, ChunkKind, ChunkPayload, DATA_OFFSET_BYTES, EXTENDED_BYTES, HOLE_BYTES, ReplyHead,
@@ -13,7 +15,7 @@ use super::cover::Cover;
 /// A request that waits for its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Whether data comes back.
+    /// Whether its reply has data.
     pub reads: bool,
     /// First byte of its range.
     pub offset: u64,
@@ -21,26 +23,26 @@ pub struct Asked {
     pub len: u64,
 }
 
-/// The requests of one connection, by a number of the owner's choice.
+/// The requests of one connection, by a number that the owner chooses.
 pub trait Book {
     /// Finds the request with this cookie, if it waits for a reply on this connection.
     fn find(&mut self, cookie: u64) -> Option<(u32, Asked)>;
-    /// What has been answered of a request that was found.
+    /// The answered part of a request that was found.
     fn cover(&mut self, request: u32) -> &mut Cover;
     /// Stores data that belongs `at` bytes into the request.
     fn put(&mut self, request: u32, at: u64, data: &[u8]);
     /// Makes `len` bytes zero, `at` bytes into the request.
     fn put_zeroes(&mut self, request: u32, at: u64, len: u64);
-    /// Notes that the request has failed; its end follows. Of several errors the first counts.
+    /// Records that the request has failed; its end follows. Of several errors the first counts.
     fn fail(&mut self, request: u32, error: ErrorCode, message: &str);
     /// The request has ended.
     fn end(&mut self, request: u32);
 }
 
-/// How a server has broken the protocol. Nothing that it sends after that means anything.
+/// How a server has broken the protocol. Everything that it sends afterwards is meaningless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// A reply that begins with no reply's number.
+    /// A reply that does not begin with a reply's magic.
     #[error("the server is out of step: {0}")]
     Magic(#[from] BadMagic),
     /// A reply to nothing.
@@ -51,7 +53,7 @@ pub enum Fault {
     Misfit(&'static str),
 }
 
-/// Where in the stream of replies of one connection we are.
+/// The position in the stream of replies of one connection.
 #[derive(Clone, Debug)]
 pub struct Replies {
     style: HeaderStyle,
@@ -63,18 +65,18 @@ pub struct Replies {
 pub struct Pending {
     /// The read.
     pub request: u32,
-    /// Where the data belongs, in bytes from the read's begin.
+    /// The position of the data in the read, in bytes.
     pub at: u64,
-    /// How much of it comes, in bytes, at least 1.
+    /// How much data comes, in bytes, at least 1.
     pub left: u64,
     is_last: bool,
 }
 
-/// Bytes of replies that must fit the receive buffer, besides data: what is looked at as a whole.
+/// Bytes of replies that must fit the receive buffer, besides data: what is decoded whole.
 pub const RECEIVE_BYTES_MIN: usize = EXTENDED_BYTES + ERROR_BYTES_MAX;
 
 impl Replies {
-    /// The begin of a stream.
+    /// The start of a stream.
     pub const fn new(style: HeaderStyle) -> Self {
         Self { style, data: None }
     }
@@ -112,13 +114,13 @@ impl Replies {
         self.data
     }
 
-    /// Is told that so many bytes of the pending data have been stored.
+    /// Reports that this many bytes of the pending data have been stored.
     ///
     /// # Errors
     /// As [`Self::receive`]: it may have been the end of an incomplete reply.
     ///
     /// # Panics
-    /// If it is more than was pending.
+    /// The number is larger than what was pending.
     #[inline]
     pub fn took(&mut self, bytes: u64, book: &mut impl Book) -> Result<(), Fault> {
         let Some(pending) = &mut self.data else {
@@ -139,7 +141,8 @@ impl Replies {
         Ok(())
     }
 
-    /// Takes one head, with what belongs to it besides data; 0 if it is not complete.
+    /// Takes one head, with what belongs to it besides data; returns its bytes, 0 if it is not
+    /// complete.
     #[inline]
     fn receive_head(&mut self, input: &[u8], book: &mut impl Book) -> Result<usize, Fault> {
         let Some((head, bytes)) = ReplyHead::parse(self.style, input)? else {
@@ -173,7 +176,8 @@ impl Replies {
         Ok(())
     }
 
-    /// Takes the payload of a chunk, data aside. Counts its bytes; none if it is not complete.
+    /// Takes the payload of a chunk without its data. Returns its bytes; `None` if it is not
+    /// complete.
     #[inline]
     fn receive_chunk(
         &mut self,
@@ -257,7 +261,7 @@ impl Replies {
     }
 }
 
-/// Takes a part of a read's answer in. Returns where it begins in the read.
+/// Adds a part of a read's reply. Returns its offset in the read.
 #[inline]
 fn add_part(request: u32, asked: &Asked, offset: u64, len: u64, book: &mut impl Book) -> Result<u64, Fault> {
     let at = offset
@@ -270,7 +274,7 @@ fn add_part(request: u32, asked: &Asked, offset: u64, len: u64, book: &mut impl 
     Ok(at)
 }
 
-/// A reply may end only when all was answered, or an error says why not.
+/// A reply may end only when everything was answered, or an error gives the reason.
 #[inline]
 fn check_whole(request: u32, asked: &Asked, book: &mut impl Book) -> Result<(), Fault> {
     let cover = book.cover(request);

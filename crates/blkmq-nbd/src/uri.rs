@@ -1,6 +1,7 @@
-//! Decides what an NBD URI names: a server and one of its exports. The form is the NBD project's `doc/uri.md`.
-//! `config` parses with it; `dial` goes where it says.
-//! By hand and not by `url`: an export may be called `..`, which that takes out of a path, and names are bytes, not text.
+//! Decides what an NBD URI names: a server and one of its exports. The form is that of the NBD
+//! project's `doc/uri.md`. `config` parses with it; `dial` connects to the server. The crate `url`
+//! is not used: an export may be called `..`, which `url` removes from a path, and names are bytes,
+//! not text.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -17,16 +18,16 @@ pub struct Uri {
     pub address: Address,
     /// The export's name; empty for the server's default.
     pub export: String,
-    /// How the way is encrypted; none for a way that is not.
+    /// TLS of the connection; `None` for plain connections.
     pub tls: Option<Tls>,
 }
 
-/// What an NBD URI says of TLS.
+/// The TLS parameters of an NBD URI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     /// The directory of the certificates, as `tls-certificates`.
     pub certificates: Option<PathBuf>,
-    /// What the server is called by its certificate, as `tls-hostname`.
+    /// The server's name in its certificate, as `tls-hostname`.
     pub hostname: Option<String>,
 }
 
@@ -50,7 +51,7 @@ pub enum UriError {
     /// The scheme is not one of NBD's.
     #[error("must begin with nbd://, nbds://, nbd+unix:// or nbds+unix://, as in {EXAMPLES}")]
     Scheme,
-    /// The scheme is one that this driver cannot do.
+    /// The scheme is one that this driver does not support.
     #[error("{0} is not supported: use nbd:// or nbd+unix://, or nbds:// or nbds+unix:// with certificates")]
     Unsupported(String),
     /// A unix socket's URI names a host.
@@ -62,10 +63,10 @@ pub enum UriError {
     /// A TCP URI has no host.
     #[error("names no host: write nbd://HOST/EXPORT")]
     NoHost,
-    /// What stands behind the colon is no port.
+    /// The text behind the colon is no port.
     #[error("port {0:?} rejected: must be from 1 to 65535")]
     Port(String),
-    /// Something in it is not allowed there.
+    /// A part of it is not allowed there.
     #[error("{0}")]
     Malformed(&'static str),
 }
@@ -124,12 +125,12 @@ impl fmt::Display for Address {
     }
 }
 
-/// What the query says that concerns us. Other parameters are ignored, as the form demands.
+/// The parameters of the query that are used. Others are ignored, as the specification demands.
 #[derive(Default)]
 struct Query {
     socket: Option<Vec<u8>>,
     tls: Tls,
-    /// Something of TLS that is not known: to ignore it could be to trust somebody.
+    /// An unknown TLS parameter: ignoring it could mean trusting the wrong peer.
     unknown_tls: Option<String>,
 }
 
@@ -201,7 +202,7 @@ fn tcp(authority: &str) -> Result<Address, UriError> {
     Ok(Address::Tcp { host, port })
 }
 
-/// Takes the percent signs out.
+/// Decodes percent encoding.
 fn decode(text: &str) -> Result<Vec<u8>, UriError> {
     let mut bytes = text.bytes();
     let mut decoded = Vec::with_capacity(text.len());
@@ -222,9 +223,9 @@ fn decode(text: &str) -> Result<Vec<u8>, UriError> {
     Ok(decoded)
 }
 
-/// The port that is NBD's.
+/// The port of NBD.
 const PORT: u16 = 10809;
-/// What the kernel takes, without the NUL at its end.
+/// The kernel's limit, without the NUL at the end.
 const SOCKET_PATH_MAX: usize = 107;
 const EXAMPLES: &str = "nbd://host/export or nbd+unix:///export?socket=PATH";
 

@@ -1,6 +1,10 @@
 //! Decides what the simulator's command line means: replay one history, run many, or list the scenarios.
 
+use std::ops::Range;
+use std::panic::resume_unwind;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use blkmq_core::sched::Kind;
@@ -158,24 +162,21 @@ fn describe(scenario: &Scenario, seed: u64, summary: &Summary) -> String {
     )
 }
 
+/// Runs seeds of each scenario, on all processors; a line for each scenario. Seeds do not depend on each other.
 fn run_many(scenarios: &[Scenario], first: u64, seeds: u64) -> ExitCode {
     let mut failed = false;
     for scenario in scenarios {
         let start = Instant::now();
+        let ends = run_seeds(scenario, first..first.saturating_add(seeds));
         let (mut bios, mut digest) = (0, 0u64);
-        let mut fault = None;
-        for seed in first..first.saturating_add(seeds) {
-            match run::one(scenario, seed, false) {
-                Ok(summary) => {
-                    bios += summary.counts.ended;
-                    digest = digest.rotate_left(1) ^ summary.digest;
-                }
-                Err(text) => {
-                    fault = Some(format!("{} seed {seed} FAILED: {text}", scenario.name));
-                    break;
-                }
+        let fault = ends.into_iter().find_map(|(seed, end)| match end {
+            Ok(summary) => {
+                bios += summary.counts.ended;
+                digest = digest.rotate_left(1) ^ summary.digest;
+                None
             }
-        }
+            Err(text) => Some(format!("{} seed {seed} FAILED: {text}", scenario.name)),
+        });
         let time = start.elapsed().as_secs_f64();
         match fault {
             None => println!(
@@ -193,4 +194,35 @@ fn run_many(scenarios: &[Scenario], first: u64, seeds: u64) -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
+}
+
+/// What became of the seeds, in their order, up to the first one that failed at least.
+fn run_seeds(scenario: &Scenario, seeds: Range<u64>) -> Vec<(u64, Result<Summary, String>)> {
+    let next = AtomicU64::new(seeds.start);
+    let end = AtomicU64::new(seeds.end);
+    let work = || {
+        let mut ends = Vec::new();
+        loop {
+            // Relaxed, all of them: the threads' results meet when the threads are joined.
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end.load(Ordering::Relaxed) {
+                return ends;
+            }
+            let one = run::one(scenario, seed, false);
+            if one.is_err() {
+                end.fetch_min(seed, Ordering::Relaxed);
+            }
+            ends.push((seed, one));
+        }
+    };
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    let mut all: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined
+            .flat_map(|ends| ends.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    });
+    all.sort_by_key(|(seed, _)| *seed);
+    all
 }

@@ -1,28 +1,31 @@
-//! Decides how one thread hands small records to another *process*, in order, through memory that both have mapped.
-//! [`crate::spsc`] does it within a process, for any items. `blkmq_core::trace` sends its events through such rings.
+//! Decides how one thread hands small records to another *process*, in order, through memory that
+//! both have mapped. [`crate::spsc`] does this within a process, for any items. `blkmq_core::trace`
+//! sends its events through such rings.
 //!
 //! ```text
 //! words of the memory:   0      8      16            24
 //!                        tail   head   dropped  ...  record 0, record 1, ... (4 words each, a power of two of them)
 //! ```
 //!
-//! Pairings: as in [`crate::spsc`]; the producer's Release store of `tail` is seen by the consumer's Acquire load, so the records
-//! below it are written, and the consumer's Release store of `head` by the producer's Acquire load, so the slots below it were read.
-//! Neither half trusts the other: a wrong index makes records wrong or lost, never an access outside of the memory. That is why
-//! records are words, which are atomics, and why no `unsafe` is needed here.
+//! Pairings, as in [`crate::spsc`]: the consumer's Acquire load of `tail` sees the producer's Release
+//! store, so the records below `tail` are written. The producer's Acquire load of `head` sees the
+//! consumer's Release store, so the slots below `head` were read.
+//!
+//! Neither half trusts the other: a wrong index makes records wrong or lost, but never causes an
+//! access outside the memory. Records consist of atomic words, so this module needs no `unsafe`.
 
 use crate::atomic::{Arc, AtomicU64, Ordering};
 
-/// What is handed over at a time.
+/// The unit of transfer.
 pub type Record = [u64; RECORD_WORDS];
 
-/// Words of memory that may be shared with another process. All of them are 0 at first.
+/// Words of memory that may be shared with another process. All words start as 0.
 pub trait Memory: Send + Sync {
-    /// The words; the same each time.
+    /// The words; every call returns the same ones.
     fn words(&self) -> &[AtomicU64];
 }
 
-/// How many words a ring of so many records takes.
+/// The words of a ring that holds so many records.
 ///
 /// # Panics
 /// If `records` is not a power of two.
@@ -37,9 +40,9 @@ pub struct Producer {
     ring: Ring,
     /// Where the next record goes; what this half has stored in `tail`.
     tail: u64,
-    /// `head` as last seen.
+    /// The last known value of `head`.
     head_seen: u64,
-    /// How many found no room; what this half has stored in `dropped`.
+    /// The number of dropped records; what this half has stored in `dropped`.
     dropped: u64,
 }
 
@@ -48,15 +51,15 @@ pub struct Consumer {
     ring: Ring,
     /// Where the next record is read; what this half has stored in `head`.
     head: u64,
-    /// `dropped` as it was when it was asked last.
+    /// `dropped` at the last call of `take_dropped`.
     dropped_seen: u64,
 }
 
 impl Producer {
-    /// Makes the writing half of the ring that the memory is.
+    /// Makes the writing half of the ring in `memory`.
     ///
     /// # Panics
-    /// If the memory has not the size of a ring ([`words_of`]).
+    /// If `memory` does not have the size of a ring ([`words_of`]).
     #[must_use]
     pub fn new(memory: Arc<dyn Memory>) -> Self {
         Self {
@@ -67,7 +70,7 @@ impl Producer {
         }
     }
 
-    /// Appends a record, visible to the consumer at once; counts it as dropped where there is no room. Never blocks.
+    /// Appends a record, which the consumer can see at once. Without room the record is dropped and counted. Never blocks.
     #[inline]
     pub fn push(&mut self, record: Record) {
         if self.tail.wrapping_sub(self.head_seen) >= self.ring.records && !self.has_room() {
@@ -96,10 +99,10 @@ impl Producer {
 }
 
 impl Consumer {
-    /// Makes the reading half of the ring that the memory is.
+    /// Makes the reading half of the ring in `memory`.
     ///
     /// # Panics
-    /// If the memory has not the size of a ring ([`words_of`]).
+    /// If `memory` does not have the size of a ring ([`words_of`]).
     #[must_use]
     pub fn new(memory: Arc<dyn Memory>) -> Self {
         Self {
@@ -109,17 +112,17 @@ impl Consumer {
         }
     }
 
-    /// Calls `f` for each record that is there now, oldest first, and returns how many. Room for new ones is given back once, at the
-    /// end. If `f` fails, the records that it was not called for are given up.
+    /// Calls `f` for each record in the ring, oldest first, and returns their number. The slots become free once, at the end. If
+    /// `f` fails, the remaining records are lost.
     ///
     /// # Errors
-    /// What `f` says.
+    /// The error of `f`.
     #[inline]
     pub fn drain<E>(&mut self, mut f: impl FnMut(Record) -> Result<(), E>) -> Result<u64, E> {
         // Acquire: pairs with the producer's Release store of `tail`; the records below it are written.
         let words = self.ring.words();
         let tail = words[TAIL].load(Ordering::Acquire);
-        // More than there can be is a producer's mistake.
+        // A larger difference is an error of the producer.
         let count = tail.wrapping_sub(self.head).min(self.ring.records);
         let done = (0..count).try_for_each(|ahead| {
             let slot = self.ring.slot(words, self.head.wrapping_add(ahead));
@@ -134,14 +137,14 @@ impl Consumer {
         done.map(|()| count)
     }
 
-    /// How many records found no room since this was asked last.
+    /// The number of records dropped since the last call.
     pub fn take_dropped(&mut self) -> u64 {
         // Relaxed: a count by itself.
         let dropped = self.ring.words()[DROPPED].load(Ordering::Relaxed);
         dropped.wrapping_sub(std::mem::replace(&mut self.dropped_seen, dropped))
     }
 
-    /// How many records there is room for.
+    /// The number of records that the ring holds.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.ring.records

@@ -1,5 +1,6 @@
-//! Decides how a shell completes what is typed: commands and flags as they are, and the names of what a running daemon has by asking
-//! it, at its usual control socket. Whatever goes wrong there, nothing is offered.
+//! Decides how a shell completes what is typed: commands and flags from their definitions, and
+//! names by a query to the running daemon, at its default control socket. If that fails, nothing is
+//! offered.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -30,10 +31,10 @@ pub enum Shell {
     Zsh,
 }
 
-/// Prints what a shell reads at its start, by which it asks this program from then on.
+/// Prints the script that a shell reads at its start; with it the shell queries this program.
 ///
 /// # Errors
-/// What the writer says.
+/// The writer's error.
 pub fn register(shell: Shell, out: &mut impl Write) -> io::Result<()> {
     let name = shell.to_possible_value();
     let name = name.as_ref().map_or("bash", |value| value.get_name());
@@ -42,7 +43,7 @@ pub fn register(shell: Shell, out: &mut impl Write) -> io::Result<()> {
     shell.write_registration(ASKED, "blkmq", "blkmq", "blkmq", out)
 }
 
-/// Answers a shell, if it is one that asks, and ends the process then.
+/// Answers the query of a shell, if this is one, and ends the process then.
 pub fn answer() {
     CompleteEnv::with_factory(<Cli as clap::CommandFactory>::command)
         .var(ASKED)
@@ -68,7 +69,7 @@ impl ValueCompleter for Disks {
     }
 }
 
-/// Whatever the daemon has a name for.
+/// Everything that has a name in the daemon.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names;
 
@@ -84,7 +85,7 @@ impl ValueCompleter for Names {
     }
 }
 
-/// What begins like `current` in these lists, once each.
+/// The names in these lists that begin with `current`, once each.
 fn names(lists: &[(&str, &str)], current: &OsStr) -> Vec<CompletionCandidate> {
     let (Ok(mut client), Some(begun)) = (
         Client::connect_within(&default_path(), ANSWER_MAX),
@@ -106,7 +107,7 @@ fn names(lists: &[(&str, &str)], current: &OsStr) -> Vec<CompletionCandidate> {
     found.into_iter().map(CompletionCandidate::new).collect()
 }
 
-/// The variable by which a shell asks.
+/// The variable by which a shell queries.
 const ASKED: &str = "BLKMQ_COMPLETE";
-/// Somebody waits at a terminal.
+/// A user waits at a terminal.
 const ANSWER_MAX: Duration = Duration::from_secs(1);

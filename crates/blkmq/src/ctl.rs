@@ -1,4 +1,5 @@
-//! Decides what `blkmq ctl` asks of a running daemon, and how the answers look: tables for people, JSON for programs.
+//! Decides what `blkmq ctl` asks of a running daemon, and the form of the responses: tables for
+//! people, JSON for programs.
 
 mod stats;
 mod table;
@@ -167,7 +168,7 @@ impl Listed {
         }
     }
 
-    /// The key that names one.
+    /// The key with the name of an entry.
     fn key(self) -> &'static str {
         match self {
             Self::Disks | Self::Queues => "name",
@@ -220,13 +221,13 @@ const EXPORTS: &[Column] = &[
     Column::number("refused"),
 ];
 
-/// Asks or changes a running daemon.
+/// Queries or changes a running daemon.
 ///
 /// # Errors
-/// What the daemon says, or that there is none.
+/// The daemon's error, or there is no daemon.
 pub fn main(args: &CtlArgs) -> Result<()> {
     let mut client = Client::connect(&path_to_ask(args.socket.as_deref())?)?;
-    // Whoever reads may have had enough.
+    // The reader may have closed early.
     unless_reader_left(run(args, &mut client))
 }
 
@@ -290,7 +291,7 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
         CtlCommand::Apply { file, dry_run } => {
             let text = std::fs::read_to_string(file)
                 .with_context(|| format!("{} cannot be read", file.display()))?;
-            // Read here first, where it can be said in which line it is wrong.
+            // Parsed here first, since its errors have the line.
             let check = blkmq_config::Config::from_toml(&text);
             check.with_context(|| format!("configuration {}", file.display()))?;
             let params = json!({"toml": text, "dry_run": dry_run});
@@ -345,7 +346,8 @@ impl EditArgs {
     /// With `takes_back`, a key without a value gets its default again.
     fn params(&self, takes_back: bool) -> Result<Value> {
         let mut keys = Map::new();
-        // There is one daemon, and an export is named by its address: what stands where a name would is a key.
+        // There is one daemon, and an export has its address as name: the word in place of a name
+        // is a key.
         let (name, first) = match self.name.split_once('=') {
             Some(_) if self.kind == "daemon" => ("", Some(&self.name)),
             Some((door, address)) if self.kind == "export" && !door.contains(':') => {

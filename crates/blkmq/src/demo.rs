@@ -68,14 +68,15 @@ impl Flood {
     }
 }
 
-/// Shows it, on standard output. A signal ends it early, and cleanly.
+/// Runs the demo, with output on standard output. A signal ends it early, and cleanly.
 ///
 /// # Errors
 /// What cannot be made or served, a server that fails its client, or the signal.
 pub fn main(args: &DemoArgs) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // In this order: the first signal only sets the flag, the second finds it set and ends the process.
+        // In this order: the first signal only sets the flag, the second finds it set and ends the
+        // process.
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))?;
         flag::register(signal, Arc::clone(&stop))?;
     }
@@ -83,7 +84,8 @@ pub fn main(args: &DemoArgs) -> Result<()> {
     Ok(())
 }
 
-/// Runs everything; returns the text that main prints. Nothing is left behind, whatever comes out.
+/// Runs everything; returns the text that main prints. Nothing is left behind, whatever the result
+/// is.
 fn show(args: &DemoArgs, stop: &AtomicBool) -> Result<String> {
     let medium = medium(args);
     let scene = Scene::set(&medium, args.depth)?;
@@ -100,7 +102,7 @@ fn show(args: &DemoArgs, stop: &AtomicBool) -> Result<String> {
     ))
 }
 
-/// The light tenant alone, then both under each rule; then those with weights.
+/// The light tenant alone, then both under each rule; then the tenants with weights.
 fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, Vec<Run>)> {
     let schedulers: Vec<Kind> = Kind::ALL
         .into_iter()
@@ -124,7 +126,7 @@ fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, V
         Ok(())
     };
     both(first, &mut runs)?;
-    // What an operator does who knows what the flood can take: half of it.
+    // The choice of an operator who knows the flood's throughput: half of it.
     let flood_bps = runs
         .last()
         .map_or(0, |run| (report::flood_bytes(run) / 2.0) as u64);
@@ -164,7 +166,7 @@ fn light() -> Job {
     Job::reads(4 << 10, 1)
 }
 
-/// What was run, for who reads the table.
+/// A description of the set-up, for readers of the table.
 fn set_up(args: &DemoArgs, medium: &Medium) -> String {
     format!(
         "Drive:     {}\nQueue:     one for all disks; at most {} requests with the drive, whatever the rule\n\
@@ -184,7 +186,7 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The schedulers that tell the story.
+/// The schedulers that show the difference.
 const FEW: [Kind; 2] = [Kind::None, Kind::Bfq];
 /// The schedulers under which tenants with weights are shown.
 const WEIGHTED_UNDER: [Kind; 2] = [Kind::None, Kind::Bfq];

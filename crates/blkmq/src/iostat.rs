@@ -1,6 +1,8 @@
-//! Decides what `blkmq iostat` prints: a line for each queue and for each group on it, in the shape of `iostat -x`.
+//! Decides what `blkmq iostat` prints: a line for each queue and for each group on it, in the form
+//! of `iostat -x`.
 //!
-//! A column that iostat has is here if it says the same. `%util` is not: nobody counts how long a drive had something to do.
+//! A column of iostat is here if it has the same meaning. `%util` is not: nothing counts how long a
+//! drive was busy.
 
 use std::time::Duration;
 
@@ -38,10 +40,10 @@ pub struct IostatArgs {
     pub skips_idle: bool,
 }
 
-/// Reports what a running daemon does, again and again.
+/// Reports the activity of a running daemon repeatedly.
 ///
 /// # Errors
-/// What the daemon says, or that there is none.
+/// The daemon's error, or there is no daemon.
 pub fn main(args: &IostatArgs) -> Result<()> {
     let mut client = Client::connect(&path_to_ask(args.socket.as_deref())?)?;
     unless_reader_left(run(args, &mut client))
@@ -86,7 +88,7 @@ fn report(args: &IostatArgs, interval: &Interval, is_since_start: bool) -> Resul
 /// A queue, or a group on it.
 struct Line<'a> {
     queue: &'a str,
-    /// None for all groups together.
+    /// `None` for all groups together.
     group: Option<&'a str>,
     did: GroupStatistics,
 }
@@ -115,7 +117,7 @@ impl Line<'_> {
         )
     }
 
-    /// What iostat's columns say, with their names.
+    /// The values of iostat's columns, with their names.
     fn columns(&self, interval: &Interval) -> Vec<(&'static str, f64)> {
         let mut columns = Vec::new();
         for (names, counts) in [
@@ -123,7 +125,7 @@ impl Line<'_> {
             (WRITE, &self.did.write),
             (DISCARD, &self.did.discard),
         ] {
-            // As the kernel has it: what was merged counts once, as the request that it was merged into.
+            // As in the kernel: a merged I/O counts once, as the request into which it was merged.
             let requests = counts.ios.saturating_sub(counts.merged);
             let values = [
                 interval.per_second(requests),
@@ -152,7 +154,7 @@ fn await_ms(counts: &Counts) -> f64 {
     ratio(counts.wait_ns + counts.service_ns, counts.ios) / 1e6
 }
 
-/// Of nothing, zero.
+/// 0 if the divisor is 0.
 fn ratio(of: u64, by: u64) -> f64 {
     if by == 0 { 0.0 } else { of as f64 / by as f64 }
 }
@@ -207,7 +209,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// Reads seconds as the daemon takes them.
+/// Parses seconds in the daemon's range.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok();
     let seconds = seconds.filter(|seconds| (0.1..=3600.0).contains(seconds));

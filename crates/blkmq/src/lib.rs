@@ -1,8 +1,9 @@
 //! The command `blkmq`: one daemon per host that serves every tenant's disk and shares the drives between them.
 //!
-//! [`cli`] is what can be typed; what flags and the configuration file say is up to `blkmq_config`. [`serve`] runs the daemon,
-//! [`control`] lets it be asked and changed while it runs, which [`ctl`] does; [`iostat`] and `top` show what it does, from
-//! [`rates`], and [`trace`] writes down what happens to each request; `demo` shows what it is for. Demo, bench and top are features.
+//! [`cli`] defines the command line; `blkmq_config` defines the meaning of flags and the
+//! configuration file. [`serve`] runs the daemon, [`control`] answers queries and changes while it
+//! runs, which [`ctl`] sends; [`iostat`] and `top` show its activity, from [`rates`], and [`trace`]
+//! records the steps of each request; `demo` shows its purpose. Demo, bench and top are features.
 #![forbid(unsafe_code)]
 
 pub mod cli;

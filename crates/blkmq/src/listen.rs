@@ -1,4 +1,5 @@
-//! Decides how the daemon's own sockets come to be: nobody can connect to one before it is whose it should be.
+//! Decides how the daemon's own sockets are made: nobody can connect to one before its owner and
+//! mode are set.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -6,10 +7,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use blkmq_export::common::{listen_at, remove_stale};
 
-/// Listens at `path`, once `prepare` has given the socket its owner and mode: it is made where nobody looks, and then moved.
+/// Listens at `path`, once `prepare` has set the socket's owner and mode: it is made under another
+/// name, and then moved.
 ///
 /// # Errors
-/// If another daemon listens there, or what cannot be done.
+/// Another daemon listens there, or a step fails.
 pub(crate) fn listen(path: &Path, prepare: impl FnOnce(&Path) -> Result<()>) -> Result<UnixListener> {
     remove_stale(path)?;
     let own = path.with_extension(format!("{}.new", std::process::id()));

@@ -1,6 +1,7 @@
-//! Decides how messages reach standard error: whoever has one puts it into a bounded queue and goes on, and a thread of its own
-//! writes. A full disk, a closed pipe or one that nobody reads costs messages, which are counted, and nothing else.
-//! `main` gives it to `tracing`; `serve` prints its statistics through it.
+//! Decides how messages reach standard error: the sender puts a message into a bounded queue and
+//! continues, and a thread of its own writes. A full disk, a closed pipe or one without a reader
+//! costs messages, which are counted, and nothing else. `main` installs it for `tracing`; `serve`
+//! prints its statistics through it.
 
 pub mod format;
 
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// The way to the log; clones lead to the same one.
+/// A handle of the log; clones share one log.
 #[derive(Clone)]
 pub struct Log(Arc<Shared>);
 
@@ -34,9 +35,9 @@ type SetFilter = Box<dyn Fn(&str) -> anyhow::Result<()> + Send + Sync>;
 #[derive(Default)]
 struct Queue {
     messages: VecDeque<Message>,
-    /// Of all messages, without the one that is being written.
+    /// Bytes of all messages except the one that is being written.
     bytes: usize,
-    /// Messages that found no room since the last one that did.
+    /// Messages dropped for lack of room since the last one that fitted.
     lost: u64,
     is_writing: bool,
 }
@@ -45,15 +46,15 @@ struct Queue {
 #[derive(Default)]
 struct Message {
     text: Vec<u8>,
-    /// Messages that belong in front of it and found no room.
+    /// Messages that belong before it and were dropped.
     lost_before: u64,
 }
 
 impl Log {
-    /// Starts the thread that writes to `sink`. It lives as long as the process.
+    /// Starts the thread that writes to `sink`. The thread runs as long as the process.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// The thread cannot be started.
     pub fn start(sink: impl Write + Send + 'static) -> io::Result<Self> {
         let log = Self(Arc::new(Shared {
             queue: Mutex::default(),
@@ -67,16 +68,16 @@ impl Log {
         Ok(log)
     }
 
-    /// Takes what replaces the filter of what is logged.
+    /// Sets the function that replaces the filter of what is logged.
     pub fn take_filter(&self, set: impl Fn(&str) -> anyhow::Result<()> + Send + Sync + 'static) {
         // The first one stays.
         let _ = self.0.filter.set(Box::new(set));
     }
 
-    /// Logs what a filter lets through from now on, as `BLKMQ_LOG` has it.
+    /// Sets a filter of what is logged from now on, in the form of `BLKMQ_LOG`.
     ///
     /// # Errors
-    /// If it is no filter.
+    /// The filter is invalid.
     pub fn set_filter(&self, filter: &str) -> anyhow::Result<()> {
         let Some(set) = self.0.filter.get() else {
             anyhow::bail!("the log has no filter");
@@ -86,7 +87,8 @@ impl Log {
             .with_context(|| format!("filter {:?} rejected", start_of(filter)))
     }
 
-    /// Has the panics of all threads reported through the log, so that a thread which panics does not wait for it either.
+    /// Reports panics of all threads through the log, so that a panicking thread does not wait for
+    /// the sink either.
     pub fn take_panics(&self) {
         let log = self.clone();
         panic::set_hook(Box::new(move |panicked| {
@@ -155,7 +157,7 @@ impl Queue {
         self.bytes + bytes <= QUEUE_BYTES_MAX && self.messages.len() < MESSAGES_MAX
     }
 
-    /// The next message; one without text if all that there is to say is how many were lost.
+    /// The next message; one without text if only the number of dropped ones is to be reported.
     fn next(&mut self) -> Option<Message> {
         if let Some(message) = self.messages.pop_front() {
             self.bytes -= message.text.len();
@@ -171,7 +173,8 @@ impl Queue {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing panics while it holds the lock; if something did, the queue would be as good as any.
+        // Nothing panics while it holds the lock; if something did, the queue would still be
+        // consistent.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -189,7 +192,7 @@ impl Shared {
     }
 
     fn write_to(&self, mut sink: impl Write) {
-        // Messages that are lost and not told of, with why, if writing failed.
+        // Dropped messages that are not reported yet, with the reason if writing failed.
         let (mut lost, mut why) = (0, None);
         loop {
             let message = self.take_next();
@@ -211,7 +214,7 @@ impl Shared {
     }
 }
 
-/// What is said in the place of messages that were lost.
+/// The line that replaces dropped messages.
 fn lost_line(lost: u64, why: Option<&io::Error>) -> String {
     match why {
         Some(error) => format!("log: {lost} messages are missing here: writing them failed: {error}\n"),
@@ -219,7 +222,8 @@ fn lost_line(lost: u64, why: Option<&io::Error>) -> String {
     }
 }
 
-/// Writes all of it, and waits as long as that takes: the sink may be a socket or a terminal that somebody made non-blocking.
+/// Writes all of it, however long that takes: the sink may be a socket or a terminal that somebody
+/// made non-blocking.
 fn put(sink: &mut impl Write, mut text: &[u8]) -> io::Result<()> {
     while !text.is_empty() {
         match sink.write(text) {
@@ -259,15 +263,16 @@ impl fmt::Debug for Log {
     }
 }
 
-/// What waits to be written, in bytes and in messages: some minutes of the worst that the limits of single messages let through.
+/// Limits of what waits to be written, in bytes and in messages: some minutes of the most that the
+/// limits of single messages permit.
 const QUEUE_BYTES_MAX: usize = 256 << 10;
 const MESSAGES_MAX: usize = 4096;
-/// How long a thread that panicked waits for its last words to be written.
+/// How long a panicking thread waits until its message is written.
 const PANIC_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long to wait for a sink that would block.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// A word that is no level would be taken for the name of a part of the program, and silence all others.
+/// Refuses a word that is no level: it would count as the name of a module, and silence all others.
 fn check_levels(filter: &str) -> anyhow::Result<()> {
     let words = filter.split(',').map(str::trim).filter(|word| !word.is_empty());
     for word in words.filter(|word| !word.contains(['=', '['])) {
@@ -283,7 +288,7 @@ fn check_levels(filter: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As much of a text as an error repeats.
+/// The part of a text that an error repeats.
 fn start_of(text: &str) -> &str {
     let end = (0..=text.len().min(TOLD_MAX))
         .rev()

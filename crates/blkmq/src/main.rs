@@ -1,4 +1,4 @@
-//! Runs what was typed: see [`blkmq::cli`] for what can be.
+//! Runs the command that was typed: [`blkmq::cli`] defines the commands.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// Has messages written to the log, in the format that the environment asks for.
+/// Writes messages to the log, in the format that the environment asks for.
 fn start_tracing(log: &Log, filter: EnvFilter) {
     let (filter, handle) = reload::Layer::new(filter);
     log.take_filter(move |text| {
@@ -105,7 +105,7 @@ fn bench(what: Bench) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a text, of which the reader may take as much as it likes: `blkmq man | head` is no failure.
+/// Prints a text. A reader that closes early, as in `blkmq man | head`, is no failure.
 fn print(text: &[u8]) -> io::Result<()> {
     match io::stdout().write_all(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -113,5 +113,5 @@ fn print(text: &[u8]) -> io::Result<()> {
     }
 }
 
-/// How long the end of the process waits for its last messages to be written.
+/// How long the end of the process waits until its last messages are written.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);

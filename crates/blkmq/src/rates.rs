@@ -1,21 +1,22 @@
-//! Decides what two answers of a daemon say about the time between them: differences of counts, and the percentiles of that time
-//! alone. `ctl stats`, `iostat` and `top` show them.
+//! Decides what two samples of a daemon say of the time between them: differences of counts, and
+//! the percentiles of that time alone. `ctl stats`, `iostat` and `top` show them.
 
 use std::collections::BTreeMap;
 
 use crate::control::statistics::{Counts, Delay, GroupStatistics, QueueStatistics, Statistics, Times};
 
-/// What a daemon did in some time: of each queue what it has now, and what its groups did.
+/// The activity of a daemon in an interval: the present state of each queue, and the counts of its
+/// groups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Interval {
-    /// How long that was.
+    /// The length of the interval.
     pub seconds: f64,
     /// All queues, with differences for counts.
     pub queues: Vec<QueueStatistics>,
 }
 
 impl Interval {
-    /// What was done since the start of the daemon.
+    /// The activity since the start of the daemon.
     pub fn since_start(now: Statistics) -> Self {
         Self {
             seconds: seconds(now.uptime_ns),
@@ -23,7 +24,8 @@ impl Interval {
         }
     }
 
-    /// What was done between two answers of one daemon; none if they are from two daemons, or the same.
+    /// The activity between two samples of one daemon; `None` if they are from two daemons, or the
+    /// same.
     pub fn between(before: &Statistics, now: &Statistics) -> Option<Self> {
         let time = now.uptime_ns.checked_sub(before.uptime_ns)?;
         let queue = |now: &QueueStatistics| {
@@ -36,13 +38,13 @@ impl Interval {
         })
     }
 
-    /// So many, as so many a second.
+    /// A count as a rate per second.
     pub fn per_second(&self, count: u64) -> f64 {
         count as f64 / self.seconds
     }
 }
 
-/// All that groups did together.
+/// The sum of the counts of groups.
 pub fn sum<'a>(groups: impl IntoIterator<Item = &'a GroupStatistics>) -> GroupStatistics {
     let mut sum = GroupStatistics::default();
     let (mut wait, mut device) = (BTreeMap::new(), BTreeMap::new());
@@ -64,7 +66,7 @@ pub fn sum<'a>(groups: impl IntoIterator<Item = &'a GroupStatistics>) -> GroupSt
     sum
 }
 
-/// Whether a group did something, or has something to do.
+/// Whether a group was active, or has I/Os waiting.
 pub fn is_active(group: &GroupStatistics) -> bool {
     group.total.ios > 0 || group.queued > 0
 }
@@ -76,7 +78,7 @@ fn queue_since(now: &QueueStatistics, before: &QueueStatistics) -> QueueStatisti
         .map(|group| (group.path.as_str(), group))
         .collect();
     let group = |now: &GroupStatistics| match was.get(now.path.as_str()) {
-        // With fewer than before it is another group, that was made since.
+        // A smaller count means another group, which was made since.
         Some(before) if before.total.ios <= now.total.ios => group_since(now, before),
         _ => now.clone(),
     };
@@ -129,7 +131,7 @@ fn times_since(now: &Times, before: &Times) -> Times {
     let mut was = before.buckets.iter().peekable();
     let mut since = Vec::new();
     for &(bound, count) in &now.buckets {
-        // Both are in order, and a bucket that had something has it still.
+        // Both are in order, and a bucket that was not empty is not empty later.
         while was.next_if(|(at, _)| *at < bound).is_some() {}
         let before = was.next_if(|(at, _)| *at == bound).map_or(0, |(_, count)| *count);
         if count > before {
@@ -170,7 +172,7 @@ fn parts_mut(group: &mut GroupStatistics) -> [&mut Counts; 5] {
     ]
 }
 
-/// Not zero, so that it can be divided by.
+/// Never zero, so that it can be a divisor.
 fn seconds(ns: u64) -> f64 {
     ns.max(1) as f64 / 1e9
 }

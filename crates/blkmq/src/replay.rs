@@ -1,4 +1,5 @@
-//! Decides on which disks `blkmq replay` plays: those of its flags and its configuration file, as `serve` has them, or a modelled drive.
+//! Decides on which disks `blkmq replay` replays: those of its flags and its configuration file, as
+//! for `serve`, or a modelled drive.
 
 use std::path::PathBuf;
 
@@ -31,10 +32,10 @@ pub struct ReplayCommand {
     pub simulate: replay::SimulateArgs,
 }
 
-/// Plays a recording again.
+/// Replays a recording.
 ///
 /// # Errors
-/// If a disk or the recording is wrong, or an I/O fails.
+/// A disk or the recording is wrong, or an I/O fails.
 pub fn main(args: &ReplayCommand) -> Result<()> {
     unless_reader_left(play(args))
 }

@@ -1,5 +1,5 @@
-//! Decides the life of the daemon: from the configuration to open doors, until a signal, and down again.
-//! Comes after `blkmq_config`; the reactors of `blkmq_host` do the work meanwhile.
+//! Decides the steps of the daemon: from the configuration to open front doors, until a signal, and
+//! the shutdown. `blkmq_config` comes before; meanwhile the reactors of `blkmq_host` do the work.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -44,10 +44,10 @@ use upgrade::{Earlier, Outgoing};
 /// Serves until a signal.
 ///
 /// # Errors
-/// What cannot be served, or was not finished when time ran out.
+/// What cannot be served, or was not finished in time.
 pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     let (document, config) = configuration(args)?;
-    // Before anything is opened, so that no signal finds the default action once `ready` is printed.
+    // Before anything is opened, so that no signal has the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("signals cannot be handled")?;
     // A write beyond the limit of a file's size fails; by default the signal would end the daemon.
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).context("signals cannot be handled")?;
@@ -64,7 +64,8 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     daemon.run(args, signals, log)
 }
 
-/// Opens the disks, makes the queues and says whether they can be served; does not listen. Files that had to be made for that are taken away again.
+/// Opens the disks, makes the queues and reports whether they can be served; does not listen. Files
+/// made for the check are removed.
 fn check(config: &Config) -> Result<()> {
     let made = Placeholders::make(config);
     let queues = plan(config).and_then(|plan| {
@@ -84,14 +85,14 @@ fn check(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Joins the configuration file and the flags: as they are written, and what they mean.
+/// Joins the configuration file and the flags: as they are written, and their meaning.
 fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     let mut document = match &args.config {
         Some(path) => {
             let text = std::fs::read_to_string(path)
                 .with_context(|| format!("configuration {} cannot be read", path.display()))?;
             let context = || format!("configuration {}", path.display());
-            // Read as a whole first, which can say in which line it is wrong.
+            // Parsed as a whole first, since its errors have the line.
             Config::from_toml(&text).with_context(context)?;
             Document::from_toml(&text).with_context(context)?
         }
@@ -117,7 +118,7 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     let named = document
         .get(Kind::Daemon, "")
         .is_some_and(|keys| keys.contains_key("upgrade_socket"));
-    // Who takes over listens there for the next, unless told otherwise.
+    // A daemon that takes over listens there for the next one, unless configured otherwise.
     let inherited = args.take_over.clone().filter(|_| !named);
     let flags = [
         flag("reactors", args.reactors.map(|count| count.to_string())),
@@ -148,7 +149,7 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     Ok((document, config))
 }
 
-/// What the engine is to be.
+/// The configuration of the engine.
 fn engine(config: &Config, plan: Plan) -> EngineConfig {
     EngineConfig {
         reactors: reactors(config),
@@ -166,27 +167,27 @@ pub struct Daemon {
     running: Arc<Running>,
     /// Where another daemon may take over.
     outgoing: Option<Outgoing>,
-    /// What groups did before this daemon took over.
+    /// The statistics of groups before this daemon took over.
     earlier: Arc<Earlier>,
-    /// What to give to clients: one line for each disk and address.
+    /// The addresses for clients: one line for each disk and address.
     pub addresses: Vec<String>,
 }
 
 impl Daemon {
-    /// Starts the engine and opens the doors.
+    /// Starts the engine and opens the front doors.
     ///
     /// # Errors
-    /// The address, the tunable or the thread that cannot be had.
+    /// An address, a tunable or a thread fails.
     pub fn start(document: Document, config: Config, plan: Plan) -> Result<Self> {
         Self::start_with(document, config, plan, &Arc::new(Handover::new(Phase::Serving)))
     }
 
-    /// The same; where another daemon's clients are taken over nobody is served yet.
+    /// The same; if another daemon's clients are taken over, nobody is served yet.
     fn start_with(document: Document, config: Config, plan: Plan, handover: &Arc<Handover>) -> Result<Self> {
         let files = Files::open(&config)?;
         let connections_max = descriptors::connections(&config, reactors(&config))?;
         check_exports(&config)?;
-        // Listen first: an address that is taken should not cost a start of the engine.
+        // Listen first: an address in use should not cost a start of the engine.
         let mut opened = Vec::new();
         for export in &config.exports {
             let address = read(export)?;
@@ -241,7 +242,7 @@ impl Daemon {
         &self.engine
     }
 
-    /// Lets it be asked and changed, if it can be.
+    /// Opens the control socket, if one is configured.
     fn control(&self, args: &ServeArgs, daemon: Arc<control::Daemon>) -> Result<Option<control::Server>> {
         let config = self.running.control_config();
         let (path, is_asked_for) = match &config.socket {
@@ -266,7 +267,7 @@ impl Daemon {
         }
     }
 
-    /// Says that it is ready, and serves until a signal.
+    /// Reports that it is ready, and serves until a signal.
     fn run(mut self, args: &ServeArgs, mut signals: Signals, log: &Log) -> Result<()> {
         let at_shutdown = end_at_once_on_the_next()?;
         if let Some(outgoing) = &mut self.outgoing {
@@ -320,7 +321,7 @@ impl Daemon {
         if !has_left {
             tracing::info!("shutting down: no new requests; a second signal ends at once");
         }
-        // The thread waits for that alone.
+        // The thread waits only for that.
         let _ = at_shutdown.send(signals);
         let limit = self.running.shutdown_limit();
         if has_left {
@@ -330,7 +331,7 @@ impl Daemon {
         self.shutdown(limit)
     }
 
-    /// Has a thread look at the disks' sizes when a device says that one may have grown.
+    /// Starts a thread that reads the disks' sizes when a device reports that one may have grown.
     fn look_at_sizes(&self) -> Result<Arc<SizeNews>> {
         let news = self.engine.control().size_news();
         let (told, running) = (Arc::clone(&news), Arc::downgrade(&self.running));
@@ -347,7 +348,7 @@ impl Daemon {
         Ok(news)
     }
 
-    /// Makes the daemon what its file and its flags say now.
+    /// Changes the daemon to the present content of its file and its flags.
     fn reload(&self, args: &ServeArgs) {
         notify::reloading();
         let changed = configuration(args).and_then(|(new, _)| {
@@ -368,7 +369,7 @@ impl Daemon {
         notify::ready();
     }
 
-    /// Ends when another daemon serves the clients, and will make durable what they wrote.
+    /// Ends while another daemon serves the clients, which will make their writes durable.
     ///
     /// # Errors
     /// What was not finished in time.
@@ -377,7 +378,8 @@ impl Daemon {
         Ok(self.engine.shutdown(limit)?)
     }
 
-    /// Finishes what is under way, for at most about `limit`, and makes durable what was written, whatever else failed.
+    /// Finishes requests under way, for at most about `limit`, and makes written data durable,
+    /// whatever else failed.
     ///
     /// # Errors
     /// What was not finished in time, or may be lost.
@@ -392,10 +394,10 @@ impl Daemon {
     }
 }
 
-/// Reads an address as its front door has it.
+/// Parses an address by its front door.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in the address.
 fn read(export: &ExportSpec) -> Result<Box<dyn front_door::Address>> {
     let Some(door) = front_door::find(&export.door) else {
         let known: Vec<&str> = FRONT_DOORS.iter().map(|door| door.name()).collect();
@@ -415,7 +417,7 @@ fn read(export: &ExportSpec) -> Result<Box<dyn front_door::Address>> {
     Ok(door.parse(&export.address)?)
 }
 
-/// Checks that addresses can be served as they are configured, as far as can be without opening them.
+/// Checks, without opening them, that addresses can be served as configured.
 fn check_exports(config: &Config) -> Result<()> {
     for export in &config.exports {
         let checked = read(export)?.check(&export.tls);
@@ -462,8 +464,8 @@ fn warn_of_members(served: &[&Disk], export: &ExportSpec) {
     }
 }
 
-/// Makes a thread that ends the process at the next signal, whatever is under way, from when it is given the signals. There is one
-/// from the start: when the daemon ends there may be no memory for it.
+/// Starts a thread that ends the process at the next signal, whatever is under way, once it is
+/// given the signals. It is started early: when the daemon ends there may be no memory for it.
 fn end_at_once_on_the_next() -> Result<SyncSender<Signals>> {
     let (at_shutdown, given) = mpsc::sync_channel::<Signals>(1);
     let end = move || {
@@ -479,12 +481,12 @@ fn end_at_once_on_the_next() -> Result<SyncSender<Signals>> {
     Ok(at_shutdown)
 }
 
-/// How many threads serve.
+/// The number of threads that serve.
 fn reactors(config: &Config) -> usize {
     config.reactors.map_or_else(default_reactors, usize::from)
 }
 
-/// As many reactors as processors, but no more than most hosts want to give to storage.
+/// As many reactors as processors, but no more than most hosts would give to storage.
 fn default_reactors() -> usize {
     thread::available_parallelism()
         .map_or(1, usize::from)
@@ -492,7 +494,7 @@ fn default_reactors() -> usize {
 }
 
 const REACTORS_MAX: usize = 4;
-/// How long statistics wait for somebody to take them, before the rest is left out.
+/// How long statistics wait for a reader, before the rest is left out.
 const REPORT_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl std::fmt::Debug for Daemon {

@@ -1,4 +1,4 @@
-//! Decides how commands print what they were asked for: whole texts at once, to a reader who may leave when it has had enough.
+//! Decides how commands print their output: whole texts at once, to a reader that may close early.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// What came of printing, where a reader who has left is no failure.
+/// The result of printing; a reader that has closed is no failure.
 pub(crate) fn unless_reader_left(printed: Result<()>) -> Result<()> {
     let is_broken_pipe = |error: &anyhow::Error| {
         let error = error.downcast_ref::<io::Error>();

@@ -1,11 +1,12 @@
-//! Decides how numbers look to people: sizes, times and counts with the unit that leaves three digits or fewer.
+//! Decides the form of numbers for people: sizes, times and counts with the unit that leaves three
+//! digits or fewer.
 
 /// Bytes, in powers of 1024.
 pub(crate) fn size(bytes: f64) -> String {
     scaled(bytes, 1024.0, &["B", "K", "M", "G", "T"])
 }
 
-/// Nanoseconds; of more than all that can be told apart, `>1h`.
+/// Nanoseconds; beyond the histogram's range, `>1h`.
 pub(crate) fn time(ns: u64) -> String {
     match ns {
         // The bound of a histogram's last bucket.
@@ -14,7 +15,7 @@ pub(crate) fn time(ns: u64) -> String {
     }
 }
 
-/// A count, or so many a second; below ten, with a digit behind the point, if it is not whole.
+/// A count, or a rate per second; below ten, with one decimal, if it is not whole.
 #[cfg(feature = "top")]
 pub(crate) fn count(count: f64) -> String {
     match count {

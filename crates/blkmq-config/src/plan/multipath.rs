@@ -1,5 +1,5 @@
-//! Decides which disks are paths of another, and makes the drive of that one. A path has no queue of its own and is exported by
-//! nobody; else it is configured as any disk.
+//! Decides which disks are paths of another, and makes the drive of that one. A path has no queue
+//! of its own and is not exported; otherwise it is configured like any disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Paths {
     /// Checks that every path belongs to a disk that was opened.
     ///
     /// # Errors
-    /// If one does not: multipath disks that name each other, or themselves, are nobody's.
+    /// One does not: multipath disks that name each other, or themselves, belong to no disk.
     pub(crate) fn check_all_taken(&self) -> Result<(), Error> {
         match self.0.keys().next() {
             None => Ok(()),
@@ -85,7 +85,7 @@ impl Paths {
     }
 }
 
-/// Opens the paths of a disk, and makes the disk as they have it.
+/// Opens the paths of a disk, and makes the disk from their properties.
 pub(crate) fn open(
     entry: &DiskEntry,
     source: MultipathSource,
@@ -170,7 +170,7 @@ impl OpenDisk for OpenMultipath {
     ) -> Result<Arc<dyn Device>, Error> {
         let path = |path: OpenPath| {
             let Member { entry, opened } = path.member;
-            // One tag more than the queue has: the probes'.
+            // One tag more than the queue has, for probes.
             let drive = opened.join(&entry.name, Vec::new(), &[entry.size], depth + 1)?;
             Ok(PathDevice {
                 group: path.group,

@@ -1,4 +1,5 @@
-//! Decides which elevator and which way of polling a queue has: what its settings say, and what its disks say, who must agree.
+//! Decides which elevator and which way of polling a queue has, from its settings and those of its
+//! disks, which must agree.
 
 use anyhow::{Result, bail};
 use blkmq_core::sched::Kind;
@@ -9,7 +10,7 @@ use crate::disk::DiskSpec;
 use crate::group::GroupSpec;
 use crate::queue::Polling;
 
-/// Puts what the settings and the disks of a queue say on it.
+/// Applies the settings of a queue and of its disks.
 pub(crate) fn apply(queue: &mut QueueSpec, config: &Config) -> Result<()> {
     let disks = queue.disks.iter().map(|disk| disk.name.as_str());
     let wish = wish(config, &queue.name, disks)?;
@@ -21,7 +22,7 @@ pub(crate) fn apply(queue: &mut QueueSpec, config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Says whether a disk that joins a queue agrees with it about the elevator.
+/// Checks that a disk that joins a queue agrees with it about the elevator.
 pub(crate) fn agrees(disk: &DiskSpec, queue: &str, kind: Kind) -> Result<()> {
     match disk.sched {
         Some(wanted) if wanted != kind => bail!(
@@ -33,7 +34,7 @@ pub(crate) fn agrees(disk: &DiskSpec, queue: &str, kind: Kind) -> Result<()> {
     }
 }
 
-/// Says which groups have settings and no disk: most often a path that was misspelt.
+/// Warns of groups that have settings and no disk: most often the path is misspelt.
 pub(crate) fn warn_of_empty_groups(config: &Config) {
     let is_empty = |group: &&GroupSpec| {
         let below = |path: &str| {
@@ -62,15 +63,15 @@ pub(crate) fn warn_of_empty_groups(config: &Config) {
     }
 }
 
-/// How many groups a message names.
+/// Most groups that a message names.
 const NAMED_MAX: usize = 8;
 
-/// What is asked of a queue by its settings and by its disks, who must agree.
+/// The settings of a queue and of its disks, which must agree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
-    /// The elevator, if somebody names one.
+    /// The elevator, if one is set.
     pub elevator: Option<Kind>,
-    /// How ends of requests are found.
+    /// How completions of requests are found.
     pub polling: Polling,
     /// Requests in flight.
     pub depth: Option<u32>,
@@ -78,10 +79,10 @@ pub struct Wish {
     pub tunables: Vec<(String, u64)>,
 }
 
-/// What `config` asks of a queue with these disks.
+/// The settings in `config` for a queue with these disks.
 ///
 /// # Errors
-/// Who do not agree.
+/// The disks or settings that do not agree.
 pub fn wish<'a>(config: &Config, queue: &str, disks: impl Iterator<Item = &'a str>) -> Result<Wish> {
     let settings = config.queues.get(queue).cloned().unwrap_or_default();
     let disks: Vec<&DiskSpec> = disks
@@ -95,7 +96,7 @@ pub fn wish<'a>(config: &Config, queue: &str, disks: impl Iterator<Item = &'a st
     })
 }
 
-/// The elevator that a queue's settings or its disks name; they must agree.
+/// The elevator that a queue's settings or its disks set; they must agree.
 fn elevator(queue: &str, chosen: Option<Kind>, disks: &[&DiskSpec]) -> Result<Option<Kind>> {
     let mut chosen = chosen.map(|kind| (kind, "the queue's settings"));
     for disk in disks {
@@ -114,7 +115,8 @@ fn elevator(queue: &str, chosen: Option<Kind>, disks: &[&DiskSpec]) -> Result<Op
     Ok(chosen.map(|(kind, _)| kind))
 }
 
-/// The attributes of polling that disks name for their queue, before its settings; disks must agree.
+/// The attributes of polling that disks set for their queue, before its own settings; disks must
+/// agree.
 fn polling(queue: &str, settings: Polling, disks: &[&DiskSpec]) -> Result<Polling> {
     let conflict = |disk: &DiskSpec, key: &str| {
         anyhow::anyhow!(

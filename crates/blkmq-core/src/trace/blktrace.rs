@@ -30,8 +30,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// What a record says of an event; `sequence`, `pid`, `device` and `cpu` are still to be set. None of one that happened to no
-    /// request.
+    /// The record of an event, without `sequence`, `pid`, `device` and `cpu`. `None` for [`Step::Renumbered`].
     pub fn of(event: &Event) -> Option<Self> {
         let action = action(event.step)?;
         Some(Self {

@@ -1,6 +1,6 @@
-//! Decides what is told of a request's way to whoever traces it: an [`Event`] for each step, in a ring of the reactor that took the
-//! step, which another process may read. Filled by `local`, `hw_ctx` and `gate` where a [`Tracer`] is set; without one each of them
-//! looks for it once, for a batch where there are batches.
+//! Decides how the steps of requests are recorded: an [`Event`] for each step, in a ring of the reactor
+//! that took the step. Another process may read the ring. `local`, `hw_ctx` and `gate` record events
+//! while a [`Tracer`] is set; without a tracer each of them tests for one once per batch.
 
 pub mod blktrace;
 
@@ -21,7 +21,7 @@ use crate::time::Instant;
 pub enum Step {
     /// A bio, or a part of one that was split, is in a request.
     Queued,
-    /// A bio has joined another one's request: in the plug, or in the elevator; the latter is told when that request is issued.
+    /// A bio has joined another one's request: in the plug, or in the elevator. A merge in the elevator is recorded when that request is issued.
     Merged,
     /// Its submitter has published a request for the elevator, or for the caps of its group.
     Inserted,
@@ -33,7 +33,7 @@ pub enum Step {
     Requeued,
     /// It has ended.
     Completed,
-    /// Nothing happened to a request: from here on a number of the event's queue may mean another disk, or another group.
+    /// No step of a request: from here on, numbers of disks and groups of the event's queue may have other meanings.
     Renumbered,
 }
 
@@ -57,7 +57,7 @@ pub struct Event {
     pub at: Instant,
     /// First byte on the disk.
     pub offset: u64,
-    /// Bytes; 4 GiB - 1 for that and more.
+    /// Bytes; 4 GiB - 1 also stands for longer ones.
     pub len: u32,
     /// What the tracer's maker calls the queue.
     pub queue: u16,
@@ -67,7 +67,7 @@ pub struct Event {
     pub group: GroupId,
     /// The operation.
     pub op: Op,
-    /// Its modifiers, those of [`Flags::TOLD`].
+    /// Its modifiers, those of [`Flags::PUBLIC`].
     pub flags: Flags,
     /// What happened.
     pub step: Step,
@@ -85,7 +85,7 @@ impl Event {
     #[inline(always)]
     fn to_record(self) -> Record {
         let small = (self.step as u64) << STEP | (self.op as u64) << OP | (self.status as u64) << STATUS;
-        let flags = u64::from(self.flags.0 & Flags::TOLD.0) << FLAGS;
+        let flags = u64::from(self.flags.0 & Flags::PUBLIC.0) << FLAGS;
         [
             self.at.0,
             self.offset,
@@ -94,7 +94,7 @@ impl Event {
         ]
     }
 
-    /// None for what no event becomes.
+    /// Returns `None` for words that no event has.
     fn from_record([at, offset, len_and_group, rest]: Record) -> Option<Self> {
         let small = |shift: u32, bits: u32| (rest >> shift) as usize & ((1 << bits) - 1);
         Some(Self {
@@ -118,38 +118,38 @@ const OP: u32 = 51;
 const STATUS: u32 = 54;
 const FLAGS: u32 = 58;
 
-/// The end of a ring at which a reactor puts events in.
+/// The writing end of a reactor's ring.
 #[derive(Debug)]
 pub struct Sender(Producer);
 
 impl Sender {
-    /// Makes that end of the ring that the memory is ([`blkmq_sync::shared_ring::words_of`]). The other end is made with the same memory,
-    /// here or in another process.
+    /// Makes the writing end of the ring in `memory`. A [`Receiver`] of the same memory, in this process or another one, is the
+    /// other end.
     ///
     /// # Panics
-    /// If the memory has not the size of a ring.
+    /// If `memory` does not have the size of a ring ([`blkmq_sync::shared_ring::words_of`]).
     pub fn new(memory: Arc<dyn Memory>) -> Self {
         Self(Producer::new(memory))
     }
 }
 
-/// The end at which they are taken out, on any thread of any process that has the memory.
+/// The reading end of a reactor's ring, on any thread of any process that has mapped the memory.
 #[derive(Debug)]
 pub struct Receiver(Consumer);
 
 impl Receiver {
-    /// Makes that end.
+    /// Makes the reading end of the ring in `memory`.
     ///
     /// # Panics
-    /// If the memory has not the size of a ring.
+    /// If `memory` does not have the size of a ring.
     pub fn new(memory: Arc<dyn Memory>) -> Self {
         Self(Consumer::new(memory))
     }
 
-    /// Hands over what has come, in the order of the events. Returns how many.
+    /// Passes the events in the ring to `take`, oldest first, and returns their number.
     ///
     /// # Errors
-    /// What `take` says of one, or that something is none; what came with it is given up.
+    /// The error of `take`, or [`NoEvent`]; the remaining events are lost.
     #[inline]
     pub fn drain<E: From<NoEvent>>(
         &mut self,
@@ -159,24 +159,24 @@ impl Receiver {
             .drain(|record| take(Event::from_record(record).ok_or(NoEvent)?))
     }
 
-    /// How many events found no room since this was asked last.
+    /// The number of events dropped since the last call, because the ring was full.
     pub fn take_dropped(&mut self) -> u64 {
         self.0.take_dropped()
     }
 
-    /// How many events there is room for.
+    /// The number of events that the ring holds.
     pub fn capacity(&self) -> u64 {
         self.0.capacity()
     }
 }
 
-/// Something that is no event of this version was where one should be.
+/// A ring contains words that are no event of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoEvent;
 
 impl std::fmt::Display for NoEvent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("something in the trace is no event: who writes it is of another version")
+        f.write_str("the trace contains something that is no event: its writer is of another version")
     }
 }
 
@@ -190,12 +190,12 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Tells the events of a queue, which they call `queue`, in a ring.
+    /// Records the events of a queue in a ring, under the number `queue`.
     pub fn new(ring: Rc<RefCell<Sender>>, queue: u16) -> Self {
         Self { ring, queue }
     }
 
-    /// The queue's disks are others than before, or may be.
+    /// The queue's disks may have changed.
     #[cold]
     pub(crate) fn renumbered(&self) {
         self.push(self.event(Step::Renumbered, &Bio::default(), Instant(0)));
@@ -249,7 +249,7 @@ impl Tracer {
     pub(crate) fn step(&self, step: Step, rq: &Request, now: Instant) {
         self.push(Event {
             offset: rq.offset(),
-            len: told_len(rq.len()),
+            len: event_len(rq.len()),
             ..self.event(step, &rq.bio, now)
         });
     }
@@ -260,7 +260,7 @@ impl Tracer {
     pub(crate) fn completed(&self, rq: &Request, status: Status, now: Instant) {
         self.push(Event {
             offset: rq.offset(),
-            len: told_len(rq.len()),
+            len: event_len(rq.len()),
             status,
             ..self.event(Step::Completed, &rq.bio, now)
         });
@@ -274,7 +274,7 @@ impl Tracer {
         Event {
             at: now,
             offset: bio.offset,
-            len: told_len(bio.len),
+            len: event_len(bio.len),
             queue: self.queue,
             disk: bio.disk,
             group: bio.group,
@@ -290,7 +290,7 @@ impl Tracer {
     }
 }
 
-fn told_len(len: u64) -> u32 {
+fn event_len(len: u64) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
 
@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_step_operation_status_and_flag_is_told() {
+    fn every_step_operation_status_and_flag_survives_the_ring() {
         for step in Step::ALL {
             for op in Op::ALL {
                 for status in Status::ALL {
@@ -313,7 +313,7 @@ mod tests {
                         disk: DiskId(u32::MAX),
                         group: GroupId(u32::MAX),
                         op,
-                        flags: Flags::TOLD,
+                        flags: Flags::PUBLIC,
                         step,
                         status,
                     };

@@ -1,5 +1,6 @@
-//! Decides which memory stands in for a client's that direct I/O cannot use: areas of two sizes, mapped at set-up, handed
-//! out one per request. `hctx` copies a write into its area before, and a read out of it after, the transfer.
+//! Decides which memory replaces client memory that direct I/O cannot use: areas of two sizes,
+//! mapped at set-up, one for each request. `hctx` copies a write into its area before, and a read
+//! out of it after, the transfer.
 
 use std::io;
 use std::ops::Range;
@@ -15,7 +16,7 @@ pub(super) struct Bounces {
     large_free: Vec<u32>,
 }
 
-/// An area in a request's hands.
+/// An area that a request has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Area {
     Small(u32),

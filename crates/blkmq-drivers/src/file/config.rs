@@ -1,13 +1,13 @@
-//! Decides what can be asked of a disk in a file. `open` turns it into a disk.
+//! Decides the keys of a disk in a file. `open` turns the result into a disk.
 
 use std::path::PathBuf;
 
 use blkmq_host::value::{self, ConfigError};
 
-/// Whether requests go past the page cache.
+/// Whether requests bypass the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// Where the file can; a warning says so where it cannot.
+    /// Where the file can; a warning reports where it cannot.
     #[default]
     Auto,
     /// Yes, or the disk is refused.
@@ -21,15 +21,15 @@ pub enum Direct {
 pub struct FileConfig {
     /// The file or device.
     pub path: PathBuf,
-    /// Open it for reading only, beside other readers.
+    /// Open it read-only, beside other readers.
     pub read_only: bool,
-    /// What the size must be, in bytes; a file that is missing is created with it. Default: the size that it has.
+    /// The required size, in bytes; a missing file is created with it. Default: the present size.
     pub size: Option<u64>,
     /// Logical block size in bytes. Default: what direct I/O needs, 512 at least.
     pub block_size: Option<u32>,
-    /// Whether to go past the page cache. Default `Auto`.
+    /// Whether to bypass the page cache. Default `Auto`.
     pub direct: Direct,
-    /// Do without the lock against serving a file twice. Default off.
+    /// Take no lock against serving a file twice. Default off.
     pub unlocked: bool,
 }
 
@@ -75,7 +75,7 @@ impl FileConfig {
 }
 
 const PATH: &str = "the path of a file or a block device";
-/// The largest is what the kernel has offsets for.
+/// The largest is the kernel's largest offset.
 const SIZE: &str = "a size in bytes such as 64M or 2G, at least one block and less than 8388608T";
 const BLOCK: &str = "a power of two from 512 to 65536";
 const DIRECT: &str = "auto, on or off";

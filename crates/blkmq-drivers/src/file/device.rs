@@ -1,5 +1,5 @@
-//! Decides how disks in files share a queue: their common limits, and a hardware context for each reactor.
-//! The disks come from `open`; what a request becomes is up to `hctx`.
+//! Decides how disks in files share a queue: their common limits, and a hardware context for each
+//! reactor. `open` makes the disks; `hctx` decides what a request becomes.
 
 use std::any::Any;
 use std::fs::File;
@@ -29,15 +29,15 @@ pub struct FileDevice {
 #[derive(Debug)]
 pub(super) struct Shared {
     disks: RwLock<Disks>,
-    /// The smallest block of those that it began with: what requests may be cut at.
+    /// The smallest block of the first disks: requests may be cut at it.
     block: u32,
-    /// Never written: the data of zeroes where the filesystem cannot zero by itself.
+    /// Never written: source of zeroes where the filesystem cannot zero a range.
     pub(super) zeroes: Mapping,
     /// Requests whose end was found by polling their device.
     pub(super) ended_polled: AtomicU64,
 }
 
-/// The disks of a drive by their ids, as they are at one moment.
+/// The disks of a drive by their ids, at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disks(Vec<Option<Arc<FileDisk>>>);
 
@@ -55,7 +55,7 @@ impl Disks {
             .expect("nobody removes a disk in use")
     }
 
-    /// How many places there are.
+    /// The number of entries, used or not.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
@@ -82,11 +82,11 @@ impl Shared {
 impl FileDevice {
     /// Joins disks, in the order of their ids, on a queue whose tags number at most `depth`.
     ///
-    /// A disk whose direct I/O needs larger blocks than another disk of the drive has goes through the page cache, since
-    /// the drive's requests may be cut at the smaller ones; a warning says so.
+    /// A disk whose direct I/O needs larger blocks than another disk of the drive has uses the page
+    /// cache, since the drive's requests may be cut at the smaller ones; a warning is logged.
     ///
     /// # Errors
-    /// `OutOfMemory` if there is no room for a megabyte of zeroes.
+    /// `OutOfMemory` if there is no memory for a megabyte of zeroes.
     pub fn new(mut disks: Vec<FileDisk>, depth: u32) -> io::Result<Self> {
         let block = disks.iter().map(FileDisk::block_size).min().unwrap_or(512);
         disks.iter_mut().for_each(|disk| fit(disk, block));
@@ -153,7 +153,8 @@ impl Device for FileDevice {
             zeroes_max: ZEROES_MAX,
             zeroes_are_written: disks.iter().any(|disk| disk.writes_zeroes()),
             cache: true,
-            // Through the page cache each forced write would be a sync of its own; the queue has them share their flushes.
+            // With the page cache each forced write would be a sync of its own; with flushes by the
+            // queue, writes share them.
             fua: disks.iter().all(|disk| disk.direct.is_some()),
             ..Limits::default()
         }
@@ -185,8 +186,8 @@ impl Device for FileDevice {
         true
     }
 
-    /// What was written is in the page cache or on the device, where another process's flush finds it, too. Only the lock is in this
-    /// process, and that a flush has failed.
+    /// Written data is in the page cache or on the device, where another process's flush covers it,
+    /// too. Only the lock and the record that a flush has failed are in this process.
     fn remains(&self, disk: DiskId) -> io::Result<Remains> {
         let disks = self.shared.disks();
         let disk = disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?;
@@ -221,14 +222,15 @@ impl Allocation for FileDevice {
         max: usize,
         out: &mut Vec<Extent>,
     ) -> io::Result<()> {
-        // Not under the lock: it may take long.
+        // Not under the lock: the query may take long.
         let disk = self.shared.disks().get(disk).cloned();
         disk.ok_or(io::ErrorKind::InvalidInput)?
             .extents(offset, len, max, out)
     }
 }
 
-/// Has a disk go through the page cache whose direct I/O needs larger blocks than requests of its queue may be cut at.
+/// Makes a disk use the page cache if its direct I/O needs larger blocks than requests of its queue
+/// may be cut at.
 fn fit(disk: &mut FileDisk, block: u32) {
     if disk.direct.is_some_and(|needs| needs.range > block) {
         disk.use_page_cache();
@@ -240,15 +242,15 @@ fn fit(disk: &mut FileDisk, block: u32) {
     }
 }
 
-/// Disks on one filesystem or device: what their lists take is reserved from the start.
+/// Most disks on one filesystem or device: memory for their lists is reserved from the start.
 const DISKS_MAX: usize = 1024;
 /// Most pieces of memory in one request: a row of the table of each slot.
 pub(super) const SEGMENTS_MAX: usize = 128;
 /// The data of zeroes, in bytes: the largest piece in which they are written.
 pub(super) const ZEROES_BYTES: usize = 1 << 20;
-/// Largest discard in one request, in bytes. The kernel does it on a thread of its own.
+/// Largest discard in one request, in bytes. The kernel executes it on a thread of its own.
 const DISCARD_MAX: u64 = 1 << 30;
-/// Largest zeroing in one request, in bytes: where it must be written out, it still ends well within a time limit.
+/// Largest zeroing in one request, in bytes: even if written out, it ends well within a time limit.
 const ZEROES_MAX: u64 = 256 << 20;
 /// The usual page and block size of filesystems, in bytes.
 const PHYSICAL_BLOCK: u32 = 4096;

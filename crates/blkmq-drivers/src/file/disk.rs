@@ -1,5 +1,6 @@
-//! Decides what is known of one disk in a file: its size and alignment, what its filesystem turned out not to support,
-//! and where it has holes. Made by `open`, joined with others by `device`, used by all hardware contexts at once.
+//! Decides what is known of one disk in a file: its size and alignment, the operations that its
+//! filesystem does not support, and its holes. Made by `open`, joined with others by `device`, used
+//! by all hardware contexts at once.
 
 use std::fs::File;
 use std::io;
@@ -21,24 +22,26 @@ use super::syncs::Syncs;
 #[derive(Debug)]
 pub struct FileDisk {
     pub(super) file: File,
-    /// What keeps others from the file.
+    /// The lock that excludes others.
     pub(super) lock: Lock,
     pub(super) path: PathBuf,
     size: AtomicU64,
     pub(super) block_size: u32,
     pub(super) read_only: bool,
     pub(super) device: Backing,
-    /// What direct I/O demands; `None` where the disk goes through the page cache.
+    /// The alignments of direct I/O; `None` where the disk uses the page cache.
     pub(super) direct: Option<Alignment>,
     /// Submitting a request may block, whatever the kernel was asked for: see [`may_block`].
     pub(super) may_block: bool,
     pub(super) lacks: Lacks,
     pub(super) syncs: Syncs,
-    /// Whether the device can be polled, once that was tried; if not, why.
+    /// Whether the device can be polled, once that was tried; if not, the reason.
     pub(super) polling: OnceLock<Result<(), String>>,
-    /// A flush has failed: the kernel may have dropped the data and would call the next flush good, so none succeeds.
+    /// A flush has failed: the kernel may have dropped the data and would report success for the
+    /// next flush, so none succeeds.
     pub(super) flush_failed: AtomicBool,
-    /// Whether the last request failed, so that a failure is logged once, and how many lines may be about that.
+    /// Whether the last request failed, so that a failure is logged once, and the budget of log
+    /// lines.
     is_failing: AtomicBool,
     log: LogBudget,
     errors: AtomicU64,
@@ -53,7 +56,7 @@ pub enum Backing {
     Block(u64),
 }
 
-/// What direct I/O demands of memory and of ranges, in bytes, both powers of two.
+/// The alignments of direct I/O for memory and for ranges, in bytes, both powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
     /// Of the address of each piece of memory.
@@ -62,7 +65,8 @@ pub struct Alignment {
     pub range: u32,
 }
 
-/// What the filesystem or the device has refused once and is not asked for again. Relaxed throughout: a late look costs one more refusal.
+/// The operations that the filesystem or the device refused once, which are not tried again.
+/// Relaxed throughout: a late read costs one more refusal.
 #[derive(Debug, Default)]
 pub(super) struct Lacks {
     pub(super) punching: AtomicBool,
@@ -71,7 +75,7 @@ pub(super) struct Lacks {
 }
 
 impl FileDisk {
-    /// Joins what `open` found out.
+    /// Collects what `open` found out.
     pub(super) fn new(file: File, path: PathBuf, size: u64, block_size: u32, device: Backing) -> Self {
         Self {
             lock: Lock::None,
@@ -100,14 +104,15 @@ impl FileDisk {
 
     /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
-        // Relaxed: whoever relies on a new size has been told of it.
+        // Relaxed: code that relies on a new size has been told of it.
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Looks how large it is now, having made it `wanted` bytes, if that is asked for and it is a file.
+    /// Reads the present size, after setting it to `wanted` bytes if that is asked for and it is a
+    /// file.
     ///
     /// # Errors
-    /// What the system says, or that a block device has the size that it has.
+    /// The system's error, or the size of a block device cannot be set.
     pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
         let size = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
         let size = match wanted {
@@ -131,12 +136,12 @@ impl FileDisk {
         self.block_size
     }
 
-    /// Says whether it was opened for reading only.
+    /// Returns whether it was opened for reading only.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Returns what direct I/O demands, if requests go past the page cache.
+    /// Returns the alignments of direct I/O, if requests bypass the page cache.
     pub fn direct(&self) -> Option<Alignment> {
         self.direct
     }
@@ -151,7 +156,7 @@ impl FileDisk {
         self.errors.load(Ordering::Relaxed)
     }
 
-    /// Says whether zeroes have to be written, as far as is known: no holes can be made.
+    /// Returns whether zeroes have to be written, as far as is known: no holes can be made.
     pub(super) fn writes_zeroes(&self) -> bool {
         self.lacks.punching.load(Ordering::Relaxed)
     }
@@ -160,7 +165,7 @@ impl FileDisk {
         matches!(self.device, Backing::Block(_))
     }
 
-    /// What holds the lock of a writer, if one is held.
+    /// The file that holds the lock of a writer, if one is held.
     pub(super) fn locking_file(&self) -> Option<&File> {
         match &self.lock {
             Lock::None | Lock::Reader => None,
@@ -173,10 +178,12 @@ impl FileDisk {
         self.file.as_raw_fd()
     }
 
-    /// Counts a failed request, and logs it if the one before did not fail, and not too many lines were written lately.
+    /// Counts a failed request, and logs it if the one before did not fail, unless too many lines
+    /// were written lately.
     pub(super) fn note_failure(&self, now: Instant, doing: &'static str, offset: u64, len: u64, errno: i32) {
         if errno == Errno::FAULT.raw_os_error() {
-            // Memory that a client has lent is gone; the file is well, and the client's front door says so.
+            // Memory that a client lent is gone; the file is well, and the client's front door
+            // reports it.
             return;
         }
         // Relaxed: a counter and a latch for the log, which order nothing.
@@ -197,7 +204,7 @@ impl FileDisk {
         );
     }
 
-    /// Notes a request that went well.
+    /// Records a request that succeeded.
     #[inline]
     pub(super) fn note_success(&self, now: Instant) {
         if self.is_failing.load(Ordering::Relaxed) {
@@ -213,7 +220,7 @@ impl FileDisk {
         }
     }
 
-    /// Appends where the file has holes; see [`blkmq_host::device::Allocation`].
+    /// Appends the file's data and holes; see [`blkmq_host::device::Allocation`].
     pub(super) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
         let end = offset.saturating_add(len).min(self.size());
         if offset >= end || max == 0 {
@@ -241,7 +248,7 @@ impl FileDisk {
         Ok(())
     }
 
-    /// Returns where the file's next data or hole begins, its end if there is none.
+    /// Returns where the file's next data or hole begins, or its end.
     fn next(&self, from: SeekFrom) -> io::Result<u64> {
         match rustix::fs::seek(&self.file, from) {
             Ok(at) => Ok(at),
@@ -251,16 +258,17 @@ impl FileDisk {
     }
 }
 
-/// Says whether the file's filesystem may block who submits a request. io_uring first tries each request on the submitting thread, and asks
-/// the filesystem not to wait; FUSE waits all the same until its server has answered a write (seen on Linux 6.18), and network
-/// filesystems are of its kind. Only what is known to keep its word is trusted.
+/// Returns whether the file's filesystem may block the thread that submits a request. io_uring
+/// first tries each request on that thread, and asks the filesystem not to wait; FUSE nevertheless
+/// waits until its server has answered a write (seen on Linux 6.18), and network filesystems may do
+/// the same. Only filesystems that are known not to block are trusted.
 fn may_block(file: &File) -> bool {
     let kind = rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff);
     !NEVER_BLOCK.contains(&kind)
 }
 
-/// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as statfs(2) has them. tmpfs says itself that it cannot go on
-/// without waiting, and is left to the kernel's threads.
+/// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2). tmpfs reports
+/// that it cannot proceed without waiting, and is left to the kernel's threads.
 const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Decides how a disk in a file or on a block device is asked for: `file=PATH` and its keys.
+//! Decides the keys of a disk in a file or on a block device: `file=PATH` and others.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ impl OpenDisk for FileDisk {
         }
     }
 
-    /// Numbered as `ls -l /dev` and `/proc/self/mountinfo` do.
+    /// The numbers have the form of `ls -l /dev` and `/proc/self/mountinfo`.
     fn device(&self) -> Option<String> {
         let (kind, number) = match FileDisk::device(self) {
             Backing::Filesystem(number) => ("fs", number),

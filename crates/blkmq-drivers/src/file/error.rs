@@ -7,20 +7,20 @@ use std::path::PathBuf;
 /// Why a file cannot be served as a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It is not there, and its size is not known.
+    /// It does not exist, and its size is not known.
     #[error("file {path:?}: not found: create it, or give size= to have it created")]
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// The system does not let us.
+    /// The system refuses.
     #[error("file {path:?}: cannot {action}: {source}{advice}")]
     System {
         /// The file.
         path: PathBuf,
         /// What was tried.
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
         /// What to do about it, with its punctuation, or nothing.
         advice: &'static str,
@@ -30,7 +30,7 @@ pub enum FileError {
     Kind {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Its type.
         kind: &'static str,
     },
     /// It has no bytes.
@@ -53,7 +53,7 @@ pub enum FileError {
         /// The next size that would do.
         next: u64,
     },
-    /// It has another size than was asked for.
+    /// Its size differs from the configured one.
     #[error(
         "file {path:?}: size {size} differs from size={wanted}: leave size= out to serve the file as it is"
     )]
@@ -62,25 +62,25 @@ pub enum FileError {
         path: PathBuf,
         /// Its size in bytes.
         size: u64,
-        /// What was asked for.
+        /// The configured size, in bytes.
         wanted: u64,
     },
-    /// Somebody else uses it.
+    /// Another process uses it.
     #[error("file {path:?}: in use by {holder}: {advice}")]
     Locked {
         /// The file.
         path: PathBuf,
-        /// Who holds the lock, as far as it can be found out.
+        /// The holder of the lock, if it can be found out.
         holder: String,
         /// What to do about it.
         advice: &'static str,
     },
-    /// Direct I/O was demanded and cannot be had.
+    /// Direct I/O was demanded and is not possible.
     #[error("file {path:?}: direct=on rejected: {reason}: use direct=auto or off")]
     NotDirect {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The block size is smaller than the device's.
@@ -90,7 +90,7 @@ pub enum FileError {
     BlockTooSmall {
         /// The device.
         path: PathBuf,
-        /// The block size asked for, in bytes.
+        /// The configured block size, in bytes.
         block: u32,
         /// The device's.
         least: u32,

@@ -1,5 +1,6 @@
-//! Decides how a request becomes an entry of the reactor's ring (or of the one of `polled`), and which memory the entry names.
-//! One hardware context belongs to one reactor; `slot` decides what follows an entry's completion.
+//! Decides how a request becomes an entry of the reactor's ring (or of the one of `polled`), and
+//! which memory the entry names. One hardware context belongs to one reactor; `slot` decides what
+//! follows an entry's completion.
 
 use std::io;
 use std::sync::Arc;
@@ -25,36 +26,38 @@ use super::sys::{self, Vectors};
 pub(super) struct FileHctx {
     ring_client: RingClient,
     device: Arc<Shared>,
-    /// The device's disks, as they were when this context was told of them last.
+    /// The device's disks, as this context knew them at the last change.
     disks: Disks,
-    /// Of each of them: how the ring knows its file.
+    /// The file of each disk, as the ring names it.
     targets: Vec<Target>,
-    /// The ring onto devices that are polled, from when that is switched on until what was in it then has ended.
+    /// The ring for polled devices, from when polling is switched on until its last request has
+    /// ended.
     polled: Option<Polled>,
     /// A request under way for each tag.
     slots: Box<[Slot]>,
-    /// Taken by [`Drop`] when the kernel may still use it; else always there.
+    /// Taken by [`Drop`] when the kernel may still use it; otherwise always there.
     ring_memory: Option<RingMemory>,
     in_flight: u32,
-    /// Requests that the latest look has found to have failed, and how much of them was transferred before.
+    /// Requests that the latest reap found to have failed, and the bytes transferred before the
+    /// failure.
     partial: Vec<(Cookie, u64)>,
     /// Entries pushed in this turn that this context has not submitted.
     pushed: u32,
     completions: Vec<Completion>,
 }
 
-/// What entries of the ring point to beside clients' memory.
+/// Memory that entries of the ring name beside clients' memory.
 struct RingMemory {
     vectors: Vectors,
     bounces: Bounces,
 }
 
-/// A file as the ring knows it.
+/// A file as the ring names it.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     fd: i32,
     flags: squeue::Flags,
-    /// What an address, or a length, must not have set for direct I/O; 0 through the page cache.
+    /// Bits that an address or a length must not have set for direct I/O; 0 with the page cache.
     memory_mask: u64,
     length_mask: u64,
 }
@@ -83,7 +86,7 @@ impl FileHctx {
         Ok(hctx)
     }
 
-    /// Has the ring know the files of the disks that there are now, and of no others.
+    /// Registers the files of the present disks with the ring, and of no others.
     fn take_disks(&mut self) {
         let disks = self.device.disks();
         self.targets.resize(disks.len(), Target::NONE);
@@ -125,7 +128,7 @@ impl FileHctx {
         Ok(())
     }
 
-    /// Pushes the entry of a slot's step to the ring that the slot is for.
+    /// Pushes the entry for a slot's step to the ring of the slot.
     #[inline]
     fn push(&mut self, number: usize) {
         let slot = &mut self.slots[number];
@@ -175,7 +178,7 @@ impl FileHctx {
         }
         let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
         let Some(area) = bounces.take(len) else {
-            // All areas are with requests in flight here, each of which will give one back.
+            // All areas belong to requests in flight here, each of which will return one.
             return Err(Issued::DeviceResource);
         };
         if rq.op() == Op::Write {
@@ -239,7 +242,7 @@ impl FileHctx {
         }
     }
 
-    /// Takes the result of a slot's entry. Returns how the request ended, if it did.
+    /// Handles the result of a slot's entry. Returns how the request ended, if it did.
     fn take_result(&mut self, number: usize, result: i32, now: Instant) -> Option<Done> {
         let slot = &mut self.slots[number];
         let disk = self.disks.of(slot.disk);
@@ -276,7 +279,7 @@ impl FileHctx {
         }
     }
 
-    /// Copies what was read to where it belongs and gives the area back.
+    /// Copies what was read to the client's memory and returns the area.
     fn end_bounce(&mut self, slot: &Slot, status: Status) {
         let Memory::Bounced(area, row) = &slot.memory else {
             return;
@@ -309,7 +312,7 @@ impl HctxDriver for FileHctx {
         issued
     }
 
-    /// The reactor submits its own ring when it waits; of the other one it knows nothing.
+    /// The reactor submits its own ring when it waits; it does not know the other ring.
     fn commit(&mut self) {
         if let Some(polled) = &self.polled {
             polled.ring_client.ring().submit();
@@ -317,7 +320,7 @@ impl HctxDriver for FileHctx {
     }
 
     fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
-        // A new turn: what was pushed in the last one has been submitted.
+        // A new turn: entries pushed in the last one have been submitted.
         self.pushed = 0;
         self.partial.clear();
         let mut completions = std::mem::take(&mut self.completions);
@@ -337,13 +340,14 @@ impl HctxDriver for FileHctx {
                 // Relaxed: a counter, which orders nothing.
                 self.device.ended_polled.fetch_add(ended, Ordering::Relaxed);
             }
-            // What goes on after a short transfer.
+            // The rest of short transfers.
             polled.ring_client.ring().submit();
         }
     }
 
-    /// Devices that can be polled get a ring for that. Of others the ends come through the reactor's ring, where looking costs no
-    /// system call: nothing changes but how the reactor waits.
+    /// Devices that can be polled get a ring for that. Requests of others complete in the reactor's
+    /// ring, where checking costs no system call: for them only the reactor's way of waiting
+    /// changes.
     fn set_polled(&mut self, on: bool) -> bool {
         if on && self.polled.is_none() {
             self.polled = Polled::open(&self.disks, self.slots.len() as u32).unwrap_or_else(|error| {
@@ -372,7 +376,7 @@ impl HctxDriver for FileHctx {
         known.map_or(0, |(_, moved)| *moved)
     }
 
-    /// Asks the kernel to stop; until it has, the buffers are in its hands.
+    /// Asks the kernel to cancel; until it has, it may use the buffers.
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
         let number = cookie.tag().index();
         let slot = &mut self.slots[number];
@@ -412,7 +416,7 @@ impl Drop for FileHctx {
 }
 
 impl Target {
-    /// Of no file.
+    /// No file.
     const NONE: Self = Self {
         fd: -1,
         flags: squeue::Flags::empty(),
@@ -423,7 +427,7 @@ impl Target {
     pub(super) fn new(disk: &FileDisk, ring: &RingHandle) -> Self {
         let (fd, flags) = match ring.register_file(disk.fd()) {
             Ok(slot) => (slot as i32, squeue::Flags::FIXED_FILE),
-            // More files than slots: it works as well, if a little slower.
+            // More files than slots: unregistered files work, a little slower.
             Err(_) => (disk.fd(), squeue::Flags::empty()),
         };
         let flags = match disk.may_block && !cfg!(blkmq_mutant = "inline_io") {
@@ -439,14 +443,14 @@ impl Target {
         }
     }
 
-    /// Has the ring forget the file, if it was registered.
+    /// Unregisters the file, if it was registered.
     pub(super) fn unregister(&self, ring: &RingHandle) {
         if self.flags.contains(squeue::Flags::FIXED_FILE) {
             ring.unregister_file(self.fd as u32);
         }
     }
 
-    /// Says whether the kernel can use a piece of memory as it is.
+    /// Returns whether the kernel can use a piece of memory as it is.
     fn can_use(&self, piece: Lent) -> bool {
         piece.start().as_ptr().addr() as u64 & self.memory_mask == 0
             && u64::from(piece.len()) & self.length_mask == 0
@@ -468,12 +472,12 @@ fn ring_memory(ring_memory: &mut Option<RingMemory>) -> &mut RingMemory {
     ring_memory.as_mut().expect("held until the context is dropped")
 }
 
-/// How long a sync waits before it looks again for those that overlapped it.
+/// How long a sync waits before it checks again for those that overlapped it.
 static AWAIT_SYNCS: Timespec = Timespec::new().nsec(100_000);
-/// User data of a cancellation, apart from all tags.
+/// User data of a cancellation, distinct from all tags.
 const CANCEL: u64 = USER_MAX;
-/// Entries that are submitted together, at most. More save system calls, but keep the device waiting: prepared all at once,
-/// a batch of 31 reached it about 30 µs late.
+/// Most entries that are submitted together. More save system calls, but leave the device idle:
+/// prepared all at once, a batch of 31 reached it about 30 µs late.
 const SUBMIT_AT: u32 = 8;
 
 #[cfg(test)]

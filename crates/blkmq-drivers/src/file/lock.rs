@@ -1,14 +1,17 @@
-//! Decides who may use a file at the same time: one writer, or any number of readers. `open` takes the lock.
+//! Decides who may use a file at the same time: one writer, or any number of readers. `open` takes
+//! the lock.
 //!
-//! Two locks, because two kinds of neighbours look at different ones. `flock` is what scripts and udev use (udev leaves a
-//! block device alone while it is held), and /proc/locks names its holder. Open-file-description locks on byte ranges are
-//! what QEMU uses on images: a writer here locks all bytes, which excludes every QEMU that has the image open; a reader
-//! takes the two bytes by which QEMU's users say "I read" and "nobody else may write" (`docs/drivers/file.md`), so that
-//! both can read an image together. Both locks end with the file description, however the process ends; if it was killed
-//! the kernel may need a moment to take its rings apart, and who starts at once in its place waits for that.
+//! There are two locks, because two kinds of neighbours check different ones. Scripts and udev use
+//! `flock` (udev leaves a block device alone while it is held), and /proc/locks names its holder.
+//! QEMU uses open-file-description locks on byte ranges of images: a writer here locks all bytes,
+//! which excludes every QEMU that has the image open; a reader takes the two bytes by which QEMU's
+//! users announce "I read" and "nobody else may write" (`docs/drivers/file.md`), so that both can
+//! read an image together. Both locks end with the file description, however the process ends. If
+//! the process was killed, the kernel may need a moment to dismantle its rings, and a successor
+//! that starts at once waits for that.
 //!
-//! A daemon that takes over from another one is given the description that holds the lock ([`inherit`]). Both have the lock then, and
-//! nobody else, whichever of them ends first.
+//! A daemon that takes over from another one gets the description that holds the lock
+//! ([`inherit`]). Then both have the lock, and nobody else, whichever of them ends first.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -24,30 +27,30 @@ use rustix::fs::FlockOperation;
 use super::error::FileError;
 use super::sys::{self, ByteLock};
 
-/// What keeps others from a file.
+/// What excludes others from a file.
 #[derive(Debug)]
 pub(super) enum Lock {
     /// Nothing: `lock=off`.
     None,
-    /// The file's description has the lock of a reader.
+    /// The file's description has a reader's lock.
     Reader,
-    /// The file's description has the lock of the one writer.
+    /// The file's description has the writer's lock.
     Writer,
-    /// Another description of the file has it, which another process has opened.
+    /// Another description of the file has it, which another process opened.
     Inherited(File),
 }
 
-/// Locks of another process that no disk has been opened with.
+/// Locks of another process with which no disk has been opened yet.
 static INHERITED: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
-/// Takes note of an open file that holds the lock of a writer, and that another process has handed over: the disk in that file is
-/// opened with it, instead of a lock of its own.
+/// Records an open file that holds a writer's lock, and that another process has handed over: the
+/// disk in that file uses it instead of a lock of its own.
 pub fn inherit(file: OwnedFd) {
     let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
     inherited.push(file.into());
 }
 
-/// Says whether another process has handed over the lock of the file of this path.
+/// Returns whether another process has handed over the lock of the file at this path.
 pub(super) fn is_inherited(path: &Path) -> bool {
     let Ok(wanted) = std::fs::metadata(path) else {
         return false;
@@ -69,11 +72,13 @@ fn is_of(file: &File, wanted: &Metadata) -> bool {
     found.is_ok_and(|found| (found.dev(), found.ino()) == (wanted.dev(), wanted.ino()))
 }
 
-/// Locks an open file for one writer, or among readers. Waits, for a while, for a holder that has ended already or
-/// cannot be seen (it has let go since, or lives in another container); one that lives makes it fail at once.
+/// Locks an open file for one writer, or among readers. Waits for a while for a holder that has
+/// ended already or cannot be seen (it has released the lock since, or is in another container);
+/// fails at once if the holder is alive.
 pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<Lock, FileError> {
     if let Some(inherited) = take_inherited(file) {
-        // Its description has the lock, so this changes nothing; if it had none, it would be taken now, or refused.
+        // The description has the lock already, so this changes nothing; without it, the lock would
+        // be taken now, or refused.
         return try_lock(&inherited, path, false).map(|()| Lock::Inherited(inherited));
     }
     let kind = if for_reading { Lock::Reader } else { Lock::Writer };
@@ -85,7 +90,8 @@ fn wait_for_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), File
     loop {
         let result = try_lock(file, path, for_reading);
         let is_held = matches!(result, Err(FileError::Locked { .. }));
-        // After a conflict over bytes alone the whole file is locked by ourselves: a holder that lives.
+        // After a conflict over bytes alone, this process itself locks the whole file: a holder
+        // that is alive.
         if !is_held || holders_of(file).any(|pid| !has_ended(pid)) || Instant::now() > deadline {
             return result;
         }
@@ -105,7 +111,7 @@ fn try_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError
     } else {
         sys::lock_bytes(file, ByteLock::Exclusive, 0, 0)
     };
-    // Holders of byte ranges are not to be found out.
+    // The holders of byte ranges cannot be found out.
     ranges.map_err(|error| refused(path, error, || None))
 }
 
@@ -159,7 +165,7 @@ fn holders_of(file: &File) -> impl Iterator<Item = u32> {
     holders.into_iter()
 }
 
-/// Says whether a process is gone, or on its way: dead and not yet buried, ending, or killed and not yet ended.
+/// Returns whether a process is gone or ending: a zombie, exiting, or killed and not yet ended.
 fn has_ended(pid: u32) -> bool {
     let read = |what: &str| std::fs::read_to_string(format!("/proc/{pid}/{what}"));
     let (Ok(stat), Ok(status)) = (read("stat"), read("status")) else {
@@ -190,17 +196,18 @@ fn describe(pid: u32) -> String {
     }
 }
 
-/// Among a process's flags (PF_EXITING), and SIGKILL among its signals that wait.
+/// The flag of an exiting process (PF_EXITING), and SIGKILL among its pending signals.
 const EXITING: u64 = 4;
 const KILL: u64 = 1 << 8;
-/// How long to wait for the kernel to finish with a process that has ended. It took up to 0.1 s where it was watched.
+/// How long to wait for the kernel to finish with a process that has ended. It took up to 0.1 s
+/// where it was measured.
 const LEAVING_TIME_MAX: Duration = Duration::from_secs(5);
 const LEAVING_LOOK: Duration = Duration::from_millis(5);
-/// Where QEMU's users of an image that rely on consistent reads hold a shared lock.
+/// The byte on which QEMU's users of an image that rely on consistent reads hold a shared lock.
 const QEMU_READS: u64 = 100;
-/// Where those that write hold one.
+/// The byte of those that write.
 const QEMU_WRITES: u64 = 101;
-/// Where those that let nobody else write hold one.
+/// The byte of those that let nobody else write.
 const QEMU_FORBIDS_WRITES: u64 = 201;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides whether a file can be served as a disk, and how: it is opened or created, locked, measured, and tried for direct
-//! I/O. Everything that can be wrong with it ends here in an error that says what to do.
+//! Decides whether a file can be served as a disk, and how: it is opened or created, locked,
+//! measured, and tried for direct I/O. Every fault of the file becomes an error here that says what
+//! to do.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +26,7 @@ impl FileDisk {
         let (file, is_new) = open_or_create(config)?;
         let disk = Self::of(file, is_new, config);
         if is_new && disk.is_err() {
-            // Nobody asked for a file that cannot be served. The first error is the one to report.
+            // A file that cannot be served is of no use. The first error is the one to report.
             let _ = std::fs::remove_file(&config.path);
         }
         disk
@@ -52,7 +53,7 @@ impl FileDisk {
         Ok(disk)
     }
 
-    /// Goes past the page cache if that was found to work and suits the block size.
+    /// Bypasses the page cache if that was found to work and suits the block size.
     fn settle_direct(
         &mut self,
         config: &FileConfig,
@@ -89,7 +90,7 @@ impl FileDisk {
         Ok(())
     }
 
-    /// Goes through the page cache from now on.
+    /// Uses the page cache from now on.
     pub(super) fn use_page_cache(&mut self) {
         self.direct = None;
         // Clearing the flag of an open file does not fail.
@@ -116,14 +117,15 @@ fn refuse_other_kinds(config: &FileConfig) -> Result<(), FileError> {
     })
 }
 
-/// Opens the file, or creates it if it is missing and its size is known. Says whether it was created.
+/// Opens the file, or creates it if it is missing and its size is known. Returns whether it was created.
 fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
     let mut options = File::options();
     options.read(true).write(!config.read_only);
     let is_device = std::fs::metadata(&config.path).is_ok_and(|meta| meta.file_type().is_block_device());
     if is_device && !config.read_only && !lock::is_inherited(&config.path) {
-        // Of a block device, O_EXCL without O_CREAT demands that nothing in the kernel, a mount say, uses it. Whoever was taken over
-        // from has seen to that, and its lock's descriptor goes on with it.
+        // For a block device, O_EXCL without O_CREAT demands that nothing in the kernel, a mount
+        // for instance, uses it. After a takeover the outgoing daemon has checked that, and the
+        // inherited lock's descriptor keeps it so.
         options.custom_flags(libc::O_EXCL);
     }
     match options.open(&config.path) {
@@ -182,7 +184,7 @@ fn device_of(file: &File, config: &FileConfig) -> Result<Backing, FileError> {
 }
 
 fn measured_size(file: &File, config: &FileConfig) -> Result<u64, FileError> {
-    // The end of a block device is where its size is, too; its metadata says 0.
+    // The end of a block device gives its size; its metadata has 0.
     let end = rustix::fs::seek(file, SeekFrom::End(0));
     let size = end.map_err(|error| system(config, "measure it", error.into(), ""))?;
     let path = config.path.clone();
@@ -193,7 +195,8 @@ fn measured_size(file: &File, config: &FileConfig) -> Result<u64, FileError> {
     }
 }
 
-/// Takes the block size that was asked for, or the one of direct I/O if the size allows it, and checks it.
+/// Chooses the configured block size, or the one of direct I/O if the size allows it, and checks
+/// it.
 fn choose_block_size(
     disk: &FileDisk,
     config: &FileConfig,
@@ -231,7 +234,8 @@ fn choose_block_size(
     Ok(block)
 }
 
-/// Switches direct I/O on and finds out what it demands. On error it is off, and the error says why.
+/// Switches direct I/O on and finds out its alignments. On error it is off, and the error has the
+/// reason.
 fn direct_alignment(
     file: &File,
     config: &FileConfig,
@@ -248,7 +252,8 @@ fn direct_alignment(
     tried.ok_or_else(|| "a direct read was tried and failed".to_owned())
 }
 
-/// Returns what the kernel says that direct I/O demands, or what is usual where it says nothing.
+/// Returns the alignments that the kernel reports for direct I/O, or the usual ones if it reports
+/// none.
 fn announced_alignments(file: &File, device: Backing) -> Vec<Alignment> {
     let statx = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(statx) = statx
@@ -272,8 +277,8 @@ fn announced_alignments(file: &File, device: Backing) -> Vec<Alignment> {
     usual.into()
 }
 
-/// Says whether holes can be made, unless that cannot be found out. A filesystem is asked for one behind the end of the file,
-/// where there is nothing to lose.
+/// Returns whether holes can be made, unless that cannot be found out. A filesystem is asked for
+/// one behind the end of the file, where no data can be lost.
 fn can_punch(disk: &FileDisk) -> bool {
     match disk.device {
         Backing::Filesystem(_) => {
@@ -284,7 +289,7 @@ fn can_punch(disk: &FileDisk) -> bool {
         }
         Backing::Block(number) => {
             let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-            // A partition has its queue where its device has it.
+            // A partition's queue is that of its device.
             let most = ["queue", "../queue"].iter().find_map(|queue| {
                 let path = format!("/sys/dev/block/{major}:{minor}/{queue}/write_zeroes_max_bytes");
                 std::fs::read_to_string(path).ok()
@@ -309,7 +314,7 @@ fn set_direct(file: &File, is_direct: bool) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(file, flags)?)
 }
 
-/// A hole to try with, in bytes: a page.
+/// Size of the trial hole, in bytes: a page.
 const PUNCHED: u64 = 4096;
 /// The smallest logical block, in bytes.
 const LEAST_BLOCK: u32 = 512;

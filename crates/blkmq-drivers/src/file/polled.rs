@@ -1,5 +1,6 @@
-//! Decides which requests go through a ring of their own whose ends are found by polling the device (IOPOLL), and whether a
-//! device can be polled at all. `hctx` makes such a ring when polling is switched on; for everything else it looks at the reactor's.
+//! Decides which requests go through a ring of their own whose completions are found by polling the
+//! device (IOPOLL), and whether a device can be polled at all. `hctx` makes such a ring when
+//! polling is switched on; the reactor's ring takes the rest.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -19,13 +20,13 @@ use crate::mapping::Mapping;
 /// A hardware context's ring onto devices that are polled.
 pub(super) struct Polled {
     pub(super) ring_client: RingClient,
-    /// Of each disk whose device is polled: how the ring knows its file.
+    /// For each disk whose device is polled: its file in the ring.
     targets: Vec<Option<Target>>,
     /// Requests that are in the ring.
     in_flight: u32,
     /// Requests that ended here and have not been counted.
     ended: u64,
-    /// Polling was switched off: what is in flight here ends, nothing is added.
+    /// Polling was switched off: requests in flight here end, none is added.
     is_closing: bool,
 }
 
@@ -55,7 +56,8 @@ impl Polled {
         }))
     }
 
-    /// Says whether a request that begins goes here: reads and writes alone, and none that may have a flush of the device behind it.
+    /// Returns whether a new request goes here: only reads and writes, and none that a device flush
+    /// may follow.
     pub(super) fn takes(&self, slot: &Slot, disk: &FileDisk) -> bool {
         let is_durable = slot.op == Op::Write && slot.flags.has(Flags::FUA);
         slot.step == Step::Transfer
@@ -65,12 +67,13 @@ impl Polled {
             && !disk.lacks.polling.load(Ordering::Relaxed)
     }
 
-    /// How the ring knows the file of a request that it has taken.
+    /// The file of a request that it has taken, as the ring names it.
     pub(super) fn target(&self, slot: &Slot) -> Target {
         self.targets[slot.disk as usize].expect("only requests onto polled devices are taken")
     }
 
-    /// Has the ring forget a disk's file. What comes in its place is not polled, until polling is switched off and on.
+    /// Unregisters a disk's file from the ring. Its replacement is not polled, until polling is
+    /// switched off and on.
     pub(super) fn forget(&mut self, disk: DiskId) {
         let target = self.targets.get_mut(disk.index()).and_then(Option::take);
         target
@@ -89,7 +92,7 @@ impl Polled {
         self.ended += u64::from(has_ended);
     }
 
-    /// Looks at the devices, once, and appends what has completed.
+    /// Polls the devices once, and appends the completions.
     pub(super) fn look(&self, into: &mut Vec<Completion>) {
         if self.in_flight > 0 {
             self.ring_client.ring().reap();
@@ -97,22 +100,23 @@ impl Polled {
         }
     }
 
-    /// How many requests ended here since the last call.
+    /// The number of requests that ended here since the last call.
     pub(super) fn take_ended(&mut self) -> u64 {
         std::mem::take(&mut self.ended)
     }
 
-    /// Takes requests, or takes none any more.
+    /// Begins or stops taking requests.
     pub(super) fn set_open(&mut self, is_open: bool) {
         self.is_closing = !is_open;
     }
 
-    /// Says whether it takes no more and holds none: it can be dropped.
+    /// Returns whether it takes no more requests and has none: it can be dropped.
     pub(super) fn is_over(&self) -> bool {
         self.is_closing && self.in_flight == 0
     }
 
-    /// Gives the files back. The kernel takes rings apart some time after they are closed, and would hold the files' locks until then.
+    /// Unregisters the files. The kernel dismantles rings some time after they are closed, and
+    /// would hold the files' locks until then.
     pub(super) fn let_go(&self) {
         let registered = self.targets.iter().flatten();
         registered.for_each(|target| target.unregister(self.ring_client.ring()));
@@ -120,10 +124,11 @@ impl Polled {
 }
 
 impl FileDisk {
-    /// Says whether its device can be polled (IOPOLL); if not, why. The first call finds out, and blocks for one small read.
+    /// Checks whether the device can be polled (IOPOLL). The first call finds out, and blocks for
+    /// one small read.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// The reason why not, for people.
     pub fn polling(&self) -> Result<(), &str> {
         let tried = self.polling.get_or_init(|| self.try_polling());
         tried.as_ref().map_err(String::as_str).copied()
@@ -142,7 +147,8 @@ impl FileDisk {
             }
             Ok(()) => {}
         }
-        // Some kernels take the read and let the device interrupt: then looking at the reactor's ring costs less.
+        // Some kernels take the read and let the device interrupt: then the reactor's ring costs
+        // less.
         if has_poll_queues(self.device) == Some(false) {
             return Err("its device has no poll queues".to_owned());
         }
@@ -175,7 +181,8 @@ impl FileDisk {
     }
 }
 
-/// What the system says of the queues of a device, or of the one below a filesystem; nothing where there is no single one.
+/// What the system reports of the queues of a device, or of the one below a filesystem; `None`
+/// where there is no single one.
 fn has_poll_queues(device: Backing) -> Option<bool> {
     let (Backing::Filesystem(number) | Backing::Block(number)) = device;
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -186,5 +193,5 @@ fn has_poll_queues(device: Backing) -> Option<bool> {
     Some(said.trim() != "0")
 }
 
-/// Entries that wait for submission; more requests than that are submitted in between.
+/// Submission queue entries; for more requests the queue is submitted in between.
 const ENTRIES_MAX: u32 = 1024;

@@ -42,7 +42,7 @@ pub(super) enum Step {
     WriteOut,
     /// What was written is made durable.
     Sync,
-    /// It is, if no sync fails that overlapped this one: a while passes until they are heard of.
+    /// Done, unless a sync that overlapped this one fails: waits until their results are known.
     AwaitSyncs,
 }
 
@@ -54,9 +54,9 @@ pub(super) enum Memory {
     None,
     /// One piece that the kernel can use.
     Flat(Lent),
-    /// Several; a row of the table, of which what has been transferred is cut off.
+    /// Several; a row of the table, from which the transferred part is cut.
     List(Range<usize>),
-    /// Pieces that direct I/O cannot use (a row of the table), and the area that stands in for them.
+    /// Pieces that direct I/O cannot use (a row of the table), and the area that replaces them.
     Bounced(Area, Range<usize>),
 }
 
@@ -67,9 +67,9 @@ pub(super) struct Slot {
     pub(super) step: Step,
     pub(super) op: Op,
     pub(super) flags: Flags,
-    /// It has been asked to stop.
+    /// Its cancellation was requested.
     pub(super) is_cancelled: bool,
-    /// Its entry is in the ring onto polled devices.
+    /// Its entry is in the ring for polled devices.
     pub(super) is_polled: bool,
     retries: u8,
     pub(super) disk: u32,
@@ -78,7 +78,7 @@ pub(super) struct Slot {
     /// Bytes that are done.
     pub(super) moved: u64,
     pub(super) memory: Memory,
-    /// The sync that the kernel has, and what it has to wait for after.
+    /// The sync that the kernel has, and the fence for which the request waits afterwards.
     sync: Option<Begun>,
     fence: Fence,
 }
@@ -111,20 +111,21 @@ impl Slot {
         fence: Fence::NONE,
     };
 
-    /// Says whether bytes that were moved before an error are as good as those of a request that ends well: where they belong, and
-    /// no more was promised of them.
+    /// Returns whether bytes that were moved before an error equal those of a successful request:
+    /// they are where they belong, and nothing more was promised for them.
     pub(super) fn keeps_what_moved(&self) -> bool {
         self.step == Step::Transfer
             && !self.flags.has(Flags::FUA)
             && !matches!(self.memory, Memory::Bounced(..))
     }
 
-    /// Says whether the write itself is to be durable when it ends (RWF_DSYNC).
+    /// Returns whether the write itself is to be durable when it ends (RWF_DSYNC).
     ///
-    /// Past the page cache only. Through it, the kernel would write first and sync then, and say ENOSPC or EDQUOT in either
-    /// case: that this write had no room, or that an earlier one, which had ended well, found none when it was written out.
-    /// The second is told once, so the two are asked for apart: what the write says is about this request, and what the
-    /// sync behind it says is about the disk.
+    /// Only with direct I/O. With the page cache, the kernel would write first and then sync, and
+    /// return ENOSPC or EDQUOT in either case: this write had no room, or an earlier one, which had
+    /// succeeded, found none when it was written out. The second error is reported once, so the
+    /// steps are requested apart: the result of the write concerns this request, and that of the
+    /// sync behind it concerns the disk.
     pub(super) fn is_forced(&self, disk: &FileDisk) -> bool {
         self.op == Op::Write && self.flags.has(Flags::FUA) && disk.direct.is_some()
     }
@@ -202,21 +203,21 @@ impl Slot {
         }
     }
 
-    /// Notes that the kernel has nothing of this sync any more.
+    /// Records that the kernel does not have this sync any more.
     fn end_sync(&mut self, disk: &FileDisk) {
         if let Some(begun) = self.sync.take() {
             self.fence = disk.syncs.end(begun);
         }
     }
 
-    /// Ends a sync that went well, if those that overlapped it have ended, too, and went well.
+    /// Ends a successful sync, if those that overlapped it have ended, too, and succeeded.
     fn await_syncs(&mut self, disk: &FileDisk) -> Next {
         let is_past = disk.syncs.is_past(self.fence) || cfg!(blkmq_mutant = "overlap");
         if !is_past && !self.is_cancelled {
             self.step = Step::AwaitSyncs;
             return Next::Submit(0);
         }
-        // Looked at behind `is_past`: who fails says so before it ends.
+        // Read after `is_past`: a failure is recorded before the sync's end.
         Next::End(match disk.flush_failed.load(Ordering::Relaxed) {
             _ if self.is_cancelled => Status::Timeout,
             true => Status::Io,
@@ -224,7 +225,8 @@ impl Slot {
         })
     }
 
-    /// Does the step again, through the reactor's ring: a device that is too busy to be polled will announce the end.
+    /// Repeats the step through the reactor's ring: a device that is too busy for polling will
+    /// interrupt.
     fn repeat(&mut self) -> Next {
         if self.is_cancelled {
             return Next::End(Status::Timeout);
@@ -233,7 +235,7 @@ impl Slot {
         Next::Submit(0)
     }
 
-    /// Says which way of zeroing is the first that the filesystem has not refused yet.
+    /// Returns the first method of zeroing that the filesystem has not refused yet.
     fn way_to_zero(&self, disk: &FileDisk) -> Result<Step, Status> {
         let is_fast_only = self.flags.has(Flags::FAST_ONLY);
         let may_punch = self.op == Op::Discard || !self.flags.has(Flags::NO_UNMAP);
@@ -243,7 +245,8 @@ impl Slot {
         if self.op == Op::Discard {
             return Err(Status::Ok);
         }
-        // The kernel zeroes a range of a block device by writing where the device cannot do it, and does not tell.
+        // The kernel zeroes a range of a block device by writing where the device cannot do it,
+        // without notice.
         let may_be_slow = disk.is_block_device() && is_fast_only;
         if !may_be_slow && !disk.lacks.zeroing.load(Ordering::Relaxed) {
             return Ok(Step::ZeroRange);
@@ -257,7 +260,8 @@ impl Slot {
     fn take_moved(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         let Ok(moved) = u64::try_from(result) else {
             if self.op == Op::Write && self.flags.has(Flags::FUA) && !is_no_room(-result) {
-                // The kernel may have synced the file for this write, and told us alone of an earlier write that it lost.
+                // The kernel may have synced the file for this write, and reported only here that
+                // an earlier write was lost.
                 disk.flush_failed.store(true, Ordering::Relaxed);
             }
             return self.fail(-result, disk, now);
@@ -267,7 +271,7 @@ impl Slot {
             self.moved = self.len;
             return self.end_of_change(disk);
         }
-        // A short transfer that direct I/O could not go on from is repeated from the last whole block.
+        // A short transfer that direct I/O cannot continue is repeated from the last whole block.
         let block = disk.direct.map_or(1, |needs| u64::from(needs.range));
         let moved = moved - moved % block;
         if moved == 0 {
@@ -302,7 +306,7 @@ impl Slot {
         }
     }
 
-    /// Ends a request, or makes durable what has to be and is not.
+    /// Ends a request, or first makes durable what has to be and is not yet.
     fn end_of_change(&mut self, disk: &FileDisk) -> Next {
         let is_durable = self.step == Step::Transfer && self.is_forced(disk);
         if self.op.is_write() && self.flags.has(Flags::FUA) && !is_durable {
@@ -341,7 +345,8 @@ impl Slot {
 /// How often one request is repeated after EINTR or EAGAIN.
 const RETRIES_MAX: u8 = 32;
 
-/// Says whether an error of a write means that the write itself had no room, and nothing written before is in doubt.
+/// Returns whether an error of a write means that the write itself had no room, while earlier
+/// writes are safe.
 fn is_no_room(errno: i32) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL)
 }

@@ -1,20 +1,21 @@
-//! Decides when a sync that went well may be reported: when every other sync of the disk that overlapped it has been heard of,
-//! and none of them has failed. `slot` asks; all hardware contexts of the drive take part.
+//! Decides when a successful sync may be reported: when the results of all other syncs of the disk
+//! that overlapped it are known, and none has failed. `slot` asks; all hardware contexts of the
+//! drive take part.
 //!
-//! Linux tells an error of write-back once for each open file (`errseq_t`). Of two syncs at the same time one is told, whichever looks
-//! first, and the other one goes well, although the data that it was to make durable is lost. `blkmq-forget` has
-//! seen that.
+//! Linux reports an error of write-back once for each open file (`errseq_t`). Of two concurrent
+//! syncs the first to check gets the error, and the other succeeds, although the data that it was
+//! to make durable is lost. `blkmq-forget` has observed that.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The syncs of one disk that are under way.
 #[derive(Debug)]
 pub(super) struct Syncs {
-    /// How many have begun. The number of a sync is this count.
+    /// The number of syncs begun. The number of a sync is this count.
     begun: AtomicU64,
     /// The numbers of those under way; 0 is a free cell.
     cells: Box<[AtomicU64]>,
-    /// Those under way that found no free cell.
+    /// Syncs under way that found no free cell.
     uncounted: AtomicU64,
 }
 
@@ -22,7 +23,7 @@ pub(super) struct Syncs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Begun(Option<u8>);
 
-/// The latest sync that another one has to wait for.
+/// The latest sync for which another one has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fence(u64);
 
@@ -42,9 +43,10 @@ impl Syncs {
 
     /// To be called before the kernel gets a sync.
     ///
-    /// SeqCst throughout, and never often: who sees in [`Syncs::is_past`] that a sync has ended sees also what was stored before
-    /// [`Syncs::end`], that it has failed. A sync that is not seen there yet has begun after the other one was over in the kernel,
-    /// and has taken no error from it.
+    /// SeqCst throughout, and never often: code that sees in [`Syncs::is_past`] that a sync has
+    /// ended also sees the failure that was stored before [`Syncs::end`]. A sync that is not
+    /// visible there yet began after the other one was over in the kernel, and has taken no error
+    /// from it.
     pub(super) fn begin(&self) -> Begun {
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         for step in 0..CELLS {
@@ -58,7 +60,8 @@ impl Syncs {
         Begun(None)
     }
 
-    /// To be called when the end of a sync has been heard of, and noted if it has failed. Returns what it has to wait for.
+    /// To be called when the result of a sync is known, and recorded if it failed. Returns the
+    /// fence for which it has to wait.
     pub(super) fn end(&self, begun: Begun) -> Fence {
         match begun.0 {
             Some(cell) => self.cells[cell as usize].store(0, Ordering::SeqCst),
@@ -69,7 +72,7 @@ impl Syncs {
         Fence(self.begun.load(Ordering::SeqCst))
     }
 
-    /// Says whether every sync up to the fence has ended.
+    /// Returns whether every sync up to the fence has ended.
     pub(super) fn is_past(&self, fence: Fence) -> bool {
         let is_over = |cell: &AtomicU64| {
             let number = cell.load(Ordering::SeqCst);
@@ -79,7 +82,7 @@ impl Syncs {
     }
 }
 
-/// More than there are reactors, each of which has one flush of a disk under way.
+/// More than there are reactors, each of which has at most one flush of a disk under way.
 const CELLS: usize = 64;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides how the file driver meets the kernel where the type system ends: memory that the kernel reads and writes while a
-//! request is under way, entries of the ring that name it, and locks of byte ranges. `slot`, `bounce` and `lock` use it.
+//! Decides how the file driver uses the kernel beyond the type system: memory that the kernel
+//! accesses while a request is under way, entries of the ring that name it, and locks of byte
+//! ranges. `slot`, `bounce` and `lock` use it.
 
 use std::fs::File;
 use std::io;
@@ -111,7 +112,7 @@ pub(super) fn lock_bytes(file: &File, lock: ByteLock, start: u64, len: u64) -> i
     Ok(())
 }
 
-/// Says whether another open file description holds any lock on a range.
+/// Returns whether another open file description holds any lock on a range.
 pub(super) fn is_locked(file: &File, start: u64, len: u64) -> io::Result<bool> {
     let mut wish = byte_lock(ByteLock::Exclusive, start, len);
     // SAFETY: the descriptor is open, and F_OFD_GETLK reads and writes one `flock`, which `wish` is.

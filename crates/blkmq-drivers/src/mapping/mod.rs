@@ -1,4 +1,5 @@
-//! Decides where memory comes from that the kernel reads and writes while a request is under way: from mappings of its own.
+//! Decides where memory comes from that the kernel accesses while a request is under way: from
+//! mappings of its own.
 
 mod sys;
 

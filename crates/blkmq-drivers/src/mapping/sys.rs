@@ -1,5 +1,5 @@
-//! Decides how memory is mapped for I/O past the page cache, and lent to the kernel. `file` keeps its bounce buffers in it,
-//! `multipath` what its probes read.
+//! Decides how memory is mapped for I/O past the page cache, and lent to the kernel. `file` keeps
+//! its bounce buffers in it, `multipath` the buffers of its probes.
 
 use std::io;
 use std::ops::Range;
@@ -28,7 +28,7 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// Returns the bytes. The mapping must not be in the kernel's hands.
+    /// Returns the bytes. The mapping must not be lent to the kernel.
     #[cfg(feature = "file")]
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the mapping has `len` initialised bytes, lives as long as `self`, and `&mut self` makes this the only
@@ -39,7 +39,7 @@ impl Mapping {
     /// Lends a range to entries of the ring.
     ///
     /// # Panics
-    /// If the range is not inside.
+    /// The range is not inside.
     pub(crate) fn lend(&self, range: Range<usize>) -> Lent {
         assert!(
             range.end <= self.len && range.len() <= u32::MAX as usize,

@@ -1,23 +1,24 @@
-//! Decides how the keys of a multipath disk are written.
+//! Decides the keys of a multipath disk.
 
 use blkmq_core::mapper::multipath::{Config, Detours, Failback, NoPath, Selector};
 use blkmq_core::time::Nanos;
 use blkmq_host::value::{self, ConfigError};
 
-/// What a multipath drive does. `docs/mappers/multipath.md` has every key's default, unit and trade-off.
+/// The settings of a multipath drive. `docs/mappers/multipath.md` has every key's default, unit and
+/// trade-off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MultipathConfig {
     /// How a path is chosen. Default `service-time`.
     pub selector: Selector,
-    /// When a higher priority group is returned to. Default at once.
+    /// When the drive returns to a group of higher priority. Default at once.
     pub failback: Failback,
     /// What becomes of requests without a usable path. Default: they fail.
     pub no_path: NoPath,
-    /// How far apart probes of a failed path are. Default 1 s.
+    /// Interval between probes of a failed path. Default 1 s.
     pub check_interval: Nanos,
     /// When a probe that has not ended counts as failed. Default 5 s.
     pub check_timeout: Nanos,
-    /// What goes over a worker thread instead of inline. Default nothing.
+    /// Which steps use a worker thread instead of running inline. Default none.
     pub detours: Detours,
 }
 
@@ -59,7 +60,7 @@ impl MultipathConfig {
     }
 }
 
-/// Reads a selector's name.
+/// Parses a selector's name.
 ///
 /// # Errors
 /// `BadValue` with the names there are.
@@ -73,7 +74,7 @@ fn selector(name: &str) -> Result<Selector, ConfigError> {
     })
 }
 
-/// Reads `immediate`, `manual` or a time.
+/// Parses `immediate`, `manual` or a time.
 ///
 /// # Errors
 /// `BadValue` for anything else.
@@ -88,7 +89,7 @@ fn failback(text: &str) -> Result<Failback, ConfigError> {
     }
 }
 
-/// Reads `on`, `off` or a time.
+/// Parses `on`, `off` or a time.
 ///
 /// # Errors
 /// `BadValue` for anything else.

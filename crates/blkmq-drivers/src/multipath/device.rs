@@ -1,5 +1,6 @@
-//! Decides what a multipath drive is made of, and how it is changed while it runs: the messages by the paths' names.
-//! `blkmq-config` makes it from configured disks, a library user from drives; [`MultipathDevice::of_queue`] finds it again.
+//! Decides the parts of a multipath drive, and how it is changed while it runs: by messages with
+//! the paths' names. `blkmq-config` makes it from configured disks, a library user from drives;
+//! [`MultipathDevice::of_queue`] finds it again.
 
 use std::any::Any;
 use std::io;
@@ -25,25 +26,26 @@ use super::worker::Workshop;
 use crate::mapping::Mapping;
 use crate::nbd::Ledger;
 
-/// A drive that is one of the ways to another: its disk 0 is the multipath drive's.
+/// A drive that is one path to another drive: its disk 0 is the multipath drive's.
 #[derive(Clone)]
 pub struct PathDevice {
     /// Its name, unique among the paths.
     pub name: String,
-    /// The drive. Its contexts must take tags up to the queue's depth, that one included (it is the probes').
+    /// The drive. Its contexts must take tags up to and including the queue's depth (the last one
+    /// is for probes).
     pub device: Arc<dyn Device>,
     /// Bytes of its disk 0.
     pub size: u64,
     /// Its priority group, 0 first.
     pub group: u8,
-    /// How much it carries in comparison with the others, 0 to 100.
+    /// How much it carries relative to the others, 0 to 100.
     pub throughput: u32,
 }
 
-/// Why a multipath drive, or a change of one, cannot be.
+/// Why a multipath drive, or a change of one, is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum MultipathError {
-    /// What the paths themselves do not allow.
+    /// The rules of paths refuse it.
     #[error(transparent)]
     Message(#[from] MessageError),
     /// A path does not lead to the same disk.
@@ -60,7 +62,7 @@ pub enum MultipathError {
         /// Those of the others.
         others: u64,
     },
-    /// A path that is to be added takes less than the drive has promised.
+    /// The limits of a path that is to be added are below those that the drive has promised.
     #[error(
         "multipath {device}: path {path} rejected: its limits are narrower than those of the paths that the device began with; \
          have it there from the start"
@@ -76,7 +78,7 @@ pub enum MultipathError {
     Memory {
         /// The drive.
         device: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -85,13 +87,13 @@ pub enum MultipathError {
 pub struct MultipathDevice {
     shared: Arc<Multipath>,
     links: Arc<Links>,
-    /// What the paths have in common of their writes' durability.
+    /// The paths' common record of their writes' durability.
     ledger: Arc<Ledger>,
     workshop: Arc<Workshop>,
     limits: Limits,
     size: u64,
     depth: u32,
-    /// Its hardware contexts, as a path that is added has to know.
+    /// The number of its hardware contexts, which a path that is added needs.
     hctxs: AtomicU16,
     clock: Clock,
 }
@@ -100,7 +102,7 @@ impl MultipathDevice {
     /// Joins paths to a drive whose tags number at most `depth`.
     ///
     /// # Errors
-    /// If there is none, their sizes differ, or names or numbers cannot be.
+    /// There is no path, their sizes differ, or names or numbers are invalid.
     pub fn new(
         name: &str,
         config: &MultipathConfig,
@@ -144,16 +146,17 @@ impl MultipathDevice {
         })
     }
 
-    /// The drive as what it is, if it is one of several paths.
+    /// Downcasts a drive, if it is a multipath drive.
     pub fn of(device: &dyn Device) -> Option<&Self> {
         let device: &dyn Any = device;
         device.downcast_ref()
     }
 
-    /// The drive of a queue of a running engine: what its paths do, and messages to change them.
+    /// The drive of a queue of a running engine: the state of its paths, and messages to change
+    /// them.
     ///
     /// # Errors
-    /// If there is no such queue, or its drive is of another kind.
+    /// There is no such queue, or its drive is of another kind.
     pub fn of_queue(control: &Control, queue: QueueId) -> Result<Arc<Self>, Error> {
         let device: Arc<dyn Any + Send + Sync> = control.device(queue)?;
         device.downcast().map_err(|_| {
@@ -171,7 +174,7 @@ impl MultipathDevice {
         self.shared.path_stats()
     }
 
-    /// The current group, and what holds for all paths.
+    /// The current group, and settings for all paths.
     pub fn groups(&self) -> GroupStats {
         self.shared.group_stats()
     }
@@ -181,19 +184,19 @@ impl MultipathDevice {
         self.size
     }
 
-    /// Stops using a path until it is reinstated by message. What is in flight there goes on.
+    /// Stops using a path until it is reinstated by message. Requests in flight there continue.
     ///
     /// # Errors
-    /// If there is no such path.
+    /// There is no such path.
     pub fn fail_path(&self, name: &str) -> Result<(), MultipathError> {
         let path = self.shared.path_of(name)?;
         Ok(self.shared.fail_path(path, self.clock.now())?)
     }
 
-    /// Uses a path again, whoever failed it.
+    /// Uses a path again, whatever made it fail.
     ///
     /// # Errors
-    /// If there is no such path.
+    /// There is no such path.
     pub fn reinstate_path(&self, name: &str) -> Result<(), MultipathError> {
         let path = self.shared.path_of(name)?;
         Ok(self.shared.reinstate_path(path, self.clock.now())?)
@@ -202,15 +205,16 @@ impl MultipathDevice {
     /// Makes a group the current one.
     ///
     /// # Errors
-    /// If it has no usable path.
+    /// It has no usable path.
     pub fn switch_group(&self, group: u8) -> Result<(), MultipathError> {
         Ok(self.shared.switch_group(group, self.clock.now())?)
     }
 
-    /// Adds a path; reactors open it when they look next, which they are told to.
+    /// Adds a path; reactors are woken, and open it at their next turn.
     ///
     /// # Errors
-    /// If it does not lead to a disk of the same size, takes less than was promised, or has a name that is taken.
+    /// It does not lead to a disk of the same size, its limits are below the promised ones, or its
+    /// name is taken.
     pub fn add_path(&self, path: PathDevice) -> Result<(), MultipathError> {
         path.check_size(self.shared.name(), self.size)?;
         if self.limits.stack(&path.device.limits()) != self.limits {
@@ -220,17 +224,18 @@ impl MultipathDevice {
         let hctxs = self.hctxs.load(Ordering::Relaxed);
         path.device.hctxs(hctxs, hctxs);
         path.device.keep_ledger(&any(&self.ledger));
-        // Held until the drive is in its place: who opens the path waits for that.
+        // Held until the drive is in its place: a reactor that opens the path waits for that.
         let mut links = self.links.lock();
         let id = self.shared.add_path(path.spec(), self.clock.now())?;
         links[id.index()] = Some(path.device);
         Ok(())
     }
 
-    /// Removes a path: nothing more is issued there, what is in flight ends, then the reactors close it.
+    /// Removes a path: nothing more is issued there, requests in flight end, then the reactors
+    /// close it.
     ///
     /// # Errors
-    /// If there is no such path, or it is the last.
+    /// There is no such path, or it is the last.
     pub fn remove_path(&self, name: &str) -> Result<(), MultipathError> {
         let path = self.shared.path_of(name)?;
         let mut links = self.links.lock();
@@ -239,16 +244,16 @@ impl MultipathDevice {
         Ok(())
     }
 
-    /// Sets how much a path carries in comparison with the others.
+    /// Sets how much a path carries relative to the others.
     ///
     /// # Errors
-    /// If there is no such path, or the number is above 100.
+    /// There is no such path, or the number is above 100.
     pub fn set_throughput(&self, name: &str, throughput: u32) -> Result<(), MultipathError> {
         let path = self.shared.path_of(name)?;
         Ok(self.shared.set_throughput(path, throughput, self.clock.now())?)
     }
 
-    /// Sets what becomes of requests while no path is usable; of those that are held now, too.
+    /// Sets what becomes of requests while no path is usable, including those that are held now.
     pub fn set_no_path(&self, no_path: NoPath) {
         self.shared.set_no_path(no_path, self.clock.now());
     }
@@ -258,12 +263,12 @@ impl MultipathDevice {
         self.shared.set_selector(selector, self.clock.now());
     }
 
-    /// Sets when a higher group is returned to.
+    /// Sets when the drive returns to a higher group.
     pub fn set_failback(&self, failback: Failback) {
         self.shared.set_failback(failback, self.clock.now());
     }
 
-    /// Sets which parts of a request's way go over a worker thread. There to be measured.
+    /// Sets which steps of a request use a worker thread. For measurements.
     pub fn set_detours(&self, detours: Detours) {
         self.shared.set_detours(detours, self.clock.now());
     }
@@ -311,7 +316,7 @@ impl Device for MultipathDevice {
         self.limits.clone()
     }
 
-    /// As many as the path with the fewest ways in has.
+    /// As many as the path with the fewest hardware contexts has.
     fn hctxs(&self, wanted: u16, reactors: u16) -> u16 {
         let links = self.links.lock();
         let fewest = links
@@ -325,7 +330,7 @@ impl Device for MultipathDevice {
         fewest
     }
 
-    /// As is common to all paths.
+    /// The capability that all paths have in common.
     fn polling(&self) -> Polling {
         let links = self.links.lock();
         let mut all = links.iter().flatten().map(|device| device.polling());
@@ -355,7 +360,7 @@ impl Device for MultipathDevice {
             .for_each(|device| device.abort_queued());
     }
 
-    /// All that of its paths does, and their common ledger of what is not flushed.
+    /// Everything that remains of its paths, and their common ledger of unflushed writes.
     fn remains(&self, disk: DiskId) -> io::Result<Remains> {
         let mut all = Remains {
             must_flush: true,
@@ -428,7 +433,7 @@ impl Allocation for MultipathDevice {
     }
 }
 
-/// The ledger as drives are told of it.
+/// The ledger in the form that drives get.
 fn any(ledger: &Arc<Ledger>) -> Arc<dyn Any + Send + Sync> {
     Arc::<Ledger>::clone(ledger)
 }

@@ -1,6 +1,7 @@
-//! Decides how a drive's worker issues requests by itself: with drivers of the paths of its own, for each hardware context, so that
-//! tags do not meet. `worker` calls it on its thread. It is there for measuring, and made for drives that end requests at once, when
-//! they are looked at, or by time; the ends of others are looked for every 50 µs.
+//! Decides how a drive's worker issues requests by itself: with its own drivers of the paths, for
+//! each hardware context, so that tags do not collide. `worker` calls it on its thread. It exists
+//! for measurements, and is made for drives that complete requests at once, at a reap, or by time;
+//! completions of others are looked for every 50 µs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use super::opener::Links;
 pub(super) struct Lowers {
     links: Arc<Links>,
     clock: Clock,
-    /// None until a path is opened, or if there is none to be had.
+    /// `None` until a path is opened, or if no ring can be made.
     ring: Option<RingHandle>,
     paths: BTreeMap<(HctxId, PathId), Lower>,
     ended: Vec<Done>,
@@ -45,7 +46,7 @@ impl Lowers {
         }
     }
 
-    /// Issues a request to its path. Without a driver of it there is no room.
+    /// Issues a request to its path. If there is no driver of the path, there is no room.
     pub(super) fn issue(&mut self, hctx: HctxId, job: &ByWorker) -> Issued {
         let now = self.clock.now();
         let Some(lower) = self.lower(hctx, job.path, job.serial) else {
@@ -72,7 +73,8 @@ impl Lowers {
                 in_flight: 0,
                 is_uncommitted: false,
             };
-            // A path of this number that there was before has nothing in flight: it could not be removed.
+            // A former path of this number has nothing in flight: otherwise it could not have been
+            // removed.
             self.paths.insert((hctx, path), lower);
         }
         self.paths.get_mut(&(hctx, path))
@@ -95,7 +97,7 @@ impl Lowers {
         }
     }
 
-    /// Says what has ended.
+    /// Reports the requests that have ended to `ended`.
     pub(super) fn reap(&mut self, mut ended: impl FnMut(HctxId, Done)) {
         if self.paths.values().all(|lower| lower.in_flight == 0) {
             return;
@@ -125,5 +127,5 @@ impl Lowers {
     }
 }
 
-/// How often ends are looked for that nothing announces.
+/// Interval at which unannounced completions are looked for.
 const LOOK: Nanos = Nanos::from_micros(50);

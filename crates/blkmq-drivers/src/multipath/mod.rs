@@ -1,6 +1,6 @@
-//! Decides how a drive is reached over several others: each path is a drive of any kind, opened on every reactor beside the
-//! others. The choice of a path and what its errors mean are `blkmq_core::mapper::multipath`'s; here are the drives, the memory
-//! of probes and the clock that it needs.
+//! Decides how a drive is reached over several others: each path is a drive of any kind, opened on
+//! every reactor beside the others. `blkmq_core::mapper::multipath` chooses paths and judges their
+//! errors; this module adds the drives, the memory of probes and the clock.
 
 mod config;
 mod device;

@@ -22,7 +22,7 @@ impl Links {
     }
 }
 
-/// What a hardware context needs of the world.
+/// What a hardware context needs from outside.
 pub(super) struct PathOpener {
     pub(super) links: Arc<Links>,
     pub(super) ring: RingHandle,
@@ -31,7 +31,8 @@ pub(super) struct PathOpener {
     /// Hardware contexts, and tags of each.
     pub(super) hctxs: u16,
     pub(super) depth: u32,
-    /// One block for each path; always there, but in a context that ended with a probe under way.
+    /// One block for each path; always there, except in a context that ended with a probe under
+    /// way.
     pub(super) memory: Option<Mapping>,
     /// Bytes of a probe.
     pub(super) block: u32,

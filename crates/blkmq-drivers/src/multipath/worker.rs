@@ -1,6 +1,7 @@
-//! Decides how a request takes a detour over a worker thread, as Linux' request-based device mapper once did it: the thread is
-//! woken, issues the request (or gives its name back), and has the reactor that owns the context go on. One thread for a drive, as
-//! one kernel worker ran its queues; it lives from the first detour on, and sleeps without a timer while there is none.
+//! Decides how a request takes a detour over a worker thread, as Linux' request-based device mapper
+//! once did: the thread is woken, issues the request (or returns its name), and makes the reactor
+//! that owns the context continue. One thread for a drive, as one kernel worker ran its queues; it
+//! is started at the first detour, and sleeps without a timer while idle.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use blkmq_sync::mpsc::{self, Receiver, Sender};
 use super::lowers::Lowers;
 use super::opener::Links;
 
-/// Where a drive's worker comes from: nowhere, until somebody needs it.
+/// The source of a drive's worker: no thread until one is needed.
 #[derive(Default)]
 pub(super) struct Workshop {
     pub(super) runner: OnceLock<Runner>,
@@ -32,14 +33,14 @@ struct Worker {
 /// What the reactors and the worker share.
 struct WorkQueue {
     tasks: Sender<Task>,
-    /// Contexts that are to be run and whose task is under way: a run is asked for once.
+    /// Contexts that are to be run and whose task is under way: a run is requested once.
     runs: [AtomicBool; REACTORS_MAX],
     backs: Vec<Back>,
     thread: OnceLock<Thread>,
     is_over: AtomicBool,
 }
 
-/// The way back to one context. The receiver is away while the context is open.
+/// The way back to one context. The receiver is with the context while that is open.
 struct Back {
     sender: Sender<Job>,
     receiver: Mutex<Option<Receiver<Job>>>,
@@ -59,8 +60,8 @@ struct Side {
 }
 
 impl Workshop {
-    /// Opens a context's side of the worker, which is started for the first one. None if the drive is not in an engine, whose
-    /// reactors would have to be run, or there is no thread to be had.
+    /// Opens a context's side of the worker, which is started for the first one. `None` if the
+    /// drive is not in an engine, whose reactors would have to be run, or no thread can be started.
     pub(super) fn open(
         &self,
         links: &Arc<Links>,
@@ -94,7 +95,7 @@ impl Workshop {
         depth: usize,
     ) -> Option<Arc<WorkQueue>> {
         let worker = self.worker.get_or_init(|| {
-            // Of each context, every request once, and one run.
+            // For each context: every request once, and one run.
             let (tasks, receiver) = mpsc::channel(hctxs * (depth + 1));
             let back = || {
                 let (sender, receiver) = mpsc::channel(depth);
@@ -112,7 +113,7 @@ impl Workshop {
             });
             let thread = spawn(Arc::clone(&queue), Arc::clone(links), runner.clone(), receiver);
             match &thread {
-                // Before anybody can send: no task is without somebody to wake.
+                // Set before anybody can send: no task is without a thread to wake.
                 Ok(thread) => _ = queue.thread.set(thread.thread().clone()),
                 Err(error) => {
                     tracing::warn!("multipath: no worker thread, so nothing takes a detour: {error}");
@@ -136,8 +137,8 @@ impl Drop for Workshop {
         };
         worker.queue.is_over.store(true, Ordering::Release);
         thread.thread().unpark();
-        // Not joined: it may be the worker that drops the drive, with the last hold on the engine. It has nothing of it but the
-        // queue, never blocks but in `park`, and ends by itself.
+        // Not joined: the worker itself may drop the drive, with the last reference to the engine.
+        // It uses only the queue, blocks only in `park`, and ends by itself.
     }
 }
 
@@ -168,18 +169,18 @@ fn spawn(
                     runner.run(HctxId(woken.trailing_zeros() as u16));
                     woken &= woken - 1;
                 }
-                // A task pushed meanwhile has left its token: this returns at once.
+                // A task that was pushed meanwhile has left its token: this returns at once.
                 lowers.wait();
             }
         })
 }
 
 impl WorkQueue {
-    /// Does what a context has asked for, and says what it is to be told, if anything.
+    /// Executes the task of a context, and returns the answer for the context, if any.
     fn carry_out(&self, hctx: HctxId, job: Job, lowers: &mut Lowers) -> Option<Job> {
         match job {
             Job::Run => {
-                // Before the run: whoever asks from here on is a new one.
+                // Before the run: a request from here on is a new one.
                 self.runs[hctx.index()].store(false, Ordering::SeqCst);
                 None
             }

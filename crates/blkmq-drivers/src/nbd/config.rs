@@ -1,4 +1,4 @@
-//! Decides what can be asked of a disk on an NBD server. `disk` turns it into one.
+//! Decides the keys of a disk on an NBD server. `disk` turns the result into a disk.
 
 use std::time::Duration;
 
@@ -13,31 +13,32 @@ pub struct NbdConfig {
     pub text: String,
     /// The server and its export.
     pub uri: Uri,
-    /// Connections, 1 to 64; more than one only if the server says that a flush on one covers all. Default: one per
-    /// hardware context.
+    /// Connections, 1 to 64; more than one only if the server reports that a flush on one covers
+    /// all. Default: one per hardware context.
     pub connections: Option<u16>,
-    /// How long a request may be without an answer before its connection is given up; zero for as long as the queue's
-    /// own limit. Default 0.
+    /// How long a request may wait for its reply before its connection is given up; zero for the
+    /// queue's own limit. Default 0.
     pub timeout: Duration,
     /// How long requests are held, to be sent again, while there is no connection; zero to fail them at once. Default 0.
     pub reconnect: Duration,
     /// How long one attempt to connect, with its handshake, may take; 1 ms to 1 min. Default 5 s.
     pub connect_timeout: Duration,
-    /// Files of TLS; with `nbds://` alone.
+    /// TLS files; only with `nbds://`.
     pub tls: ClientFiles,
-    /// What the server is called by its certificate. Default: the host of the URI; `localhost` for a unix socket.
+    /// The server's name in its certificate. Default: the host of the URI; `localhost` for a unix
+    /// socket.
     pub tls_hostname: Option<String>,
-    /// Whether distance costs time there. Default: what the server says.
+    /// Whether the medium rotates. Default: as the server reports.
     pub rotational: Option<bool>,
-    /// Refuse changes.
+    /// Refuse writes.
     pub read_only: bool,
 }
 
 impl NbdConfig {
-    /// The disk that a URI names, everything else by default.
+    /// The disk that a URI names, with defaults for everything else.
     ///
     /// # Errors
-    /// `Refused`, with what is wrong with the URI.
+    /// `Refused`, with the fault in the URI.
     pub fn new(uri: &str) -> Result<Self, ConfigError> {
         let parsed: Uri = uri.parse().map_err(|error: UriError| ConfigError::Refused {
             key: "nbd".to_owned(),
@@ -101,10 +102,11 @@ impl NbdConfig {
         Ok(())
     }
 
-    /// What connections need for TLS, as the files are now; none for those without. Blocks for as long as the filesystem takes.
+    /// What connections need for TLS, as the files are now; `None` without TLS. Blocks for as long
+    /// as the filesystem takes.
     ///
     /// # Errors
-    /// The file that cannot be used, and why.
+    /// A file cannot be used, with the reason.
     pub(super) fn tls(&self) -> Result<Option<Client>, FileError> {
         if self.uri.tls.is_none() {
             return Ok(None);
@@ -118,7 +120,7 @@ impl NbdConfig {
     }
 }
 
-/// A time; a number alone counts seconds.
+/// A time; a plain number counts seconds.
 fn time(key: &str, value: &str) -> Result<Duration, ConfigError> {
     let seconds = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     let text = if seconds {

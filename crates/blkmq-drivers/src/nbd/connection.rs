@@ -1,10 +1,12 @@
-//! Decides in how few calls requests and replies pass through one connection, and which bytes are copied.
+//! Decides with how few calls requests and replies pass through one connection, and which bytes are
+//! copied.
 //!
-//! Headers of a batch and the memory of its writes go out with one `sendmsg`. Replies come in through a buffer, so that one
-//! call brings many of them; where reads are large the call ends with the next header, and their data is received straight
-//! into its place together with the header that follows. Calls never wait: the ring tells when to try again, which costs
-//! no more than doing them in the ring (`docs/design/0003`), and leaves no memory with the kernel when a connection is given
-//! up. `hctx` owns the connections.
+//! Headers of a batch and the memory of its writes are sent with one `sendmsg`. Replies are
+//! received through a buffer, so that one call brings many of them; where reads are large the call
+//! ends with the next header, and their data is received straight into its memory together with the
+//! header that follows. Calls never block: the ring reports when to try again. This costs no more
+//! than sending and receiving in the ring (`docs/design/0003`), and leaves no memory with the
+//! kernel when a connection is given up. `hctx` owns the connections.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,14 +31,14 @@ pub(super) struct Connection {
     style: HeaderStyle,
     can_fua: bool,
     replies: Replies,
-    /// Received and not taken: `buffer[..filled]`.
+    /// Received bytes that were not decoded: `buffer[..filled]`.
     buffer: Box<[u8]>,
     filled: usize,
     /// Headers that are not sent, and before `sent`, some that are.
     headers: Vec<u8>,
     sent: usize,
     outgoing: VecDeque<Outgoing>,
-    /// The socket takes no more; the ring will tell.
+    /// The socket takes no more; the ring will report when it does.
     pub(super) is_blocked: bool,
     /// Requests without their reply.
     pub(super) in_flight: u32,
@@ -45,10 +47,10 @@ pub(super) struct Connection {
     read_bytes: u64,
 }
 
-/// Bytes on their way out.
+/// Bytes to be sent.
 #[derive(Clone, Copy, Debug)]
 enum Outgoing {
-    /// So many of the headers.
+    /// This many bytes of the headers.
     Headers(usize),
     /// The data of a write, from `from` on.
     Data { slot: u32, from: u64, len: u64 },
@@ -60,13 +62,13 @@ pub(super) enum Lost {
     /// The server has closed it.
     #[error("the server has closed it")]
     Closed,
-    /// The system says so.
+    /// The system's error.
     #[error("{0}")]
     System(#[from] io::Error),
-    /// The server does not keep to the protocol.
+    /// The server violates the protocol.
     #[error("{0}")]
     Fault(#[from] Fault),
-    /// The server says that it is going away.
+    /// The server reports that it is shutting down.
     #[error("the server is shutting down")]
     Leaving,
     /// A request got no answer.
@@ -75,7 +77,7 @@ pub(super) enum Lost {
 }
 
 impl Connection {
-    /// Makes one that has been negotiated, for at most `requests` requests.
+    /// Makes one after the handshake, for at most `requests` requests.
     pub(super) fn new(wire: Wire, style: HeaderStyle, can_fua: bool, requests: usize) -> Self {
         Self {
             wire,
@@ -95,17 +97,17 @@ impl Connection {
         }
     }
 
-    /// For the ring to watch.
+    /// The descriptor for the ring to poll.
     pub(super) fn fd(&self) -> RawFd {
         self.wire.fd()
     }
 
-    /// Says whether something waits to be sent.
+    /// Returns whether something waits to be sent.
     pub(super) fn has_unsent(&self) -> bool {
         !self.outgoing.is_empty() || self.wire.has_unsent()
     }
 
-    /// Puts a request behind those that wait to be sent.
+    /// Appends a request to those that wait to be sent.
     #[inline]
     pub(super) fn push(&mut self, slots: &Slots, number: u32) {
         let slot = slots.get(number);
@@ -199,11 +201,12 @@ impl Connection {
         }
     }
 
-    /// Receives and carries out replies that are there. What has ended is in `slots.ended`. Says whether there may be more:
-    /// what has ended should not wait for them, since others can be sent in its place.
+    /// Receives and handles replies that have arrived. Requests that ended are in `slots.ended`.
+    /// Returns whether there may be more: the caller should report those first, since others can be
+    /// sent in their place.
     ///
     /// # Errors
-    /// The connection is lost; what has ended before that has ended.
+    /// The connection is lost; requests that ended before are still reported.
     pub(super) fn receive(&mut self, slots: &mut Slots, number: u16) -> Result<bool, Lost> {
         let mut is_leaving = false;
         self.wire.begin_turn();
@@ -240,7 +243,8 @@ impl Connection {
         Ok(true)
     }
 
-    /// One call. Returns what came, and how many of the room's first bytes are data's own.
+    /// One call. Returns what was received, and how many of the buffer's first bytes belong to
+    /// data.
     #[inline]
     fn receive_once(&mut self, slots: &Slots) -> io::Result<(Received, usize)> {
         let mut pieces = Pieces::new();
@@ -264,8 +268,8 @@ impl Connection {
         Ok((received, direct))
     }
 
-    /// How many bytes are to be received through the buffer at once. Where reads are large, not much more than a header, so
-    /// that their data is not copied twice.
+    /// The number of bytes to receive through the buffer at once. Where reads are large, not much
+    /// more than a header, so that their data is not copied twice.
     #[inline]
     fn window(&self) -> usize {
         if self.read_bytes >= u64::from(self.reads) * STRAIGHT_FROM && self.reads > 0 {
@@ -287,7 +291,7 @@ impl Connection {
         }
     }
 
-    /// Tells the server that no more requests come, if it is told of all that came before.
+    /// Tells the server that no more requests come, if all earlier ones were sent.
     pub(super) fn say_goodbye(&mut self, slots: &Slots) {
         if self.has_unsent() {
             return;
@@ -303,16 +307,18 @@ impl Connection {
         let _ = self.send(slots);
     }
 
-    /// Ends a connection that is given up. What the system has not sent by now must never arrive: its requests are repeated
-    /// elsewhere, and their blocks may be written again before the network lets it through.
+    /// Ends a connection that is given up. What the system has not sent by now must never arrive:
+    /// its requests are repeated elsewhere, and their blocks may be written again before the
+    /// network delivers it.
     pub(super) fn abandon(&self) {
-        // TCP forgets what is unsent, and resets the connection; closed, it would go on sending for minutes. A unix socket
-        // refuses this, and has nothing unsent.
+        // TCP drops unsent bytes and resets the connection; after a close it would continue to send
+        // for minutes. A unix socket refuses this, and has nothing unsent.
         let _ = rustix::net::connect_unspec(self.wire.socket());
         self.shut();
     }
 
-    /// Ends the connection on both sides: the ring's watch on the socket keeps it open until it is cancelled.
+    /// Ends the connection in both directions: the ring's poll keeps the socket open until the poll
+    /// is cancelled.
     pub(super) fn shut(&self) {
         // It may be down already.
         let _ = rustix::net::shutdown(self.wire.socket(), rustix::net::Shutdown::Both);
@@ -330,13 +336,14 @@ impl Connection {
     }
 }
 
-/// Of a connection's receive buffer. More replies per call, against memory and the reach of the cache.
+/// Size of a connection's receive buffer. More brings more replies per call, but takes memory and
+/// cache.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Received behind data, or alone, where reads are large: a header, and a little.
+/// Received behind data, or alone, where reads are large: a header, and a little more.
 const WINDOW_BYTES: usize = 64;
-/// Mean bytes of the reads under way from which their data is received straight into place.
+/// Mean bytes of the reads under way from which on data is received straight into its memory.
 const STRAIGHT_FROM: u64 = 8 << 10;
-/// Calls in one turn.
+/// Most calls in one turn.
 const CALLS_MAX: u32 = 16;
 
 const _: () = assert!(BUFFER_BYTES >= 2 * RECEIVE_BYTES_MIN);

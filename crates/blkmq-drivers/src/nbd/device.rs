@@ -1,5 +1,5 @@
-//! Decides how an export becomes a drive: how many hardware contexts there are, and which connections each has.
-//! The export comes from `disk`; what a request becomes is up to `hctx`.
+//! Decides how an export becomes a drive: the number of hardware contexts, and the connections of
+//! each. `disk` has the export; `hctx` decides what a request becomes.
 
 use std::any::Any;
 use std::io;
@@ -32,14 +32,14 @@ pub struct NbdDevice {
 pub(super) struct Shared {
     pub(super) disk: NbdDisk,
     pub(super) reconnector: Arc<Reconnector>,
-    /// Which of all drives this is: the place where its server is.
+    /// The number of this drive among all: the place of its server.
     pub(super) place: u64,
-    /// Set when the first context is opened, if not before by who joins paths.
+    /// Set when the first context is opened, or earlier by the code that joins paths.
     ledger: OnceLock<Arc<Ledger>>,
 }
 
 impl Shared {
-    /// Which writes may be lost with the server.
+    /// The ledger of writes that may be lost with the server.
     pub(super) fn ledger(&self) -> &Arc<Ledger> {
         self.ledger.get_or_init(Arc::default)
     }
@@ -54,7 +54,7 @@ impl NbdDevice {
             shared: Arc::new(Shared {
                 disk,
                 reconnector,
-                // Relaxed: only a number of its own.
+                // Relaxed: only a unique number.
                 place: PLACES.fetch_add(1, Ordering::Relaxed),
                 ledger: OnceLock::new(),
             }),
@@ -70,7 +70,7 @@ impl NbdDevice {
 
     /// Makes a hardware context.
     pub(super) fn hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<NbdHctx> {
-        // Relaxed: set once, before the threads that ask are started.
+        // Relaxed: set once, before the threads that read it are started.
         let hctxs = self.hctxs.load(Ordering::Relaxed);
         let wanted = self.shared.disk.config.connections;
         let connections = wanted.map_or(1, |count| {
@@ -104,7 +104,7 @@ impl Device for NbdDevice {
         self.shared.disk.limits()
     }
 
-    /// As many as there are connections. The connections beyond them are divided among them.
+    /// At most as many as there are connections. Further connections are divided among them.
     fn hctxs(&self, wanted: u16, reactors: u16) -> u16 {
         let hctxs = match self.shared.disk.config.connections {
             Some(count) if count < wanted => count.min(reactors),
@@ -114,7 +114,8 @@ impl Device for NbdDevice {
         hctxs
     }
 
-    /// A flush to a server without CAN_MULTI_CONN covers what was written over the same connection alone.
+    /// A flush to a server without CAN_MULTI_CONN covers only what was written over the same
+    /// connection.
     fn keep_ledger(&self, ledger: &Arc<dyn Any + Send + Sync>) -> bool {
         let Ok(ledger) = Arc::downcast::<Ledger>(Arc::clone(ledger)) else {
             return false;
@@ -131,7 +132,8 @@ impl Device for NbdDevice {
     }
 }
 
-/// All is data: doors ask on a reactor, which must not wait for a server's answer.
+/// Everything counts as data: front doors ask on a reactor, which must not wait for a server's
+/// reply.
 impl Allocation for NbdDevice {
     fn extents(
         &self,

@@ -1,5 +1,5 @@
-//! Decides what a server's export is to the engine: its size, its limits, and what must not change when a connection is
-//! made again. `device` serves it.
+//! Decides what a server's export is to the engine: its size, its limits, and what must not change
+//! when a connection is made again. `device` serves it.
 
 use std::sync::Mutex;
 
@@ -11,12 +11,12 @@ use super::config::NbdConfig;
 use super::dial::{DialError, Dialed, dial};
 use super::slots::SEGMENTS_MAX;
 
-/// An export of a server, with the connection that was made to learn about it.
+/// An export of a server, with the connection that was made to learn its properties.
 #[derive(Debug)]
 pub struct NbdDisk {
     pub(super) config: NbdConfig,
     pub(super) shape: Shape,
-    /// For who comes first.
+    /// For the first hardware context that needs one.
     pub(super) first: Mutex<Option<Dialed>>,
 }
 
@@ -28,7 +28,7 @@ pub enum NbdError {
     Dial {
         /// The URI.
         uri: String,
-        /// What stood in the way.
+        /// The obstacle.
         source: DialError,
     },
     /// The export is one that this driver cannot use.
@@ -41,13 +41,13 @@ pub enum NbdError {
     },
 }
 
-/// What an export is, as far as the engine relies on it.
+/// The properties of an export on which the engine relies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Bytes, as the server says.
+    /// Bytes, as reported by the server.
     pub(super) size: u64,
     flags: TransmissionFlags,
-    /// The smallest unit, from 512 on, and the one to prefer.
+    /// The smallest unit, from 512 on, and the preferred one.
     block: u32,
     preferred: u32,
     payload_max: u32,
@@ -56,10 +56,10 @@ pub(super) struct Shape {
 }
 
 impl NbdDisk {
-    /// Connects and learns what the export is. Blocks for at most `connect_timeout`.
+    /// Connects and learns the export's properties. Blocks for at most `connect_timeout`.
     ///
     /// # Errors
-    /// No connection, or an export without a block, or with blocks that are none.
+    /// No connection, or an export without a block, or with an invalid block size.
     pub fn open(config: &NbdConfig) -> Result<Self, NbdError> {
         let uri = || config.text.clone();
         let dialed = dial(config, false).map_err(|source| NbdError::Dial { uri: uri(), source })?;
@@ -93,12 +93,12 @@ impl NbdDisk {
         self.shape.block
     }
 
-    /// Says whether changes are refused, there or here.
+    /// Returns whether writes are refused, by the server or by configuration.
     pub fn is_read_only(&self) -> bool {
         self.config.read_only || self.shape.can(TransmissionFlags::READ_ONLY)
     }
 
-    /// What one request may be.
+    /// The limits of one request.
     pub(super) fn limits(&self) -> Limits {
         let shape = &self.shape;
         let if_can = |flag, bytes| if shape.can(flag) { bytes } else { 0 };
@@ -117,7 +117,8 @@ impl NbdDisk {
             segments_max: SEGMENTS_MAX as u16,
             discard_max: if_can(TransmissionFlags::SEND_TRIM, range_max),
             zeroes_max: if_can(TransmissionFlags::SEND_WRITE_ZEROES, range_max),
-            // Whoever can say that zeroing would be slow has a fast way, and writes where it has none.
+            // A server that can report that zeroing would be slow has a fast method, and writes
+            // zeroes where that fails.
             zeroes_are_written: !shape.can(TransmissionFlags::SEND_FAST_ZERO),
             cache,
             fua: shape.can(TransmissionFlags::SEND_FUA),
@@ -128,7 +129,7 @@ impl NbdDisk {
 }
 
 impl Shape {
-    /// Takes what was agreed, if the engine can work with it.
+    /// Takes the negotiated properties, if the engine can work with them.
     pub(super) fn of(agreed: &Agreed) -> Result<Self, String> {
         let (minimum, preferred, payload_max) = agreed.block_sizes.map_or((1, 4096, PAYLOAD_MAX), |sizes| {
             (sizes.minimum, sizes.preferred, sizes.payload_max)
@@ -165,15 +166,16 @@ impl Shape {
         })
     }
 
-    /// Says whether the server offers something.
+    /// Returns whether the server offers something.
     pub(super) fn can(&self, flag: TransmissionFlags) -> bool {
         self.flags.contains(flag)
     }
 
-    /// Checks that what is agreed now does for what was agreed before: requests that fitted must fit.
+    /// Checks that the properties negotiated now suit the former ones: requests that fitted must
+    /// fit.
     ///
     /// # Errors
-    /// What has changed.
+    /// The property that has changed.
     pub(super) fn check_still(&self, agreed: &Agreed) -> Result<(), String> {
         let now = Self::of(agreed)?;
         if now.size != self.size {
@@ -205,16 +207,17 @@ impl Shape {
     }
 }
 
-/// What the engine was told that the disk can do.
+/// The capabilities that were reported to the engine.
 const RELIED_ON: TransmissionFlags = TransmissionFlags::SEND_FLUSH
     .with(TransmissionFlags::SEND_FUA)
     .with(TransmissionFlags::SEND_TRIM)
     .with(TransmissionFlags::SEND_WRITE_ZEROES)
     .with(TransmissionFlags::SEND_FAST_ZERO)
     .with(TransmissionFlags::CAN_MULTI_CONN);
-/// Longest payload that every server takes which does not name another (protocol, "Size constraints").
+/// Longest payload that every server accepts which does not name another (protocol, "Size
+/// constraints").
 const PAYLOAD_MAX: u32 = 32 << 20;
-/// Largest read or write, in bytes: larger ones only keep others waiting behind them.
+/// Largest read or write, in bytes: larger ones only delay others behind them.
 const TRANSFER_MAX: u32 = 1 << 20;
 /// Largest discard or zeroing in one request, in bytes, with 32 bits and with 64 bits for the length.
 const RANGE_MAX: u64 = 2 << 30;

@@ -1,4 +1,4 @@
-//! Decides how a disk on an NBD server is asked for: `nbd=URI` and its keys.
+//! Decides the keys of a disk on an NBD server: `nbd=URI` and others.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
-//! Decides which changes have to wait for the end of a lost session: those that overlap what was under way there, until the
-//! server has said that all of that session has ended. So what the network, or the server, still carries of it cannot land
-//! behind its repetition. Contexts that share a ledger share this, too, and so do paths to the same storage.
+//! Decides which changes have to wait for the end of a lost session: those that overlap its open
+//! requests, until the server has reported that all of that session has ended. So requests that the
+//! network, or the server, still carries cannot land behind their repetition. Contexts that share a
+//! ledger share the fences, and so do paths to the same storage.
 //!
 //! ```text
 //!  session lost, with changes under way ─► wanted ─► claimed by a context with a connection to the same server: FENCE sent
@@ -9,7 +10,8 @@
 //!                                              instance of the server is there: over
 //! ```
 //!
-//! Only a server that knows named sessions (ours) can be asked. `hctx` asks and holds; `docs/exports/nbd.md` has the messages.
+//! Only a server that knows named sessions (ours) can be asked. `hctx` asks and holds;
+//! `docs/exports/nbd.md` has the messages.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,14 +26,14 @@ use super::reconnect::Mailbox;
 pub(super) struct Named {
     /// Its number among those of this process.
     pub(super) number: u64,
-    /// Which instance of a server it is with.
+    /// The instance of the server that has it.
     pub(super) instance: u64,
 }
 
 /// The lost sessions that may still change something.
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    /// How many there are. Alone on its line: every change that is sent reads it.
+    /// Their number. Alone on its cache line: every change that is sent reads it.
     count: CachePadded<AtomicUsize>,
     state: Mutex<State>,
 }
@@ -40,7 +42,7 @@ pub(super) struct Fences {
 struct State {
     /// By number.
     lost: BTreeMap<u64, Lost>,
-    /// Who may fence, and hold changes.
+    /// The contexts that may fence, and hold changes.
     contexts: Vec<Weak<Mailbox>>,
 }
 
@@ -52,16 +54,16 @@ struct Lost {
     changes: Vec<Range>,
 }
 
-/// Where a change begins, and its bytes.
+/// The start of a change, and its bytes.
 pub(super) type Range = (u64, u64);
 
 impl Fences {
-    /// A context is to be told when a session wants to be fenced, and when one is.
+    /// Registers a context, which is notified when a session wants to be fenced, and when one is.
     pub(super) fn join(&self, context: &Arc<Mailbox>) {
         self.lock().contexts.push(Arc::downgrade(context));
     }
 
-    /// A session was lost while these changes were under way.
+    /// Records a session that was lost while these changes were under way.
     pub(super) fn lost(&self, session: Named, changes: Vec<Range>) {
         if changes.is_empty() {
             return;
@@ -76,25 +78,27 @@ impl Fences {
         self.changed(&mut state);
     }
 
-    /// Says whether any session is to be fenced.
+    /// Returns whether any session is to be fenced.
     #[inline]
     pub(super) fn is_any(&self) -> bool {
         // Acquire: pairs with the Release in `changed`, which comes before the requests of the lost session go elsewhere.
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// Says whether a change of a range has to wait before it is sent to this instance of a server.
+    /// Returns whether a change of a range has to wait before it is sent to this instance of a
+    /// server.
     #[cold]
     pub(super) fn holds(&self, instance: u64, (offset, len): Range) -> bool {
         let state = self.lock();
-        // So many that one more could not be remembered: all is held, and there are no more.
+        // No room to record one more: all changes are held, and no more sessions are added.
         let is_full = state.lost.len() >= LOST_MAX;
         let overlaps = |change: &Range| change.0 < offset + len && offset < change.0 + change.1;
         let mut there = state.lost.values().filter(|lost| lost.instance == instance);
         there.any(|lost| is_full || lost.changes.iter().any(overlaps))
     }
 
-    /// Takes a session that this instance of a server is to be asked to fence. Whoever takes it says how that ended.
+    /// Takes a session that this instance of a server is to be asked to fence. The taker must
+    /// report the result.
     pub(super) fn claim(&self, instance: u64) -> Option<u64> {
         let mut state = self.lock();
         let mut wanted = state.lost.iter_mut();
@@ -103,7 +107,7 @@ impl Fences {
         Some(*number)
     }
 
-    /// All that the session began has ended, or nobody can say whether it has.
+    /// Everything that the session began has ended, or nobody can find out whether it has.
     pub(super) fn over(&self, number: u64) {
         let mut state = self.lock();
         if state.lost.remove(&number).is_some() {
@@ -111,7 +115,7 @@ impl Fences {
         }
     }
 
-    /// The connection was lost over which the fence had been sent: another one has to do.
+    /// The connection that carried the fence was lost: another one must send it.
     pub(super) fn release(&self, number: u64) {
         let mut state = self.lock();
         if let Some(lost) = state.lost.get_mut(&number) {
@@ -120,7 +124,7 @@ impl Fences {
         }
     }
 
-    /// An instance of a server is gone, and all that it had begun.
+    /// An instance of a server is gone, with all that it had begun.
     pub(super) fn server_gone(&self, instance: u64) {
         let mut state = self.lock();
         let before = state.lost.len();
@@ -130,7 +134,7 @@ impl Fences {
         }
     }
 
-    /// Has all contexts look.
+    /// Makes all contexts check.
     fn changed(&self, state: &mut State) {
         // Release: pairs with the Acquire in `is_any`.
         self.count.store(state.lost.len(), Ordering::Release);
@@ -146,7 +150,7 @@ impl Fences {
     }
 }
 
-/// Most lost sessions whose changes are told apart.
+/// Most lost sessions whose changes are recorded.
 const LOST_MAX: usize = 256;
 
 #[cfg(test)]

@@ -1,12 +1,16 @@
-//! Decides which connection a request goes through, and what becomes of it when that connection is lost.
+//! Decides which connection carries a request, and what becomes of the request when that connection
+//! is lost.
 //!
-//! A batch goes through one connection, the least busy, so that it is sent with one call. When a connection is lost, what
-//! was under way on it is ended with `Transport`, or, within `reconnect` seconds, sent again: every operation here can be
-//! repeated. What cannot be repeated is what had been *completed* before and was only in the server's cache: `ledger` knows
-//! when that may be gone, and then the next flush of each context fails. And what the server may still carry out of the lost
-//! connection must not land behind its repetition: `fence` holds changes back until the server has ended that session.
+//! A batch goes through one connection, the least busy, so that it is sent with one call. When a
+//! connection is lost, its open requests end with `Transport` or, within `reconnect` seconds, are
+//! sent again: every operation here can be repeated. Writes that had been *completed* before and
+//! were only in the server's cache cannot be repeated: `ledger` knows when these may be lost, and
+//! then the next flush of each context fails. Requests of the lost connection that the server still
+//! executes must not land behind their repetition: `fence` holds changes back until the server has
+//! ended that session.
 //!
-//! One hardware context belongs to one reactor. `connection` sends and receives, `reconnect` makes new ones.
+//! One hardware context belongs to one reactor. `connection` sends and receives, `reconnect` makes
+//! new ones.
 
 mod fence;
 mod loss;
@@ -35,40 +39,43 @@ pub(super) struct NbdHctx {
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
     links: Box<[Link]>,
-    /// The connection over which the batch goes that is being issued.
+    /// The connection for the batch that is being issued.
     batch: Option<u16>,
     slots: Slots,
-    /// Requests without a connection, in the order in which they came, and changes that wait for a session to be fenced.
+    /// Requests without a connection, in the order of their arrival, and changes that wait for a
+    /// session to be fenced.
     held: VecDeque<u32>,
     /// What has ended outside of `reap`.
     done: Vec<Done>,
-    /// When the last connection went, or none was there yet; none while there is one.
+    /// When the last connection was lost, or since when none was made yet; `None` while there is
+    /// one.
     down_since: Option<Instant>,
-    /// Until the first attempt to connect has ended, nothing is refused.
+    /// Until the first attempt to connect has ended, no request is refused.
     is_young: bool,
-    /// The ring will have requests looked for that had their time.
+    /// A timer in the ring will trigger the search for expired requests.
     is_beating: bool,
-    /// What is known of writes that may be lost; this context's number there, and what it noted last.
+    /// The ledger of writes that may be lost; this context's number there, and what it recorded
+    /// last.
     ledger: Arc<Ledger>,
     number: HctxId,
     noted: u64,
-    /// Losses that a flush here has told of.
+    /// Losses that a flush here has reported.
     heard: u64,
-    /// The server keeps things back until a flush.
+    /// The server has a cache that a flush empties.
     has_cache: bool,
-    /// A connection was made since it was last asked.
+    /// A connection was made since the core last asked whether to run this context.
     wants_rerun: bool,
-    /// The time of the last call that said it.
+    /// The time of the latest call with a time.
     now: Instant,
     completions: Vec<Completion>,
 }
 
-/// A place for a connection.
+/// An entry for a connection.
 struct Link {
     connection: Option<Connection>,
-    /// How many connections have been here: completions for former ones are stale.
+    /// How many connections this entry had: completions for former ones are stale.
     epoch: u32,
-    /// When the last one was made, and how many in a row did not live long.
+    /// When the latest connection was made, and how many in a row were short-lived.
     since: Instant,
     short_lived: u32,
 }
@@ -83,7 +90,8 @@ impl Link {
 }
 
 impl NbdHctx {
-    /// Makes a context of `count` slots and `connections` connections on the reactor of `ring`. Does not wait for them.
+    /// Makes a context of `count` slots and `connections` connections on the reactor of `ring`.
+    /// Does not wait for the connections.
     pub(super) fn new(
         shared: Arc<Shared>,
         ring: &RingHandle,
@@ -132,7 +140,7 @@ impl NbdHctx {
         Ok(hctx)
     }
 
-    /// Answers what needs no server. None if the request is to be sent.
+    /// Answers a request that needs no server. `None` if the request is to be sent.
     fn answer(&mut self, rq: &Request) -> Option<Status> {
         let shape = &self.shared.disk.shape;
         match rq.op() {
@@ -147,7 +155,8 @@ impl NbdHctx {
         }
     }
 
-    /// Chooses the connection for a batch: the one with the fewest requests. None if no connection is there.
+    /// Chooses the connection for a batch: the one with the fewest requests. `None` if there is no
+    /// connection.
     #[inline]
     fn lane_for_batch(&mut self) -> Option<u16> {
         if let Some(link) = self.batch {
@@ -161,7 +170,7 @@ impl NbdHctx {
         self.batch
     }
 
-    /// Says whether requests wait for a connection, rather than fail.
+    /// Returns whether requests wait for a connection instead of failing.
     fn holds(&self) -> bool {
         let Some(since) = self.down_since else {
             return true;
@@ -170,7 +179,7 @@ impl NbdHctx {
         self.is_young || reconnect > Nanos::ZERO && self.now < since + reconnect
     }
 
-    /// Gives a request to a connection, to be sent with the others of the batch.
+    /// Gives a request to a connection, to be sent with the rest of the batch.
     #[inline]
     fn push(&mut self, link: u16, number: u32) {
         let timeout = nanos(self.shared.disk.config.timeout);
@@ -189,7 +198,7 @@ impl NbdHctx {
             .push(&self.slots, number);
     }
 
-    /// Sends what is pushed.
+    /// Sends the pushed requests.
     fn send_batch(&mut self) {
         if let Some(link) = self.batch.take() {
             self.send(link);
@@ -215,7 +224,7 @@ impl NbdHctx {
         }
     }
 
-    /// Takes replies in. What has ended is appended to `done`.
+    /// Receives replies. Requests that ended are appended to `done`.
     fn receive(&mut self, number: u16, done: &mut Vec<Done>) {
         let link = &mut self.links[usize::from(number)];
         let Some(connection) = &mut link.connection else {
@@ -248,7 +257,8 @@ impl NbdHctx {
             } else if status.is_ok() && slot.leaves_dirt() && self.has_cache {
                 self.ledger.wrote(self.number, &mut self.noted);
             } else if status == Status::Io && slot.is_forced() {
-                // The server may have flushed for this write, and have told of an earlier one that it lost.
+                // The server may have flushed for this write, and reported that an earlier one was
+                // lost.
                 self.ledger.lose();
             }
             done.push(Done { cookie, status });
@@ -256,13 +266,14 @@ impl NbdHctx {
         self.slots.ended = ended;
     }
 
-    /// Decides how a flush ends that the server has answered: with an error if it, or an earlier loss that no flush here has told
-    /// of, may have cost writes.
+    /// Decides the status of a flush that the server has answered: an error if this flush, or an
+    /// earlier loss that no flush here has reported, may have cost writes.
     fn end_flush(&mut self, status: Status, epoch: u64) -> Status {
         if status.is_ok() {
             self.ledger.flushed(epoch);
         } else {
-            // A server forgets what it could not make durable, and would call the next flush good.
+            // A server drops what it could not make durable, and would report success for the next
+            // flush.
             self.ledger.lose();
         }
         let losses = self.ledger.losses().count;
@@ -270,11 +281,11 @@ impl NbdHctx {
             return status;
         }
         self.ledger.tell(losses);
-        // Of the medium: no other path has what was lost.
+        // Of the medium: no other path has the lost writes.
         Status::Medium
     }
 
-    /// Ends a request outside of the way of replies; the next `reap` tells.
+    /// Ends a request without a reply; the next `reap` reports it.
     fn end(&mut self, number: u32, status: Status) {
         let slot = self.slots.get_mut(number);
         slot.state = State::Idle;
@@ -287,7 +298,7 @@ impl NbdHctx {
         });
     }
 
-    /// Takes what the ring tells.
+    /// Handles completions of the ring.
     #[inline]
     fn take_completion(&mut self, completion: &Completion, done: &mut Vec<Done>) {
         let (kind, number, epoch) = parts(completion.user);
@@ -324,7 +335,8 @@ impl NbdHctx {
         }
     }
 
-    /// Gives connections up on which a request had its time. Looks again while one has not.
+    /// Gives up connections with an expired request. Checks again while there are requests with a
+    /// deadline.
     #[cold]
     fn look_for_late(&mut self) {
         for link in 0..self.links.len() as u16 {
@@ -357,7 +369,8 @@ impl NbdHctx {
         }
     }
 
-    /// Has the ring tell within about a second: a timer for each request would cost as much as the request.
+    /// Makes the ring complete a timer in about a second: a timer for each request would cost as
+    /// much as the request.
     #[inline]
     fn beat(&mut self) {
         if !std::mem::replace(&mut self.is_beating, true) {
@@ -365,7 +378,7 @@ impl NbdHctx {
         }
     }
 
-    /// When requests that are held are to fail.
+    /// When held requests are to fail.
     fn end_of_hold(&self) -> Option<Instant> {
         if self.held.is_empty() || self.is_young {
             return None;
@@ -374,7 +387,7 @@ impl NbdHctx {
         Some(since + nanos(self.shared.disk.config.reconnect))
     }
 
-    /// Asserts that all parts agree on what is where.
+    /// Asserts that all parts are consistent.
     #[cfg(test)]
     pub(super) fn check(&self) {
         for (number, link) in (0..).zip(&self.links) {
@@ -443,7 +456,7 @@ impl HctxDriver for NbdHctx {
         done.append(&mut self.done);
     }
 
-    /// Connections are lost and made while nothing is in flight, too.
+    /// Connections are also lost and made while nothing is in flight.
     fn needs_idle_poll(&self) -> bool {
         true
     }
@@ -456,13 +469,13 @@ impl HctxDriver for NbdHctx {
         self.end_of_hold()
     }
 
-    /// Ends come through the ring in any case, where looking costs no system call.
+    /// Completions come through the ring in any case, where checking costs no system call.
     fn set_polled(&mut self, on: bool) -> bool {
         on
     }
 
-    /// Gives the connection up: nothing else makes a server let go. With `reconnect` the request is sent once more; if it is
-    /// late again, it ends.
+    /// Gives the connection up: nothing else makes a server drop a request. With `reconnect` the
+    /// request is sent once more; if it is late again, it ends.
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
         let number = cookie.tag().0;
         let may_wait = !self.shared.disk.config.reconnect.is_zero();
@@ -513,7 +526,7 @@ fn nanos(duration: std::time::Duration) -> Nanos {
     Nanos(duration.as_nanos() as u64)
 }
 
-/// User data of an entry of the ring: what it is about, the connection and its epoch.
+/// User data of an entry of the ring: its kind, the connection and its epoch.
 fn user(kind: u8, link: u16, epoch: u32) -> u64 {
     u64::from(kind) << 40 | u64::from(link) << 24 | u64::from(epoch)
 }
@@ -522,17 +535,17 @@ fn parts(user: u64) -> (u8, u16, u32) {
     ((user >> 40) as u8, (user >> 24) as u16, user as u32 & EPOCH_MAX)
 }
 
-/// There is something to receive, or the end.
+/// There is something to receive, or the end of the stream.
 const READABLE: u8 = 0;
 /// The socket takes bytes again.
 const WRITABLE: u8 = 1;
-/// Something in the mailbox.
+/// The mailbox has news.
 const NEWS: u8 = 2;
 /// There may be more to receive.
 const MORE: u8 = 3;
-/// It is time to look for requests that had theirs.
+/// Time to look for expired requests.
 const BEAT: u8 = 4;
-/// Of no interest, or only to have `reap` called.
+/// To be ignored, or only to have `reap` called.
 const CANCEL: u8 = 5;
 const EPOCH_MAX: u32 = (1 << 24) - 1;
 

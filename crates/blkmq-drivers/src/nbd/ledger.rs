@@ -1,19 +1,22 @@
-//! Decides which writes may be lost with a server: those that were completed and that no flush has covered when the server, or
-//! what it kept in memory, is gone. All hardware contexts of a drive share one ledger; so do paths to the same storage.
+//! Decides which writes may be lost with a server: those that were completed and not covered by a
+//! flush when the server, or its memory, is gone. All hardware contexts of a drive share one
+//! ledger; so do paths to the same storage.
 //!
-//! Time is counted in flushes: each flush that is sent begins an *epoch*, and a context notes the epoch in which its latest
-//! write ended. A flush that was sent at the end of an epoch and has succeeded covers what ended in that epoch and before.
+//! Time is counted in flushes: each flush that is sent begins an *epoch*, and a context records the
+//! epoch in which its latest write ended. A flush that was sent at the end of an epoch and has
+//! succeeded covers what ended in that epoch and before.
 //!
 //! ```text
 //!  write ends: context is dirty in this epoch       flush sent: epoch + 1       flush answered: durable = its epoch
 //!  sessions are gone, a new one is made:   dirty beyond `durable`?  ──► losses + 1: every user's next flush fails, once
 //! ```
 //!
-//! Whether the server still is the one that took the writes is decided when a session is made. A server that names the instance
-//! it is (ours does) has kept its memory if the name is the same as before at the same place. Of another one nothing is known
-//! but that a session which was there all the time leads to the same one: so there is a loss when no session was left.
+//! A new session decides whether the server is still the one that took the writes. A server that
+//! names its instance (ours does) has kept its memory if it gives the same name as before at the
+//! same place. Of other servers it is only known that a session that existed all the time leads to
+//! the same one: so there is a loss when no session was left.
 //!
-//! Whoever shares the ledger shares the fences, too: which changes wait for the end of a lost session.
+//! The users of a ledger also share the fences: which changes wait for the end of a lost session.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,29 +28,31 @@ use blkmq_sync::CachePadded;
 
 use super::fences::Fences;
 
-/// What is known of the durability of what was written to one server's disk.
+/// The state of durability of what was written to one server's disk.
 #[derive(Debug)]
 pub struct Ledger {
-    /// The current epoch, from 1 on. Alone on its line: every write that ends reads it.
+    /// The current epoch, from 1 on. Alone on its cache line: every write that ends reads it.
     epoch: CachePadded<AtomicU64>,
     /// The last epoch that is covered.
     durable: AtomicU64,
-    /// How often writes may have been lost, and how many of these times at least one user has been told of.
+    /// How often writes may have been lost, and of how many of these losses at least one user was
+    /// told.
     losses: AtomicU64,
     told: AtomicU64,
     sessions: Mutex<Sessions>,
     fences: Fences,
-    /// By hardware context: the epoch in which its latest write ended. Written once an epoch, so the lines may be shared.
+    /// By hardware context: the epoch in which its latest write ended. Written once an epoch, so
+    /// cache lines may be shared.
     dirty: Box<[AtomicU64]>,
 }
 
-/// The connections that are there.
+/// The present connections.
 #[derive(Debug, Default)]
 struct Sessions {
     count: u32,
-    /// By place: what the server of the latest one says it is.
+    /// By place: the instance that the server of the latest one reported.
     instances: BTreeMap<u64, Option<u64>>,
-    /// Instances that another has taken the place of.
+    /// Instances that another one has replaced.
     gone: VecDeque<u64>,
 }
 
@@ -65,10 +70,12 @@ impl Default for Ledger {
     }
 }
 
-// SeqCst throughout: a write that ended before a flush was sent, or before a session was made, on whichever thread, must be
-// seen there. What is on the way of each write is one load of a line that is written once a flush.
+// SeqCst throughout: a write that ended before a flush was sent, or before a session was made, on
+// whichever thread, must be visible there. The cost for each write is one load of a line that is
+// written once a flush.
 impl Ledger {
-    /// Notes that a write which only a flush makes durable has ended. `latest` is the context's own memory of what it noted.
+    /// Records that a write which only a flush makes durable has ended. `latest` is the context's
+    /// own copy of its record.
     #[inline]
     pub(super) fn wrote(&self, hctx: HctxId, latest: &mut u64) {
         let epoch = self.epoch.load(Ordering::SeqCst);
@@ -78,7 +85,8 @@ impl Ledger {
         }
     }
 
-    /// Begins an epoch with a flush that is about to be sent. Returns the one that it covers if it succeeds.
+    /// Begins an epoch with a flush that is about to be sent. Returns the epoch that the flush
+    /// covers if it succeeds.
     pub(super) fn flush_sent(&self) -> u64 {
         self.epoch.fetch_add(1, Ordering::SeqCst)
     }
@@ -88,14 +96,14 @@ impl Ledger {
         self.durable.fetch_max(epoch, Ordering::SeqCst);
     }
 
-    /// What was written may be lost, as the server says itself.
+    /// Writes may be lost, as the server itself reported.
     pub(super) fn lose(&self) {
         self.losses.fetch_add(1, Ordering::SeqCst);
         self.flushed(self.flush_sent());
     }
 
-    /// A session has been made with the server at a place. Says whether writes may have been lost between the ones before and
-    /// this one.
+    /// Records a new session with the server at a place. Returns whether writes may have been lost
+    /// between the earlier sessions and this one.
     pub(super) fn session_made(&self, place: u64, instance: Option<u64>) -> bool {
         let mut sessions = self.sessions();
         let before = sessions.instances.get(&place).copied().flatten();
@@ -118,7 +126,7 @@ impl Ledger {
         is_loss
     }
 
-    /// Which changes have to wait for the end of a lost session.
+    /// The changes that have to wait for the end of a lost session.
     pub(super) fn fences(&self) -> &Fences {
         &self.fences
     }
@@ -130,7 +138,7 @@ impl Ledger {
         sessions.count = sessions.count.saturating_sub(1);
     }
 
-    /// Says whether there are writes that no flush has covered.
+    /// Returns whether there are writes that no flush has covered.
     pub(super) fn is_dirty(&self) -> bool {
         let durable = self.durable.load(Ordering::SeqCst);
         self.dirty
@@ -146,7 +154,7 @@ impl Ledger {
         }
     }
 
-    /// A user has been told of the first `count` losses.
+    /// Records that a user was told of the first `count` losses.
     pub(crate) fn tell(&self, count: u64) {
         self.told.fetch_max(count, Ordering::SeqCst);
     }
@@ -157,8 +165,8 @@ impl Ledger {
 }
 
 impl Sessions {
-    /// Another instance of a server is where one was: wherever that one was, it is now. Says whether this is so: not if the other
-    /// one was replaced before, and this is a late word of it.
+    /// An instance of a server has replaced another one, at every place of that one. Returns
+    /// whether this is so: not if the other one was replaced before, and this report of it is late.
     fn replace(&mut self, gone: u64, now: Option<u64>) -> bool {
         if now.is_some_and(|now| self.gone.contains(&now)) {
             return false;
@@ -174,7 +182,7 @@ impl Sessions {
     }
 }
 
-/// How many instances are remembered that are gone. Words of older ones are on their way no more.
+/// Most gone instances that are remembered. No reports of older ones are under way any more.
 const GONE_MAX: usize = 64;
 
 #[cfg(test)]

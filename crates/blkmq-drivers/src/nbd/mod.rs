@@ -1,7 +1,9 @@
-//! Decides how a disk on an NBD server is reached: over several connections, which are made again when they are lost.
+//! Decides how a disk on an NBD server is reached: over several connections, which are made again
+//! when they are lost.
 //!
-//! [`NbdDisk::open`] connects and learns what the export is, [`NbdDevice`] divides the connections among hardware contexts,
-//! and each of those turns requests into the protocol's. What travels is decided in [`blkmq_nbd`].
+//! [`NbdDisk::open`] connects and learns the export's properties, [`NbdDevice`] divides the
+//! connections among hardware contexts, and each context turns requests into the protocol's.
+//! [`blkmq_nbd`] defines the messages.
 //!
 //! ```text
 //!  issue ─► slots ─► connection: headers ─► sendmsg          ring: readable ─► recvmsg ─► replies ─► slots ─► reap

@@ -1,5 +1,6 @@
-//! Decides when connections are made again: at once, then after pauses that grow, on one thread for the whole drive that is
-//! there only while a connection is missing. `hctx` asks for connections and is told when one is there.
+//! Decides when connections are made again: at once, then after growing pauses, on one thread for
+//! the whole drive that exists only while a connection is missing. `hctx` asks for connections and
+//! is notified when one is made.
 
 use std::collections::VecDeque;
 use std::io;
@@ -35,12 +36,12 @@ struct State {
 #[derive(Debug)]
 struct Missing {
     connection: u16,
-    /// How many connections in a row did not live long.
+    /// How many connections in a row were short-lived.
     short_lived: u32,
     of: Arc<Mailbox>,
 }
 
-/// Where a hardware context finds what became of the connections that it misses.
+/// Where a hardware context finds the results for its missing connections.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     event: OwnedFd,
@@ -48,12 +49,12 @@ pub(super) struct Mailbox {
     is_closed: AtomicBool,
 }
 
-/// What became of a missing connection.
+/// The result for a missing connection.
 #[derive(Debug)]
 pub(super) enum News {
-    /// The connection of this number is there.
+    /// The connection of this number is made.
     Connected(u16, Dialed),
-    /// An attempt has failed; the next follows.
+    /// An attempt has failed; another follows.
     Failed,
     /// A session is to be fenced, or has been.
     Fences,
@@ -73,16 +74,16 @@ impl Mailbox {
         self.event.as_raw_fd()
     }
 
-    /// Takes the news out.
+    /// Takes all news.
     pub(super) fn take(&self) -> Vec<News> {
-        // Empty already, if this is read once more than written.
+        // Empty already, if it is read once more often than written.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         std::mem::take(&mut *lock(&self.news))
     }
 
-    /// Has its context look at the fences.
+    /// Makes its context check the fences.
     pub(super) fn look_at_fences(&self) {
-        // Once is enough, however often something changes.
+        // One entry is enough, however often something changes.
         if !lock(&self.news).iter().any(|news| matches!(news, News::Fences)) {
             self.put(News::Fences);
         }
@@ -95,7 +96,8 @@ impl Mailbox {
     }
 
     fn is_closed(&self) -> bool {
-        // Relaxed: nothing else is to be seen with it; one that is made a moment later is dropped with the mailbox.
+        // Relaxed: it publishes nothing else; a connection that is made a little later is dropped
+        // with the mailbox.
         self.is_closed.load(Ordering::Relaxed)
     }
 }
@@ -110,8 +112,9 @@ impl Reconnector {
         })
     }
 
-    /// Has the connection of a number made: at once, or, if the last `short_lived` ones did not live long, after a pause. A server
-    /// that takes everybody and throws everybody out would keep both sides busy else.
+    /// Requests the connection of a number: at once or, if the last `short_lived` ones were
+    /// short-lived, after a pause. Otherwise a server that accepts and closes every connection
+    /// would keep both sides busy.
     pub(super) fn missing_one(self: &Arc<Self>, connection: u16, short_lived: u32, of: &Arc<Mailbox>) {
         let mut state = lock(&self.state);
         state.missing.push_back(Missing {
@@ -135,7 +138,7 @@ impl Reconnector {
         }
     }
 
-    /// Gives up all that a mailbox misses.
+    /// Drops the requests of a mailbox.
     pub(super) fn forget(&self, of: &Mailbox) {
         of.is_closed.store(true, Ordering::Relaxed);
         let mut state = lock(&self.state);
@@ -190,7 +193,7 @@ impl Reconnector {
         Ok(dialed)
     }
 
-    /// Waits, unless this and all others are given up meanwhile.
+    /// Waits, unless this request and all others are dropped meanwhile.
     fn pause<'a>(
         &self,
         state: MutexGuard<'a, State>,
@@ -207,6 +210,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Between attempts: at first, and at most.
+/// Pauses between attempts: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);

@@ -1,6 +1,6 @@
-//! Decides what the driver remembers of a request under way: what it is, where its memory lies, how much of its answer
-//! has come. `connection` sends and receives with it, `hctx` owns the table: one row for each tag, one more for a probe, and one for
-//! a fence.
+//! Decides what the driver stores of a request under way: what it is, where its memory lies, how
+//! much of its answer has come. `connection` sends and receives with it, `hctx` owns the table: one
+//! row for each tag, one more for a probe, and one for a fence.
 
 use std::iter;
 
@@ -19,10 +19,10 @@ use super::sys::{self, Pieces};
 /// Where a request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
-    /// There is none.
+    /// No request.
     #[default]
     Idle,
-    /// Held for want of a connection.
+    /// Held until there is a connection.
     AwaitsConnection,
     /// Given to the connection of this number.
     Sent(u16),
@@ -31,12 +31,12 @@ pub(super) enum State {
 /// Where a request's data is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Memory {
-    /// Nowhere: what is read is thrown away.
+    /// Nowhere: read data is discarded.
     #[default]
     None,
     /// In one piece.
     Flat(Lent),
-    /// In so many, in the table's row.
+    /// In this many pieces, in the table's row.
     List(u16),
 }
 
@@ -56,11 +56,11 @@ pub(super) struct Slot {
     pub(super) expires: Instant,
     /// How often its connection was lost.
     pub(super) losses: u8,
-    /// It has had its time once already.
+    /// It has expired once already.
     pub(super) was_late: bool,
-    /// Of a flush: the epoch of the ledger that it covers.
+    /// For a flush: the epoch of the ledger that it covers.
     pub(super) epoch: u64,
-    /// No request of the engine's: the server is to fence the session whose number is the offset.
+    /// Not a request of the engine: the server is to fence the session whose number is the offset.
     pub(super) is_fence: bool,
 }
 
@@ -82,27 +82,27 @@ impl Slot {
         is_fence: false,
     };
 
-    /// Where it changes something.
+    /// The range that it changes.
     pub(super) fn range(&self) -> Range {
         (self.offset, self.len)
     }
 
-    /// Bytes that come back.
+    /// Bytes of its reply's data.
     pub(super) fn read_bytes(&self) -> u64 {
         if self.op == Op::Read { self.len } else { 0 }
     }
 
-    /// Bytes that go out behind the header.
+    /// Bytes sent behind its header.
     pub(super) fn write_bytes(&self) -> u64 {
         if self.op == Op::Write { self.len } else { 0 }
     }
 
-    /// Says whether it leaves something behind that only a flush makes durable.
+    /// Returns whether only a flush makes its effect durable.
     pub(super) fn leaves_dirt(&self) -> bool {
         self.op.is_write() && !self.flags.has(Flags::FUA)
     }
 
-    /// Says whether the server was asked to make it durable before it answers.
+    /// Returns whether the server was asked to make it durable before the reply.
     pub(super) fn is_forced(&self) -> bool {
         self.op.is_write() && self.flags.has(Flags::FUA)
     }
@@ -133,7 +133,7 @@ impl Slot {
         }
     }
 
-    /// Makes it ready to be sent once more, from its begin.
+    /// Prepares it to be sent again, from its beginning.
     pub(super) fn rewind(&mut self) {
         self.state = State::AwaitsConnection;
         self.status = Status::Ok;
@@ -146,7 +146,7 @@ pub(super) struct Slots {
     slots: Box<[Slot]>,
     /// A row of pieces for each slot.
     pieces: Box<[Option<Lent>]>,
-    /// What has ended and was not taken.
+    /// Requests that ended and were not taken yet.
     pub(super) ended: Vec<u32>,
 }
 
@@ -198,7 +198,7 @@ impl Slots {
         Ok(number as u32)
     }
 
-    /// Makes the fence of a session ready to be sent. Returns its slot.
+    /// Prepares the fence of a session to be sent. Returns its slot.
     pub(super) fn fill_fence(&mut self, session: u64) -> u32 {
         let number = self.fence();
         let slot = self.get_mut(number);
@@ -248,18 +248,18 @@ impl Slots {
         &mut self.slots[number as usize]
     }
 
-    /// All of them.
+    /// All slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Slot)> {
         (0..).zip(&self.slots)
     }
 
-    /// Says whether what is read for a slot has a place to go.
+    /// Returns whether there is memory for what is read for a slot.
     #[inline]
     pub(super) fn has_memory(&self, number: u32) -> bool {
         self.get(number).memory != Memory::None
     }
 
-    /// Appends the memory of `len` bytes, `at` bytes into a request, as far as there is room for pieces.
+    /// Appends the memory of `len` bytes, `at` bytes into a request, as far as pieces fit.
     #[inline]
     pub(super) fn gather(&self, number: u32, at: u64, len: u64, into: &mut Pieces<'_>) {
         self.for_each(number, at, len, |piece| {
@@ -271,7 +271,7 @@ impl Slots {
         });
     }
 
-    /// Visits the memory of `len` bytes, `at` bytes into a request, while `visit` says yes.
+    /// Visits the memory of `len` bytes, `at` bytes into a request, while `visit` returns true.
     #[inline]
     fn for_each(&self, number: u32, mut at: u64, mut len: u64, mut visit: impl FnMut(Lent) -> bool) {
         match self.get(number).memory {
@@ -297,11 +297,11 @@ impl Slots {
     }
 }
 
-/// The requests of one connection, as its replies find them.
+/// The requests of one connection, for its replies.
 pub(super) struct OfConnection<'a> {
     pub(super) slots: &'a mut Slots,
     pub(super) connection: u16,
-    /// The server is going away: its requests were not carried out.
+    /// The server is shutting down: its requests were not executed.
     pub(super) is_leaving: &'a mut bool,
 }
 
@@ -358,7 +358,8 @@ impl Book for OfConnection<'_> {
     #[inline]
     fn end(&mut self, number: u32) {
         if *self.is_leaving && self.slots.get(number).status == Status::Transport {
-            // It stays with its connection, and goes the way of all that was there when that is closed.
+            // It stays with its connection, and is handled with all others there when that is
+            // closed.
             return;
         }
         self.slots.get_mut(number).state = State::Idle;
@@ -366,7 +367,7 @@ impl Book for OfConnection<'_> {
     }
 }
 
-/// What a server's error is to the engine.
+/// The engine's status for a server's error.
 fn status_of(error: ErrorCode) -> Status {
     match error {
         ErrorCode::Perm => Status::ReadOnly,

@@ -1,6 +1,6 @@
-//! Decides how the nbd driver touches lent memory: scattered and gathered by the kernel within one call, or copied to.
-//! No call returns before the kernel has let go of the memory, so a connection can be closed at any time. `connection` and
-//! `slots` use it.
+//! Decides how the nbd driver accesses lent memory: the kernel scatters and gathers it within one
+//! call, or it is copied. No call returns before the kernel is done with the memory, so a
+//! connection can be closed at any time. `connection` and `slots` use it.
 
 use std::io;
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ pub(super) struct Pieces<'a> {
     list: [libc::iovec; PIECES_MAX],
     count: usize,
     bytes: usize,
-    /// Bytes of ours among them.
+    /// Bytes of this driver among them.
     ours: PhantomData<&'a mut [u8]>,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Pieces<'a> {
 /// Sends pieces, as much as the socket takes now.
 ///
 /// # Errors
-/// `WouldBlock`, or what the kernel says of the connection.
+/// `WouldBlock`, or the kernel's error for the connection.
 pub(super) fn send(socket: BorrowedFd<'_>, pieces: &Pieces<'_>) -> io::Result<usize> {
     let message = header(pieces);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -100,7 +100,7 @@ fn header(pieces: &Pieces<'_>) -> libc::msghdr {
     message
 }
 
-/// Copies the first bytes of pieces, as many as there is room for; says how many.
+/// Copies the first bytes of pieces, as many as fit; returns how many.
 pub(super) fn copy_from(pieces: &Pieces<'_>, into: &mut [u8]) -> usize {
     let mut filled = 0;
     for piece in &pieces.list[..pieces.count] {
@@ -117,7 +117,7 @@ pub(super) fn copy_from(pieces: &Pieces<'_>, into: &mut [u8]) -> usize {
 /// Copies into the first bytes of pieces.
 ///
 /// # Panics
-/// If there is not room for all.
+/// There is not enough room.
 pub(super) fn copy_to(mut from: &[u8], pieces: &mut Pieces<'_>) {
     assert!(from.len() <= pieces.bytes, "more bytes than there is room for");
     for piece in &pieces.list[..pieces.count] {
@@ -132,7 +132,7 @@ pub(super) fn copy_to(mut from: &[u8], pieces: &mut Pieces<'_>) {
 /// Copies to memory of a read under way.
 ///
 /// # Panics
-/// If the lengths differ.
+/// The lengths differ.
 #[inline]
 pub(super) fn put(to: Lent, from: &[u8]) {
     assert_eq!(to.len() as usize, from.len(), "a copy of another length");

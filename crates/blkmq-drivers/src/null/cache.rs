@@ -1,5 +1,6 @@
-//! Decides what a volatile write cache in front of a store holds, and what is lost of it when the power fails.
-//! A testing instrument: it is exact and holds one lock for a whole request, it is not fast.
+//! Decides what a volatile write cache in front of a store holds, and what is lost when the power
+//! fails. A testing instrument: it is exact and holds one lock for a whole request, so it is not
+//! fast.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use crate::sys::{Sink, Source, for_each_sink, for_each_source};
 #[derive(Debug)]
 pub(super) struct Cache {
     durable: Store,
-    /// By number. A block here hides the store's.
+    /// By number. A block here overrides the store's.
     dirty: Mutex<BTreeMap<u64, Box<[u8]>>>,
     blocks_max: usize,
 }
@@ -34,8 +35,8 @@ impl Cache {
         &self.durable
     }
 
-    /// Carries out a request. A write goes to the cache, with FUA to the store; zeroing and discards go to the store,
-    /// as a cache may write back whatever it holds at any time.
+    /// Executes a request. A write goes to the cache, with FUA to the store; zeroing and discards
+    /// go to the store, since a cache may write back its content at any time.
     pub(super) fn run(&self, rq: &Request) -> Status {
         let mut dirty = self.dirty();
         match rq.op() {
@@ -53,7 +54,7 @@ impl Cache {
         }
     }
 
-    /// Forgets what is not durable.
+    /// Drops what is not durable.
     pub(super) fn lose_power(&self) {
         self.dirty().clear();
     }
@@ -91,7 +92,7 @@ impl Cache {
         Status::Ok
     }
 
-    /// A panic in the middle of a request leaves whole blocks, old or new: nothing that has to be repaired.
+    /// A panic in the middle of a request leaves whole blocks, old or new: nothing needs repair.
     fn dirty(&self) -> MutexGuard<'_, BTreeMap<u64, Box<[u8]>>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,5 @@
-//! Decides what can be asked of a null drive and which wishes go together. `device` turns the result into a drive.
+//! Decides the keys of a null drive and which settings exclude each other. `device` turns the
+//! result into a drive.
 
 use std::ops::Range;
 
@@ -40,8 +41,8 @@ pub struct NullConfig {
     pub depth: u32,
     /// Have all hardware contexts share one set of tags, as the disks behind a host adapter do. Default off.
     pub shared_tags: bool,
-    /// How many hardware contexts, the first ones, announce nothing: the ends of their requests are found by looking alone, so
-    /// their reactors do not block while one is in flight. Default 0.
+    /// How many hardware contexts, the first ones, do not notify: their completions are found only
+    /// by polling, so their reactors do not block while one is in flight. Default 0.
     pub poll_queues: u16,
     /// Fill reads with zeroes when there is no memory behind the drive, so that no caller sees stale memory. Default on.
     pub zero: bool,
@@ -63,7 +64,7 @@ pub struct NullConfig {
     pub resource_rate: Rate,
     /// The number of the hardware context whose set-up fails. Default none.
     pub setup_failure: Option<u16>,
-    /// Seed of all that is left to chance. Default 1.
+    /// Seed of all random choices. Default 1.
     pub seed: u64,
 }
 
@@ -96,7 +97,7 @@ impl Default for NullConfig {
 }
 
 impl NullConfig {
-    /// Returns the drive for benches: inline completion, buffers left as they are, nothing else.
+    /// Returns the drive for benches: inline completion, buffers left unchanged, nothing else.
     pub fn bare() -> Self {
         Self {
             zero: false,
@@ -163,7 +164,7 @@ impl NullConfig {
         Ok(())
     }
 
-    /// Returns when requests end, all settings considered.
+    /// Returns when requests end under all settings.
     pub fn effective_completion(&self) -> Completion {
         let by_default = if self.takes_time() {
             Completion::Timer
@@ -191,7 +192,7 @@ fn completion(value: &str) -> Result<Completion, ConfigError> {
     }
 }
 
-/// Hardware contexts that there can be: one for each reactor or attached thread.
+/// Most hardware contexts: one for each reactor or attached thread.
 const CONTEXTS_MAX: u64 = REACTORS_MAX as u64;
 const PARALLEL: &str = "a number from 1 to 65536; leave it out for no limit";
 const BANDWIDTH: &str = "a size in bytes such as 512M or 2G, for each second; leave it out for no limit";

@@ -1,5 +1,5 @@
-//! Decides what the hardware contexts of one null drive share, and which limits the drive announces.
-//! `config` says what it is to do; each reactor takes its `hctx` from here.
+//! Decides what the hardware contexts of one null drive share, and which limits the drive
+//! announces. `config` has its settings; each reactor gets its `hctx` here.
 
 use std::io;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ impl NullDevice {
         self.0
     }
 
-    /// Forgets what was written and not flushed, as a drive does whose power fails. Nothing without `memory` and `cache`.
+    /// Drops what was written and not flushed, like a drive whose power fails. Does nothing without
+    /// `memory` and `cache`.
     pub fn lose_power(&self) {
         self.0.disks.iter().for_each(Disk::lose_power);
     }
@@ -84,7 +85,7 @@ impl NullDevice {
 impl Device for NullDevice {
     fn limits(&self) -> Limits {
         let config = &self.0.config;
-        // Only what takes as long as it is large has to be cut.
+        // Only operations whose time grows with their size have to be cut.
         let is_free = !config.memory && config.effective_completion() == Completion::Inline;
         let op_max = if is_free { FREE_MAX } else { OP_MAX };
         Limits {
@@ -109,7 +110,7 @@ impl Device for NullDevice {
         true
     }
 
-    /// Without memory there is nothing to lose.
+    /// Without memory nothing can be lost.
     fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
         let has_contents = self.0.config.memory || self.0.config.cache;
         let obstacle = has_contents.then(|| "what is on it lies in the memory of this process".to_owned());
@@ -142,9 +143,10 @@ impl Allocation for NullDevice {
     }
 }
 
-/// Largest discard or zeroing in one request, in bytes: what takes a few milliseconds if there is memory to be freed.
+/// Largest discard or zeroing in one request, in bytes: takes a few milliseconds if memory has to
+/// be freed.
 const OP_MAX: u64 = 2 << 20;
-/// The same where it takes no time: larger than any disk, and its end on a queue is still a number.
+/// The same where it takes no time: larger than any disk, and its end on a queue does not overflow.
 const FREE_MAX: u64 = 1 << 60;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Decides what a disk of a null drive remembers: nothing, or what was written, behind a volatile cache or not.
-//! `hctx` moves each request's data through it while the request is issued.
+//! Decides what a disk of a null drive stores: nothing, or what was written, with or without a
+//! volatile cache. `hctx` moves each request's data through it while the request is issued.
 
 use std::io;
 
@@ -63,7 +63,7 @@ impl Disk {
         match self {
             Self::Kept(store) => store.extents(offset, len, max, out),
             Self::Blank { size, zero } => one_extent(*size, offset, len, max, *zero, out),
-            // What the cache holds is not in the store yet: nothing is promised.
+            // The cache's content is not in the store yet: no extent is promised to be zero.
             Self::Cached(cache) => one_extent(cache.store().size(), offset, len, max, false, out),
         }
     }

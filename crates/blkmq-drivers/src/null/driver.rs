@@ -1,4 +1,4 @@
-//! Decides how a disk without a medium is asked for: `null=SIZE` and its keys.
+//! Decides the keys of a disk without a medium: `null=SIZE` and others.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub static DRIVER: Driver = Driver {
     parse,
 };
 
-/// A disk without a medium, as it is asked for; nothing has to be opened.
+/// The configuration of a disk without a medium; nothing has to be opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NullDisk {
     /// Bytes.

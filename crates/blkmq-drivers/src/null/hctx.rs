@@ -1,5 +1,6 @@
-//! Decides how one hardware context of a null drive answers a request: at once, at the next reap, by timer, or not at all.
-//! `hw_ctx` of the core calls it; `service` says how long a request takes.
+//! Decides how one hardware context of a null drive completes a request: at once, at the next reap,
+//! by timer, or not at all. `hw_ctx` of the core calls it; `service` decides how long a request
+//! takes.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -19,12 +20,13 @@ use crate::chance::Chance;
 
 /// One hardware context of a null drive. Its data moves while a request is issued, so it never holds on to buffers.
 pub(super) struct NullHctx {
-    /// Nothing is configured that would have to be looked at: every request is done at once.
+    /// No setting needs a check: every request completes at once.
     plain: bool,
-    /// The same, but that every request is done at the next reap.
+    /// The same, but every request completes at the next reap.
     defers_plainly: bool,
     completion: Completion,
-    /// May announce nothing (see [`super::config::NullConfig::poll_queues`]), and does.
+    /// May complete without notification (see [`super::config::NullConfig::poll_queues`]), and
+    /// does.
     can_be_polled: bool,
     polled: bool,
     device: Arc<Shared>,
@@ -87,7 +89,7 @@ impl NullHctx {
         self.end(rq, cookie, status, now)
     }
 
-    /// Says why the request is not taken, if it is not.
+    /// Returns why the request is not taken, if it is not.
     fn refusal(&mut self) -> Option<Issued> {
         let in_flight = self.deferred.len() + self.timed.len() + self.swallowed.len();
         if in_flight >= self.device.config.depth as usize {
@@ -96,7 +98,7 @@ impl NullHctx {
         if !self.chance.hits(self.device.config.resource_rate) {
             return None;
         }
-        // Somebody who will end must be in flight, or nobody would announce the resource.
+        // A request that will end must be in flight, or nobody would announce the resource.
         let announced = self.deferred.len() + self.timed.len() > 0;
         Some(if announced && self.chance.bits() & 1 == 1 {
             Issued::DeviceResource
@@ -105,7 +107,7 @@ impl NullHctx {
         })
     }
 
-    /// Says which error the request ends with instead of being carried out, if any.
+    /// Returns the error with which the request ends instead of being executed, if any.
     fn failure(&mut self, rq: &Request) -> Option<Status> {
         let config = &self.device.config;
         let end = rq.offset() + rq.len();
@@ -181,7 +183,7 @@ impl HctxDriver for NullHctx {
         self.polled
     }
 
-    /// Forgets the request: no buffer of it is in use since it was issued.
+    /// Drops the request: its buffers were not used after it was issued.
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
         self.swallowed.retain(|held| *held != cookie);
         self.deferred.retain(|held| held.cookie != cookie);

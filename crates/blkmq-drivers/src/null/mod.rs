@@ -1,5 +1,6 @@
-//! Decides what a drive without a medium does with requests: the reference load of benches and the fault injector of tests.
-//! A [`NullConfig`] makes a [`NullDevice`], which hands a hardware context to each reactor; `value` parses its keys.
+//! Decides what a drive without a medium does with requests: the reference load of benches and the
+//! fault injector of tests. A [`NullConfig`] makes a [`NullDevice`], which gives a hardware context
+//! to each reactor; `value` parses its keys.
 
 mod cache;
 mod config;

@@ -28,7 +28,8 @@ pub(super) struct Capacity {
     /// When each server is free again; `None` if there is no limit.
     servers: Option<Mutex<BinaryHeap<Reverse<Instant>>>>,
     bytes_per_second: u64,
-    /// When the link has passed all that was put on it, in nanoseconds. A virtual clock: it paces without a timer.
+    /// When the link has passed all data put on it, in nanoseconds. A virtual clock: it paces
+    /// without a timer.
     link_free_at_ns: AtomicU64,
 }
 
@@ -90,7 +91,7 @@ impl Capacity {
         }
         let time_ns = (u128::from(len) * 1_000_000_000 / u128::from(self.bytes_per_second)) as u64;
         let passed = |free_at: u64| free_at.max(now.0).saturating_add(time_ns);
-        // Relaxed on both sides: the clock orders nothing but itself.
+        // Relaxed on both sides: the clock orders only itself.
         let before = self
             .link_free_at_ns
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free_at| {
@@ -108,7 +109,7 @@ fn take_server(servers: &mut BinaryHeap<Reverse<Instant>>, now: Instant, service
     end
 }
 
-/// Service time when completion by timer is asked for and nothing else is said.
+/// Service time when completion by timer is the only setting.
 const TIMER_DEFAULT: Nanos = Nanos::from_micros(10);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Decides how a disk in memory is asked for: `ram=SIZE` and its keys.
+//! Decides the keys of a disk in memory: `ram=SIZE` and others.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub static DRIVER: Driver = Driver {
     parse,
 };
 
-/// A disk in memory, as it is asked for; nothing has to be opened.
+/// The configuration of a disk in memory; nothing has to be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RamDisk {
     /// Bytes.

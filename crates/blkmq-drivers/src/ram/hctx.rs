@@ -1,4 +1,4 @@
-//! Decides how a request is carried out on memory: at once, by the reactor that issues it.
+//! Decides how a request is executed on memory: at once, by the reactor that issues it.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Decides what a drive is whose disks live in this process's memory: sparse, complete at once, gone with the process.
-//! The content is kept by `store`; each reactor has a hardware context of its own onto the same content.
+//! Decides what a drive is whose disks are in this process's memory: sparse, complete at once, lost
+//! with the process. `store` keeps the content; each reactor has a hardware context of its own onto
+//! it.
 
 use std::io;
 use std::sync::Arc;
@@ -64,8 +65,8 @@ impl RamDevice {
         }
     }
 
-    /// Returns how many bytes of a disk are backed by memory, 0 for a disk that is not there. Looks at the whole table
-    /// of the disk: for reports.
+    /// Returns how many bytes of a disk are backed by memory, 0 for a disk that does not exist.
+    /// Visits the whole table of the disk: for reports.
     pub fn present_bytes(&self, disk: DiskId) -> u64 {
         self.disks.get(disk.index()).map_or(0, Store::present_bytes)
     }
@@ -110,12 +111,12 @@ impl Allocation for RamDevice {
     }
 }
 
-/// Says whether the system backs memory by huge pages where it is asked to.
+/// Returns whether the system backs memory by huge pages on request.
 fn has_huge_pages() -> bool {
     std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
         .is_ok_and(|modes| !modes.contains("[never]"))
 }
 
-/// Largest discard or zeroing in one request, in bytes: what takes less than a millisecond, since the reactor does it
-/// itself, and the largest page there is.
+/// Largest discard or zeroing in one request, in bytes: it takes less than a millisecond, since the
+/// reactor executes it itself, and is the size of the largest page.
 const OP_MAX: u64 = 2 << 20;

@@ -1,11 +1,12 @@
-//! Decides where librbd is called that may block: on a thread of its own each time, for which nobody waits longer than it may take. A
-//! cluster that hangs keeps that thread, and nobody else.
+//! Decides where librbd is called when it may block: each time on a thread of its own, for which
+//! callers wait only for a limited time. A cluster that hangs blocks that thread, and nobody else.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Has `call` done on a thread of its own. None if it takes longer than `limit`: its result is dropped there, when it comes.
+/// Runs `call` on a thread of its own. `None` if it takes longer than `limit`: its result is
+/// dropped there when it comes.
 pub(super) fn within<T: Send + 'static>(
     limit: Duration,
     call: impl FnOnce() -> T + Send + 'static,
@@ -13,14 +14,14 @@ pub(super) fn within<T: Send + 'static>(
     let (sender, receiver) = mpsc::sync_channel(1);
     let thread = thread::Builder::new().name("blkmq-rbd".to_owned());
     let work = move || {
-        // Nobody waits for it any more, perhaps.
+        // The caller may have given up.
         let _ = sender.send(call());
     };
     thread.spawn(work).ok()?;
     receiver.recv_timeout(limit).ok()
 }
 
-/// Has `value` dropped on a thread of its own, since that may block.
+/// Drops `value` on a thread of its own, since the drop may block.
 pub(super) fn drop_aside<T: Send + 'static>(value: T) {
     CLOSINGS.begin();
     let value = Arc::new(Mutex::new(Some(value)));
@@ -37,12 +38,12 @@ pub(super) fn drop_aside<T: Send + 'static>(value: T) {
     }
 }
 
-/// Waits until nothing is being closed, at most `limit`. Says whether it is so.
+/// Waits until no image is being closed, at most `limit`. Returns whether that is so.
 pub(super) fn wait_for_closings(limit: Duration) -> bool {
     CLOSINGS.wait_for_none(limit)
 }
 
-/// What is being closed.
+/// Closes under way.
 static CLOSINGS: Calls = Calls::new();
 
 /// Calls that have begun and not ended, whether or not anybody waits for them.
@@ -69,12 +70,12 @@ impl Calls {
         self.changed.notify_all();
     }
 
-    /// Waits until there is none, at most `limit`. Says whether it is so.
+    /// Waits until no call is under way, at most `limit`. Returns whether that is so.
     pub(super) fn wait_for_none(&self, limit: Duration) -> bool {
         self.lock_when_none(limit).is_some()
     }
 
-    /// Begins a call once there is no other, at most `limit` from now.
+    /// Begins a call once no other is under way, at most `limit` from now.
     pub(super) fn begin_alone(self: &Arc<Self>, limit: Duration) -> Option<Call> {
         *self.lock_when_none(limit)? += 1;
         Some(Call(Arc::clone(self)))

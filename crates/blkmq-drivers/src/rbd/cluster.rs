@@ -1,5 +1,5 @@
-//! Decides which disks share a connection to a cluster: all that say the same of how it is reached. Whoever comes first connects, and
-//! the last image that is closed takes the connection with it.
+//! Decides which disks share a connection to a cluster: all with the same connection settings. The
+//! first one connects, and the close of the last image ends the connection.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -8,13 +8,15 @@ use super::config::ClusterConfig;
 use super::error::RbdError;
 use super::sys::{Library, Rados};
 
-/// Returns the connection for disks that say this, made now if there is none. May block for about `limit`.
+/// Returns the connection for disks with these settings, made now if there is none. May block for
+/// about `limit`.
 pub(super) fn connect(image: &str, config: &ClusterConfig, limit: Duration) -> Result<Arc<Rados>, RbdError> {
     let library = Library::get().map_err(|problem| RbdError::Library {
         image: image.to_owned(),
         problem,
     })?;
-    // Held while it connects: the others want the same connection, or can wait as long as one cluster may take.
+    // Held during the connect: the others want the same connection, or can wait as long as one
+    // cluster may take.
     let mut all = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|known| known.1.strong_count() > 0);
     let known = all.iter().find(|known| known.0 == *config);
@@ -33,11 +35,12 @@ pub(super) fn connect(image: &str, config: &ClusterConfig, limit: Duration) -> R
     Ok(rados)
 }
 
-/// Ceph's options for a connection; those that the disk gives come last, and prevail.
+/// Ceph's options for a connection; those of the disk come last, and prevail.
 fn options(config: &ClusterConfig, limit: Duration) -> Vec<(String, String)> {
     let seconds = |time: Duration| time.as_secs().to_string();
     let mut options = vec![
-        // What a client was told is done must not be in this process alone: it may be killed at any moment.
+        // Data of a write that was reported complete must not be only in this process: it may be
+        // killed at any moment.
         ("rbd_cache", "false".to_owned()),
         ("client_mount_timeout", seconds(limit)),
         ("rados_mon_op_timeout", seconds(limit)),

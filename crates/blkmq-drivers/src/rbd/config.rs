@@ -1,4 +1,4 @@
-//! Decides what can be asked of a disk in a Ceph cluster. `image` turns it into one.
+//! Decides the keys of a disk in a Ceph cluster. `image` turns the result into a disk.
 
 use std::time::Duration;
 
@@ -13,24 +13,24 @@ pub struct RbdConfig {
     pub cluster: ClusterConfig,
     /// Whether the image's exclusive lock is taken. Default: yes.
     pub lock: bool,
-    /// How long to wait for a lock that somebody has who may be dead. Default 45 s.
+    /// How long to wait for a lock whose holder may be dead. Default 45 s.
     pub lock_wait: Duration,
-    /// How long the cluster may take to answer what opening asks. Default 30 s.
+    /// How long the cluster may take to answer the requests of opening. Default 30 s.
     pub open_timeout: Duration,
-    /// Refuse changes.
+    /// Refuse writes.
     pub read_only: bool,
 }
 
-/// How a cluster is reached. Disks that say the same share one connection.
+/// How a cluster is reached. Disks with equal settings share one connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterConfig {
     /// Ceph's configuration file. Default: where Ceph's own programs look.
     pub conf: Option<String>,
     /// The user, without `client.`. Default `admin`.
     pub id: Option<String>,
-    /// The file with the user's key. Default: what the configuration says.
+    /// The file with the user's key. Default: as in the configuration.
     pub keyring: Option<String>,
-    /// How long a request may be without an answer; zero for as long as it takes. Default 0.
+    /// How long a request may wait for its reply; zero for no limit. Default 0.
     pub timeout: Duration,
     /// Ceph's own options, by name.
     pub options: Vec<(String, String)>,
@@ -43,7 +43,7 @@ pub struct ImageName {
     pub text: String,
     /// The pool.
     pub pool: String,
-    /// The namespace in the pool; empty for the usual one.
+    /// The namespace in the pool; empty for the default one.
     pub namespace: String,
     /// The image.
     pub image: String,
@@ -52,10 +52,10 @@ pub struct ImageName {
 }
 
 impl RbdConfig {
-    /// The disk that a name names, everything else by default.
+    /// The disk of a name, with defaults for everything else.
     ///
     /// # Errors
-    /// `Refused`, with what is wrong with the name.
+    /// `Refused`, with the fault in the name.
     pub fn new(name: &str) -> Result<Self, ConfigError> {
         Ok(Self {
             image: image_name(name)?,
@@ -98,18 +98,18 @@ impl RbdConfig {
                 }
             },
         }
-        // However they were ordered, they are the same connection.
+        // In any order, they are the same connection.
         cluster.options.sort();
         Ok(())
     }
 
-    /// Says whether the disk cannot be written, as far as its keys tell.
+    /// Returns whether the disk cannot be written, as far as its keys show.
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only || self.image.snapshot.is_some()
     }
 }
 
-/// Reads `[POOL/[NAMESPACE/]]IMAGE[@SNAPSHOT]`, as the rbd command has it.
+/// Parses `[POOL/[NAMESPACE/]]IMAGE[@SNAPSHOT]`, as the rbd command does.
 fn image_name(text: &str) -> Result<ImageName, ConfigError> {
     let refuse = |why: &str| ConfigError::Refused {
         key: "rbd".to_owned(),
@@ -158,7 +158,7 @@ fn user(value: &str) -> Result<String, ConfigError> {
     text("id", value, allowed)
 }
 
-/// An option of Ceph's, with its value as Ceph writes it.
+/// An option of Ceph, with its value as Ceph writes it.
 fn ceph_option(key: &str, option: &str, value: &str) -> Result<(String, String), ConfigError> {
     let refuse = |why: &str| ConfigError::Refused {
         key: key.to_owned(),
@@ -183,7 +183,7 @@ fn ceph_option(key: &str, option: &str, value: &str) -> Result<(String, String),
     Ok((option.to_owned(), text(key, value, "a value of the option")?))
 }
 
-/// A time in whole seconds, which is what Ceph counts in; 0 and `off` are none.
+/// A time in whole seconds, Ceph's unit; 0 and `off` are none.
 fn seconds(key: &str, value: &str) -> Result<Duration, ConfigError> {
     let number = value.strip_suffix('s').unwrap_or(value);
     match number.parse() {
@@ -193,9 +193,9 @@ fn seconds(key: &str, value: &str) -> Result<Duration, ConfigError> {
     }
 }
 
-/// As the rbd command has it.
+/// The default of the rbd command.
 const POOL: &str = "rbd";
-/// Ceph forgets a client that has died after 30 s.
+/// Longer than the 30 s after which Ceph forgets a client that has died.
 const LOCK_WAIT: Duration = Duration::from_secs(45);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const KEYS: &str = "rbd, conf, id, keyring, timeout, lock, lock_wait, open_timeout, read_only, option.KEY";

@@ -1,5 +1,5 @@
-//! Decides how images of a pool share a queue: their common limits, and a hardware context for each reactor.
-//! The images come from `image`; what a request becomes is up to `hctx`.
+//! Decides how images of a pool share a queue: their common limits, and a hardware context for each
+//! reactor. `image` opens the images; `hctx` decides what a request becomes.
 
 use std::any::Any;
 use std::io;
@@ -22,7 +22,7 @@ use super::sys::SEGMENTS_MAX;
 pub struct RbdDevice {
     shared: Arc<Shared>,
     depth: u32,
-    /// The smallest of the objects of those that it began with.
+    /// The smallest object size of the first images.
     object_size: u32,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Shared {
     runner: RwLock<Option<Runner>>,
 }
 
-/// The images of a drive by the ids of their disks, as they are at one moment.
+/// The images of a drive by the ids of their disks, at one moment.
 #[derive(Clone, Default)]
 pub(super) struct Images(Vec<Option<Arc<Image>>>);
 
@@ -86,7 +86,7 @@ impl RbdDevice {
 }
 
 impl Device for RbdDevice {
-    /// Ends are found in the mailbox then, and librbd's threads need not wake the reactor.
+    /// Completions are then found in the mailbox, and librbd's threads need not wake the reactor.
     fn polling(&self) -> Polling {
         Polling::Possible
     }
@@ -98,7 +98,8 @@ impl Device for RbdDevice {
             discard_max: RANGE_MAX,
             discard_granularity: self.object_size.max(OBJECT_SIZE_MIN),
             zeroes_max: RANGE_MAX,
-            // Without librbd's own cache a flush only waits for what is under way; with it, it is needed.
+            // Without librbd's own cache a flush only waits for requests under way; with it, the
+            // flush is needed.
             cache: true,
             ..Limits::default()
         }
@@ -139,7 +140,8 @@ impl Device for RbdDevice {
         true
     }
 
-    /// The lock belongs to this process's connection: another one could only break it, and with it what is under way.
+    /// The lock belongs to this process's connection: another process could only break it, and with
+    /// it the requests under way.
     fn remains(&self, disk: DiskId) -> io::Result<Remains> {
         let image = self.shared.image(disk)?;
         let obstacle = format!(
@@ -172,13 +174,13 @@ impl Allocation for RbdDevice {
         max: usize,
         out: &mut Vec<Extent>,
     ) -> io::Result<()> {
-        // Not under the lock: it may take long.
+        // Not under the lock: the query may take long.
         self.shared.image(disk)?.extents(offset, len, max, out)
     }
 }
 
 impl Drop for RbdDevice {
-    /// Waits for its images to be closed, so that the next who wants their locks need not wait.
+    /// Waits for its images to be closed, so that the next user of their locks need not wait.
     fn drop(&mut self) {
         *self.shared.images.write().unwrap_or_else(PoisonError::into_inner) = Images::default();
         if !calls::wait_for_closings(CLOSE_MAX) {
@@ -189,9 +191,10 @@ impl Drop for RbdDevice {
     }
 }
 
-/// Images on one queue: what their lists take is reserved from the start.
+/// Most images on one queue: memory for their lists is reserved from the start.
 const DISKS_MAX: usize = 1024;
-/// Largest discard or zeroing in one request, in bytes: 256 of the usual objects, an operation for each.
+/// Largest discard or zeroing in one request, in bytes: 256 objects of the default size, an
+/// operation for each.
 const RANGE_MAX: u64 = 1 << 30;
 /// The smallest objects that an image can have, in bytes.
 const OBJECT_SIZE_MIN: u32 = 4096;

@@ -1,4 +1,4 @@
-//! Decides how a disk in a Ceph cluster is asked for: `rbd=POOL/IMAGE` and its keys.
+//! Decides the keys of a disk in a Ceph cluster: `rbd=POOL/IMAGE` and others.
 
 use std::sync::Arc;
 

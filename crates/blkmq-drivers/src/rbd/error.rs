@@ -7,14 +7,14 @@ use std::time::Duration;
 /// Why an image cannot be served as a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum RbdError {
-    /// librbd, or one of its functions, is not there.
+    /// librbd, or one of its functions, does not exist.
     #[error(
         "rbd {image}: librbd cannot be used: {problem}; install it: apt-get install librbd1 (Ceph 15 or later)"
     )]
     Library {
         /// The image.
         image: String,
-        /// What the loader says.
+        /// The loader's error.
         problem: String,
     },
     /// Ceph refuses something.
@@ -24,7 +24,7 @@ pub enum RbdError {
         image: String,
         /// What was tried.
         action: &'static str,
-        /// What Ceph said.
+        /// Ceph's error.
         source: io::Error,
         /// What to do about it, with its punctuation, or nothing.
         advice: &'static str,
@@ -36,17 +36,17 @@ pub enum RbdError {
     Late {
         /// The image.
         image: String,
-        /// For how long it was waited.
+        /// How long the caller waited.
         limit: Duration,
     },
-    /// Somebody else has the image's lock, and lives.
+    /// Another client, which is alive, has the image's lock.
     #[error(
         "rbd {image}: in use by the client at {owner}, which has its exclusive lock: stop that one, give read_only=on, or raise lock_wait="
     )]
     Locked {
         /// The image.
         image: String,
-        /// The address of who has it.
+        /// The address of the lock's owner.
         owner: String,
     },
     /// It cannot be locked.

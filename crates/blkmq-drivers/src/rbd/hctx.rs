@@ -1,5 +1,6 @@
-//! Decides what becomes of a request for an image: one asynchronous call of librbd, whose end a thread of librbd's puts into the mailbox.
-//! One hardware context belongs to one reactor; `sys` makes the calls.
+//! Decides what becomes of a request for an image: one asynchronous call of librbd, one of whose
+//! threads puts the completion into the mailbox. One hardware context belongs to one reactor; `sys`
+//! makes the calls.
 
 use std::io;
 use std::sync::Arc;
@@ -20,11 +21,11 @@ use super::mailbox::{End, Mailbox};
 pub(super) struct RbdHctx {
     ring_client: RingClient,
     shared: Arc<Shared>,
-    /// The device's images, as they were when this context was told of them last.
+    /// The device's images, as this context knew them at the last change.
     images: Images,
     mailbox: Arc<Mailbox>,
     ends: Receiver<End>,
-    /// What is under way, by tag.
+    /// Requests under way, by tag.
     under_way: Box<[Option<UnderWay>]>,
     in_flight: u32,
     completions: Vec<Completion>,
@@ -84,7 +85,7 @@ impl RbdHctx {
         Ok(())
     }
 
-    /// Takes the news of the ring: the mailbox has something.
+    /// Handles completions of the ring: the mailbox has entries.
     #[cold]
     fn take_news(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
@@ -99,7 +100,7 @@ impl RbdHctx {
     }
 }
 
-/// How a request ended.
+/// The result of a request.
 #[inline]
 fn status(image: Option<&Arc<Image>>, of: &UnderWay, result: i64, now: Instant) -> Status {
     let is_short = of.op == Op::Read && result >= 0 && (result as u64) < of.len;
@@ -135,7 +136,7 @@ fn doing(op: Op) -> &'static str {
 }
 
 impl HctxDriver for RbdHctx {
-    /// librbd takes one request at a time, and hands it to a thread of its own.
+    /// librbd takes one request at a time, and passes it to a thread of its own.
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         match self.start(rq, cookie) {
             Ok(()) => Issued::Queued,
@@ -170,7 +171,8 @@ impl HctxDriver for RbdHctx {
     fn set_polled(&mut self, on: bool) -> bool {
         self.mailbox.set_polled(on);
         if !on {
-            // What ended just before this was not told of: the ring has the mailbox looked at.
+            // Completions just before this were not signalled: the ring makes the reactor check the
+            // mailbox.
             self.ring_client.push_nop(LOOK);
         }
         on
@@ -181,7 +183,8 @@ impl HctxDriver for RbdHctx {
         Ok(())
     }
 
-    /// librbd cannot be told to let go: until it has, the buffers are in its hands. Ceph's own limit (`timeout=`) ends a request.
+    /// librbd cannot cancel a request: until it ends, librbd has the buffers. Ceph's own limit
+    /// (`timeout=`) ends a request.
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
         match self.under_way[cookie.tag().index()] {
             Some(of) if of.cookie == cookie => TimedOut::Wait,
@@ -205,7 +208,7 @@ impl Drop for RbdHctx {
     }
 }
 
-/// User data of entries of the ring: the mailbox has something.
+/// User data of entries of the ring: the mailbox has entries.
 const ENDS: u64 = 0;
 /// Only to have `reap` called.
 const LOOK: u64 = 1;

@@ -1,5 +1,5 @@
-//! Decides what an open image is: its size, which may grow under its clients, its lock, and what of it is stored. Made here, joined
-//! with others by `device`, used by all hardware contexts at once.
+//! Decides what an open image is: its size, which may grow while clients use it, its lock, and the
+//! stored ranges. Made here, joined with others by `device`, used by all hardware contexts at once.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,29 +27,30 @@ pub struct RbdDisk {
 /// An image that is served.
 pub(super) struct Image {
     name: String,
-    /// Always there, until this is dropped. Behind a count: who looks something up may go on after the disk is gone.
+    /// Always there, until this is dropped. Shared: a lookup may continue after the disk is gone.
     raw: Option<Arc<RawImage>>,
     size: AtomicU64,
     pub(super) object_size: u32,
     pub(super) read_only: bool,
     pub(super) is_locked: bool,
-    /// How long the cluster may take to answer what a control command or a lookup asks.
+    /// How long the cluster may take to answer a control command or a lookup.
     limit: Duration,
     changes: Arc<Changes>,
-    /// Questions that the cluster has not answered, also those that nobody waits for any more.
+    /// Queries that the cluster has not answered, including those for which nobody waits any more.
     asked: Arc<Calls>,
-    /// Whether the last request failed, so that a failure is logged once, and how many lines may be about that.
+    /// Whether the last request failed, so that a failure is logged once, and the budget of log
+    /// lines.
     is_failing: AtomicBool,
     log: LogBudget,
     errors: AtomicU64,
 }
 
-/// Hears of changes of an image, and has its size looked at.
+/// Receives notifications of changes of an image, and has its size read.
 #[derive(Debug, Default)]
 pub(super) struct Changes(Mutex<Option<Runner>>);
 
 impl Changes {
-    /// The image may be of another size now. For librbd's threads: does not block.
+    /// The image's size may have changed. For librbd's threads: does not block.
     pub(super) fn tell(&self) {
         if let Some(runner) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             runner.resized();
@@ -62,10 +63,11 @@ impl Changes {
 }
 
 impl RbdDisk {
-    /// Opens an image, and takes its lock if it is to be written. Blocks for at most `open_timeout` and `lock_wait`.
+    /// Opens an image, and takes its lock if it is to be written. Blocks for at most `open_timeout`
+    /// and `lock_wait`.
     ///
     /// # Errors
-    /// Why it cannot be served.
+    /// Why the image cannot be served.
     pub fn open(config: &RbdConfig) -> Result<Self, RbdError> {
         let waits = if config.lock {
             config.lock_wait
@@ -84,7 +86,7 @@ impl RbdDisk {
     }
 }
 
-/// Opens an image, however long that takes.
+/// Opens an image without a limit of time.
 fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
     let name = &config.image.text;
     let failed = |action, source: io::Error| RbdError::Call {
@@ -146,11 +148,11 @@ impl Image {
 
     /// Returns the size in bytes.
     pub(super) fn size(&self) -> u64 {
-        // Relaxed: whoever relies on a new size has been told of it.
+        // Relaxed: code that relies on a new size has been told of it.
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Has `runner` told when the image has changed.
+    /// Registers `runner` to be notified when the image has changed.
     pub(super) fn meet(&self, runner: &Runner) {
         self.changes.meet(runner);
     }
@@ -160,10 +162,11 @@ impl Image {
         self.raw.as_ref().expect("there until it is dropped")
     }
 
-    /// Looks how large it is now, having made it `wanted` bytes, if that is asked for. Blocks for at most `open_timeout`.
+    /// Reads the present size, after setting it to `wanted` bytes if that is asked for. Blocks for
+    /// at most `open_timeout`.
     ///
     /// # Errors
-    /// What Ceph says, or that it says nothing.
+    /// Ceph's error, or Ceph did not answer.
     pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
         let size = self.ask(move |raw| {
             let size = raw.size()?;
@@ -178,8 +181,9 @@ impl Image {
         Ok(size)
     }
 
-    /// Appends where the image has holes; see [`blkmq_host::device::Allocation`]. Whole objects are told of: what is stored in an
-    /// object would cost a question to its OSD. Blocks for at most `open_timeout`.
+    /// Appends the image's data and holes; see [`blkmq_host::device::Allocation`]. The unit is
+    /// whole objects: what is stored within an object would cost a query to its OSD. Blocks for at
+    /// most `open_timeout`.
     pub(super) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
         let end = offset.saturating_add(len.min(LOOKUP_BYTES_MAX)).min(self.size());
         if offset >= end || max == 0 {
@@ -194,8 +198,8 @@ impl Image {
         Ok(())
     }
 
-    /// Asks the cluster once it has answered what it was asked before: one that hangs has one thread of each image, however often and
-    /// by whomever it is asked.
+    /// Queries the cluster once it has answered the previous query: a cluster that hangs blocks one
+    /// thread for each image, however often it is queried.
     fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&RawImage) -> io::Result<T> + Send + 'static,
@@ -214,7 +218,8 @@ impl Image {
         answer.unwrap_or_else(|| Err(late()))
     }
 
-    /// Counts a failed request, and logs it if the one before did not fail, and not too many lines were written lately.
+    /// Counts a failed request, and logs it if the one before did not fail, unless too many lines
+    /// were written lately.
     #[cold]
     pub(super) fn note_failure(&self, now: Instant, doing: &str, offset: u64, len: u64, errno: i32) {
         // Relaxed: a counter and a latch for the log, which order nothing.
@@ -238,7 +243,7 @@ impl Image {
         );
     }
 
-    /// Notes a request that went well.
+    /// Records a request that succeeded.
     #[inline]
     pub(super) fn note_success(&self, now: Instant) {
         if self.is_failing.load(Ordering::Relaxed) {
@@ -263,14 +268,15 @@ impl Drop for Image {
     }
 }
 
-/// Lets go of an image. Who is the last closes it, on a thread of its own: this may be a reactor.
+/// Releases an image. The last user closes it, on a thread of its own, since the caller may be a
+/// reactor.
 fn close(raw: Arc<RawImage>) {
     if let Some(raw) = Arc::into_inner(raw) {
         calls::drop_aside(raw);
     }
 }
 
-/// What is stored of a range, as it is found out.
+/// The stored parts of a range, as they are found.
 struct Map {
     extents: Vec<Extent>,
     at: u64,
@@ -286,7 +292,7 @@ impl Map {
         }
     }
 
-    /// Takes note of bytes that are stored. Says whether there is room for more.
+    /// Records bytes that are stored. Returns whether there is room for more.
     fn add_stored(&mut self, offset: u64, len: u64, end: u64) -> bool {
         let (from, to) = (
             offset.clamp(self.at, end),
@@ -301,7 +307,7 @@ impl Map {
         self.extents.len() < self.max
     }
 
-    /// What was found, and a hole behind it if all of the range was looked at.
+    /// The extents found, and a hole behind them if all of the range was visited.
     fn finish(mut self, end: u64) -> Vec<Extent> {
         if self.extents.len() < self.max && self.at < end {
             self.push(Extent::hole(end - self.at));
@@ -321,9 +327,9 @@ impl Map {
     }
 }
 
-/// The usual one, in bytes.
+/// The default object size, in bytes.
 const OBJECT_SIZE: u32 = 4 << 20;
-/// The longest range whose objects are looked at for one question, in bytes.
+/// The longest range whose objects one query visits, in bytes.
 const LOOKUP_BYTES_MAX: u64 = 4 << 30;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Decides who may write to an image: only who has its exclusive lock, which is kept from the opening of the disk to its end, and not
-//! given to others who ask.
+//! Decides who may write to an image: only the holder of its exclusive lock, which is kept from the
+//! opening of the disk to its end, and not given to others who ask.
 //!
-//! | who has the lock | what is done |
+//! | holder of the lock | what is done |
 //! |---|---|
-//! | nobody | it is taken |
-//! | a client that lives (it watches the image) | it is waited for, for `lock_wait`; then the disk is refused |
-//! | a client that has died (it is forgotten after 30 s, as OSDs have it by default) | librbd bars it from the cluster, and takes it |
+//! | nobody | the lock is taken |
+//! | a client that is alive (it watches the image) | wait for `lock_wait`; then the disk is refused |
+//! | a client that has died (it is forgotten after 30 s, the default of OSDs) | librbd bars it from the cluster, and takes the lock |
 
 use std::io;
 use std::thread;
@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use super::error::RbdError;
 use super::sys::RawImage;
 
-/// Takes the lock of an image. May block for `wait`, and for as long as the cluster needs to answer.
+/// Takes the lock of an image. May block for `wait`, and for as long as the cluster needs to
+/// answer.
 ///
 /// # Errors
-/// If another client has it and lives, the image has none, or the cluster refuses.
+/// Another client that is alive has it, the image has none, or the cluster refuses.
 pub(super) fn take(raw: &RawImage, image: &str, wait: Duration) -> Result<(), RbdError> {
     let end = Instant::now() + wait;
     let mut has_waited = false;
@@ -38,7 +39,7 @@ pub(super) fn take(raw: &RawImage, image: &str, wait: Duration) -> Result<(), Rb
     }
 }
 
-/// Takes the lock unless somebody has it who lives; returns whom.
+/// Takes the lock unless a client that is alive has it; returns that client.
 fn try_to_take(raw: &RawImage, image: &str) -> Result<Option<String>, RbdError> {
     let failed = |action, source: io::Error| match source.raw_os_error() {
         Some(libc::EINVAL) => RbdError::NoLock {
@@ -64,7 +65,7 @@ fn try_to_take(raw: &RawImage, image: &str) -> Result<Option<String>, RbdError> 
     }
     match raw.lock() {
         Ok(()) => Ok(None),
-        // Somebody came in between, and keeps it.
+        // Another client came first, and keeps it.
         Err(error) if is_refusal(&error) => {
             let owner = raw.lock_owner().ok().flatten();
             Ok(Some(owner.unwrap_or_else(|| "an unknown address".to_owned())))

@@ -1,8 +1,9 @@
-//! Decides how the ends of requests come from librbd's threads to the reactor that issued them: into a ring of fixed size, with one
-//! event for all that end before the reactor looks.
+//! Decides how completions come from librbd's threads to the reactor that issued the requests: into
+//! a ring of fixed size, with one event for all that end before the reactor checks.
 //!
-//! Why no end is lost: librbd's thread pushes, then says so ([`Mailbox::put`]); the reactor takes the word back, then looks. Whoever
-//! finds the word said already is ahead of a look that is still to come.
+//! No completion is lost: librbd's thread pushes, then sets the flag ([`Mailbox::put`]); the
+//! reactor clears the flag, then checks. A thread that finds the flag set has pushed before a check
+//! that is still to come.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -14,14 +15,15 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::sys::Slot;
 
-/// Where the requests of one hardware context are while they are under way, and where their ends come.
+/// The slots of one hardware context's requests while they are under way, and the queue of their
+/// completions.
 pub(super) struct Mailbox {
     slots: Box<[Slot]>,
     sender: Sender<End>,
     event: OwnedFd,
-    /// The event has been written, and the reactor has not looked since.
+    /// The event has been written, and the reactor has not checked since.
     is_told: AtomicBool,
-    /// The reactor looks by itself.
+    /// The reactor polls.
     is_polled: AtomicBool,
 }
 
@@ -35,7 +37,7 @@ pub(super) struct End {
 }
 
 impl Mailbox {
-    /// Makes one for `count` slots, and the handle with which ends are taken.
+    /// Makes one for `count` slots, and the handle from which completions are taken.
     pub(super) fn new(count: u32) -> io::Result<(Arc<Self>, Receiver<End>)> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (sender, receiver) = mpsc::channel(count as usize);
@@ -49,7 +51,7 @@ impl Mailbox {
         Ok((mailbox, receiver))
     }
 
-    /// Becomes readable when there are ends that nobody has looked at.
+    /// Becomes readable when there are completions that the reactor has not seen.
     pub(super) fn fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
@@ -58,30 +60,33 @@ impl Mailbox {
         &self.slots[number]
     }
 
-    /// Puts an end in, and has the reactor look if nobody has yet. For any thread.
+    /// Adds a completion, and notifies the reactor if nobody has yet. For any thread.
     pub(super) fn put(&self, end: End) {
         let pushed = self.sender.push(end);
         debug_assert!(pushed.is_ok(), "a slot has one end at a time");
-        // Relaxed: whoever switches it looks once afterwards in any case.
+        // Relaxed: the thread that switches it checks once afterwards in any case.
         if self.is_polled.load(Ordering::Relaxed) {
             return;
         }
-        // Release: pairs with the Acquire in `listen`: what was pushed is seen by who takes this word back.
+        // Release: pairs with the Acquire in `listen`: the thread that clears the flag sees what
+        // was pushed.
         if !self.is_told.swap(true, Ordering::AcqRel) {
             // Fails only when the counter is full, and then it is readable anyway.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Takes the word back: the next end tells again. The reactor must look afterwards.
+    /// Clears the flag: the next completion notifies again. The reactor must check afterwards.
     pub(super) fn listen(&self) {
-        // Empty already, if this is read once more than written.
+        // Empty already, if it is read once more often than written.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        // A read and write in one: it sees the latest word, and so all that was pushed before that (Acquire).
+        // A read-modify-write: it sees the latest flag, and so everything that was pushed before
+        // that (Acquire).
         self.is_told.swap(false, Ordering::AcqRel);
     }
 
-    /// Says whether the reactor looks by itself, so that nobody need tell it. It must look once afterwards.
+    /// Sets whether the reactor polls, so that no notification is needed. The reactor must check
+    /// once afterwards.
     pub(super) fn set_polled(&self, on: bool) {
         // Relaxed: see `put`.
         self.is_polled.store(on, Ordering::Relaxed);

@@ -1,13 +1,16 @@
-//! Decides how a disk in a Ceph cluster is reached: an image of a pool, through librbd, which is loaded when the first one is opened.
+//! Decides how a disk in a Ceph cluster is reached: an image of a pool, through librbd, which is
+//! loaded when the first one is opened.
 //!
-//! [`RbdDisk::open`] opens an image over the cluster's one connection, and takes its lock; [`RbdDevice`] joins the images of a pool
-//! on a queue. librbd's threads tell of ends, which each hardware context finds in its mailbox.
+//! [`RbdDisk::open`] opens an image over the cluster's one connection, and takes its lock;
+//! [`RbdDevice`] joins the images of a pool on a queue. librbd's threads report completions, which
+//! each hardware context finds in its mailbox.
 //!
 //! ```text
 //!  issue ─► slot ─► rbd_aio_* ┄┄ librbd's threads ┄┄► callback ─► mailbox ─► event (one a batch) ─► ring ─► reap
 //! ```
 //!
-//! Whatever may block (open, lock, size, block status, close) is called on threads of its own, with a limit: `calls`.
+//! Calls that may block (open, lock, size, block status, close) run on threads of their own, with a
+//! limit: `calls`.
 
 mod calls;
 mod cluster;

@@ -1,9 +1,10 @@
-//! Decides how librbd and librados are called: which of their functions, found when the first disk of a cluster is opened, and which
-//! memory of ours they may use until when.
+//! Decides how librbd and librados are called: which of their functions, found when the first disk
+//! of a cluster is opened, and which memory of this process they may use until when.
 //!
-//! Memory of a request is librbd's from [`RawImage::start`] until the end of the request is in the mailbox. Nothing takes it back
-//! before: librbd cannot be told to let go, so a request that is late stays under way, and a hardware context that is dropped with
-//! requests under way leaves its mailbox and its images where they are, for good.
+//! The memory of a request belongs to librbd from [`RawImage::start`] until the request's
+//! completion is in the mailbox. It cannot be taken back before: librbd cannot cancel, so a late
+//! request stays under way, and a hardware context that is dropped with requests under way leaks
+//! its mailbox and its images.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -113,10 +114,10 @@ struct Watcher {
 }
 
 impl Library {
-    /// Returns the libraries, which are loaded when this is called first.
+    /// Returns the libraries, which are loaded at the first call.
     ///
     /// # Errors
-    /// What the loader says. Once they are installed, the next call finds them.
+    /// The loader's error. Once the libraries are installed, the next call finds them.
     pub(super) fn get() -> Result<&'static Self, String> {
         static LIBRARY: OnceLock<Library> = OnceLock::new();
         if let Some(library) = LIBRARY.get() {
@@ -131,7 +132,7 @@ impl Library {
         let rados = unsafe { libloading::Library::new("librados.so.2") }?;
         // SAFETY: as above.
         let rbd = unsafe { libloading::Library::new("librbd.so.1") }?;
-        // For good: their threads and static objects must not lose their code.
+        // Leaked: their threads and static objects must not lose their code.
         let loaded: &'static Loaded = Box::leak(Box::new(Loaded { rados, rbd }));
         Self::find(loaded)
     }
@@ -153,7 +154,7 @@ impl Rados {
     /// Connects. May block for as long as the option `client_mount_timeout` says.
     ///
     /// # Errors
-    /// What was tried, and what Ceph said.
+    /// The step that failed, and Ceph's error.
     pub(super) fn connect(
         library: &'static Library,
         config: &ClusterConfig,
@@ -207,7 +208,7 @@ impl Rados {
     /// Opens an image. May block for as long as the cluster does not answer.
     ///
     /// # Errors
-    /// What was tried, and what Ceph said.
+    /// The step that failed, and Ceph's error.
     pub(super) fn open(
         self: &Arc<Self>,
         name: &ImageName,
@@ -248,13 +249,13 @@ impl Drop for Rados {
     }
 }
 
-/// An open image. Dropping it waits for what is under way, and may block.
+/// An open image. Dropping it waits for requests under way, and may block.
 pub(super) struct RawImage {
     rados: Arc<Rados>,
     /// The pool.
     io: Handle,
     handle: Handle,
-    /// Who is told of changes, and the number of the watch.
+    /// The receiver of change notifications, and the number of the watch.
     watch: Option<(u64, Arc<Changes>)>,
 }
 
@@ -276,7 +277,7 @@ impl RawImage {
         Ok(unsafe { info.assume_init() })
     }
 
-    /// Bytes, as they are now. May block.
+    /// The present size in bytes. May block.
     pub(super) fn size(&self) -> io::Result<u64> {
         let mut size = 0;
         // SAFETY: the image is open, and there is a place for the number.
@@ -284,7 +285,7 @@ impl RawImage {
         Ok(size)
     }
 
-    /// Makes it so many bytes. May block.
+    /// Sets the size in bytes. May block.
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
         // SAFETY: the image is open.
         check(unsafe { (self.library().rbd_resize)(self.handle, size) }).map(drop)
@@ -296,7 +297,7 @@ impl RawImage {
         check(unsafe { (self.library().rbd_lock_acquire)(self.handle, LOCK_EXCLUSIVE) }).map(drop)
     }
 
-    /// The address of the client that has the lock, be it alive or not. May block.
+    /// The address of the client that has the lock, alive or not. May block.
     pub(super) fn lock_owner(&self) -> io::Result<Option<String>> {
         let (mut mode, mut owner, mut count) = (0, ptr::null_mut(), 1);
         // SAFETY: the image is open; there are places for the mode, one owner, and their number.
@@ -313,7 +314,8 @@ impl RawImage {
         Ok(found)
     }
 
-    /// The addresses of clients that watch the image: all that have it open for writing, and were alive a while ago. May block.
+    /// The addresses of clients that watch the image: all that have it open for writing, and were
+    /// alive a while ago. May block.
     pub(super) fn watchers(&self) -> io::Result<Vec<String>> {
         let none = Watcher {
             address: ptr::null_mut(),
@@ -332,7 +334,7 @@ impl RawImage {
         Ok(found)
     }
 
-    /// Has `changes` told when the image's size or snapshots have changed.
+    /// Registers `changes` for notifications when the image's size or snapshots have changed.
     pub(super) fn watch(&mut self, changes: Arc<Changes>) -> io::Result<()> {
         let (mut number, told) = (0, Arc::as_ptr(&changes));
         // SAFETY: the image is open; `told` is kept by this value until the watch has been taken back.
@@ -344,7 +346,8 @@ impl RawImage {
         Ok(())
     }
 
-    /// Visits what is stored of a range, in order, until `visit` says that it is enough: offset and length of what exists. May block.
+    /// Visits the stored parts of a range, in order, with offset and length, until `visit` returns
+    /// false. May block.
     pub(super) fn for_each_stored(
         &self,
         offset: u64,
@@ -363,12 +366,13 @@ impl RawImage {
         }
     }
 
-    /// Hands a request to librbd; its end comes into the slot's mailbox. Does not wait.
+    /// Passes a request to librbd; its completion comes into the slot's mailbox. Does not block.
     ///
     /// The slot must have no request under way.
     ///
     /// # Errors
-    /// If it is not under way: `EINVAL` if its memory is not as long as its range, or has too many pieces; or what librbd says.
+    /// The request is not under way then: `EINVAL` if its memory is not as long as its range, or
+    /// has too many pieces; or librbd's error.
     #[inline]
     pub(super) fn start(&self, slot: &Slot, rq: &Request) -> io::Result<()> {
         let library = self.library();
@@ -444,7 +448,7 @@ impl Drop for RawImage {
             // SAFETY: the image is open, and the watch was not taken back before. When this returns nobody is told any more.
             let ended = unsafe { (library.rbd_update_unwatch)(self.handle, number) };
             if ended < 0 {
-                // It may be told of something still.
+                // librbd may still call it.
                 std::mem::forget(changes);
             }
         }
@@ -459,7 +463,7 @@ impl Drop for RawImage {
     }
 }
 
-/// What librbd has of one request while it is under way.
+/// What librbd uses of one request while the request is under way.
 pub(super) struct Slot {
     number: u32,
     of: Weak<Mailbox>,
@@ -529,16 +533,16 @@ impl Slot {
     }
 }
 
-/// librbd's thread says that a request has ended.
+/// librbd's thread reports that a request has ended.
 unsafe extern "C" fn ended(completion: Handle, about: *mut c_void) {
     // SAFETY: as `completion` gave it: a slot of a mailbox that lives at least until the end is in it.
     let slot: &Slot = unsafe { &*about.cast::<Slot>() };
-    // Kept over `put`: as soon as the end is seen, the hardware context may go.
+    // Kept during `put`: as soon as the completion is visible, the hardware context may be dropped.
     let Some(mailbox) = slot.of.upgrade() else {
         return;
     };
     let number = slot.number;
-    // The library is there: it calls us.
+    // The library is loaded: it makes this call.
     if let Ok(library) = Library::get() {
         // SAFETY: the completion that has ended, which is released below and not before.
         let result = unsafe { (library.rbd_aio_get_return_value)(completion) };
@@ -551,14 +555,14 @@ unsafe extern "C" fn ended(completion: Handle, about: *mut c_void) {
     }
 }
 
-/// librbd's thread says that an image has changed.
+/// librbd's thread reports that an image has changed.
 unsafe extern "C" fn changed(told: *mut c_void) {
     // SAFETY: as `watch` gave it; the image keeps it until the watch has been taken back.
     let changes: &Changes = unsafe { &*told.cast::<Changes>() };
     changes.tell();
 }
 
-/// librbd says what is stored where.
+/// librbd reports a stored range.
 unsafe extern "C" fn visit_stored(offset: u64, len: usize, exists: c_int, visitor: *mut c_void) -> c_int {
     // SAFETY: as `for_each_stored` gave it, which waits meanwhile.
     let visit = unsafe { &mut *visitor.cast::<&mut dyn FnMut(u64, u64) -> bool>() };
@@ -566,12 +570,12 @@ unsafe extern "C" fn visit_stored(offset: u64, len: usize, exists: c_int, visito
     if goes_on { 0 } else { -libc::ECANCELED }
 }
 
-/// What a function of Ceph's returned: a number, or an errno.
+/// The result of a function of Ceph: a number, or an errno.
 fn check(returned: c_int) -> io::Result<usize> {
     usize::try_from(returned).map_err(|_| io::Error::from_raw_os_error(-returned))
 }
 
-/// A text for Ceph. Configurations with zero bytes are refused when they are read.
+/// A text for Ceph. The parser refuses configurations with zero bytes.
 fn text(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }

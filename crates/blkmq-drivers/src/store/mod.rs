@@ -1,11 +1,12 @@
-//! Decides how a disk's content is kept in memory: sparse, in chunks with a lock each, page by page.
-//! `ram` is little else; `null` puts one behind its drive with `memory=on`.
+//! Decides how a disk's content is kept in memory: sparse, in chunks with a lock each, page by
+//! page. `ram` adds little to it; `null` puts one behind its drive with `memory=on`.
 //!
-//! Clients may read and write the same bytes at the same time, from several reactors. On a drive the outcome is then one
-//! of the possible orders; in Rust, unordered access would be a data race. So each chunk has a lock, shared for reads,
-//! that is held for one copy of at most a chunk. Uncontended it costs about 10 ns beside a copy of 4 KiB that costs 60
-//! to 400. Weighed against it: copying by relaxed atomic words needs no lock, but takes twice as long per copy and
-//! forbids giving pages back under a reader.
+//! Clients may read and write the same bytes at the same time, from several reactors. On a drive
+//! the outcome is then one of the possible orders; in Rust, unordered access would be a data race.
+//! So each chunk has a lock, shared for reads, that is held for one copy of at most a chunk.
+//! Uncontended it costs about 10 ns beside a copy of 4 KiB that costs 60 to 400. Considered
+//! instead: copying by relaxed atomic words needs no lock, but takes twice as long per copy and
+//! prevents giving pages back under a reader.
 
 mod sys;
 
@@ -20,11 +21,11 @@ use blkmq_host::device::Extent;
 use self::sys::Pages;
 use super::sys::{Sink, Source, for_each_sink, for_each_source};
 
-/// The content of one disk, shared by all who have a reference to it.
+/// The content of one disk, shared by all references to it.
 #[derive(Debug)]
 pub(crate) struct Store {
     size: u64,
-    /// Tables of chunks, made when something is written into one of them.
+    /// Tables of chunks, made at the first write into one of them.
     groups: Box<[OnceLock<Group>]>,
     huge: bool,
 }
@@ -53,9 +54,10 @@ struct Part {
 }
 
 impl Store {
-    /// Makes an empty store of `size` bytes. It reads as zeroes and takes 24 bytes for every 32 MiB.
+    /// Makes an empty store of `size` bytes. It reads as zeroes and takes 24 bytes for every 32
+    /// MiB.
     ///
-    /// With `huge` its memory is had in huge pages where the system has any.
+    /// With `huge` its memory consists of huge pages where the system has any.
     pub(crate) fn new(size: u64, huge: bool) -> Self {
         let groups = size.div_ceil(GROUP_BYTES) as usize;
         Self {
@@ -74,7 +76,7 @@ impl Store {
     /// Copies `len` bytes from `offset` on into `sink`.
     ///
     /// # Panics
-    /// If the range is not on the disk or the sink has less room.
+    /// The range is not on the disk or the sink has less room.
     pub(crate) fn read(&self, offset: u64, len: u64, sink: &mut Sink<'_>) {
         for part in self.parts(offset, len) {
             match self.chunk(part.chunk) {
@@ -87,10 +89,10 @@ impl Store {
     /// Copies all of `source` to the disk from `offset` on.
     ///
     /// # Errors
-    /// What the kernel says when it has no memory to map; part of the data may be stored then.
+    /// The kernel has no memory to map; part of the data may be stored then.
     ///
     /// # Panics
-    /// If the range is not on the disk.
+    /// The range is not on the disk.
     pub(crate) fn write(&self, offset: u64, source: &mut Source<'_>) -> io::Result<()> {
         for part in self.parts(offset, source.left() as u64) {
             let mut chunk = self.chunk_made(part.chunk)?.write();
@@ -116,7 +118,7 @@ impl Store {
         Ok(())
     }
 
-    /// Lets a range read as zeroes and gives the memory of its whole pages back.
+    /// Makes a range read as zeroes and gives the memory of its whole pages back.
     pub(crate) fn discard(&self, offset: u64, len: u64) {
         for part in self.parts(offset, len) {
             if let Some(chunk) = self.chunk(part.chunk) {
@@ -125,7 +127,7 @@ impl Store {
         }
     }
 
-    /// Lets a range read as zeroes and has memory behind all of it.
+    /// Makes a range read as zeroes with memory behind all of it.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -167,7 +169,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns how many bytes are backed by memory. Looks at every chunk: for tests and reports.
+    /// Returns how many bytes are backed by memory. Visits every chunk: for tests and reports.
     #[cfg(any(feature = "ram", test))]
     pub(crate) fn present_bytes(&self) -> u64 {
         let chunks = self.groups.iter().filter_map(OnceLock::get).flatten();
@@ -175,7 +177,8 @@ impl Store {
         u64::from(pages) * PAGE as u64
     }
 
-    /// Says whether the page at `at` is present, and where the run of like pages around it ends: at `limit`, or before.
+    /// Returns whether the page at `at` is present, and where the run of equal pages around it
+    /// ends: at `limit`, or before.
     fn run_from(&self, at: u64, limit: u64) -> (bool, u64) {
         let Some(chunk) = self.chunk(at / CHUNK_BYTES) else {
             return (false, ((at / GROUP_BYTES + 1) * GROUP_BYTES).min(limit));
@@ -216,7 +219,7 @@ impl Store {
         if place.get().is_none() {
             let pages = Pages::map(CHUNKS_PER_GROUP as usize, CHUNK_BYTES as u32, self.huge)?;
             let group = pages.into_iter().map(Locked::new).collect();
-            // If another reactor was faster, its table is taken and this one unmapped.
+            // If another reactor was faster, its table is used and this one is unmapped.
             let _ = place.set(group);
         }
         let group = place.get().expect("the group was set here or by another");
@@ -229,7 +232,8 @@ impl Locked {
         Self(RwLock::new(Chunk { present: 0, memory }))
     }
 
-    /// A panic while a chunk is locked leaves it as it was or with part of a copy: nothing that has to be repaired.
+    /// A panic while a chunk is locked leaves it unchanged or with part of a copy: nothing needs
+    /// repair.
     fn read(&self) -> RwLockReadGuard<'_, Chunk> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,17 +1,18 @@
-//! Decides how the memory of chunks is had from the kernel and given back page by page.
-//! The parent keeps each [`Pages`] behind its chunk's lock, which is what makes concurrent access sound.
+//! Decides how the memory of chunks is mapped and given back to the kernel page by page. The parent
+//! keeps each [`Pages`] behind its chunk's lock, which makes concurrent access sound.
 
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A piece of a region: memory that reads as zeroes where it was not written, and belongs to this value alone.
+/// A piece of a region: memory that reads as zeroes until it is written, and belongs to this value
+/// alone.
 #[derive(Debug)]
 pub(super) struct Pages {
     start: NonNull<u8>,
     len: u32,
-    /// Keeps the mapping.
+    /// Keeps the mapping alive.
     _region: Arc<Region>,
 }
 
@@ -63,7 +64,7 @@ impl Pages {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len as usize) }
     }
 
-    /// Zeroes a range and gives its memory back, as far as it consists of whole pages of the kernel.
+    /// Zeroes a range and gives the memory of its whole kernel pages back.
     pub(super) fn forget(&mut self, range: Range<usize>) {
         let part = &mut self.bytes_mut()[range];
         let page = page_size();

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// An address that cannot be taken: what is wrong with it and what is allowed.
+/// An address that is rejected: what is wrong and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct AddressError(pub String);
@@ -62,7 +62,7 @@ fn unix(path: &str) -> Result<Address, AddressError> {
     Ok(Address::Unix(path.into()))
 }
 
-/// Reads `HOST:PORT` or `PORT`; a host is an IP address or `localhost`.
+/// Parses `HOST:PORT` or `PORT`; a host is an IP address or `localhost`.
 fn tcp(text: &str) -> Result<Address, AddressError> {
     let (host, port) = text.rsplit_once(':').unwrap_or(("127.0.0.1", text));
     let bare = host.trim_start_matches('[').trim_end_matches(']');

@@ -1,14 +1,17 @@
-//! Decides who may connect: how many connections an address may have of all that there are descriptors for, and a group of those
-//! of an address, so that whoever comes next, at another address or of another group, finds room. `listener` asks for each
-//! client that it has accepted, `connection` when the client has selected a disk.
+//! Decides who may connect: how many connections an address may have of all that there are
+//! descriptors for, and how many of these a group may have, so that the next client, at another
+//! address or of another group, finds room. `listener` asks for each client that it has accepted,
+//! `connection` when the client has selected a disk.
 //!
-//! While no more than half of all are open, an address may have as many as its own limit allows. Then it has a share of what
-//! is free: free / (addresses that have some + 4), and at least 4. The groups at one address share what the address may have by
-//! the same rule (as with memory, see `memory`). With one address, or one group at it, there is nobody to leave anything for.
+//! While no more than half of all are open, an address may have as many as its own limit allows.
+//! Above half it has a share of what is free: free / (addresses that have some + 4), and at least 4.
+//! The groups at one address share what the address may have by the same rule (as with memory, see
+//! `memory`). With one address, or one group at it, the share is everything.
 //!
-//! A client that has not selected a disk yet has no claim: where an address is full, the one that has negotiated longest makes
-//! room for the one that comes. So clients that connect and say nothing keep nobody out, whatever their deadline. Few are on
-//! their way out or in at a time; who comes meanwhile waits, where the kernel keeps clients that nobody has accepted.
+//! A client that has not selected a disk yet has no claim: where an address is full, the client
+//! that has negotiated longest is displaced by the next one. So clients that connect and stay
+//! silent keep nobody out, whatever their deadline. Only a few may be arriving or leaving at a
+//! time; new clients meanwhile wait in the kernel's backlog.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,24 +28,24 @@ pub struct Connections {
     state: Mutex<State>,
 }
 
-/// How many connections one address has, and what became of others.
+/// The connections of one address: how many are open, and what became of others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressStats {
-    /// The address, as the operator knows it.
+    /// The address, as the operator writes it.
     pub name: String,
     /// Connections that are open.
     pub open: u32,
-    /// Most that may be.
+    /// Most connections at this moment.
     pub max: u32,
-    /// Those of them that have selected no disk yet.
+    /// Open connections that have selected no disk yet.
     pub negotiating: u32,
-    /// Connections that were closed at once, for want of room.
+    /// Connections that were closed at once for lack of room.
     pub refused: u64,
-    /// Connections that had selected nothing yet and made room for others.
+    /// Connections that had selected no disk and were displaced by others.
     pub displaced: u64,
 }
 
-/// What an address may have.
+/// The limits of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
     /// The address, for reports.
@@ -59,12 +62,12 @@ struct State {
     /// Addresses that have connections.
     users: u32,
     addresses: Vec<Address>,
-    /// Those that may be displaced, by address and age.
+    /// Connections that may be displaced, by address and age.
     negotiating: BTreeMap<(u32, u64), Negotiator>,
     next: u64,
-    /// Displaced ones that are still open.
+    /// Displaced connections that are still open.
     leaving: u32,
-    /// The listeners of addresses where somebody waits: each once, however often it has asked.
+    /// The listeners of addresses with waiting clients, once each.
     listeners: BTreeMap<u32, Waker>,
 }
 
@@ -73,12 +76,12 @@ struct Address {
     limits: AddressLimits,
     /// How many groups have disks here.
     groups: u32,
-    /// Nobody is let in any more.
+    /// Nobody is admitted any more.
     is_closed: bool,
     open: u32,
-    /// Those of them that their reactors have not begun to serve.
+    /// Open connections that their reactors have not begun to serve.
     arriving: u32,
-    /// Connections that have selected a disk, by its group; none with 0.
+    /// Connections that have selected a disk, by its group; no entry is 0.
     selected: BTreeMap<Tenant, u32>,
     refused: u64,
     displaced: u64,
@@ -90,14 +93,14 @@ struct Negotiator {
     waker: Waker,
 }
 
-/// One connection in the counts, for as long as it lives.
+/// One connection in the counts, as long as it exists.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     connections: Arc<Connections>,
     address: u32,
     number: u64,
     has_arrived: bool,
-    /// It has to make room: set before its waker is used.
+    /// The connection has to make room: set before its waker is used.
     is_displaced: Arc<AtomicBool>,
     group: Option<Tenant>,
 }
@@ -105,13 +108,14 @@ pub(crate) struct Ticket {
 /// Why a client that was accepted is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// There will be room for it, or it will be known that there is none: its listener is woken then.
+    /// Room is about to become free, or to be found lacking: then the listener is woken.
     Yet,
-    /// It is to be closed.
+    /// The client's connection is to be closed.
     AtAll(Refusal),
 }
 
-/// Why a connection is closed: what its address or its group has already, and whether that is its limit or its share.
+/// Why a connection is closed: how many its address or its group has, and whether that is the limit
+/// or the share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     whose: &'static str,
@@ -128,7 +132,7 @@ impl Connections {
         }
     }
 
-    /// What each address has, in the order in which they were opened.
+    /// The counts of each address, in the order in which the addresses were opened.
     pub fn stats(&self) -> Vec<AddressStats> {
         let state = self.lock();
         let stats = |address: &Address| AddressStats {
@@ -143,7 +147,7 @@ impl Connections {
         state.addresses.iter().filter(shown).map(stats).collect()
     }
 
-    /// Adds an address where disks of so many groups are served. Returns its number.
+    /// Adds an address where disks of `groups` groups are served. Returns its number.
     pub(crate) fn add_address(&self, limits: AddressLimits, groups: u32) -> u32 {
         let mut state = self.lock();
         let added = Address {
@@ -166,24 +170,26 @@ impl Connections {
         place as u32
     }
 
-    /// An address is closed: another one may have its number when all of its connections are gone.
+    /// Closes an address: another one may have its number when all of its connections are gone.
     pub(crate) fn remove_address(&self, address: u32) {
         let mut state = self.lock();
         state.addresses[address as usize].is_closed = true;
         state.listeners.remove(&address);
     }
 
-    /// What an address may have has changed; so many groups have disks there. Those who are there stay.
+    /// Changes the limits of an address; disks of `groups` groups are served there. Present
+    /// connections stay.
     pub(crate) fn set_limits(&self, address: u32, limits: AddressLimits, groups: u32) {
         let mut state = self.lock();
         let address = &mut state.addresses[address as usize];
         (address.limits, address.groups) = (limits, groups);
     }
 
-    /// Counts a connection that was accepted; another may have to make room for it. `listener` is woken if it has to wait.
+    /// Counts a connection that was accepted; another one may be displaced for it. `listener` is
+    /// woken if it has to wait.
     ///
     /// # Errors
-    /// If there is no room yet, or none and nobody to make any.
+    /// There is no room yet, or none and nobody to displace.
     pub(crate) fn admit(
         self: &Arc<Self>,
         address: u32,
@@ -208,10 +214,11 @@ impl Connections {
         Ok(ticket)
     }
 
-    /// Counts a connection that another daemon had admitted: only what there are descriptors for bounds it.
+    /// Counts a connection that another daemon had admitted: only the number of descriptors bounds
+    /// it.
     ///
     /// # Errors
-    /// If there are no more.
+    /// There are no more descriptors.
     pub(crate) fn readmit(self: &Arc<Self>, address: u32) -> Result<Ticket, Refusal> {
         let mut state = self.lock();
         if state.open >= self.max {
@@ -242,7 +249,7 @@ impl Connections {
         }
     }
 
-    /// Has some make room that have selected nothing yet: the system is out of descriptors.
+    /// Displaces some connections without a disk: the system is out of descriptors.
     pub(crate) fn displace_some(&self) {
         let mut state = self.lock();
         let addresses = 0..state.addresses.len() as u32;
@@ -255,13 +262,14 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Counts that a panic left behind are as good as any.
+        // Counts that a panic left behind are consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Sees to it that an address may have one more. Returns whom to wake: who makes room for it.
+    /// Makes room for one more at an address, if it can. Returns the waker of the connection to
+    /// displace.
     fn make_room_at(&mut self, max: u32, address: u32) -> Result<Option<Waker>, NoRoom> {
         if self.addresses[address as usize].arriving >= ARRIVING_MAX {
             return Err(NoRoom::Yet);
@@ -272,7 +280,8 @@ impl State {
         if let Some(displaced) = self.displace(address) {
             return Ok(Some(displaced));
         }
-        // Those who arrive will select something, or can be displaced; so can others, when fewer are on their way out.
+        // Arriving connections will select a disk, or can be displaced later; so can others, when
+        // fewer are leaving.
         let is_arriving = self.addresses[address as usize].arriving > 0;
         if is_arriving || self.of(address).next().is_some() {
             return Err(NoRoom::Yet);
@@ -280,7 +289,7 @@ impl State {
         Err(NoRoom::AtAll(refusal))
     }
 
-    /// Says whether an address may have one more.
+    /// Checks that an address may have one more.
     fn room_at(&self, max: u32, address: u32) -> Result<(), Refusal> {
         let of = &self.addresses[address as usize];
         let refusal = |is_limit| Refusal {
@@ -300,7 +309,8 @@ impl State {
         }
     }
 
-    /// Says whether a connection of an address, which is counted there already, may be one of a group.
+    /// Checks that a connection of an address, which is counted there already, may be one of a
+    /// group.
     fn room_for(&self, max: u32, address: u32, group: Tenant) -> Result<(), Refusal> {
         let of = &self.addresses[address as usize];
         let held = of.selected.get(&group).copied().unwrap_or(0);
@@ -329,15 +339,16 @@ impl State {
         self.negotiating.range(all).filter(move |_| is_wanted)
     }
 
-    /// Has the one of an address that negotiates longest make room. Not too many at a time: they are open until their reactors close them.
-    /// Returns whom to wake for it.
+    /// Displaces the connection of an address that has negotiated longest. Limited in number at a
+    /// time: displaced connections stay open until their reactors close them. Returns the waker to
+    /// use.
     fn displace(&mut self, address: u32) -> Option<Waker> {
         if self.leaving >= LEAVING_MAX {
             return None;
         }
         let (&key, _) = self.of(address).next()?;
         let oldest = self.negotiating.remove(&key).expect("it was found there");
-        // Release: pairs with the Acquire of the connection, which looks when it is woken.
+        // Release: pairs with the Acquire of the connection, which reads it when it is woken.
         oldest.is_displaced.store(true, Ordering::Release);
         self.leaving += 1;
         self.addresses[address as usize].displaced += 1;
@@ -346,7 +357,7 @@ impl State {
 }
 
 impl Ticket {
-    /// The connection lives on its reactor, and may be told to make room with `waker`.
+    /// The connection is on its reactor; `waker` is used if it is displaced.
     pub(crate) fn arrive(&mut self, waker: Waker) {
         let is_displaced = Arc::clone(&self.is_displaced);
         let negotiator = Negotiator { is_displaced, waker };
@@ -359,16 +370,16 @@ impl Ticket {
         wake_all(listeners.into_values());
     }
 
-    /// Says whether it has to make room for another.
+    /// Returns whether the connection has to make room for another.
     pub(crate) fn is_displaced(&self) -> bool {
         // Acquire: pairs with the Release in `displace`.
         self.is_displaced.load(Ordering::Acquire)
     }
 
-    /// The client has selected a disk of a group.
+    /// Records that the client has selected a disk of a group.
     ///
     /// # Errors
-    /// If the group may have no more connections here.
+    /// The group may have no more connections here.
     pub(crate) fn select(&mut self, group: Tenant) -> Result<(), Refusal> {
         let connections = Arc::clone(&self.connections);
         let mut state = connections.lock();
@@ -381,7 +392,8 @@ impl Ticket {
         Ok(())
     }
 
-    /// The client had selected a disk of a group before this daemon took over: it stays, whatever the group may have.
+    /// Records that the client selected a disk of a group before this daemon took over: it stays,
+    /// whatever the group may have.
     pub(crate) fn reselect(&mut self, group: Tenant) {
         let connections = Arc::clone(&self.connections);
         self.count_selected(&mut connections.lock(), group);
@@ -433,24 +445,26 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Wakes them, with no lock held: who is woken may run at once, in our place, and want it.
+/// Uses wakers with no lock held: a woken reactor may run at once and want the lock.
 fn wake_all(all: impl IntoIterator<Item = Waker>) {
     all.into_iter().for_each(|waker| waker.wake());
 }
 
-/// What one of `users` may have while so many are free.
+/// The share of one of `users` when `free` are free.
 fn share(free: u32, users: u32) -> u32 {
     (free / (users + ROOM_FOR)).max(SHARE_MIN)
 }
 
-/// For so many more there is always room.
+/// Number of further users for which room is left.
 const ROOM_FOR: u32 = 4;
 const SHARE_MIN: u32 = 4;
-/// How many may be on their way out at a time: each still has its descriptor, beyond all limits.
+/// Most connections that may be leaving at a time: each still has its descriptor, beyond all
+/// limits.
 pub const LEAVING_MAX: u32 = 16;
-/// How many of one address may be accepted before their reactors have begun to serve them.
+/// Most connections of one address that may be accepted before their reactors have begun to serve
+/// them.
 const ARRIVING_MAX: u32 = 8;
-/// How many clients one address serves at a time, by default.
+/// Clients that one address serves at a time, by default.
 pub const CONNECTIONS_MAX: u32 = 4096;
 
 impl Default for AddressLimits {

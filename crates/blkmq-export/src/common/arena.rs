@@ -1,9 +1,10 @@
-//! Decides where the pieces of memory come from that payload and received bytes lie in: from slabs that are mapped once and stay.
-//! All mappings of a process have one lock, so if each connection mapped and unmapped its own, reactors would wait for each
-//! other wherever clients come and go.
+//! Decides where the memory pieces for payload and received bytes come from: from slabs that are
+//! mapped once and stay. All mappings of a process share one lock, so if each connection mapped and
+//! unmapped its own, reactors would wait for each other wherever clients come and go.
 //!
-//! What a piece held goes back to the system when the piece does, but for the few latest: connections take them first for the region
-//! that counts for nothing, and nobody else does, since they take memory for all of their pages.
+//! The content of a piece goes back to the system with the piece, except for the few latest pieces.
+//! Those are reserved for the regions that are not accounted, since they may take memory for all of
+//! their pages.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,13 +12,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::memory::ALLOWANCE;
 use super::sys::{Piece, map_slab};
 
-/// Pieces that nobody uses.
+/// Pieces that are free.
 #[derive(Debug, Default)]
 pub(crate) struct Arena(Mutex<Free>);
 
 #[derive(Debug, Default)]
 struct Free {
-    /// They may hold what was in them before, and take memory for it.
+    /// They may hold old content, and take memory for it.
     used: Vec<Piece>,
     /// They take no memory, and read as zeroes.
     blank: Vec<Piece>,
@@ -30,18 +31,18 @@ pub(crate) static ARENA: Arena = Arena(Mutex::new(Free {
 }));
 
 impl Arena {
-    /// Takes a piece; one that others have used, unless it has to be blank. A used one may take memory for all its pages: it is for
-    /// whoever may have that much.
+    /// Takes a piece; a used one, unless it has to be blank. A used one may take memory for all its
+    /// pages: it is for callers that may have that much.
     ///
     /// # Errors
-    /// What the system says: it has no memory, or no more mappings.
+    /// The system's error: it has no memory, or no more mappings.
     pub(crate) fn take(&self, is_blank: bool) -> io::Result<Piece> {
         let mut free = self.lock();
         let used = if is_blank { None } else { free.used.pop() };
         if let Some(piece) = used.or_else(|| free.blank.pop()) {
             return Ok(piece);
         }
-        // With the lock held, so that those who need memory at once map one slab.
+        // With the lock held, so that callers that need memory at the same time map one slab.
         match map_slab(SLAB_PIECES) {
             Ok(slab) => free.blank.extend(slab),
             Err(error) => {
@@ -58,7 +59,7 @@ impl Arena {
         let mut free = self.lock();
         if !piece.is_blank() && free.used.len() >= USED_MAX {
             drop(free);
-            // Addresses that are locked in memory keep what they hold.
+            // Addresses that are locked in memory keep their content.
             let _ = piece.forget();
             free = self.lock();
         }
@@ -76,7 +77,7 @@ impl Arena {
 
 /// Bytes of a piece.
 pub(crate) const PIECE_BYTES: usize = ALLOWANCE as usize;
-/// Pieces of a slab: 16 MiB of addresses, of which only what is used takes memory.
+/// Pieces of a slab: 16 MiB of addresses, of which only the used part takes memory.
 const SLAB_PIECES: usize = 64;
 /// Pieces that are kept as they are, 4 MiB at most.
 const USED_MAX: usize = 16;
@@ -100,7 +101,7 @@ mod tests {
             used.iter_mut().all(|piece| *piece.first() == 7),
             "used ones go first"
         );
-        // Nobody has touched them since, which does not make them blank.
+        // They were not touched since, but that does not make them blank.
         used.drain(..).for_each(|piece| arena.put(piece));
         let mut blank: Vec<Piece> = (0..SLAB_PIECES).map(|_| arena.take(true).unwrap()).collect();
         assert!(blank.iter_mut().all(|piece| *piece.first() == 0), "not blank");

@@ -1,7 +1,9 @@
-//! Decides where a connection's buffers lie and what they count for. It has one region of its own, [`PIECE_BYTES`] long, which
-//! counts for nothing; what it needs beyond that lies in further regions of the same size: a long request in as many as it needs,
-//! small ones together. They come from those that are kept (`pool`), or else from the arena. What counts is every page from its
-//! first use on, until its region is given back: so the memory that is taken is the memory that is counted, rounding included.
+//! Decides where a connection's buffers lie and which memory is accounted. A connection has one
+//! region of its own, [`PIECE_BYTES`] long, which is not accounted. What it needs beyond that lies
+//! in further regions of the same size: a long request has as many as it needs, small requests
+//! share them. Further regions come from the pool (`pool`), or else from the arena. Every page of
+//! them is accounted from its first use until its region is given back: so the memory in use is the
+//! memory accounted, rounding included.
 
 use std::io;
 
@@ -14,7 +16,8 @@ use super::sys::{Buffer, Chunk, Region};
 #[derive(Debug)]
 pub(crate) struct Buffers {
     account: Account,
-    /// Only what nobody has used: its drive's reads may leave in the buffers what was there.
+    /// Only memory that nobody has used: reads from the connection's drive may leave old content in
+    /// the buffers.
     is_for_itself: bool,
     own: Option<Region>,
     /// Regions that small requests share.
@@ -26,12 +29,13 @@ pub(crate) struct Buffers {
 pub(crate) enum NoMemory {
     /// Others have it; the connection is woken when it may try again.
     Now,
-    /// The system refuses.
+    /// The system refuses memory.
     OfTheSystem(io::Error),
 }
 
 impl Buffers {
-    /// Makes it without any. `is_for_itself` if it may have no memory that other connections have used.
+    /// Makes it without any memory. `is_for_itself`: it must not get memory that other connections
+    /// have used.
     pub(crate) fn new(account: Account, is_for_itself: bool) -> Self {
         Self {
             account,
@@ -41,10 +45,10 @@ impl Buffers {
         }
     }
 
-    /// Takes memory for a payload of so many bytes.
+    /// Takes memory for a payload of `bytes` bytes.
     ///
     /// # Errors
-    /// If there is none for it now.
+    /// There is no memory now.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<Payload, NoMemory> {
         if bytes <= PIECE_BYTES {
             return self
@@ -87,15 +91,16 @@ impl Buffers {
         self.put_all(payload.into_buffers());
     }
 
-    /// Gives the place in the line for memory up.
+    /// Gives up the place in the line for memory.
     pub(crate) fn give_up(&mut self) {
         self.account.give_up();
     }
 
-    /// Takes a buffer in one of the regions that there are, or in a new one that others may share.
+    /// Takes a buffer from one of the connection's regions, or from a new one that other requests
+    /// may share.
     fn take_small(&mut self, bytes: usize) -> Result<Buffer, NoMemory> {
         if let Some(buffer) = self.own()?.take(bytes) {
-            // If it has stood in line for more, that is not needed any more.
+            // The connection may have waited in line for more, which it does not need any more.
             self.account.give_up();
             return Ok(buffer);
         }
@@ -116,7 +121,7 @@ impl Buffers {
         Ok(buffer)
     }
 
-    /// A buffer of a region that nobody used.
+    /// A buffer of a region that nobody has used.
     fn first_of_a_region(&mut self, bytes: usize) -> Result<Buffer, NoMemory> {
         let kept = if self.is_for_itself {
             None
@@ -141,7 +146,7 @@ impl Buffers {
         self.account.keep(unused);
     }
 
-    /// Takes buffers back that nobody has touched.
+    /// Gives back buffers that nobody has touched.
     fn untake_all(&mut self, buffers: Vec<Buffer>) {
         let regions = buffers.into_iter().filter_map(|buffer| {
             let region = buffer.region().clone();
@@ -152,7 +157,7 @@ impl Buffers {
         self.account.keep(unused);
     }
 
-    /// Takes a region off if its last buffer has gone back.
+    /// Removes a region whose last buffer was given back.
     fn unused(&mut self, region: Region) -> Option<Chunk> {
         if !region.is_unused() || self.own.as_ref().is_some_and(|own| own.is(&region)) {
             return None;
@@ -160,13 +165,13 @@ impl Buffers {
         self.shared.retain(|shared| !shared.is(&region));
         let chunk = region.into_chunk();
         debug_assert!(chunk.is_some(), "a region that nobody uses has one owner");
-        // Untouched, it is worth nothing.
+        // An untouched region is not worth keeping.
         chunk.filter(|chunk| chunk.touched_bytes() > 0)
     }
 
     fn own(&mut self) -> Result<&Region, NoMemory> {
         if self.own.is_none() {
-            // It counts for nothing, whatever memory it takes: it may be a piece that others have used.
+            // Not accounted, whatever memory it takes: it may be a piece that others have used.
             let own = match self.is_for_itself {
                 true => Region::new_blank(PIECE_BYTES),
                 false => Region::new(PIECE_BYTES),
@@ -176,7 +181,7 @@ impl Buffers {
         Ok(self.own.as_ref().expect("it was just made"))
     }
 
-    /// A region that was kept, or another one, which takes no memory but what will count.
+    /// The region that was kept, or a new one, which takes only memory that will be accounted.
     fn region(&self, kept: Option<Chunk>) -> io::Result<Region> {
         match kept {
             Some(chunk) => Ok(chunk.into_region()),
@@ -186,5 +191,6 @@ impl Buffers {
 }
 
 const PAGE: usize = 4096;
-/// The largest request for which a region to share is taken: of larger ones too much of it would be left over.
+/// The largest request for which a shared region is taken: larger ones would leave too much of it
+/// unused.
 const SMALL_BYTES: usize = 64 << 10;

@@ -1,5 +1,5 @@
-//! Decides how commands of a character device stand in io_uring (URING_CMD): the ones of FUSE and ublk want entries of 128 bytes, so their
-//! ring is one of its own, which a reactor's ring polls.
+//! Decides how commands of a character device are put into io_uring (URING_CMD): those of FUSE and
+//! ublk need entries of 128 bytes, so they have a ring of their own, which a reactor's ring polls.
 
 mod sys;
 
@@ -9,7 +9,8 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::{IoUring, cqueue, squeue};
 
-/// A ring of commands. Closing it takes from the kernel what commands that have not ended have lent it.
+/// A ring of commands. Closing it ends the loan of memory to the kernel by commands that have not
+/// ended.
 pub(crate) struct CommandRing(RefCell<IoUring<squeue::Entry128>>);
 
 /// A command that has ended.
@@ -22,25 +23,25 @@ pub(crate) struct Ended {
 }
 
 impl CommandRing {
-    /// A ring for so many commands at a time.
+    /// A ring for `entries` commands at a time.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
         let mut builder = IoUring::builder();
         let ring = builder.setup_clamp().setup_submit_all().build(entries)?;
         Ok(Self(RefCell::new(ring)))
     }
 
-    /// What can be polled for commands that have ended.
+    /// The descriptor to poll for commands that have ended.
     pub(crate) fn fd(&self) -> RawFd {
         self.0.borrow().as_raw_fd()
     }
 
-    /// Tells the kernel of the commands that were pushed.
+    /// Submits the pushed commands to the kernel.
     ///
     /// # Errors
-    /// What the system says. They are told with the next call.
+    /// The system's error. The commands are submitted with the next call.
     pub(crate) fn submit(&self) -> io::Result<()> {
         let mut ring = self.0.borrow_mut();
         let is_empty = ring.submission().is_empty();
@@ -50,10 +51,10 @@ impl CommandRing {
         }
     }
 
-    /// Tells the kernel of the commands that were pushed, and blocks until one has ended.
+    /// Submits the pushed commands to the kernel, and blocks until one has ended.
     ///
     /// # Errors
-    /// What the system says: the commands may be under way.
+    /// The system's error: the commands may be under way.
     #[cfg(feature = "ublk")]
     pub(crate) fn submit_and_wait(&self) -> io::Result<()> {
         self.0.borrow_mut().submitter().submit_and_wait(1).map(drop)
@@ -69,7 +70,7 @@ impl CommandRing {
         into.extend(ring.completion().map(ended));
     }
 
-    /// Says whether [`CommandRing::take`] would find some.
+    /// Returns whether [`CommandRing::take`] would find some.
     pub(crate) fn has_ended(&self) -> bool {
         !self.0.borrow_mut().completion().is_empty()
     }

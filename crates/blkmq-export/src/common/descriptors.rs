@@ -1,8 +1,11 @@
-//! Decides which file descriptors a client at a unix socket may leave with this process, and who closes those that nobody asked for.
+//! Decides which file descriptors a client at a unix socket may send to this process, and who
+//! closes those that nobody asked for.
 //!
-//! The last close of some waits: that of a file for the filesystem in user space that it is of, that of a TCP socket as long as its
-//! owner has chosen to linger. Who sends one and closes its own has whoever takes the message wait, or whoever closes the connection.
-//! So nobody can send any where none is needed (since Linux 6.16); and where some are, a thread that serves nobody closes the rest.
+//! The last close of a descriptor may block: that of a file, for the user-space filesystem of the
+//! file; that of a TCP socket, as long as its owner has set it to linger. A client that sends such
+//! a descriptor and closes its own makes the receiver of the message block, or the thread that
+//! closes the connection. So nobody can send any where none is needed (since Linux 6.16); elsewhere
+//! a thread that serves nobody closes the unwanted ones.
 
 mod sys;
 
@@ -19,10 +22,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 #[cfg(feature = "vhost-user")]
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
-/// Listens at a path. Who connects cannot send descriptors: not before `allow`, if the system can tell (Linux 6.16).
+/// Listens at a path. Clients cannot send descriptors before `allow`, if the system supports that
+/// (Linux 6.16).
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn listen_at(path: &Path) -> io::Result<UnixListener> {
     let socket = socket_with(
         AddressFamily::UNIX,
@@ -36,8 +40,8 @@ pub fn listen_at(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Has descriptors refused that somebody would send to this socket or, if it listens, to those that come of it. An older system
-/// lets them through.
+/// Makes the system refuse descriptors sent to this socket or, if it listens, to its connections.
+/// An older system lets them through.
 pub(crate) fn refuse(socket: impl AsFd) {
     sys::pass_rights(socket.as_fd(), cfg!(blkmq_mutant = "descriptors"));
 }
@@ -48,11 +52,12 @@ pub(crate) fn allow(socket: impl AsFd) {
     sys::pass_rights(socket.as_fd(), true);
 }
 
-/// Ends a connection that may have brought descriptors. Those that were not wanted, and those that nobody has received, are closed by
-/// a thread of their own, which has `place` until then. If there can be no thread, here.
+/// Ends a connection that may have brought descriptors. A thread of its own, which holds `place`
+/// until then, closes the unwanted ones and those that nobody has received. If no thread can be
+/// started, they are closed here.
 #[cfg(feature = "vhost-user")]
 pub(crate) fn let_go(socket: &Arc<OwnedFd>, unwanted: Vec<OwnedFd>, place: impl Send + 'static) {
-    // Nothing more comes.
+    // After this nothing more arrives.
     let _ = shutdown(socket, Shutdown::Both);
     if unwanted.is_empty() && ioctl_fionread(socket) == Ok(0) {
         return;
@@ -66,7 +71,7 @@ pub(crate) fn let_go(socket: &Arc<OwnedFd>, unwanted: Vec<OwnedFd>, place: impl 
     let _ = thread::Builder::new().name("close".to_owned()).spawn(close);
 }
 
-/// Receives a message, if there is one, and closes what came with it.
+/// Receives a message, if there is one, and closes its descriptors.
 #[cfg(feature = "vhost-user")]
 fn receive_nothing(socket: &OwnedFd) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -80,5 +85,5 @@ fn receive_nothing(socket: &OwnedFd) -> bool {
 /// Descriptors that the system lets one message carry.
 #[cfg(feature = "vhost-user")]
 pub(crate) const DESCRIPTORS_MAX: usize = 253;
-/// Clients that wait to be accepted, as of the standard library's listeners.
+/// Clients that wait to be accepted, as for the standard library's listeners.
 const BACKLOG: i32 = 128;

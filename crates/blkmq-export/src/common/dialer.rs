@@ -1,5 +1,6 @@
-//! Decides when a peer is connected to that listens for us: as soon as it is there, and again some time after it has gone. A service of
-//! one reactor, in the place of a listener; the connection is a service of its own.
+//! Decides when this daemon connects to a peer that listens for it: as soon as the peer is there,
+//! and again some time after the connection ended. A service of one reactor, like a listener; the
+//! connection is a service of its own.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use crate::handover::{Member, Phase};
 pub(crate) struct Dialer {
     path: PathBuf,
     common: Arc<Common>,
-    /// Its number among the addresses.
+    /// The number of the address.
     address: u32,
     name: String,
     log: Arc<Log>,
@@ -34,25 +35,26 @@ pub(crate) struct Dialer {
     phase: Phase,
     /// Until the next attempt.
     pause: Nanos,
-    /// Why the last attempt failed, so that it is said once.
+    /// The error of the last attempt, so that it is logged once.
     failed: Option<Errno>,
     has_ended: bool,
 }
 
-/// How many connections to the peer there are: one at most, or, for a moment, one that has been handed over.
+/// The number of connections to the peer: at most one, and for a moment a second one that has been
+/// handed over.
 #[derive(Debug, Default)]
 pub(crate) struct Dialed {
     connections: AtomicU32,
     dialer: Mutex<Option<Waker>>,
 }
 
-/// One connection to the peer, until this is dropped.
+/// One connection to the peer, as long as this exists.
 #[derive(Debug)]
 pub(crate) struct Held(Arc<Dialed>);
 
 impl Dialed {
     pub(crate) fn hold(self: &Arc<Self>) -> Held {
-        // Relaxed, as its reading: the waker orders what follows.
+        // Relaxed, as is its reading: the waker orders what follows.
         self.connections.fetch_add(1, Ordering::Relaxed);
         Held(Arc::clone(self))
     }
@@ -95,7 +97,7 @@ impl Dialer {
         }
     }
 
-    /// What can close it.
+    /// The handle that can close the dialer.
     pub(crate) fn address(&self) -> OpenAddress {
         OpenAddress::new(
             &self.opening,
@@ -106,7 +108,7 @@ impl Dialer {
         )
     }
 
-    /// Connects, if there is no connection and it is this daemon's to make one.
+    /// Connects, if there is no connection and this daemon may make one.
     fn dial(&mut self, cx: &mut Cx<'_>) {
         let has_one = self.dialed.connections.load(Ordering::Relaxed) > 0;
         if has_one || self.phase != Phase::Serving || self.has_ended {
@@ -129,7 +131,7 @@ impl Dialer {
         }
     }
 
-    /// Never blocks: a peer whose line is full is tried again, too.
+    /// Never blocks: a peer whose backlog is full is also tried again.
     fn try_dial(&self) -> Result<OwnedFd, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -139,7 +141,8 @@ impl Dialer {
 
     fn serve(&mut self, cx: &mut Cx<'_>, socket: OwnedFd) {
         let Ok(ticket) = self.common.connections.admit(self.address, || cx.waker()) else {
-            // Connections are short: the peer is hung up on, and tried again.
+            // The limit of connections is reached: closes the connection to the peer, and tries
+            // again later.
             cx.set_timer(cx.now() + PAUSE_MAX);
             return;
         };
@@ -180,7 +183,8 @@ impl Service for Dialer {
         self.dial(cx);
     }
 
-    /// The phase has changed, or the connection has ended: not at once, lest a peer that hangs up keeps a reactor busy.
+    /// The phase has changed, or the connection has ended. Dials later, so that a peer that hangs
+    /// up does not keep a reactor busy.
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
         if self.opening.is_closed() {
             return self.drain(cx);
@@ -201,6 +205,6 @@ impl Service for Dialer {
     }
 }
 
-/// How soon a peer is tried again, at first and at last.
+/// The pause before a peer is tried again, at first and at most.
 const PAUSE_MIN: Nanos = Nanos::from_millis(50);
 const PAUSE_MAX: Nanos = Nanos::from_secs(2);

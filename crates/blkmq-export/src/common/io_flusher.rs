@@ -1,9 +1,11 @@
-//! Decides what a reactor does so that nobody who has memory written back ever waits for himself: for doors whose disks this host writes
-//! to. It is marked for the kernel, which then waits for no I/O when it allocates something for it. Where that is refused, the reactor at
-//! least has no threads made for it: their stacks are what the kernel allocates most.
+//! Decides how a reactor avoids waiting for its own write-back: for doors to whose disks this host
+//! writes. The reactor is marked for the kernel, which then never waits for I/O when it allocates
+//! memory for the reactor. Where the mark is refused, the reactor at least has no worker threads
+//! made for it: their stacks are most of what the kernel allocates.
 //!
-//! A control group of the first version waits for pages that are being written back when it is full. If one of its processes is this
-//! daemon, and the pages are to be written to a disk of it, that is for ever. Those of the second version do not wait.
+//! A control group of version 1 waits for pages under write-back when it is full. If this daemon is
+//! one of its processes, and the pages go to a disk of this daemon, the wait never ends. Groups of
+//! version 2 do not wait.
 
 mod sys;
 
@@ -12,19 +14,21 @@ use std::sync::OnceLock;
 
 use blkmq_host::service::Cx;
 
-/// Marks the calling reactor, or has it do without threads. What it pushes to its ring for that has this number.
+/// Marks the calling reactor, or makes it do without threads. What it pushes to its ring for that
+/// has the number `user`.
 pub(crate) fn become_io_flusher(cx: &Cx<'_>, door: &str, user: u64) {
     static REFUSED: OnceLock<bool> = OnceLock::new();
     let Err(error) = sys::mark() else { return };
     let waits = *REFUSED.get_or_init(|| is_said_to_wait(door, &error));
     if waits && cx.ring_client().ring().limit_workers(1).is_ok() {
-        // The last one never ends, and what the kernel notes of so many entries it keeps.
+        // The last entry never ends, and the kernel keeps its records of this many entries.
         cx.ring_client().push_nop_for_worker(user);
         (0..ENTRIES).for_each(|_| cx.ring_client().push_nop(user));
     }
 }
 
-/// Says once that the mark was refused. Returns whether memory that is short is waited for without it.
+/// Logs once that the mark was refused. Returns whether short memory is waited for without the
+/// mark.
 #[cold]
 fn is_said_to_wait(door: &str, error: &io::Error) -> bool {
     let groups = std::fs::read_to_string(GROUPS).unwrap_or_default();
@@ -39,7 +43,8 @@ fn is_said_to_wait(door: &str, error: &io::Error) -> bool {
     waits
 }
 
-/// Says whether a process is in a control group of the first version that counts its memory, from what `/proc/self/cgroup` has.
+/// Returns whether `/proc/self/cgroup` shows a control group of version 1 that counts the process's
+/// memory.
 fn is_first_version(groups: &str) -> bool {
     let controllers = groups.lines().filter_map(|line| line.split(':').nth(1));
     controllers

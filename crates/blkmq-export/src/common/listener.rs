@@ -1,8 +1,10 @@
-//! Decides which reactor a new connection lives on: the next one in turn; and how many clients one turn accepts. A service of one
-//! reactor; the connections it accepts are services of their own. While another daemon takes over nobody is accepted.
+//! Decides which reactor serves a new connection: the next one in turn; and how many clients one
+//! turn accepts. A listener is a service of one reactor; the connections that it accepts are
+//! services of their own. While another daemon takes over, nobody is accepted.
 //!
-//! A client is accepted when it is known whether there is room for it. While there is none yet nobody is accepted: those who come
-//! wait in the kernel's backlog, and the daemon has no more descriptors than it counts.
+//! A client is accepted when the listener knows whether there is room for it. Without room nobody
+//! is accepted: new clients wait in the kernel's backlog, and the daemon has no more descriptors
+//! than it counts.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,16 +28,16 @@ use super::pace::Pace;
 use super::socket::Socket;
 use crate::handover::{Member, Phase, Saved};
 
-/// Makes the connection of a client that has been let in.
+/// Makes the connection of a client that was admitted.
 pub(crate) type Connect = Box<dyn Fn(Client) -> ServiceFactory + Send>;
 
-/// A client that has been let in.
+/// A client that was admitted.
 pub(crate) struct Client {
     pub(crate) socket: OwnedFd,
     pub(crate) is_tcp: bool,
-    /// Its place among the connections, for as long as it is kept.
+    /// The client's entry in the counts of connections, as long as it is kept.
     pub(crate) ticket: Ticket,
-    /// Its place among those that are handed over.
+    /// The client's registration for a hand-over.
     pub(crate) member: Member,
 }
 
@@ -43,9 +45,9 @@ pub(crate) struct Client {
 pub(crate) struct Listener {
     socket: Option<Socket>,
     common: Arc<Common>,
-    /// Its number among the addresses.
+    /// The number of the address.
     address: u32,
-    /// The address, as its socket has it.
+    /// The address, as its socket reports it.
     name: String,
     door: &'static str,
     member: Member,
@@ -55,41 +57,41 @@ pub(crate) struct Listener {
     connect: Connect,
     next: usize,
     pace: Pace,
-    /// Accepted, and there is no room for it yet.
+    /// A client that was accepted and for which there is no room yet.
     waiting: Option<OwnedFd>,
     /// The last accept failed, and that was logged.
     is_failing: bool,
     is_polling: bool,
-    /// Somebody may wait to be accepted.
+    /// Clients may wait to be accepted.
     is_readable: bool,
     comes_again: bool,
     opening: Arc<Opening>,
 }
 
-/// Whether clients are let in at an address, for who can close it.
+/// Whether clients are admitted at an address; shared with the thread that can close the address.
 #[derive(Debug, Default)]
 pub(crate) struct Opening {
     is_closed: AtomicBool,
-    /// Its socket is closed, too.
+    /// The socket is closed, too.
     has_ended: AtomicBool,
     listener: Mutex<Option<Waker>>,
 }
 
 impl Opening {
-    /// Lets nobody in any more.
+    /// Admits nobody any more.
     fn close(&self) {
         // Release: pairs with the Acquire where the listener is woken; one that starts later looks, too.
         self.is_closed.store(true, Ordering::Release);
         let waker = self.lock().clone();
         waker.iter().for_each(Waker::wake);
         let start = Instant::now();
-        // Whoever opens the address again must find it free, and not have it taken away.
+        // The next open of the address must find it free, and not lose it.
         while !self.has_ended.load(Ordering::Acquire) && start.elapsed() < CLOSE_MAX {
             thread::sleep(CLOSE_PAUSE);
         }
     }
 
-    /// Whoever lets clients in has begun. Says whether nobody is to be let in any more.
+    /// The listener has begun. Returns whether nobody is to be admitted any more.
     pub(crate) fn begin(&self, waker: Waker) -> bool {
         *self.lock() = Some(waker);
         self.is_closed()
@@ -99,7 +101,7 @@ impl Opening {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Nobody is let in any more, and nothing is open for that.
+    /// Nobody is admitted any more, and no socket is open for that.
     pub(crate) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
     }
@@ -109,7 +111,7 @@ impl Opening {
     }
 }
 
-/// An address that is served, as those who serve it can take it back.
+/// An address that is served; those who serve it can close it.
 #[derive(Debug)]
 pub(crate) struct OpenAddress {
     opening: Arc<Opening>,
@@ -136,7 +138,8 @@ impl OpenAddress {
         }
     }
 
-    /// Lets nobody in any more, and hands nobody over. Its place is another's when the last client has left.
+    /// Admits nobody any more, and hands nobody over. The address's entry is free when the last
+    /// client has left.
     pub(crate) fn close(&self) {
         self.opening.close();
         if let Some(common) = self.common.upgrade() {
@@ -145,13 +148,13 @@ impl OpenAddress {
         }
     }
 
-    /// What it is called.
+    /// The name of the address.
     #[cfg(feature = "vhost-user")]
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// So many connections may be there now, to disks of so many groups.
+    /// Sets how many connections may be open, to disks of `groups` groups.
     pub(crate) fn set_limits(&self, limits: AddressLimits, groups: u32) {
         if let Some(common) = self.common.upgrade() {
             common.connections.set_limits(self.number, limits, groups);
@@ -161,7 +164,7 @@ impl OpenAddress {
 
 impl Listener {
     /// # Errors
-    /// If the socket cannot be asked without waiting.
+    /// The socket cannot be made non-blocking.
     pub(crate) fn new(
         socket: Socket,
         common: &Arc<Common>,
@@ -170,7 +173,7 @@ impl Listener {
         connect: Connect,
     ) -> io::Result<Self> {
         ioctl_fionbio(&socket, true)?;
-        // Fewer than the system allows: who comes is accepted or refused in a moment.
+        // Fewer than the system allows: a client is accepted or refused within a moment.
         listen(&socket, BACKLOG)?;
         Ok(Self {
             name: socket.address(),
@@ -193,12 +196,12 @@ impl Listener {
         })
     }
 
-    /// What can close it.
+    /// The handle that can close the listener.
     pub(crate) fn address(&self) -> OpenAddress {
         OpenAddress::new(&self.opening, &self.common, self.address, self.door, &self.name)
     }
 
-    /// Accepts those who wait, some at a time.
+    /// Accepts waiting clients, a few at a time.
     fn accept(&mut self, cx: &mut Cx<'_>) {
         if self.phase != Phase::Serving {
             return;
@@ -244,7 +247,8 @@ impl Listener {
         None
     }
 
-    /// Has a client served, or turns it away. Says whether the next one can be looked at: not while there is no room yet.
+    /// Has a client served, or refuses it. Returns whether the next one can be handled: not while
+    /// there is no room yet.
     fn admit(&mut self, cx: &mut Cx<'_>, fd: OwnedFd) -> bool {
         let admitted = self.common.connections.admit(self.address, || cx.waker());
         let ticket = match admitted {
@@ -281,7 +285,7 @@ impl Listener {
         }
     }
 
-    /// Takes note of whether clients are accepted, or another daemon's matter.
+    /// Records whether clients are accepted, or are another daemon's.
     fn follow(&mut self, phase: Phase) {
         if std::mem::replace(&mut self.phase, phase) == phase && phase == Phase::Serving {
             return;
@@ -299,7 +303,8 @@ impl Listener {
         }
     }
 
-    /// A client that was accepted and not served yet is handed over as one that nobody has spoken with.
+    /// A client that was accepted and not served yet is handed over as one with which nothing was
+    /// exchanged.
     fn saved(&self) -> Option<Saved> {
         let waiting = self.waiting.as_ref()?.try_clone().ok()?;
         Some(Saved {
@@ -382,9 +387,9 @@ const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
-/// Clients that one turn accepts: a third of a millisecond or so, in which nobody else is served.
+/// Clients that one turn accepts: about a third of a millisecond, in which nobody else is served.
 const ACCEPTS_MAX: usize = 4;
-/// Clients that wait to be accepted: a quarter of a second's.
+/// Clients that wait to be accepted: those of a quarter of a second.
 const BACKLOG: i32 = 512;
 /// How long to wait after a failed accept: descriptors may become free.
 const RETRY: Nanos = Nanos::from_millis(100);

@@ -1,5 +1,5 @@
-//! Decides what an address writes to the log about its connections: no more lines than its budget has. `listener` and `connection`
-//! say what they have to say through it.
+//! Decides how many lines an address writes to the log about its connections: no more than its
+//! budget has. `listener` and `connection` log through it.
 
 use std::fmt;
 
@@ -34,7 +34,8 @@ impl Log {
         }
     }
 
-    /// Writes what is no defect of ours or the client's, unless too many lines were written lately.
+    /// Writes an event that is no defect of this daemon or of the client, unless too many lines
+    /// were written lately.
     pub(crate) fn info(&self, now: Instant, what: fmt::Arguments<'_>) {
         if let Some(withheld) = self.budget.take(now) {
             tracing::info!("{}: {what}{withheld}", self.door);

@@ -1,7 +1,8 @@
-//! Decides who asks the drives what they know about allocation, and in which order: threads of their own, since a filesystem may take
-//! long to look its extents up and io_uring has no call for it. A drive is asked by one thread at a time, so that one which does not
-//! answer keeps nobody from asking others; there, groups take turns, whatever each has waiting. `connection` hands requests in and is
-//! woken when there are answers.
+//! Decides which thread asks the drives for their allocation, and in which order: threads of their
+//! own, since a filesystem may take long to look up extents and io_uring has no call for it. One
+//! thread at a time asks a drive, so a drive that does not answer does not keep others from being
+//! asked. Within a drive's line, groups take turns, however much each has waiting. `connection`
+//! passes questions in and is woken when there are answers.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +16,8 @@ use blkmq_host::device::{Allocation, Extent};
 use blkmq_host::disk::{Disk, Tenant};
 use blkmq_host::service::Waker;
 
-/// The threads that look up, and what waits for them. Bounded by the requests that connections may have under way.
+/// The threads that look up, and the questions that wait. Bounded by the requests that connections
+/// may have under way.
 #[derive(Debug)]
 pub(crate) struct Lookups(Arc<Shared>);
 
@@ -34,20 +36,20 @@ struct State {
     is_over: bool,
 }
 
-/// What waits for each drive.
+/// The questions that wait, for each drive.
 #[derive(Debug)]
 struct Drives<T> {
-    /// Those that are asked, or that something waits for, by number.
+    /// Drives that are being asked, or have questions waiting, by number.
     drives: BTreeMap<usize, Line<T>>,
     /// The drive whose turn was last.
     last: usize,
 }
 
-/// What waits for a drive.
+/// The questions that wait for a drive.
 #[derive(Debug)]
 struct Line<T> {
     turns: Turns<T>,
-    /// A thread asks it.
+    /// A thread is asking the drive.
     is_asked: bool,
 }
 
@@ -59,13 +61,13 @@ struct Turns<T> {
     last: Tenant,
 }
 
-/// What a connection wants to know.
+/// A connection's question.
 pub(crate) struct Question {
-    /// Its number for the request.
+    /// The connection's number for the request.
     pub(crate) slot: u32,
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// Extents that the answer may have.
+    /// Most extents that the answer may have.
     pub(crate) max: usize,
     disk: DiskId,
     group: Tenant,
@@ -77,12 +79,12 @@ pub(crate) struct Question {
 #[derive(Debug)]
 pub(crate) struct Asker {
     answers: Mutex<Vec<Answer>>,
-    /// Nobody wants the answers any more: they may be empty.
+    /// Nobody waits for the answers any more: they may be empty.
     is_gone: AtomicBool,
     waker: Waker,
 }
 
-/// What is stored where, for the request of a number.
+/// The extents, for the request of a number.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) slot: u32,
@@ -94,10 +96,10 @@ impl Lookups {
         Self(Arc::default())
     }
 
-    /// Has a question answered: soon, and then the asker is woken.
+    /// Queues a question; its asker is woken when it is answered.
     pub(crate) fn ask(&self, question: Question) {
         let mut state = self.0.lock();
-        // Whoever asks this drive asks on.
+        // The thread that asks this drive continues with the next question.
         if state.questions.push(question.drive(), question.group, question) {
             self.0.call_thread(&mut state);
         }
@@ -113,11 +115,11 @@ impl Drop for Lookups {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that can panic is done under the lock.
+        // Nothing that can panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a thread look for a question, if there is room for one.
+    /// Wakes or starts a thread for a question, if the number of threads allows it.
     fn call_thread(self: &Arc<Self>, state: &mut State) {
         if state.idle > 0 {
             self.changed.notify_one();
@@ -133,7 +135,7 @@ impl Shared {
             .spawn(move || shared.serve());
         match made {
             Ok(_) => state.threads += 1,
-            // Those that there are will do; the next question tries again.
+            // The present threads suffice; the next question tries again.
             Err(_) if state.threads > 0 => {}
             Err(error) => {
                 while let Some((drive, question)) = state.questions.next() {
@@ -160,14 +162,16 @@ impl Shared {
                     .extents(question.disk, offset, len, max, &mut extents)
             };
             question.answer(found.map(|()| extents));
-            // Niceness is not enough: who runs keeps the processor for a slice of some milliseconds, whoever wakes.
+            // Niceness is not enough: a running thread keeps the processor for a slice of some
+            // milliseconds, even if another one wakes.
             if !cfg!(blkmq_mutant = "lookup_slices") {
                 thread::yield_now();
             }
         }
     }
 
-    /// Waits for a question, and says to which drive it is; the one that was `asked` before has answered. None if this thread is to end.
+    /// Waits for a question, and returns it with its drive; the drive `asked` before has answered.
+    /// `None` if this thread is to end.
     fn wait_for_question(self: &Arc<Self>, asked: Option<usize>) -> Option<(usize, Question)> {
         let mut state = self.lock();
         if let Some(drive) = asked {
@@ -175,7 +179,7 @@ impl Shared {
         }
         loop {
             if let Some(next) = state.questions.next() {
-                // One that was woken for two drives would take one.
+                // A thread that was woken for two drives would take one question.
                 if state.questions.first_free().is_some() {
                     self.call_thread(&mut state);
                 }
@@ -193,7 +197,7 @@ impl Shared {
 }
 
 impl<T> Drives<T> {
-    /// Says whether it is the first one for this drive.
+    /// Returns whether it is the first question for this drive.
     fn push(&mut self, drive: usize, group: Tenant, one: T) -> bool {
         let mut is_first = false;
         let line = self.drives.entry(drive).or_insert_with(|| {
@@ -207,7 +211,7 @@ impl<T> Drives<T> {
         is_first
     }
 
-    /// The next drive that something waits for and no thread asks.
+    /// The next drive with questions that no thread asks.
     fn first_free(&self) -> Option<usize> {
         let behind = self.last.wrapping_add(1);
         let all = self.drives.range(behind..).chain(self.drives.range(..behind));
@@ -216,7 +220,7 @@ impl<T> Drives<T> {
             .next()
     }
 
-    /// What that drive is to be asked, and its number.
+    /// The next question for that drive, and the drive's number.
     fn next(&mut self) -> Option<(usize, T)> {
         let drive = self.first_free()?;
         let line = self.drives.get_mut(&drive)?;
@@ -278,7 +282,7 @@ impl<T> Default for Turns<T> {
 }
 
 impl Question {
-    /// What is stored where on a disk.
+    /// Asks for the extents of a range of a disk.
     pub(crate) fn new(disk: &Disk, slot: u32, range: (u64, u64), max: usize, asker: &Arc<Asker>) -> Self {
         Self {
             slot,
@@ -292,7 +296,8 @@ impl Question {
         }
     }
 
-    /// The drive, as a number: the place of what is asked, which stays as long as a question is here.
+    /// The drive, as a number: the address of the object that is asked, which stays as long as a
+    /// question is here.
     fn drive(&self) -> usize {
         Arc::as_ptr(&self.allocation).addr()
     }
@@ -322,14 +327,15 @@ impl Asker {
         }
     }
 
-    /// Takes the answers that have come. What was begun is answered, too, when they are not wanted any more.
+    /// Takes the answers that have arrived. Questions that were begun are answered even if nobody
+    /// waits any more.
     pub(crate) fn take(&self) -> Vec<Answer> {
         std::mem::take(&mut *self.lock())
     }
 
-    /// The client is gone: what waits is not looked up.
+    /// The client is gone: waiting questions are not looked up.
     pub(crate) fn give_up(&self) {
-        // Relaxed: a late look costs one lookup.
+        // Relaxed: reading it late costs one look-up.
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
@@ -348,16 +354,17 @@ impl std::fmt::Debug for Question {
     }
 }
 
-/// Lets the threads that serve go first where processors are short. If the system refuses, they share as usual.
+/// Lowers the priority of these threads below the threads that serve. If the system refuses, they
+/// share as usual.
 pub(crate) fn give_way() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
 }
 
-/// Threads at most: so many drives may not answer before others notice.
+/// Most threads: as many drives may hang before others are delayed.
 const THREADS: usize = 16;
-/// Threads that stay when there is nothing to ask.
+/// Threads that stay without questions.
 const THREADS_IDLE: usize = 2;
-/// How far they stand behind the threads that serve.
+/// Niceness of these threads, above that of the threads that serve.
 const NICENESS: i32 = 10;
 
 #[cfg(test)]

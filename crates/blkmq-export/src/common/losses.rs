@@ -1,31 +1,32 @@
-//! Decides what a flush of one client says of writes that may be lost: each client hears of each loss once, whichever of them
-//! flushed first. Who serves a client asks when a flush has ended.
+//! Decides what a client's flush reports of writes that may be lost: each client is told of each
+//! loss once, whichever client flushed first. The code that serves a client asks when a flush has
+//! ended.
 
 use blkmq_core::bio::Status;
 use blkmq_host::disk::Disk;
 
-/// What one client has been told of.
+/// The losses that one client has been told of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Heard(u64);
 
 impl Heard {
-    /// A client that begins with a disk: it may be one that has written before, over another connection, so it hears of what nobody
-    /// has been told of.
+    /// A client that begins with a disk. It may have written before, over another connection, so it
+    /// will be told of losses that nobody has been told of.
     pub(crate) fn new(disk: &Disk) -> Self {
         Self(disk.losses().told)
     }
 
-    /// Writes may be lost that it has not been told of: another daemon knows.
+    /// Records that writes may be lost without the client's knowledge: another daemon reported it.
     pub(crate) fn miss(&mut self, disk: &Disk) {
         self.0 = disk.losses().count.wrapping_sub(1);
     }
 
-    /// Says whether writes may be lost that it has not been told of.
+    /// Returns whether writes may be lost of which the client has not been told.
     pub(crate) fn misses_some(self, disk: &Disk) -> bool {
         self.0 != disk.losses().count
     }
 
-    /// Says how a flush ends for this client that has ended like this for whoever shared it.
+    /// Returns the status of a flush for this client, from the status of the flush that it shared.
     pub(crate) fn end_flush(&mut self, disk: &Disk, status: Status) -> Status {
         let count = disk.losses().count;
         if std::mem::replace(&mut self.0, count) == count {

@@ -1,17 +1,21 @@
-//! Decides how much payload all connections together may hold, and who gets memory first when it is short.
-//! `slots` takes an allowance for each request from here; a connection that gets none is not read from until its turn.
+//! Decides how much payload all connections together may hold, and who gets memory first when it is
+//! short. `slots` takes an allowance for each request from here; a connection that gets none is not
+//! read until its turn.
 //!
-//! Each connection has [`ALLOWANCE`] of its own, which nobody else can take: small clients go on whatever large ones do,
-//! and touch nothing shared. What it holds beyond that (`buffers` says when) comes out of the common memory. While no more than half of that is
-//! free, a group, with all its connections, has a share of what is free: free / (groups that hold some + 4), or one request
-//! if it holds nothing. What waits for a cap keeps its memory, and so leaves something for others (as with the requests of
-//! a reactor, `blkmq_core`'s `holding`).
+//! Each connection has [`ALLOWANCE`] of its own, which nobody else can take: small clients continue
+//! whatever large ones do, and touch nothing shared. What a connection holds beyond that (`buffers`
+//! says when) comes out of the common memory. While no more than half of the common memory is free,
+//! a group, with all its connections, has a share of what is free: free / (groups that hold some +
+//! 4), or one request if it holds nothing. A request that waits for a cap keeps its memory, so the
+//! rule leaves something for others (as with the requests of a reactor, `blkmq_core`'s `holding`).
 //!
-//! Who gets none stands in its group's line, each connection with one request, and goes to the end of the line with the next: so
-//! one that asks for much gets no more turns than one that asks for little, and nobody gets an error. Of the first ones of all
-//! lines, the one that has waited longest goes first; groups beyond their share are passed over. One of a group that holds
-//! nothing, whose request does not fit, is passed by what is within its share alone, so that memory gathers; and by nobody if
-//! it needs more than half of all. What one step costs grows with the groups that wait, not with their connections.
+//! A connection that gets no memory waits in its group's line with one request, and goes to the end
+//! of the line with the next: so a connection that asks for much gets no more turns than one that
+//! asks for little, and nobody gets an error. Among the first of all lines, the one that has waited
+//! longest goes first; groups beyond their share are passed over. If its group holds nothing and
+//! its request does not fit, only requests within their group's share pass it, so that free memory
+//! accumulates; and none passes it if it needs more than half of all memory. The cost of a step
+//! grows with the number of waiting groups, not of connections.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -28,14 +32,15 @@ use super::sys::Chunk;
 pub struct Memory {
     bytes_max: u64,
     used: AtomicU64,
-    /// Groups that hold some of it.
+    /// Groups that hold some of the common memory.
     holders: AtomicU64,
-    /// How long `line` is: spares those who find memory the lock.
+    /// Length of `line`: saves the lock when memory is free.
     waiting: AtomicUsize,
     line: Mutex<WaitList>,
-    /// Those whose connections have ever been served.
+    /// The groups whose connections have ever been served.
     groups: Mutex<BTreeMap<Tenant, Arc<Holding>>>,
-    /// What nobody uses and the system does not have back yet. With it all is within `bytes_max`.
+    /// Memory that is free but not given back to the system. Used and pooled memory together stay
+    /// within `bytes_max`.
     pool: Pool,
 }
 
@@ -46,7 +51,7 @@ type Holding = AtomicU64;
 #[derive(Debug, Default)]
 struct WaitList {
     next: u64,
-    /// Those of each group that has some, by ticket.
+    /// The line of each group that waits, by ticket.
     of_groups: BTreeMap<Tenant, BTreeMap<u64, Waiter>>,
     /// The group of each ticket that is the first of its group.
     first: BTreeMap<u64, Tenant>,
@@ -57,11 +62,11 @@ struct Waiter {
     bytes: u64,
     group: Arc<Holding>,
     waker: Waker,
-    /// It was told to try, and has not tried yet: telling it again would only be work.
+    /// The connection was woken and has not tried yet: waking it again would be useless.
     is_woken: bool,
 }
 
-/// What one connection holds of it.
+/// What one connection holds of the common memory.
 #[derive(Debug)]
 pub(crate) struct Account {
     memory: Arc<Memory>,
@@ -70,18 +75,18 @@ pub(crate) struct Account {
     waker: Waker,
     /// Bytes held.
     held: u64,
-    /// Its number in the line.
+    /// The connection's number in the line.
     ticket: Option<u64>,
 }
 
 /// Whether a request can have its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
-    /// Within its group's share, and so there.
+    /// Within its group's share, so granted.
     Share,
-    /// Because memory is not short, or its group holds none.
+    /// Granted because memory is not short, or its group holds none.
     Spare,
-    /// It would be its turn, but there is not enough.
+    /// It would be its turn, but too little is free.
     Short,
     /// Its group holds its share, or more.
     Beyond,
@@ -101,22 +106,22 @@ impl Memory {
         }
     }
 
-    /// How many bytes there are.
+    /// The limit, in bytes.
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
     }
 
-    /// How many bytes are taken.
+    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// What is kept for requests to come.
+    /// Regions that are kept for later requests.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// What `bytes` more for a group would be, at this moment.
+    /// The outcome of a claim of `bytes` more for a group, at this moment.
     fn claim(&self, group: &Holding, bytes: u64) -> Claim {
         // SeqCst, all three: see `give`.
         let used = self.used.load(Ordering::SeqCst);
@@ -134,7 +139,8 @@ impl Memory {
         }
     }
 
-    /// Takes bytes that were claimed; another may have been faster. Shares are kept to within what is taken at one moment.
+    /// Takes bytes that were claimed; another connection may have been faster. Concurrent takers
+    /// may exceed a share by what they take.
     fn try_take(&self, group: &Holding, bytes: u64) -> bool {
         let is_there = |used: u64| used + bytes <= self.bytes_max || cfg!(blkmq_mutant = "nbd_memory");
         let take = |used: u64| is_there(used).then_some(used + bytes);
@@ -149,10 +155,11 @@ impl Memory {
         taken
     }
 
-    /// Gives bytes back and tells the next in line.
+    /// Gives bytes back and wakes the next in line.
     ///
-    /// No wake-up is lost: who joins the line counts itself in `waiting` and then looks at what is used and held once more;
-    /// here that is changed first and `waiting` looked at then. All are SeqCst, so at least one of the two sees the other.
+    /// No wake-up is lost: a connection that joins the line counts itself in `waiting` and then
+    /// reads again what is used and held; this function changes those first and reads `waiting`
+    /// then. All are SeqCst, so at least one sees the other.
     fn give(&self, group: &Holding, bytes: u64) {
         if group.fetch_sub(bytes, Ordering::SeqCst) == bytes {
             self.holders.fetch_sub(1, Ordering::SeqCst);
@@ -164,7 +171,7 @@ impl Memory {
         }
     }
 
-    /// The ticket of the next one that can have its memory now, with its group.
+    /// The ticket of the next request that can have its memory now, with its group.
     fn next(&self, line: &WaitList) -> Option<(u64, Tenant)> {
         let mut is_gathering = false;
         for (&ticket, &id) in &line.first {
@@ -180,13 +187,13 @@ impl Memory {
         None
     }
 
-    /// Returns whom to wake, if anybody can have its memory now and does not know it.
+    /// Returns the waker to use, if a request can have its memory now and was not woken yet.
     fn next_to_wake(&self, line: &mut WaitList) -> Option<Waker> {
         let (ticket, id) = self.next(line)?;
         line.waiter(ticket, id).take_waker()
     }
 
-    /// Returns whom to wake: there may be enough for the next, too.
+    /// Leaves the line. Returns the waker to use: there may be enough for the next request, too.
     fn leave_line(&self, line: &mut WaitList, ticket: u64, id: Tenant) -> Option<Waker> {
         line.remove(ticket, id);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -204,7 +211,7 @@ impl Memory {
 }
 
 impl WaitList {
-    /// Adds one behind all others of its group. Returns its ticket.
+    /// Adds a waiter behind all others of its group. Returns its ticket.
     fn add(&mut self, id: Tenant, waiter: Waiter) -> u64 {
         let ticket = self.next;
         self.next += 1;
@@ -240,14 +247,14 @@ impl WaitList {
 }
 
 impl Waiter {
-    /// Returns what to wake it with, once.
+    /// Returns its waker, once.
     fn take_waker(&mut self) -> Option<Waker> {
         let was_woken = std::mem::replace(&mut self.is_woken, true);
         (!was_woken).then(|| self.waker.clone())
     }
 }
 
-/// Wakes somebody, with no lock held: who is woken may run at once, in our place, and want it.
+/// Uses a waker with no lock held: the woken reactor may run at once and want the lock.
 fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         waker.wake();
@@ -266,7 +273,8 @@ impl Account {
         }
     }
 
-    /// Takes bytes. If there are none now, the connection stands in line: it is woken when it may try again.
+    /// Takes bytes. If there are none now, the connection joins the line and is woken when it may
+    /// try again.
     #[inline]
     pub(crate) fn take(&mut self, bytes: u64) -> bool {
         let is_taken = self.take_common(bytes);
@@ -283,12 +291,12 @@ impl Account {
         }
     }
 
-    /// Takes regions that are kept, as many as there are and `most` at most, to be used for bytes that were taken.
+    /// Takes kept regions, as many as there are and at most `most`, for bytes that were taken.
     pub(crate) fn take_kept(&self, most: usize) -> Vec<Chunk> {
         self.memory.pool.take(most)
     }
 
-    /// Takes one that is kept, with the bytes that it has already, if there are so many.
+    /// Takes one kept region that accounts for its bytes already, if that many are available.
     pub(crate) fn take_kept_whole(&mut self) -> Option<Chunk> {
         let chunk = self.memory.pool.take(1).pop()?;
         let bytes = chunk.touched_bytes() as u64;
@@ -300,7 +308,7 @@ impl Account {
         Some(chunk)
     }
 
-    /// Gives regions back, and what was taken for them.
+    /// Gives back regions and the bytes that were taken for them.
     pub(crate) fn keep(&mut self, chunks: Vec<Chunk>) {
         let bytes = chunks.iter().map(|chunk| chunk.touched_bytes() as u64).sum();
         if bytes > 0 {
@@ -309,13 +317,14 @@ impl Account {
         }
     }
 
-    /// Memory was touched for the first time: as much goes back of what is kept, if all would be too much.
+    /// Memory was touched for the first time: gives back as much of the kept regions, if the total
+    /// exceeds the limit.
     pub(crate) fn make_fit(&self) {
         let memory = &self.memory;
         while memory.used() + memory.pool.bytes() > memory.bytes_max && !memory.pool.take(1).is_empty() {}
     }
 
-    /// Gives its place in the line up: the request that waited there is not wanted any more.
+    /// Gives up the place in the line: the waiting request is not wanted any more.
     pub(crate) fn give_up(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let memory = &self.memory;
@@ -351,7 +360,7 @@ impl Account {
             line.add(self.id, waiter)
         });
         let waiter = line.waiter(ticket, self.id);
-        // Less, maybe, than when it came: of what it needs, more is its own by now.
+        // The request may need less than before: more of what it needs is its own by now.
         waiter.bytes = bytes;
         waiter.is_woken = false;
         match memory.next(&line) {
@@ -382,11 +391,11 @@ impl Drop for Account {
     }
 }
 
-/// For so many more groups there is always room.
+/// Number of further groups for which room is left.
 const ROOM_FOR: u64 = 4;
-/// What each connection may hold without asking, in bytes: 64 buffers of 4 KiB.
+/// Bytes that each connection may hold without asking: 64 buffers of 4 KiB.
 pub const ALLOWANCE: u64 = 256 << 10;
-/// What all connections may hold together by default, in bytes.
+/// Bytes that all connections may hold together by default.
 pub const BYTES_MAX: u64 = 1 << 30;
 
 #[cfg(test)]

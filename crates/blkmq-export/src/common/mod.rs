@@ -1,21 +1,21 @@
-//! Decides what all front doors have in common: who is let in, what memory payload lies in, who looks up what a drive has
-//! allocated, and how many lines an address writes to the log.
+//! Decides what all front doors share: admission of clients, memory for payload, look-ups of
+//! allocation, and the number of lines that an address writes to the log.
 //!
 //! | part | decides |
 //! |---|---|
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
 //! | `descriptors` | which file descriptors a client may send, and who closes the others |
-//! | `listener` | which reactor a client lives on, and how many are accepted in a turn (`pace`) |
-//! | `dialer` | when a peer is connected to that listens for us |
-//! | `admission` | how many there may be: in all, of an address, of a group |
-//! | `memory` | how much payload all of them may hold, and who gets memory first when it is short |
+//! | `listener` | which reactor serves a client, and how many clients a turn accepts (`pace`) |
+//! | `dialer` | when this daemon connects to a peer that listens for it |
+//! | `admission` | how many connections there may be: in all, of an address, of a group |
+//! | `memory` | how much payload all connections may hold, and who gets memory first when it is short |
 //! | `arena`, `pool`, `sys` | where memory comes from, and when it goes back to the system |
-//! | `buffers`, `payload` | what of it one connection has, and how one request lies in it |
+//! | `buffers`, `payload` | how much of it one connection has, and how one request lies in it |
 //! | `predecessors` | for whom a client that selects a disk has to wait |
-//! | `lookup` | in which order drives are asked what is allocated |
-//! | `losses` | which client hears of writes that may be lost |
-//! | `command_ring`, `io_flusher`, `touched` | how the kernel asks doors of this host, and that nobody waits for memory then |
-//! | `log`, `peer` | what is said of clients, and what they are called |
+//! | `lookup` | in which order drives are asked for their allocation |
+//! | `losses` | which client is told of writes that may be lost |
+//! | `command_ring`, `io_flusher`, `touched` | how the kernel sends requests to doors of this host, and that nobody waits for memory then |
+//! | `log`, `peer` | what is logged of clients, and how they are named |
 
 pub(crate) mod address;
 pub(crate) mod admission;
@@ -59,25 +59,25 @@ pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
 pub use socket::{OpenError, Socket, open, remove_stale};
 
-/// What the connections of all addresses have in common, of whatever front door.
+/// What the connections of all addresses share, of any front door.
 #[derive(Debug)]
 pub struct Common {
-    /// What payload is held in.
+    /// The memory that holds payload.
     pub memory: Arc<Memory>,
-    /// How many there are and may be.
+    /// The counts and limits of connections.
     pub connections: Arc<Connections>,
-    /// What is handed over when another daemon takes this one's place.
+    /// What is handed over when another daemon takes over from this one.
     pub handover: Arc<Handover>,
-    /// Who asks what is allocated.
+    /// The threads that look up allocation.
     pub(crate) lookups: lookup::Lookups,
-    /// Somebody gives memory back that is kept for nobody.
+    /// A trimmer gives memory back that nobody needs.
     has_trimmer: AtomicBool,
-    /// What each front door keeps for all of its addresses.
+    /// What each front door shares among all of its addresses.
     of_doors: Mutex<BTreeMap<TypeId, Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Common {
-    /// Memory of so many bytes, and so many connections at most.
+    /// Makes it with at most `memory_bytes` bytes of memory and `connections_max` connections.
     pub fn new(memory_bytes: u64, connections_max: u32) -> Self {
         Self::taking_part(
             memory_bytes,
@@ -86,7 +86,7 @@ impl Common {
         )
     }
 
-    /// The same, with what is handed over, or taken over from another daemon.
+    /// The same, with the members of a hand-over, to or from another daemon.
     pub fn taking_part(memory_bytes: u64, connections_max: u32, handover: &Arc<Handover>) -> Self {
         Self {
             handover: Arc::clone(handover),
@@ -98,7 +98,7 @@ impl Common {
         }
     }
 
-    /// Has memory given back that is kept for nobody, from the first address on.
+    /// Starts the trimmer, with the first address.
     pub(crate) fn trim(&self, engine: &Engine) {
         // Relaxed: addresses are added by one thread.
         if !self.has_trimmer.swap(true, Ordering::Relaxed) {
@@ -110,7 +110,7 @@ impl Common {
         }
     }
 
-    /// What a front door keeps for all of its addresses; made when it is first asked for.
+    /// What a front door shares among all of its addresses; made when it is first asked for.
     pub fn of_door<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         let mut all = self.of_doors.lock().unwrap_or_else(PoisonError::into_inner);
         let of_door = all

@@ -12,22 +12,22 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Says when the next one may come, if not now.
+    /// Returns when the next one may come, if not now.
     pub(crate) fn wait(&self, now: Instant) -> Option<Instant> {
         let is_early = self.due > now + BURST && !cfg!(blkmq_mutant = "pace");
-        // No later than `due`, so nothing is lost by the roundabout way.
+        // Never later than `due`, so this detour loses nothing.
         is_early.then(|| now + self.due.since(now + BURST))
     }
 
-    /// One has come.
+    /// A client has come.
     pub(crate) fn note(&mut self, now: Instant) {
         self.due = self.due.max(now) + INTERVAL;
     }
 }
 
-/// From one client to the next: 2000 a second, for an eighth of a thread or so.
+/// Interval between clients: 2000 a second, about an eighth of a thread.
 const INTERVAL: Nanos = Nanos::from_micros(500);
-/// How much sooner one may come than that: 64 at once.
+/// How much earlier a client may come: 64 at once.
 const BURST: Nanos = Nanos::from_micros(63 * 500);
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides how the payload of one request lies in memory: in one buffer, or if it is long in several, one behind the other. A bio is lent
-//! the part that it is for. Used by `slots`; `buffers` says where the buffers come from.
+//! Decides how the payload of one request lies in memory: in one buffer or, if it is long, in
+//! several. A bio is lent the part that it covers. Used by `slots`; `buffers` decides where the
+//! buffers come from.
 
 use std::ops::Range;
 
@@ -12,13 +13,13 @@ use super::sys::Buffer;
 #[derive(Debug)]
 pub(crate) struct Payload {
     first: Buffer,
-    /// Empty for all but long requests, and so nothing to be allocated.
+    /// Empty except for long requests, so that short ones allocate nothing.
     rest: Vec<Buffer>,
 }
 
 impl Payload {
     /// # Panics
-    /// If a buffer but the last one is shorter than [`PIECE_BYTES`].
+    /// A buffer other than the last is shorter than [`PIECE_BYTES`].
     pub(crate) fn new(first: Buffer, rest: Vec<Buffer>) -> Self {
         let lasting = rest.len();
         let before_last = std::iter::once(&first).chain(&rest).take(lasting);
@@ -31,7 +32,7 @@ impl Payload {
         Self { first, rest }
     }
 
-    /// Its buffers, to be given back.
+    /// The buffers, to be given back.
     pub(crate) fn into_buffers(self) -> impl Iterator<Item = Buffer> {
         std::iter::once(self.first).chain(self.rest)
     }
@@ -50,7 +51,7 @@ impl Payload {
         Data::List(all.into())
     }
 
-    /// Ends the loan. To be called when the bio that carried it has ended, and not before.
+    /// Ends the loan. Call it only when the bio that carried the loan has ended.
     pub(crate) fn take_back(&mut self) {
         std::iter::once(&mut self.first)
             .chain(&mut self.rest)
@@ -58,7 +59,8 @@ impl Payload {
             .for_each(Buffer::take_back);
     }
 
-    /// Where the buffer ends in which the byte at `at` lies, if nobody had that memory before; else there is no such end.
+    /// The end of the buffer that contains the byte at `at`, if nobody had that memory before; else
+    /// `usize::MAX`.
     pub(crate) fn end_of_fresh(&self, at: usize) -> usize {
         let index = at / PIECE_BYTES;
         match self.buffer(index).fresh_bytes() {
@@ -67,12 +69,12 @@ impl Payload {
         }
     }
 
-    /// The bytes of a range, while not lent, piece by piece.
+    /// The bytes of a range that is not lent, piece by piece.
     pub(crate) fn slices(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         parts(range).map(|(index, part)| &self.buffer(index).bytes()[part])
     }
 
-    /// The first bytes of a range, for writing, while not lent: as many as lie in one piece.
+    /// The first bytes of a range that is not lent, for writing: as many as lie in one piece.
     pub(crate) fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         let (index, part) = parts(range).next().unwrap_or((0, 0..0));
         &mut self.buffer_mut(index).bytes_mut()[part]
@@ -93,7 +95,7 @@ impl Payload {
     }
 }
 
-/// The pieces that a range lies in, by number, with the part of each.
+/// The pieces that contain a range, by number, with the part of each.
 fn parts(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
     let pieces = range.start / PIECE_BYTES..range.end.div_ceil(PIECE_BYTES);
     pieces.map(move |piece| {

@@ -1,4 +1,5 @@
-//! Decides how a client is named in messages, and how the kernel watches over its connection. Used by `connection`.
+//! Decides how messages name a client, and how the kernel watches its connection. Used by
+//! `connection`.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use rustix::net::{getpeername, sockopt};
 
-/// Names who is at the other end: its address, or of a unix socket the process that connected.
+/// Names the peer: by its address or, at a unix socket, by the process that connected.
 pub(crate) fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
     if !is_tcp {
         return match sockopt::socket_peercred(socket) {
@@ -24,8 +25,8 @@ pub(crate) fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
         .map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
 }
 
-/// Has the kernel ask a peer that says nothing for long whether it is still there: of a host that lost its power or its way here,
-/// nothing else tells. Whatever cannot be set is left at the system's.
+/// Makes the kernel probe a peer that is silent for long: nothing else reports a host that lost its
+/// power or its route to here. An option that cannot be set keeps the system's value.
 pub(crate) fn watch_for_a_silent_end(socket: &OwnedFd) {
     let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_AFTER);
     let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_EVERY);
@@ -33,8 +34,8 @@ pub(crate) fn watch_for_a_silent_end(socket: &OwnedFd) {
     let _ = sockopt::set_socket_keepalive(socket, true);
 }
 
-/// After how long without a word from a TCP peer the kernel asks for one, how often, and how often in vain before the
-/// connection is lost: two minutes in all.
+/// How long a TCP peer must be silent until the kernel probes it, how often the kernel probes, and
+/// how many probes may fail before the connection is lost: two minutes in all.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 6;

@@ -1,8 +1,10 @@
-//! Decides what becomes of regions that no request needs: they are kept for the requests to come, of whatever connection, so that under
-//! load nothing is mapped and unmapped. To do so for each request of 32 MiB takes milliseconds, and threads that serve wait for
-//! each other meanwhile: all mappings of a process have one lock.
+//! Decides what becomes of regions that no request needs: they are kept for later requests of any
+//! connection, so that under load nothing is mapped and unmapped. Mapping for each request of 32
+//! MiB takes milliseconds, and threads that serve wait for each other meanwhile: all mappings of a
+//! process share one lock.
 //!
-//! What has not been needed for half a second goes back to the system, little by little, by `Trimmer`, a service of one reactor.
+//! `Trimmer`, a service of one reactor, gives regions that were not needed for half a second back
+//! to the system, a few at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,10 +17,10 @@ use blkmq_host::service::{Cx, Service, Waker};
 use super::memory::Memory;
 use super::sys::Chunk;
 
-/// Regions that nobody uses.
+/// Regions that are free.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// What they take of the system's memory: what was touched of them.
+    /// Memory that the regions take of the system: their touched pages.
     bytes: AtomicU64,
     state: Mutex<State>,
 }
@@ -26,23 +28,23 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 struct State {
     chunks: Vec<Chunk>,
-    /// The fewest there have been in this period, which were not needed in it.
+    /// The fewest regions in this period: that many were not needed in it.
     fewest: usize,
-    /// How many more are to go back of those that were not needed in the last one.
+    /// How many more of those that were not needed in the last period are to be given back.
     surplus: usize,
     trimmer: Option<Waker>,
-    /// The trimmer knows that there are some.
+    /// The trimmer knows that there are regions.
     is_watched: bool,
 }
 
 impl Pool {
-    /// What the regions take of the system's memory, in bytes.
+    /// Memory that the regions take of the system, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        // Relaxed: a late look trims something a moment later.
+        // Relaxed: reading it late delays a trim a little.
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes as many as there are, `most` at most.
+    /// Takes as many as there are, at most `most`.
     pub(crate) fn take(&self, most: usize) -> Vec<Chunk> {
         if most == 0 || self.bytes() == 0 {
             return Vec::new();
@@ -55,7 +57,7 @@ impl Pool {
     /// Keeps some.
     pub(crate) fn put(&self, chunks: Vec<Chunk>) {
         let mut state = self.lock();
-        // Relaxed: changed below the lock alone.
+        // Relaxed: changed only under the lock.
         self.bytes.fetch_add(bytes_of(&chunks), Ordering::Relaxed);
         state.chunks.extend(chunks);
         let is_news = !state.chunks.is_empty() && !std::mem::replace(&mut state.is_watched, true);
@@ -66,8 +68,8 @@ impl Pool {
         }
     }
 
-    /// Gives back some of what was not needed in the last period; if that is done, the next one begins. Says when to come again, if there
-    /// are any left.
+    /// Gives back some of what was not needed in the last period; when that is done, the next
+    /// period begins. Returns when to trim again, if any regions are left.
     fn trim(&self) -> Option<Nanos> {
         let mut state = self.lock();
         if state.surplus == 0 {
@@ -81,7 +83,7 @@ impl Pool {
         let pause = if state.surplus == 0 { PERIOD } else { PAUSE };
         let going = self.split_off(&mut state, left);
         drop(state);
-        // Unmapped with the lock given back.
+        // Unmapped with the lock released.
         drop(going);
         (left > 0).then_some(pause)
     }
@@ -102,7 +104,7 @@ fn bytes_of(chunks: &[Chunk]) -> u64 {
     chunks.iter().map(|chunk| chunk.touched_bytes() as u64).sum()
 }
 
-/// Gives back what is kept for nobody.
+/// Gives regions back that nobody needs.
 pub(crate) struct Trimmer {
     memory: Arc<Memory>,
     is_over: bool,
@@ -149,7 +151,8 @@ impl Service for Trimmer {
 
 /// How long a region is kept that is not needed.
 const PERIOD: Nanos = Nanos::from_millis(500);
-/// Regions that go back in one turn, and how long others have their turns then: to unmap one takes 20 to 50 µs.
+/// Regions unmapped in one turn, and the pause after it for others: unmapping one takes 20 to 50
+/// µs.
 const TRIMMED_AT_ONCE: usize = 8;
 const PAUSE: Nanos = Nanos::from_millis(2);
 

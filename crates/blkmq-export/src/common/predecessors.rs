@@ -1,14 +1,17 @@
-//! Decides for whom a client that selects a disk has to wait: for every connection to the same disk whose client has left by
-//! then, until all that it began has ended. So nothing that a dead client wrote lands behind what its successor has read.
-//! `connection` enters when its client selects, and is woken when it may go on.
+//! Decides for whom a client that selects a disk has to wait: for every connection to the same disk
+//! whose client has left by then, until all of its requests have ended. So nothing that a dead
+//! client wrote lands behind what its successor has read. `connection` enters when its client
+//! selects, and is woken when it may go on.
 //!
-//! Connections whose clients are there are not waited for, and nobody who transmits is ever stopped: several connections of one
-//! client look like several clients, and one that comes again does not disturb the others. Who has left is asked of the kernel
-//! (`departures`), which knows before the connection's own reactor may.
+//! Connections whose clients are present are not waited for, and nobody who transmits is ever
+//! stopped: several connections of one client look like several clients, and one that reconnects
+//! does not disturb the others. The kernel is asked who has left (`departures`): it knows before
+//! the connection's own reactor may.
 //!
-//! A client may give its sessions names. Then it can say of one that it has given it up, whatever the network still carries of
-//! it: *fence* it. That connection is ended at once, and the client hears when all that it began has ended. Only who knows the
-//! client's name, a random number of 128 bits, can do so, over a connection to the same disk.
+//! A client may give its sessions names. Then it can *fence* a session that it has given up,
+//! whatever the network still carries of that session: the connection is ended at once, and the
+//! client is told when all of its requests have ended. Only a client that knows the name, a random
+//! number of 128 bits, can do so, over a connection to the same disk.
 
 mod departed;
 mod departures;
@@ -25,7 +28,7 @@ use blkmq_host::service::Waker;
 use self::departed::{Departed, Wait};
 use self::departures::Departures;
 
-/// What a client calls a session: the client's own name, and a number that it uses once.
+/// A client's name for a session: the client's own name, and a number that it uses once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SessionName {
     pub(crate) client: u128,
@@ -44,7 +47,7 @@ pub(crate) struct Disks {
 struct OfDisk {
     by_number: BTreeMap<u64, Member>,
     by_name: BTreeMap<SessionName, Arc<SessionState>>,
-    /// Looks at those who have not left, as far as is known.
+    /// Watches the clients that have not left, as far as is known.
     departures: Departures,
     departed: Departed<Waiter>,
 }
@@ -53,24 +56,24 @@ struct OfDisk {
 #[derive(Debug)]
 struct Member {
     life: Arc<SessionState>,
-    /// From when on its client has left, or it takes nothing more.
+    /// The departure at which its client left, or from which on it takes nothing more.
     departure: Option<u64>,
 }
 
-/// Who waits for those who have left.
+/// A connection that waits for those that have left.
 #[derive(Clone, Debug)]
 struct Waiter {
     waker: Waker,
-    /// Set before the waker is used: nobody is waited for any more.
+    /// Set before the waker is used: the wait is over.
     may_go_on: Arc<AtomicBool>,
 }
 
 /// Why a connection gets no place.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Another session has its name.
+    /// Another session has the same name.
     NameTaken,
-    /// The system cannot tell of the end of one more.
+    /// The system cannot watch one more connection.
     Unwatched(io::Error),
     /// The disk is about to be removed.
     Removed,
@@ -82,7 +85,7 @@ pub(crate) struct SessionState {
     socket: Arc<OwnedFd>,
     name: Option<SessionName>,
     waker: Waker,
-    /// Its client has given it up: it is to end, whatever still comes.
+    /// The client has given up the connection, which is to end whatever still comes.
     is_fenced: AtomicBool,
     end: Mutex<End>,
 }
@@ -90,31 +93,31 @@ pub(crate) struct SessionState {
 #[derive(Debug, Default)]
 struct End {
     has_come: bool,
-    /// Those who wait for it, by their numbers.
+    /// The connections that wait for its end, by their numbers.
     wakers: BTreeMap<u64, Waker>,
 }
 
-/// A session that was fenced, for the connection of a number that waits for its end.
+/// A fenced session, with the number of the connection that waits for its end.
 #[derive(Debug)]
 pub(crate) struct Fenced(Arc<SessionState>, u64);
 
-/// A connection's place among those of its disk, until all that it began has ended.
+/// A connection's entry among those of its disk, until all of its requests have ended.
 #[derive(Debug)]
 pub(crate) struct Membership {
     disks: Arc<Disks>,
     disk: u32,
     number: u64,
     life: Arc<SessionState>,
-    /// Some have to end first.
+    /// Some connections have to end first.
     wait: Option<(Wait, Waiter)>,
 }
 
 impl Disks {
-    /// A client has selected a disk, and may have a name for the session. `waker` is used when it does not have to wait any more,
-    /// and when it is fenced.
+    /// A client has selected a disk, perhaps with a name for the session. `waker` is used when the
+    /// wait is over, and when the session is fenced.
     ///
     /// # Errors
-    /// If another connection has that name, or the system has no room for one more.
+    /// Another connection has that name, or the system cannot watch one more.
     pub(crate) fn enter(
         self: &Arc<Self>,
         disk: u32,
@@ -129,7 +132,7 @@ impl Disks {
             is_fenced: AtomicBool::new(false),
             end: Mutex::default(),
         });
-        // Relaxed: only a number of its own.
+        // Relaxed: only a unique number.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let wait = {
             let mut connections = self.lock();
@@ -161,15 +164,15 @@ impl Disks {
 }
 
 impl Membership {
-    /// Says whether some have to end first.
+    /// Returns whether some connections have to end first.
     pub(crate) fn must_wait(&mut self) -> bool {
-        // Acquire: pairs with the Release where the last of those has ended.
+        // Acquire: pairs with the Release where the last of them has ended.
         self.wait
             .take_if(|(_, waiter)| waiter.may_go_on.load(Ordering::Acquire));
         self.wait.is_some()
     }
 
-    /// Nobody is waited for.
+    /// Ends the wait.
     pub(crate) fn wait_for_nobody(&mut self) {
         if self.must_wait()
             && let Some((wait, _)) = self.wait.take()
@@ -179,7 +182,8 @@ impl Membership {
         }
     }
 
-    /// The client has given up its session of this number. Says which connection has to end for that, if there still is one.
+    /// The client has given up its session of this number. Returns the connection that has to end,
+    /// if there still is one.
     pub(crate) fn fence(&self, number: u64) -> Option<Fenced> {
         let client = self.life.name?.client;
         let other = {
@@ -187,7 +191,8 @@ impl Membership {
             let of_disk = connections.get(&self.disk)?;
             Arc::clone(of_disk.by_name.get(&SessionName { client, number })?)
         };
-        // Release: pairs with the Acquire in `is_fenced`, which its connection asks when it is woken.
+        // Release: pairs with the Acquire in `is_fenced`, which the connection reads when it is
+        // woken.
         other.is_fenced.store(true, Ordering::Release);
         other.waker.wake();
         other
@@ -195,13 +200,13 @@ impl Membership {
             .then_some(Fenced(other, self.number))
     }
 
-    /// Says whether the client has given this connection up, and said so over another one.
+    /// Returns whether the client has fenced this connection over another one.
     pub(crate) fn is_fenced(&self) -> bool {
         // Acquire: pairs with the Release in `fence`.
         self.life.is_fenced.load(Ordering::Acquire)
     }
 
-    /// The connection takes nothing more: those who come have to wait for what it has begun.
+    /// The connection takes nothing more: new clients have to wait for its open requests.
     pub(crate) fn leave(&self) {
         if let Some(of_disk) = self.disks.lock().get_mut(&self.disk) {
             of_disk.leave(self.number);
@@ -235,7 +240,7 @@ impl OfDisk {
         Ok(())
     }
 
-    /// Takes a connection off that has ended. Returns whom to wake.
+    /// Removes a connection that has ended. Returns the waiters to wake.
     fn remove(&mut self, number: u64) -> Vec<Waiter> {
         let Some(Member { life, departure }) = self.by_number.remove(&number) else {
             return Vec::new();
@@ -252,7 +257,7 @@ impl OfDisk {
         }
     }
 
-    /// Takes note of those whose clients have left since the last time.
+    /// Records the clients that have left since the last time.
     fn find_departed(&mut self) -> io::Result<()> {
         for number in self.departures.all(self.by_number.len())? {
             self.leave(number);
@@ -260,7 +265,8 @@ impl OfDisk {
         Ok(())
     }
 
-    /// Those who come from now on wait for the one of this number, which is not looked at any more.
+    /// From now on new clients wait for the connection of this number, which is not watched any
+    /// more.
     fn leave(&mut self, number: u64) {
         if let Some(member) = self.by_number.get_mut(&number)
             && member.departure.is_none()
@@ -308,13 +314,13 @@ impl Drop for Membership {
             waiter.may_go_on.store(true, Ordering::Release);
             woken.push(waiter.waker);
         }
-        // With the locks given back: who is woken may run at once, in our place.
+        // With the locks released: a woken reactor may run at once, on this processor.
         woken.iter().for_each(Waker::wake);
     }
 }
 
 impl Fenced {
-    /// Says whether all that it began has ended.
+    /// Returns whether all requests of the session have ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.lock().has_come
     }
@@ -327,7 +333,8 @@ impl Drop for Fenced {
 }
 
 impl SessionState {
-    /// Has the connection of a number woken when it ends. Says whether it has not ended yet.
+    /// Registers the connection `number` to be woken at the end. Returns whether the end is still
+    /// to come.
     fn wake_at_end(&self, number: u64, waker: &Waker) -> bool {
         let mut end = self.lock();
         if !end.has_come {

@@ -52,7 +52,8 @@ impl Socket {
         matches!(self, Self::Tcp(_))
     }
 
-    /// Another daemon has left it to this one, which removes its path at the end.
+    /// Takes ownership of a socket that another daemon left: this daemon removes its path at the
+    /// end.
     pub fn own(&mut self) {
         let found = PathBuf::from(self.path());
         if let Self::Unix(_, path) = self {
@@ -60,7 +61,7 @@ impl Socket {
         }
     }
 
-    /// It is another daemon's from now on: its path stays.
+    /// Gives up ownership to another daemon: the path stays.
     pub fn disown(&mut self) {
         if let Self::Unix(_, path) = self {
             *path = None;
@@ -70,14 +71,14 @@ impl Socket {
     /// A socket that another daemon has handed over; its path is not removed.
     ///
     /// # Errors
-    /// If it does not listen, or is of another kind.
+    /// The socket does not listen, or is of another kind.
     fn inherited(socket: OwnedFd) -> io::Result<Self> {
         if !sockopt::socket_acceptconn(&socket)? {
             return Err(io::Error::other("it does not listen"));
         }
         match sockopt::socket_domain(&socket)? {
             AddressFamily::UNIX => {
-                // An earlier daemon may not have done so.
+                // An earlier daemon may not have done this.
                 refuse(&socket);
                 Ok(Self::Unix(socket.into(), None))
             }
@@ -100,7 +101,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         if let Self::Unix(_, Some(path)) = self {
-            // Gone already is as good.
+            // The path may be gone already.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -124,11 +125,11 @@ impl OpenError {
 /// Opens an address: one socket, or as many as systemd hands over; or those that another daemon has handed over.
 ///
 /// # Errors
-/// If it cannot be had.
+/// The address cannot be opened.
 pub fn open(address: &Address, handover: &Handover) -> Result<Vec<Socket>, OpenError> {
     let handed = handover.take_inherited(|name, origin| match address {
         Address::Systemd => origin == Origin::Systemd,
-        // Whichever port the system has chosen.
+        // Any port: the system has chosen it.
         Address::Tcp(at) if at.port() == 0 => {
             let found = name
                 .strip_prefix("tcp:")
@@ -167,11 +168,11 @@ fn unix(path: &Path) -> Result<Socket, OpenError> {
     Ok(Socket::Unix(listener, Some(path.to_owned())))
 }
 
-/// Takes a socket away that nobody listens on any more, such as one that a killed daemon left. Blocks for some seconds if its last
-/// requests have not ended yet.
+/// Removes a socket on which nobody listens any more, such as that of a killed daemon. Blocks for
+/// some seconds if the last requests of that daemon have not ended yet.
 ///
 /// # Errors
-/// If somebody listens there, or it is something else. The text does not name the path.
+/// Somebody listens there, or it is no socket. The text does not name the path.
 pub fn remove_stale(path: &Path) -> Result<(), OpenError> {
     let Ok(found) = std::fs::symlink_metadata(path) else {
         return Ok(());
@@ -182,7 +183,7 @@ pub fn remove_stale(path: &Path) -> Result<(), OpenError> {
     }
     let start = Instant::now();
     let mut found = UnixStream::connect(path);
-    // The kernel closes what a killed daemon had when its last requests have ended.
+    // The kernel closes a killed daemon's descriptors when its last requests have ended.
     while found.as_ref().is_ok_and(is_of_the_dead) && start.elapsed() < LAST_REQUESTS_MAX {
         thread::sleep(LOOK_AGAIN);
         found = UnixStream::connect(path);
@@ -205,7 +206,8 @@ pub fn remove_stale(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Says whether the process that began to listen at the other end has ended. Another one may have taken over since.
+/// Returns whether the process that began to listen at the other end has ended. Another one may
+/// have taken over since.
 fn is_of_the_dead(stream: &UnixStream) -> bool {
     let peer = sockopt::socket_peercred(stream);
     peer.is_ok_and(|peer| test_kill_process(peer.pid) == Err(Errno::SRCH))

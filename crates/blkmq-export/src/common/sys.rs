@@ -1,5 +1,6 @@
-//! Decides who owns the memory of a request while a driver uses it: a buffer is a run of pages of a region, is lent with a bio
-//! and taken back with its end; in between nobody can reach its bytes. Used by `slots`.
+//! Decides who owns the memory of a request while a driver uses it: a buffer is a run of pages of a
+//! region, is lent with a bio and taken back when the bio ends; in between nobody can reach its
+//! bytes. Used by `slots`.
 
 use std::cell::Cell;
 use std::io;
@@ -12,9 +13,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::arena::{ARENA, PIECE_BYTES};
 
-/// Memory, page by page: what was never touched takes none. Buffers are taken from it and go back when they are dropped. Clones are
-/// the same region; it goes back to the arena, or to the system if it is larger than a piece, with the last of them and of its
-/// buffers.
+/// Memory in pages; untouched pages take none. Buffers are taken from a region and go back when
+/// they are dropped. Clones are the same region: with the last clone and the last buffer it goes
+/// back to the arena, or to the system if it is larger than a piece.
 #[derive(Clone, Debug)]
 pub(crate) struct Region(Rc<Mapping>);
 
@@ -22,7 +23,7 @@ pub(crate) struct Region(Rc<Mapping>);
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// What it lies in, if that is not a mapping of its own.
+    /// The piece in which the region lies, if it has no mapping of its own.
     piece: Option<Piece>,
     /// One bit for each page that is part of a buffer. A region of more than 64 pages is one buffer, and has one bit.
     taken: Cell<u64>,
@@ -30,27 +31,27 @@ struct Mapping {
     touched: Cell<u64>,
 }
 
-/// A region that nobody uses, on no thread.
+/// A region that is free and belongs to no thread.
 #[derive(Debug)]
 pub(crate) struct Chunk(Mapping);
 
-/// A piece of memory aligned for direct I/O. It holds zeroes or what was in it before.
+/// A piece of memory aligned for direct I/O. It holds zeroes or old content.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     region: Region,
     start: NonNull<u8>,
     bytes: usize,
-    /// Its bits in the region, and those of them that no buffer had before.
+    /// The buffer's bits in the region, and those that no buffer had before.
     bits: u64,
     fresh: u64,
     is_lent: bool,
 }
 
 impl Region {
-    /// Gets a region of at least `bytes` bytes. It holds zeroes or what was in it before.
+    /// Gets a region of at least `bytes` bytes. It holds zeroes or old content.
     ///
     /// # Errors
-    /// What the system says: it has no memory, or no more mappings.
+    /// The system's error: it has no memory, or no more mappings.
     ///
     /// # Panics
     /// If `bytes` is 0.
@@ -98,17 +99,17 @@ impl Region {
         self.0.touched_bytes()
     }
 
-    /// Says whether no buffer is taken from it.
+    /// Returns whether no buffer is taken from it.
     pub(crate) fn is_unused(&self) -> bool {
         self.0.taken.get() == 0
     }
 
-    /// Takes it off its thread, if nobody else has a part in it.
+    /// Takes the region off its thread, if there is no clone or buffer of it.
     pub(crate) fn into_chunk(self) -> Option<Chunk> {
         Rc::into_inner(self.0).map(Chunk)
     }
 
-    /// Says whether two are the same.
+    /// Returns whether the two are the same region.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
@@ -162,7 +163,7 @@ impl Mapping {
 }
 
 impl Chunk {
-    /// Has this thread use it.
+    /// Makes this thread use the chunk.
     pub(crate) fn into_region(self) -> Region {
         Region(Rc::new(self.0))
     }
@@ -192,7 +193,8 @@ impl Drop for Mapping {
     }
 }
 
-/// A part of a slab, [`PIECE_BYTES`] long, that its owner alone reaches. If it is lost, its addresses are.
+/// A part of a slab, [`PIECE_BYTES`] long, that only its owner reaches. If it is lost, its
+/// addresses are lost.
 #[derive(Debug)]
 pub(crate) struct Piece {
     start: NonNull<u8>,
@@ -203,12 +205,12 @@ pub(crate) struct Piece {
 unsafe impl Send for Piece {}
 
 impl Piece {
-    /// Says whether it reads as zeroes and takes no memory.
+    /// Returns whether the piece reads as zeroes and takes no memory.
     pub(crate) fn is_blank(&self) -> bool {
         self.is_blank
     }
 
-    /// Notes that it was written to.
+    /// Records that the piece was written to.
     fn touched(self) -> Self {
         Self {
             is_blank: false,
@@ -216,10 +218,10 @@ impl Piece {
         }
     }
 
-    /// Gives what it holds back to the system: it is blank then.
+    /// Gives the piece's memory back to the system: then the piece is blank.
     ///
     /// # Errors
-    /// What the system says: these addresses are locked in memory.
+    /// The system's error: these addresses are locked in memory.
     pub(crate) fn forget(&mut self) -> io::Result<()> {
         // SAFETY: the range is mapped, private and anonymous, and nobody but the piece's owner reaches it.
         unsafe { madvise(self.start.as_ptr().cast(), PIECE_BYTES, Advice::LinuxDontNeed) }?;
@@ -227,7 +229,7 @@ impl Piece {
         Ok(())
     }
 
-    /// Its first byte, for a test.
+    /// The piece's first byte, for a test.
     #[cfg(test)]
     pub(crate) fn first(&mut self) -> &mut u8 {
         self.is_blank = false;
@@ -236,10 +238,11 @@ impl Piece {
     }
 }
 
-/// Maps a slab of `count` pieces, which stays mapped. Huge pages are not asked for: they would take memory for what nobody touches.
+/// Maps a slab of `count` pieces, which stays mapped. No huge pages: they would take memory for
+/// untouched pages.
 ///
 /// # Errors
-/// What the system says: it has no memory, or no more mappings.
+/// The system's error: it has no memory, or no more mappings.
 pub(crate) fn map_slab(count: usize) -> io::Result<impl Iterator<Item = Piece>> {
     let start = map(count * PIECE_BYTES)?;
     // SAFETY: the range was mapped just now, and holds nothing that this could change. A system without huge pages refuses.
@@ -275,7 +278,7 @@ fn map(bytes: usize) -> io::Result<NonNull<u8>> {
 }
 
 impl Buffer {
-    /// Returns its size.
+    /// Returns the size of the buffer.
     pub(crate) fn capacity(&self) -> usize {
         self.bytes
     }
@@ -285,18 +288,18 @@ impl Buffer {
         self.region.0.bytes_of(self.fresh)
     }
 
-    /// Gives it back as if it had not been taken: nobody has touched it.
+    /// Gives the buffer back as if it had not been taken: nobody has touched it.
     pub(crate) fn untake(self) {
         let touched = &self.region.0.touched;
         touched.set(touched.get() & !self.fresh);
     }
 
-    /// The region that it is taken from.
+    /// The region that the buffer is taken from.
     pub(crate) fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Says whether it is lent.
+    /// Returns whether the buffer is lent.
     pub(crate) fn is_lent(&self) -> bool {
         self.is_lent
     }
@@ -304,7 +307,7 @@ impl Buffer {
     /// Lends `len` bytes from `from` on to a bio, until [`Buffer::take_back`].
     ///
     /// # Panics
-    /// If it is lent already, or shorter.
+    /// The buffer is lent already, or shorter.
     pub(crate) fn lend(&mut self, from: usize, len: u32) -> Lent {
         assert!(
             !self.is_lent && from <= self.capacity() && len as usize <= self.capacity() - from,
@@ -319,7 +322,7 @@ impl Buffer {
         unsafe { Lent::new(start, len) }
     }
 
-    /// Ends the loan. To be called when the bio that carried it has ended, and not before.
+    /// Ends the loan. Call it only when the bio that carried the loan has ended.
     pub(crate) fn take_back(&mut self) {
         debug_assert!(self.is_lent, "taking back what is not lent");
         self.is_lent = false;
@@ -328,7 +331,7 @@ impl Buffer {
     /// The bytes, while not lent.
     ///
     /// # Panics
-    /// If it is lent.
+    /// The buffer is lent.
     pub(crate) fn bytes(&self) -> &[u8] {
         assert!(!self.is_lent, "reading a lent buffer");
         // SAFETY: the mapping is that long from here, readable, and these pages are nobody else's while it is not lent.
@@ -338,7 +341,7 @@ impl Buffer {
     /// The bytes, for writing, while not lent.
     ///
     /// # Panics
-    /// If it is lent.
+    /// The buffer is lent.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(!self.is_lent, "writing a lent buffer");
         // SAFETY: as in `bytes`, and `self` is borrowed exclusively.
@@ -349,7 +352,8 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.is_lent {
-            // A driver may still use it: its pages are better lost than reused, and the region is to stay.
+            // A driver may still use it: its pages are leaked rather than reused, and the region
+            // must stay.
             std::mem::forget(self.region.clone());
             return;
         }
@@ -358,13 +362,13 @@ impl Drop for Buffer {
     }
 }
 
-/// Finds `count` neighbouring zeroes among the low `of` bits. Returns them as ones.
+/// Finds `count` neighbouring zero bits among the low `of` bits. Returns them as ones.
 fn run_of_zeroes(taken: u64, count: usize, of: usize) -> Option<u64> {
     if count > of || of > PAGES_MAX {
         return None;
     }
     let free = !taken & ones(of);
-    // A bit stays for each place from which on so many as are looked at are free; that number doubles while it can.
+    // A bit stays set if `len` bits from it on are free; `len` doubles while it can.
     let (mut starts, mut len) = (free, 1);
     while len < count {
         let more = len.min(count - len);

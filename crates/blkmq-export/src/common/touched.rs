@@ -1,14 +1,14 @@
-//! Decides how memory is got that nobody may have to wait for later: all of its pages are there before it is used. For doors whose disks
-//! this host writes its memory back to.
+//! Decides how memory is allocated that nobody may wait for later: all of its pages are there
+//! before it is used. For doors to whose disks this host writes back its memory.
 
 use std::io;
 
 use super::sys::{Chunk, Region};
 
-/// A region of so many bytes, all of which are in memory. May block.
+/// A region of `bytes` bytes, all of which are in memory. May block.
 ///
 /// # Errors
-/// What the system says: it has no memory, or no more mappings.
+/// The system's error: it has no memory, or no more mappings.
 pub(crate) fn touched(bytes: usize) -> io::Result<Chunk> {
     let region = Region::new(bytes)?;
     let mut buffer = region.take(bytes).expect("a region that is large enough");

@@ -1,5 +1,6 @@
-//! Decides what one mount is: the file that it shows, who serves it, and how it ends. Its channels, one on each reactor that takes part,
-//! share it; `mount` does what may block, called from a thread of its own or from who closes the address.
+//! Decides what one mount is: the file that it shows, who serves it, and how it ends. Its channels,
+//! one on each participating reactor, share it; `mount` does what may block, called from a thread
+//! of its own or by the thread that closes the address.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -28,22 +29,22 @@ pub(super) struct FileSystem {
     pub(super) name: String,
     /// The path.
     address: String,
-    /// The user and the group whose file it is.
+    /// The user and the group that own the file.
     owner: (u32, u32),
     since: u64,
     mount: Mutex<Mount>,
     ownership: Ownership,
-    /// What flushes through this mount have said of losses.
+    /// The losses that flushes through this mount have reported.
     heard: Mutex<Heard>,
-    /// How often it is open.
+    /// Number of open file descriptions.
     opened: AtomicU64,
     /// Nothing more is taken from the kernel.
     is_over: AtomicBool,
-    /// Somebody unmounts it, or has.
+    /// An unmount is under way, or done.
     is_unmounting: AtomicBool,
-    /// It is to end when it is unmounted.
+    /// The mount is to end when it is unmounted.
     is_ending: AtomicBool,
-    /// Of its channels.
+    /// The wakers of its channels.
     wakers: Mutex<Vec<Waker>>,
 }
 
@@ -70,7 +71,7 @@ impl FileSystem {
         }
     }
 
-    /// Goes on with a mount that another daemon has saved.
+    /// Continues a mount that another daemon has saved.
     pub(super) fn restored(
         disk: Disk,
         mount: Mount,
@@ -87,7 +88,8 @@ impl FileSystem {
         filesystem
     }
 
-    /// What another daemon has to know to go on with it, where the kernel was told of this size and this was agreed on.
+    /// What another daemon needs to continue the mount, given the size that the kernel knows and
+    /// what was negotiated.
     pub(super) fn save(&self, told_size: u64, agreed: Option<Agreed>) -> SavedMount {
         let (is_made, entry) = lock(&self.mount).remains();
         SavedMount {
@@ -96,7 +98,7 @@ impl FileSystem {
             block_size: self.disk.block_size,
             read_only: self.disk.read_only,
             agreed,
-            // Relaxed, as all of it: a count alone.
+            // Relaxed, as everywhere: only a count.
             opened: self.opened.load(Ordering::Relaxed),
             has_losses: lock(&self.heard).misses_some(&self.disk),
             owner: self.owner,
@@ -106,12 +108,12 @@ impl FileSystem {
         }
     }
 
-    /// The path, as its address is named among those that are handed over.
+    /// The path, as the hand-over names the address.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Says whether this daemon is to unmount it.
+    /// Whether this daemon is to unmount it.
     pub(super) fn ownership(&self) -> &Ownership {
         &self.ownership
     }
@@ -128,13 +130,13 @@ impl FileSystem {
         }
     }
 
-    /// The smallest unit of its writes.
+    /// The smallest unit of writes.
     pub(super) fn block_size(&self) -> u32 {
         self.disk.block_size
     }
 
-    /// Says whether attributes may change as asked: only the times, which nobody keeps. The size is the disk's, whoever empties the file
-    /// when opening it: so it is with a block device.
+    /// Checks that attributes may change as asked: only the times, which nothing stores. The
+    /// disk determines the size, even if the file is opened with `O_TRUNC`, as with a block device.
     ///
     /// # Errors
     /// The errno of Linux.
@@ -150,7 +152,7 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Says whether it may be opened with these flags of `open`.
+    /// Checks that the file may be opened with these flags of `open`.
     ///
     /// # Errors
     /// The errno of Linux.
@@ -158,7 +160,7 @@ impl FileSystem {
         if self.disk.read_only && flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32 {
             return Err(libc::EROFS);
         }
-        // Relaxed, as all of it: a count alone.
+        // Relaxed, as everywhere: only a count.
         self.opened.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -170,23 +172,24 @@ impl FileSystem {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, release);
     }
 
-    /// How a flush ends through this mount that has ended like this for whoever shared it.
+    /// The status of a flush through this mount, from the status of the flush that it shared.
     pub(super) fn end_flush(&self, status: Status) -> Status {
         lock(&self.heard).end_flush(&self.disk, status)
     }
 
-    /// A channel is there, and is told with `waker` of the end.
+    /// Adds a channel, which is woken at the end with `waker`.
     pub(super) fn join(&self, waker: Waker) {
         lock(&self.wakers).push(waker);
     }
 
-    /// Says whether nothing more is to be taken from the kernel.
+    /// Returns whether nothing more is to be taken from the kernel.
     pub(super) fn is_over(&self) -> bool {
         // Acquire: pairs with the Release in `end`.
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Has all channels finish what they have begun, and end. Says whether that is new.
+    /// Makes all channels finish what they have begun, and end. Returns whether this call is the
+    /// first.
     pub(super) fn end(&self) -> bool {
         let is_first = !self.is_over.swap(true, Ordering::AcqRel);
         if is_first {
@@ -196,18 +199,19 @@ impl FileSystem {
         is_first
     }
 
-    /// Says whether it is this daemon that unmounts it, or has.
+    /// Returns whether this daemon unmounts it, or has done so.
     pub(super) fn is_unmounting(&self) -> bool {
         self.is_unmounting.load(Ordering::Relaxed)
     }
 
-    /// Unmounts it, if it is ours; those who have it open keep the disk. Blocks.
+    /// Unmounts it, if it is ours; processes that have it open keep the disk. Blocks.
     pub(super) fn unmount(&self) {
         if !self.ownership.is_ours() {
             return;
         }
         if !self.is_unmounting.swap(true, Ordering::Relaxed) {
-            // Its copy of the descriptor would keep those waiting who have it open when its channel is gone.
+            // The hand-over's copy of the descriptor would keep processes waiting that have it open
+            // when its channel is gone.
             self.common.handover.remove_door(DOOR, &self.address);
         }
         match lock(&self.mount).unmount() {
@@ -220,9 +224,10 @@ impl FileSystem {
         }
     }
 
-    /// Has it unmounted by a thread, if it is ours, and then ended. No call but the first does anything.
+    /// Unmounts it by a thread, if it is ours, and then ends it. Only the first call has an effect.
     pub(super) fn unmount_and_end(self: &Arc<Self>) {
-        // Its end waits for the thread: until then the process stays, so that the file that was made for it goes.
+        // The end waits for the thread: until then the process stays, so that the file that was
+        // made for the mount is removed.
         if self.is_ending.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -260,11 +265,11 @@ fn serve(receiver: &Receiver<Arc<FileSystem>>) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is left half done by a panic under these locks.
+    // A panic under these locks leaves nothing half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One for the process, as the addresses are.
+/// One thread for the process.
 static THREAD: OnceLock<Option<SyncSender<Arc<FileSystem>>>> = OnceLock::new();
 /// Mounts that wait to be unmounted.
 const WAITING_MAX: usize = 4096;

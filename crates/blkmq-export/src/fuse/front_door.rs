@@ -1,5 +1,5 @@
-//! Decides how FUSE is one of the front doors: its name, its addresses, which are paths, one for each disk, and when a file becomes a
-//! disk.
+//! Decides how FUSE appears among the front doors: its name, its addresses, which are paths, one
+//! for each disk, and when a file becomes a disk.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ use crate::common::{AddressError, AddressLimits, Common, OpenError};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Restore};
 
-/// The protocol by which the kernel has a filesystem served by a process: here one of a single file, which is the disk.
+/// The protocol by which a process serves a filesystem to the kernel: here one of a single file,
+/// which is the disk.
 #[derive(Debug)]
 pub struct Fuse;
 
@@ -50,7 +51,7 @@ impl FrontDoor for Fuse {
     }
 }
 
-/// A path of which each disk has one.
+/// A path pattern that gives each disk a path.
 #[derive(Debug)]
 struct PerDisk {
     place: String,
@@ -90,18 +91,18 @@ impl Address for PerDisk {
     }
 }
 
-/// A file that becomes a disk when the engine is there: it may be the very file in which the disk lies.
+/// A file that becomes a disk once the engine runs: it may be the very file in which the disk lies.
 struct OfDisk {
     disk: String,
     path: PathBuf,
     way: Way,
 }
 
-/// How it becomes a disk.
+/// How the file becomes a disk.
 enum Way {
-    /// It is mounted over.
+    /// The disk is mounted over it.
     New(Place),
-    /// Another daemon has mounted it, and hands it over with this descriptor.
+    /// Another daemon mounted it, and hands it over with this descriptor.
     Inherited(OwnedFd),
 }
 
@@ -127,7 +128,7 @@ impl Opened for OfDisk {
         let disk = disk.ok_or_else(|| failed("there is no such disk".to_owned()))?;
         let memory = Memory::new(disk.block_size);
         let memory = memory.map_err(|error| failed(format!("no memory for requests: {error}")))?;
-        // What another daemon has mounted is served as that agreed to with the kernel.
+        // A mount of another daemon is served as that daemon negotiated it with the kernel.
         let is_wanted = match way {
             Way::New(_) => what.fuse_io_uring,
             Way::Inherited(_) => Some(false),
@@ -155,9 +156,9 @@ struct ServedFile {
     path: PathBuf,
     log: Arc<Log>,
     address: u32,
-    /// Not held: what is handed over is part of it, and has a copy of this.
+    /// Weak: the hand-over is part of it, and has a copy of this.
     common: Weak<Common>,
-    /// None as long as another daemon serves it.
+    /// Empty as long as another daemon serves it.
     filesystem: Arc<OnceLock<Arc<FileSystem>>>,
 }
 
@@ -177,10 +178,10 @@ impl ServedFile {
         }
     }
 
-    /// Mounts it.
+    /// Mounts the disk.
     ///
     /// # Errors
-    /// Why it cannot be.
+    /// Why it cannot.
     fn mount(
         &self,
         engine: &Engine,
@@ -207,13 +208,13 @@ impl ServedFile {
         Ok(())
     }
 
-    /// Goes on with the mount when another daemon hands it over.
+    /// Continues the mount when another daemon hands it over.
     ///
     /// # Errors
-    /// Why it cannot be done.
+    /// Why it cannot.
     fn wait_for_mount(&self, device: OwnedFd, memory: Memory) -> Result<(), String> {
         let path = self.path.display();
-        // Every request for it would come back as one to it.
+        // Every request for the file would come back as one to it.
         if mount_table::is_used_by_us(&self.path).unwrap_or(true) {
             return Err(format!(
                 "{path} is mounted over a file that this daemon needs, so it cannot be handed over: stop the running daemon, and start this one"
@@ -229,7 +230,7 @@ impl ServedFile {
         Ok(())
     }
 
-    /// What goes on with a mount that another daemon has saved.
+    /// Makes the service that continues a mount saved by another daemon.
     fn restore(&self, body: &[u8], mut fds: Vec<OwnedFd>, memory: Memory) -> Result<ServiceFactory, Refused> {
         let common = self.common()?;
         let device = fds.pop().ok_or("a descriptor is needed")?;
@@ -248,11 +249,11 @@ impl ServedFile {
         }))
     }
 
-    /// Says whether the disk is what its users know.
+    /// Checks that the disk matches what its users know.
     fn compare(&self, saved: &SavedMount) -> Result<(), String> {
         let disk = &self.disk;
         let told = (&*saved.disk, saved.size, saved.block_size, saved.read_only);
-        // The kernel is told of what has grown since.
+        // The kernel is told if the disk has grown since.
         let size = disk.current_size();
         let size = if size > saved.size { saved.size } else { size };
         let found = (&*disk.name, size, disk.block_size, disk.read_only);
@@ -281,7 +282,7 @@ impl Served for ServedFile {
         Some(&self.disk.name)
     }
 
-    /// It has the one that it has.
+    /// An address of a mount has only its one disk.
     fn offer(&self, _disks: &[Disk], _what: Offer<'_>) -> Result<(), ServeError> {
         Ok(())
     }
@@ -296,10 +297,10 @@ impl Served for ServedFile {
     }
 }
 
-/// Why a mount cannot go on here.
+/// Why a mount cannot continue here.
 type Refused = Box<dyn std::error::Error + Send + Sync>;
 
 /// The name of this front door.
 pub(super) const DOOR: &str = "fuse";
-/// What stands for the disk's name in an address.
+/// The placeholder for the disk's name in an address.
 const DISK: &str = "{disk}";

@@ -2,14 +2,14 @@
 //!
 //! | part | decides |
 //! |---|---|
-//! | [`protocol`] | what a request says, and an answer |
-//! | `mount`, `mount_table` | how a file becomes a disk, and when it is itself again |
+//! | [`protocol`] | what a request means, and an answer |
+//! | `mount`, `mount_table` | how a file becomes a disk, and when it is a plain file again |
 //! | `filesystem` | what a mount shows, and how it ends |
 //! | `requests` | what a request asks of the disk, and what is answered |
-//! | `channel` | the life of `/dev/fuse` on its reactor |
-//! | `ring` | the same of rings, where the kernel has FUSE over io_uring |
+//! | `channel` | how `/dev/fuse` is served on its reactor |
+//! | `ring` | the same for rings, where the kernel has FUSE over io_uring |
 //! | `slots` | where a request's data lies |
-//! | [`saved`] | what another daemon has to know to go on with a mount |
+//! | [`saved`] | what another daemon needs to continue a mount |
 
 mod channel;
 mod filesystem;

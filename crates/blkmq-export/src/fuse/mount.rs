@@ -1,5 +1,6 @@
-//! Decides how a regular file becomes a disk and when it is itself again: what may be mounted over, whose it is, and who unmounts it.
-//! Root mounts by itself; everybody else has `fusermount3` do it. All of this may block: no reactor does it.
+//! Decides how a regular file becomes a disk and when it is a plain file again: what may be mounted
+//! over, who owns it, and who unmounts it. Root mounts directly; other users need `fusermount3`.
+//! All of this may block: no reactor calls it.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -28,9 +29,9 @@ use crate::common::OpenError;
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
-    /// It was made for that, and is taken away afterwards.
+    /// The file was made for the mount, and is removed afterwards.
     is_made: bool,
-    /// The user and the group whose it is.
+    /// The user and the group that own the file.
     owner: (u32, u32),
 }
 
@@ -38,29 +39,30 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Mount {
     place: Place,
-    /// What the table of mounts has there, if that could be read.
+    /// The mount's entry in the table of mounts, if that could be read.
     entry: Option<Entry>,
     is_over: bool,
     ownership: Ownership,
 }
 
-/// Says whether a mount is this daemon's to unmount: of two daemons, one of which takes over from the other, only that one's that
-/// serves it. A clone is the same.
+/// Whether this daemon is to unmount a mount: during a takeover, only the daemon that serves it
+/// does. A clone shares the state.
 #[derive(Clone, Debug)]
 pub(super) struct Ownership(Arc<AtomicBool>);
 
-/// How a mount came to its end.
+/// How an unmount ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unmounted {
     /// Nobody had it open.
     Whole,
-    /// Some have it open: the path is free, and they have the disk for as long as it is served.
+    /// Some processes have it open: the path is free, and they keep the disk as long as it is
+    /// served.
     Busy,
 }
 
 impl Place {
-    /// Looks whether a disk may be mounted there: over a regular file, which is made if nothing is there. What a daemon that was killed
-    /// has left is unmounted.
+    /// Checks that a disk may be mounted at a path: over a regular file, which is made if nothing
+    /// is there. A mount that a killed daemon left is unmounted.
     ///
     /// # Errors
     /// What is there instead, and what to do.
@@ -83,10 +85,11 @@ impl Place {
         })
     }
 
-    /// Mounts a filesystem of one file over it. What is asked of that comes from the descriptor, which never blocks.
+    /// Mounts a filesystem of one file over it. Requests for it come from the returned descriptor,
+    /// which never blocks.
     ///
     /// # Errors
-    /// What the system or `fusermount3` says.
+    /// The error of the system or of `fusermount3`.
     pub(super) fn mount(self) -> io::Result<(Mount, OwnedFd)> {
         let device = match mount_directly(&self) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => mount_by_helper(&self.path)?,
@@ -104,10 +107,10 @@ impl Place {
 }
 
 impl Place {
-    /// Takes the file away, if it was made for this.
+    /// Removes the file, if it was made for this.
     fn clear(&mut self) {
         if std::mem::take(&mut self.is_made) {
-            // What is not ours, or not empty, or gone, stays as it is.
+            // A file that is not ours, or not empty, or gone, is left alone.
             let found = std::fs::symlink_metadata(&self.path);
             if found.is_ok_and(|found| found.is_file() && found.len() == 0) {
                 let _ = std::fs::remove_file(&self.path);
@@ -133,13 +136,13 @@ impl Ownership {
     }
 
     pub(super) fn set(&self, is_ours: bool) {
-        // Release: who unmounts it has seen all that was done before it became ours.
+        // Release: the unmounter has seen all that was done before it became ours.
         self.0.store(is_ours, Ordering::Release);
     }
 }
 
 impl Mount {
-    /// One that another daemon has made, and that is its until this one serves.
+    /// A mount that another daemon has made, and that belongs to it until this daemon serves.
     pub(super) fn inherited(path: PathBuf, saved: &SavedMount) -> Self {
         Self {
             place: Place {
@@ -158,25 +161,25 @@ impl Mount {
         &self.place.path
     }
 
-    /// The user and the group whose file it is.
+    /// The user and the group that own the file.
     pub(super) fn owner(&self) -> (u32, u32) {
         self.place.owner
     }
 
-    /// Says whether it is this daemon's to unmount.
+    /// Returns whether this daemon is to unmount it.
     pub(super) fn ownership(&self) -> Ownership {
         self.ownership.clone()
     }
 
-    /// Says whether its file was made for it, and what the table of mounts has there.
+    /// Returns whether its file was made for it, and its entry in the table of mounts.
     pub(super) fn remains(&self) -> (bool, Option<Entry>) {
         (self.place.is_made, self.entry.clone())
     }
 
-    /// Unmounts it, if it is ours; if it is open somewhere, it stays there for those who have it.
+    /// Unmounts it, if it is ours; processes that have it open keep it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn unmount(&mut self) -> io::Result<Unmounted> {
         if !self.ownership.is_ours() {
             return Ok(Unmounted::Whole);
@@ -199,7 +202,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Whoever serves it takes the file away.
+        // The daemon that serves it removes the file.
         self.place.is_made &= self.ownership.is_ours();
         if !self.is_over
             && let Err(error) = self.unmount()
@@ -220,7 +223,8 @@ fn open_device() -> io::Result<OwnedFd> {
         .map_err(|error| io::Error::new(error.kind(), format!("/dev/fuse cannot be opened: {error}")))
 }
 
-/// The path as the table of mounts has it. Its last part may be a mount whose daemon is dead, so it is not looked at.
+/// The path as the table of mounts has it. The last part may be a mount whose daemon is dead, so it
+/// is not accessed.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
     let refused = |what: String| OpenError::new(format!("export fuse:{}: {what}", path.display()));
     let name = path
@@ -235,7 +239,7 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
     Ok(parent.join(name))
 }
 
-/// Unmounts what a daemon that was killed has left there.
+/// Unmounts what a killed daemon left there.
 fn remove_dead(path: &Path) -> Result<(), OpenError> {
     let refused = |what: String| OpenError::new(format!("export fuse:{}: {what}", path.display()));
     for _ in 0..STACKED_MAX {
@@ -245,7 +249,7 @@ fn remove_dead(path: &Path) -> Result<(), OpenError> {
             return Ok(());
         }
         match std::fs::symlink_metadata(path) {
-            // The latter if it was asked in its last moment.
+            // `ECONNABORTED` if the daemon died during the question.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)) => {
                 unmount_with(path, true)
                     .map_err(|error| refused(format!("what a killed daemon left stays mounted: {error}")))?;
@@ -266,7 +270,7 @@ fn remove_dead(path: &Path) -> Result<(), OpenError> {
     )))
 }
 
-/// Makes an empty file, if nothing is there. Says whether it did.
+/// Makes an empty file, if nothing is there. Returns whether it did.
 fn make(path: &Path) -> Result<bool, OpenError> {
     let made = OpenOptions::new()
         .write(true)
@@ -297,7 +301,7 @@ fn mount_directly(place: &Place) -> io::Result<OwnedFd> {
     Ok(device)
 }
 
-/// Has `fusermount3` mount it. Whether others may have it is for the system's `fuse.conf` to say.
+/// Mounts by `fusermount3`. The system's `fuse.conf` decides whether other users may use the mount.
 fn mount_by_helper(path: &Path) -> io::Result<OwnedFd> {
     let options = format!("fsname={NAME},subtype={NAME},nosuid,nodev,{OPTIONS}");
     let for_others = format!("{options},allow_other");
@@ -309,7 +313,7 @@ fn ask_helper(path: &Path, options: &str) -> io::Result<OwnedFd> {
     let (ours, its) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let mut command = Command::new(HELPER);
     command.args(["-o", options, "--"]).arg(path);
-    // It sends the descriptor there.
+    // `fusermount3` sends the descriptor there.
     command.env("_FUSE_COMMFD", "0").stdin(Stdio::from(its));
     let output = command.stdout(Stdio::null()).stderr(Stdio::piped()).output();
     drop(command);
@@ -320,7 +324,7 @@ fn ask_helper(path: &Path, options: &str) -> io::Result<OwnedFd> {
     Ok(device)
 }
 
-/// The descriptor that somebody has sent who is gone by now, if he has.
+/// The descriptor that the helper sent before it ended, if it sent one.
 fn receive_descriptor(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -352,13 +356,13 @@ fn unmount_with(path: &Path, is_lazy: bool) -> io::Result<()> {
         .stdin(Stdio::null())
         .output();
     match helped(output) {
-        // It says no more than that in words.
+        // The helper reports no more than that in words.
         Err(error) if !is_lazy && error.to_string().contains("busy") => Err(Errno::BUSY.into()),
         done => done.map(drop),
     }
 }
 
-/// What the helper said, if it was content.
+/// The helper's output, if it succeeded.
 fn helped(output: io::Result<std::process::Output>) -> io::Result<String> {
     let output = output.map_err(|error| {
         io::Error::new(
@@ -373,10 +377,10 @@ fn helped(output: io::Result<std::process::Output>) -> io::Result<String> {
     }
 }
 
-/// Nobody gets in whom the file's mode does not let in, and reads are no larger than what there are buffers for.
+/// The kernel checks the file's mode, and reads are no larger than the buffers.
 const OPTIONS: &str = "default_permissions,max_read=1048576";
 const _: () = assert!(DATA_BYTES_MAX == 1_048_576);
 const NAME: &str = "blkmq";
 const HELPER: &str = "fusermount3";
-/// Dead mounts on top of each other that are taken away.
+/// Most stacked dead mounts that are removed.
 const STACKED_MAX: usize = 16;

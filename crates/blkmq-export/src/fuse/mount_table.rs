@@ -1,21 +1,21 @@
-//! Decides what is mounted at a path, from the kernel's table of mounts: asking the file itself would ask the daemon that serves it,
-//! which may be this one, or hang.
+//! Decides what is mounted at a path, from the kernel's table of mounts: a question to the file
+//! itself would go to the daemon that serves it, which may be this one, or hang.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A mount, as the table has it.
+/// A mount, as the table lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its filesystem's number, such as `0:55`: while it is mounted, no other has it.
+    /// The number of its filesystem, such as `0:55`; unique while it is mounted.
     pub(super) device: String,
-    /// Its filesystem's type.
+    /// The type of its filesystem.
     pub(super) kind: String,
 }
 
 impl Entry {
-    /// Says whether a daemon serves it.
+    /// Returns whether a daemon serves the mount.
     pub(super) fn is_fuse(&self) -> bool {
         self.kind == "fuse" || self.kind.starts_with("fuse.")
     }
@@ -24,15 +24,16 @@ impl Entry {
 /// What is mounted at a path, the topmost of several. The path has no symbolic links in it.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(super) fn at(path: &Path) -> io::Result<Option<Entry>> {
     Ok(find(&std::fs::read("/proc/self/mountinfo")?, path))
 }
 
-/// Says whether this process has something open on what is mounted at a path. Nothing is asked of the mount itself.
+/// Returns whether this process has something open on the mount at a path, without a question to
+/// the mount itself.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(super) fn is_used_by_us(path: &Path) -> io::Result<bool> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     let Some(number) = number(&table, path) else {
@@ -40,7 +41,7 @@ pub(super) fn is_used_by_us(path: &Path) -> io::Result<bool> {
     };
     let line = [b"mnt_id:\t", number].concat();
     for descriptor in std::fs::read_dir("/proc/self/fdinfo")? {
-        // One that is closed meanwhile is not open.
+        // A descriptor that is closed meanwhile is not open.
         let facts = std::fs::read(descriptor?.path()).unwrap_or_default();
         if facts.split(|byte| *byte == b'\n').any(|fact| fact == line) {
             return Ok(true);
@@ -49,7 +50,7 @@ pub(super) fn is_used_by_us(path: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The number of the topmost mount at a path, as the kernel names it to this process.
+/// The number of the topmost mount at a path, as the kernel reports it to this process.
 fn number<'a>(table: &'a [u8], path: &Path) -> Option<&'a [u8]> {
     let lines = table.split(|byte| *byte == b'\n');
     let mut there = lines.filter(|line| entry(line, path).is_some());
@@ -61,7 +62,8 @@ fn find(table: &[u8], path: &Path) -> Option<Entry> {
     lines.filter_map(|line| entry(line, path)).next_back()
 }
 
-/// A line's mount, if it is at that path: number, parent, device, root, path, options, further ones, `-`, type.
+/// The mount in a line, if it is at that path: number, parent, device, root, path, options, further
+/// ones, `-`, type.
 fn entry(line: &[u8], path: &Path) -> Option<Entry> {
     let mut words = line.split(|byte| *byte == b' ');
     let device = words.nth(2)?;
@@ -76,7 +78,7 @@ fn entry(line: &[u8], path: &Path) -> Option<Entry> {
     })
 }
 
-/// Blanks and backslashes of a path are three octal digits behind a backslash.
+/// Decodes a path, in which blanks and backslashes are a backslash and three octal digits.
 fn unescaped(word: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word;

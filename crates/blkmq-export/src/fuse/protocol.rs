@@ -1,8 +1,10 @@
-//! Decides what the bytes of the kernel's FUSE protocol say (`linux/fuse.h`, version 7): requests become values, or an error that names
-//! what is wrong; answers become bytes. `channel` reads the one and writes the other.
+//! Decides what the bytes of the kernel's FUSE protocol mean (`linux/fuse.h`, version 7): requests
+//! become values, or an error that names the fault; answers become bytes. `channel` reads requests
+//! and writes answers.
 //!
-//! Numbers are in the machine's byte order. A request is a header of 40 bytes and what its operation needs; a write's data follows
-//! after 80 bytes, which is why requests are received in two pieces: the first [`FRONT_BYTES`] of them, and the rest.
+//! Numbers are in the machine's byte order. A request is a header of 40 bytes and the fields of its
+//! operation; a write's data follows after 80 bytes, which is why requests are received in two
+//! pieces: the first [`FRONT_BYTES`] of them, and the rest.
 
 use std::fmt;
 
@@ -10,15 +12,16 @@ use std::fmt;
 pub const HEADER_BYTES: usize = 40;
 /// Bytes before a write's data.
 pub const FRONT_BYTES: usize = 80;
-/// Bytes before what follows a request's fixed part, for the longest that is read here.
+/// Bytes before what follows a request's fixed part, for the longest request that is decoded here.
 pub const FIXED_BYTES_MAX: usize = HEADER_BYTES + 88;
 /// Bytes of an answer's header.
 pub const ANSWER_BYTES: usize = 16;
 /// Bytes of data of one read or write at most.
 pub const DATA_BYTES_MAX: usize = 1 << 20;
-/// The same, where requests come through rings: each entry has so much memory, whatever it is used for.
+/// The same for requests that come through rings: each entry has this much memory, whatever its
+/// use.
 pub const RING_DATA_BYTES_MAX: usize = 128 << 10;
-/// Bytes of the area of a ring's entry in which the kernel has a request's header, and then an answer's.
+/// Bytes of the area of a ring's entry that holds a request's header, and then an answer's.
 pub const RING_HEADER_BYTES: usize = 288;
 /// The number of the file that is the mount's root.
 pub const ROOT: u64 = 1;
@@ -26,7 +29,7 @@ pub const ROOT: u64 = 1;
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Its number, which the answer has, too.
+    /// Its number, which the answer repeats.
     pub unique: u64,
     /// What is asked.
     pub call: Call,
@@ -35,13 +38,13 @@ pub struct Request {
 /// What the kernel asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// How the two sides are to talk.
+    /// Negotiate the protocol.
     Init(Init),
-    /// The file's attributes.
+    /// Return the file's attributes.
     GetAttr,
-    /// Change them.
+    /// Change attributes.
     SetAttr(SetAttr),
-    /// The file is opened, with these flags of `open`.
+    /// Open the file with these flags of `open`.
     Open(u32),
     /// The last descriptor of an opening is closed.
     Release,
@@ -51,10 +54,10 @@ pub enum Call {
     Write {
         /// Where.
         range: Range,
-        /// It is to be durable when it ends (`O_DSYNC`, `O_SYNC`).
+        /// The write is to be durable when it ends (`O_DSYNC`, `O_SYNC`).
         is_durable: bool,
     },
-    /// Make durable what was written.
+    /// Make completed writes durable.
     Fsync,
     /// Free a range, or fill it with zeroes.
     Fallocate {
@@ -62,25 +65,25 @@ pub enum Call {
         offset: u64,
         /// Bytes.
         len: u64,
-        /// What to do, as `fallocate` has it.
+        /// What to do, as for `fallocate`.
         mode: u32,
     },
-    /// Where data or a hole begins.
+    /// Find where data or a hole begins.
     Lseek {
         /// Where to look from.
         offset: u64,
         /// `SEEK_DATA` or `SEEK_HOLE`.
         whence: u32,
     },
-    /// How large the filesystem is.
+    /// Report the size of the filesystem.
     StatFs,
-    /// The kernel lets go: no answer is expected.
+    /// The kernel drops its reference: no answer is expected.
     Forget,
-    /// Somebody who waits for another request has got a signal.
+    /// A process that waits for another request has got a signal.
     Interrupt,
     /// The filesystem ends.
     Destroy,
-    /// What is not served here, by its number.
+    /// An operation that is not served here, by its number.
     Other(u32),
 }
 
@@ -93,29 +96,29 @@ pub struct Range {
     pub len: u32,
 }
 
-/// What the kernel's side offers.
+/// What the kernel offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Init {
-    /// Version 7 is spoken here.
+    /// The major version; 7 is served here.
     pub major: u32,
     /// Its minor version.
     pub minor: u32,
-    /// Bytes that it reads ahead.
+    /// Bytes that the kernel reads ahead.
     pub max_readahead: u32,
-    /// What it can, a bit each; the higher half of them in newer kernels.
+    /// The kernel's features, a bit each; newer kernels use the upper half too.
     pub flags: u64,
 }
 
 /// Which attributes are to change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetAttr {
-    /// A bit for each, and whether the file is named by an opening.
+    /// A bit for each, and one if an open file is given.
     pub valid: u32,
-    /// The size, if that is one of them.
+    /// The new size, if it is to change.
     pub size: u64,
 }
 
-/// What makes bytes no request: the connection is of no use any more.
+/// Why bytes are no request: the connection is of no use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed {
     what: &'static str,
@@ -131,11 +134,11 @@ impl fmt::Display for Malformed {
 }
 
 impl Request {
-    /// Reads a request of `bytes` bytes, of which `fixed` are the first ones: all, or [`FRONT_BYTES`] of a write, or
-    /// [`FIXED_BYTES_MAX`].
+    /// Decodes a request of `bytes` bytes, of which `fixed` has the first: all, or [`FRONT_BYTES`]
+    /// of a write, or [`FIXED_BYTES_MAX`].
     ///
     /// # Errors
-    /// If it is shorter than what its operation needs, or its lengths contradict each other.
+    /// The request is shorter than its operation needs, or its lengths contradict each other.
     pub fn parse(fixed: &[u8], bytes: usize) -> Result<Self, Malformed> {
         let fields = Fields(fixed);
         let malformed = |what| Malformed {
@@ -168,7 +171,8 @@ impl Request {
         Ok(Self { unique, call })
     }
 
-    /// Reads a request as a ring has it: the header, what its operation needs and, behind, of data only how long it is.
+    /// Decodes a request as a ring has it: the header, the fields of its operation, and only the
+    /// length of its data.
     ///
     /// # Errors
     /// As [`Request::parse`], or if there is more data than an entry has room for.
@@ -201,13 +205,14 @@ pub fn commit_id(area: &[u8; RING_HEADER_BYTES]) -> u64 {
     Fields(area).u64(RING_COMMIT_ID)
 }
 
-/// Puts an answer's header where a request's was: with so many bytes of data, or with an errno of Linux.
+/// Writes an answer's header over a request's: with `data_bytes` bytes of data, or with an errno of
+/// Linux.
 pub fn put_ring_answer(area: &mut [u8; RING_HEADER_BYTES], unique: u64, errno: i32, data_bytes: usize) {
     area[..ANSWER_BYTES].copy_from_slice(&answer(unique, errno, data_bytes));
     area[RING_DATA_BYTES..][..4].copy_from_slice(&(data_bytes as u32).to_ne_bytes());
 }
 
-/// Bytes of what follows the header, for what is read of it here.
+/// Bytes behind the header that are decoded here.
 fn body_bytes(opcode: u32) -> usize {
     match opcode {
         INIT => 16,
@@ -220,7 +225,7 @@ fn body_bytes(opcode: u32) -> usize {
     }
 }
 
-/// Numbers in a request, by their place.
+/// Numbers in a request, by offset.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -285,7 +290,7 @@ impl Fields<'_> {
     }
 }
 
-/// The header of an answer: with data of so many bytes, or with an errno of Linux.
+/// The header of an answer: with `data_bytes` bytes of data, or with an errno of Linux.
 pub fn answer(unique: u64, errno: i32, data_bytes: usize) -> [u8; ANSWER_BYTES] {
     let mut header = [0; ANSWER_BYTES];
     let len = (ANSWER_BYTES + data_bytes) as u32;
@@ -295,10 +300,10 @@ pub fn answer(unique: u64, errno: i32, data_bytes: usize) -> [u8; ANSWER_BYTES] 
     header
 }
 
-/// What is agreed on with the kernel's side once, for as long as the mount lives.
+/// What was negotiated with the kernel once, for as long as the mount exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// The minor version that is spoken.
+    /// The minor version in use.
     pub minor: u32,
     /// Bytes of data of one read or write at most.
     pub data_bytes_max: u32,
@@ -307,7 +312,8 @@ pub struct Agreed {
 }
 
 impl Agreed {
-    /// What is agreed on with a side that offers this, where rings are wanted or not. None if it speaks another protocol.
+    /// What is negotiated with a kernel that offers `init`, with or without rings. `None` if the
+    /// protocol is another one.
     pub fn on(init: &Init, wants_ring: bool) -> Option<Self> {
         let is_spoken = init.major == MAJOR && init.minor >= MINOR_MIN;
         let is_ring = wants_ring && init.flags & OVER_IO_URING != 0;
@@ -323,18 +329,18 @@ impl Agreed {
         })
     }
 
-    /// Says whether the version that another daemon has agreed on is spoken here.
+    /// Returns whether the version that another daemon negotiated is served here.
     pub fn is_version_served(&self) -> bool {
         (MINOR_MIN..=MINOR_MAX).contains(&self.minor)
     }
 
-    /// Says whether there is room here for the data that another daemon has agreed to.
+    /// Returns whether the length that another daemon negotiated fits the buffers here.
     pub fn is_length_served(&self) -> bool {
         self.data_bytes_max as usize <= DATA_BYTES_MAX
     }
 }
 
-/// The answer to an offer: what was agreed on.
+/// The answer to an offer: what was negotiated.
 pub fn init_answer(init: &Init, agreed: &Agreed, in_flight_max: u16) -> [u8; 64] {
     let mut flags = init.flags & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES);
     if agreed.is_ring {
@@ -350,25 +356,25 @@ pub fn init_answer(init: &Init, agreed: &Agreed, in_flight_max: u16) -> [u8; 64]
     bytes.0
 }
 
-/// What the file looks like.
+/// The attributes of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Bytes.
     pub size: u64,
-    /// It is a regular file, and who may do what with it.
+    /// The type, a regular file, and the permissions.
     pub mode: u32,
-    /// Whose it is.
+    /// The user that owns it.
     pub uid: u32,
-    /// Of which group.
+    /// The group that owns it.
     pub gid: u32,
-    /// Bytes that a read or write should have at least.
+    /// Preferred size of a read or write, in bytes.
     pub block_size: u32,
     /// When it was mounted, in seconds since 1970.
     pub since: u64,
 }
 
 impl Attributes {
-    /// The answer, which the kernel may keep for a second.
+    /// The answer, which the kernel may cache for a second.
     pub fn answer(&self) -> [u8; 104] {
         let mut bytes = Bytes::<104>::default();
         bytes.u64(ATTRIBUTES_VALID).u32(0).u32(0);
@@ -381,7 +387,7 @@ impl Attributes {
     }
 }
 
-/// The file is open. All goes to the disk as it comes: no page cache, writes beside each other, and nothing to be done at a `close`.
+/// The answer to an open: no page cache, concurrent writes, and no flush at `close`.
 pub fn open_answer() -> [u8; 16] {
     let mut bytes = Bytes::<16>::default();
     bytes
@@ -390,14 +396,14 @@ pub fn open_answer() -> [u8; 16] {
     bytes.0
 }
 
-/// So many bytes were written.
+/// The answer to a write of `len` bytes.
 pub fn write_answer(len: u32) -> [u8; 8] {
     let mut bytes = Bytes::<8>::default();
     bytes.u32(len);
     bytes.0
 }
 
-/// A filesystem that is full of one file.
+/// The answer for a filesystem that one file fills.
 pub fn statfs_answer(size: u64, block_size: u32) -> [u8; 80] {
     let mut bytes = Bytes::<80>::default();
     bytes.u64(size.div_ceil(block_size.into())).u64(0).u64(0);
@@ -406,19 +412,19 @@ pub fn statfs_answer(size: u64, block_size: u32) -> [u8; 80] {
     bytes.0
 }
 
-/// What was looked for begins there.
+/// The answer to a search: data or the hole begins at `offset`.
 pub fn lseek_answer(offset: u64) -> [u8; 8] {
     offset.to_ne_bytes()
 }
 
-/// Tells the kernel, unasked, that the file's attributes have changed.
+/// A notification to the kernel that the file's attributes have changed.
 pub fn attributes_changed() -> [u8; ANSWER_BYTES + 24] {
     let mut bytes = Bytes::<{ ANSWER_BYTES + 24 }>::default();
     bytes
         .u32((ANSWER_BYTES + 24) as u32)
         .u32(NOTIFY_INVAL_INODE)
         .u64(0);
-    // A negative offset leaves its pages alone, of which there are none.
+    // A negative offset leaves the cached pages alone, of which there are none.
     bytes.u64(ROOT).u64(u64::MAX).u64(0);
     bytes.0
 }
@@ -452,17 +458,18 @@ impl<const N: usize> Bytes<N> {
     }
 }
 
-/// Where in an entry's area the operation's part of a request begins, what number it has there, and how long its data is.
+/// Offsets in an entry's area: the fields of the operation, the request's number there, and the
+/// length of its data.
 const RING_OPERATION: usize = 128;
 const RING_COMMIT_ID: usize = 256 + 8;
 const RING_DATA_BYTES: usize = 256 + 16;
 const PAGE: usize = 4096;
-/// Seconds for which the kernel may go by the attributes that it knows.
+/// Seconds for which the kernel may use cached attributes.
 const ATTRIBUTES_VALID: u64 = 1;
 const MAJOR: u32 = 7;
-/// That of Linux 4.20, the first with reads and writes of more than 128 KiB.
+/// The minor version of Linux 4.20, the first with reads and writes of more than 128 KiB.
 const MINOR_MIN: u32 = 28;
-/// The newest whose answers are known here.
+/// The newest minor version whose answers are known here.
 const MINOR_MAX: u32 = 38;
 
 const FORGET: u32 = 2;
@@ -500,7 +507,7 @@ pub const SET_UID: u32 = 1 << 1;
 pub const SET_GID: u32 = 1 << 2;
 /// The size is to change.
 pub const SET_SIZE: u32 = 1 << 3;
-/// It is done through a descriptor (`ftruncate`), and not by a path or by `open` with `O_TRUNC`.
+/// The change comes through a descriptor (`ftruncate`), not by a path or by `open` with `O_TRUNC`.
 pub const SET_BY_HANDLE: u32 = 1 << 6;
 
 const NOTIFY_INVAL_INODE: u32 = 2;

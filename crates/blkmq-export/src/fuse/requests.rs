@@ -1,5 +1,5 @@
-//! Decides what a request asks of the disk: an answer at once, a bio, or a question about what is allocated; and what is answered when
-//! that has ended.
+//! Decides what a request asks of the disk: an answer at once, a bio, or a question about
+//! allocation; and what is answered when the bio or the question has ended.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,36 +17,36 @@ use super::protocol::{
 use super::slots::{SLOTS, Work};
 use crate::common::lookup::{Asker, Question};
 
-/// A way by which requests come from the kernel and answers go back.
+/// A transport by which requests come from the kernel and answers go back.
 pub(super) trait Transport {
-    /// The request in this slot is under way from here on, and this is done for it.
+    /// The request in this slot is under way from here on, with this work.
     fn take(&mut self, slot: u16, unique: u64, work: Work);
 
     /// The request in a slot.
     fn request(&self, slot: u16) -> (u64, Work);
 
-    /// Something else is done for it.
+    /// Changes the work of a slot.
     fn set_work(&mut self, slot: u16, work: Work);
 
-    /// Lends what a read of so many bytes fills.
+    /// Lends the memory that a read of `bytes` bytes fills.
     fn lend_for_read(&mut self, slot: u16, bytes: usize) -> Data;
 
     /// Lends the first bytes of a write's data.
     fn lend_write(&mut self, slot: u16, bytes: usize) -> Data;
 
-    /// The bio to which something was lent has ended.
+    /// The bio to which the memory was lent has ended.
     fn take_back(&mut self, slot: u16);
 
     /// Answers the request that came in this slot: with an errno of Linux, or with data.
     fn answer(&mut self, slot: u16, unique: u64, errno: i32, data: &[u8]);
 
-    /// Answers a read with so many bytes of what was filled, from `before` on.
+    /// Answers a read with `len` bytes of the data, from `before` on.
     fn answer_read(&mut self, slot: u16, unique: u64, before: usize, len: usize);
 
     /// The request of a slot that was taken has been answered.
     fn put(&mut self, slot: u16);
 
-    /// Says whether none is under way.
+    /// Returns whether no request is under way.
     fn is_idle(&self) -> bool;
 }
 
@@ -54,16 +54,16 @@ pub(super) trait Transport {
 pub(super) struct Requests<T> {
     pub(super) filesystem: Arc<FileSystem>,
     pub(super) transport: T,
-    /// What was agreed on with the kernel, if that was here.
+    /// What was negotiated with the kernel, if that happened here.
     pub(super) agreed: Option<Agreed>,
-    /// FUSE over io_uring is agreed to, if the kernel offers it.
+    /// FUSE over io_uring is negotiated if the kernel offers it.
     pub(super) wants_ring: bool,
-    /// Bios that the queue had no room for.
+    /// Bios for which the queue had no room.
     refused: VecDeque<Bio>,
     asker: Option<Arc<Asker>>,
 }
 
-/// Why nothing more can be understood of what the kernel sends.
+/// Why the kernel's bytes cannot be decoded any further.
 #[derive(Debug)]
 pub(super) enum Broken {
     Malformed(Malformed),
@@ -81,13 +81,13 @@ impl fmt::Display for Broken {
     }
 }
 
-/// What a request comes to: a bio and what is done for it, an answer at once, or an errno.
+/// What a request becomes: a bio with its work, an answer at once, or an errno.
 type Begun = Result<(Bio, Work), End>;
 
 /// An answer that needs no bio.
 enum End {
     Errno(i32),
-    /// All was done, with nothing.
+    /// A read of no bytes.
     Read,
     Written(u32),
 }
@@ -104,26 +104,26 @@ impl<T: Transport> Requests<T> {
         }
     }
 
-    /// It lives on its reactor now.
+    /// The channel is on its reactor now.
     pub(super) fn start(&mut self, cx: &Cx<'_>) {
         self.filesystem.join(cx.waker());
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
     }
 
-    /// Says whether bios wait for room.
+    /// Returns whether bios wait for room.
     pub(super) fn has_refused(&self) -> bool {
         !self.refused.is_empty()
     }
 
-    /// Says whether nothing is under way.
+    /// Returns whether no request is under way.
     pub(super) fn are_idle(&self) -> bool {
         self.transport.is_idle() && self.refused.is_empty()
     }
 
-    /// Does what a request asks for, with the slot in which its data lies.
+    /// Handles a request, whose data lies in the slot.
     ///
     /// # Errors
-    /// If it, or all that follows, cannot be understood.
+    /// The request, or all that follows, cannot be decoded.
     pub(super) fn begin(
         &mut self,
         cx: &mut Cx<'_>,
@@ -191,7 +191,8 @@ impl<T: Transport> Requests<T> {
             }
             Call::Forget => {}
             Call::Destroy => answer(0, &[]),
-            // That to an interrupt has the kernel send none: what was begun with the disk goes on to its end.
+            // This answer to an interrupt makes the kernel send no more: what the disk has begun
+            // runs to its end.
             _ => answer(libc::ENOSYS, &[]),
         }
         Ok(())
@@ -209,7 +210,7 @@ impl<T: Transport> Requests<T> {
         }
     }
 
-    /// Submits what was refused before. Says whether there was room for all.
+    /// Submits the bios that were refused before. Returns whether there was room for all.
     pub(super) fn submit_refused(&mut self, cx: &mut Cx<'_>) -> bool {
         while let Some(bio) = self.refused.pop_front() {
             if let Err(bio) = cx.submit(self.filesystem.disk.queue, bio) {
@@ -220,7 +221,7 @@ impl<T: Transport> Requests<T> {
         true
     }
 
-    /// Answers what a bio was made for that has ended.
+    /// Answers the request of a bio that has ended.
     pub(super) fn finish(&mut self, bio: Bio) {
         let slot = bio.cookie as u16;
         let status = bio.status;
@@ -243,7 +244,7 @@ impl<T: Transport> Requests<T> {
         transport.put(slot);
     }
 
-    /// Has it found out where data or a hole begins.
+    /// Starts the search for the start of data or of a hole.
     fn seek(&mut self, slot: u16, unique: u64, from: u64, whence: u32) {
         let is_for_data = match whence as i32 {
             libc::SEEK_DATA => true,
@@ -266,7 +267,7 @@ impl<T: Transport> Requests<T> {
         self.filesystem.common.lookups.ask(question);
     }
 
-    /// Takes what was found out.
+    /// Answers with what the searches found.
     pub(super) fn take_answers(&mut self) {
         let Some(asker) = self.asker.clone() else { return };
         for found in asker.take() {
@@ -305,7 +306,7 @@ impl<T: Transport> Requests<T> {
         }
     }
 
-    /// Nobody waits for what is still looked up.
+    /// Nobody waits for the running searches any more.
     pub(super) fn give_up(&self) {
         if let Some(asker) = &self.asker {
             asker.give_up();
@@ -313,7 +314,7 @@ impl<T: Transport> Requests<T> {
     }
 }
 
-/// A read: of all blocks that have a part of it.
+/// A read: of all blocks that the range touches.
 fn read(disk: &Disk, range: Range) -> Begun {
     let size = disk.current_size();
     let end = (range.offset + u64::from(range.len)).min(size);
@@ -355,7 +356,7 @@ fn write(disk: &Disk, range: Range, is_durable: bool) -> Begun {
     ))
 }
 
-/// A range to be freed, or filled with zeroes: of whole blocks. To set space aside is what nobody can promise here.
+/// A range to be freed, or zeroed: of whole blocks. Allocation in advance cannot be promised here.
 fn zero(disk: &Disk, offset: u64, len: u64, mode: u32) -> Begun {
     let (keeps_size, mode) = (
         mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0,
@@ -405,5 +406,5 @@ fn errno_of(status: Status) -> i32 {
     }
 }
 
-/// Extents that are asked for at a time.
+/// Extents asked for at a time.
 const EXTENTS_MAX: usize = 128;

@@ -1,9 +1,11 @@
-//! Decides the life of rings, by which the kernel sends requests where it has FUSE over io_uring switched on: one on each reactor, with
-//! the queues of some processors. A request that a processor asks for comes to that processor's queue, so a reactor lives on the
-//! processors whose queues it has: then nothing has to wake another one. `channel` agrees on it with the kernel, and reads what still comes
-//! by `/dev/fuse`: interrupts, and what the kernel lets go of.
+//! Decides how rings serve a mount where the kernel has FUSE over io_uring enabled: one ring on
+//! each reactor, with the queues of some processors. A processor's requests come to that
+//! processor's queue, so a reactor runs on the processors whose queues it has: then no request has
+//! to wake another processor. `channel` negotiates this with the kernel, and reads what still comes
+//! by `/dev/fuse`: interrupts, and forgets.
 //!
-//! An entry is memory for one request. It is the kernel's until a request comes, and again from when that is answered.
+//! An entry is memory for one request. It belongs to the kernel until a request comes, and again
+//! once that is answered.
 
 mod memory;
 mod processors;
@@ -32,7 +34,7 @@ use crate::common::sys::Buffer;
 pub(super) use self::memory::RingMemory;
 use self::memory::{HEADER_BYTES, OfReactor};
 
-/// Has the queues of all processors served by the reactors.
+/// Makes the reactors serve the queues of all processors.
 pub(super) fn spawn(
     cx: &mut Cx<'_>,
     filesystem: &Arc<FileSystem>,
@@ -53,7 +55,7 @@ struct RingChannel {
     processors: Vec<usize>,
     bound: Option<Bound>,
     disk_use: Option<Use>,
-    /// Kept for its memory.
+    /// Kept to reuse its memory.
     ended: Vec<Ended>,
     is_polling: bool,
     comes_again: bool,
@@ -77,7 +79,7 @@ struct Entry {
     commit_id: u64,
     unique: u64,
     work: Work,
-    /// It has a request that is not answered yet.
+    /// The entry has a request that is not answered yet.
     is_under_way: bool,
 }
 
@@ -129,7 +131,7 @@ impl RingChannel {
         let slot = ended.user as u16;
         let entries = &mut self.requests.transport;
         match ended.result {
-            // What comes after the end is the kernel's to give up.
+            // After the end, the kernel is to abort new requests.
             0 if self.is_stopping => entries.lose(slot),
             0 => {
                 let request = entries.receive(slot);
@@ -140,7 +142,7 @@ impl RingChannel {
                     self.filesystem.unmount_and_end();
                 }
             }
-            // The filesystem is gone, which the channel says that has its descriptor.
+            // The filesystem is gone; the channel that has its descriptor reports that.
             GONE => entries.lose(slot),
             error => {
                 entries.lose(slot);
@@ -214,12 +216,12 @@ impl Service for RingChannel {
         }
     }
 
-    /// Who asks needs the processor on which the reactor would look.
+    /// The processor is left to the asking process: the reactor would poll on it.
     fn busy(&self) -> bool {
         false
     }
 
-    /// The channel that has the descriptor sees to it.
+    /// The channel that has the descriptor handles this.
     fn drain(&mut self, _cx: &mut Cx<'_>) {}
 
     fn is_finished(&self) -> bool {
@@ -230,8 +232,9 @@ impl Service for RingChannel {
 impl Drop for RingChannel {
     fn drop(&mut self) {
         self.requests.give_up();
-        // Where it was unmounted, and so the kernel has given all entries back, their memory is there for others. What somebody has open
-        // still has entries at the kernel until the ring is closed, and some time after: that memory is better lost than reused.
+        // Where it was unmounted, the kernel has returned all entries, and their memory is free. If
+        // somebody still has it open, the kernel keeps entries until the ring is closed, and some
+        // time after: that memory is leaked rather than reused.
         let mut ended = std::mem::take(&mut self.ended);
         self.requests.transport.ring.take(&mut ended);
         for ended in ended {
@@ -250,7 +253,7 @@ impl Entries {
         }
     }
 
-    /// Reads the request that has come into an entry.
+    /// Decodes the request that has come into an entry.
     fn receive(&mut self, slot: u16) -> Result<Request, super::protocol::Malformed> {
         let entry = &mut self.all[usize::from(slot)];
         entry.buffer.take_back();
@@ -267,7 +270,7 @@ impl Entries {
         self.all[usize::from(slot)].buffer.take_back();
     }
 
-    /// The request that has come into an entry is not under way any more.
+    /// The request of an entry is not under way any more.
     fn settle(&mut self, slot: u16) {
         let entry = &mut self.all[usize::from(slot)];
         self.under_way -= usize::from(std::mem::take(&mut entry.is_under_way));
@@ -360,7 +363,7 @@ impl Transport for Entries {
     }
 }
 
-/// What an entry ends with when the filesystem does.
+/// The result of an entry's command when the filesystem ends.
 const GONE: i32 = -libc::ENOTCONN;
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;

@@ -1,5 +1,6 @@
-//! The bytes in which a mount is handed over to another daemon: the disk as its users know it, what was agreed on with the kernel, and
-//! what is to be done when it is unmounted. Read from outside, so every length has a limit and every fault an error of its own.
+//! Decides the bytes in which a mount is handed over to another daemon: the disk as its users know
+//! it, what was negotiated with the kernel, and what an unmount has to do. They are input from
+//! outside: every length has a limit, every fault its own error.
 
 use super::mount_table::Entry;
 use super::protocol::Agreed;
@@ -10,33 +11,33 @@ use crate::handover::codec::{DecodeError, Reader, Writer};
 pub struct SavedMount {
     /// The disk's name.
     pub disk: String,
-    /// The size that the kernel was told of last, in bytes.
+    /// The size that the kernel was told last, in bytes.
     pub size: u64,
     /// The disk's smallest unit, in bytes.
     pub block_size: u32,
-    /// Its changes are refused.
+    /// Writes are refused.
     pub read_only: bool,
-    /// None before the kernel's first request.
+    /// `None` before the kernel's first request.
     pub agreed: Option<Agreed>,
-    /// How often it is open.
+    /// Number of open file descriptions.
     pub opened: u64,
-    /// Writes may have been lost of which nobody has been told through it.
+    /// Writes may have been lost without a report through this mount.
     pub has_losses: bool,
-    /// The user and the group whose file it is.
+    /// The user and the group that own the file.
     pub owner: (u32, u32),
     /// When it was mounted, in seconds since 1970.
     pub since: u64,
-    /// The file was made for it, and is taken away afterwards.
+    /// The file was made for the mount, and is removed afterwards.
     pub is_made: bool,
-    /// What the table of mounts has there: the filesystem's number and type.
+    /// The mount's entry in the table of mounts: the filesystem's number and type.
     pub entry: Option<(String, String)>,
 }
 
 impl SavedMount {
-    /// Reads it.
+    /// Decodes it.
     ///
     /// # Errors
-    /// What is wrong with the bytes.
+    /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes);
         let version = reader.u8("a mount's version")?;
@@ -65,7 +66,7 @@ impl SavedMount {
         Ok(saved)
     }
 
-    /// Its bytes.
+    /// Encodes it.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut writer = Writer(&mut bytes);
@@ -91,19 +92,19 @@ impl SavedMount {
         bytes
     }
 
-    /// What the table of mounts has there.
+    /// The mount's entry in the table of mounts.
     pub(super) fn entry(&self) -> Option<Entry> {
         let entry = self.entry.clone();
         entry.map(|(device, kind)| Entry { device, kind })
     }
 }
 
-/// A version or a length that is not served here would not be understood later.
+/// A version or a length that is not served here would fail later, so it is refused.
 fn agreed(reader: &mut Reader<'_>) -> Result<Agreed, DecodeError> {
     let agreed = Agreed {
         minor: reader.u32("the kernel's version")?,
         data_bytes_max: reader.u32("the longest write")?,
-        // Such a mount is never handed over.
+        // A mount with rings is never handed over.
         is_ring: false,
     };
     if !agreed.is_version_served() {

@@ -1,8 +1,9 @@
-//! Decides where a request's data lies while it is under way. All memory is there, and touched, before the mount is: whoever waits for
-//! this disk to have memory written back is never waited for here.
+//! Decides where a request's data lies while the request is under way. All memory is there, and
+//! touched, before the mount is: so nothing here waits for memory whose write-back needs this disk.
 //!
-//! Each slot has a small buffer of its own. What does not fit into it takes a large one, of which there are few: a write is received into
-//! both, one after the other, as nobody knows its length before; a long read has the large one alone.
+//! Each slot has a small buffer of its own. A request that does not fit takes one of a few large
+//! buffers: a write is received into both, one after the other, as its length is not known before;
+//! a long read uses only the large one.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use super::protocol::DATA_BYTES_MAX;
 use crate::common::sys::{Buffer, Chunk};
 use crate::common::touched::touched;
 
-/// Memory of the slots of one mount, got by a thread that may wait for it.
+/// Memory of the slots of one mount, allocated by a thread that may block.
 #[derive(Debug)]
 pub(super) struct Memory {
     small: Vec<Chunk>,
@@ -24,9 +25,9 @@ pub(super) struct Memory {
 #[derive(Debug)]
 pub(super) struct Slots {
     all: Vec<Slot>,
-    /// Those that nobody uses, the one that was used last at the end.
+    /// Free slots, the one used last at the end.
     free: Vec<u16>,
-    /// Large buffers that nobody uses.
+    /// Free large buffers.
     large: Vec<Buffer>,
 }
 
@@ -38,7 +39,7 @@ pub(super) struct Slot {
     pub(super) work: Work,
     small: Buffer,
     large: Option<Buffer>,
-    /// For the two parts of a long write; kept to be used again.
+    /// For the two parts of a long write; kept for reuse.
     list: Arc<[Lent]>,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     None,
-    /// A read: so much of what is read comes before what was asked for, and that is so long.
+    /// A read: `before` bytes of what is read precede the wanted range, which has `len` bytes.
     Read {
         before: u32,
         len: u32,
@@ -56,7 +57,7 @@ pub(super) enum Work {
     },
     Flush,
     Zero,
-    /// Data, or a hole, is looked for from there on.
+    /// The start of data, or of a hole, is looked for from there on.
     Seek {
         from: u64,
         is_for_data: bool,
@@ -64,12 +65,12 @@ pub(super) enum Work {
 }
 
 impl Memory {
-    /// Gets it for a disk with blocks of that size. May block.
+    /// Allocates it for a disk with blocks of `block_size` bytes. May block.
     ///
     /// # Errors
-    /// What the system says: it has no memory, or no more mappings.
+    /// The system's error: it has no memory, or no more mappings.
     pub(super) fn new(block_size: u32) -> io::Result<Self> {
-        // A read that is no multiple of blocks has parts of two more than it asks for.
+        // A read that is not aligned to blocks covers up to two more than it asks for.
         let large_bytes = DATA_BYTES_MAX + 2 * block_size as usize;
         let chunks =
             |count: usize, bytes: usize| (0..count).map(|_| touched(bytes)).collect::<io::Result<_>>();
@@ -109,8 +110,8 @@ impl Slots {
         }
     }
 
-    /// The free slot that is used next, and where data is to be received into: its own buffer, and behind that a large one. None as long
-    /// as others have all of them.
+    /// The free slot that is used next, and where to receive data: its own buffer, and behind that
+    /// a large one. `None` while all are in use.
     pub(super) fn next(&mut self) -> Option<(u16, [&mut [u8]; 2])> {
         let &index = self.free.last()?;
         let large = self.large.last_mut()?;
@@ -126,7 +127,7 @@ impl Slots {
         (slot.unique, slot.work) = (unique, work);
     }
 
-    /// Lends what a read of so many bytes fills.
+    /// Lends the memory that a read of `bytes` bytes fills.
     pub(super) fn lend_for_read(&mut self, index: u16, bytes: usize) -> Data {
         let slot = &mut self.all[usize::from(index)];
         if bytes <= SMALL_BYTES {
@@ -138,7 +139,7 @@ impl Slots {
         Data::Flat(large.lend(0, bytes as u32))
     }
 
-    /// Lends the first bytes of a write that was received just now.
+    /// Lends the first bytes of a write that was just received.
     pub(super) fn lend_write(&mut self, index: u16, bytes: usize) -> Data {
         let slot = &mut self.all[usize::from(index)];
         if bytes <= SMALL_BYTES {
@@ -158,7 +159,7 @@ impl Slots {
         Data::List(Arc::clone(&slot.list))
     }
 
-    /// Takes a slot back.
+    /// Frees a slot.
     pub(super) fn put(&mut self, index: u16) {
         let slot = &mut self.all[usize::from(index)];
         slot.work = Work::None;
@@ -174,14 +175,14 @@ impl Slots {
         &mut self.all[usize::from(index)]
     }
 
-    /// Says whether none is under way.
+    /// Returns whether no request is under way.
     pub(super) fn are_free(&self) -> bool {
         self.free.len() == self.all.len()
     }
 }
 
 impl Slot {
-    /// Its bio has ended: what was lent to it is ours again.
+    /// Its bio has ended: ends the loan.
     pub(super) fn take_back(&mut self) {
         for buffer in [Some(&mut self.small), self.large.as_mut()].into_iter().flatten() {
             if buffer.is_lent() {
@@ -190,15 +191,15 @@ impl Slot {
         }
     }
 
-    /// What a read has filled.
+    /// The data that a read has brought.
     pub(super) fn read_data(&self) -> &[u8] {
         self.large.as_ref().unwrap_or(&self.small).bytes()
     }
 }
 
-/// Requests under way at a time.
+/// Most requests under way at a time.
 pub(super) const SLOTS: u16 = 128;
-/// Of them, those that are longer than what a slot has, and one that is being received.
+/// Large buffers: for requests longer than a slot's buffer, and for one that is being received.
 const LARGE: usize = 8;
 const SMALL_BYTES: usize = 32 << 10;
 /// Small buffers that share a region, which is as large as those of other doors.

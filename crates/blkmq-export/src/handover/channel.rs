@@ -1,6 +1,6 @@
-//! How messages of a hand-over and their descriptors go over a unix socket, and how long they may take. Used by threads that may
-//! wait, never by a reactor. What the other side sends is not trusted: each message is bounded, and none has descriptors that do not
-//! belong to it.
+//! Decides how messages of a hand-over and their descriptors go over a unix socket, and how long
+//! they may take. Used by threads that may block, never by a reactor. The other side is not
+//! trusted: each message is bounded, and none carries descriptors that do not belong to it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,33 +15,33 @@ use rustix::net::{
 
 use super::codec::{DecodeError, FDS_MAX, HEADER_BYTES, Message};
 
-/// The way to the other daemon.
+/// The connection to the other daemon.
 #[derive(Debug)]
 pub struct Channel {
     stream: UnixStream,
-    /// Kept for its memory.
+    /// Kept to reuse its memory.
     out: Vec<u8>,
 }
 
-/// Why nothing more can be said to the other daemon, or heard of it.
+/// Why communication with the other daemon ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// It has ended, or closed the connection.
+    /// The other daemon has ended, or closed the connection.
     #[error("the other daemon has closed the connection")]
     Closed,
-    /// It takes too long.
+    /// The other daemon takes too long.
     #[error("the other daemon did not answer in time")]
     Late,
-    /// It cannot be: the other daemon says why.
+    /// The other daemon refuses, with its reason.
     #[error("the other daemon refuses: {0}")]
     Refused(String),
-    /// It speaks otherwise.
+    /// The other daemon's bytes cannot be decoded.
     #[error("what the other daemon says cannot be understood: {0}")]
     Decode(DecodeError),
-    /// It says what does not belong here.
+    /// The other daemon's message is out of order.
     #[error("the other daemon says what does not belong here: {0}")]
     Unexpected(&'static str),
-    /// What the system says.
+    /// An error of the system.
     #[error("the connection to the other daemon failed: {0}")]
     Os(io::Error),
 }
@@ -53,10 +53,10 @@ impl From<DecodeError> for ChannelError {
 }
 
 impl Channel {
-    /// Speaks over this connection, with a process of the same user.
+    /// Communicates over this connection, with a process of the same user.
     ///
     /// # Errors
-    /// If it is another user's, or cannot be told.
+    /// The process is another user's, or its user cannot be found out.
     pub fn new(stream: UnixStream) -> io::Result<Self> {
         let peer = sockopt::socket_peercred(&stream)?;
         let ours = rustix::process::geteuid();
@@ -69,7 +69,8 @@ impl Channel {
             )));
         }
         stream.set_nonblocking(false)?;
-        // A session with much on its way should not take a hundred calls; how much is granted is the system's to say.
+        // A session with much data should not take a hundred calls; the system decides how much it
+        // grants.
         let _ = sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
         Ok(Self {
             stream,
@@ -80,10 +81,10 @@ impl Channel {
     /// Sends a message with its descriptors, in at most `limit`.
     ///
     /// # Errors
-    /// What went wrong.
+    /// The failure.
     ///
     /// # Panics
-    /// If the descriptors are not as many as the message has.
+    /// The number of descriptors is not that of the message.
     pub fn send(
         &mut self,
         message: &Message,
@@ -118,7 +119,7 @@ impl Channel {
     /// Receives a message with its descriptors, in at most `limit`.
     ///
     /// # Errors
-    /// What went wrong; `Refused` if that is what the other daemon says.
+    /// The failure; `Refused` if the other daemon refuses.
     pub fn receive(&mut self, limit: Duration) -> Result<(Message, Vec<OwnedFd>), ChannelError> {
         let until = Instant::now() + limit;
         let mut fds = Vec::new();
@@ -126,7 +127,7 @@ impl Channel {
         self.fill(&mut header, &mut fds, until)?;
         let (kind, length) = Message::parse_header(header)?;
         let mut body = Vec::new();
-        // No more memory than what has come asks for.
+        // Memory grows only with the bytes that have arrived.
         while body.len() < length {
             let at = body.len();
             body.resize(length.min(at + BODY_STEP), 0);
@@ -143,10 +144,10 @@ impl Channel {
         }
     }
 
-    /// Waits until there is something to receive; how long that takes is the other's to say.
+    /// Waits until there is something to receive, without a limit of time.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn wait(&self) -> Result<(), ChannelError> {
         let mut poll = [rustix::event::PollFd::new(
             &self.stream,
@@ -193,10 +194,10 @@ impl Channel {
     }
 }
 
-/// What is left of the time, which is over otherwise.
+/// The rest of the time, or an error if none is left.
 fn left_of(until: Instant) -> Result<Duration, ChannelError> {
     match until.saturating_duration_since(Instant::now()) {
-        // The system takes none for no limit.
+        // The system takes zero for no limit.
         Duration::ZERO => Err(ChannelError::Late),
         left => Ok(left.max(Duration::from_millis(1))),
     }
@@ -211,7 +212,7 @@ fn retry_or_fail(error: io::Error) -> Result<(), ChannelError> {
     }
 }
 
-/// Memory for a body grows by so much.
+/// Step by which memory for a body grows.
 const BODY_STEP: usize = 1 << 20;
 const SOCKET_BUFFER: usize = 4 << 20;
 

@@ -1,22 +1,25 @@
-//! What two daemons say to each other while one takes over from the other: messages, as bytes and back. `channel` carries them, with
-//! the descriptors that belong to some; what is in a session's body is its front door's.
+//! Decides the protocol by which one daemon takes over from another: messages to bytes and back.
+//! `channel` carries them, with the descriptors that belong to some; the front door of a session
+//! defines the session's body.
 //!
 //! ```text
-//!  incoming: hello                     outgoing: welcome, locks, sockets, that is all
-//!  incoming: disks, take               outgoing: sessions, statistics, that is all    (it serves nobody meanwhile)
+//!  incoming: hello                     outgoing: welcome, locks, sockets, end
+//!  incoming: disks, take               outgoing: sessions, statistics, end    (it serves nobody meanwhile)
 //!  incoming: ready                     outgoing: go
 //!  incoming: taken                     outgoing: ends
 //! ```
 //!
-//! Either may say `refused` instead, and why. Numbers are little-endian; a text or a list of bytes has its length before it.
+//! Either may send `refused` with a reason instead. Numbers are little-endian; a text or a list of
+//! bytes has its length before it.
 
 use std::fmt;
 
-/// The version of the protocol. Both have to speak the same.
+/// The version of the protocol. Both daemons must have the same.
 pub const VERSION: u32 = 3;
 /// Bytes before the body of each message: its length and its kind.
 pub const HEADER_BYTES: usize = 6;
-/// The longest body: a session with all that its client may have on its way, in either direction.
+/// The longest body: a session with all data that its client may have under way, in either
+/// direction.
 pub const BODY_BYTES_MAX: usize = 256 << 20;
 /// The longest body of any other message.
 pub const SHORT_BODY_BYTES_MAX: usize = 64 << 10;
@@ -25,19 +28,19 @@ pub const TEXT_BYTES_MAX: usize = 8 << 10;
 /// Descriptors that one message may carry: as many as Linux takes at a time.
 pub const FDS_MAX: usize = 253;
 
-/// One message. Descriptors come beside it, where it says so.
+/// One message. Descriptors are sent beside it, where its doc names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The incoming daemon's first word.
+    /// The incoming daemon's first message.
     Hello {
-        /// What it speaks.
+        /// Its version of the protocol.
         version: u32,
     },
     /// The outgoing daemon's answer.
     Welcome {
-        /// What it speaks.
+        /// Its version of the protocol.
         version: u32,
-        /// Which instance of a server its clients know.
+        /// The instance of the server that its clients know.
         instance: Option<u64>,
     },
     /// One descriptor: it holds the lock of a disk's file.
@@ -46,15 +49,15 @@ pub enum Message {
     Socket(Socket),
     /// A disk, as the incoming daemon has it.
     Disk(Disk),
-    /// The incoming daemon has said all: the outgoing one is to stop and to hand over.
+    /// The incoming daemon has sent everything: the outgoing one is to stop and to hand over.
     Take,
     /// One client, with its descriptors; the first one is its socket.
     Session(Session),
     /// What a group has done on a queue so far.
     Statistics(Statistics),
-    /// All of a kind has been sent: so many.
+    /// All messages of a kind have been sent.
     End {
-        /// How many messages came before.
+        /// The number of messages before.
         count: u32,
     },
     /// The incoming daemon has everything, and waits.
@@ -63,9 +66,9 @@ pub enum Message {
     Go,
     /// The incoming daemon serves.
     Taken,
-    /// It cannot be.
+    /// The sender refuses to go on.
     Refused {
-        /// Why, for people.
+        /// The reason, for people.
         reason: String,
     },
 }
@@ -108,9 +111,9 @@ pub struct Disk {
 pub struct Session {
     /// The front door that serves it.
     pub door: String,
-    /// The address of the socket at which it came.
+    /// The address of the socket at which the client connected.
     pub address: String,
-    /// What its front door has to know. Empty for one that nobody has spoken with.
+    /// What its front door needs to know. Empty for a client with which nothing was exchanged yet.
     pub body: Vec<u8>,
 }
 
@@ -127,22 +130,22 @@ pub struct Statistics {
     pub debts: Vec<u64>,
     /// The queue's scheduler.
     pub scheduler: String,
-    /// What that has learnt of the group, in numbers of its own.
+    /// What the scheduler has learnt of the group, in an encoding of its own.
     pub learnt: Vec<u64>,
 }
 
 /// Why bytes are no message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// There is no message of this kind.
+    /// A kind that does not exist.
     Kind(u16),
     /// A body, a text or a list is longer than it may be.
     TooLong {
-        /// What is.
+        /// What is too long.
         what: &'static str,
         /// Its length.
         length: u64,
-        /// What it may have.
+        /// Its limit.
         max: u64,
     },
     /// The bytes end before the message does.
@@ -151,7 +154,7 @@ pub enum DecodeError {
     Trailing(usize),
     /// A text that is no UTF-8.
     Text(&'static str),
-    /// A value that there is not.
+    /// A value that does not exist.
     Value(&'static str, u64),
 }
 
@@ -173,7 +176,7 @@ impl fmt::Display for DecodeError {
 impl std::error::Error for DecodeError {}
 
 impl Message {
-    /// Says how many descriptors come beside a message, at least and at most.
+    /// Returns how many descriptors come beside a message, at least and at most.
     pub fn fds(&self) -> (usize, usize) {
         match self {
             Self::Lock | Self::Socket(_) => (1, 1),
@@ -182,10 +185,10 @@ impl Message {
         }
     }
 
-    /// Reads the header: the kind and the length of the body.
+    /// Decodes the header: the kind and the length of the body.
     ///
     /// # Errors
-    /// If there is no such kind, or its body is too long.
+    /// The kind does not exist, or its body is too long.
     pub fn parse_header(bytes: [u8; HEADER_BYTES]) -> Result<(u16, usize), DecodeError> {
         let [a, b, c, d, e, f] = bytes;
         let (length, kind) = (u32::from_le_bytes([a, b, c, d]), u16::from_le_bytes([e, f]));
@@ -201,10 +204,10 @@ impl Message {
         Ok((kind, length))
     }
 
-    /// Reads the body of a message of this kind.
+    /// Decodes the body of a message of this kind.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in the body.
     pub fn parse(kind: u16, body: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(body);
         let message = match kind {
@@ -263,7 +266,7 @@ impl Message {
     /// Appends the message, header and body.
     ///
     /// # Panics
-    /// If it is longer than it may be.
+    /// The message is longer than its limit.
     pub fn write(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend([0; HEADER_BYTES]);
@@ -339,7 +342,7 @@ impl Message {
     }
 }
 
-/// Takes values off the front of a body. Each names what it is, for the error.
+/// Takes values off the front of a body. Each call names its value, for the error.
 #[derive(Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
@@ -379,10 +382,10 @@ impl<'a> Reader<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// Yes or no.
+    /// A boolean.
     ///
     /// # Errors
-    /// If the bytes have ended, or it is neither.
+    /// The bytes have ended, or the value is neither 0 nor 1.
     pub fn flag(&mut self, what: &'static str) -> Result<bool, DecodeError> {
         match self.u8(what)? {
             0 => Ok(false),
@@ -394,7 +397,7 @@ impl<'a> Reader<'a> {
     /// A value that may be missing.
     ///
     /// # Errors
-    /// What `read` says, or that it is not known whether there is one.
+    /// The error of `read`, or the flag before the value is invalid.
     pub fn optional<T>(
         &mut self,
         what: &'static str,
@@ -403,10 +406,10 @@ impl<'a> Reader<'a> {
         self.flag(what)?.then(|| read(self)).transpose()
     }
 
-    /// So many bytes as the number before them says.
+    /// As many bytes as the number before them says.
     ///
     /// # Errors
-    /// If these are too many, or not there.
+    /// They are too many, or missing.
     pub fn bytes(&mut self, what: &'static str, max: usize) -> Result<&'a [u8], DecodeError> {
         let length = self.u32(what)? as usize;
         if length > max {
@@ -421,7 +424,7 @@ impl<'a> Reader<'a> {
     }
 
     /// # Errors
-    /// If it is too long, not there, or no UTF-8.
+    /// The text is too long, missing, or no UTF-8.
     pub fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
         let bytes = self.bytes(what, TEXT_BYTES_MAX)?;
         let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Text(what))?;
@@ -437,7 +440,7 @@ impl<'a> Reader<'a> {
     }
 
     /// # Errors
-    /// If there are more bytes.
+    /// More bytes follow.
     pub fn end(&self) -> Result<(), DecodeError> {
         match self.0.len() {
             0 => Ok(()),
@@ -471,7 +474,7 @@ impl Writer<'_> {
         self.0.extend(value.to_le_bytes());
     }
 
-    /// Appends numbers behind how many there are.
+    /// Appends numbers behind their count.
     pub fn counts(&mut self, counts: &[u64]) {
         self.u32(counts.len() as u32);
         counts.iter().for_each(|count| self.u64(*count));
@@ -485,13 +488,13 @@ impl Writer<'_> {
         }
     }
 
-    /// Appends bytes behind their number.
+    /// Appends bytes behind their count.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.u32(bytes.len() as u32);
         self.0.extend_from_slice(bytes);
     }
 
-    /// Appends a text behind its length. What is longer than a text may be is cut.
+    /// Appends a text behind its length. A text that is too long is cut.
     pub fn text(&mut self, text: &str) {
         self.bytes(&text.as_bytes()[..text.floor_char_boundary(TEXT_BYTES_MAX)]);
     }

@@ -1,15 +1,17 @@
-//! Who is handed over when another daemon takes this one's place: listeners, connections and mounts are its members, stop when they
-//! are told, say what their successors have to know, and then either go on or are gone. Reactors are never waited with: they look at one
-//! flag when they are woken, and leave what they save here; the daemon's own thread waits for it.
+//! Decides who is handed over when another daemon takes over from this one: listeners, connections
+//! and mounts are the members. Members stop when they are told, save the state that their successors
+//! need, and then continue or end. A reactor never waits: it looks at one flag when it is woken, and
+//! leaves saved state here; the daemon's own thread waits for that state.
 //!
 //! ```text
-//!             suspend                 resume: as if nothing had been
+//!             suspend                 resume: members continue unchanged
 //!  Serving ─────────────► Suspended ─────────────► Serving
-//!                             └──────────────────► Gone: each lets go of its socket without a word
+//!                             └──────────────────► Gone: each member closes its socket silently
 //!                               leave
 //! ```
 //!
-//! The daemon that takes over begins with `Suspended`, makes its members of what the other saved, and resumes.
+//! The incoming daemon begins with `Suspended`, makes its members of what the other daemon saved,
+//! and resumes.
 
 pub mod channel;
 pub mod codec;
@@ -31,15 +33,16 @@ use crate::common::Socket;
 /// Whether clients are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// They are.
+    /// Clients are served.
     Serving,
-    /// Nothing more is taken from them, and nothing given once all that was begun has ended.
+    /// Nothing more is taken from clients, and nothing is sent to them once all that was begun has
+    /// ended.
     Suspended,
-    /// Another process serves them.
+    /// Another process serves the clients.
     Gone,
 }
 
-/// What is handed over, and how far that is.
+/// What is handed over, and how far the hand-over is.
 pub struct Handover {
     phase: AtomicU8,
     state: Mutex<State>,
@@ -52,11 +55,11 @@ struct State {
     next: u64,
     members: BTreeMap<u64, Entry>,
     doors: Vec<Door>,
-    /// Sockets of another daemon that nobody has opened yet.
+    /// Sockets of another daemon that are not opened here yet.
     inherited: Vec<(codec::Socket, OwnedFd)>,
-    /// Addresses whose sockets were inherited, and whose paths are ours once we serve.
+    /// Addresses whose sockets were inherited; this daemon owns their paths once it serves.
     paths: BTreeSet<String>,
-    /// Addresses whose sockets are systemd's.
+    /// Addresses whose sockets belong to systemd.
     of_systemd: BTreeSet<String>,
     instance: Option<u64>,
 }
@@ -66,7 +69,7 @@ struct Door {
     door: &'static str,
     address: String,
     origin: Origin,
-    /// What another daemon has to have for a start. None where this side connects.
+    /// The descriptor with which another daemon starts. None where this side connects.
     socket: Option<OwnedFd>,
     restore: Restore,
 }
@@ -75,32 +78,32 @@ struct Door {
 #[derive(Default)]
 struct Entry {
     waker: Option<Waker>,
-    /// The disk that its client has selected.
+    /// The disk that the client has selected.
     disk: Option<String>,
     report: Report,
 }
 
 #[derive(Default)]
 enum Report {
-    /// It has not stopped, or not begun.
+    /// The member has not stopped, or not begun.
     #[default]
     None,
-    /// It has stopped, or is in its place: this is what its successor has to know, unless that is nothing.
+    /// The member has stopped, or is restored: this is what its successor needs, if anything.
     Settled(Option<Saved>),
-    /// It cannot be handed over, or taken over.
+    /// The member cannot be handed over, or taken over.
     Unable(String),
 }
 
-/// What a successor has to know of a client.
+/// What a successor needs to know of a client.
 #[derive(Clone, Debug)]
 pub struct Saved {
     /// The front door.
     pub door: &'static str,
-    /// The address at which it came.
+    /// The address at which the client connected.
     pub address: String,
-    /// What its front door wrote.
+    /// What the client's front door wrote.
     pub body: Vec<u8>,
-    /// Its socket, and what else belongs to it.
+    /// The client's socket, and the descriptors that belong to it.
     pub fds: Vec<Arc<OwnedFd>>,
 }
 
@@ -111,7 +114,7 @@ pub(crate) type Restore = Arc<
         + Sync,
 >;
 
-/// A listener's or connection's place among what is handed over, for as long as it lives.
+/// The registration of a listener or connection for the hand-over, as long as that exists.
 pub(crate) struct Member {
     handover: Arc<Handover>,
     number: u64,
@@ -120,7 +123,7 @@ pub(crate) struct Member {
 /// Why clients cannot be handed over, or taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum HandoverError {
-    /// One of them cannot.
+    /// A member cannot.
     #[error("{0}")]
     Unable(String),
     /// Some have not stopped in time.
@@ -130,10 +133,10 @@ pub enum HandoverError {
         left: usize,
         /// Of how many.
         all: usize,
-        /// What they had.
+        /// The time that they had.
         limit: Duration,
     },
-    /// There is no such address here.
+    /// Nothing here serves that address.
     #[error("nobody serves {door} at {address} here")]
     NoDoor {
         /// The front door.
@@ -144,7 +147,7 @@ pub enum HandoverError {
 }
 
 impl Handover {
-    /// Clients are served, or, where another daemon's are taken over, are not yet.
+    /// Begins in this phase: `Serving`, or `Suspended` in a daemon that takes over.
     pub fn new(phase: Phase) -> Self {
         Self {
             phase: AtomicU8::new(phase as u8),
@@ -163,25 +166,25 @@ impl Handover {
         }
     }
 
-    /// Has everybody stop.
+    /// Makes all members stop.
     pub fn suspend(&self) {
         self.enter(Phase::Suspended);
     }
 
-    /// Has everybody serve, as if nothing had been.
+    /// Makes all members serve again, unchanged.
     pub fn resume(&self) {
         self.enter(Phase::Serving);
     }
 
-    /// Has everybody let go of what another process serves now.
+    /// Makes all members release what another process serves now.
     pub fn leave(&self) {
         self.enter(Phase::Gone);
     }
 
-    /// The members that have come to rest are woken out of it.
+    /// Enters a phase and wakes the members that are at rest.
     fn enter(&self, phase: Phase) {
         let mut state = self.lock();
-        // Release: pairs with the Acquire in `phase`, which members ask when they are woken.
+        // Release: pairs with the Acquire in `phase`, which members read when they are woken.
         self.phase.store(phase as u8, Ordering::Release);
         let members = state.members.values_mut();
         let wakers: Vec<Waker> = members
@@ -194,10 +197,10 @@ impl Handover {
         wakers.iter().for_each(Waker::wake);
     }
 
-    /// Waits until all members have stopped, or are in their places.
+    /// Waits until all members have stopped, or are restored.
     ///
     /// # Errors
-    /// If one is unable to, or some have not after `limit`.
+    /// A member is unable to, or some have not settled after `limit`.
     pub fn wait_until_settled(&self, limit: Duration) -> Result<(), HandoverError> {
         let until = Instant::now() + limit;
         let mut state = self.lock();
@@ -223,7 +226,7 @@ impl Handover {
         }
     }
 
-    /// What the members that have stopped have saved.
+    /// What the members that have stopped saved.
     pub fn take_saved(&self) -> Vec<Saved> {
         let mut state = self.lock();
         let saved = state
@@ -246,10 +249,11 @@ impl Handover {
             .collect()
     }
 
-    /// The sockets that listen, and what stands for one where there is none, for another daemon to serve at.
+    /// The sockets that listen, and the substitute where there is none, at which another daemon is
+    /// to serve.
     ///
     /// # Errors
-    /// If there is no descriptor for one more.
+    /// There is no descriptor left.
     pub fn sockets(&self) -> io::Result<Vec<(codec::Socket, OwnedFd)>> {
         let state = self.lock();
         let socket = |door: &Door| {
@@ -271,10 +275,11 @@ impl Handover {
         state.doors.iter().map(named).collect()
     }
 
-    /// Has a client served that another daemon has saved: it settles on its reactor.
+    /// Makes the service of a client that another daemon has saved: the client settles on its
+    /// reactor.
     ///
     /// # Errors
-    /// If there is no such address here, or its front door cannot go on with it.
+    /// There is no such address here, or its front door cannot continue the client.
     pub fn restore(
         &self,
         engine: &Engine,
@@ -300,17 +305,18 @@ impl Handover {
         Ok(())
     }
 
-    /// Which instance of a server clients know: the first one's, however often another has taken over.
+    /// The instance of the server that clients know: the first one's, however often another daemon
+    /// has taken over.
     pub fn instance(&self) -> Option<u64> {
         self.lock().instance
     }
 
-    /// Notes which instance of a server clients know.
+    /// Sets the instance of the server that clients know.
     pub fn set_instance(&self, instance: Option<u64>) {
         self.lock().instance = instance;
     }
 
-    /// Notes a socket of another daemon, to be used where it would be opened.
+    /// Stores a socket of another daemon, which is used instead of opening a new one.
     pub fn inherit(&self, named: codec::Socket, socket: OwnedFd) {
         self.lock().inherited.push((named, socket));
     }
@@ -337,32 +343,33 @@ impl Handover {
         taken
     }
 
-    /// Notes that the socket of an address is systemd's.
+    /// Records that the socket of an address belongs to systemd.
     pub(crate) fn note_systemd(&self, address: String) {
         self.lock().of_systemd.insert(address);
     }
 
-    /// Lets go of the sockets that nobody serves at here, with their paths. Returns their addresses.
+    /// Closes the inherited sockets that nothing here serves, and removes their paths. Returns
+    /// their addresses.
     pub fn drop_unused(&self) -> Vec<String> {
         let unused = std::mem::take(&mut self.lock().inherited);
         for (named, _) in &unused {
             if let (Origin::Daemon, Some(path)) = (named.origin, named.address.strip_prefix("unix:")) {
-                // Gone already is as good.
+                // The path may be gone already.
                 let _ = std::fs::remove_file(path);
             }
         }
         unused.into_iter().map(|(named, _)| named.address).collect()
     }
 
-    /// Says whether the socket of an address is another daemon's until this one serves.
+    /// Returns whether the socket of an address belongs to another daemon until this one serves.
     pub fn is_inherited(&self, address: &str) -> bool {
         self.lock().paths.contains(address)
     }
 
-    /// An address is served from now on: its clients are restored with `restore`.
+    /// Adds an address that is served from now on: its clients are restored with `restore`.
     ///
     /// # Errors
-    /// If there is no descriptor for one more.
+    /// There is no descriptor left.
     pub(crate) fn add_door(&self, door: &'static str, socket: &Socket, restore: Restore) -> io::Result<()> {
         let address = socket.address();
         let mut state = self.lock();
@@ -381,7 +388,8 @@ impl Handover {
         Ok(())
     }
 
-    /// The same for a disk of this host: a file, with a copy of the descriptor on which the kernel asks for it, or a device.
+    /// The same for a disk of this host: a file, with a copy of the descriptor on which the kernel
+    /// sends requests, or a device.
     #[cfg(any(feature = "fuse", feature = "ublk"))]
     pub(crate) fn add_mount(&self, door: &'static str, address: String, device: OwnedFd, restore: Restore) {
         self.lock().doors.push(Door {
@@ -405,7 +413,7 @@ impl Handover {
         });
     }
 
-    /// An address is not served any more.
+    /// Removes an address that is not served any more.
     pub(crate) fn remove_door(&self, door: &str, address: &str) {
         let mut state = self.lock();
         let found = state
@@ -414,18 +422,18 @@ impl Handover {
             .position(|one| one.door == door && one.address == address);
         let removed = found.map(|index| state.doors.remove(index));
         drop(state);
-        // What restores its clients is theirs to drop.
+        // Dropped with the lock released: it contains what restores clients.
         drop(removed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Lists that a panic left behind are as good as any.
+        // A panic leaves the lists consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Member {
-    /// A listener or a connection is to be made.
+    /// Registers a listener or connection that is about to be made.
     pub(crate) fn new(handover: &Arc<Handover>) -> Self {
         let mut state = handover.lock();
         state.next += 1;
@@ -438,7 +446,8 @@ impl Member {
         }
     }
 
-    /// It lives on its reactor, and is told with `waker` of each change. Returns how it is to begin.
+    /// Reports that the member is on its reactor; `waker` is used at each change. Returns the phase
+    /// in which it begins.
     pub(crate) fn arrive(&self, waker: Waker) -> Phase {
         self.with(|entry| entry.waker = Some(waker));
         self.handover.phase()
@@ -449,24 +458,25 @@ impl Member {
         self.handover.phase()
     }
 
-    /// Says whether it has settled since all were told to. It may not have seen that they went on for a moment in between.
+    /// Returns whether the member has settled since the last suspension. It may have missed a short
+    /// resumption in between.
     pub(crate) fn has_settled(&self) -> bool {
         let state = self.handover.lock();
         let entry = state.members.get(&self.number);
         entry.is_some_and(|entry| !matches!(entry.report, Report::None))
     }
 
-    /// Its client has selected a disk.
+    /// Records the disk that the client selected.
     pub(crate) fn select(&self, disk: &str) {
         self.with(|entry| entry.disk = Some(disk.to_owned()));
     }
 
-    /// It has stopped, and this is what its successor has to know; or it is in its place.
+    /// Reports that the member has stopped, with what its successor needs, or that it is restored.
     pub(crate) fn settle(&self, saved: Option<Saved>) {
         self.report(Report::Settled(saved));
     }
 
-    /// It cannot be handed over, or taken over.
+    /// Reports that the member cannot be handed over, or taken over.
     pub(crate) fn fail(&self, why: String) {
         self.report(Report::Unable(why));
     }
@@ -493,7 +503,7 @@ impl Drop for Member {
                 ..
             }) = entry
         {
-            // It has ended because it could not be taken over: that stays known.
+            // The member ended because it could not be taken over: that is kept.
             state.next += 1;
             let number = state.next;
             let failed = Entry {

@@ -1,5 +1,6 @@
-//! Decides how the NBD session meets sockets: a listener that spreads connections over the reactors, and the making of the
-//! table of exports from the engine's disks. A connection's own life is in `connection`.
+//! Decides how the NBD session is connected to sockets: a listener that spreads connections over
+//! the reactors, and a table of exports made from the engine's disks. `connection` decides what a
+//! connection does.
 //!
 //! ```text
 //!  listener ─► connection (on a reactor):  socket ─► receive ─► Session ─► slots ─► bio ─► queue
@@ -38,14 +39,14 @@ use crate::front_door;
 use crate::handover::{Member, Restore};
 use crate::nbd::saved::SavedConnection;
 
-/// What the connections of all NBD addresses have in common.
+/// What the connections of all NBD addresses share.
 #[derive(Debug)]
 struct Shared {
-    /// Who has selected which disk.
+    /// Which connections have selected which disk.
     disks: Arc<predecessors::Disks>,
     /// Which instance of a server this is.
     instance: Option<u64>,
-    /// Who does the arithmetic of TLS.
+    /// The threads that do the arithmetic of TLS handshakes.
     handshakes: Handshakes,
 }
 
@@ -64,27 +65,27 @@ impl Default for Shared {
 pub struct Served<'a> {
     /// The socket that listens.
     pub socket: Socket,
-    /// The disks, by name; none for all that no mapped disk lies on.
+    /// The names of the disks; `None` for all disks that no mapped disk lies on.
     pub disks: Option<&'a [String]>,
     /// What one connection may take.
     pub limits: Limits,
-    /// How many there may be.
+    /// How many connections are admitted.
     pub admitted: AddressLimits,
-    /// What is asked of them.
+    /// The TLS settings of the address.
     pub tls: &'a Settings,
 }
 
-/// What clients find who come now.
+/// What new clients find.
 #[derive(Debug)]
 pub(crate) struct Offered {
-    /// What they may select; an export's id is the disk's number.
+    /// The exports that clients may select; an export's id is the disk's number.
     exports: Arc<ExportTable>,
     tls: Settings,
-    /// The files of TLS, as they were when they were read.
+    /// The TLS files, as they were when they were read.
     server: Option<Server>,
 }
 
-/// What all connections of one address have in common.
+/// What all connections of one address share.
 #[derive(Debug)]
 pub(crate) struct Door {
     offered: Mutex<Arc<Offered>>,
@@ -92,14 +93,14 @@ pub(crate) struct Door {
     common: Arc<Common>,
     shared: Arc<Shared>,
     log: Arc<Log>,
-    /// The address, as its socket has it.
+    /// The address, as its socket reports it.
     address: String,
 }
 
 /// Serves disks at a socket that listens.
 ///
 /// # Errors
-/// The limit that is out of its range, or the disk that cannot be offered, with the reason.
+/// A limit is out of its range, or a disk cannot be offered, with the reason.
 pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Result<NbdAddress, ServeError> {
     let Served {
         socket,
@@ -199,7 +200,7 @@ impl front_door::Served for NbdAddress {
 }
 
 impl Door {
-    /// What clients find who come now.
+    /// What clients find who connect now.
     fn offered(&self) -> Arc<Offered> {
         Arc::clone(&self.lock())
     }
@@ -209,10 +210,11 @@ impl Door {
     }
 }
 
-/// Checks that who can reach an address is asked who it is, or that somebody has said that this is not wanted.
+/// Checks that an address that other hosts reach requires TLS, or that plain connections are
+/// permitted explicitly.
 ///
 /// # Errors
-/// If it is not.
+/// If neither holds.
 fn check_reach(socket: &Socket, tls: &Settings) -> Result<(), ServeError> {
     let Socket::Tcp(listener) = socket else {
         return Ok(());
@@ -241,9 +243,10 @@ fn groups(disks: &[Disk], only: Option<&[String]>) -> u32 {
     groups.len() as u32
 }
 
-/// What makes a connection of what another daemon has saved.
+/// What makes a connection of the state that another daemon saved.
 fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
-    // The listener has it, too; what is handed over is part of what the door has, and would hold it for ever.
+    // A weak reference: the door holds what is handed over, and a strong one would keep the door
+    // for ever.
     let door = Arc::downgrade(door);
     Arc::new(move |body, mut fds| {
         let door = door.upgrade().ok_or("nobody listens there any more")?;
@@ -265,7 +268,7 @@ fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
             return Ok(Box::new(move || Box::new(Connection::new(client, door))));
         }
         let saved = SavedConnection::parse(body)?;
-        // Made here, so that what does not hold is known at once.
+        // Made here, so that a mismatch is known at once.
         let offered = door.offered();
         let exports = Arc::clone(&offered.exports);
         let mut session = Session::restore(&saved.session, exports, door.limits.clone())?;
@@ -282,7 +285,7 @@ pub enum ServeError {
     /// A limit is out of its range.
     #[error(transparent)]
     Limit(#[from] super::limits::LimitError),
-    /// The socket cannot be listened at.
+    /// The socket cannot listen.
     #[error("the socket cannot be asked for clients: {0}")]
     Socket(#[source] std::io::Error),
     /// Other hosts reach the address, and TLS is not required there.
@@ -303,7 +306,7 @@ pub enum ServeError {
         /// Longest payload of a request.
         payload: u32,
     },
-    /// An export cannot be as its disk is.
+    /// An export cannot have the properties of its disk.
     #[error("disk {disk}: cannot be exported over NBD: {reason}")]
     Export {
         /// The disk's name.

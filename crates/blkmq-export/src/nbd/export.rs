@@ -54,7 +54,7 @@ impl Default for Features {
 /// One thing a client can select.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// For the owner of the disks.
+    /// The id for the owner of the disks.
     pub id: ExportId,
     /// At most 4096 bytes without NUL.
     pub name: String,
@@ -84,7 +84,7 @@ impl Export {
         }
     }
 
-    /// The flags a client is told that negotiated `style`.
+    /// The flags told to a client that negotiated `style`.
     pub fn transmission_flags(&self, style: HeaderStyle) -> TransmissionFlags {
         let can = self.features;
         let write_zeroes = can.write_zeroes && !can.read_only;
@@ -139,7 +139,7 @@ impl Export {
 #[derive(Clone, Debug, Default)]
 pub struct ExportTable {
     exports: Vec<Arc<Export>>,
-    /// Which instance of the server offers them; none where sessions cannot be named.
+    /// The instance of the server that offers them; `None` where sessions cannot be named.
     pub instance: Option<u64>,
 }
 
@@ -168,7 +168,8 @@ impl ExportTable {
         Ok(table)
     }
 
-    /// The export `name` stands for. The empty name is the default export: the one called so, or else the only one.
+    /// The export that `name` selects. The empty name selects the default export: the one with the
+    /// empty name, or else the only one.
     pub fn find(&self, name: &str) -> Option<&Arc<Export>> {
         let named = self.exports.iter().find(|export| export.name == name);
         match (named, name, self.exports.as_slice()) {
@@ -177,7 +178,7 @@ impl ExportTable {
         }
     }
 
-    /// The same without those whose names are not wanted.
+    /// The same table without the exports whose names are not wanted.
     #[must_use]
     pub fn only(&self, is_wanted: impl Fn(&str) -> bool) -> ExportTable {
         let wanted = self.exports.iter().filter(|export| is_wanted(&export.name));

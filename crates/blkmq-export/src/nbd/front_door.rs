@@ -1,4 +1,4 @@
-//! Decides how NBD is one of the front doors: its name, its addresses, and the URI that a client is given.
+//! Decides how NBD appears among the front doors: its name, its addresses, and the URI for clients.
 
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ impl Opened for Socket {
     }
 }
 
-/// Writes a path into the query of a URI.
+/// Escapes a path for the query of a URI.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

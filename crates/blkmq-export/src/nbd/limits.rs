@@ -1,10 +1,12 @@
-//! Decides how much of anything one connection may take, and how long it may take for it.
-//! [`super::session`] enforces the counts and sizes; the socket layer enforces the durations, for it has the clock.
+//! Decides how much of anything one connection may take, and how much time it has.
+//! [`super::session`] enforces the counts and sizes; the socket layer has the clock and enforces
+//! the durations.
 
 use std::time::Duration;
 
-/// Bytes of payload no server may call an attack (protocol, "Size constraints"): a refused write up to this size is
-/// read and thrown away, so that its client learns why.
+/// Bytes of payload that no server may treat as an attack (protocol, "Size constraints"): the
+/// payload of a refused write up to this size is read and discarded, so that its client learns the
+/// reason.
 const PORTABLE_PAYLOAD_BYTES: u32 = 32 << 20;
 
 /// The bounds of one connection. `Limits::default()` suits a host with hundreds of clients.
@@ -16,27 +18,29 @@ pub struct Limits {
     /// Requests begun and not yet replied to; default 256. More lets one connection fill a deep drive; each costs a
     /// slot in the engine.
     pub requests_max: u32,
-    /// Bytes of read and write payload held for the connection, at least `payload_bytes_max`; default 64 MiB. Reached,
-    /// the connection is not read from until replies have gone out.
+    /// Bytes of read and write payload held for the connection, at least `payload_bytes_max`;
+    /// default 64 MiB. At the limit the connection is not read until replies have been sent.
     pub memory_bytes_max: u64,
-    /// Bytes of reply heads (and negotiation answers) that wait to be sent before the connection is no longer read
-    /// from; default 256 KiB. A single answer may go beyond it by its own length.
+    /// Bytes of reply heads (and negotiation answers) that may wait to be sent before the
+    /// connection is no longer read; default 256 KiB. A single answer may exceed it by its own
+    /// length.
     pub unsent_bytes_max: usize,
-    /// Options one client may send before it is cut off; default 1024 (a listing asks twice for each export).
+    /// Options that one client may send before it is disconnected; default 1024 (a listing takes
+    /// two for each export).
     pub options_max: u32,
-    /// Longest option data that is looked at, in bytes, at least 4096 + 64; default 16 KiB. The receive buffer must
-    /// hold it: see [`Limits::receive_bytes_min`].
+    /// Longest option data that is read, in bytes, at least 4096 + 64; default 16 KiB. The receive
+    /// buffer must hold it: see [`Limits::receive_bytes_min`].
     pub option_bytes_max: u32,
     /// Longest option data that is skipped rather than answered by a disconnect, in bytes; default 1 MiB.
     pub option_skip_bytes_max: u32,
     /// Extents in one block status reply; 1 to 2^20, default 4096 (64 KiB of reply). Fewer make the client ask more
     /// often.
     pub extents_max: u32,
-    /// From the greeting to the selection of an export; default 10 s. Longer helps people who type, shorter frees the
-    /// slots of scanners.
+    /// From the greeting to the selection of an export; default 10 s. Longer helps people who type,
+    /// shorter frees the slots that scanners take.
     pub handshake_deadline: Duration,
-    /// From a reply that does not fit the socket to the next byte the client takes; default 60 s. Then the connection
-    /// is closed, since its buffers are held for nobody.
+    /// From a reply that does not fit the socket to the next byte that the client takes; default 60
+    /// s. Then the connection is closed, since nobody reads what its buffers hold.
     pub unread_reply_deadline: Duration,
     /// From the first byte of a request (or payload) to its last; default 60 s.
     pub half_request_deadline: Duration,
@@ -61,10 +65,10 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Checks that the limits can be kept together.
+    /// Checks that the limits are in range and consistent.
     ///
     /// # Errors
-    /// The first one that is out of its range, with the range.
+    /// The first limit that is out of its range, with the range.
     pub fn check(&self) -> Result<(), LimitError> {
         let in_range = |name, value: u64, min: u64, max: u64| {
             if (min..=max).contains(&value) {
@@ -100,12 +104,14 @@ impl Limits {
         in_range("extents_max", u64::from(self.extents_max), 1, 1 << 20)
     }
 
-    /// Bytes a receive buffer must be able to hold, so that every message which is looked at as a whole fits.
+    /// Bytes that a receive buffer must be able to hold, so that every message that is decoded
+    /// whole fits.
     pub fn receive_bytes_min(&self) -> usize {
         blkmq_nbd::codec::handshake::OPTION_HEADER_BYTES + self.option_bytes_max as usize
     }
 
-    /// Longest payload of a refused request that is read and thrown away; a longer one ends the connection.
+    /// Longest payload of a refused request that is read and discarded; a longer one ends the
+    /// connection.
     pub fn drain_bytes_max(&self) -> u64 {
         u64::from(self.payload_bytes_max.max(PORTABLE_PAYLOAD_BYTES))
     }

@@ -1,8 +1,9 @@
-//! Decides what travels between an NBD client and this server, as bytes and as states; opens no socket itself.
-//! The socket layer feeds [`session::Session`] what it received and sends what the session wrote; requests go on to the disk.
+//! Decides what travels between an NBD client and this server, as bytes and as states; opens no
+//! socket itself. The socket layer passes received bytes to [`session::Session`] and sends what the
+//! session wrote; requests go to the disk.
 //!
-//! A session is sans-I/O: bytes in, typed events and bytes out, no clock, no thread, no system call. The messages themselves
-//! are `blkmq_nbd`'s.
+//! A session is sans-I/O: bytes in, typed events and bytes out, no clock, no thread, no system
+//! call. The messages are defined in `blkmq_nbd`.
 //!
 //! | part | holds |
 //! |---|---|

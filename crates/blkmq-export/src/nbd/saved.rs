@@ -1,5 +1,6 @@
-//! The bytes in which a connection is handed over to another daemon: its session, what it sent and nobody took yet, and what it was
-//! not sent yet. Read from outside, so every length has a limit and every fault an error of its own.
+//! Decides the bytes in which a connection is handed over to another daemon: its session, the bytes
+//! of its client that were not taken, and those not yet sent to it. They are input from outside:
+//! every length has a limit, every fault its own error.
 
 use blkmq_nbd::codec::handshake::{OptionCode, SessionName};
 use blkmq_nbd::codec::option_reply::ReplyKind;
@@ -14,21 +15,21 @@ use crate::handover::codec::{BODY_BYTES_MAX, DecodeError, Reader, Writer};
 pub struct SavedConnection {
     /// Its session.
     pub session: SavedSession,
-    /// Nothing more is taken from it: it ends when everything is sent.
+    /// Nothing more is taken from the client: the connection ends when everything is sent.
     pub is_closing: bool,
-    /// Writes may have been lost of which its client has not been told.
+    /// Writes may have been lost without the client having been told.
     pub has_losses: bool,
-    /// What it sent: requests from the first that was not begun, or not all there.
+    /// Bytes of the client, from the first request on that was not begun or has not arrived whole.
     pub input: Vec<u8>,
-    /// What it was not sent yet.
+    /// Bytes that were not sent to the client yet.
     pub unsent: Vec<u8>,
 }
 
 impl SavedConnection {
-    /// Reads it.
+    /// Decodes a saved connection.
     ///
     /// # Errors
-    /// What is wrong with the bytes.
+    /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes);
         let version = reader.u8("a connection's version")?;
@@ -48,7 +49,7 @@ impl SavedConnection {
         Ok(saved)
     }
 
-    /// Its bytes.
+    /// Encodes it.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.input.len() + self.unsent.len() + STRING_BYTES_MAX);
         let mut writer = Writer(&mut bytes);
@@ -111,7 +112,7 @@ fn state(reader: &mut Reader<'_>) -> Result<SavedState, DecodeError> {
     })
 }
 
-/// What an option that is skipped is answered with: an error, whatever it is.
+/// The error with which an option that is skipped is answered.
 fn error_kind(reader: &mut Reader<'_>) -> Result<ReplyKind, DecodeError> {
     let kind = ReplyKind(reader.u32("a reply")?);
     if kind.is_error() {

@@ -1,5 +1,6 @@
-//! Decides what a client's bytes mean to the server and what it answers: negotiation first, then requests and replies.
-//! The socket layer feeds it and sends what it wrote; requests go to the disk of the selected export.
+//! Decides what a client's bytes mean to the server and what it answers: negotiation first, then
+//! requests and replies. The socket layer passes bytes in and sends what the session wrote;
+//! requests go to the disk of the selected export.
 //!
 //! ```text
 //!              flags, options            GO / EXPORT_NAME                DISC, ABORT or a violation
@@ -58,15 +59,16 @@ pub enum Op {
     WriteZeroes,
     /// Report what is allocated in the range.
     BlockStatus,
-    /// End the client's session whose number is the offset, and wait for what it began; no range.
+    /// End the client's session whose number is the offset, and wait for its requests to end; no
+    /// range.
     Fence,
 }
 
-/// A request that passed every check of the protocol: the range lies in the export and keeps to its block size, the
-/// flags are those the operation allows.
+/// A request that passed every check of the protocol: the range lies in the export and respects its
+/// block size, and the operation allows the flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The client's name for it; clients may use one twice, so never a key.
+    /// The client's number for the request; clients may use one twice, so it is never a key.
     pub cookie: u64,
     /// First byte of the range; of a fence, the number of the session.
     pub offset: u64,
@@ -94,48 +96,49 @@ impl Request {
 pub enum Event {
     /// What is left of the input, if anything, is an incomplete message: receive more.
     NeedMore,
-    /// A limit is reached: call again, with the same input, when replies were written and sent.
+    /// A limit is reached: call again with the same input after replies were written and sent.
     Busy,
-    /// The client chose this export; requests follow.
+    /// The client selected this export; requests follow.
     Selected(Arc<Export>),
-    /// `STARTTLS` was granted: send what is written, then shake hands; [`Session::secure`] goes on. Nothing else is taken meanwhile.
+    /// `STARTTLS` was granted: send what is written, then do the handshake and call
+    /// [`Session::secure`]. Nothing else is taken meanwhile.
     StartTls,
-    /// Do this and reply.
+    /// Execute the request and reply.
     Request(Request),
-    /// Take the payload off the stream, do this and reply.
+    /// Take the payload off the stream, execute the request and reply.
     Write(Request),
     /// A request was wrong; its reply is written already.
     Refused(Refused),
-    /// The client takes its leave: finish and reply to what was begun, send everything, close.
+    /// The client disconnects: finish and reply to open requests, send everything, close.
     Disconnect,
-    /// The session cannot go on: send what is written, close; nothing else is to be replied to.
+    /// The session cannot continue: send what is written, close; nothing else gets a reply.
     Close(CloseReason),
 }
 
 /// What [`Session::receive`] did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Bytes of the input that are done with.
+    /// Bytes of the input that were taken.
     pub consumed: usize,
     /// What to do next.
     pub event: Event,
 }
 
-/// A request that was answered with an error by the session itself; for counters and logs.
+/// A request that the session itself answered with an error; for counters and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The request as it came.
     pub header: RequestHeader,
     /// What is wrong with it.
     pub fault: Fault,
-    /// The error the client was told.
+    /// The error in the reply.
     pub error: ErrorCode,
 }
 
-/// Why a connection ends without the client's leave.
+/// Why the server ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// The client's flags have bits the server does not know.
+    /// The client's flags have unknown bits.
     UnknownClientFlags(ClientFlags),
     /// An option does not begin with the option magic.
     BadOptionMagic(BadMagic),
@@ -150,23 +153,25 @@ pub enum CloseReason {
         /// Bytes it may have.
         bytes_max: u32,
     },
-    /// `EXPORT_NAME`, which cannot be answered with an error, for an export that is not here.
+    /// `EXPORT_NAME`, which cannot be answered with an error, for an export that does not exist
+    /// here.
     UnknownExport,
-    /// `EXPORT_NAME` after extended headers were agreed on, which rules it out.
+    /// `EXPORT_NAME` after extended headers were negotiated, which excludes it.
     ExportNameWithExtendedHeaders,
     /// `EXPORT_NAME` while the server shuts down.
     ShuttingDown,
     /// `EXPORT_NAME` without TLS, where that is required.
     TlsRequired,
-    /// Bytes behind `STARTTLS`, before it was answered: they could be anybody's, and would pass for the client's own.
+    /// Bytes behind `STARTTLS` that arrived before its answer: an attacker may have sent them, and
+    /// they would count as the client's.
     BytesBehindStartTls,
-    /// A request does not begin with the magic agreed on.
+    /// A request does not begin with the negotiated magic.
     BadRequestMagic(BadMagic),
-    /// A refused request whose payload is too long to be read and thrown away.
+    /// A refused request whose payload is too long to be read and discarded.
     PayloadTooLong {
         /// Bytes of the payload.
         payload_bytes: u64,
-        /// Bytes that would have been read and thrown away.
+        /// Bytes that would have been read and discarded.
         bytes_max: u64,
     },
 }
@@ -241,7 +246,8 @@ enum Phase {
 }
 
 impl Session {
-    /// Begins a session with a client that may select from `exports`; writes the greeting.
+    /// Begins a session with a client that may select from `exports`; appends the greeting to
+    /// `out`.
     pub fn new(exports: Arc<ExportTable>, limits: Limits, out: &mut Vec<u8>) -> Session {
         write_greeting(HandshakeFlags::KNOWN, out);
         let phase = Phase::Negotiation(Negotiation::new(exports));
@@ -253,10 +259,10 @@ impl Session {
         }
     }
 
-    /// Goes on with a session that another daemon has begun, with a client that may select from `exports`.
+    /// Continues a session that another daemon began, with a client that may select from `exports`.
     ///
     /// # Errors
-    /// If what the client was told does not hold here.
+    /// What the client was told does not hold here.
     pub fn restore(
         saved: &SavedSession,
         exports: Arc<ExportTable>,
@@ -276,22 +282,23 @@ impl Session {
         })
     }
 
-    /// Says how the session stands to TLS, before anything is received.
+    /// Sets whether TLS is offered or required. To be called before anything is received.
     pub fn offer_tls(&mut self, mode: Mode) {
         if let Phase::Negotiation(negotiation) = &mut self.phase {
             negotiation.offer_tls(mode);
         }
     }
 
-    /// TLS has been started as [`Event::StartTls`] asked: what was negotiated before is forgotten, since anybody may have said it. The
-    /// client may select from `exports` now.
+    /// Reports that TLS was started as [`Event::StartTls`] asked: earlier negotiation is discarded,
+    /// since an attacker may have sent it. The client may select from `exports` now.
     pub fn secure(&mut self, exports: Arc<ExportTable>) {
         if let Phase::Negotiation(negotiation) = &mut self.phase {
             negotiation.secure(exports);
         }
     }
 
-    /// What another daemon has to know to go on with it. The request that was begun last and is not all there does not count.
+    /// What another daemon needs to continue the session. A request begun last that has not arrived
+    /// whole is not included.
     pub fn save(&self) -> SavedSession {
         match &self.phase {
             Phase::Negotiation(negotiation) => negotiation.save(),
@@ -344,7 +351,8 @@ impl Session {
         self.transmission().replies()
     }
 
-    /// From here on new requests and options are answered with the shutdown error; what was begun goes on.
+    /// From here on new requests and options are answered with the shutdown error; open requests
+    /// continue.
     pub fn shut_down(&mut self) {
         self.shutting_down = true;
         match &mut self.phase {
@@ -363,7 +371,7 @@ impl Session {
         self.ended
     }
 
-    /// What the client calls the session, once an export is selected.
+    /// The client's name for the session, once an export is selected.
     pub fn name(&self) -> Option<SessionName> {
         match &self.phase {
             Phase::Negotiation(_) => None,
@@ -371,7 +379,7 @@ impl Session {
         }
     }
 
-    /// Which headers the client negotiated (so far).
+    /// Which headers the client has negotiated so far.
     pub fn style(&self) -> HeaderStyle {
         match &self.phase {
             Phase::Negotiation(negotiation) => negotiation.style(),
@@ -424,7 +432,7 @@ impl Session {
                 }
             }
         }
-        // Ended: what the client still sends is thrown away.
+        // Ended: what the client still sends is discarded.
         Step {
             consumed: input.len(),
             event: Event::NeedMore,

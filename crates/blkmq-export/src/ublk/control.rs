@@ -1,5 +1,5 @@
-//! Decides how the control device is asked: each command blocks until it is done, so no reactor does it. A device of somebody who may not
-//! do everything is named by its path, too, whose mode says who may.
+//! Decides how commands reach the control device: each blocks until it is done, so no reactor calls
+//! it. An unprivileged user also names the device by its path, whose mode decides who may use it.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
@@ -21,7 +21,7 @@ pub(super) struct Control {
     ring: CommandRing,
 }
 
-/// A device that there is.
+/// An existing device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Named {
     pub(super) number: u32,
@@ -36,14 +36,14 @@ impl Named {
         }
     }
 
-    /// Where its block device is.
+    /// The path of its block device.
     pub(super) fn path(self) -> String {
         format!("/dev/ublkb{}", self.number)
     }
 }
 
 impl Control {
-    /// Opens it.
+    /// Opens the control device.
     ///
     /// # Errors
     /// What is missing, and what to do.
@@ -68,15 +68,15 @@ impl Control {
     /// A copy of its descriptor.
     ///
     /// # Errors
-    /// If there is no room for one more.
+    /// There is no descriptor left.
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.device.try_clone()
     }
 
-    /// What the device of this number is, if there is one.
+    /// The description of the device of this number, if there is one.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn info(&self, number: u32) -> io::Result<Option<DeviceInfo>> {
         let mut memory = memory_of(Some(number), &[0; INFO_BYTES]);
         let path_bytes = (memory.len() - INFO_BYTES) as u16;
@@ -94,10 +94,11 @@ impl Control {
         }
     }
 
-    /// Makes a device. Returns what became of it: it has a number then, and may have less than was asked for.
+    /// Makes a device. Returns its description: it has a number then, and may have less than was
+    /// asked for.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn add(&self, wanted: &DeviceInfo) -> io::Result<DeviceInfo> {
         let mut memory = wanted.bytes().to_vec();
         let device = self.device.as_raw_fd();
@@ -105,19 +106,19 @@ impl Control {
         Ok(DeviceInfo::parse(last(&memory)))
     }
 
-    /// Says what its disk is, before it is started.
+    /// Sets the parameters of its disk, before the device is started.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn set_parameters(&self, device: Named, parameters: &Parameters) -> io::Result<()> {
         self.ask_with(SET_PARAMETERS, device, 0, &parameters.bytes())
             .map(drop)
     }
 
-    /// What it says its disk is.
+    /// The parameters of its disk.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn parameters(&self, device: Named) -> io::Result<Parameters> {
         let mut asked = [0; PARAMETERS_BYTES];
         asked[..4].copy_from_slice(&(PARAMETERS_BYTES as u32).to_ne_bytes());
@@ -125,42 +126,45 @@ impl Control {
         Ok(Parameters::parse(last(&memory)))
     }
 
-    /// Has it appear, once all of its queues wait for requests: until then, and until its partitions are read, it blocks.
+    /// Makes it appear, once all of its queues wait for requests: until then, and until its
+    /// partitions are read, the call blocks.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn start(&self, device: Named) -> io::Result<()> {
         self.ask(START, device, std::process::id().into())
     }
 
-    /// Takes one over whose daemon has ended: its queues are to be waited at from here on.
+    /// Takes over a device whose daemon has ended: its queues are to wait for requests from here
+    /// on.
     ///
     /// # Errors
-    /// What the kernel says; EBUSY as long as the other daemon has not ended.
+    /// The kernel's error; EBUSY as long as the other daemon has not ended.
     pub(super) fn start_recovery(&self, device: Named) -> io::Result<()> {
         self.ask(START_RECOVERY, device, 0)
     }
 
-    /// Has requests come again, once all of its queues wait for some.
+    /// Makes requests come again, once all of its queues wait for some.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn end_recovery(&self, device: Named) -> io::Result<()> {
         self.ask(END_RECOVERY, device, std::process::id().into())
     }
 
-    /// Tells the kernel of another size, in bytes.
+    /// Sets another size, in bytes.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn set_size(&self, device: Named, bytes: u64) -> io::Result<()> {
         self.ask(SET_SIZE, device, bytes / SECTOR)
     }
 
-    /// Has nothing more come: what is under way ends first, and a file system on it is written back, if it can be.
+    /// Stops it: no more requests come, those under way end first, and a file system on it is
+    /// written back, if possible.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn stop(&self, device: Named) -> io::Result<()> {
         self.ask(STOP, device, 0)
     }
@@ -168,7 +172,7 @@ impl Control {
     /// Removes it. It is gone when the last process has closed it.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn delete(&self, device: Named) -> io::Result<()> {
         match self.ask(DELETE_LATER, device, 0) {
             // An older kernel waits for that.
@@ -181,7 +185,7 @@ impl Control {
         self.ask_with(number, device, value, &[]).map(drop)
     }
 
-    /// Returns the memory, at whose end is what the kernel has made of `data`.
+    /// Returns the memory, whose end holds `data` as the kernel has changed it.
     fn ask_with(&self, number: u32, device: Named, value: u64, data: &[u8]) -> io::Result<Vec<u8>> {
         let mut memory = memory_of(device.is_unprivileged.then_some(device.number), data);
         let path_bytes = (memory.len() - data.len()) as u16;
@@ -197,11 +201,11 @@ impl Control {
     }
 }
 
-/// Opens the way on which requests come, and maps the descriptors of its queues. Waits for udev, who may have to make it or give it away,
-/// and for the process that had it before.
+/// Opens the character device on which requests come, and maps the descriptors of its queues. Waits
+/// for udev, which may have to make it or change its owner, and for the process that had it before.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(super) fn open_queues(info: &DeviceInfo) -> io::Result<(OwnedFd, Vec<Descriptors>)> {
     let path = character_path(info.number);
     let device = until(OPEN_MAX, is_late, || {
@@ -215,7 +219,7 @@ pub(super) fn open_queues(info: &DeviceInfo) -> io::Result<(OwnedFd, Vec<Descrip
     Ok((device, all))
 }
 
-/// Tries again and again what fails with an error that may pass, for some time.
+/// Retries for some time what fails with an error that may pass.
 pub(super) fn until<T>(
     limit: Duration,
     may_pass: impl Fn(&io::Error) -> bool,
@@ -237,7 +241,7 @@ fn is_late(error: &io::Error) -> bool {
     )
 }
 
-/// Some data behind the path of a device, if there is to be one.
+/// The data behind the path of a device, if there is to be one.
 fn memory_of(number: Option<u32>, data: &[u8]) -> Vec<u8> {
     let path = number.map(|number| format!("{}\0", character_path(number)));
     [path.unwrap_or_default().as_bytes(), data].concat()

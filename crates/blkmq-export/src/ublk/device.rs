@@ -1,5 +1,5 @@
-//! Decides what one device is to the queues that serve it, one on each reactor that takes part: they share it, and `keeper`, which has a
-//! thread of its own, does what blocks.
+//! Decides what one device is to the queues that serve it, one on each participating reactor: they
+//! share it. `keeper`, which has a thread of its own, does what blocks.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,24 +27,26 @@ pub(super) struct Device {
     pub(super) named: Named,
     /// For people.
     pub(super) name: String,
-    /// As it is named among what is handed over; none if it does not outlive its daemon.
+    /// Its name for the hand-over; `None` if it does not outlive its daemon.
     pub(super) address: Option<String>,
-    /// The control device, which stands for this one where it is handed over: its own descriptor keeps others out.
+    /// The control device, which represents this device in a hand-over: the descriptor of the
+    /// device itself would keep others out.
     pub(super) control: Arc<OwnedFd>,
-    /// What flushes have said of losses.
+    /// The losses that flushes have reported.
     heard: Mutex<Heard>,
     /// What queues serve, until they take it.
     attached: Mutex<Vec<Option<Attached>>>,
     orders: SyncSender<Order>,
-    /// Of its queues.
+    /// The wakers of its queues.
     wakers: Mutex<Vec<Waker>>,
-    /// It is this daemon's to stop and to remove: of two, one of which takes over from the other, only that one's that serves it.
+    /// This daemon is to stop and to remove it: during a takeover, only the daemon that serves it
+    /// does.
     is_ours: AtomicBool,
-    /// What another daemon has to know of it is there to be taken.
+    /// The state that another daemon needs has been saved.
     is_saved: AtomicBool,
     is_ending: AtomicBool,
     end: Mutex<Option<End>>,
-    /// The kernel is being told of another size.
+    /// The kernel is being told a new size.
     pub(super) is_growing: AtomicBool,
 }
 
@@ -59,16 +61,16 @@ pub(super) struct Attached {
 pub(super) enum Reason {
     /// The daemon ends.
     Shutdown,
-    /// The disk or the address is not there any more, or somebody has removed the device.
+    /// The disk or the address was removed, or somebody has removed the device.
     Removed,
 }
 
 /// How a device has ended for its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It is stopped: the kernel gives all memory back.
+    /// It is stopped: the kernel returns all memory.
     Stopped,
-    /// It is left as it is: what has come and was not begun comes again for whoever serves it next.
+    /// It is left as it is: requests that were not begun are sent again to the next daemon.
     Left,
 }
 
@@ -119,7 +121,7 @@ impl Device {
         lock(&self.attached).get_mut(usize::from(queue))?.take()
     }
 
-    /// A queue is there, and is told with `waker` of changes.
+    /// Adds a queue, which is woken at changes with `waker`.
     pub(super) fn join(&self, waker: Waker) {
         lock(&self.wakers).push(waker);
     }
@@ -129,12 +131,12 @@ impl Device {
         wakers.iter().for_each(Waker::wake);
     }
 
-    /// How a flush ends through this device that has ended like this for whoever shared it.
+    /// The status of a flush through this device, from the status of the flush that it shared.
     pub(super) fn end_flush(&self, status: Status) -> Status {
         lock(&self.heard).end_flush(&self.disk, status)
     }
 
-    /// What another daemon has to know to go on with it, where the kernel was told of this size.
+    /// What another daemon needs to continue the device, given the size that the kernel knows.
     pub(super) fn save(&self, told_size: u64) -> SavedDevice {
         SavedDevice {
             disk: self.disk.name.clone(),
@@ -146,7 +148,7 @@ impl Device {
         }
     }
 
-    /// Writes may be lost that its users have not been told of: another daemon knows.
+    /// Records that writes may be lost without the users' knowledge: another daemon reported it.
     pub(super) fn note_losses(&self) {
         lock(&self.heard).miss(&self.disk);
     }
@@ -157,16 +159,17 @@ impl Device {
     }
 
     pub(super) fn set_ours(&self, is_ours: bool) {
-        // Release: who stops it has seen all that was done before it became ours.
+        // Release: the stopper has seen all that was done before it became ours.
         self.is_ours.store(is_ours, Ordering::Release);
     }
 
-    /// Whether another daemon may have it from here on, if it is told that this one is gone. That is known before anybody is told.
+    /// Sets whether another daemon may have it from here on, if this one ends. Set before anybody
+    /// is told.
     pub(super) fn set_saved(&self, is_saved: bool) {
         self.is_saved.store(is_saved, Ordering::Release);
     }
 
-    /// Another daemon serves the device, or will.
+    /// Releases the device: another daemon serves it, or will.
     pub(super) fn let_go(&self) {
         if self.is_saved.load(Ordering::Acquire) {
             self.set_ours(false);
@@ -174,12 +177,12 @@ impl Device {
         self.ask_end(Reason::Removed);
     }
 
-    /// Has the thread do something. Says whether it will.
+    /// Orders something from the thread. Returns whether the thread will do it.
     pub(super) fn order(&self, order: Order) -> bool {
         self.orders.try_send(order).is_ok()
     }
 
-    /// Has it ended by the thread. No call but the first does anything.
+    /// Makes the thread end the device. Only the first call has an effect.
     pub(super) fn ask_end(&self, reason: Reason) {
         let is_first = !self.is_ending.swap(true, Ordering::Relaxed);
         if is_first && !self.order(Order::End { reason, done: None }) {
@@ -187,18 +190,18 @@ impl Device {
         }
     }
 
-    /// The same, for a thread that waits for it. Says whether it was the first.
+    /// The same, for a thread that waits for it. Returns whether it was the first call.
     pub(super) fn ask_end_and_tell(&self, reason: Reason, done: SyncSender<()>) -> bool {
         let done = Some(done);
         !self.is_ending.swap(true, Ordering::Relaxed) && self.order(Order::End { reason, done })
     }
 
-    /// Says whether it is to end, or has ended.
+    /// Returns whether it is to end, or has ended.
     pub(super) fn is_ending(&self) -> bool {
         self.is_ending.load(Ordering::Relaxed)
     }
 
-    /// Has all queues finish what they have begun, and end.
+    /// Makes all queues finish what they have begun, and end.
     pub(super) fn end(&self, how: End) {
         lock(&self.end).get_or_insert(how);
         self.wake();
@@ -211,6 +214,6 @@ impl Device {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is left half done by a panic under these locks.
+    // A panic under these locks leaves nothing half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Decides what is there of a device before it is served: nothing, or what a daemon has left that was killed; what another daemon serves,
-//! or somebody else has made, is not touched.
+//! Decides what exists of a device before it is served: nothing, or what a killed daemon has left.
+//! A device that another daemon serves, or that somebody else has made, is not touched.
 
 use std::io;
 use std::time::Duration;
@@ -13,14 +13,15 @@ use super::protocol::{DeviceInfo, LIVE, Parameters, QUIESCED, STOPPED, identity}
 /// What another daemon has left of a device, if it has.
 pub(super) enum Found {
     Nothing,
-    /// Requests wait for who serves it next.
+    /// Requests wait for the next daemon.
     Waiting(DeviceInfo),
 }
 
-/// Looks for the device of a number, which is to be that of this disk. Removes what is left of one that cannot be gone on with. May block.
+/// Looks for the device of a number, which is to be that of this disk. Removes the rest of one that
+/// cannot be continued. May block.
 ///
 /// # Errors
-/// Whose it is.
+/// The owner of the device.
 pub(super) fn find(control: &Control, number: u32, disk: &str) -> Result<Found, String> {
     let failed = |error: io::Error| format!("ublk device {number} cannot be looked at: {error}");
     let Some(info) = control.info(number).map_err(failed)? else {
@@ -48,10 +49,10 @@ pub(super) fn find(control: &Control, number: u32, disk: &str) -> Result<Found, 
     }
 }
 
-/// Says whether users of a device that was left find the same disk here.
+/// Checks that users of a device that was left find the same disk here.
 ///
 /// # Errors
-/// What is different.
+/// The difference.
 pub(super) fn compare(control: &Control, info: &DeviceInfo, disk: &Disk) -> Result<(), String> {
     let number = info.number;
     let told = control
@@ -73,7 +74,7 @@ pub(super) fn compare(control: &Control, info: &DeviceInfo, disk: &Disk) -> Resu
     Ok(())
 }
 
-/// Removes what daemons that were killed have left of devices of this disk that nobody waits at.
+/// Removes what killed daemons have left of devices of this disk at which nobody waits.
 pub(super) fn remove_stopped(control: &Control, disk: &str) {
     let Ok(entries) = std::fs::read_dir("/dev") else {
         return;
@@ -85,13 +86,13 @@ pub(super) fn remove_stopped(control: &Control, disk: &str) {
             && (info.identity, info.state) == (identity(disk), STOPPED)
             && !is_alive(&info)
         {
-            // It is in nobody's way.
+            // A failure does no harm.
             let _ = control.delete(Named::of(&info));
         }
     }
 }
 
-/// Waits for a daemon that is just ending: the kernel needs a moment to take its rings apart.
+/// Waits for a daemon that is ending: the kernel needs a moment to dismantle its rings.
 fn wait_for_end(control: &Control, info: DeviceInfo) -> io::Result<DeviceInfo> {
     let limit = if is_alive(&info) { ALIVE_MAX } else { ENDING_MAX };
     let mut latest = info;
@@ -112,13 +113,14 @@ fn wait_for_end(control: &Control, info: DeviceInfo) -> io::Result<DeviceInfo> {
     }
 }
 
-/// Says whether the process that serves it is there. In a container this one may have the number of the one before.
+/// Returns whether the process that serves it exists. In a container this process may have the
+/// number of the former one.
 fn is_alive(info: &DeviceInfo) -> bool {
     let is_other = info.process > 0 && info.process as u32 != std::process::id();
     let process = is_other.then(|| Pid::from_raw(info.process)).flatten();
     process.is_some_and(|process| test_kill_process(process) != Err(rustix::io::Errno::SRCH))
 }
 
-/// For one that can be seen, and may be just ending.
+/// Time for a process that exists and may be ending.
 const ALIVE_MAX: Duration = Duration::from_secs(1);
 const ENDING_MAX: Duration = Duration::from_secs(10);

@@ -1,5 +1,6 @@
-//! Decides how ublk is one of the front doors: its name, its addresses, which are numbers of devices, and how a device comes to be served:
-//! as a new one, as one that a daemon has left that was killed, or as one that another daemon hands over.
+//! Decides how ublk appears among the front doors: its name, its addresses, which are numbers of
+//! devices, and how a device comes to be served: as a new one, as one that a killed daemon left, or
+//! as one that another daemon hands over.
 
 use std::fmt;
 use std::io;
@@ -28,7 +29,7 @@ use crate::common::{AddressError, AddressLimits, Common, OpenError};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Phase, Restore};
 
-/// The protocol by which the kernel has a block device served by a process.
+/// The protocol by which a process serves a block device to the kernel.
 #[derive(Debug)]
 pub struct Ublk;
 
@@ -55,7 +56,7 @@ impl FrontDoor for Ublk {
     }
 }
 
-/// The number of a device; none for whichever is free.
+/// The number of a device; `None` for any free number.
 #[derive(Debug)]
 struct Numbered(Option<u32>);
 
@@ -114,7 +115,7 @@ impl Numbered {
     }
 }
 
-/// A disk that becomes a device when the engine is there.
+/// A disk that becomes a device once the engine runs.
 struct OfDisk {
     disk: String,
     number: Option<u32>,
@@ -128,7 +129,7 @@ enum Way {
     New,
     /// Another daemon has left it, and requests wait.
     Waiting(DeviceInfo),
-    /// Another daemon hands it over, and this descriptor says so.
+    /// Another daemon hands it over, represented by this descriptor.
     Inherited(OwnedFd),
 }
 
@@ -178,24 +179,24 @@ impl Opened for OfDisk {
 struct ServedDevice {
     disk: Disk,
     address: u32,
-    /// Not held: what is handed over is part of it, and has a copy of this.
+    /// Weak: the hand-over is part of it, and has a copy of this.
     common: Weak<Common>,
     log: Arc<Log>,
-    /// None as long as another daemon serves it.
+    /// Empty as long as another daemon serves it.
     device: Arc<OnceLock<Arc<Device>>>,
 }
 
-/// A device, with what its queues are made of.
+/// A device, with the parts of its queues.
 struct Ready {
     device: Arc<Device>,
     queues: Vec<QueueParts>,
 }
 
 impl ServedDevice {
-    /// Has it served.
+    /// Makes it served.
     ///
     /// # Errors
-    /// Why it cannot be.
+    /// Why it cannot.
     fn begin(&self, engine: &Engine, of: OfDisk, common: &Arc<Common>) -> Result<(), String> {
         let OfDisk {
             number, control, way, ..
@@ -218,7 +219,7 @@ impl ServedDevice {
             }
         };
         let (queues, ready) = self.attached(control, info, beginning, common).inspect_err(|_| {
-            // What was left stays, and what is new is nobody's.
+            // A device that was left stays; a new one is removed.
             if beginning == Beginning::Start {
                 abandon(&info);
             }
@@ -241,8 +242,9 @@ impl ServedDevice {
         }
     }
 
-    /// Opens the queues of a device that is new, or that a daemon has left. All that takes time is done before it is taken over: who is
-    /// killed between that and the first requests of all queues leaves it to nobody.
+    /// Opens the queues of a device that is new, or that a daemon has left. Everything slow is done
+    /// before the takeover: a daemon killed between the takeover and the first requests of all
+    /// queues leaves the device unrecoverable.
     fn attached(
         &self,
         control: Control,
@@ -274,7 +276,7 @@ impl ServedDevice {
         Ok(())
     }
 
-    /// Gets its thread.
+    /// Starts its thread.
     fn ready(
         &self,
         control: Control,
@@ -298,7 +300,7 @@ impl ServedDevice {
         Ok(Ready { device, queues })
     }
 
-    /// Goes on with the device when another daemon hands it over.
+    /// Continues the device when another daemon hands it over.
     fn wait_for(&self, descriptor: OwnedFd, ready: Ready, common: &Arc<Common>) {
         let Some(address) = ready.device.address.clone() else {
             return;
@@ -311,7 +313,7 @@ impl ServedDevice {
         common.handover.add_mount(DOOR, address, descriptor, restore);
     }
 
-    /// What goes on with a device that another daemon has saved.
+    /// Makes the service that continues a device saved by another daemon.
     fn restore(&self, body: &[u8], fds: &[OwnedFd], ready: Ready) -> Result<ServiceFactory, Refusal> {
         if fds.len() != 1 {
             return Err("it has more descriptors than one".into());
@@ -328,12 +330,12 @@ impl ServedDevice {
         Ok(self.factory(ready, first))
     }
 
-    /// Says whether the disk is what its users know.
+    /// Checks that the disk matches what its users know.
     fn compare(&self, saved: &SavedDevice) -> Result<(), String> {
         let disk = &self.disk;
         let is_same = (&*saved.disk, saved.block_size, saved.read_only)
             == (&*disk.name, disk.block_size, disk.read_only);
-        // The kernel is told of what has grown since.
+        // The kernel is told if the disk has grown since.
         match is_same && saved.size <= disk.current_size() {
             true => Ok(()),
             false => Err(format!(
@@ -354,7 +356,7 @@ impl ServedDevice {
         })
     }
 
-    /// What makes the first queue, which has the others made.
+    /// Makes the factory of the first queue, which has the others made.
     fn factory(&self, ready: Ready, mut first: First) -> ServiceFactory {
         let Ready { device, queues } = ready;
         let mut queues = queues.into_iter();
@@ -377,7 +379,7 @@ impl Served for ServedDevice {
         Some(format!("device: {}", device.named.path()))
     }
 
-    /// It has the one that it has.
+    /// An address of a device has only its one disk.
     fn offer(&self, _disks: &[Disk], _what: Offer<'_>) -> Result<(), ServeError> {
         Ok(())
     }
@@ -395,10 +397,10 @@ impl Served for ServedDevice {
     }
 }
 
-/// Gets what the queues of a device are made of. May block.
+/// Allocates the parts of a device's queues. May block.
 ///
 /// # Errors
-/// If the system has no memory.
+/// The system has no memory.
 fn parts(info: &DeviceInfo, common: &Common) -> Result<Vec<QueueParts>, String> {
     let part = |number| {
         Ok(QueueParts {
@@ -411,7 +413,7 @@ fn parts(info: &DeviceInfo, common: &Common) -> Result<Vec<QueueParts>, String> 
     parts.map_err(|error| format!("no memory for requests: {error}"))
 }
 
-/// Why a device that was left cannot be taken over, and what is to be done.
+/// Why a device that was left cannot be taken over, and what to do.
 fn cannot_recover(info: &DeviceInfo, error: &io::Error) -> String {
     let (path, number) = (Named::of(info).path(), info.number);
     match error.raw_os_error() {
@@ -424,7 +426,7 @@ fn cannot_recover(info: &DeviceInfo, error: &io::Error) -> String {
     }
 }
 
-/// Has the thread start it, and waits: its partitions are read before it is there.
+/// Makes the thread start it, and waits: its partitions are read before it appears.
 fn wait_until_begun(device: &Device) -> Result<(), String> {
     let path = device.named.path();
     let (begun, waiting) = sync_channel(1);
@@ -442,30 +444,30 @@ fn wait_until_begun(device: &Device) -> Result<(), String> {
 /// Removes a device that was made and cannot be served.
 fn abandon(info: &DeviceInfo) {
     if let Ok(control) = Control::open() {
-        // Who looks at the number next is told what is there.
+        // Who uses the number next is told what exists.
         let _ = control.delete(Named::of(info));
     }
 }
 
-/// How a device is named among other addresses.
+/// The name of a device among other addresses.
 fn name_of(number: u32) -> String {
     format!("ublk:{number}")
 }
 
-/// How a device is asked, and where its queues have what they are asked for.
+/// The character device, and the descriptors of its queues.
 type Opening = (OwnedFd, Vec<super::sys::Descriptors>);
-/// Why a device cannot go on here.
+/// Why a device cannot continue here.
 type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
 /// The name of this front door.
 pub(super) const DOOR: &str = "ublk";
-/// What stands for whichever number is free.
+/// The placeholder for any free number.
 pub(super) const AUTO: &str = "auto";
-/// What a thread is asked for at a time.
+/// Most orders that wait for a thread.
 const ORDERS_MAX: usize = 16;
-/// For a daemon to end that was killed.
+/// Time for a killed daemon to end.
 const ENDING_MAX: Duration = Duration::from_secs(10);
-/// For partitions to be read.
+/// Time for partitions to be read.
 const BEGIN_MAX: Duration = Duration::from_secs(60);
-/// For what is under way to end, and file systems to be written back.
+/// Time for requests under way to end, and file systems to be written back.
 const END_MAX: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! Decides how a device is started, recovered, told of its size and removed: by a thread of its own, since all of that blocks, most of it
-//! until the queues have done their part.
+//! Decides how a device is started, recovered, resized and removed: by a thread of its own, since
+//! all of that blocks, most of it until the queues have done their part.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -14,27 +14,27 @@ use super::control::{Control, open_queues, until};
 use super::device::{Device, End, Reason};
 use super::protocol::{DeviceInfo, RESIZABLE};
 
-/// What the thread is asked for.
+/// What is ordered from the thread.
 pub(super) enum Order {
-    /// To have requests come. Who waits for it is told how that went.
+    /// Make requests come. The waiter, if any, gets the result.
     Begin(Option<SyncSender<io::Result<()>>>),
-    /// To tell the kernel of another size.
+    /// Tell the kernel the new size.
     Grow,
-    /// To stop and remove it. Who waits for it is told when that is done.
+    /// Stop and remove the device. The waiter, if any, is told when that is done.
     End {
         reason: Reason,
         done: Option<SyncSender<()>>,
     },
 }
 
-/// How requests come to be sent to this daemon.
+/// How requests begin to come to this daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Beginning {
     /// The device is new.
     Start,
     /// It was left by a daemon that has ended.
     Recovery,
-    /// It is another daemon's, which is about to end.
+    /// Another daemon has it, and is about to end.
     Succession,
 }
 
@@ -49,7 +49,7 @@ struct Keeper {
 /// Starts the thread.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(super) fn spawn(
     control: Control,
     device: &Arc<Device>,
@@ -77,7 +77,7 @@ impl Keeper {
                 Order::End { reason, done } => {
                     let how = self.end(reason);
                     self.device.end(how);
-                    // Nobody waits any more if that took long.
+                    // The waiter may have given up after a long time.
                     done.map(|done| done.try_send(()));
                     return;
                 }
@@ -113,7 +113,7 @@ impl Keeper {
         }
     }
 
-    /// Waits for the other daemon's end, and has the queues wait for requests.
+    /// Waits for the other daemon's end, and makes the queues wait for requests.
     fn succeed(&mut self) -> io::Result<()> {
         let (control, named) = (&self.control, self.device.named);
         let is_there =
@@ -139,7 +139,7 @@ impl Keeper {
         }
     }
 
-    /// Ends it for the kernel.
+    /// Ends the device in the kernel.
     fn end(&self, reason: Reason) -> End {
         let (device, named) = (&self.device, self.device.named);
         if let Some(address) = &device.address {
@@ -174,7 +174,8 @@ impl Keeper {
     }
 }
 
-/// Says whether a file system, another device or the like has it: what is written back to it later would be lost.
+/// Returns whether a file system, another device or the like uses it: later write-back to it would
+/// be lost.
 fn is_claimed(path: &str) -> bool {
     let opened = OpenOptions::new()
         .read(true)
@@ -183,6 +184,6 @@ fn is_claimed(path: &str) -> bool {
     opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// For the other daemon to end.
+/// Time for the other daemon to end.
 const PREDECESSOR_MAX: Duration = Duration::from_secs(60);
 const STACK_BYTES: usize = 256 << 10;

@@ -1,4 +1,5 @@
-//! Decides which disks can be devices, and how one is made: its queues, what it is for the kernel, and whether it outlives its daemon.
+//! Decides which disks can be devices, and how one is made: its queues, its parameters for the
+//! kernel, and whether it outlives its daemon.
 
 use std::io;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use super::protocol::{
     SECTOR, UNPRIVILEGED, identity,
 };
 
-/// Says whether a disk can be a device.
+/// Checks that a disk can be a device.
 ///
 /// # Errors
-/// What is in the way.
+/// The obstacle.
 pub(super) fn check(disk: &Disk) -> Result<(), String> {
     let (block, size) = (disk.block_size, disk.current_size());
     if block < SECTOR as u32 || block > BLOCK_BYTES_MAX || !block.is_power_of_two() {
@@ -32,10 +33,10 @@ pub(super) fn check(disk: &Disk) -> Result<(), String> {
     }
 }
 
-/// Makes a device of a disk, for so many reactors. May block.
+/// Makes a device of a disk, with a queue for each of `reactors`. May block.
 ///
 /// # Errors
-/// Why there cannot be one.
+/// Why it cannot.
 pub(super) fn add(
     control: &Control,
     disk: &Disk,
@@ -50,7 +51,7 @@ pub(super) fn add(
         data_bytes_max: DATA_BYTES_MAX,
         number: number.unwrap_or(u32::MAX),
         process: std::process::id() as i32,
-        // The kernel takes away what it does not have, and the last one where it is root who asks.
+        // The kernel removes features that it does not have, and the last one if root asks.
         features: IOCTL_NUMBERS | RESIZABLE | survives | UNPRIVILEGED,
         identity: identity(&disk.name),
         ..DeviceInfo::default()
@@ -86,7 +87,7 @@ fn cannot_add(number: Option<u32>, error: &io::Error) -> String {
     }
 }
 
-/// Says whether a device is not yet this user's, which udev sees to.
+/// Returns whether this user may not open a device yet, until udev changes its owner.
 fn is_denied(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -94,9 +95,9 @@ fn is_denied(error: &io::Error) -> bool {
     )
 }
 
-/// Requests of a device at a time, dealt to its queues.
+/// Requests of a device at a time, shared among its queues.
 const REQUESTS: u16 = 128;
 const REQUESTS_OF_QUEUE_MIN: u16 = 8;
 const QUEUES_MAX: usize = 64;
-/// For udev to give a device to a user.
+/// Time for udev to give a device to a user.
 const PERMISSION_MAX: Duration = Duration::from_secs(5);

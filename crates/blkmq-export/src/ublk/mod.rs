@@ -1,16 +1,17 @@
-//! Decides how this host reaches a disk as a block device of its own: ublk, by which the kernel has a block device served by a process.
+//! Decides how this host reaches a disk as a block device of its own: ublk, by which a process
+//! serves a block device.
 //!
 //! | part | decides |
 //! |---|---|
-//! | [`protocol`] | what a request says, and what the control device is told |
+//! | [`protocol`] | what a request means, and what is sent to the control device |
 //! | `control` | commands to the control device, which block |
-//! | `found` | what is there of a device before it is served: nothing, or what another daemon has left |
+//! | `found` | what exists of a device before it is served: nothing, or what another daemon has left |
 //! | `made` | which disks can be devices, and how one is made |
 //! | `device` | what the queues of one device share, and how it ends |
 //! | `keeper` | the thread that starts, recovers and removes it |
-//! | `queue` | the life of one queue on its reactor |
+//! | `queue` | how one queue is served on its reactor |
 //! | `slots` | where a request's data lies |
-//! | [`saved`] | what another daemon has to know to go on with a device |
+//! | [`saved`] | what another daemon needs to continue a device |
 
 mod control;
 mod device;

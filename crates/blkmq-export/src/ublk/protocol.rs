@@ -1,49 +1,49 @@
-//! The bytes of ublk (`linux/ublk_cmd.h`): what a device is, how it is described, what the control device is told, and the descriptor of a
-//! request. Numbers are in the machine's order.
+//! Decides the bytes of ublk (`linux/ublk_cmd.h`): a device's description and parameters, commands
+//! to the control device, and the descriptor of a request. Numbers are in the machine's byte order.
 
 use std::fmt;
 
 use blkmq_core::bio::{Flags, Op};
 use blkmq_host::disk::Disk;
 
-/// Bytes that describe a device.
+/// Bytes of a device's description.
 pub const INFO_BYTES: usize = 64;
-/// Bytes of its parameters, as many as are used here.
+/// Bytes of its parameters that are used here.
 pub const PARAMETERS_BYTES: usize = 60;
 /// Bytes of a request's descriptor.
 pub const DESCRIPTOR_BYTES: usize = 24;
-/// Descriptors of a queue at most, which is how far apart those of two queues lie.
+/// Most descriptors of a queue; also the distance between those of two queues.
 pub const DEPTH_MAX: usize = 4096;
 /// The longest read or write, in bytes.
 pub const DATA_BYTES_MAX: u32 = 128 << 10;
 /// Device numbers are below this.
 pub const NUMBERS: u32 = 1 << 20;
-/// Blocks of a device, in bytes: it has none that are larger than a page.
+/// Largest block of a device, in bytes: a page.
 pub const BLOCK_BYTES_MAX: u32 = 4096;
 
-/// What a device is.
+/// The description of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// How many queues it has.
+    /// The number of its queues.
     pub queues: u16,
-    /// How many requests each of them has at a time.
+    /// Most requests under way in each.
     pub depth: u16,
-    /// One of [`STOPPED`], [`LIVE`] and [`QUIESCED`], or another of the kernel's.
+    /// One of [`STOPPED`], [`LIVE`] and [`QUIESCED`], or another state of the kernel.
     pub state: u16,
     /// The longest read or write, in bytes.
     pub data_bytes_max: u32,
     /// Its number.
     pub number: u32,
-    /// The process that serves it, or has served it last; -1 if none.
+    /// The process that serves it, or served it last; -1 if none.
     pub process: i32,
-    /// Which of the kernel's features it has.
+    /// Its features, as the kernel numbers them.
     pub features: u64,
-    /// What tells the kernel nothing: [`identity`] of its disk.
+    /// A value that the kernel only stores: [`identity`] of its disk.
     pub identity: u64,
 }
 
 impl DeviceInfo {
-    /// Reads it.
+    /// Decodes it.
     pub fn parse(bytes: &[u8; INFO_BYTES]) -> Self {
         Self {
             queues: u16::from_ne_bytes(part(bytes, 0)),
@@ -57,7 +57,7 @@ impl DeviceInfo {
         }
     }
 
-    /// Its bytes.
+    /// Encodes it.
     pub fn bytes(&self) -> [u8; INFO_BYTES] {
         let mut bytes = [0; INFO_BYTES];
         put(&mut bytes, 0, &self.queues.to_ne_bytes());
@@ -71,12 +71,13 @@ impl DeviceInfo {
         bytes
     }
 
-    /// Says whether it has a feature.
+    /// Returns whether it has a feature.
     pub fn has(&self, feature: u64) -> bool {
         self.features & feature == feature
     }
 
-    /// Says whether its shape is one that can be served here: a kernel may have made less of what was asked for.
+    /// Returns whether the device can be served here: a kernel may have granted less than was asked
+    /// for.
     pub fn is_served(&self) -> bool {
         let depth = usize::from(self.depth);
         self.queues > 0
@@ -85,20 +86,20 @@ impl DeviceInfo {
     }
 }
 
-/// What a device says of its disk.
+/// The parameters that describe a device's disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
     /// Bytes, a multiple of [`SECTOR`].
     pub size: u64,
     /// The smallest unit of its addresses and lengths, in bytes; a power of two.
     pub block_size: u32,
-    /// What is written whole, in bytes; a power of two.
+    /// The physical block, which is written whole, in bytes; a power of two.
     pub physical_block: u32,
-    /// What costs the drive least, in bytes; 0 if nothing is known of that.
+    /// The I/O size that costs the drive least, in bytes; 0 if unknown.
     pub optimal_io: u32,
     /// The longest read or write, in bytes.
     pub data_bytes_max: u32,
-    /// Changes are refused.
+    /// Writes are refused.
     pub read_only: bool,
     /// The longest discard, in bytes; 0 if there is none.
     pub discard_max: u64,
@@ -109,7 +110,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Those of a disk.
+    /// The parameters of a disk.
     pub fn of(disk: &Disk, data_bytes_max: u32) -> Self {
         let limits = &disk.limits;
         let block = u64::from(disk.block_size);
@@ -130,7 +131,7 @@ impl Parameters {
         }
     }
 
-    /// Its bytes.
+    /// Encodes them.
     pub fn bytes(&self) -> [u8; PARAMETERS_BYTES] {
         let mut bytes = [0; PARAMETERS_BYTES];
         let attributes = VOLATILE_CACHE | FUA_IS_KNOWN | if self.read_only { READ_ONLY } else { 0 };
@@ -152,7 +153,7 @@ impl Parameters {
         bytes
     }
 
-    /// Reads of them what the users of a device rely on; the rest is as in an empty one.
+    /// Decodes what users of a device rely on; the rest is as by default.
     pub fn parse(bytes: &[u8; PARAMETERS_BYTES]) -> Self {
         let attributes = u32::from_ne_bytes(part(bytes, 8));
         let [shift] = part(bytes, 12);
@@ -174,18 +175,18 @@ pub struct Request {
     pub flags: Flags,
     /// Where it begins, in bytes.
     pub offset: u64,
-    /// How many bytes it is about; of a flush, 0.
+    /// Its length in bytes; 0 for a flush.
     pub len: u64,
 }
 
-/// What a request may ask for.
+/// The limits of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Bytes of the disk.
     pub size: u64,
     /// The unit of addresses and lengths, in bytes.
     pub block_size: u32,
-    /// Changes are refused.
+    /// Writes are refused.
     pub read_only: bool,
     /// The longest read or write, in bytes.
     pub data_bytes_max: u32,
@@ -196,15 +197,15 @@ pub struct Shape {
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// There is no such operation here.
+    /// An unknown operation.
     Unsupported(u8),
-    /// It is no range of whole blocks of the disk: where it begins, and how long it is, in sectors.
+    /// Not a range of whole blocks of the disk: start and length, in sectors.
     Range(u64, u32),
-    /// It is longer than there is memory for: so many bytes.
+    /// Longer than there is memory for: its length in bytes.
     TooLong(u64),
     /// The disk is read-only.
     ReadOnly,
-    /// Its data lies elsewhere than was agreed.
+    /// Its data is not in the agreed memory.
     Elsewhere(u64),
 }
 
@@ -232,10 +233,10 @@ impl fmt::Display for Refused {
 }
 
 impl Request {
-    /// Reads a descriptor.
+    /// Decodes a descriptor.
     ///
     /// # Errors
-    /// Why the disk cannot be asked for that.
+    /// Why the request is refused.
     pub fn parse(bytes: &[u8; DESCRIPTOR_BYTES], shape: &Shape) -> Result<Self, Refused> {
         let word = u32::from_ne_bytes(part(bytes, 0));
         let sectors = u32::from_ne_bytes(part(bytes, 4));
@@ -284,7 +285,7 @@ impl Request {
     }
 }
 
-/// Others than these say how important it is, or why it is done.
+/// The other flags are hints of priority or purpose.
 fn flags(op: Op, word: u32) -> Flags {
     let durable = match op {
         Op::Write | Op::WriteZeroes if word & FUA != 0 => Flags::FUA,
@@ -299,11 +300,12 @@ fn flags(op: Op, word: u32) -> Flags {
 /// Bytes of a command to the control device.
 pub(super) const CONTROL_BYTES: usize = 32;
 
-/// A command to the control device, about the device of this number, with a value and a place in memory whose first bytes are its path.
+/// A command to the control device, about the device of this number, with a value and memory whose
+/// first bytes are its path.
 pub(super) fn control(number: u32, value: u64, memory: (u64, u16), path_bytes: u16) -> [u8; CONTROL_BYTES] {
     let mut bytes = [0; CONTROL_BYTES];
     put(&mut bytes, 0, &number.to_ne_bytes());
-    // Of no queue.
+    // No queue.
     put(&mut bytes, 4, &u16::MAX.to_ne_bytes());
     put(&mut bytes, 6, &memory.1.to_ne_bytes());
     put(&mut bytes, 8, &memory.0.to_ne_bytes());
@@ -315,7 +317,7 @@ pub(super) fn control(number: u32, value: u64, memory: (u64, u16), path_bytes: u
 /// Bytes of a command for one request of a queue.
 pub(super) const REQUEST_BYTES: usize = 16;
 
-/// A command that takes a request's memory, with what came of the last one.
+/// A command that lends memory for a request, with the result of the last one.
 pub(super) fn request(queue: u16, tag: u16, result: i32, memory: u64) -> [u8; REQUEST_BYTES] {
     let mut bytes = [0; REQUEST_BYTES];
     put(&mut bytes, 0, &queue.to_ne_bytes());
@@ -325,7 +327,7 @@ pub(super) fn request(queue: u16, tag: u16, result: i32, memory: u64) -> [u8; RE
     bytes
 }
 
-/// What tells the device of a disk from others (FNV-1a of its name): the kernel keeps it for who serves.
+/// Identifies the disk of a device (FNV-1a of its name); the kernel stores it for the daemon.
 pub fn identity(disk: &str) -> u64 {
     let bytes = b"blkmq ".iter().chain(disk.as_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -342,7 +344,7 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-/// The number of an ioctl of this device, of a direction and a size.
+/// The ioctl number of a command, from its direction and size.
 const fn ioctl(direction: u32, bytes: usize, number: u32) -> u32 {
     direction << 30 | (bytes as u32) << 16 | (b'u' as u32) << 8 | number
 }
@@ -363,20 +365,20 @@ pub(super) const SET_SIZE: u32 = ioctl(READS_AND_WRITES, CONTROL_BYTES, 0x15);
 pub(super) const FETCH: u32 = ioctl(READS_AND_WRITES, REQUEST_BYTES, 0x20);
 pub(super) const COMMIT_AND_FETCH: u32 = ioctl(READS_AND_WRITES, REQUEST_BYTES, 0x21);
 
-/// It has been stopped, or not been started.
+/// It is stopped, or was not started.
 pub const STOPPED: u16 = 0;
-/// It is served, or its daemon is just ending.
+/// It is served, or its daemon is ending.
 pub const LIVE: u16 = 1;
 /// Its daemon has ended, and requests wait for another one.
 pub const QUIESCED: u16 = 2;
 
 /// Requests wait for another daemon when this one ends.
 pub const RECOVERY: u64 = 1 << 3;
-/// Those that it had begun are sent again.
+/// Requests that the former daemon had begun are sent again.
 pub const REISSUE: u64 = 1 << 4;
-/// It is served by somebody who may not do everything.
+/// An unprivileged user serves it.
 pub const UNPRIVILEGED: u64 = 1 << 5;
-/// Commands are numbered as those of `ioctl`.
+/// Commands have the numbers of `ioctl`.
 pub const IOCTL_NUMBERS: u64 = 1 << 6;
 /// Its size can change.
 pub const RESIZABLE: u64 = 1 << 10;
@@ -393,9 +395,10 @@ const DISCARD: u32 = 1 << 1;
 const READ_ONLY: u32 = 1;
 const VOLATILE_CACHE: u32 = 1 << 2;
 const FUA_IS_KNOWN: u32 = 1 << 3;
-/// Bytes of the unit in which ranges are counted, whatever the block size.
+/// Bytes of the unit of ranges, whatever the block size.
 pub const SECTOR: u64 = 512;
-/// The engine splits what is too long for the drive; the kernel is kept from asking for all of a disk at once.
+/// The engine splits what is too long for the drive; this limit keeps the kernel from one request
+/// for the whole disk.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides the life of one queue of a device on its reactor: requests come from the kernel, become bios, and are answered when these have
-//! ended. All answers of a turn, and the memory for as many requests, go to the kernel in one system call.
+//! Decides how one queue of a device is served on its reactor: requests come from the kernel,
+//! become bios, and are answered when these have ended. All answers of a turn go to the kernel in
+//! one system call, together with memory for as many requests.
 
 mod moving;
 
@@ -25,24 +26,24 @@ use crate::common::command_ring::{CommandRing, Ended};
 use crate::common::io_flusher::become_io_flusher;
 use crate::handover::{Member, Phase};
 
-/// What one queue is made of.
+/// The parts of one queue.
 pub(super) struct QueueParts {
     pub(super) number: u16,
     pub(super) memory: Memory,
     pub(super) member: Member,
 }
 
-/// What the first queue does for all of them.
+/// What the first queue does for all queues.
 pub(super) struct First {
-    /// The device's place among the connections.
+    /// The device's entry in the counts of connections.
     pub(super) ticket: Ticket,
     /// Another daemon has handed it over.
     pub(super) is_restored: bool,
-    /// The size that the kernel was told of last.
+    /// The size that the kernel was told last.
     pub(super) told_size: u64,
-    /// The others, each of which gets its reactor.
+    /// The other queues, each of which gets its own reactor.
     pub(super) others: Vec<QueueParts>,
-    /// Somebody waits for it to begin; else it begins when clients are served.
+    /// A thread waits for the device to begin; else it begins when clients are served.
     pub(super) has_begun: bool,
 }
 
@@ -56,9 +57,9 @@ pub(super) struct Queue {
     first: Option<First>,
     member: Member,
     disk_use: Option<Use>,
-    /// Bios that the disk's queue had no room for.
+    /// Bios for which the disk's queue had no room.
     refused: VecDeque<Bio>,
-    /// Kept for its memory.
+    /// Kept to reuse its memory.
     ended: Vec<Ended>,
     is_polling: bool,
     comes_again: bool,
@@ -88,7 +89,7 @@ impl Queue {
         }
     }
 
-    /// Says whether requests are taken that have come.
+    /// Returns whether new requests are taken.
     fn takes(&self) -> bool {
         self.is_stopping || self.moving == Moving::No && self.refused.is_empty()
     }
@@ -110,7 +111,7 @@ impl Queue {
         let tag = ended.user as u16;
         self.slots.take_from_kernel(tag);
         match ended.result {
-            // What comes after the end comes again for whoever serves it next.
+            // What comes after the end is sent again to the next daemon.
             0 if self.is_stopping => {}
             0 => self.begin(cx, tag),
             GONE => self.note_gone(),
@@ -175,7 +176,7 @@ impl Queue {
         }
     }
 
-    /// Submits what was refused before. Says whether there was room for all.
+    /// Submits the bios that were refused before. Returns whether there was room for all.
     fn submit_refused(&mut self, cx: &mut Cx<'_>) -> bool {
         while let Some(bio) = self.refused.pop_front() {
             if let Err(bio) = cx.submit(self.device.disk.queue, bio) {
@@ -186,7 +187,7 @@ impl Queue {
         true
     }
 
-    /// Answers a request, and has the kernel put another one into its memory.
+    /// Answers a request, and makes the kernel put another one into its memory.
     fn commit(&mut self, tag: u16, result: i32) {
         if let Some(attached) = &self.attached {
             let memory = self.slots.lend_to_kernel(tag);
@@ -195,7 +196,7 @@ impl Queue {
         }
     }
 
-    /// Has the kernel put requests into all memory, once it is known how they come.
+    /// Lends all memory to the kernel for requests, once it is known how they come.
     fn attach(&mut self) {
         if self.attached.is_some() || self.is_stopping {
             return;
@@ -211,7 +212,7 @@ impl Queue {
         self.attached = Some(attached);
     }
 
-    /// Takes note of what has changed around it: its end, the disk's removal or growth, another daemon.
+    /// Records changes around it: the end, the disk's removal or growth, a hand-over.
     fn look_around(&mut self) {
         self.attach();
         if self.disk_use.as_ref().is_none_or(Use::is_to_end) {
@@ -221,7 +222,8 @@ impl Queue {
         self.is_stopping |= self.device.ended().is_some();
         if let Some(first) = &mut self.first {
             let size = self.device.disk.current_size();
-            // Who is handed over says what it has told, and no more.
+            // A device that is handed over has saved the size that the kernel knows, so that size
+            // does not change any more.
             if self.moving == Moving::No && std::mem::replace(&mut first.told_size, size) != size {
                 let is_known = self.device.is_growing.swap(true, Ordering::Relaxed);
                 if !is_known && !self.device.order(super::keeper::Order::Grow) {
@@ -231,7 +233,8 @@ impl Queue {
         }
     }
 
-    /// The first queue takes the device's place among the connections, and gives the others their reactors.
+    /// The first queue registers the device among the connections, and gives the other queues their
+    /// reactors.
     fn begin_device(&mut self, cx: &mut Cx<'_>) {
         let Some(first) = &mut self.first else { return };
         let reactors = cx.reactors();
@@ -330,12 +333,12 @@ impl Service for Queue {
         }
     }
 
-    /// Who asks needs the processor on which the reactor would look.
+    /// The processor is left to the asking process: the reactor would poll on it.
     fn busy(&self) -> bool {
         false
     }
 
-    /// What the kernel asks until the device is stopped is done.
+    /// Requests of the kernel are served until the device is stopped.
     fn drain(&mut self, _cx: &mut Cx<'_>) {
         match self.member.phase() {
             Phase::Gone => self.device.let_go(),
@@ -352,15 +355,16 @@ impl Service for Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.device.ended() == Some(End::Left) {
-            // Whoever serves it next finds that it is free when this process is over, and nothing of it writes to the disk any more.
+            // Not closed: the next daemon finds it free when this process is over, and then nothing
+            // here writes to the disk any more.
             std::mem::forget(self.attached.take());
         }
-        // Nobody else serves it.
+        // No other daemon serves it.
         self.device.ask_end(Reason::Removed);
     }
 }
 
-/// What the kernel gives memory back with when the device is gone.
+/// The result of the commands with which the kernel returns memory when the device is gone.
 const GONE: i32 = -libc::ENODEV;
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;

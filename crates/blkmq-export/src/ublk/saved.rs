@@ -1,5 +1,5 @@
-//! The bytes in which a device is handed over to another daemon: the disk as its users know it. Read from outside, so every length has a
-//! limit and every fault an error of its own.
+//! Decides the bytes in which a device is handed over to another daemon: the disk as its users know
+//! it. They are input from outside: every length has a limit, every fault its own error.
 
 use crate::handover::codec::{DecodeError, Reader, Writer};
 
@@ -10,21 +10,21 @@ pub struct SavedDevice {
     pub disk: String,
     /// Its number.
     pub number: u32,
-    /// The size that the kernel was told of last, in bytes.
+    /// The size that the kernel was told last, in bytes.
     pub size: u64,
     /// The disk's smallest unit, in bytes.
     pub block_size: u32,
-    /// Its changes are refused.
+    /// Writes are refused.
     pub read_only: bool,
-    /// Writes may have been lost of which nobody has been told through it.
+    /// Writes may have been lost without a report through this device.
     pub has_losses: bool,
 }
 
 impl SavedDevice {
-    /// Reads it.
+    /// Decodes it.
     ///
     /// # Errors
-    /// What is wrong with the bytes.
+    /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes);
         let version = reader.u8("a device's version")?;
@@ -43,7 +43,7 @@ impl SavedDevice {
         Ok(saved)
     }
 
-    /// Its bytes.
+    /// Encodes it.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut writer = Writer(&mut bytes);

@@ -1,6 +1,7 @@
-//! Decides where a request's data lies while it is under way: in memory of its tag, which is the kernel's until a request comes, the
-//! disk's while it is done, and the kernel's again from when it is answered. All of it is there, and touched, before the device is: whoever
-//! waits for this disk to have memory written back is never waited for here.
+//! Decides where a request's data lies while the request is under way: in the memory of its tag,
+//! which belongs to the kernel until a request comes, then to the disk, and again to the kernel
+//! once the request is answered. All of it is there, and touched, before the device is: so nothing
+//! here waits for memory whose write-back needs this disk.
 
 use std::io;
 
@@ -12,7 +13,7 @@ use crate::common::command_ring::CommandRing;
 use crate::common::sys::{Buffer, Chunk};
 use crate::common::touched::touched;
 
-/// What one queue is made of, got by a thread that may wait for it.
+/// The parts of one queue, allocated by a thread that may block.
 pub(super) struct Memory {
     pub(super) ring: CommandRing,
     chunks: Vec<Chunk>,
@@ -22,28 +23,28 @@ pub(super) struct Memory {
 #[derive(Debug)]
 pub(super) struct Slots {
     all: Vec<Slot>,
-    /// Those that wait for a request.
+    /// Slots that wait for a request.
     at_kernel: usize,
-    /// Requests that have come and are not answered.
+    /// Requests that are not answered yet.
     under_way: usize,
 }
 
 #[derive(Debug)]
 struct Slot {
     buffer: Buffer,
-    /// Where it lies.
+    /// The address of its memory.
     address: u64,
-    /// What a request ends with if all goes well.
+    /// The result of the request if all goes well.
     result: i32,
-    /// It waits for a request.
+    /// The slot waits for a request.
     is_at_kernel: bool,
 }
 
 impl Memory {
-    /// Gets it for so many requests at a time.
+    /// Allocates it for `depth` requests at a time.
     ///
     /// # Errors
-    /// What the system says: it has no memory, or no ring.
+    /// The system's error: it has no memory, or no ring.
     pub(super) fn new(depth: u16) -> io::Result<Self> {
         let chunks = (0..depth).map(|_| touched(DATA_BYTES_MAX as usize));
         Ok(Self {
@@ -78,17 +79,17 @@ impl Memory {
 }
 
 impl Slots {
-    /// How many there are.
+    /// The number of slots.
     pub(super) fn len(&self) -> u16 {
         self.all.len() as u16
     }
 
-    /// Where the data of a tag's requests lies.
+    /// The address of the data of a tag's requests.
     pub(super) fn address(&self, tag: u16) -> u64 {
         self.all[usize::from(tag)].address
     }
 
-    /// A tag's memory, for the kernel to put a request there.
+    /// Lends a tag's memory to the kernel, for a request.
     pub(super) fn lend_to_kernel(&mut self, tag: u16) -> Lent {
         let slot = &mut self.all[usize::from(tag)];
         debug_assert!(!slot.is_at_kernel, "tag {tag} is at the kernel already");
@@ -97,7 +98,7 @@ impl Slots {
         slot.buffer.lend(0, DATA_BYTES_MAX)
     }
 
-    /// The kernel gives a tag's memory back, with a request or for good.
+    /// The kernel returns a tag's memory, with a request or for good.
     pub(super) fn take_from_kernel(&mut self, tag: u16) {
         let slot = &mut self.all[usize::from(tag)];
         if std::mem::take(&mut slot.is_at_kernel) {
@@ -106,18 +107,18 @@ impl Slots {
         }
     }
 
-    /// A request has come that ends with this if all goes well.
+    /// A request has come that ends with `result` if all goes well.
     pub(super) fn begin(&mut self, tag: u16, result: i32) {
         self.all[usize::from(tag)].result = result;
         self.under_way += 1;
     }
 
-    /// What a read fills, or a write stores.
+    /// Lends the memory that a read fills or a write stores.
     pub(super) fn lend(&mut self, tag: u16, bytes: u64) -> Data {
         Data::Flat(self.all[usize::from(tag)].buffer.lend(0, bytes as u32))
     }
 
-    /// A request has ended. Returns with what, if all has gone well.
+    /// A request has ended. Returns its result if all has gone well.
     pub(super) fn end(&mut self, tag: u16) -> i32 {
         let slot = &mut self.all[usize::from(tag)];
         if slot.buffer.is_lent() {
@@ -127,12 +128,12 @@ impl Slots {
         slot.result
     }
 
-    /// Says whether none is under way.
+    /// Returns whether no request is under way.
     pub(super) fn are_idle(&self) -> bool {
         self.under_way == 0
     }
 
-    /// Says whether the kernel has none.
+    /// Returns whether the kernel has no slot.
     pub(super) fn are_back(&self) -> bool {
         self.at_kernel == 0
     }

@@ -1,4 +1,5 @@
-//! Decides how ublk's commands stand in a ring, and how the descriptors of a queue, which lie in memory of the kernel's, are read.
+//! Decides how ublk's commands are laid out in a ring, and how a queue's descriptors, in memory of
+//! the kernel, are read.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -23,10 +24,10 @@ pub(super) struct Descriptors {
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
-    /// Maps those of a queue of a device, of which there are `count`.
+    /// Maps the `count` descriptors of a queue of a device.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn map(device: BorrowedFd<'_>, queue: u16, count: u16) -> io::Result<Self> {
         let count = usize::from(count);
         let offset = u64::from(queue) * mapped_bytes(DEPTH_MAX) as u64;
@@ -45,10 +46,11 @@ impl Descriptors {
         Ok(Self { start, count })
     }
 
-    /// The descriptor of a request that has come and has not been answered: the kernel does not write to it meanwhile.
+    /// The descriptor of a request that has not been answered: the kernel does not write to it
+    /// meanwhile.
     ///
     /// # Panics
-    /// If there is no such one.
+    /// The tag does not exist.
     pub(super) fn read(&self, tag: u16) -> [u8; DESCRIPTOR_BYTES] {
         assert!(
             usize::from(tag) < self.count,
@@ -75,18 +77,19 @@ impl Drop for Descriptors {
     }
 }
 
-/// Has the kernel put a request of a queue into this memory, and end the command then.
+/// Makes the kernel put a request of a queue into this memory, and complete the command then.
 pub(super) fn fetch(ring: &CommandRing, device: RawFd, (queue, tag): (u16, u16), memory: Lent) {
     push(ring, device, FETCH, request(queue, tag, 0, address(memory)), tag);
 }
 
-/// Ends a request with a number of bytes or a negative errno, with the data of a read in its memory, and has the next one put there.
+/// Ends a request with a number of bytes or a negative errno, with a read's data in its memory, and
+/// asks for the next one.
 pub(super) fn commit(ring: &CommandRing, device: RawFd, (queue, tag): (u16, u16), result: i32, memory: Lent) {
     let command = request(queue, tag, result, address(memory));
     push(ring, device, COMMIT_AND_FETCH, command, tag);
 }
 
-/// Where the kernel is told that memory lies.
+/// The address of memory, for the kernel.
 pub(super) fn address(memory: Lent) -> u64 {
     memory.start().as_ptr().expose_provenance() as u64
 }
@@ -102,10 +105,11 @@ fn push(ring: &CommandRing, device: RawFd, number: u32, command: [u8; 16], tag: 
     unsafe { ring.push(entry.user_data(tag.into())) };
 }
 
-/// Has the control device do something, with memory whose first bytes are the path of a device. Blocks until it is done.
+/// Sends a command to the control device, with memory whose first bytes are the path of a device.
+/// Blocks until it is done.
 ///
 /// # Errors
-/// What the device says.
+/// The device's error.
 pub(super) fn ask(
     ring: &CommandRing,
     device: RawFd,
@@ -114,7 +118,7 @@ pub(super) fn ask(
     memory: &mut Vec<u8>,
     path_bytes: u16,
 ) -> io::Result<()> {
-    // Lost if it is not known when the command ends.
+    // Leaked if it is not known when the command ends.
     let mut lent = ManuallyDrop::new(std::mem::take(memory));
     let place = lent.as_mut_ptr().expose_provenance() as u64;
     let mut area = [0; 80];
@@ -139,7 +143,7 @@ pub(super) fn ask(
     }
 }
 
-/// Bytes of so many descriptors, in whole pages.
+/// Bytes of `count` descriptors, in whole pages.
 fn mapped_bytes(count: usize) -> usize {
     (count * DESCRIPTOR_BYTES).next_multiple_of(rustix::param::page_size())
 }

@@ -1,5 +1,6 @@
-//! Decides whether a chain of descriptors keeps to the rules, and where its bytes are. Each descriptor is read once; a chain that loops,
-//! points outside of memory or nests tables breaks the device. `ring` gives the heads, `request` reads what is in a chain.
+//! Decides whether a chain of descriptors obeys the rules, and where its bytes are. Each descriptor
+//! is read once; a chain that loops, points outside of memory or nests tables breaks the device.
+//! `ring` provides the heads, `request` decodes a chain.
 
 use blkmq_core::bio::Lent;
 
@@ -7,10 +8,10 @@ use super::memory::Loans;
 use super::ring::{Broken, Ring};
 use super::sys::{Window, copy_from};
 
-/// The pieces of memory of a chain. It is filled again and again.
+/// The memory pieces of a chain. The structure is reused for each chain.
 #[derive(Debug)]
 pub struct Chain {
-    /// What the driver has written.
+    /// What the driver wrote.
     pub readable: Vec<Lent>,
     /// What the device is to write.
     pub writable: Vec<Lent>,
@@ -25,13 +26,13 @@ impl Default for Chain {
     }
 }
 
-/// A descriptor as it was when it was read.
+/// A descriptor as it was read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descriptor {
     pub(super) guest: u64,
     pub(super) bytes: u32,
     pub(super) flags: u16,
-    /// The next one; in a packed ring the identifier of the chain.
+    /// The next descriptor; in a packed ring the identifier of the chain.
     pub(super) next: u16,
 }
 
@@ -46,7 +47,7 @@ impl Descriptor {
         }
     }
 
-    /// Reads one of a packed ring, or of a table that one of these names.
+    /// Reads one of a packed ring, or of an indirect table of it.
     pub(super) fn read_packed(table: &Window, index: u16) -> Self {
         let read = Self::read(table, index);
         Self {
@@ -61,7 +62,7 @@ impl Chain {
     /// Follows the chain from its head. `loans` must have begun one.
     ///
     /// # Errors
-    /// The rule that it breaks.
+    /// The rule that the chain breaks.
     pub fn follow(&mut self, ring: &Ring, loans: &Loans, head: u16) -> Result<(), Broken> {
         self.clear();
         let (mut index, mut left) = (head, ring.size());
@@ -90,8 +91,8 @@ impl Chain {
         self.writable.clear();
     }
 
-    /// Takes all of a table that a packed ring names, from its beginning to its end: nothing there but the direction of a piece means
-    /// anything (virtio 1.2, 2.8.7).
+    /// Takes all of an indirect table of a packed ring, from beginning to end: of the flags there
+    /// only the direction of a piece is valid (virtio 1.2, 2.8.7).
     pub(super) fn push_table(&mut self, at: &Descriptor, loans: &Loans) -> Result<(), Broken> {
         let (table, entries) = find_table(at, loans)?;
         (0..entries).try_for_each(|index| self.push(&Descriptor::read_packed(&table, index as u16), loans))
@@ -144,7 +145,7 @@ impl Chain {
     }
 }
 
-/// Finds a table of descriptors. Returns how many there are.
+/// Finds an indirect table of descriptors. Returns their number.
 fn find_table(at: &Descriptor, loans: &Loans) -> Result<(Window, u32), Broken> {
     let entries = at.bytes / 16;
     if !at.bytes.is_multiple_of(16) || !(1..=TABLE_MAX).contains(&entries) {
@@ -155,7 +156,7 @@ fn find_table(at: &Descriptor, loans: &Loans) -> Result<(Window, u32), Broken> {
     Ok((table, entries))
 }
 
-/// Takes as many bytes from the front as `out` has. Says whether there were enough.
+/// Moves bytes from the front into `out`, until it is full. Returns whether there were enough.
 pub(super) fn take_front(pieces: &mut Vec<Lent>, mut out: &mut [u8]) -> bool {
     if let Some(first) = pieces.first()
         && first.len() as usize == out.len()
@@ -197,9 +198,9 @@ pub(super) fn length(pieces: &[Lent]) -> u64 {
 }
 
 pub(super) const LOOP: Broken = Broken("a chain of descriptors without an end");
-/// Entries of a table of descriptors, as drivers have them at most.
+/// Most entries of an indirect table, as drivers have them.
 const TABLE_MAX: u32 = 1024;
-/// Pieces of memory in one direction of a chain.
+/// Most memory pieces in one direction of a chain.
 const PIECES_MAX: usize = 1280;
 pub(super) const NEXT: u16 = 1;
 const WRITE: u16 = 2;

@@ -1,5 +1,6 @@
-//! Decides what a vhost-user message says: bytes and a number of descriptors become a [`Message`] or an error. `control` receives the
-//! bytes, `device` does what they ask. The layouts are those of the vhost-user specification, for a host of this byte order.
+//! Decides what a vhost-user message means: bytes and a number of descriptors become a [`Message`]
+//! or an error. `connection` receives the bytes, `device` executes them. The layouts are those of
+//! the vhost-user specification, for a host of this byte order.
 
 /// Bytes of a message before its body.
 pub const HEADER_BYTES: usize = 12;
@@ -8,10 +9,10 @@ pub const BODY_BYTES_MAX: usize = 512;
 /// Descriptors that a message may carry.
 pub const FDS_MAX: usize = 8;
 
-/// What precedes a body.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Which message.
+    /// The number of the message.
     pub request: u32,
     /// The front end waits for an acknowledgement.
     pub needs_reply: bool,
@@ -19,7 +20,7 @@ pub struct Header {
     pub bytes: usize,
 }
 
-/// A range of guest memory, and where the front end has it.
+/// A range of guest memory, and its address in the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
     /// Its first address in the guest.
@@ -32,7 +33,7 @@ pub struct RegionSpec {
     pub offset: u64,
 }
 
-/// What a ring is made of: addresses in the front end.
+/// The parts of a ring: addresses in the front end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
     /// The descriptor table.
@@ -43,7 +44,7 @@ pub struct RingAddresses {
     pub avail: u64,
 }
 
-/// How a region for what is in flight is laid out.
+/// The layout of a region for in-flight records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InflightSpec {
     /// Bytes of it.
@@ -56,7 +57,7 @@ pub struct InflightSpec {
     pub queue_size: u16,
 }
 
-/// What the front end asks for. Descriptors come beside it, as many as [`Message::fds`] says.
+/// A message of the front end. Descriptors are sent beside it, as many as [`Message::fds`] says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the protocol's")]
 pub enum Message {
@@ -89,7 +90,7 @@ pub enum Message {
     GetStatus,
 }
 
-/// A message that cannot be understood; the stream cannot be followed any further.
+/// A message that cannot be decoded; the stream cannot be followed any further.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say it")]
 pub enum MessageError {
@@ -112,10 +113,10 @@ pub enum MessageError {
 }
 
 impl Header {
-    /// Reads it.
+    /// Decodes it.
     ///
     /// # Errors
-    /// If it has another version, or is no message of a front end's, or its body is too long.
+    /// It has another version, or is no message of a front end, or its body is too long.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, MessageError> {
         let mut fields = Fields(bytes);
         let (request, flags, length) = (fields.u32(), fields.u32(), fields.u32() as usize);
@@ -135,7 +136,7 @@ impl Header {
         })
     }
 
-    /// The message by which a front end is told that the configuration space, or the status, has changed.
+    /// The message that tells a front end that the configuration space, or the status, has changed.
     pub fn config_change() -> [u8; HEADER_BYTES] {
         let mut message = [0; HEADER_BYTES];
         for (word, value) in message.chunks_exact_mut(4).zip([CONFIG_CHANGE, VERSION, 0]) {
@@ -154,10 +155,10 @@ impl Header {
 }
 
 impl Message {
-    /// Reads a body that came with so many descriptors.
+    /// Decodes a body that came with `fds` descriptors.
     ///
     /// # Errors
-    /// If the body is not as this message's is, or there are too few or too many descriptors.
+    /// The body does not match the message, or there are too few or too many descriptors.
     pub fn parse(header: Header, body: &[u8], fds: usize) -> Result<Self, MessageError> {
         let request = header.request;
         let message = Self::read(request, body)?;
@@ -172,7 +173,7 @@ impl Message {
         })
     }
 
-    /// How many descriptors come with it.
+    /// The number of its descriptors.
     pub fn fds(&self) -> usize {
         match self {
             Self::SetMemTable(regions) => regions.len(),
@@ -282,7 +283,7 @@ impl Message {
 }
 
 impl InflightSpec {
-    /// Appends it as a reply has it.
+    /// Appends it in the form of a reply.
     pub fn write(&self, out: &mut Vec<u8>) {
         out.extend(self.bytes.to_ne_bytes());
         out.extend(self.offset.to_ne_bytes());
@@ -299,7 +300,8 @@ fn table_bytes(body: &[u8]) -> Result<usize, MessageError> {
     }
 }
 
-/// Bytes that a configuration message must have, as its second word says. The content may be left out where it is asked for.
+/// Bytes that a configuration message must have, as its second word says. A request for the content
+/// may omit the content.
 fn config_bytes(body: &[u8]) -> usize {
     let mut fields = Fields(body);
     let (_, bytes) = (fields.u32(), fields.u32() as usize);
@@ -309,7 +311,7 @@ fn config_bytes(body: &[u8]) -> usize {
     12 + bytes
 }
 
-/// Fields one after the other. What is missing reads as 0; lengths are checked before or behind.
+/// Fields in sequence. Missing ones read as 0; lengths are checked before or after.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -357,7 +359,7 @@ impl Fields<'_> {
 /// Bytes of the configuration space that can be asked for.
 pub const CONFIG_BYTES_MAX: usize = 256;
 const VERSION: u32 = 1;
-/// What a back end says to a front end over its own channel.
+/// A message of a back end to a front end over its own channel.
 const CONFIG_CHANGE: u32 = 2;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 4;

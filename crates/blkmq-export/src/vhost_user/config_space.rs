@@ -1,11 +1,12 @@
-//! Decides which features a disk has for its driver, and what its configuration space says (virtio 1.2, 5.2.3 and 5.2.4).
+//! Decides which features a disk has for its driver, and the content of its configuration space
+//! (virtio 1.2, 5.2.3 and 5.2.4).
 
 use blkmq_host::disk::Disk;
 
 use super::codec::CONFIG_BYTES_MAX;
 use super::request::SECTOR;
 
-/// What a driver may use of a disk.
+/// The features that a driver may use.
 pub(super) fn features(disk: &Disk) -> u64 {
     let mut features = SIZE_MAX
         | SEG_MAX
@@ -31,7 +32,7 @@ pub(super) fn features(disk: &Disk) -> u64 {
     features
 }
 
-/// The configuration space. What lies behind its end reads as zeroes.
+/// The configuration space. Bytes behind its end read as zeroes.
 pub(super) fn space(disk: &Disk, is_writeback: bool) -> [u8; CONFIG_BYTES_MAX] {
     let mut space = [0; CONFIG_BYTES_MAX];
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
@@ -57,7 +58,8 @@ pub(super) fn space(disk: &Disk, is_writeback: bool) -> [u8; CONFIG_BYTES_MAX] {
     space
 }
 
-/// The engine splits what is too long for the drive; a driver is kept from asking for all of a disk at once.
+/// The engine splits what is too long for the drive; this limit keeps a driver from one request for
+/// the whole disk.
 fn range_max(disk: &Disk, of_drive: u64) -> u64 {
     let bytes = of_drive.clamp(u64::from(disk.block_size), RANGE_BYTES_MAX);
     bytes - bytes % u64::from(disk.block_size)
@@ -78,11 +80,11 @@ pub(super) const EVENT_INDEX: u64 = 1 << 29;
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
 pub(super) const RING_PACKED: u64 = 1 << 34;
-/// Where the mode of the write cache stands.
+/// The offset of the mode of the write cache.
 pub(super) const WRITEBACK: usize = 32;
 /// Virtqueues of a disk.
 pub(super) const QUEUES_MAX: u16 = 64;
-/// Descriptors of data in a request, as a driver is told.
+/// Most data descriptors of a request, as reported to a driver.
 const SEGMENTS_MAX: u32 = 126;
 /// Bytes of one of them.
 const SEGMENT_BYTES_MAX: u32 = 4 << 20;

@@ -1,5 +1,6 @@
-//! Decides the life of one front end's connection on its reactor: messages are received whole, wait until the rings that they touch
-//! have ended, and are answered one after the other. The rings that are ready become services of their own, spread over the reactors.
+//! Decides how one front end's connection is served on its reactor: messages are received whole,
+//! wait until the rings that they touch have ended, and are answered one after the other. Rings
+//! that are ready become services of their own, spread over the reactors.
 
 pub(super) mod moving;
 
@@ -39,7 +40,7 @@ pub(super) struct Connection {
     /// A message as far as it was received: the header, then the body; with its descriptors.
     received: Vec<u8>,
     fds: Descriptors,
-    /// Those that no front end has to send.
+    /// Descriptors that no front end needs to send.
     unwanted: Vec<OwnedFd>,
     /// A message that waits for rings to end.
     pending: Option<(Header, Message, Descriptors)>,
@@ -48,38 +49,38 @@ pub(super) struct Connection {
     is_polling: bool,
     is_readable: bool,
     comes_again: bool,
-    /// Its place among the connections, until it is dropped.
+    /// Its entry in the counts of connections.
     ticket: Option<Ticket>,
-    /// How far it is on its way to another daemon.
+    /// How far the hand-over to another daemon is.
     moving: Moving,
     /// Another daemon has saved it.
     is_restored: bool,
-    /// Another daemon goes on with it.
+    /// Another daemon continues it.
     is_others: bool,
     address: Arc<str>,
     member: Member,
-    /// Who has rings of which disk, and this one among them.
+    /// The front ends that have rings of a disk, including this one.
     disks: Arc<Disks>,
     place: Option<Membership>,
-    /// Its place among the users of the disk.
+    /// The registration as a user of the disk.
     disk_use: Option<Use>,
     log: Arc<Log>,
     handshake_deadline: Nanos,
-    /// Has the front end connected to again when it is dropped.
+    /// Makes the dialer connect to the front end again when it is dropped.
     _held: Option<Held>,
-    /// The size that the front end has been told of, or has found.
+    /// The size that the front end was told, or has found.
     told_size: u64,
 }
 
-/// What the connections of an address have in common.
+/// What the connections of an address share.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
     pub(super) disks: Arc<Disks>,
     pub(super) log: Arc<Log>,
     pub(super) handshake_deadline: Nanos,
-    /// The address at which they come.
+    /// The address at which they connect.
     pub(super) address: Arc<str>,
-    /// Where this side connects: whoever does so again when the connection has ended.
+    /// Where this daemon connects: the dialer that connects again when the connection has ended.
     pub(super) dialed: Option<Arc<Dialed>>,
 }
 
@@ -122,7 +123,7 @@ impl Connection {
         }
     }
 
-    /// Receives messages and does what they ask for, some at a time.
+    /// Receives messages and executes them, a few at a time.
     fn take_in(&mut self, cx: &mut Cx<'_>) {
         for _ in 0..MESSAGES_MAX {
             if self.is_closing || self.moving != Moving::No {
@@ -140,7 +141,7 @@ impl Connection {
         }
     }
 
-    /// Receives a message. Says whether it is whole.
+    /// Receives a message. Returns whether it is whole.
     fn receive(&mut self, cx: &mut Cx<'_>) -> bool {
         loop {
             let header = match self.received.first_chunk::<HEADER_BYTES>().map(Header::parse) {
@@ -179,7 +180,7 @@ impl Connection {
         }
     }
 
-    /// Receives bytes up to a length, and descriptors. Says whether there were any.
+    /// Receives bytes up to a length, and descriptors. Returns whether there were any.
     fn receive_up_to(&mut self, cx: &mut Cx<'_>, wanted: usize) -> bool {
         let at = self.received.len();
         self.received.resize(wanted, 0);
@@ -206,7 +207,8 @@ impl Connection {
         false
     }
 
-    /// Does what the pending message asks for, if the rings that it touches have ended. Says whether they have.
+    /// Executes the pending message, if the rings that it touches have ended. Returns whether they
+    /// have.
     fn handle(&mut self, cx: &mut Cx<'_>) -> bool {
         let Some((_, message, _)) = &self.pending else {
             return true;
@@ -241,14 +243,15 @@ impl Connection {
             Answer::Inflight(spec, fd) => {
                 let mut body = Vec::new();
                 spec.write(&mut body);
-                // Some have it with the padding of a C structure.
+                // Some front ends send it with the padding of a C structure.
                 body.resize(header.bytes.max(body.len()), 0);
                 self.send(cx, header, &body, Some(fd.as_fd()));
             }
         }
     }
 
-    /// Sends a reply. A front end that does not receive replies that it has asked for is given up.
+    /// Sends a reply. A front end that does not receive the replies that it has asked for is
+    /// disconnected.
     fn send(&mut self, cx: &mut Cx<'_>, header: Header, body: &[u8], fd: Option<BorrowedFd<'_>>) {
         let mut reply = Vec::with_capacity(HEADER_BYTES + body.len());
         header.reply(body, &mut reply);
@@ -266,7 +269,7 @@ impl Connection {
         }
     }
 
-    /// Has every ring served that can be, as soon as nobody writes to it any more who was there before.
+    /// Serves every ring that can be, as soon as nobody writes to it any more who was there before.
     fn start_rings(&mut self, cx: &mut Cx<'_>) {
         if self.is_closing || self.moving != Moving::No || !self.device.has_ready() || !self.may_start(cx) {
             return;
@@ -300,8 +303,9 @@ impl Connection {
         }
     }
 
-    /// Says whether rings may be served. The first one takes a place among those who have the disk; who had it and has left, with a
-    /// record of what was in flight that is done again here, has to end before.
+    /// Returns whether rings may be served. The first one enters the connections of the disk; a
+    /// front end that had the disk and has left, with a record of requests in flight that are done
+    /// again here, has to end before.
     fn may_start(&mut self, cx: &mut Cx<'_>) -> bool {
         if self.place.is_none() {
             let tenant = self.device.disk().tenant;
@@ -333,7 +337,8 @@ impl Connection {
         }
     }
 
-    /// Tells the front end if the disk has grown; one that is on its way to another daemon is told by whoever serves it then.
+    /// Tells the front end if the disk has grown; during a hand-over the daemon that serves it
+    /// afterwards does.
     fn tell_size(&mut self) {
         if self.moving != Moving::No {
             return;
@@ -344,7 +349,7 @@ impl Connection {
         }
     }
 
-    /// Its disk is to be removed, or has been: what was begun is finished.
+    /// The disk is to be removed, or has been: open requests are finished.
     fn drain_if_withdrawn(&mut self, cx: &mut Cx<'_>) {
         if !self.is_closing && self.disk_use.as_ref().is_none_or(Use::is_to_end) {
             self.close(cx, &"the disk is removed");
@@ -396,7 +401,8 @@ impl Service for Connection {
                 POLL => {
                     self.is_polling = completion.has_more();
                     self.is_readable = true;
-                    // Whoever has hung up is not waited for, even if a message waits for rings to end.
+                    // A front end that has hung up is not waited for, even if a message waits for
+                    // rings to end.
                     self.is_closing |= completion.result < 0 || completion.result & HUNG_UP != 0;
                 }
                 AGAIN => self.comes_again = false,
@@ -418,7 +424,7 @@ impl Service for Connection {
             self.close(cx, &"others need its place");
         }
         self.take_in(cx);
-        // Those may have ended who had to.
+        // Those that had to end may have ended.
         self.start_rings(cx);
     }
 
@@ -466,5 +472,5 @@ const POLL: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
 const HUNG_UP: i32 = (libc::POLLHUP | libc::POLLERR) as i32;
-/// Messages that one turn does before others have theirs.
+/// Messages that one turn executes before others have their turns.
 const MESSAGES_MAX: usize = 16;

@@ -1,6 +1,6 @@
-//! Decides which descriptors a front end may send: those whose close never waits for anybody, which are memory, events, and streams
-//! with nothing in them. `connection` receives them, and `unmap` closes what is left of them, since to free a guest's memory takes
-//! a while.
+//! Decides which descriptors a front end may send: those whose close never blocks, which are
+//! memory, events, and empty streams. `connection` receives them, and `unmap` closes the remaining
+//! ones, since freeing a guest's memory takes a while.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use rustix::net::{
 use super::unmap;
 use crate::common::descriptors::{DESCRIPTORS_MAX, refuse};
 
-/// Descriptors of a message, as far as nobody has taken them.
+/// Descriptors of a message that were not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Descriptors(Vec<OwnedFd>);
 
@@ -47,8 +47,8 @@ impl Drop for Descriptors {
     }
 }
 
-/// Receives bytes, as many as there are and have room, and descriptors, all of them: what has no room here the system would close
-/// on this thread.
+/// Receives bytes, as many as there are and fit, and all descriptors: the system would close those
+/// that do not fit on this thread.
 pub(super) fn receive(socket: &OwnedFd, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -62,24 +62,28 @@ pub(super) fn receive(socket: &OwnedFd, into: &mut [u8], fds: &mut Vec<OwnedFd>)
     received.map(|received| received.bytes)
 }
 
-/// Says whether the last close of a descriptor waits for nobody. Nor does this question, whatever it is.
+/// Returns whether the last close of a descriptor never blocks. The check does not block either,
+/// for any descriptor.
 pub(super) fn closes_at_once(fd: &OwnedFd) -> bool {
     is_memory(fd) || is_event(fd) || is_empty_stream(fd)
 }
 
-/// Says whether a file's pages are in memory by themselves: it can have seals, as on tmpfs and hugetlbfs. Those of another filesystem may
-/// have to be waited for, by a thread that serves others, too; so may all else that such a one is asked, even what it is.
+/// Returns whether a file's pages are memory: such a file can have seals, as on tmpfs and
+/// hugetlbfs. Pages of another filesystem may have to be waited for, even by a thread that serves
+/// others; so may any other question to such a filesystem, even for its type.
 pub(super) fn is_memory(fd: impl AsFd) -> bool {
     fcntl_get_seals(fd).is_ok()
 }
 
-/// Says whether it is an eventfd. A file could not have this name: those begin with `/`.
+/// Returns whether it is an eventfd. A file could not have this name: names of files begin with
+/// `/`.
 pub(super) fn is_event(fd: &OwnedFd) -> bool {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     link.is_ok_and(|link| link == Path::new("anon_inode:[eventfd]"))
 }
 
-/// Says whether it is a unix stream in which nothing lies, as a channel for changes is; from now on no descriptor comes into it.
+/// Returns whether it is an empty unix stream, as a channel for changes is; from now on no
+/// descriptor comes into it.
 fn is_empty_stream(fd: &OwnedFd) -> bool {
     let is_stream = sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)

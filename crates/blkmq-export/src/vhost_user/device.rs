@@ -1,5 +1,6 @@
-//! Decides what the messages of a front end make of a disk: features, memory, and rings that are set up and may be served.
-//! `connection` receives the messages, stops the rings that one touches, and starts those that are ready.
+//! Decides what the messages of a front end change at a disk: features, memory, and rings that are
+//! set up and may be served. `connection` receives the messages, stops the rings that a message
+//! touches, and starts those that are ready.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,7 +33,7 @@ pub(super) struct Device {
     memory: Arc<Memory>,
     rings: Vec<RingSetup>,
     inflight: Option<(Arc<Mapping>, InflightSpec)>,
-    /// Where the front end is told of changes.
+    /// The channel that tells the front end of changes.
     channel: Option<Arc<OwnedFd>>,
     is_writeback: bool,
     status: u64,
@@ -40,7 +41,7 @@ pub(super) struct Device {
     is_broken: bool,
     /// A rule that a ring broke before it was served.
     unusable: Option<Broken>,
-    /// Rings whose addresses lie outside of the memory, which may still be shared; nobody has been told of these.
+    /// Rings whose addresses lie outside of the memory, which may still be shared; not logged yet.
     unheard: Vec<(usize, RingAddresses)>,
 }
 
@@ -53,12 +54,12 @@ struct RingSetup {
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
     enabled: Option<bool>,
-    /// Addresses of which it was said that they lie outside of the memory.
+    /// Addresses that were logged as outside of the memory.
     outside: Option<RingAddresses>,
     served: Option<Arc<Control>>,
 }
 
-/// What a message is answered with.
+/// The answer to a message.
 #[derive(Debug)]
 pub(super) enum Answer {
     /// Nothing, unless an acknowledgement is asked for.
@@ -114,8 +115,9 @@ impl Device {
         }
     }
 
-    /// Tells the front end that the configuration space or the status has changed, if it wants to know. One that does not receive
-    /// it is not told any more: it finds the change when it looks.
+    /// Tells the front end that the configuration space or the status has changed, if it wants to
+    /// know. A front end that does not receive this is not told any more: it finds the change when
+    /// it reads.
     pub(super) fn tell_of_change(&mut self) {
         let Some(channel) = &self.channel else { return };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -146,7 +148,7 @@ impl Device {
         }
     }
 
-    /// Has these rings end. Says whether all have.
+    /// Makes these rings end. Returns whether all have.
     pub(super) fn stop(&self, touched: &Touched) -> bool {
         let is_touched = |index: usize| match touched {
             Touched::None => false,
@@ -158,7 +160,7 @@ impl Device {
         served.inspect(|control| control.stop()).count() == 0
     }
 
-    /// Takes note of the rings that have ended. Returns the first rule that was broken.
+    /// Records the rings that have ended. Returns the first rule that was broken.
     pub(super) fn note_ends(&mut self) -> Option<Broken> {
         let mut broken = None;
         for ring in &mut self.rings {
@@ -202,7 +204,7 @@ impl Device {
         ready
     }
 
-    /// Says whether there are rings to be started.
+    /// Returns whether there are rings to be started.
     pub(super) fn has_ready(&self) -> bool {
         !self.is_broken && self.rings.iter().any(|ring| self.is_ready(ring))
     }
@@ -246,7 +248,8 @@ impl Device {
         Some(start)
     }
 
-    /// The rings that cannot be served since they do not lie in the memory that is shared, each time that is found out.
+    /// The rings that cannot be served since they do not lie in the shared memory, each time that
+    /// this is found out.
     pub(super) fn take_unheard(&mut self) -> Vec<(usize, RingAddresses)> {
         std::mem::take(&mut self.unheard)
     }
@@ -259,7 +262,7 @@ impl Device {
         }
     }
 
-    /// The record of what is in flight on a ring, if the front end keeps one that has room for it.
+    /// The in-flight record of a ring, if the front end keeps one that has room for it.
     fn record(&self, index: usize, layout: Layout) -> Option<Window> {
         let (mapping, spec) = self.inflight.as_ref()?;
         if index >= usize::from(spec.queues) || layout.size > spec.queue_size {
@@ -270,7 +273,7 @@ impl Device {
         Window::new(mapping, index * bytes, bytes, 8)
     }
 
-    /// Does what a message asks for. The rings that it touches have ended.
+    /// Executes a message. The rings that it touches have ended.
     ///
     /// # Errors
     /// Why it is refused; nothing has changed then.
@@ -331,7 +334,8 @@ impl Device {
         Ok(Answer::Done)
     }
 
-    /// What sets another device up as this one is, apart from [`Self::saved_state`]. No ring is served.
+    /// The messages that set up another device like this one, apart from [`Self::saved_state`]. No
+    /// ring is served.
     pub(super) fn set_up(&self) -> Vec<SetUp> {
         let mut all: Vec<SetUp> = vec![
             (Message::SetProtocolFeatures(self.protocol), Vec::new()),
@@ -354,7 +358,7 @@ impl Device {
         all
     }
 
-    /// What no message sets up: of the rest, what it is by default.
+    /// The state that no message sets up; the rest has default values.
     pub(super) fn saved_state(&self) -> SavedFrontEnd {
         let rings = (0..).zip(&self.rings);
         SavedFrontEnd {
@@ -368,10 +372,10 @@ impl Device {
         }
     }
 
-    /// The reverse of [`Self::saved_state`].
+    /// Restores what [`Self::saved_state`] returned.
     ///
     /// # Errors
-    /// If there is no such ring.
+    /// There is no such ring.
     pub(super) fn restore_state(&mut self, saved: &SavedFrontEnd) -> Result<(), Refusal> {
         (self.is_writeback, self.is_broken) = (saved.is_writeback, saved.is_broken);
         self.status = saved.status;
@@ -408,7 +412,7 @@ impl Device {
         self.forget_record();
     }
 
-    /// Nothing is in flight any more: a record that is given again begins anew.
+    /// Nothing is in flight any more: a record that is given again starts empty.
     fn forget_record(&mut self) {
         let Some(queue_size) = self.inflight.as_ref().map(|(_, spec)| spec.queue_size) else {
             return;
@@ -481,7 +485,7 @@ impl Device {
             is_packed: true,
             ..self.layout(spec.queue_size)
         };
-        // A ring of either kind has room in as many; what is beyond them nobody needs.
+        // A ring of either kind fits; nobody needs more.
         let most = packed.record_bytes() * u64::from(spec.queues);
         let mapping = Mapping::of_file(fd, spec.offset, spec.bytes.min(most.max(bytes)))?;
         self.inflight = Some((Arc::new(mapping), spec));
@@ -516,7 +520,7 @@ impl RingSetup {
     }
 }
 
-/// Makes memory for the record of what is in flight, which the front end keeps.
+/// Makes memory for in-flight records, which the front end keeps.
 fn make_record(asked: InflightSpec, layout: Layout) -> Result<Answer, Refusal> {
     check_record(&asked)?;
     let bytes = layout.record_bytes() * u64::from(asked.queues);
@@ -530,7 +534,7 @@ fn make_record(asked: InflightSpec, layout: Layout) -> Result<Answer, Refusal> {
     Ok(Answer::Inflight(spec, fd))
 }
 
-/// Checks that a record of what is in flight is one of rings that there may be.
+/// Checks that an in-flight region has room for possible rings only.
 fn check_record(spec: &InflightSpec) -> Result<(), Refusal> {
     if !(1..=QUEUES_MAX).contains(&spec.queues) {
         return Err(Refusal::Value {

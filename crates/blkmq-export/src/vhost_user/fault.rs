@@ -1,6 +1,7 @@
-//! Decides what a process does whose front end takes memory away that it has shared (it truncates the file): the kernel's SIGBUS would
-//! end all of it. Instead the place reads as zeroes, the mapping is *lost*, and whoever uses it hears of that in its next turn.
-//! [`super::sys::Mapping`] registers what it maps; `queue` asks. The kernel itself, in io_uring, only finds a bad address.
+//! Decides what happens when a front end takes away memory that it has shared (it truncates the
+//! file): the kernel's SIGBUS would end the whole process. Instead the memory reads as zeroes, the
+//! mapping is *lost*, and its users find that in their next turn. [`super::sys::Mapping`] registers
+//! what it maps; `queue` asks. The kernel, in io_uring, only finds a bad address.
 
 pub(super) mod sys;
 
@@ -22,9 +23,9 @@ impl Registered {
         Self(entry)
     }
 
-    /// Says whether some of it was taken away.
+    /// Returns whether some of it was taken away.
     pub(super) fn is_lost(&self) -> bool {
-        // Relaxed: whoever asks has seen `losses` change.
+        // Relaxed: the caller has seen `losses` change.
         self.0.is_lost.load(Ordering::Relaxed)
     }
 }
@@ -44,8 +45,8 @@ pub(super) fn losses() -> usize {
     LOSSES.load(Ordering::Acquire)
 }
 
-/// Marks the mapping that an address lies in as lost. Returns the page there and all of the mapping. Called by the handler of a signal,
-/// and so it neither allocates nor waits.
+/// Marks the mapping that contains an address as lost. Returns the page there and the whole
+/// mapping. The signal handler calls it, so it neither allocates nor blocks.
 fn lose(address: usize) -> Option<(Range<usize>, Range<usize>)> {
     let mut entry = Some(&FIRST);
     while let Some(looked_at) = entry {
@@ -64,8 +65,8 @@ fn lose(address: usize) -> Option<(Range<usize>, Range<usize>)> {
     None
 }
 
-/// A place of the list of mappings, which grows and is never given back. It is read by the handler of a signal while another thread
-/// may write to it: `version` is odd meanwhile, and differs afterwards.
+/// An entry of the list of mappings, which grows and is never freed. The signal handler reads it
+/// while another thread may write to it: `version` is odd meanwhile, and differs afterwards.
 #[derive(Debug)]
 struct Entry {
     version: AtomicUsize,
@@ -88,7 +89,7 @@ impl Entry {
         }
     }
 
-    /// Called by whoever has the place alone.
+    /// The caller must own the entry.
     fn set(&self, addresses: Range<usize>, page: usize) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -97,11 +98,12 @@ impl Entry {
         self.start.store(addresses.start, Ordering::Relaxed);
         self.end.store(addresses.end, Ordering::Relaxed);
         self.page.store(page, Ordering::Relaxed);
-        // Release: who sees this version sees what was stored.
+        // Release: a reader of this version sees what was stored.
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// The addresses and the size of a page; none where another thread is changing them, which then are not those that somebody uses.
+    /// The addresses and the size of a page; `None` while another thread changes them: then they
+    /// are not in use.
     fn get(&self) -> Option<(Range<usize>, usize)> {
         // Acquire: pairs with the Release at the end of `set`.
         let version = self.version.load(Ordering::Acquire);
@@ -115,7 +117,7 @@ impl Entry {
     }
 }
 
-/// Which places nobody uses. Whoever changes one has these.
+/// The free entries. A change of an entry needs this.
 struct Places {
     free: Vec<&'static Entry>,
     /// The last of the list.
@@ -123,7 +125,7 @@ struct Places {
 }
 
 impl Places {
-    /// A place that nobody uses, a new one if there is none.
+    /// A free entry, a new one if there is none.
     fn take(&mut self) -> &'static Entry {
         self.free.pop().unwrap_or_else(|| {
             let new = self.last.next.get_or_init(|| Box::leak(Box::new(Entry::new())));
@@ -137,7 +139,7 @@ fn places() -> MutexGuard<'static, Places> {
     PLACES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the list begins; a place that nobody has.
+/// The head of the list; an entry that is never used.
 static FIRST: Entry = Entry::new();
 static PLACES: Mutex<Places> = Mutex::new(Places {
     free: Vec::new(),
@@ -151,7 +153,7 @@ mod tests {
 
     #[test]
     fn an_address_is_found_in_its_mapping_alone_and_as_long_as_that_is_registered() {
-        // Addresses that nobody maps.
+        // Addresses that nothing maps.
         const AT: usize = 0x7fff_0000_0000_0000;
         let low = Registered::new(AT..AT + 0x5000, 0x1000);
         let high = Registered::new(AT + 0x8000..AT + 0xa000, 0x4000);

@@ -1,5 +1,5 @@
-//! Decides how vhost-user-blk is one of the front doors: its name, its addresses, of which each disk has one, and what
-//! virtual machine monitors are given.
+//! Decides how vhost-user-blk appears among the front doors: its name, its addresses, of which each
+//! disk has one, and the settings for virtual machine monitors.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ use crate::common::{self, AddressError, AddressLimits, Common, OpenError, Socket
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Restore};
 
-/// The protocol by which a virtual machine monitor has its block devices served by another process.
+/// The protocol by which another process serves the block devices of a virtual machine monitor.
 #[derive(Debug)]
 pub struct VhostUser;
 
@@ -43,7 +43,8 @@ impl FrontDoor for VhostUser {
             Some(place) => (true, place),
             None => (false, text),
         };
-        // Read once with a name of one byte, so that what is wrong is said before the disks are known.
+        // Parsed once with a name of one byte, so that an error is reported before the disks are
+        // known.
         match place.replace(DISK, "d").parse()? {
             common::Address::Unix(_) => Ok(Box::new(PerDisk {
                 place: place.to_owned(),
@@ -56,11 +57,11 @@ impl FrontDoor for VhostUser {
     }
 }
 
-/// An address of which each disk has one.
+/// An address pattern that gives each disk an address.
 #[derive(Debug)]
 struct PerDisk {
     place: String,
-    /// The front ends listen there, and this side connects.
+    /// The front ends listen there, and this daemon connects.
     connects: bool,
 }
 
@@ -103,17 +104,17 @@ impl Address for PerDisk {
     }
 }
 
-/// How the front end of one disk is met.
+/// How the front end of one disk is connected.
 struct OfDisk {
     disk: String,
     place: Place,
 }
 
-/// Who connects.
+/// Which side connects.
 enum Place {
     /// The front end.
     Here(Socket),
-    /// This side.
+    /// This daemon.
     There(PathBuf),
 }
 
@@ -208,7 +209,7 @@ impl Served for ServedDisk {
         Some(&self.disk)
     }
 
-    /// It has the one that it has.
+    /// Such an address has only its one disk.
     fn offer(&self, _disks: &[Disk], what: Offer<'_>) -> Result<(), ServeError> {
         let admitted = AddressLimits {
             name: self.address.name().to_owned(),
@@ -223,10 +224,10 @@ impl Served for ServedDisk {
     }
 }
 
-/// What makes a connection of what another daemon has saved.
+/// What makes a connection of the state that another daemon saved.
 fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) -> Restore {
     let (disk, shared) = (disk.clone(), shared.clone());
-    // What is handed over is part of this, and would hold it for ever.
+    // Weak: the hand-over is part of this, and would keep it for ever.
     let common = Arc::downgrade(common);
     Arc::new(move |body, mut fds| {
         let common = common.upgrade().ok_or("nobody listens there any more")?;
@@ -254,11 +255,13 @@ fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) ->
     })
 }
 
-/// What each virtual machine monitor is given: its words, or for Firecracker the body of a request.
+/// The settings for each virtual machine monitor: its words, or for Firecracker the body of a
+/// request.
 fn client_lines(disk: &str, path: &str, connects: bool) -> String {
     // A comma would end the value.
     let word = path.replace(',', ",,");
-    // Who listens there is waited for when the machine starts, and served again after this daemon was.
+    // A machine that listens waits for this daemon at its start; another one reconnects when this
+    // daemon was restarted.
     let how = if connects {
         "server=on"
     } else {
@@ -287,9 +290,9 @@ fn client_lines(disk: &str, path: &str, connects: bool) -> String {
     .join("\n")
 }
 
-/// What stands before an address where front ends listen.
+/// The prefix of an address where front ends listen.
 const CONNECT: &str = "connect:";
-/// What stands for the disk's name in an address.
+/// The placeholder for the disk's name in an address.
 const DISK: &str = "{disk}";
-/// How long a front end may take until a ring is served, unless told otherwise.
+/// Time for a front end until a ring is served, unless configured otherwise.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);

@@ -1,6 +1,7 @@
-//! Decides what a daemon that comes after a killed one does again: a record of the chains that were taken and not given back lies in
-//! memory that the front end keeps. The order of its changes is that of the vhost-user specification ("Inflight I/O tracking", split
-//! virtqueue), so that it can be followed from whichever of them was the last.
+//! Decides what a daemon does again after one that was killed: a record of the chains that were
+//! taken and not returned lies in memory that the front end keeps. Its changes have the order of
+//! the vhost-user specification ("Inflight I/O tracking", split virtqueue), so that recovery works
+//! whichever change was the last.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -14,15 +15,16 @@ pub struct Inflight {
     counter: u64,
     /// Heads to be submitted again, the last one first.
     again: Vec<u16>,
-    /// Heads that are given back and not yet published.
+    /// Heads that are returned and not yet published.
     batch: Vec<u16>,
 }
 
 impl Inflight {
-    /// The record of a ring of `size` descriptors, in memory of [`record_bytes`] of that size or more.
+    /// The record of a ring of `size` descriptors, in memory of at least [`record_bytes`] of that
+    /// size.
     ///
     /// # Panics
-    /// If the memory is too small.
+    /// The memory is too small.
     pub fn new(record: Window, size: u16) -> Self {
         assert!(
             record.bytes() >= record_bytes(size) as usize,
@@ -37,7 +39,8 @@ impl Inflight {
         }
     }
 
-    /// Finds out what was in flight, by the used index that the driver sees. Returns how many chains.
+    /// Finds out what was in flight, by the used index that the driver sees. Returns the number of
+    /// chains.
     pub(super) fn recover(&mut self, used: u16) -> u16 {
         if self.record.load::<u16>(VERSION) != 1 || self.record.load::<u16>(DESC_NUM) != self.size {
             for head in 0..self.size {
@@ -82,7 +85,7 @@ impl Inflight {
         self.again.len()
     }
 
-    /// Says whether some of its memory was taken away.
+    /// Returns whether some of its memory was taken away.
     pub(super) fn is_lost(&self) -> bool {
         self.record.is_lost()
     }
@@ -122,7 +125,8 @@ impl Inflight {
         self.record.store(USED_INDEX, used);
     }
 
-    /// The process may be killed between two stores, not between two halves of a processor's: the compiler's order is enough.
+    /// The process may be killed between two stores, and a killed process leaves its stores in program
+    /// order: a compiler fence is enough.
     #[inline]
     fn order(&self) {
         compiler_fence(Ordering::SeqCst);
@@ -134,12 +138,12 @@ impl Inflight {
     }
 }
 
-/// Has a record begin anew, of this kind or packed: the version is at the same place.
+/// Resets a record, of this kind or packed: the version is at the same place.
 pub(super) fn forget(record: &Window) {
     record.store(VERSION, 0_u16);
 }
 
-/// Bytes of the record of a ring of so many descriptors.
+/// Bytes of the record of a ring of `size` descriptors.
 pub fn record_bytes(size: u16) -> u64 {
     ((HEAD_BYTES + ENTRY_BYTES * usize::from(size)) as u64).next_multiple_of(64)
 }

@@ -1,5 +1,5 @@
-//! Decides where an address of the guest, or of the front end, lies in our memory: the table of regions that the front end shares.
-//! `device` keeps the table, `queue` lends from it.
+//! Decides where an address of the guest, or of the front end, lies in this process: the table of
+//! regions that the front end shares. `device` keeps the table, `queue` lends from it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use blkmq_core::bio::Lent;
 use super::codec::RegionSpec;
 use super::sys::{Mapping, Window};
 
-/// One region that is mapped.
+/// A mapped region.
 #[derive(Clone, Debug)]
 struct Region {
     spec: RegionSpec,
@@ -40,10 +40,10 @@ pub enum MemoryError {
 }
 
 impl Memory {
-    /// The table with one region more.
+    /// The table with one more region.
     ///
     /// # Errors
-    /// If it overlaps another one or cannot be mapped.
+    /// The region overlaps another one or cannot be mapped.
     pub fn with(&self, spec: RegionSpec, file: &OwnedFd) -> Result<Self, MemoryError> {
         self.check(&spec)?;
         let mapping = Mapping::of_file(file, spec.offset, spec.bytes)?;
@@ -57,10 +57,10 @@ impl Memory {
             .filter_map(|region| Some((region.spec, region.mapping.file()?)))
     }
 
-    /// The table with memory of no file, for tests.
+    /// The table with an anonymous region, for tests.
     ///
     /// # Errors
-    /// If it overlaps another one or cannot be mapped.
+    /// The region overlaps another one or cannot be mapped.
     pub fn with_anonymous(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
         self.check(&spec)?;
         let bytes = usize::try_from(spec.bytes).map_err(|_| MemoryError::Overlap(spec.guest))?;
@@ -94,10 +94,10 @@ impl Memory {
         Self { regions }
     }
 
-    /// The table without a region. Where it began in its file does not matter.
+    /// The table without a region. The offset in its file is ignored.
     ///
     /// # Errors
-    /// If there is no such region.
+    /// There is no such region.
     pub fn without(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
         let mut regions = self.regions.clone();
         let is_it = |region: &Region| {
@@ -123,7 +123,7 @@ impl Memory {
         Window::new(&region.mapping, (guest - region.spec.guest) as usize, bytes, 1)
     }
 
-    /// Says whether some of it was taken away.
+    /// Returns whether some of it was taken away.
     pub(super) fn is_lost(&self) -> bool {
         self.regions.iter().any(|region| region.mapping.is_lost())
     }
@@ -136,7 +136,7 @@ impl Memory {
     }
 }
 
-/// A table of which ranges may be lent: it is kept until all bios have ended that were lent some.
+/// A table of which ranges may be lent: it is kept until all bios that were lent some have ended.
 #[derive(Debug)]
 pub struct Loans {
     memory: Arc<Memory>,
@@ -155,12 +155,12 @@ impl Loans {
         &self.memory
     }
 
-    /// Says whether it is that table.
+    /// Returns whether this is that table.
     pub fn is_of(&self, memory: &Arc<Memory>) -> bool {
         Arc::ptr_eq(&self.memory, memory)
     }
 
-    /// Says whether nothing is lent.
+    /// Returns whether nothing is lent.
     pub fn is_empty(&self) -> bool {
         self.chains == 0
     }
@@ -175,7 +175,7 @@ impl Loans {
         self.chains -= 1;
     }
 
-    /// Lends a range of the guest's addresses, in as many pieces as it lies in regions. Says whether all of it is memory.
+    /// Lends a range of the guest's addresses, in as many pieces as it lies in regions. Returns whether all of it is memory.
     #[inline]
     pub fn lend(&self, mut guest: u64, mut bytes: u32, mut into: impl FnMut(Lent)) -> bool {
         assert!(self.chains > 0, "memory is lent for a chain");
@@ -199,7 +199,7 @@ impl Loans {
 impl Drop for Loans {
     fn drop(&mut self) {
         if self.chains > 0 {
-            // Somebody may still write there: the memory is never given back.
+            // A driver may still write there: the memory is leaked.
             std::mem::forget(Arc::clone(&self.memory));
         }
     }
@@ -207,7 +207,7 @@ impl Drop for Loans {
 
 /// Regions that a front end may share at a time.
 pub const REGIONS_MAX: usize = 32;
-/// Of one front end: all have to find room among this process's addresses.
+/// Memory of one front end: all of them must fit into this process's addresses.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
 
 #[cfg(test)]

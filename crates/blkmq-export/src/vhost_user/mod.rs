@@ -2,16 +2,16 @@
 //!
 //! | part | decides |
 //! |---|---|
-//! | [`codec`] | what a message says |
-//! | `connection`, `device` | what messages make of the disk: features, memory, rings that are set up |
-//! | `queue` | the life of a virtqueue on its reactor |
-//! | [`virtqueue`], [`ring`], `packed`, [`chain`] | what is next in a virtqueue, and whether its descriptors keep to the rules |
+//! | [`codec`] | what a message means |
+//! | `connection`, `device` | what messages change at the disk: features, memory, rings that are set up |
+//! | `queue` | how a virtqueue is served on its reactor |
+//! | [`virtqueue`], [`ring`], `packed`, [`chain`] | what is next in a virtqueue, and whether its descriptors obey the rules |
 //! | `request` | what a chain asks of the disk |
 //! | [`saved`] | a front end that is handed over to another daemon |
 //! | [`inflight`], `packed_inflight` | what is done again after this process was killed |
 //! | [`memory`], [`sys`] | where the guest's memory is |
 //! | `descriptors` | which descriptors a front end may send |
-//! | `fault`, `unmap` | what happens when it is taken away, and when it is given back |
+//! | `fault`, `unmap` | what happens when the guest's memory is taken away, and when it is given back |
 //! | `signal` | how a front end is notified without waiting for it |
 
 pub mod chain;

@@ -1,6 +1,6 @@
-//! Decides what is next in a packed virtqueue, and when the other side is told. The layouts are those of virtio 1.2, section 2.8.
-//! A chain lies in consecutive places, which are read when it is taken, each once: what is given back overwrites them.
-//! `packed_inflight` remembers what was taken; [`super::ring`] is the split kind.
+//! Decides what is next in a packed virtqueue, and when the driver is notified (virtio 1.2, section
+//! 2.8). A chain lies in consecutive slots, which are read once, when it is taken: returned chains
+//! overwrite them. `packed_inflight` records what was taken; [`super::ring`] is the split kind.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -11,31 +11,32 @@ use super::packed_inflight::PackedInflight;
 use super::ring::{Broken, is_passed};
 use super::sys::Window;
 
-/// A packed virtqueue that is served.
+/// A packed virtqueue that is being served.
 #[derive(Debug)]
 pub struct PackedRing {
     size: u16,
     desc: Window,
-    /// What the driver says of calls, and the device of notifications.
+    /// The event suppression structures of the driver, for calls, and of the device, for
+    /// notifications.
     driver: Window,
     device: Window,
     has_event_index: bool,
-    /// The place that is looked at next, and the one that is given back next.
+    /// The slot that is read next, and the one that is written next with a returned chain.
     avail: Place,
     used: Place,
     /// The chain that was taken last.
     chain: Vec<Descriptor>,
-    /// By the identifier of a chain: how many places it has, 0 if it is not in flight.
+    /// By the identifier of a chain: its number of slots, 0 if it is not in flight.
     taken: Vec<u16>,
-    /// Places of all chains in flight.
+    /// Slots of all chains in flight.
     places: u16,
-    /// What is given back with the next batch: identifiers, and bytes written.
+    /// Chains to be returned with the next batch: identifiers, and bytes written.
     batch: Vec<(u16, u32)>,
     inflight: Option<PackedInflight>,
     wants_kicks: bool,
 }
 
-/// A place in the ring, and in which of two rounds that alternate.
+/// A slot in the ring, and its wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) index: u16,
@@ -43,7 +44,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// As a base of a ring has it, and the suppression of events.
+    /// Decodes it from a base of a ring, or from an event suppression structure.
     fn from_bits(bits: u16) -> Self {
         Self {
             index: bits & !WRAP,
@@ -55,7 +56,7 @@ impl Place {
         self.index | if self.wrap { WRAP } else { 0 }
     }
 
-    /// So many places on, at most a whole round.
+    /// The place `places` slots further, at most a whole round.
     pub(super) fn plus(self, places: u16, size: u16) -> Self {
         let index = self.index + places;
         match index >= size {
@@ -77,18 +78,18 @@ impl Place {
         }
     }
 
-    /// Says whether flags are those of a descriptor that the driver has made available in this round.
+    /// Returns whether flags are those of a descriptor that the driver has made available in this round.
     pub(super) fn is_available(self, flags: u16) -> bool {
         (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) != self.wrap
     }
 }
 
 impl PackedRing {
-    /// Finds the ring in the memory of the front end, if all of it is there and aligned. It begins where a former device has ended:
-    /// at `base`, or where the record of what is in flight says.
+    /// Finds the ring in the memory of the front end, if all of it is there and aligned. The ring
+    /// begins where the former device ended: at `base`, or where the in-flight record says.
     ///
     /// # Errors
-    /// If that record is not one of such a ring.
+    /// The record is not one of such a ring.
     pub fn new(
         memory: &Memory,
         size: u16,
@@ -141,7 +142,7 @@ impl PackedRing {
     /// Takes the next chain, which `follow` then reads. Returns its identifier.
     ///
     /// # Errors
-    /// If it is no chain, or has an identifier that is in flight or beyond the ring.
+    /// It is no chain, or its identifier is in flight or beyond the ring.
     #[inline]
     pub fn next_head(&mut self) -> Result<Option<u16>, Broken> {
         if let Some(inflight) = &mut self.inflight
@@ -150,7 +151,7 @@ impl PackedRing {
             return self.note_taken().map(Some);
         }
         let at = 16 * usize::from(self.avail.index);
-        // Acquire: the driver writes these flags behind everything else of the chain.
+        // Acquire: the driver writes these flags after everything else of the chain.
         let flags = self.desc.load_index(at + FLAGS);
         if !self.avail.is_available(flags) {
             return Ok(None);
@@ -223,13 +224,15 @@ impl PackedRing {
         Ok(())
     }
 
-    /// Gives a chain back, into which `written` bytes were written; the driver sees it after [`Self::publish`].
+    /// Gives a chain back to the driver, with `written` bytes written; the driver sees it after
+    /// [`Self::publish`].
     #[inline]
     pub fn give_back(&mut self, id: u16, written: u32) {
         self.batch.push((id, written));
     }
 
-    /// Shows the driver what was given back: the first one last, so that it sees all or nothing. Says whether it wants to be called.
+    /// Publishes the returned chains: the first one last, so that the driver sees all or nothing.
+    /// Returns whether it wants a call.
     pub fn publish(&mut self) -> bool {
         if self.batch.is_empty() {
             return false;
@@ -260,12 +263,13 @@ impl PackedRing {
             inflight.publish();
         }
         self.batch.clear();
-        // SeqCst: the flags before what the driver says of calls; it does the same the other way round.
+        // SeqCst: the flags are stored before the driver's event suppression is read; the driver
+        // does the same the other way round.
         fence(Ordering::SeqCst);
         self.is_called(places)
     }
 
-    /// Says whether the driver wants to be called after so many places.
+    /// Returns whether the driver wants a call after `places` slots.
     fn is_called(&self, places: u16) -> bool {
         match self.driver.load_index(EVENT_FLAGS) & EVENT_MASK {
             EVENT_OFF => false,
@@ -287,7 +291,7 @@ impl PackedRing {
         }
     }
 
-    /// Asks the driver to notify of the next chain. Says whether one is there already.
+    /// Asks the driver to notify of the next chain. Returns whether one is there already.
     pub fn ask_for_kicks(&mut self) -> bool {
         self.wants_kicks = true;
         let flags = match self.has_event_index {
@@ -296,31 +300,32 @@ impl PackedRing {
         };
         self.device.store_index(EVENT_PLACE, self.avail.to_bits());
         self.device.store_index(EVENT_FLAGS, flags);
-        // SeqCst: the wish before the look; the driver publishes before it looks for the wish.
+        // SeqCst: the request is stored before the check; the driver publishes before it reads the
+        // request.
         fence(Ordering::SeqCst);
         self.has_available()
     }
 
-    /// Says whether the driver was asked to notify.
+    /// Returns whether the driver was asked to notify.
     pub fn wants_kicks(&self) -> bool {
         self.wants_kicks
     }
 
-    /// Says whether there is a chain that was not taken.
+    /// Returns whether there is a chain that was not taken.
     #[inline]
     pub fn has_available(&self) -> bool {
         let flags = self.desc.load_index(FLAGS + 16 * usize::from(self.avail.index));
         self.avail.is_available(flags)
     }
 
-    /// Where the next device goes on: this one has taken a chain, perhaps, that it gives up.
+    /// Where the next device continues; `given_up` is a chain that this one has taken and gives up.
     pub fn base(&self, given_up: Option<u16>) -> u32 {
         let places = given_up.map_or(0, |id| self.taken[usize::from(id)]);
         let avail = self.avail.minus(places, self.size);
         u32::from(avail.to_bits()) | u32::from(self.used.to_bits()) << 16
     }
 
-    /// How many chains are done again.
+    /// The number of chains that are done again.
     pub(super) fn to_repeat(&self) -> usize {
         self.inflight.as_ref().map_or(0, PackedInflight::to_repeat)
     }
@@ -336,12 +341,13 @@ fn flags_of_used(place: Place) -> u16 {
     if place.wrap { AVAIL | USED } else { 0 }
 }
 
-/// Where the flags of a descriptor stand.
+/// The offset of a descriptor's flags.
 const FLAGS: usize = 14;
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 const WRAP: u16 = 1 << 15;
-/// Where the suppression of events has its place and its flags, and what these are.
+/// The offsets of the place and the flags in an event suppression structure, and the values of the
+/// flags.
 const EVENT_PLACE: usize = 0;
 const EVENT_FLAGS: usize = 2;
 const EVENT_MASK: u16 = 3;

@@ -1,6 +1,7 @@
-//! Decides what is done again on a packed virtqueue after this process was killed. What is given back overwrites descriptors of chains
-//! that are in flight, so the record holds the chains themselves, in entries that are linked: those that are free, and those of each chain.
-//! The layout, and the order of changes, are those of the vhost-user specification ("Inflight I/O tracking", packed virtqueue).
+//! Decides what is done again on a packed virtqueue after this process was killed. Returned chains
+//! overwrite descriptors of chains in flight, so the record holds the chains themselves, in linked
+//! entries: a list of free ones, and one of each chain. The layout, and the order of changes, are
+//! those of the vhost-user specification ("Inflight I/O tracking", packed virtqueue).
 //! [`super::inflight`] is that of the split kind.
 
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -21,7 +22,7 @@ pub(super) struct PackedInflight {
     entries: Vec<u16>,
     /// First entries of chains to be submitted again, the last one first.
     again: Vec<u16>,
-    /// First entries of the batch that is being given back.
+    /// First entries of the batch that is being returned.
     batch: Vec<u16>,
 }
 
@@ -43,11 +44,12 @@ impl PackedInflight {
         }
     }
 
-    /// Finds out what was in flight. `used` is where a ring begins whose record is new; `flags` reads those of a descriptor. Returns the
-    /// place that is given back next, and how many places are in flight.
+    /// Finds out what was in flight. `used` is where a ring begins whose record is new; `flags`
+    /// reads those of a descriptor. Returns the place where the next chain is returned, and the
+    /// number of slots in flight.
     ///
     /// # Errors
-    /// If the entries are not linked as they must be.
+    /// The entries are not linked as they must be.
     pub(super) fn recover(
         &mut self,
         used: Place,
@@ -58,7 +60,7 @@ impl PackedInflight {
         }
         let (mut old, new) = (self.used(OLD_USED), self.used(USED));
         if old != new && old.index < self.size && !old.is_available(flags(old)) {
-            // The batch had been shown before the end of its record.
+            // The batch was published before the end of its record.
             self.set_used(OLD_USED, new);
             self.record.store(OLD_FREE, self.record.load::<u16>(FREE));
             old = new;
@@ -87,7 +89,7 @@ impl PackedInflight {
         self.record.store(VERSION, 1_u16);
     }
 
-    /// What was being taken, or had been given back, is free: its mark may have been left.
+    /// Marks as free what was being taken, or had been returned: its mark may have been left.
     fn clear_free(&mut self) -> Result<(), Broken> {
         let mut entry = self.free;
         for _ in 0..self.size {
@@ -97,7 +99,7 @@ impl PackedInflight {
             self.record.store(self.place(entry), 0_u8);
             entry = self.record.load(self.place(entry) + NEXT);
         }
-        // Behind the last one is none.
+        // The last entry has no successor.
         (entry == self.size).then_some(()).ok_or(UNLINKED)
     }
 
@@ -148,7 +150,7 @@ impl PackedInflight {
         true
     }
 
-    /// A chain is taken.
+    /// Records that a chain is taken.
     #[inline]
     pub(super) fn take(&mut self, id: u16, chain: &[Descriptor]) {
         let first = self.free;
@@ -167,7 +169,8 @@ impl PackedInflight {
             self.record.store(place + ID, descriptor.next);
             last = entry;
             entry = self.record.load(place + NEXT);
-            // The front end may have changed it: then it is a record of nonsense, but ours is the memory that we write to.
+            // The front end may have changed it: then the record is nonsense, but writes stay in
+            // the record's memory.
             entry = if entry > self.size { self.size } else { entry };
         }
         self.record.store(head + LAST, last);
@@ -179,7 +182,7 @@ impl PackedInflight {
         self.entries[usize::from(id)] = first;
     }
 
-    /// A batch is about to be shown to the driver, which then goes on at `used`.
+    /// A batch is about to be published; the driver then continues at `used`.
     pub(super) fn end(&mut self, batch: &[(u16, u32)], used: Place) {
         for (id, _) in batch {
             let first = std::mem::replace(&mut self.entries[usize::from(*id)], NONE);
@@ -217,7 +220,7 @@ impl PackedInflight {
         self.record.is_lost()
     }
 
-    /// The place that is given back next: the newest or the old one.
+    /// The place where the next chain is returned: the newest or the old one.
     fn used(&self, (index, wrap): (usize, usize)) -> Place {
         Place {
             index: self.record.load(index),
@@ -230,28 +233,30 @@ impl PackedInflight {
         self.record.store(wrap, u8::from(place.wrap));
     }
 
-    /// The process may be killed between two stores, not between two halves of a processor's: the compiler's order is enough.
+    /// The process may be killed between two stores, and a killed process leaves its stores in program
+    /// order: a compiler fence is enough.
     #[inline]
     fn order(&self) {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Where an entry stands. The one behind the last is the free one of a ring that is full, which nobody takes from.
+    /// The offset of an entry. The one behind the last is the free one of a full ring, from which
+    /// nothing is taken.
     #[inline]
     fn place(&self, entry: u16) -> usize {
         HEAD_BYTES + ENTRY_BYTES * usize::from(entry.min(self.size - 1))
     }
 }
 
-/// Bytes of the record of a ring of so many descriptors.
+/// Bytes of the record of a ring of `size` descriptors.
 pub(super) fn record_bytes(size: u16) -> u64 {
     ((HEAD_BYTES + ENTRY_BYTES * usize::from(size)) as u64).next_multiple_of(64)
 }
 
 const NONE: u16 = u16::MAX;
 const UNLINKED: Broken = Broken("a record of what is in flight that is not linked");
-/// The head of a record: features (8 bytes), version, descriptors, the first free entry and the old one, the place that is given back
-/// next and the old one, with their rounds.
+/// The head of a record: features (8 bytes), version, descriptors, the first free entry and the old
+/// one, the place where the next chain is returned and the old one, with their wrap counters.
 const VERSION: usize = 8;
 const DESC_NUM: usize = 10;
 const FREE: usize = 12;
@@ -259,7 +264,8 @@ const OLD_FREE: usize = 14;
 const USED: (usize, usize) = (16, 20);
 const OLD_USED: (usize, usize) = (18, 21);
 const HEAD_BYTES: usize = 32;
-/// An entry: whether it begins a chain in flight, the next entry; of a chain the last one, how many, its number; its descriptor.
+/// An entry: whether it begins a chain in flight, the next entry; of a chain the last entry, the
+/// count, its number; its descriptor.
 const NEXT: usize = 2;
 const LAST: usize = 4;
 const NUM: usize = 6;

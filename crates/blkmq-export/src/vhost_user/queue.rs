@@ -1,6 +1,7 @@
-//! Decides the life of one virtqueue on its reactor: chains are taken when the reactor finds some in the shared memory, or the driver
-//! notifies, which it is asked to before the reactor sleeps. They become bios, and go back when these have ended; the driver is
-//! called once for each batch. `connection` starts it and stops it through its [`Control`].
+//! Decides how one virtqueue is served on its reactor: chains are taken when the reactor finds some
+//! in the shared memory, or when the driver notifies, which the reactor asks for before it sleeps.
+//! Chains become bios, and are returned when these have ended; the driver is called once for each
+//! batch. `connection` starts and stops a virtqueue through its [`Control`].
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,12 +21,12 @@ use super::ring::Broken;
 use super::signal::signal;
 use super::virtqueue::Virtqueue;
 
-/// What a connection tells a virtqueue that is served, and what it hears of it.
+/// Messages between a connection and a virtqueue that is served.
 pub(super) struct Control {
-    /// There is something in `wanted` that the virtqueue has not looked at.
+    /// `wanted` has something that the virtqueue has not read.
     has_changed: AtomicBool,
     wanted: Mutex<Wanted>,
-    /// Of the connection.
+    /// The waker of the connection.
     waker: Waker,
 }
 
@@ -33,7 +34,7 @@ struct Wanted {
     memory: Arc<Memory>,
     call: Option<Arc<OwnedFd>>,
     stops: bool,
-    /// Of the virtqueue, once it lives.
+    /// The waker of the virtqueue, once it runs.
     waker: Option<Waker>,
     ended: Option<Ended>,
 }
@@ -41,7 +42,7 @@ struct Wanted {
 /// How a virtqueue ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
-    /// Where the next one goes on; none if this one never lived.
+    /// Where the next one continues; `None` if this one never ran.
     pub(super) base: Option<u32>,
     pub(super) broken: Option<Broken>,
 }
@@ -69,7 +70,7 @@ impl Control {
         self.change(|wanted| wanted.call = call.map(Arc::clone));
     }
 
-    /// Has it finish what it has taken, and end.
+    /// Makes it finish what it has taken, and end.
     pub(super) fn stop(&self) {
         self.change(|wanted| wanted.stops = true);
     }
@@ -83,8 +84,8 @@ impl Control {
         let mut wanted = self.lock();
         change(&mut wanted);
         let waker = wanted.waker.clone();
-        // Release: pairs with the Acquire in `take_change`. A driver that is told of new memory makes chains in it afterwards, so
-        // whoever sees such a chain sees this.
+        // Release: pairs with the Acquire in `take_change`. A driver that is told of new memory
+        // makes chains in it afterwards, so a reactor that sees such a chain sees this.
         self.has_changed.store(true, Ordering::Release);
         drop(wanted);
         if let Some(waker) = waker {
@@ -108,7 +109,7 @@ impl Control {
     }
 }
 
-/// What is needed to serve a virtqueue. If that never happens, its connection hears of it.
+/// What is needed to serve a virtqueue. If that never happens, its connection is told.
 pub(super) struct Start {
     pub(super) ring: Virtqueue,
     pub(super) disk: Disk,
@@ -119,7 +120,7 @@ pub(super) struct Start {
     pub(super) control: Report,
 }
 
-/// Tells the connection at the latest when it is dropped.
+/// Reports the end to the connection, at the latest when it is dropped.
 pub(super) struct Report(pub(super) Arc<Control>);
 
 impl Drop for Report {
@@ -131,7 +132,7 @@ impl Drop for Report {
     }
 }
 
-/// A virtqueue that is served.
+/// A virtqueue that is being served.
 pub(super) struct Queue {
     ring: Virtqueue,
     disk: Disk,
@@ -140,17 +141,18 @@ pub(super) struct Queue {
     call: Option<Arc<OwnedFd>>,
     control: Report,
     loans: Loans,
-    /// A table that replaces the present one as soon as nothing of that is lent.
+    /// A memory table that replaces the present one as soon as nothing of that is lent.
     memory: Option<Arc<Memory>>,
     chain: Chain,
     slots: Vec<Slot>,
-    /// A head that was taken and waits for the new table; and whether it is done again, so that a stop waits for it.
+    /// A head that was taken and waits for the new table; and whether it is done again, so that a
+    /// stop waits for it.
     held: Option<u16>,
     is_held_again: bool,
-    /// Bios that the queue had no room for.
+    /// Bios for which the queue had no room.
     refused: VecDeque<Bio>,
     broken: Option<Broken>,
-    /// Losses of memory, of whomever, that it has looked at.
+    /// The count of memory losses, of all front ends, that it has checked.
     losses: Option<usize>,
     is_lost: bool,
     is_stopping: bool,
@@ -186,7 +188,7 @@ impl Queue {
         }
     }
 
-    /// Takes chains, some at a time.
+    /// Takes chains, a few at a time.
     fn take(&mut self, cx: &mut Cx<'_>) {
         if !self.is_stopping {
             self.ring.refuse_kicks();
@@ -209,7 +211,8 @@ impl Queue {
         }
     }
 
-    /// The next head that the present table of memory is for. A change is looked at behind the index that led to the head.
+    /// The next head that fits the present memory table. A change is read after the index that led
+    /// to the head.
     fn take_head(&mut self) -> Result<Option<u16>, Broken> {
         let is_again = self.has_more_again();
         let head = match self.held.take() {
@@ -227,7 +230,8 @@ impl Queue {
         Ok(head)
     }
 
-    /// Says whether the next head is of a chain that is done again: it was in flight before, so it is when a stop comes.
+    /// Returns whether the next head is of a chain that is done again: it was in flight before, so
+    /// it counts as taken at a stop.
     fn has_more_again(&self) -> bool {
         let is_next = self.held.is_none() && self.ring.to_repeat() > 0;
         self.broken.is_none() && (is_next || self.is_held_again)
@@ -266,7 +270,7 @@ impl Queue {
         self.loans.end();
     }
 
-    /// Takes over what the connection wants.
+    /// Adopts what the connection wants.
     #[cold]
     fn adopt(&mut self) {
         let wanted = self.control.0.lock();
@@ -277,7 +281,8 @@ impl Queue {
         }
     }
 
-    /// Says whether the new table is the present one now: not while something of the former is lent.
+    /// Adopts the new memory table. Returns whether it is the present one now: not while something
+    /// of the former is lent.
     #[cold]
     fn change_memory(&mut self) -> bool {
         if !self.loans.is_empty() {
@@ -289,7 +294,7 @@ impl Queue {
         true
     }
 
-    /// Breaks the device if its memory was taken away: what it has read since then may be zeroes.
+    /// Breaks the device if its memory was taken away: what was read since then may be zeroes.
     fn look_for_losses(&mut self) {
         let losses = fault::losses();
         if self.losses == Some(losses) {
@@ -308,7 +313,7 @@ impl Queue {
         self.is_stopping = true;
     }
 
-    /// Says whether chains are taken as soon as there are some; else something else has it called.
+    /// Returns whether new chains are taken at once; otherwise another event calls the virtqueue.
     fn takes_more(&self) -> bool {
         !self.is_stopping && !self.comes_again && self.held.is_none() && self.refused.is_empty()
     }
@@ -321,7 +326,7 @@ impl Queue {
 
     fn poll(&mut self, cx: &Cx<'_>) {
         if !self.is_stopping && !std::mem::replace(&mut self.is_polling, true) {
-            // Each write to the event completes once more; so its count is never read.
+            // Each write to the event completes the poll once more; so its count is never read.
             cx.ring_client()
                 .push_poll(self.kick.as_raw_fd(), libc::POLLIN, true, KICK);
         }
@@ -432,10 +437,10 @@ impl Service for Queue {
         !self.is_stopping
     }
 
-    /// It ends with this batch at the earliest, when what was given back has been published.
+    /// It ends with this batch at the earliest, when the returned chains have been published.
     fn drain(&mut self, cx: &mut Cx<'_>) {
         self.is_stopping = true;
-        // What is done again was looked at until now.
+        // Chains that are done again are taken until now.
         self.take(cx);
     }
 
@@ -447,6 +452,7 @@ impl Service for Queue {
 const KICK: u64 = 0;
 const CANCEL: u64 = 1;
 const AGAIN: u64 = 2;
-/// Chains that one turn takes before others have theirs, and before the driver sees those that have ended: so it goes on with some
-/// while others are being done. With a whole ring in one turn, driver and device would wait for each other in turns.
+/// Chains that one turn takes before others have their turns, and before the driver sees those that
+/// have ended: so the driver continues with some while others are in flight. With a whole ring in
+/// one turn, driver and device would wait alternately.
 const CHAINS_MAX: usize = 16;

@@ -1,4 +1,5 @@
-//! Decides what a chain asks of the disk: a bio, or an answer at once (virtio 1.2, 5.2.6). What the driver is told of an end, too.
+//! Decides what a chain asks of the disk: a bio, or an answer at once (virtio 1.2, 5.2.6); and the
+//! status that the driver gets.
 
 use std::sync::Arc;
 
@@ -12,9 +13,9 @@ use super::sys::{copy_to, nothing};
 /// What becomes of a request.
 #[derive(Debug)]
 pub(super) enum Begun {
-    /// The disk is asked.
+    /// A bio for the disk.
     Bio(Bio),
-    /// It has ended: with a status, after so many bytes were written before that.
+    /// It has ended: the status, and the bytes written before the status.
     Ended(u8, u32),
 }
 
@@ -22,11 +23,11 @@ pub(super) enum Begun {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) is_taken: bool,
-    /// Where the status goes.
+    /// Memory for the status.
     status: Lent,
     /// Bytes of data for the driver, if all goes well.
     written: u32,
-    /// A list for the pieces of its data, of which the last ones may be empty; kept to be used again.
+    /// A list for the pieces of its data, of which the last ones may be empty; kept for reuse.
     list: Option<Arc<[Lent]>>,
 }
 
@@ -42,10 +43,11 @@ impl Default for Slot {
 }
 
 impl Slot {
-    /// Begins what the chain asks for. Writes are to be durable at their end if there is no write cache (`is_through`).
+    /// Begins what the chain asks for. Without a write cache (`is_through`) writes are to be
+    /// durable at their end.
     ///
     /// # Errors
-    /// If the chain has no room for a header or a status.
+    /// The chain has no room for a header or a status.
     pub(super) fn begin(
         &mut self,
         chain: &mut Chain,
@@ -100,7 +102,7 @@ impl Slot {
         Data::List(Arc::clone(list))
     }
 
-    /// Ends it with what the driver is told. Returns how many bytes were written.
+    /// Ends it with a status. Returns the number of bytes written.
     pub(super) fn end(&mut self, status: u8, written: u32) -> u32 {
         copy_to(self.status, &[status]);
         self.is_taken = false;
@@ -140,7 +142,7 @@ fn range(chain: &mut Chain, kind: u32, disk: &Disk, is_through: bool) -> Begun {
     }
 }
 
-/// The range in bytes, if the disk has it and allows that.
+/// The range in bytes, if it lies in the disk and the disk allows the operation.
 fn checked(sector: u64, bytes: u64, disk: &Disk, op: Op) -> Option<std::ops::Range<u64>> {
     let start = sector.checked_mul(SECTOR)?;
     let end = start
@@ -172,7 +174,7 @@ fn bio(disk: &Disk, op: Op, flags: Flags, range: std::ops::Range<u64>) -> Bio {
     }
 }
 
-/// The disk's name, as much of it as fits.
+/// The disk's name, cut to fit.
 fn get_id(pieces: &[Lent], disk: &Disk) -> Begun {
     let mut id = [0; ID_BYTES];
     let bytes = disk.name.len().min(ID_BYTES);
@@ -189,9 +191,9 @@ fn get_id(pieces: &[Lent], disk: &Disk) -> Begun {
     }
 }
 
-/// Bytes of the unit in which ranges are counted, whatever the block size.
+/// Bytes of the unit of ranges, whatever the block size.
 pub(super) const SECTOR: u64 = 512;
-/// Bytes of data of one request.
+/// Most bytes of data of one request.
 const DATA_BYTES_MAX: u64 = 64 << 20;
 const ID_BYTES: usize = 20;
 const IN: u32 = 0;

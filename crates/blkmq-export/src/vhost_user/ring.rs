@@ -1,5 +1,6 @@
-//! Decides what is next in a split virtqueue, and when the other side is told. The layouts are those of virtio 1.2, section 2.7.
-//! Every index and every descriptor is read once. `chain` follows descriptors, `inflight` remembers what was taken.
+//! Decides what is next in a split virtqueue, and when the driver is notified (virtio 1.2, section
+//! 2.7). Every index and every descriptor is read once. `chain` follows descriptors, `inflight`
+//! records what was taken.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -8,7 +9,7 @@ use super::inflight::Inflight;
 use super::memory::Memory;
 use super::sys::Window;
 
-/// A split virtqueue that is served.
+/// A split virtqueue that is being served.
 #[derive(Debug)]
 pub struct Ring {
     size: u16,
@@ -16,10 +17,11 @@ pub struct Ring {
     avail: Window,
     used: Window,
     has_event_index: bool,
-    /// The place in the available ring that is looked at next, and how far the driver had come when its index was read last.
+    /// The slot of the available ring that is read next, and the driver's index as it was read
+    /// last.
     next_avail: u16,
     seen_avail: u16,
-    /// The place in the used ring that is written next, and the last one that the driver knows of.
+    /// The slot of the used ring that is written next, and the last one that was published.
     next_used: u16,
     published: u16,
     inflight: Option<Inflight>,
@@ -53,8 +55,8 @@ impl Ring {
         })
     }
 
-    /// Begins where a former device has ended: at `base`, or where the record of what is in flight says. Nothing of that
-    /// record is trusted but the heads, which are below the ring's size.
+    /// Begins where the former device ended: at `base`, or where the in-flight record says. Nothing
+    /// of that record is trusted but the heads, which are below the ring's size.
     pub fn begin(&mut self, base: u16, inflight: Option<Inflight>) {
         self.next_avail = base;
         self.inflight = inflight;
@@ -65,12 +67,12 @@ impl Ring {
         self.seen_avail = self.next_avail;
     }
 
-    /// Descriptors of its table.
+    /// The number of descriptors in its table.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// Where the available ring is looked at next.
+    /// The slot of the available ring that is read next.
     pub fn next_avail(&self) -> u16 {
         self.next_avail
     }
@@ -80,10 +82,11 @@ impl Ring {
         &self.desc
     }
 
-    /// Takes the head of the next chain: first what is submitted again, then what is available.
+    /// Takes the head of the next chain: first those that are submitted again, then what is
+    /// available.
     ///
     /// # Errors
-    /// If the index has jumped, or the head is no descriptor.
+    /// The index has jumped, or the head is no descriptor.
     #[inline]
     pub fn next_head(&mut self) -> Result<Option<u16>, Broken> {
         if let Some(inflight) = &mut self.inflight
@@ -111,12 +114,12 @@ impl Ring {
         Ok(Some(head))
     }
 
-    /// How many chains are done again.
+    /// The number of chains that are done again.
     pub(super) fn to_repeat(&self) -> usize {
         self.inflight.as_ref().map_or(0, Inflight::to_repeat)
     }
 
-    /// Says whether some of its memory was taken away.
+    /// Returns whether some of its memory was taken away.
     pub(super) fn is_lost(&self) -> bool {
         let record = self.inflight.as_ref().is_some_and(Inflight::is_lost);
         record
@@ -125,7 +128,8 @@ impl Ring {
                 .any(|window| window.is_lost())
     }
 
-    /// Gives a chain back, into which `written` bytes were written; the driver sees it after [`Self::publish`].
+    /// Gives a chain back to the driver, with `written` bytes written; the driver sees it after
+    /// [`Self::publish`].
     #[inline]
     pub fn give_back(&mut self, head: u16, written: u32) {
         let place = usize::from(self.next_used % self.size);
@@ -137,7 +141,7 @@ impl Ring {
         }
     }
 
-    /// Shows the driver what was given back. Says whether it wants to be called.
+    /// Publishes the returned chains. Returns whether the driver wants a call.
     pub fn publish(&mut self) -> bool {
         if self.next_used == self.published {
             return false;
@@ -147,7 +151,8 @@ impl Ring {
         if let Some(inflight) = &mut self.inflight {
             inflight.publish(self.next_used);
         }
-        // SeqCst: the index before what the driver says of calls; it does the same the other way round.
+        // SeqCst: the index is stored before the driver's wish for calls is read; the driver does
+        // the same the other way round.
         fence(Ordering::SeqCst);
         if !self.has_event_index {
             return self.avail.load_index(0) & NO_INTERRUPT == 0;
@@ -163,18 +168,18 @@ impl Ring {
         }
     }
 
-    /// Says whether the driver was asked to notify.
+    /// Returns whether the driver was asked to notify.
     pub fn wants_kicks(&self) -> bool {
         self.wants_kicks
     }
 
-    /// Says whether there is a chain that was not taken, or an index that has jumped.
+    /// Returns whether there is a chain that was not taken, or an index that has jumped.
     #[inline]
     pub fn has_available(&self) -> bool {
         self.seen_avail != self.next_avail || self.avail.load_index(INDEX) != self.next_avail
     }
 
-    /// Asks the driver to notify of the next chain. Says whether one is there already, or an index that has jumped.
+    /// Asks the driver to notify of the next chain. Returns whether one is there already, or an index that has jumped.
     pub fn ask_for_kicks(&mut self) -> bool {
         self.wants_kicks = true;
         if self.has_event_index {
@@ -183,18 +188,19 @@ impl Ring {
         } else {
             self.used.store_index(0, 0);
         }
-        // SeqCst: the wish before the look; the driver publishes before it looks for the wish.
+        // SeqCst: the request is stored before the check; the driver publishes before it reads the
+        // request.
         fence(Ordering::SeqCst);
         self.has_available()
     }
 }
 
-/// Says whether an index on the way from `before` to `now` has passed `event` (virtio 1.2, 2.7.7.2).
+/// Returns whether an index on the way from `before` to `now` has passed `event` (virtio 1.2, 2.7.7.2).
 pub(super) fn is_passed(event: u16, before: u16, now: u16) -> bool {
     now.wrapping_sub(event).wrapping_sub(1) < now.wrapping_sub(before)
 }
 
-/// Where the index stands in the available and in the used ring, and where the entries begin.
+/// The offset of the index in the available and in the used ring, and where the entries begin.
 const INDEX: usize = 2;
 const ENTRIES: usize = 4;
 const NO_INTERRUPT: u16 = 1;

@@ -1,6 +1,7 @@
-//! The bytes in which a front end is handed over to another daemon: the disk as the guest knows it, and the messages that would set the
-//! device up again as it is. So another daemon checks them as it checks a front end's. Descriptors come beside them, in the order of
-//! the messages. Read from outside, so every length has a limit and every fault an error of its own.
+//! Decides the bytes in which a front end is handed over to another daemon: the disk as the guest
+//! knows it, and the messages that would set the device up again. So another daemon checks them as
+//! it checks a front end's. Descriptors are sent beside them, in the order of the messages. They
+//! are input from outside: every length has a limit, every fault its own error.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ pub struct SavedFrontEnd {
     pub size: u64,
     /// Its smallest unit, in bytes.
     pub block_size: u32,
-    /// Its changes are refused.
+    /// Writes are refused.
     pub read_only: bool,
     /// It has had rings served.
     pub is_selected: bool,
@@ -29,22 +30,22 @@ pub struct SavedFrontEnd {
     pub is_broken: bool,
     /// The device's status.
     pub status: u64,
-    /// Rings that are enabled or disabled, apart from those of which nothing was said.
+    /// Rings that are enabled or disabled, without those whose state is the default.
     pub enabled: Vec<(u32, bool)>,
-    /// What sets the device up.
+    /// The messages that set the device up.
     pub messages: Vec<Message>,
-    /// What was received of a message that is not all there.
+    /// The received part of a message that has not arrived whole.
     pub received: Vec<u8>,
 }
 
-/// A message with its descriptors, of what sets a device up.
+/// A message with its descriptors that sets a device up.
 pub(super) type SetUp = (Message, Vec<Arc<OwnedFd>>);
 
 impl SavedFrontEnd {
-    /// Reads it.
+    /// Decodes it.
     ///
     /// # Errors
-    /// What is wrong with the bytes.
+    /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes);
         let version = reader.u8("a front end's version")?;
@@ -73,7 +74,7 @@ impl SavedFrontEnd {
         Ok(saved)
     }
 
-    /// Its bytes.
+    /// Encodes it.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut writer = Writer(&mut bytes);
@@ -103,7 +104,7 @@ impl SavedFrontEnd {
         bytes
     }
 
-    /// How many descriptors its messages have.
+    /// The number of descriptors of its messages.
     pub fn fds(&self) -> usize {
         self.messages.iter().map(Message::fds).sum()
     }
@@ -176,7 +177,7 @@ fn message(reader: &mut Reader<'_>) -> Result<Message, DecodeError> {
 }
 
 /// # Panics
-/// If it is no message that sets a device up.
+/// The message does not set a device up.
 fn write_message(writer: &mut Writer<'_>, message: &Message) {
     let mut words = |kind: u8, words: &[u64]| {
         writer.u8(kind);

@@ -1,6 +1,7 @@
-//! Decides how a front end is notified: its eventfd is added to by the kernel's asynchronous I/O, whose completions never
-//! wait. A `write` would not do: the front end has the same open file, may make it blocking and its count full, and the
-//! reactor would wait for a reader that never comes. `queue` and `device` ask for it.
+//! Decides how a front end is notified: the kernel's asynchronous I/O, whose completions never
+//! block, adds to its eventfd. A `write` could block: the front end has the same open file, may
+//! make it blocking and its count full, and the reactor would wait for a reader that never comes.
+//! `queue` and `device` use it.
 
 mod sys;
 
@@ -11,13 +12,15 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use self::sys::Context;
 
-/// Opens what a signal needs. The front door does so when it has an address, so that no reactor has to.
+/// Opens what a signal needs. The front door calls it when it has an address, so that no reactor
+/// has to.
 pub(super) fn start() {
     EMPTY.get_or_init(open);
 }
 
-/// Adds 1 to the count of an eventfd, unless it is full; a front end with so many has been told often enough.
-/// Takes a microsecond, and never waits where the system has asynchronous I/O (`CONFIG_AIO`, `io_submit` allowed).
+/// Adds 1 to the count of an eventfd, unless it is full; a front end with a full count was notified
+/// often enough. Takes a microsecond, and never blocks where the system has asynchronous I/O
+/// (`CONFIG_AIO`, `io_submit` allowed).
 pub(super) fn signal(event: &OwnedFd) {
     let is_done = CONTEXT.with(|context| match (context, EMPTY.get_or_init(open)) {
         (Some(context), Some(empty)) => context.read_nothing(empty, event),
@@ -33,9 +36,9 @@ fn open() -> Option<OwnedFd> {
 }
 
 thread_local! {
-    /// Of each thread that signals; none if the system refuses.
+    /// One for each thread that signals; `None` if the system refuses.
     static CONTEXT: Option<Context> = Context::new();
 }
 
-/// A file of which nothing is read, at once. The eventfd is told that this has been done.
+/// A file of which nothing is read: the read ends at once, and the kernel adds to the eventfd.
 static EMPTY: OnceLock<Option<OwnedFd>> = OnceLock::new();

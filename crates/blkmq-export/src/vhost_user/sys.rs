@@ -1,5 +1,6 @@
-//! Decides how memory of a front end is reached: files that it hands over are mapped, and every access goes through a checked window.
-//! What lies there changes under us at any time; so it is read once, by volatile or atomic loads, and never borrowed.
+//! Decides how memory of a front end is accessed: files that it hands over are mapped, and every
+//! access goes through a checked window. The content may change at any time; so it is read once, by
+//! volatile or atomic loads, and never borrowed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,9 +21,10 @@ use super::unmap::unmap;
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// The file may be cut off under us.
+    /// The registration for faults: the file may be truncated at any time.
     registered: Option<Registered>,
-    /// Where another daemon maps it from. Open as long as the mapping is there: who closes a file last frees its pages.
+    /// The file, from which another daemon maps it. Open as long as the mapping: the last close of
+    /// a file frees its pages.
     file: Option<Arc<OwnedFd>>,
 }
 
@@ -35,7 +37,7 @@ impl Mapping {
     /// Maps a range of a file that the front end has handed over.
     ///
     /// # Errors
-    /// If the range is empty, unaligned or reaches beyond the file's end, or what the system says.
+    /// The range is empty, unaligned or reaches beyond the file's end; or the system's error.
     pub fn of_file(file: impl AsFd, offset: u64, bytes: u64) -> io::Result<Self> {
         if !is_memory(&file) {
             let what = "it is no shared memory: give a memfd, or a file on tmpfs or hugetlbfs";
@@ -59,7 +61,7 @@ impl Mapping {
         // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
         let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, offset) }?;
         let first = start.expose_provenance();
-        // A huge page is lost as one.
+        // A huge page is lost as a whole.
         let page = usize::try_from(stat.st_blksize).unwrap_or(0);
         let page = if page.is_power_of_two() {
             page.max(PAGE)
@@ -80,7 +82,7 @@ impl Mapping {
     /// Maps memory of no file, for tests.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn anonymous(bytes: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
@@ -93,29 +95,31 @@ impl Mapping {
         })
     }
 
-    /// Bytes of it.
+    /// The size of the mapping.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The file that it is of.
+    /// The file that is mapped.
     pub(super) fn file(&self) -> Option<&Arc<OwnedFd>> {
         self.file.as_ref()
     }
 
-    /// Says whether the front end has taken some of it away. Look again when [`fault::losses`](super::fault::losses) has changed.
+    /// Returns whether the front end has taken some of it away. Check again when
+    /// [`fault::losses`](super::fault::losses) has changed.
     pub(super) fn is_lost(&self) -> bool {
         self.registered.as_ref().is_some_and(Registered::is_lost)
     }
 
-    /// The address of a range of it, if that lies inside.
+    /// The address of a range, if the range lies inside.
     fn range(&self, at: usize, bytes: usize) -> Option<NonNull<u8>> {
         let is_inside = at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         // SAFETY: `at` is at most the length of the mapping.
         is_inside.then(|| unsafe { self.start.add(at) })
     }
 
-    /// Lends a range, if it lies inside. Whoever asks keeps the mapping until the bio has ended: [`super::memory::Loans`] does.
+    /// Lends a range, if it lies inside. The caller keeps the mapping until the bio has ended:
+    /// [`super::memory::Loans`] does.
     pub(super) fn lend(&self, at: usize, bytes: u32) -> Option<Lent> {
         let start = self.range(at, bytes as usize)?;
         // SAFETY: the range is mapped, readable and writable, and stays so while the mapping lives. That the guest may change it
@@ -126,7 +130,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // From now on the addresses may be another mapping's.
+        // From now on the addresses may belong to another mapping.
         drop(self.registered.take());
         let is_of_file = self.file.is_some();
         let unused = Unused {
@@ -140,7 +144,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Addresses that nobody uses any more. What is left of them is unmapped when this is dropped, and then the file is closed.
+/// Unused addresses. Dropping this unmaps the rest of them, and then closes the file.
 #[derive(Debug)]
 pub(super) struct Unused {
     start: NonNull<u8>,
@@ -152,7 +156,7 @@ pub(super) struct Unused {
 unsafe impl Send for Unused {}
 
 impl Unused {
-    /// No addresses, and a file that nobody uses any more.
+    /// No addresses, and an unused file.
     pub(super) fn file(fd: OwnedFd) -> Self {
         Self {
             start: NonNull::dangling(),
@@ -161,7 +165,7 @@ impl Unused {
         }
     }
 
-    /// Unmaps a part that takes a fraction of a millisecond. Says whether there is more.
+    /// Unmaps a part, which takes a fraction of a millisecond. Returns whether more is left.
     pub(super) fn unmap_some(&mut self) -> bool {
         let bytes = self.bytes.min(UNMAPPED_AT_ONCE);
         if bytes == self.bytes {
@@ -169,7 +173,7 @@ impl Unused {
         }
         // SAFETY: it lies in what was a mapping, at whose beginning it is, and nothing points into it any more.
         if unsafe { munmap(self.start.as_ptr().cast(), bytes) }.is_err() {
-            // Pages that are larger go as a whole.
+            // Larger pages go as a whole.
             return false;
         }
         // SAFETY: `bytes` is less than what was mapped from `start` on.
@@ -186,7 +190,8 @@ impl Drop for Unused {
     }
 }
 
-/// A checked range of a mapping, which it keeps alive. Places in it are offsets; those beyond its end are our own mistake.
+/// A checked range of a mapping, which it keeps alive. Places in it are offsets; an offset beyond
+/// its end is a bug here.
 #[derive(Clone, Debug)]
 pub struct Window {
     /// Holds the memory that `start` points into.
@@ -209,12 +214,12 @@ impl Window {
         })
     }
 
-    /// Bytes of it.
+    /// The size of the range.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Says whether some of its mapping was taken away.
+    /// Returns whether some of its mapping was taken away.
     pub(super) fn is_lost(&self) -> bool {
         self.mapping.is_lost()
     }
@@ -280,7 +285,7 @@ impl Window {
     }
 }
 
-/// What may have any bits.
+/// A type for which any bits are valid.
 pub(super) trait Plain: Copy {}
 impl Plain for u8 {}
 impl Plain for u16 {}
@@ -288,12 +293,12 @@ impl Plain for u32 {}
 impl Plain for u64 {}
 impl Plain for u128 {}
 
-/// A value anywhere, aligned or not: so it is one access to the compiler, which it neither repeats nor leaves out.
+/// A value at any alignment: one access for the compiler, which it neither repeats nor leaves out.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Packed<T>(T);
 
-/// Copies from lent memory. The other side may change it meanwhile; what was copied does not change any more.
+/// Copies from lent memory. The other side may change that meanwhile, but not the copy.
 pub(super) fn copy_from(piece: Lent, out: &mut [u8]) {
     let bytes = out.len().min(piece.len() as usize);
     // SAFETY: whoever lent the piece keeps it readable, and `out` is ours, at least as long and elsewhere.
@@ -307,13 +312,13 @@ pub(super) fn copy_to(piece: Lent, from: &[u8]) {
     unsafe { ptr::copy_nonoverlapping(from.as_ptr(), piece.start().as_ptr(), bytes) }
 }
 
-/// A piece of no memory, for places of a list that are not used.
+/// A piece of no memory, for unused entries of a list.
 pub(super) const fn nothing() -> Lent {
     // SAFETY: no byte of it is ever read or written.
     unsafe { Lent::new(NonNull::dangling(), 0) }
 }
 
-/// Bytes of the smallest page that there is.
+/// Bytes of the smallest page size.
 const PAGE: usize = 4096;
-/// Bytes that are unmapped in one step, as a rule a multiple of the pages that there are: 0.1 ms.
+/// Bytes that are unmapped in one step, usually a multiple of the page size: 0.1 ms.
 const UNMAPPED_AT_ONCE: usize = 2 << 20;

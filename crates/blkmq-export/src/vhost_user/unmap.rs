@@ -1,7 +1,8 @@
-//! Decides who gives memory of front ends back: a thread of its own, little by little. To unmap 4 GiB of a guest
-//! that was used takes a quarter of a second, and a whole one if the front end is gone and the pages with it; a
-//! reactor serves others meanwhile. The thread goes in steps, because all mappings of a process have one lock, which
-//! reactors need for regions of their own. [`super::sys::Mapping`] hands over what it had when nobody uses it any more.
+//! Decides who unmaps memory of front ends: a thread of its own, a little at a time. Unmapping 4
+//! GiB of a used guest takes a quarter of a second, or a second if the front end is gone and the
+//! pages go too; reactors serve others meanwhile. The thread works in steps, because all mappings
+//! of a process share one lock, which reactors need for regions of their own.
+//! [`super::sys::Mapping`] hands over unused addresses.
 
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
@@ -10,12 +11,13 @@ use std::thread;
 
 use super::sys::Unused;
 
-/// Starts the thread, if it is not there. The front door does so when it has an address, so that no reactor has to.
+/// Starts the thread, if it does not exist. The front door calls it when it has an address, so that
+/// no reactor has to.
 pub(super) fn start() {
     THREAD.get_or_init(spawn);
 }
 
-/// Has memory be unmapped soon. If more waits than the thread may have before it, or there can be no thread, at once.
+/// Queues memory for unmapping. Unmaps it at once if too much waits, or there can be no thread.
 pub(super) fn unmap(unused: Unused) {
     match THREAD.get_or_init(spawn) {
         // What is refused is dropped here, and so unmapped.
@@ -24,7 +26,7 @@ pub(super) fn unmap(unused: Unused) {
     }
 }
 
-/// Has a file be closed soon, as [`unmap`] does: who closes one last frees its pages.
+/// Queues a file for closing, as [`unmap`] does: the last close frees its pages.
 pub(super) fn close(file: OwnedFd) {
     unmap(Unused::file(file));
 }
@@ -36,19 +38,20 @@ fn spawn() -> Option<SyncSender<Unused>> {
 }
 
 fn serve(receiver: &Receiver<Unused>) {
-    // If the system refuses, it shares processors as usual.
+    // If the system refuses, the thread shares processors as usual.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
     for mut unused in receiver {
         while unused.unmap_some() {
-            // Niceness is not enough: who runs keeps the processor for a slice of some milliseconds, whoever wakes.
+            // Niceness is not enough: a running thread keeps the processor for a slice of some
+            // milliseconds, even if another one wakes.
             thread::yield_now();
         }
     }
 }
 
-/// One for the process, as the addresses are.
+/// One thread for the process.
 static THREAD: OnceLock<Option<SyncSender<Unused>>> = OnceLock::new();
 /// Mappings that wait. A front end has 33 at most.
 const WAITING_MAX: usize = 4096;
-/// How far the thread stands behind those that serve.
+/// Niceness of the thread, above that of the threads that serve.
 const NICENESS: i32 = 10;

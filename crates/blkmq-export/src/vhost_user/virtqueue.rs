@@ -1,4 +1,5 @@
-//! Decides which of the two kinds of virtqueue is meant: `queue` serves both alike. `ring` and `packed` know the layouts.
+//! Decides which of the two kinds of virtqueue is used: `queue` serves both alike. `ring` and
+//! `packed` know the layouts.
 
 use super::chain::Chain;
 use super::codec::RingAddresses;
@@ -8,7 +9,7 @@ use super::ring::{Broken, Ring};
 use super::sys::Window;
 use super::{inflight, packed_inflight};
 
-/// A virtqueue that is served.
+/// A virtqueue that is being served.
 #[derive(Debug)]
 pub enum Virtqueue {
     /// Descriptors in a table, and two rings of them.
@@ -17,19 +18,19 @@ pub enum Virtqueue {
     Packed(PackedRing),
 }
 
-/// How a virtqueue is laid out.
+/// The layout of a virtqueue.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// It is of the packed kind.
     pub is_packed: bool,
-    /// Both sides say at which place they want to be told.
+    /// Event index: both sides name the place at which they want to be notified.
     pub has_event_index: bool,
     /// Descriptors.
     pub size: u16,
 }
 
 impl Layout {
-    /// Bytes of the record of what is in flight.
+    /// Bytes of the in-flight record.
     pub fn record_bytes(&self) -> u64 {
         match self.is_packed {
             true => packed_inflight::record_bytes(self.size),
@@ -39,11 +40,12 @@ impl Layout {
 }
 
 impl Virtqueue {
-    /// Finds it in the memory of the front end, if all of it is there and aligned. It begins where a former device has ended: at
-    /// `base`, as its [`Self::base`] was, or where the record of what is in flight says.
+    /// Finds it in the memory of the front end, if all of it is there and aligned. It begins where
+    /// the former device ended: at `base`, which is that device's [`Self::base`], or where the
+    /// in-flight record says.
     ///
     /// # Errors
-    /// If the record or the base cannot be one of such a virtqueue.
+    /// The record or the base cannot be one of such a virtqueue.
     pub fn new(
         memory: &Memory,
         layout: Layout,
@@ -68,7 +70,7 @@ impl Virtqueue {
         Some(Ok(Self::Split(ring)))
     }
 
-    /// How many chains it has at most.
+    /// The most chains that it can have.
     pub fn size(&self) -> u16 {
         match self {
             Self::Split(ring) => ring.size(),
@@ -76,7 +78,7 @@ impl Virtqueue {
         }
     }
 
-    /// Takes the next chain, and says what it is called: below the size, and in flight once.
+    /// Takes the next chain. Returns its identifier: below the size, and in flight once.
     ///
     /// # Errors
     /// The rule that was broken.
@@ -91,7 +93,7 @@ impl Virtqueue {
     /// Finds the memory of the chain that was taken last.
     ///
     /// # Errors
-    /// The rule that it breaks.
+    /// The rule that the chain breaks.
     #[inline]
     pub fn follow(&self, chain: &mut Chain, loans: &Loans, head: u16) -> Result<(), Broken> {
         match self {
@@ -100,7 +102,8 @@ impl Virtqueue {
         }
     }
 
-    /// Gives a chain back, into which `written` bytes were written; the driver sees it after [`Self::publish`].
+    /// Gives a chain back to the driver, with `written` bytes written; the driver sees it after
+    /// [`Self::publish`].
     #[inline]
     pub fn give_back(&mut self, head: u16, written: u32) {
         match self {
@@ -109,7 +112,7 @@ impl Virtqueue {
         }
     }
 
-    /// Shows the driver what was given back. Says whether it wants to be called.
+    /// Publishes the returned chains. Returns whether the driver wants a call.
     pub fn publish(&mut self) -> bool {
         match self {
             Self::Split(ring) => ring.publish(),
@@ -125,7 +128,7 @@ impl Virtqueue {
         }
     }
 
-    /// Says whether the driver was asked to notify.
+    /// Returns whether the driver was asked to notify.
     pub fn wants_kicks(&self) -> bool {
         match self {
             Self::Split(ring) => ring.wants_kicks(),
@@ -133,7 +136,7 @@ impl Virtqueue {
         }
     }
 
-    /// Says whether there is a chain that was not taken or is to be done again, or a rule that was broken.
+    /// Returns whether there is a chain that was not taken or is to be done again, or a rule that was broken.
     #[inline]
     pub fn has_available(&self) -> bool {
         if self.to_repeat() > 0 {
@@ -145,7 +148,7 @@ impl Virtqueue {
         }
     }
 
-    /// Asks the driver to notify of the next chain. Says whether one is there already, or a rule was broken.
+    /// Asks the driver to notify of the next chain. Returns whether one is there already, or a rule was broken.
     pub fn ask_for_kicks(&mut self) -> bool {
         match self {
             Self::Split(ring) => ring.ask_for_kicks(),
@@ -153,7 +156,7 @@ impl Virtqueue {
         }
     }
 
-    /// Where the next device goes on: this one has taken a chain, perhaps, that it gives up.
+    /// Where the next device continues; `given_up` is a chain that this one has taken and gives up.
     pub fn base(&self, given_up: Option<u16>) -> u32 {
         match self {
             Self::Split(ring) => ring.next_avail().wrapping_sub(given_up.is_some().into()).into(),
@@ -161,7 +164,8 @@ impl Virtqueue {
         }
     }
 
-    /// How many chains are done again: they were in flight when the former device was killed.
+    /// The number of chains that are done again: they were in flight when the former device was
+    /// killed.
     pub fn to_repeat(&self) -> usize {
         match self {
             Self::Split(ring) => ring.to_repeat(),
@@ -169,7 +173,7 @@ impl Virtqueue {
         }
     }
 
-    /// Says whether some of its memory was taken away.
+    /// Returns whether some of its memory was taken away.
     pub(super) fn is_lost(&self) -> bool {
         match self {
             Self::Split(ring) => ring.is_lost(),

@@ -1,4 +1,4 @@
-//! Decides which of the protocol's eight error values tells a client what went wrong.
+//! Decides which of the protocol's eight error values reports a failure to a client.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ impl ErrorCode {
         ErrorCode::Shutdown,
     ];
 
-    /// The code that stands for a Linux `errno` value; what the protocol has no word for becomes `EIO`.
+    /// The code for a Linux `errno` value; a value that the protocol does not have becomes `EIO`.
     pub fn from_errno(errno: i32) -> ErrorCode {
         match errno {
             libc::EPERM | libc::EACCES | libc::EROFS => ErrorCode::Perm,
@@ -51,7 +51,7 @@ impl ErrorCode {
         }
     }
 
-    /// The code a client reads from the wire; what it does not know counts as `EINVAL`.
+    /// The code for a value on the wire; an unknown value counts as `EINVAL`.
     pub fn from_wire(value: u32) -> ErrorCode {
         Self::ALL
             .into_iter()

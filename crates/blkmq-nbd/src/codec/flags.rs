@@ -1,4 +1,5 @@
-//! Decides which bit of each flag field means what; the fields themselves travel in the messages of the sibling modules.
+//! Decides the meaning of each bit of the flag fields; the sibling modules have the messages that
+//! carry them.
 
 macro_rules! flag_field {
     ($(#[$doc:meta])* $name:ident($raw:ty) { $($(#[$bit_doc:meta])* $bit:ident = $at:expr;)* }) => {
@@ -43,7 +44,7 @@ macro_rules! flag_field {
 }
 
 flag_field! {
-    /// What the server says of itself in its greeting.
+    /// What the server announces in its greeting.
     HandshakeFlags(u16) {
         /// Options are answered one by one (fixed newstyle).
         FIXED_NEWSTYLE = 0;
@@ -103,7 +104,7 @@ flag_field! {
         DF = 2;
         /// At most one extent in the reply to a block status request.
         REQ_ONE = 3;
-        /// Fail rather than write zeroes the slow way.
+        /// Fail rather than write zeroes slowly.
         FAST_ZERO = 4;
         /// The header's length counts a payload that follows (extended headers only).
         PAYLOAD_LEN = 5;
@@ -119,7 +120,7 @@ flag_field! {
 }
 
 flag_field! {
-    /// What `base:allocation` says of an extent.
+    /// The state of an extent in `base:allocation`.
     ExtentState(u32) {
         /// Nothing is allocated there.
         HOLE = 0;

@@ -1,4 +1,5 @@
-//! Decides how the greeting and the client's options look; the answers to options are in `option_reply`.
+//! Decides the form of the greeting and of the client's options; `option_reply` has the replies to
+//! options.
 
 use std::fmt;
 
@@ -19,11 +20,11 @@ const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 pub struct OptionCode(pub u32);
 
 impl OptionCode {
-    /// Select an export without a way to say no.
+    /// Select an export, without an error reply.
     pub const EXPORT_NAME: OptionCode = OptionCode(1);
-    /// Leave.
+    /// End the session.
     pub const ABORT: OptionCode = OptionCode(2);
-    /// Name the exports.
+    /// List the exports.
     pub const LIST: OptionCode = OptionCode(3);
     /// Start TLS.
     pub const STARTTLS: OptionCode = OptionCode(5);
@@ -33,13 +34,14 @@ impl OptionCode {
     pub const GO: OptionCode = OptionCode(7);
     /// Reply in structured chunks.
     pub const STRUCTURED_REPLY: OptionCode = OptionCode(8);
-    /// Name the metadata contexts of an export.
+    /// List the metadata contexts of an export.
     pub const LIST_META_CONTEXT: OptionCode = OptionCode(9);
     /// Select metadata contexts.
     pub const SET_META_CONTEXT: OptionCode = OptionCode(10);
     /// Use 32-byte headers with 64-bit lengths.
     pub const EXTENDED_HEADERS: OptionCode = OptionCode(11);
-    /// Name the session, so that it can be fenced. Of our own (`docs/exports/nbd.md`): other servers do not know it.
+    /// Name the session, so that it can be fenced. An extension of ours (`docs/exports/nbd.md`):
+    /// other servers do not know it.
     pub const SESSION: OptionCode = OptionCode(0x626c_6b71);
 }
 
@@ -62,14 +64,14 @@ impl fmt::Display for OptionCode {
     }
 }
 
-/// Which detail of an export an `INFO` or `GO` asks for, or an answer carries.
+/// A detail of an export that `INFO` or `GO` asks for, or that a reply carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InfoKind(pub u16);
 
 impl InfoKind {
     /// Size and transmission flags.
     pub const EXPORT: InfoKind = InfoKind(0);
-    /// The name as `LIST` gives it.
+    /// The name as in `LIST`.
     pub const NAME: InfoKind = InfoKind(1);
     /// The description for people.
     pub const DESCRIPTION: InfoKind = InfoKind(2);
@@ -84,10 +86,10 @@ pub fn write_greeting(flags: HandshakeFlags, out: &mut Vec<u8>) {
     out.extend_from_slice(&flags.0.to_be_bytes());
 }
 
-/// Reads the server's greeting; `None` when it is not complete.
+/// Decodes the server's greeting; `None` when it is not complete.
 ///
 /// # Errors
-/// The peer is no NBD server, or one that speaks oldstyle.
+/// The peer is no NBD server, or an oldstyle one.
 pub fn parse_greeting(input: &[u8]) -> Result<Option<HandshakeFlags>, BadMagic> {
     let mut reader = Reader::new(input);
     for expected in [INIT_MAGIC, OPTION_MAGIC] {
@@ -106,12 +108,12 @@ pub fn write_client_flags(flags: ClientFlags, out: &mut Vec<u8>) {
     out.extend_from_slice(&flags.0.to_be_bytes());
 }
 
-/// Reads the client's flags; `None` when they are not complete.
+/// Decodes the client's flags; `None` when they are not complete.
 pub fn parse_client_flags(input: &[u8]) -> Option<ClientFlags> {
     Reader::new(input).u32().map(ClientFlags)
 }
 
-/// What stands before an option's data.
+/// The header of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
     /// Which option.
@@ -121,7 +123,7 @@ pub struct OptionHeader {
 }
 
 impl OptionHeader {
-    /// Reads the header; `None` when it is not complete.
+    /// Decodes the header; `None` when it is not complete.
     ///
     /// # Errors
     /// The bytes do not begin with the option magic.
@@ -167,7 +169,8 @@ pub struct InfoRequest<'a> {
 }
 
 impl<'a> InfoRequest<'a> {
-    /// Reads the option's data; `None` when its lengths do not add up or the name is no proper string.
+    /// Decodes the option's data; `None` when its lengths do not match or the name is no valid
+    /// string.
     pub fn parse(data: &'a [u8]) -> Option<Self> {
         let mut reader = Reader::new(data);
         let name = parse_name(reader.counted()?)?;
@@ -200,13 +203,13 @@ impl<'a> InfoRequest<'a> {
 pub struct MetaRequest<'a> {
     /// The export's name; empty for the default export.
     pub name: &'a str,
-    /// How many queries follow the name.
+    /// The number of queries behind the name.
     pub query_count: u32,
     queries: Reader<'a>,
 }
 
 impl<'a> MetaRequest<'a> {
-    /// Reads the option's data; `None` when its lengths do not add up or a string is not a proper one.
+    /// Decodes the option's data; `None` when its lengths do not match or a string is invalid.
     pub fn parse(data: &'a [u8]) -> Option<Self> {
         let mut reader = Reader::new(data);
         let name = parse_name(reader.counted()?)?;
@@ -245,14 +248,15 @@ impl<'a> MetaRequest<'a> {
 /// The data of `SESSION`: which session of which client this is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionName {
-    /// The client. Drawn at random, and known to it and its servers alone: who knows it may end the client's sessions.
+    /// The client. Random, and known only to it and its servers: everybody who knows it may end the
+    /// client's sessions.
     pub client: u128,
-    /// Which of its sessions; it uses no number twice.
+    /// The number of the session; the client uses no number twice.
     pub number: u64,
 }
 
 impl SessionName {
-    /// Reads the option's data; `None` when it has another length.
+    /// Decodes the option's data; `None` when it has another length.
     pub fn parse(data: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(data);
         let (high, low) = (reader.u64()?, reader.u64()?);
@@ -277,7 +281,7 @@ impl fmt::Debug for SessionName {
     }
 }
 
-/// A name as the protocol wants it: UTF-8, no NUL, at most 4096 bytes.
+/// A name as the protocol demands: UTF-8, no NUL, at most 4096 bytes.
 pub fn parse_name(bytes: &[u8]) -> Option<&str> {
     let fits = bytes.len() <= super::STRING_BYTES_MAX && !bytes.contains(&0);
     if fits {

@@ -1,17 +1,18 @@
-//! Decides how the server's answers to options look, for the server that writes and the client that reads them.
+//! Decides the form of the server's replies to options, for the server that writes and the client
+//! that decodes them.
 
 use super::handshake::{InfoKind, OptionCode, parse_name};
 use super::{BadMagic, Reader, TransmissionFlags};
 
-/// Bytes of an answer before its data.
+/// Bytes of a reply before its data.
 pub const REPLY_HEADER_BYTES: usize = 20;
-/// Bytes of zeroes after the answer to `EXPORT_NAME`, unless the client did without.
+/// Bytes of zeroes after the reply to `EXPORT_NAME`, unless the client declined them.
 pub const EXPORT_NAME_PADDING_BYTES: usize = 124;
 
 const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const ERROR_BIT: u32 = 1 << 31;
 
-/// What an answer is; unknown numbers are kept as they came.
+/// The kind of a reply; unknown numbers are kept as they came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReplyKind(pub u32);
 
@@ -24,13 +25,13 @@ impl ReplyKind {
     pub const INFO: ReplyKind = ReplyKind(3);
     /// One metadata context.
     pub const META_CONTEXT: ReplyKind = ReplyKind(4);
-    /// Which instance of the server this is, in answer to `SESSION`.
+    /// The instance of the server, in reply to `SESSION`.
     pub const SESSION: ReplyKind = ReplyKind(0x626c_6b71);
     /// The option is unknown here.
     pub const ERR_UNSUP: ReplyKind = ReplyKind(ERROR_BIT + 1);
     /// The server's configuration forbids it.
     pub const ERR_POLICY: ReplyKind = ReplyKind(ERROR_BIT + 2);
-    /// The option's data or its place is wrong.
+    /// The option's data or its position is wrong.
     pub const ERR_INVALID: ReplyKind = ReplyKind(ERROR_BIT + 3);
     /// TLS has to be started first.
     pub const ERR_TLS_REQD: ReplyKind = ReplyKind(ERROR_BIT + 5);
@@ -51,19 +52,19 @@ impl ReplyKind {
     }
 }
 
-/// What stands before an answer's data.
+/// The header of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyHeader {
     /// The option that is answered.
     pub option: OptionCode,
-    /// What the answer is.
+    /// The kind of the reply.
     pub kind: ReplyKind,
     /// Bytes of data that follow.
     pub data_bytes: u32,
 }
 
 impl ReplyHeader {
-    /// Reads the header; `None` when it is not complete.
+    /// Decodes the header; `None` when it is not complete.
     ///
     /// # Errors
     /// The bytes do not begin with the magic of option replies.
@@ -89,7 +90,7 @@ impl ReplyHeader {
     }
 }
 
-/// Sizes an export wants requests to keep to, in bytes.
+/// Sizes that requests to an export should respect, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
     /// Smallest unit of offset and length; a power of two from 1 to 65536.
@@ -110,18 +111,19 @@ pub enum Info<'a> {
         /// What the export can do.
         flags: TransmissionFlags,
     },
-    /// The name as `LIST` gives it.
+    /// The name as in `LIST`.
     Name(&'a str),
     /// The description for people.
     Description(&'a str),
-    /// The sizes requests should keep to.
+    /// The sizes that requests should respect.
     BlockSize(BlockSizes),
     /// A detail this implementation does not know.
     Unknown(InfoKind),
 }
 
 impl<'a> Info<'a> {
-    /// Reads the data of a [`ReplyKind::INFO`] answer; `None` when its length does not fit its kind.
+    /// Decodes the data of a [`ReplyKind::INFO`] reply; `None` when its length does not fit its
+    /// kind.
     pub fn parse(data: &'a [u8]) -> Option<Info<'a>> {
         let mut reader = Reader::new(data);
         let info = match InfoKind(reader.u16()?) {
@@ -142,28 +144,28 @@ impl<'a> Info<'a> {
     }
 }
 
-/// Reads the data of a [`ReplyKind::META_CONTEXT`] answer: the context's id and name.
+/// Decodes the data of a [`ReplyKind::META_CONTEXT`] reply: the context's id and name.
 pub fn parse_meta_context(data: &[u8]) -> Option<(u32, &str)> {
     let mut reader = Reader::new(data);
     Some((reader.u32()?, parse_name(reader.rest())?))
 }
 
-/// Reads the data of a [`ReplyKind::SERVER`] answer: the export's name and description.
+/// Decodes the data of a [`ReplyKind::SERVER`] reply: the export's name and description.
 pub fn parse_server(data: &[u8]) -> Option<(&str, &str)> {
     let mut reader = Reader::new(data);
     let name = parse_name(reader.counted()?)?;
     Some((name, parse_name(reader.rest())?))
 }
 
-/// Reads the data of a [`ReplyKind::SESSION`] answer: the server's instance.
+/// Decodes the data of a [`ReplyKind::SESSION`] reply: the server's instance.
 pub fn parse_session(data: &[u8]) -> Option<u64> {
     let mut reader = Reader::new(data);
     let instance = reader.u64()?;
     reader.is_empty().then_some(instance)
 }
 
-/// Reads the server's answer to `EXPORT_NAME`, the padding included; `None` when it is not complete.
-/// The last field counts the bytes read.
+/// Decodes the server's reply to `EXPORT_NAME`, the padding included; `None` when it is not
+/// complete. The last field counts the decoded bytes.
 pub fn parse_export_name_reply(input: &[u8], padded: bool) -> Option<(u64, TransmissionFlags, usize)> {
     let mut reader = Reader::new(input);
     let (size_bytes, flags) = (reader.u64()?, TransmissionFlags(reader.u16()?));
@@ -172,7 +174,7 @@ pub fn parse_export_name_reply(input: &[u8], padded: bool) -> Option<(u64, Trans
     Some((size_bytes, flags, 10 + padding))
 }
 
-/// Writes the answers to one option.
+/// Writes the replies to one option.
 #[derive(Debug)]
 pub struct OptionReplies<'a> {
     option: OptionCode,
@@ -180,17 +182,18 @@ pub struct OptionReplies<'a> {
 }
 
 impl<'a> OptionReplies<'a> {
-    /// Answers to `option`, appended to `out`.
+    /// Replies to `option`, appended to `out`.
     pub fn new(option: OptionCode, out: &'a mut Vec<u8>) -> Self {
         OptionReplies { option, out }
     }
 
-    /// Success: the last answer.
+    /// Success: the last reply.
     pub fn ack(&mut self) {
         self.write(ReplyKind::ACK, &[]);
     }
 
-    /// Failure with a reason for people: the last answer. The message is cut at the protocol's longest string.
+    /// Failure with a reason for people: the last reply. The message is cut at the protocol's
+    /// longest string.
     pub fn error(&mut self, kind: ReplyKind, message: &str) {
         debug_assert!(kind.is_error(), "{kind:?} is no error");
         let message = truncate(message, super::STRING_BYTES_MAX);
@@ -258,7 +261,7 @@ impl<'a> OptionReplies<'a> {
     }
 }
 
-/// Appends the answer to `EXPORT_NAME`.
+/// Appends the reply to `EXPORT_NAME`.
 pub fn write_export_name_reply(size_bytes: u64, flags: TransmissionFlags, padded: bool, out: &mut Vec<u8>) {
     out.extend_from_slice(&size_bytes.to_be_bytes());
     out.extend_from_slice(&flags.0.to_be_bytes());

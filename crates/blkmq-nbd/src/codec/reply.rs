@@ -1,5 +1,6 @@
-//! Decides how replies of the transmission phase look: 16-byte simple ones, and chunks behind 20 (structured) or
-//! 32 (extended) bytes. The data of a read is never copied here: a head is written, the payload follows by reference.
+//! Decides the form of replies of the transmission phase: 16-byte simple ones, and chunks behind 20
+//! (structured) or 32 (extended) bytes. The data of a read is never copied here: a head is written,
+//! the payload follows by reference.
 
 use super::option_reply::truncate;
 use super::{BadMagic, ChunkFlags, ErrorCode, ExtentState, HeaderStyle, Reader, STRING_BYTES_MAX};
@@ -40,7 +41,7 @@ impl ChunkKind {
     /// The request failed at an offset.
     pub const ERROR_OFFSET: ChunkKind = ChunkKind(ERROR_BIT + 2);
 
-    /// Whether the chunk says that the request failed.
+    /// Whether the chunk reports that the request failed.
     #[inline]
     pub const fn is_error(self) -> bool {
         self.0 & ERROR_BIT != 0
@@ -65,7 +66,7 @@ pub struct ChunkHead {
 /// The head of any reply, as a client reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyHead {
-    /// The whole reply; the data of a successful read follows, as long as the request asked.
+    /// The whole reply; the data of a successful read follows, as long as the request asked for.
     Simple {
         /// The request's cookie.
         cookie: u64,
@@ -155,8 +156,8 @@ pub fn write_chunk_head(style: HeaderStyle, head: &ChunkHead, out: &mut Vec<u8>)
     out.extend_from_slice(&bytes[..length]);
 }
 
-/// Appends the head of a chunk that carries `data_bytes` read from `data_offset` and ends the reply; the data must
-/// follow at once. `request_offset` is where the request began.
+/// Appends the head of a chunk that carries `data_bytes` read from `data_offset` and ends the
+/// reply; the data must follow at once. `request_offset` is the offset of the request.
 ///
 /// # Panics
 /// As [`write_chunk_head`].
@@ -183,7 +184,7 @@ pub fn write_data_head(
     out.extend_from_slice(&bytes[..length + DATA_OFFSET_BYTES]);
 }
 
-/// Appends a chunk that ends the reply to a read with the news that its whole range reads as zeroes.
+/// Appends a chunk that ends the reply to a read and reports that its whole range is zeroes.
 ///
 /// # Panics
 /// As [`write_chunk_head`].
@@ -235,7 +236,7 @@ pub fn write_error_chunk(
 pub struct Extent {
     /// Bytes of the run, not zero.
     pub bytes: u64,
-    /// What is known of it.
+    /// Its state, as far as known.
     pub state: ExtentState,
 }
 
@@ -327,14 +328,14 @@ pub enum ChunkPayload<'a> {
     None,
     /// Data read.
     Data {
-        /// Where it belongs.
+        /// The offset of the data.
         offset: u64,
         /// The bytes.
         data: &'a [u8],
     },
     /// A range that reads as zeroes.
     Hole {
-        /// Where it begins.
+        /// The offset of the range.
         offset: u64,
         /// How long it is, in bytes.
         bytes: u32,
@@ -343,18 +344,18 @@ pub enum ChunkPayload<'a> {
     Status(StatusPayload<'a>),
     /// The request failed.
     Error {
-        /// Why.
+        /// The error.
         error: ErrorCode,
-        /// For people.
+        /// A message for people.
         message: &'a str,
-        /// Where, if the server said so.
+        /// The offset, if the server sent one.
         offset: Option<u64>,
     },
 }
 
 impl<'a> ChunkPayload<'a> {
-    /// Reads the whole payload of a chunk of `kind`; `None` when it does not have the form its kind demands or the
-    /// kind is unknown (and no error).
+    /// Decodes the whole payload of a chunk of `kind`; `None` when it does not have the form that
+    /// its kind demands or the kind is unknown (and no error).
     pub fn parse(kind: ChunkKind, payload: &'a [u8]) -> Option<ChunkPayload<'a>> {
         let mut reader = Reader::new(payload);
         let parsed = match kind {

@@ -1,5 +1,6 @@
-//! Decides how a command of the transmission phase is read from 28 (compact) or 32 (extended) bytes, and written.
-//! The hot path of the server: fixed arrays, no allocation, no branch but the magic's.
+//! Decides how a command of the transmission phase is decoded from 28 (compact) or 32 (extended)
+//! bytes, and written. The hot path of the server: fixed arrays, no allocation, no branch but the
+//! magic's.
 
 use super::{BadMagic, CommandFlags, HeaderStyle};
 
@@ -22,7 +23,7 @@ impl Command {
     pub const READ: Command = Command(0);
     /// Write the payload to the export.
     pub const WRITE: Command = Command(1);
-    /// End the session after what is outstanding.
+    /// End the session after outstanding requests.
     pub const DISC: Command = Command(2);
     /// Make completed writes durable.
     pub const FLUSH: Command = Command(3);
@@ -32,10 +33,10 @@ impl Command {
     pub const CACHE: Command = Command(5);
     /// Make the range read as zeroes.
     pub const WRITE_ZEROES: Command = Command(6);
-    /// Which parts of the range are allocated.
+    /// Report which parts of the range are allocated.
     pub const BLOCK_STATUS: Command = Command(7);
-    /// End the client's session whose number is in the place of the offset, and answer when all that it began has ended. Of
-    /// our own: only where `SESSION` was agreed on.
+    /// End the client's session whose number is in the place of the offset, and reply when all of
+    /// its requests have ended. An extension of ours: only where `SESSION` was negotiated.
     pub const FENCE: Command = Command(0x6266);
 
     /// The protocol's name, for messages.
@@ -55,10 +56,10 @@ impl Command {
     }
 }
 
-/// A request's header as it stands on the wire, nothing checked but its magic.
+/// A request's header as on the wire, with nothing checked but its magic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// Opaque to the server; every reply carries it back.
+    /// Opaque to the server; every reply returns it.
     pub cookie: u64,
     /// First byte of the range.
     pub offset: u64,
@@ -71,10 +72,11 @@ pub struct RequestHeader {
 }
 
 impl RequestHeader {
-    /// Reads the header at the start of `input`; `None` when fewer bytes than a header are there.
+    /// Decodes the header at the start of `input`; `None` when there are fewer bytes than a header.
     ///
     /// # Errors
-    /// The first four bytes are not the magic of `style`: the stream is out of step and cannot be trusted again.
+    /// The first four bytes are not the magic of `style`: the stream is out of step and cannot be
+    /// trusted again.
     #[inline]
     pub fn parse(style: HeaderStyle, input: &[u8]) -> Result<Option<RequestHeader>, BadMagic> {
         match style {

@@ -1,4 +1,4 @@
-//! Decides what a ring between processes does with indices that are right, and with those that are not.
+//! Decides what a ring between processes does with right and with wrong indices.
 
 use super::*;
 

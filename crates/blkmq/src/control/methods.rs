@@ -314,9 +314,9 @@ pub(super) struct Session {
     access: Access,
     /// How often it is told the statistics, and when next.
     ticks: Option<(Duration, Instant)>,
-    /// What it traces.
+    /// The client's running trace.
     recording: Option<Recording>,
-    /// The next answer comes with a descriptor of its memory.
+    /// The next answer carries a descriptor of the trace's memory.
     sends_memory: bool,
     /// The daemon is to shut down when the answer is on its way.
     drains: bool,
@@ -344,7 +344,7 @@ impl Session {
         (method.call)(self, params, daemon)
     }
 
-    /// The descriptor that the next answer comes with.
+    /// The descriptor that the next answer carries.
     pub(super) fn take_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         let is_sent = std::mem::take(&mut self.sends_memory);
         self.recording.as_ref().filter(|_| is_sent).map(Recording::memory)

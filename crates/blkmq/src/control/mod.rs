@@ -1,13 +1,13 @@
-//! Decides how a running daemon is asked and changed over its control socket: JSON-RPC 2.0, a request and an answer a line.
-//! `docs/operate/control.md` is for users.
+//! Decides how a running daemon is queried and changed over its control socket: JSON-RPC 2.0, a
+//! request and a response a line. `docs/operate/control.md` is for users.
 //!
 //! | part | decides |
 //! |---|---|
-//! | `protocol` | what a line is |
-//! | `server` | who may connect, and how long one may take; a thread for each client, never a reactor |
-//! | `methods` | what can be asked and changed |
-//! | `report` | what a daemon tells of itself |
-//! | `statistics` | what its counts look like on the wire |
+//! | `protocol` | the form of a line |
+//! | `server` | who may connect, and how long a client may take; a thread for each client, never a reactor |
+//! | `methods` | what can be queried and changed |
+//! | `report` | what a daemon reports of itself |
+//! | `statistics` | the form of its counts on the wire |
 //! | `client` | the other side, for `ctl` and for tests |
 
 pub mod client;
@@ -24,14 +24,14 @@ use blkmq_export::common::Address;
 
 pub(crate) use server::{Daemon, Server};
 
-/// The version of the methods and of what they answer; a larger one has more, and everything that this one has, but for the
-/// methods of traces, which are for programs of the daemon's own version.
+/// The version of the methods and of their results; a larger version has more, and everything of
+/// this one, except for the methods of traces, which are for programs of the daemon's own version.
 pub const API: u32 = 5;
 
-/// Reads the address of a control socket; none for `none`.
+/// Parses the address of a control socket; `None` for `none`.
 ///
 /// # Errors
-/// If it is neither that nor a unix socket's.
+/// It is neither that nor a unix socket's.
 pub(crate) fn socket_path(address: &str) -> Result<Option<PathBuf>> {
     if address == "none" {
         return Ok(None);
@@ -44,10 +44,10 @@ pub(crate) fn socket_path(address: &str) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Which socket a command asks at, if it was told an address or not.
+/// The socket that a command queries, with or without an address.
 ///
 /// # Errors
-/// If that is no socket's.
+/// The address is no socket's.
 pub(crate) fn path_to_ask(address: Option<&str>) -> Result<PathBuf> {
     let Some(address) = address else {
         return Ok(default_path());
@@ -55,7 +55,8 @@ pub(crate) fn path_to_ask(address: Option<&str>) -> Result<PathBuf> {
     socket_path(address)?.context("--socket none: there is nobody to ask")
 }
 
-/// Where a daemon listens, and `ctl` asks, unless told otherwise: in the user's runtime directory, or in that of system services.
+/// Where a daemon listens, and `ctl` connects, by default: in the user's runtime directory, or in
+/// that of system services.
 pub(crate) fn default_path() -> PathBuf {
     let of_user = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let dir = of_user.map_or_else(|| PathBuf::from("/run"), PathBuf::from);

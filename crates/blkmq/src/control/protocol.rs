@@ -1,5 +1,5 @@
-//! Decides what a line is: a JSON-RPC 2.0 request, and its answer. Batches are refused; a request without an id is done, and not
-//! answered.
+//! Decides the form of a line: a JSON-RPC 2.0 request, and its response. Batches are refused; a
+//! request without an id is executed, and gets no response.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -11,17 +11,17 @@ pub(super) struct Request {
     pub(super) method: String,
     #[serde(default)]
     pub(super) params: Value,
-    /// Absent where no answer is wanted.
+    /// Absent where no response is wanted.
     #[serde(default, deserialize_with = "present")]
     pub(super) id: Option<Value>,
 }
 
-/// Tells `"id": null` from no id.
+/// Distinguishes `"id": null` from no id.
 fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(from).map(Some)
 }
 
-/// Why a request was not done.
+/// Why a request was not executed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Failure {
     pub(super) code: i32,
@@ -41,10 +41,10 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-/// Reads a line.
+/// Parses a line.
 ///
 /// # Errors
-/// Why it is no request, and the id to answer to, as far as there is one.
+/// Why it is no request, and the id for the response, as far as there is one.
 pub(super) fn parse(line: &[u8]) -> Result<Request, (Failure, Value)> {
     let value: Value = serde_json::from_slice(line)
         .map_err(|error| (Failure::new(NO_JSON, format!("no JSON: {error}")), Value::Null))?;
@@ -68,7 +68,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Request, (Failure, Value)> {
     Ok(request)
 }
 
-/// Writes the answer to a request.
+/// Writes the response to a request.
 pub(super) fn answer(id: &Value, done: Result<Value, Failure>) -> String {
     let mut line = match done {
         Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
@@ -79,12 +79,13 @@ pub(super) fn answer(id: &Value, done: Result<Value, Failure>) -> String {
     line
 }
 
-/// Writes what is told without being asked, to who has subscribed to it.
+/// Writes a notification, for a client that has subscribed to it.
 ///
 /// # Errors
-/// If it cannot be written as JSON.
+/// It cannot be written as JSON.
 pub(super) fn notification(method: &str, params: &impl Serialize) -> serde_json::Result<String> {
-    // Written as it is, not as a tree of values first: it may be large, and is written again and again.
+    // Serialized directly, not as a tree of values first: it may be large, and is written
+    // repeatedly.
     let notification = Notification {
         jsonrpc: "2.0",
         method,
@@ -112,7 +113,7 @@ pub(super) const NO_METHOD: i32 = -32601;
 pub(super) const BAD_PARAMS: i32 = -32602;
 /// The daemon refuses it; nothing is changed.
 pub(super) const REFUSED: i32 = 1;
-/// Whoever asks may read only.
+/// The client may only read.
 pub(super) const NOT_ALLOWED: i32 = 2;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Decides what a daemon counts looks like as JSON: times in nanoseconds, sizes in bytes, counts since the start (of the first
-//! daemon, if others have taken over since).
+//! Decides the form of a daemon's counts as JSON: times in nanoseconds, sizes in bytes, counts
+//! since the start (of the first daemon, if others have taken over since).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,7 +78,7 @@ pub(super) fn queues(control: &Control) -> Result<Value> {
     control.queues().into_iter().map(queue).collect()
 }
 
-/// The groups of each queue, and behind them those that are configured and that no disk is in.
+/// The groups of each queue, and behind them those that are configured and have no disk.
 pub(super) fn groups(control: &Control, configured: &[GroupSpec]) -> Value {
     let mut all = Vec::new();
     let mut known = BTreeSet::new();

@@ -1,5 +1,6 @@
-//! Decides what statistics look like on the wire: the daemon writes these, and those who ask read them. Times are in nanoseconds,
-//! sizes in bytes, counts since the start (of the first daemon, if others have taken over since).
+//! Decides the form of statistics on the wire, for the daemon that writes and the clients that read
+//! them. Times are in nanoseconds, sizes in bytes, counts since the start (of the first daemon, if
+//! others have taken over since).
 
 use std::collections::BTreeMap;
 
@@ -9,9 +10,10 @@ use serde::{Deserialize, Serialize};
 /// What a daemon has counted.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Statistics {
-    /// Since this daemon began.
+    /// Since the start of this daemon.
     pub uptime_ns: u64,
-    /// How often its configuration, or the size of a disk, has been changed: while this stays, so does what lists say.
+    /// The number of changes of its configuration, or of a disk's size: lists are valid while it
+    /// stays the same.
     #[serde(default)]
     pub changes: u64,
     /// All queues.
@@ -22,7 +24,7 @@ pub struct Statistics {
     pub nbd_memory: Memory,
 }
 
-/// What is counted of a queue.
+/// The counts of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct QueueStatistics {
     /// Its name.
@@ -35,33 +37,33 @@ pub struct QueueStatistics {
     pub depth: u32,
     /// Groups that did something.
     pub groups: Vec<GroupStatistics>,
-    /// Who waited behind whom.
+    /// Which group waited behind which.
     pub delays: Vec<Delay>,
-    /// How often what happened.
+    /// The number of each kind of event.
     pub events: BTreeMap<String, u64>,
 }
 
 /// How long a top-level group waited while another one's requests went ahead.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Delay {
-    /// Who waited.
+    /// The group that waited.
     pub group: String,
-    /// Behind whom.
+    /// The group that it waited behind.
     pub behind: String,
-    /// For how long, over all its I/Os.
+    /// How long, over all its I/Os.
     pub ns: u64,
 }
 
-/// What is counted of a group.
+/// The counts of a group.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct GroupStatistics {
     /// Its path.
     pub path: String,
     /// I/Os in the scheduler now.
     pub queued: u64,
-    /// The scheduler let the drive idle for it.
+    /// How long the scheduler let the drive idle for it.
     pub idle_ns: u64,
-    /// It had work, and waited for its turn.
+    /// How long it had work, and waited for its turn.
     pub group_wait_ns: u64,
     /// From insertion to issue, of I/Os that waited.
     pub wait: Times,
@@ -79,14 +81,14 @@ pub struct GroupStatistics {
     pub total: Counts,
 }
 
-/// What is counted of I/Os of one direction.
+/// The counts of I/Os of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Counts {
     /// I/Os that ended.
     pub ios: u64,
     /// Bytes of them.
     pub bytes: u64,
-    /// Those that went as part of another one's request.
+    /// Those that were merged into another one's request.
     pub merged: u64,
     /// Those that failed.
     pub errors: u64,
@@ -99,41 +101,41 @@ pub struct Counts {
 /// How long something took, as a histogram.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Times {
-    /// How many there are.
+    /// The number of samples.
     pub count: u64,
-    /// Bounds below which so many lie.
+    /// The bound that half of them do not exceed.
     pub p50_ns: Option<u64>,
     /// For 99 of 100.
     pub p99_ns: Option<u64>,
     /// For 999 of 1000.
     pub p999_ns: Option<u64>,
-    /// The bound of each bucket with something in it, and how many lie there; in order.
+    /// The bound of each bucket that is not empty, and its number of samples; in order.
     pub buckets: Vec<(u64, u64)>,
 }
 
-/// What is counted of an address.
+/// The counts of an address.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ExportStatistics {
     /// The address.
     pub address: String,
     /// Connections that are open.
     pub open: u32,
-    /// How many may be.
+    /// Most connections.
     pub max: u32,
     /// Those of them that have selected no disk yet.
     pub negotiating: u32,
-    /// Connections that found no room.
+    /// Connections refused for lack of room.
     pub refused: u64,
-    /// Connections that had selected nothing and made room.
+    /// Connections that had selected no disk and were displaced.
     pub displaced: u64,
 }
 
-/// Memory of which there is so much.
+/// Memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Memory {
-    /// What is used.
+    /// In use.
     pub used: u64,
-    /// What there is.
+    /// The limit.
     pub max: u64,
 }
 
@@ -164,7 +166,8 @@ impl Times {
     }
 }
 
-/// The bound of the bucket with the time which so many of 1000 do not exceed; none of nothing.
+/// The bound of the bucket with the time that `permille` of 1000 do not exceed; `None` without
+/// samples.
 fn permille_of(buckets: &[(u64, u64)], count: u64, permille: u64) -> Option<u64> {
     let rank = (count * permille).div_ceil(1000).max(1);
     let mut seen = 0;

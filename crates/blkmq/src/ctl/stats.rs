@@ -12,7 +12,8 @@ use crate::control::statistics::{Counts, Statistics};
 use crate::rates::Interval;
 use crate::stdout::print;
 
-/// Prints a line for each group that did something: since the start, or, from the second time on, since the time before.
+/// Prints a line for each active group: since the start or, from the second time on, since the time
+/// before.
 pub(super) fn run(is_json: bool, client: &mut Client, interval: Option<f64>) -> Result<()> {
     let Some(seconds) = interval else {
         let all = client.call("statistics.get", &json!({}))?;
@@ -35,7 +36,7 @@ pub(super) fn run(is_json: bool, client: &mut Client, interval: Option<f64>) -> 
     }
 }
 
-/// Prints what the daemon tells, as it is.
+/// Prints the daemon's notifications unchanged.
 fn told(client: &mut Client) -> Result<()> {
     loop {
         print_json(&client.next_line()?["params"].take())?;

@@ -1,4 +1,5 @@
-//! Decides how rows of JSON look on a terminal: columns as wide as they need to be, numbers to the right, sizes and times with units.
+//! Decides the form of JSON rows on a terminal: columns as wide as needed, numbers to the right,
+//! sizes and times with units.
 
 use serde_json::Value;
 
@@ -87,7 +88,7 @@ pub(super) fn table(columns: &[Column], rows: &[Value]) -> String {
     out
 }
 
-/// A text that does nothing to a terminal: names and descriptions are other people's.
+/// A text without control characters: clients choose names and descriptions.
 fn printable(text: &str) -> String {
     let one = |c: char| match c.is_control() {
         true => c.escape_default().collect(),

@@ -97,7 +97,7 @@ impl Client {
     /// Connects to a disk.
     ///
     /// # Errors
-    /// What the server refuses, or that it has no such disk.
+    /// The server refuses, or has no such disk.
     pub(super) fn connect(socket: &Path, disk: &str, job: Job) -> Result<Self> {
         let mut stream =
             UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
@@ -121,7 +121,7 @@ impl Client {
     /// Runs until the cue to stop; nothing is in flight afterwards.
     ///
     /// # Errors
-    /// If the server hangs up, is silent for ten seconds, or answers with an error.
+    /// The server hangs up, is silent for ten seconds, or replies with an error.
     pub(super) fn run(&mut self, cue: &Cue) -> Result<Sample> {
         let (mut latency, mut began) = (Histogram::new(), None);
         while cue.phase() != Phase::Stop {
@@ -166,7 +166,7 @@ impl Client {
         self.stream.write_all(&self.out).context("sending requests")
     }
 
-    /// Waits for bytes and takes in the replies that are whole.
+    /// Waits for bytes and handles the replies that are whole.
     fn receive(&mut self, latency: &mut Histogram) -> Result<()> {
         let count = self
             .stream
@@ -189,7 +189,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes a head, or a piece of data, from `at` on; `None` if there is nothing whole.
+    /// Takes a head, or a piece of data, from `at` on; `None` if nothing is whole.
     fn take(&mut self, at: usize) -> Result<Option<usize>> {
         let rest = &self.input[at..self.filled];
         if let Some((_, missing)) = &mut self.arriving {
@@ -236,7 +236,7 @@ fn negotiate(stream: &mut UnixStream, disk: &str) -> Result<Agreed> {
     }
 }
 
-/// Random places for requests, each a multiple of their size; the same sequence each time.
+/// Random offsets for requests, each a multiple of their size; the same sequence each time.
 struct Places {
     count: u64,
     block_bytes: u64,
@@ -282,5 +282,5 @@ pub(super) fn noise(bytes: u32) -> Vec<u8> {
 }
 
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// All that may be in flight to the deeper reader, 64 replies of 4 KiB, and their heads.
+/// Replies under way to the deeper reader, 64 of 4 KiB, and their heads.
 const BUFFER_BYTES: usize = 272 << 10;

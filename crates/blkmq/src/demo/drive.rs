@@ -1,5 +1,6 @@
-//! Decides what the drive is made of: a model, a file for each disk, or one file with a part for each. Files are full of noise,
-//! since holes would be read without the drive, and are gone afterwards. Nobody else's file is overwritten.
+//! Decides what the drive consists of: a model, a file for each disk, or one file with a part for
+//! each. Files are full of noise, since holes would be read without the drive, and are removed
+//! afterwards. Nobody else's file is overwritten.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -11,10 +12,10 @@ use anyhow::{Context, Result, bail};
 
 use super::client::{Job, noise};
 
-/// What the drive is to be.
+/// The kind of drive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Medium {
-    /// A null drive that takes its time as flash does.
+    /// A null drive with the latency of flash.
     Model,
     /// A file for each disk, in this directory.
     Dir(PathBuf),
@@ -23,7 +24,7 @@ pub(super) enum Medium {
 }
 
 impl Medium {
-    /// Says what the drive is, for so many disks.
+    /// Returns a description of the drive for `disks` disks.
     pub(super) fn describe(&self, disks: usize) -> String {
         match self {
             Self::Dir(dir) => format!(
@@ -38,7 +39,7 @@ impl Medium {
         }
     }
 
-    /// What it can do for a job, in MB/s, if that is known.
+    /// Its throughput for a job, in MB/s, if that is known.
     pub(super) fn capacity(&self, job: Job) -> Option<f64> {
         if *self != Self::Model {
             return None;
@@ -48,7 +49,7 @@ impl Medium {
     }
 }
 
-/// The drive; what it is made of is gone when this is dropped.
+/// The drive; dropping it removes its files.
 pub(super) struct Drive {
     names: Vec<String>,
     made: Made,
@@ -136,7 +137,7 @@ fn image(dir: &Scratch, disk: &str) -> PathBuf {
     dir.join(&format!("{disk}.raw"))
 }
 
-/// Appends so much noise.
+/// Appends `bytes` bytes of noise.
 fn fill(file: &mut File, bytes: u64) -> std::io::Result<()> {
     let noise = noise(1 << 20);
     for _ in 0..bytes >> 20 {
@@ -150,7 +151,8 @@ fn file_bytes(disks: usize) -> u64 {
     HEAD_BYTES + disks as u64 * DISK_BYTES
 }
 
-/// A file that the demo made, now or in a run that was killed. It begins with a head that says so and is on no disk.
+/// A file that the demo made, now or in a run that was killed. It begins with a head that
+/// identifies it and is on no disk.
 struct ScratchFile(PathBuf);
 
 impl ScratchFile {
@@ -190,7 +192,7 @@ impl Drop for ScratchFile {
     }
 }
 
-/// Opens a file that is there already, if an earlier run of the demo left it.
+/// Opens an existing file, if an earlier run of the demo left it.
 fn ours(path: &Path) -> Result<File> {
     let is_file = fs::metadata(path).is_ok_and(|meta| meta.is_file());
     let refused = || {
@@ -216,14 +218,14 @@ fn ours(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// A directory for us alone, removed with all that is in it.
+/// A private directory, removed with its content.
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
     /// Makes it.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// It cannot be made.
     pub(super) fn make_in(parent: &Path) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         // Relaxed: only the numbers must differ.
@@ -254,7 +256,7 @@ impl Drop for Scratch {
 const LATENCY_US: u32 = 100;
 const PARALLEL: u32 = 4;
 const BANDWIDTH_MIB: u32 = 300;
-/// Tests fill it again and again.
+/// Tests fill it repeatedly.
 const DISK_BYTES: u64 = if cfg!(test) { 8 << 20 } else { 128 << 20 };
 /// The disk that is the whole file.
 const WHOLE: &str = "drive";

@@ -1,11 +1,12 @@
-//! Decides how the figures are shown and what is said about them. Nothing is said that the figures do not show.
+//! Decides the form of the figures and the statements about them. Each statement follows from the
+//! figures.
 
 use std::fmt;
 
 use super::client::Sample;
 use super::scene::{Rule, WEIGHTED};
 
-/// Who was measured.
+/// The measured tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tenant {
     /// The light tenant without a neighbour.
@@ -14,7 +15,7 @@ pub(super) enum Tenant {
     Light,
     /// The flooding tenant.
     Flooding,
-    /// The one of this place among those with weights.
+    /// The tenant of this index among those with weights.
     Weighted(usize),
 }
 
@@ -79,7 +80,7 @@ fn line([scheduler, tenant, iops, rate, p50, p99, p999]: [&str; 7]) -> String {
     format!("{scheduler:<12} {tenant:<13} {iops:>8} {rate:>8} {p50:>9} {p99:>9} {p999:>9}\n")
 }
 
-/// Draws the table of those with weights: a line for each tenant, a column for each run.
+/// Draws the table of tenants with weights: a line for each tenant, a column for each run.
 pub(super) fn shares(runs: &[Run]) -> String {
     let total_weight: u32 = WEIGHTED.iter().map(|tenant| u32::from(tenant.weight)).sum();
     let mut text = format!("{:<13} {:>9} {:>6} {:>7}", "tenant", "in flight", "weight", "due");
@@ -104,8 +105,8 @@ pub(super) fn shares(runs: &[Run]) -> String {
     text
 }
 
-/// Says what to look at: the light tenant's tail, and what the flooding tenant gets beside it. `capacity` is what the
-/// drive could do for the flooding tenant, in MB/s, if that is known.
+/// Returns the findings: the light tenant's tail, and what the flooding tenant gets beside it.
+/// `capacity` is the drive's throughput for the flooding tenant, in MB/s, if that is known.
 pub(super) fn findings(runs: &[Run], capacity: Option<f64>) -> String {
     let or_else = |found: Option<String>| found.unwrap_or_else(|| "too few requests to tell".into());
     let mut text = format!(
@@ -159,7 +160,7 @@ fn rates(runs: &[Run]) -> Option<String> {
     Some(text)
 }
 
-/// What the flooding tenant moved, in bytes per second.
+/// The throughput of the flooding tenant, in bytes per second.
 pub(super) fn flood_bytes(run: &Run) -> f64 {
     find(run, Tenant::Flooding).map_or(0.0, |sample| sample.mb_per_s() * 1e6)
 }
@@ -176,7 +177,8 @@ fn find(run: &Run, who: Tenant) -> Option<&Sample> {
         .map(|(_, sample)| sample)
 }
 
-/// Says how one latency stands to another. One run is no proof of a small difference, so below a fifth there is none.
+/// Returns the relation of one latency to another. One run does not prove a small difference, so
+/// below a fifth there is none.
 fn compare(ns: u64, base_ns: u64, whom: &str) -> String {
     let ratio = ns as f64 / base_ns.max(1) as f64;
     match ratio {

@@ -1,5 +1,5 @@
-//! Decides what the tenants share: a scratch drive with a disk for each on one queue, served as `blkmq serve` does, in a private
-//! directory that is gone afterwards.
+//! Decides what the tenants share: a scratch drive with a disk for each on one queue, served as by
+//! `blkmq serve`, in a private directory that is removed afterwards.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::serve::Daemon;
 
 /// A running server with its disks.
 pub(super) struct Scene {
-    // The daemon before what it serves: fields are dropped in this order.
+    // The daemon before the drive: fields are dropped in this order.
     daemon: Daemon,
     socket: PathBuf,
     _drive: Drive,
@@ -48,15 +48,15 @@ impl Scene {
     /// Connects a tenant to a disk.
     ///
     /// # Errors
-    /// What the server refuses.
+    /// The server refuses.
     pub(super) fn connect(&self, disk: &str, job: Job) -> Result<Client> {
         Client::connect(&self.socket, disk, job)
     }
 
-    /// Has the drive shared by a rule, under whatever load there is.
+    /// Switches the rule by which the drive is shared, under load.
     ///
     /// # Errors
-    /// What the engine says.
+    /// The engine's error.
     pub(super) fn switch(&self, rule: Rule) -> Result<()> {
         let control = self.daemon.engine().control();
         let queue = control.queue(QUEUE)?;
@@ -75,7 +75,7 @@ impl Scene {
             .context("capping the flooding tenant")
     }
 
-    /// Ends the server and takes everything away.
+    /// Ends the server and removes everything.
     ///
     /// # Errors
     /// What was not finished in time.
@@ -87,9 +87,9 @@ impl Scene {
 /// How the drive is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// As a scheduler does.
+    /// By a scheduler.
     Scheduler(Kind),
-    /// Without a scheduler, the flooding tenant bounded to so many bytes per second.
+    /// Without a scheduler; the flooding tenant is capped at this many bytes per second.
     Caps { flood_bps: u64 },
 }
 
@@ -103,7 +103,7 @@ impl Rule {
     }
 }
 
-/// What a configuration file for the same would say.
+/// The configuration, as a file would have it.
 fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
     let specs = drive.disks(QUEUE).into_iter();
     let specs = specs.map(|(name, pairs)| DiskSpec::from_pairs(name, pairs));
@@ -113,7 +113,7 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
     };
     let export = ExportSpec::new("nbd", &format!("unix:{}", socket.display()));
     let config = Config {
-        // One, so that both tenants meet in one place whatever the number of processors.
+        // One, so that both tenants meet at one reactor whatever the number of processors.
         reactors: Some(1),
         disks: specs.collect::<Result<_>>()?,
         groups: WEIGHTED.iter().map(weighted).collect::<Result<_>>()?,
@@ -125,7 +125,7 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
     Ok(config)
 }
 
-/// The group of a tenant with a weight: that of its disk's name.
+/// The group of a tenant with a weight, named after its disk.
 fn weighted(tenant: &Weighted) -> Result<GroupSpec> {
     let mut group = GroupSpec::new(&format!("/{}", tenant.name))?;
     group.weight = tenant.weight;
@@ -156,17 +156,18 @@ impl Weighted {
 
 pub(super) const LIGHT: &str = "light";
 pub(super) const FLOOD: &str = "flood";
-/// Four more tenants. The last has the most weight, and little in flight to get its share with.
+/// Four more tenants. The last has the largest weight, and few requests in flight to get its share
+/// with.
 pub(super) const WEIGHTED: [Weighted; 4] = [
     Weighted::new("bronze", 100, FLOOD_DEPTH),
     Weighted::new("silver", 200, FLOOD_DEPTH),
     Weighted::new("gold", 400, FLOOD_DEPTH),
     Weighted::new("platinum", 800, FEW_IN_FLIGHT),
 ];
-/// What a flooding tenant keeps in flight.
+/// Requests that a flooding tenant keeps in flight.
 pub(super) const FLOOD_DEPTH: usize = 64;
 const FEW_IN_FLIGHT: usize = 4;
 const QUEUE: &str = "scratch";
-/// No cap may be below one largest request per second.
+/// A cap must permit at least one largest request per second.
 const CAP_MIN: u64 = 4 << 20;
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);

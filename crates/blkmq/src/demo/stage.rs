@@ -1,5 +1,5 @@
-//! Decides when tenants run and what of it is measured: they start, the scheduler is switched under their load, they warm
-//! up, and what ends from then until the cue to stop counts.
+//! Decides when tenants run and which part is measured: they start, the scheduler is switched under
+//! their load, they warm up, and requests that end from then until the stop are counted.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -12,19 +12,19 @@ use super::client::{Client, Sample};
 use super::report::{Run, Tenant};
 use super::scene::Rule;
 
-/// What a tenant is to do now.
+/// What a tenant is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Phase {
-    /// Run; nothing counts.
+    /// Run; nothing is counted.
     WarmUp,
-    /// Run; what ends counts.
+    /// Run; requests that end are counted.
     Measure,
     /// Finish what is in flight and return.
     Stop,
 }
 
-/// Tells all tenants the phase.
+/// Signals the phase to all tenants.
 #[derive(Debug)]
 pub(super) struct Cue(AtomicU8);
 
@@ -33,7 +33,7 @@ impl Cue {
         Self(AtomicU8::new(phase as u8))
     }
 
-    /// Relaxed on both sides: nothing is published with it.
+    /// Relaxed on both sides: it publishes nothing else.
     pub(super) fn phase(&self) -> Phase {
         match self.0.load(Ordering::Relaxed) {
             0 => Phase::WarmUp,
@@ -56,7 +56,7 @@ pub(super) struct Stage<'a> {
     progress: Progress,
 }
 
-/// What came out of one run.
+/// The result of one run.
 pub(super) struct Played(Vec<(Tenant, Sample)>);
 
 impl Played {
@@ -82,10 +82,10 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Runs the tenants together. `switch` is called while they run, before anything counts.
+    /// Runs the tenants together. `switch` is called while they run, before anything is counted.
     ///
     /// # Errors
-    /// What `switch` or a tenant's server said, or that `stop` was set.
+    /// The error of `switch` or of a tenant's server, or `stop` was set.
     pub(super) fn play(
         &mut self,
         what: &str,
@@ -109,7 +109,7 @@ impl<'a> Stage<'a> {
                 running.push((tenant, scope.spawn(move || client.run(cue))));
             }
             let conducted = self.conduct(&cue, switch, &running);
-            // Always, or the tenants would run for ever.
+            // Always, or the tenants would never stop.
             cue.give(Phase::Stop);
             let samples: Result<Vec<_>> = running.into_iter().map(join).collect();
             let samples = samples?;
@@ -131,11 +131,11 @@ impl<'a> Stage<'a> {
         self.wait(self.length, running)
     }
 
-    /// Waits, unless a signal or the end of a tenant comes in between.
+    /// Waits, unless a signal or the end of a tenant interrupts.
     fn wait(&self, time: Duration, running: &[(Tenant, Running<'_>)]) -> Result<()> {
         let end = Instant::now() + time;
         loop {
-            // Relaxed: nothing is published with it.
+            // Relaxed: it publishes nothing else.
             if self.stop.load(Ordering::Relaxed) {
                 bail!("interrupted: nothing is left behind");
             }
@@ -160,7 +160,8 @@ fn join((tenant, thread): (Tenant, Running<'_>)) -> Result<(Tenant, Sample)> {
     }
 }
 
-/// What a waiting user sees, on standard error: one line in place on a terminal, a line for each run in a log.
+/// Progress for a waiting user, on standard error: one line in place on a terminal, a line for each
+/// run in a log.
 struct Progress {
     is_terminal: bool,
 }

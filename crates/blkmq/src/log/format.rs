@@ -1,5 +1,5 @@
-//! Decides how a message is written: as text, as JSON, or for systemd's journal, which has times of its own and takes a message's priority
-//! from the number in front of it (`sd-daemon(3)`).
+//! Decides the form of a message: text, JSON, or that of systemd's journal, which adds times itself
+//! and takes a message's priority from the number in front of it (`sd-daemon(3)`).
 
 use std::fmt;
 use std::os::linux::fs::MetadataExt;
@@ -21,7 +21,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// What `BLKMQ_LOG_FORMAT` asks for; without it text, or, where standard error is the journal's, what the journal wants.
+    /// The format in `BLKMQ_LOG_FORMAT`; without it text or, if standard error is the journal's
+    /// stream, the journal's format.
     pub fn of_environment() -> Self {
         let asked = std::env::var("BLKMQ_LOG_FORMAT").unwrap_or_default();
         match asked.as_str() {
@@ -33,7 +34,7 @@ impl Format {
     }
 }
 
-/// Says whether standard error is the stream that systemd has named in `JOURNAL_STREAM`.
+/// Returns whether standard error is the stream that systemd has named in `JOURNAL_STREAM`.
 fn is_journal() -> bool {
     let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     let stderr = std::fs::metadata("/proc/self/fd/2");

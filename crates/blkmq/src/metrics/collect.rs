@@ -1,5 +1,5 @@
-//! Decides which metrics there are: names and units by Prometheus' conventions, labels by what operators name (queue, group, address).
-//! How many series there are is bounded by the groups that have done something.
+//! Decides which metrics exist: names and units by Prometheus' conventions, labels by what
+//! operators name (queue, group, address). The number of active groups bounds the number of series.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,18 +19,18 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::control::Daemon;
 
-/// How metrics are written.
+/// The format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     OpenMetrics,
-    /// What Prometheus had before: a counter is called as its series are, and units have no line.
+    /// Prometheus' older format: a counter has the name of its series, and units have no line.
     Classic,
 }
 
 /// All metrics.
 ///
 /// # Errors
-/// If they cannot be written.
+/// They cannot be written.
 pub(super) fn text(daemon: &Daemon, form: Form) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("blkmq");
     let taken = Taken::take(daemon, form);
@@ -44,7 +44,7 @@ pub(super) fn text(daemon: &Daemon, form: Form) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// What was counted at one moment.
+/// The counts at one moment.
 #[derive(Debug)]
 struct Taken {
     form: Form,
@@ -63,7 +63,7 @@ struct QueueTaken {
     depth: u32,
     events: Vec<(&'static str, u64)>,
     groups: Vec<(String, GroupStats)>,
-    /// Who waited behind whom, in nanoseconds.
+    /// Which group waited behind which, in nanoseconds.
     delays: Vec<(String, String, u64)>,
 }
 
@@ -335,7 +335,7 @@ fn name_of(direction: Direction) -> &'static str {
     }
 }
 
-/// Where metrics go, in one form or the other.
+/// The output of metrics, in either format.
 struct Sink<'a> {
     to: DescriptorEncoder<'a>,
     form: Form,
@@ -368,7 +368,7 @@ fn counter(
         let metric = metric.encode_family(&labels)?;
         match form {
             Form::OpenMetrics => ConstCounter::new(value).encode(metric),
-            // Its name has the suffix already, to which the encoder of a gauge adds none.
+            // Its name has the suffix already; the encoder of a gauge adds none.
             Form::Classic => ConstGauge::new(value).encode(metric),
         }
     })
@@ -388,7 +388,8 @@ fn gauge(
     all(&mut |labels, value| ConstGauge::new(value).encode(metric.encode_family(&labels)?))
 }
 
-/// Classic histograms: of half an octave each there would be too many series, so four octaves are one bucket.
+/// Classic histograms: with buckets of half an octave there would be too many series, so four
+/// octaves are one bucket.
 fn histograms<'a>(
     to: &mut Sink<'_>,
     name: &str,
@@ -421,10 +422,11 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// About what the series of one group take, and those of all else.
+/// Approximate size of the series of one group, and of all others.
 const GROUP_BYTES: usize = 5 << 10;
 const OTHER_BYTES: usize = 64 << 10;
-/// The bounds of buckets, in seconds; those of the counts that they are made of are powers of two of microseconds.
+/// The bounds of buckets, in seconds; those of the counts behind them are powers of two of
+/// microseconds.
 const BOUNDS: [f64; 14] = [
     4e-6,
     16e-6,

@@ -1,23 +1,23 @@
-//! Decides what is asked for in a request, and what the answer looks like. `server` has the clients.
+//! Decides what a request asks for, and the form of the response. `server` has the clients.
 
 use super::collect::Form;
 
-/// What is asked for.
+/// What a request asks for.
 pub(super) struct Asked {
     pub(super) path: String,
     pub(super) form: Form,
 }
 
-/// What came of a request so far.
+/// The result of parsing what has arrived.
 pub(super) enum Parsed {
     Asked(Asked),
-    /// Its end is missing.
+    /// The request is incomplete.
     More,
-    /// No request that is understood.
+    /// An invalid request.
     Bad,
 }
 
-/// Reads what has come of a request.
+/// Parses what has arrived of a request.
 pub(super) fn parse(bytes: &[u8]) -> Parsed {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
@@ -49,7 +49,7 @@ pub(super) fn content_type(form: Form) -> &'static str {
     }
 }
 
-/// A whole answer, after which the connection ends.
+/// A whole response, after which the connection ends.
 pub(super) fn answer(status: &str, kind: &str, body: &str) -> Vec<u8> {
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",

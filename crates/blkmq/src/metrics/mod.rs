@@ -1,5 +1,6 @@
-//! Decides how a monitoring system reads what a daemon counts: `/metrics` over HTTP, in OpenMetrics, on a unix socket or the loopback.
-//! `server` has the clients, `http` reads what they ask, `collect` has the metrics. One thread, which waits for no reactor and which none waits for.
+//! Decides how a monitoring system reads a daemon's counts: `/metrics` over HTTP, in OpenMetrics,
+//! on a unix socket or the loopback. `server` has the clients, `http` parses their requests,
+//! `collect` has the metrics. One thread; it waits for no reactor, and no reactor waits for it.
 //! `docs/operate/metrics.md` is for users.
 
 mod collect;
@@ -21,10 +22,11 @@ pub(crate) enum Place {
     Tcp(SocketAddr),
 }
 
-/// Reads the address at which metrics are read.
+/// Parses the address at which metrics are read.
 ///
 /// # Errors
-/// If it is neither a unix socket's nor one of the loopback: they tell who does what, to anyone.
+/// It is neither a unix socket's nor one of the loopback: metrics would show everybody the tenants'
+/// activity.
 pub(crate) fn place(address: &str) -> Result<Place> {
     match address.parse::<Address>() {
         Ok(Address::Unix(path)) => Ok(Place::Unix(path)),

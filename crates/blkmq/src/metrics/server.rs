@@ -1,5 +1,5 @@
-//! Decides what those who read metrics cost: one thread for all of them, a place each, a request of at most 8 KiB, and some seconds.
-//! Whoever says nothing, or takes its answer byte by byte, keeps nobody waiting.
+//! Decides what readers of metrics may cost: one thread for all of them, a slot each, a request of
+//! at most 8 KiB, and some seconds. A client that is silent, or reads byte by byte, delays nobody.
 
 use std::io;
 use std::net::TcpListener;
@@ -41,10 +41,11 @@ enum Listener {
 }
 
 impl Server {
-    /// Listens, and answers whoever asks. With `later`, as soon as the daemon that is taken over has let go of the address.
+    /// Listens, and answers requests. With `later`, as soon as the outgoing daemon has released the
+    /// address.
     ///
     /// # Errors
-    /// If nobody can listen there.
+    /// It cannot listen there.
     pub(crate) fn start(place: Place, daemon: Arc<Daemon>, later: bool) -> Result<Self> {
         let state = Arc::<State>::default();
         let path = match &place {
@@ -82,7 +83,7 @@ impl State {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The path first: whoever comes next finds it free, and keeps it.
+        // The path first: the next daemon finds it free, and keeps it.
         if self.state.is_open.load(Ordering::Acquire)
             && let Some(path) = &self.path
         {
@@ -113,7 +114,7 @@ fn listen_there(place: &Place) -> Result<Listener> {
 }
 
 impl Listener {
-    /// Takes the next one who has connected, if there is one.
+    /// Accepts the next connection, if there is one.
     fn accept(&self) -> io::Result<OwnedFd> {
         match self {
             Self::Unix(listener) => {
@@ -153,7 +154,8 @@ fn serve(listener: &Listener, daemon: &Daemon, state: &State) {
     }
 }
 
-/// Waits until somebody comes, or somebody who is there can go on; not for ever, for one may have to go, or the daemon end.
+/// Waits until a client connects or can continue; with a limit, since a client's time may end, or
+/// the daemon.
 fn wait(listener: &Listener, clients: &[Client]) {
     let mut fds: Vec<PollFd<'_>> = clients.iter().map(Client::awaits).collect();
     if has_room(clients) {
@@ -162,13 +164,13 @@ fn wait(listener: &Listener, clients: &[Client]) {
     let _ = poll(&mut fds, Some(&LOOK_AGAIN.try_into().expect("it fits")));
 }
 
-/// Says whether one more can be let in: there is a place, or somebody has one and says nothing.
+/// Returns whether one more can be accepted: a slot is free, or a silent client has one.
 fn has_room(clients: &[Client]) -> bool {
     clients.len() < CLIENTS_MAX || clients.iter().any(|client| !client.has_asked())
 }
 
 fn accept_all(listener: &Listener, clients: &mut Vec<Client>) {
-    // So many at a time, so that those who are there go on between.
+    // Limited in number, so that present clients continue in between.
     for _ in 0..CLIENTS_MAX {
         if !has_room(clients) {
             return;
@@ -176,7 +178,8 @@ fn accept_all(listener: &Listener, clients: &mut Vec<Client>) {
         match listener.accept() {
             Ok(fd) => {
                 if clients.len() == CLIENTS_MAX {
-                    // In the order in which they came: the first of them has had the longest time to say something.
+                    // In the order of arrival: the first of them has had the longest time to send a
+                    // request.
                     let silent = clients.iter().position(|client| !client.has_asked());
                     silent.map(|index| clients.remove(index));
                 }
@@ -185,19 +188,19 @@ fn accept_all(listener: &Listener, clients: &mut Vec<Client>) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => {
                 tracing::debug!("metrics: nobody can be accepted: {error}");
-                // It would be said again at once.
+                // It would be logged again at once.
                 return thread::sleep(TRY_AGAIN);
             }
         }
     }
 }
 
-/// One who reads metrics, once.
+/// A client, which reads metrics once.
 struct Client {
     fd: OwnedFd,
     since: Instant,
     request: Vec<u8>,
-    /// What is left of it to be sent; empty until the whole request is there.
+    /// The rest of the response to be sent; empty until the whole request has arrived.
     answer: Vec<u8>,
     sent: usize,
 }
@@ -225,7 +228,7 @@ impl Client {
         !self.answer.is_empty()
     }
 
-    /// Does what can be done without waiting. Says whether something is left.
+    /// Does what can be done without blocking. Returns whether something is left.
     fn go_on(&mut self, daemon: &Daemon) -> io::Result<bool> {
         while !self.has_asked() {
             let mut piece = [0; 1024];
@@ -267,12 +270,12 @@ fn answer(asked: &Asked, daemon: &Daemon) -> Vec<u8> {
 const PLAIN: &str = "text/plain";
 /// Bytes of a request.
 const REQUEST_MAX: usize = 8 << 10;
-/// How long one client may take for all of it.
+/// Time for one client.
 const CLIENT_MAX: Duration = Duration::from_secs(5);
-/// How many may be there at a time.
+/// Most clients at a time.
 const CLIENTS_MAX: usize = 16;
-/// How soon the end of the daemon, and that of a client's time, is noticed.
+/// How soon the end of the daemon, or of a client's time, is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// How long a daemon that is taken over may keep the address.
+/// How long an outgoing daemon may keep the address.
 const FREE_MAX: Duration = Duration::from_secs(20);
 const TRY_AGAIN: Duration = Duration::from_millis(20);

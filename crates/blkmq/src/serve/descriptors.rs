@@ -1,5 +1,6 @@
-//! Decides how many connections the process has file descriptors for: it raises its limit as far as it may, and keeps back what
-//! disks, threads and addresses need. `serve` gives the number to the front door, `--check` says if it is too low.
+//! Decides for how many connections the process has file descriptors: it raises its limit as far as
+//! permitted, and reserves what disks, threads and addresses need. `serve` passes the number to the
+//! front doors, `--check` reports if it is too low.
 
 use anyhow::{Result, bail};
 use blkmq_config::{Config, DiskSpec};
@@ -7,10 +8,11 @@ use blkmq_export::common::{CONNECTIONS_MAX, LEAVING_MAX};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How many connections there may be at a time, with the disks open and nothing else.
+/// The most connections at a time, with the disks open and nothing else.
 ///
 /// # Errors
-/// If that is fewer than what is configured, or two for each address: with the limit, what there is and what to raise.
+/// It is less than configured, or than two for each address: with the limit, the present value and
+/// what to raise.
 pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
     let limit = raised();
     let kept = in_use() + needed(config, reactors);
@@ -32,24 +34,27 @@ pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
     Ok(max)
 }
 
-/// Has the kernel make its table of our descriptors as long as it can get. It would grow by and by, and each time whoever opens
-/// the one descriptor too many waits for 10 ms or more (an RCU grace period, since other threads use the table): a thread that serves.
+/// Makes the kernel enlarge its table of descriptors to the most that it can get. Otherwise the
+/// table would grow step by step, and each time the thread whose descriptor does not fit waits for
+/// 10 ms or more (an RCU grace period, since other threads use the table), even if that thread
+/// serves.
 fn make_room(descriptors: u64) {
     let last = i32::try_from(descriptors).unwrap_or(i32::MAX) - 1;
-    // That there is none so large is not the end: the table grows later then.
+    // A failure is not fatal: the table grows later then.
     if let Err(error) = fcntl_dupfd_cloexec(std::io::stderr(), last) {
         tracing::debug!("no room for {descriptors} descriptors was made: {error}");
     }
 }
 
-/// Raises the limit of descriptors as far as is allowed without privileges. Returns what it is then.
+/// Raises the limit of descriptors as far as is permitted without privileges. Returns the new
+/// limit.
 fn raised() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = Rlimit {
         current: maximum,
         maximum,
     };
-    // None is for no limit.
+    // `None` means no limit.
     let (now, most) = (current.unwrap_or(u64::MAX), maximum.unwrap_or(u64::MAX));
     if now >= most {
         return now;
@@ -68,7 +73,8 @@ fn in_use() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(UNKNOWN_IN_USE, |all| all.count() as u64)
 }
 
-/// Descriptors that the daemon may need, clients' not counted. Each disk has one that tells of clients that have left.
+/// Descriptors that the daemon may need, without clients'. Each disk has one that reports clients
+/// that have left.
 fn needed(config: &Config, reactors: usize) -> u64 {
     let to_servers = |disk: &DiskSpec| {
         let config = disk.source.driver();
@@ -83,9 +89,9 @@ fn needed(config: &Config, reactors: usize) -> u64 {
 const FOR_AN_ADDRESS: usize = 2;
 /// A reactor's ring and a ring for polled devices, its wake-up event, and as much again.
 const FOR_A_REACTOR: usize = 6;
-/// For what comes and goes: signals, connections to servers and paths that are made again.
+/// Reserve for temporary use: signals, reconnections to servers and paths.
 const SPARE: u64 = 48;
-/// Every address is to serve so many clients at least.
+/// Fewest clients that every address must be able to serve.
 const CONNECTIONS_MIN: u32 = 2;
-/// Where /proc is not there to tell.
+/// Where /proc is missing.
 const UNKNOWN_IN_USE: u64 = 64;

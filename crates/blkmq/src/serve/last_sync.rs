@@ -1,5 +1,6 @@
-//! Decides what is made durable at the end of an orderly shutdown: every file that clients could write to, whatever becomes of the
-//! others. The files are opened at the start, so that what the kernel failed to write since then is heard of here.
+//! Decides what is made durable at the end of an orderly shutdown: every file that clients could
+//! write to, even if others fail. The files are opened at the start, so that write errors of the
+//! kernel since then are reported here.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -20,10 +21,10 @@ struct Written {
 }
 
 impl Files {
-    /// Opens them. Call it after the disks are open, and so locked and there.
+    /// Opens the files. Call it after the disks are open, so that files exist and are locked.
     ///
     /// # Errors
-    /// The file that cannot be opened for reading.
+    /// A file cannot be opened for reading.
     pub(super) fn open(config: &Config) -> Result<Self> {
         let mut files = Self::default();
         for disk in &config.disks {
@@ -35,7 +36,7 @@ impl Files {
     /// Opens the file of one disk, if it is in a file and clients can write to it.
     ///
     /// # Errors
-    /// If it cannot be opened for reading.
+    /// It cannot be opened for reading.
     pub(super) fn add(&mut self, config: &Config, disk: &str) -> Result<()> {
         let mut writable = config.disks.iter().filter(|disk| !disk.read_only);
         let found = writable.find(|spec| spec.name == disk);
@@ -52,19 +53,19 @@ impl Files {
         Ok(())
     }
 
-    /// Makes durable what clients wrote to a disk, which is removed.
+    /// Makes clients' writes to a disk durable; the disk is removed.
     ///
     /// # Errors
-    /// If something of it may be lost.
+    /// Some of them may be lost.
     pub(super) fn remove(&mut self, disk: &str) -> Result<()> {
         let gone = self.0.extract_if(.., |written| written.disk == disk);
         Self(gone.collect()).sync()
     }
 
-    /// Makes what clients wrote without a flush durable.
+    /// Makes writes of clients durable that no flush has covered.
     ///
     /// # Errors
-    /// All files of which something may be lost, by name.
+    /// All files with data that may be lost, by name.
     pub(super) fn sync(&self) -> Result<()> {
         let mut failed = Vec::new();
         for Written { path, file, .. } in &self.0 {

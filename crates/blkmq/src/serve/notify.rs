@@ -1,4 +1,5 @@
-//! Tells systemd, if it wants to know (`NOTIFY_SOCKET`), that this process serves, and that it is the service's main one.
+//! Decides what systemd is told, if it asks (`NOTIFY_SOCKET`): that this process serves, and is the
+//! service's main process.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;

@@ -1,5 +1,6 @@
-//! Decides which files a check makes, since the disks on them cannot be opened otherwise, and that it removes those alone: not
-//! one that somebody else has put in their place, nor one that was there.
+//! Decides which files a check makes, since the disks on them cannot be opened otherwise, and that
+//! it removes only those: not a file that somebody else has put in their place, nor one that
+//! existed.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -14,12 +15,13 @@ pub(super) struct Placeholders(Vec<Placeholder>);
 #[derive(Debug)]
 struct Placeholder {
     path: PathBuf,
-    /// What tells a file from another one of its name: its device and its number there.
+    /// The identity of the file: its device and its inode number.
     identity: (u64, u64),
 }
 
 impl Placeholders {
-    /// Makes the files that are missing and whose size is known. Where that fails, whoever opens the disk says why.
+    /// Makes the files that are missing and whose size is known. If that fails, the open of the
+    /// disk reports the reason.
     pub(super) fn make(config: &Config) -> Self {
         let writable = config.disks.iter().filter(|disk| !disk.read_only);
         let wanted = writable.filter_map(|disk| {

@@ -1,5 +1,5 @@
-//! Decides how the statistics of a running daemon look on a terminal: one line for each group that did something, and the
-//! events of each queue.
+//! Decides the form of a running daemon's statistics on a terminal: one line for each active group,
+//! and the events of each queue.
 
 use std::fmt::Write;
 
@@ -13,7 +13,8 @@ use blkmq_host::control::Control;
 
 use super::upgrade::Earlier;
 
-/// Writes what all groups of all queues did since the start; of the first daemon, if others have taken over since.
+/// Writes the statistics of all groups of all queues since the start; of the first daemon, if
+/// others have taken over since.
 pub(super) fn statistics(control: &Control, earlier: &Earlier) -> String {
     let mut out = String::new();
     for (number, queue) in control.queues() {
@@ -63,7 +64,7 @@ pub(super) fn statistics(control: &Control, earlier: &Earlier) -> String {
     out
 }
 
-/// How many connections each address has, and what all of them hold.
+/// The number of connections of each address, and the memory that all of them hold.
 pub(super) fn connections(common: &Common) -> String {
     let memory = &common.memory;
     let mut out = format!("nbd_memory: used {} of {}\n", memory.used(), memory.bytes_max());
@@ -77,7 +78,7 @@ pub(super) fn connections(common: &Common) -> String {
     out
 }
 
-/// The paths of a multipath disk, with what happens while there is none.
+/// The paths of a multipath disk, and the setting for no usable path.
 fn path_lines(drive: &MultipathDevice) -> String {
     let all = drive.groups();
     let mut out = format!(
@@ -113,7 +114,7 @@ fn path_lines(drive: &MultipathDevice) -> String {
     out
 }
 
-/// One group by itself, under the names that Linux gives (`blkio.bfq.*`); times in nanoseconds.
+/// The group itself, under Linux' names (`blkio.bfq.*`); times in nanoseconds.
 fn group_lines(group: &str, stats: &GroupStats) -> String {
     let mut out = String::new();
     let mut line = |name: &str, of: &dyn Fn(&DirectionStats) -> u64| {

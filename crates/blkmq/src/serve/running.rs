@@ -1,5 +1,6 @@
-//! Decides how a daemon is changed while it serves: a new configuration is checked whole, what differs becomes steps, and either all
-//! of them are done or, if one fails, those before it are taken back. One change at a time; reactors are never waited with.
+//! Decides how a daemon is changed while it serves: a new configuration is checked whole,
+//! differences become steps, and either all steps are done or, if one fails, those before it are
+//! undone. One change at a time; no change waits on a reactor.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,26 +19,26 @@ use blkmq_host::engine::Engine;
 use super::last_sync::Files;
 use super::{read, served};
 
-/// A daemon that serves, as what can be changed of it.
+/// A daemon that serves, with what can be changed.
 pub(crate) struct Running {
     engine: Arc<Engine>,
     common: Arc<Common>,
-    /// Held by a change from its beginning to its end, which may be some seconds later.
+    /// Held by a change from its beginning to its end, which may take some seconds.
     state: Mutex<State>,
-    /// The document as it was after the last change, for who asks meanwhile.
+    /// The document after the last change, for queries during a change.
     shown: Mutex<Document>,
-    /// How often something was changed.
+    /// The number of changes.
     changes: AtomicU64,
 }
 
-/// What describes it, and what belongs to that.
+/// The daemon's description, and the state that belongs to it.
 pub(super) struct State {
     document: Document,
     config: Config,
-    /// What is to be durable at the end.
+    /// Files to be made durable at the end.
     pub(super) files: Files,
     exports: Vec<OpenExport>,
-    /// Why nothing can be changed now.
+    /// Why no change is possible now.
     closed: Option<&'static str>,
 }
 
@@ -72,14 +73,14 @@ impl Running {
         }
     }
 
-    /// What describes the daemon as it is.
+    /// The document that describes the daemon.
     pub(crate) fn document(&self) -> Document {
         self.shown().clone()
     }
 
-    /// How often something was changed since the start.
+    /// The number of changes since the start.
     pub(crate) fn changes(&self) -> u64 {
-        // Relaxed: a count; who reads it asks afterwards what there is now.
+        // Relaxed: a count; readers query the new state afterwards.
         self.changes.load(Ordering::Relaxed)
     }
 
@@ -91,35 +92,38 @@ impl Running {
         &self.common
     }
 
-    /// Where it is asked and changed.
+    /// The configuration of the control socket.
     pub(crate) fn control_config(&self) -> blkmq_config::Control {
         self.lock().config.control.clone()
     }
 
-    /// Where its metrics are read, if anywhere.
+    /// Where metrics are read, if anywhere.
     pub(crate) fn metrics_address(&self) -> Option<String> {
         self.lock().config.metrics.clone()
     }
 
-    /// Waits for the change that is under way, and allows no other: the daemon ends.
+    /// Waits for the change that is under way, and permits no other: the daemon ends.
     pub(crate) fn close(&self) {
         self.lock().closed = Some("the daemon shuts down");
     }
 
-    /// Allows no change while another daemon takes over; or again, if it does not.
+    /// Permits no change while another daemon takes over; permits changes again if the takeover
+    /// fails.
     pub(crate) fn hold(&self, is_held: bool) {
         self.lock().closed = is_held.then_some("another daemon takes over: try again");
     }
 
-    /// How long the end may take.
+    /// The limit of the shutdown.
     pub(crate) fn shutdown_limit(&self) -> std::time::Duration {
         self.lock().config.shutdown_limit
     }
 
-    /// Makes the daemon what `edit` makes of its document. Returns the steps that were done, or, with `dry_run`, would be.
+    /// Changes the daemon to the result of `edit` on its document. Returns the steps that were done
+    /// or, with `dry_run`, would be.
     ///
     /// # Errors
-    /// Why nothing was changed: what is wrong with the document, what cannot be changed while it runs, or the step that failed.
+    /// Why nothing was changed: the fault in the document, what cannot be changed while it runs, or
+    /// the step that failed.
     pub(crate) fn change(
         &self,
         edit: impl FnOnce(&mut Document) -> Result<()>,
@@ -147,8 +151,8 @@ impl Running {
         Ok(texts)
     }
 
-    /// Has a disk be as large as its file or device is now, having made it `size` bytes, if that is asked for and it is a file.
-    /// Returns its size before and now.
+    /// Changes a disk's size to that of its file or device, after setting it to `size` bytes if
+    /// that is asked for and it is a file. Returns its size before and now.
     ///
     /// # Errors
     /// As for [`Control::resize_disk`].
@@ -159,7 +163,7 @@ impl Running {
         }
         let (old, new) = self.control().resize_disk(name, size)?;
         if new > old {
-            // Where the configuration says how large it is, it says so from now on.
+            // A configuration that has the size gets the new one.
             let said = state.document.get(Kind::Disk, name);
             if said.is_some_and(|keys| keys.contains_key("size")) {
                 let keys = [("size".to_owned(), Some(toml::Value::Integer(new.try_into()?)))];
@@ -175,13 +179,13 @@ impl Running {
         Ok((old, new))
     }
 
-    /// Looks at all disks whether their files or devices have grown. Says which have.
+    /// Checks all disks for files or devices that have grown. Returns which have.
     pub(crate) fn resize_all(&self) -> Vec<String> {
         let disks = self.engine.disks();
         let grown = disks.iter().filter(|disk| match self.resize(&disk.name, None) {
             Ok((old, new)) => new > old,
             Err(error) => {
-                // Most have the size that they have; one that has shrunk is said aloud.
+                // Most sizes are unchanged; a disk that has shrunk is logged.
                 if error.to_string().contains("shrunk") {
                     tracing::error!("{error:#}");
                 }
@@ -193,10 +197,10 @@ impl Running {
             .collect()
     }
 
-    /// Has addresses read their certificates again. Says which have.
+    /// Makes addresses read their certificates again. Returns which have.
     ///
     /// # Errors
-    /// The file that cannot be used; addresses before it have read theirs.
+    /// A file cannot be used; addresses before it have read theirs.
     pub(crate) fn refresh(&self) -> Result<Vec<String>> {
         let mut done = Vec::new();
         for open in &self.lock().exports {
@@ -210,10 +214,10 @@ impl Running {
         Ok(done)
     }
 
-    /// Makes durable what clients wrote without a flush.
+    /// Makes writes of clients durable that no flush has covered.
     ///
     /// # Errors
-    /// All files of which something may be lost, by name.
+    /// All files with data that may be lost, by name.
     pub(super) fn sync(&self) -> Result<()> {
         self.lock().files.sync()
     }
@@ -275,7 +279,7 @@ impl Running {
             .add(new, name)
             .and_then(|()| self.offer(state, new, &self.engine.disks()));
         if offered.is_err() {
-            // What keeps it from being offered is the answer.
+            // The error is what prevents the offer.
             let others = without(&self.engine.disks(), name);
             let _ = self.offer(state, new, &others);
             let _ = live::remove_disk(&self.control(), name, REMOVE_MAX);
@@ -299,14 +303,15 @@ impl Running {
             let _ = self.offer(state, &state.config.clone(), &self.engine.disks());
             return Err(error);
         }
-        // The drive is closed: what is said here is the last chance to hear of lost writes.
+        // The drive is closed: this is the last report of lost writes.
         if let Err(error) = state.files.remove(name) {
             tracing::error!("disk {name}: removed; {error:#}");
         }
         Ok(())
     }
 
-    /// Has all addresses serve these disks: opens the sockets of those that have come and closes those of others.
+    /// Makes all addresses serve these disks: opens the sockets of new ones and closes those of
+    /// removed ones.
     fn offer(&self, state: &mut State, config: &Config, disks: &[Disk]) -> Result<()> {
         for open in &mut state.exports {
             let wanted = served(config, disks, open.spec.disks.as_deref());
@@ -370,7 +375,7 @@ impl Running {
         Ok(all)
     }
 
-    /// Has every queue be as asked for.
+    /// Changes the settings of every queue.
     fn set_queues(&self, old: &Config, new: &Config) -> Result<()> {
         let control = self.control();
         let mut done: Vec<(QueueId, Wish, Wish)> = Vec::new();
@@ -391,12 +396,12 @@ impl Running {
         Ok(())
     }
 
-    /// Checks that disks and settings agree about each queue that there is.
+    /// Checks that disks and settings agree about each existing queue.
     fn check_queues(&self, new: &Config) -> Result<()> {
         self.wishes(new, new).map(drop)
     }
 
-    /// What was asked of each queue that there is, and what is asked now, where that differs.
+    /// The old and new settings of each existing queue, where they differ.
     fn wishes(&self, old: &Config, new: &Config) -> Result<Vec<(QueueId, Wish, Wish)>> {
         let disks = self.engine.disks();
         let mut all = Vec::new();
@@ -421,7 +426,7 @@ impl Running {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // A change that panicked has left what it was at.
+        // A change that panicked has left the state as far as it got.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -431,7 +436,7 @@ fn without(disks: &[Disk], name: &str) -> Vec<Disk> {
     disks.iter().filter(|disk| disk.name != name).cloned().collect()
 }
 
-/// What a document means, checked as far as can be without opening anything.
+/// The meaning of a document, checked without opening anything.
 fn checked(document: &Document) -> Result<Config> {
     let config = document.config()?;
     config.check()?;
@@ -453,7 +458,7 @@ pub(super) fn offer_of<'a>(spec: &'a ExportSpec, config: &Config) -> Offer<'a> {
         },
         tls: &spec.tls,
         handshake_deadline: config.nbd_handshake_deadline,
-        // Its mounts cannot be handed over.
+        // Mounts with io_uring cannot be handed over.
         fuse_io_uring: match config.upgrade_socket {
             Some(_) => Some(false),
             None => config.fuse_io_uring,
@@ -461,5 +466,5 @@ pub(super) fn offer_of<'a>(spec: &'a ExportSpec, config: &Config) -> Offer<'a> {
     }
 }
 
-/// How long a disk that could not be offered may be held by those who have found it nevertheless.
+/// How long clients that found a disk that could not be offered may keep it.
 const REMOVE_MAX: Nanos = Nanos::from_secs(10);

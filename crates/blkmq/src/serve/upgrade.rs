@@ -1,5 +1,6 @@
-//! How one daemon takes another one's place while clients are connected: `outgoing` hands over, `incoming` takes over. What they say
-//! is `blkmq_export::handover`'s. `docs/operate/upgrade.md` is for operators, `docs/design/0013-live-upgrade.md` says why like this.
+//! Decides how one daemon takes over from another while clients are connected: `outgoing` hands
+//! over, `incoming` takes over. `blkmq_export::handover` has their messages.
+//! `docs/operate/upgrade.md` is for operators, `docs/design/0013-live-upgrade.md` has the reasons.
 
 mod flusher;
 mod incoming;
@@ -16,13 +17,14 @@ use blkmq_export::common::Address;
 pub(super) use incoming::take_over;
 pub(super) use outgoing::Outgoing;
 
-/// What groups did, by queue and path, while other daemons served before this one.
+/// Statistics of groups, by queue and path, from the time when other daemons served before this
+/// one.
 pub(crate) type Earlier = BTreeMap<(String, String), GroupStats>;
 
-/// Reads the address of an upgrade socket.
+/// Parses the address of an upgrade socket.
 ///
 /// # Errors
-/// If it is no unix socket's.
+/// It is no unix socket's.
 pub(super) fn socket_path(address: &str) -> Result<PathBuf> {
     match address.parse::<Address>()? {
         Address::Unix(path) => Ok(path),
@@ -32,7 +34,7 @@ pub(super) fn socket_path(address: &str) -> Result<PathBuf> {
     }
 }
 
-/// What the upgrade socket is called among those that are handed over.
+/// The name of the upgrade socket in a hand-over.
 const DOOR: &str = "upgrade";
-/// For a message that the other daemon should have at hand.
+/// Time for a message that the other daemon should have ready.
 const ANSWER_MAX: Duration = Duration::from_secs(5);

@@ -1,4 +1,5 @@
-//! Decides which columns there are, how each is written and sorted, and which of them a terminal has room for.
+//! Decides which columns exist, how each is written and sorted, and which of them a terminal has
+//! room for.
 
 use super::tree::Numbers;
 use crate::units::{count, size, time};
@@ -9,10 +10,10 @@ pub(super) struct Column {
     pub(super) title: &'static str,
     pub(super) help: &'static str,
     pub(super) width: u16,
-    /// Those with low ranks are shown where there is not room for all.
+    /// Columns with low ranks are shown if there is not room for all.
     rank: u8,
     pub(super) text: fn(&Numbers) -> String,
-    /// What lines are sorted by, the largest first.
+    /// The sort key of lines, the largest first.
     pub(super) order: fn(&Numbers) -> f64,
 }
 
@@ -194,7 +195,7 @@ fn percent(part: Option<f64>) -> String {
     part.map_or_else(|| "-".to_owned(), |part| format!("{:.0}%", part * 100.0))
 }
 
-/// The end of a long path says more than its beginning.
+/// The end of a long path is more specific than its beginning.
 fn of_behind((whom, part): &(String, f64)) -> String {
     let part = percent(Some(*part));
     let room = BEHIND_WIDTH - 1 - part.len();
@@ -203,9 +204,9 @@ fn of_behind((whom, part): &(String, f64)) -> String {
 }
 
 const BEHIND_WIDTH: usize = 20;
-/// Columns that a name has at least.
+/// The least width of a name, in columns of the terminal.
 pub(super) const NAME_MIN: u16 = 21;
-/// Below all there are.
+/// Below all values.
 const NONE: f64 = -1.0;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides how what a daemon does comes here: told after each interval, on a thread of its own, which connects again when the
-//! daemon is lost. Lists are asked for when the daemon says that something has changed, and disks now and then for their clients.
+//! Decides how a daemon's activity arrives: in notifications after each interval, on a thread of
+//! its own, which reconnects when the daemon is lost. Lists are queried when the daemon reports a
+//! change, and disks now and then for their clients.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ pub(super) struct Sample {
     pub(super) lists: Lists,
 }
 
-/// Follows the daemon at a socket as long as somebody listens to what comes of it.
+/// Follows the daemon at a socket as long as the receiver exists.
 pub(super) fn start(path: PathBuf, interval: Duration, to: Sender<Event>) -> Result<()> {
     let thread = thread::Builder::new().name("feed".to_owned());
     let run = move || {
@@ -65,7 +66,7 @@ fn send(to: &Sender<Event>, statistics: Statistics, lists: &Lists) -> Result<()>
     Ok(to.send(Event::Sample(Box::new(sample)))?)
 }
 
-/// How soon a lost daemon is looked for again.
+/// Pause before a lost daemon is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
-/// How old the number of a disk's clients may be.
+/// Oldest age of the number of a disk's clients.
 const DISKS_EACH: Duration = Duration::from_secs(10);

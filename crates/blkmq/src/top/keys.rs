@@ -1,10 +1,10 @@
-//! Decides what each key does, as in htop where htop has it.
+//! Decides what each key does, as in htop if htop has it.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::state::{Fold, Mode, Shape, State};
 
-/// Does what a key asks for. `shown` are the numbers of the columns on the screen.
+/// Executes a key. `shown` are the numbers of the columns on the screen.
 pub(super) fn press(state: &mut State, key: KeyEvent, shown: &[usize]) {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         state.is_over |= key.code == KeyCode::Char('c');
@@ -14,7 +14,7 @@ pub(super) fn press(state: &mut State, key: KeyEvent, shown: &[usize]) {
         Mode::Lines => in_lines(state, key.code, shown),
         Mode::Search => in_search(state, key.code),
         Mode::Filter => in_filter(state, key.code),
-        // Any key but those that end leads back.
+        // Any key except those that end the program leads back.
         Mode::Help => match key.code {
             KeyCode::F(10) => state.is_over = true,
             _ => state.mode = Mode::Lines,
@@ -95,7 +95,7 @@ fn type_into(text: &mut String, code: KeyCode) {
     }
 }
 
-/// Longer than any path that one types.
+/// Longer than any path that is typed.
 const TEXT_MAX: usize = 100;
 
 #[cfg(test)]
@@ -203,7 +203,7 @@ mod tests {
             press(&mut state, key, SHOWN);
             assert!(state.is_over, "{key:?}");
         }
-        // What is typed is a text; Ctrl-C ends it there, too.
+        // Typed characters are text; Ctrl-C ends the program there, too.
         let mut state = example();
         types(&mut state, "/q");
         assert!(!state.is_over);

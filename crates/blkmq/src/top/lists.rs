@@ -1,4 +1,5 @@
-//! Decides what is asked of a daemon beside its statistics: which groups and disks there are, and how they are set up.
+//! Decides what is queried of a daemon beside its statistics: its groups and disks, and their
+//! settings.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde_json::json;
 
 use crate::control::client::Client;
 
-/// What there is.
+/// Groups and disks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lists {
     pub(super) groups: Vec<Group>,
@@ -19,7 +20,7 @@ pub(super) struct Lists {
 /// A group.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Group {
-    /// None where no disk is in it.
+    /// `None` if no disk is in it.
     pub(super) queue: Option<String>,
     pub(super) path: String,
     pub(super) weight: u16,
@@ -28,7 +29,7 @@ pub(super) struct Group {
     pub(super) caps: BTreeMap<String, Cap>,
 }
 
-/// So many a second.
+/// A rate per second.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct Cap {
     pub(super) rate: u64,
@@ -38,7 +39,7 @@ pub(super) struct Cap {
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Disk {
     pub(super) name: String,
-    /// None for a disk that lies on others.
+    /// `None` for a disk that lies on others.
     pub(super) queue: Option<String>,
     pub(super) group: Option<String>,
     pub(super) size: u64,
@@ -46,7 +47,7 @@ pub(super) struct Disk {
 }
 
 impl Lists {
-    /// Asks for everything.
+    /// Queries everything.
     pub(super) fn ask(client: &mut Client) -> Result<Self> {
         Ok(Self {
             groups: list(client, "group.list")?,
@@ -54,7 +55,7 @@ impl Lists {
         })
     }
 
-    /// Asks for what changes without a change of the configuration: who is connected.
+    /// Queries what changes without a change of the configuration: the connected clients.
     pub(super) fn ask_again(&mut self, client: &mut Client) -> Result<()> {
         self.disks = list(client, "disk.list")?;
         Ok(())

@@ -1,4 +1,5 @@
-//! Decides how `blkmq top` runs: what a daemon does, drawn after each interval and each key, until somebody has seen enough.
+//! Decides how `blkmq top` runs: a daemon's activity, drawn after each interval and each key, until
+//! the user ends it.
 //!
 //! | part | decides |
 //! |---|---|
@@ -49,32 +50,32 @@ pub struct TopArgs {
     pub interval: Duration,
 }
 
-/// What happens.
+/// An event.
 enum Event {
     Sample(Box<Sample>),
-    /// The daemon does not answer: why.
+    /// The daemon does not answer, with the reason.
     Lost(String),
     Key(KeyEvent),
-    /// The terminal has another size.
+    /// The terminal's size has changed.
     Resized,
     /// A signal, or the end of the terminal.
     End,
 }
 
-/// Shows what a running daemon does.
+/// Shows the activity of a running daemon.
 ///
 /// # Errors
-/// That there is no daemon, or no terminal.
+/// There is no daemon, or no terminal.
 pub fn main(args: &TopArgs) -> Result<()> {
     let path = path_to_ask(args.socket.as_deref())?;
-    // Somebody who has mistyped the address is told at once; a daemon that is lost later is waited for.
+    // A mistyped address is reported at once; a daemon that is lost later is waited for.
     Client::connect(&path)?;
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
         bail!("top needs a terminal; for scripts there is blkmq iostat");
     }
     let (to, events) = mpsc::channel();
     watch_signals(to.clone())?;
-    // Restores the terminal if there is a panic, too.
+    // Restores the terminal after a panic, too.
     let mut terminal = ratatui::try_init().context("the terminal cannot be used")?;
     let ended = start(path, args.interval, to).and_then(|()| run(&mut terminal, &events, args.interval));
     ratatui::try_restore().context("the terminal cannot be restored")?;
@@ -100,7 +101,7 @@ fn run(terminal: &mut DefaultTerminal, events: &Receiver<Event>, interval: Durat
             Err(RecvTimeoutError::Timeout) => state.lost = Some("the daemon says nothing".to_owned()),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
-        // What came meanwhile is drawn with it.
+        // Events that arrived meanwhile are drawn together.
         events
             .try_iter()
             .for_each(|event| take(&mut state, event, &shown));
@@ -118,7 +119,7 @@ fn take(state: &mut State, event: Event, shown: &[usize]) {
     }
 }
 
-/// Writes what has changed since the last time, which a terminal that can shows at once.
+/// Writes changes since the last time, which a capable terminal shows at once.
 fn draw(terminal: &mut DefaultTerminal, state: &mut State) -> Result<()> {
     queue!(terminal.backend_mut(), BeginSynchronizedUpdate)?;
     terminal.draw(|frame| view::draw(frame, state))?;
@@ -145,7 +146,7 @@ fn watch_signals(to: Sender<Event>) -> Result<()> {
     let thread = thread::Builder::new().name("signals".to_owned());
     let watch = move || {
         for (number, _) in signals.forever().enumerate() {
-            // The terminal may take nothing any more: whoever asks twice is not kept.
+            // The terminal may be blocked: the second signal ends the process.
             if number > 0 || to.send(Event::End).is_err() {
                 std::process::exit(1);
             }
@@ -155,7 +156,7 @@ fn watch_signals(to: Sender<Event>) -> Result<()> {
     Ok(())
 }
 
-/// How long a daemon may be silent, beside some intervals.
+/// How long a daemon may be silent, in addition to some intervals.
 const PATIENCE_MIN: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\

@@ -1,14 +1,15 @@
-//! Decides what share of a queue is due to each group: by weight among those that had work in the interval, at each level of the tree.
+//! Decides the due share of each group in a queue: by weight among those that had work in the
+//! interval, at each level of the tree.
 
-/// One of those who compete: its weight, and whether it had work.
+/// A competing group: its weight, and whether it had work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Competitor {
     pub(super) weight: u16,
     pub(super) is_active: bool,
 }
 
-/// What is due to each of some siblings, of what is due to their parent; none for who had no work. `own` is whether the parent had
-/// I/O of its own, which competes with that of the groups in it as one of them.
+/// The due share of each sibling of a parent's share; `None` for a sibling without work. `own`: the
+/// parent had I/O of its own, which competes with its groups like one of them.
 pub(super) fn due(of_parent: Option<f64>, own: bool, siblings: &[Competitor]) -> Vec<Option<f64>> {
     let active = siblings.iter().filter(|one| one.is_active);
     let weights: u32 = active.map(|one| u32::from(one.weight)).sum();
@@ -20,7 +21,7 @@ pub(super) fn due(of_parent: Option<f64>, own: bool, siblings: &[Competitor]) ->
     siblings.iter().map(of_one).collect()
 }
 
-/// What a group's own I/O weighs against the groups in it: the default.
+/// The weight of a group's own I/O against the groups in it: the default.
 const OWN_WEIGHT: u16 = blkmq_core::group::WEIGHT_DEFAULT;
 
 #[cfg(test)]

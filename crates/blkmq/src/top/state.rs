@@ -1,5 +1,5 @@
-//! Decides what is on the screen, apart from the terminal: which lines there are, in which order, which of them is selected.
-//! `keys` changes it, `view` draws it.
+//! Decides the content of the screen, apart from the terminal: which lines there are, in which
+//! order, and which is selected. `keys` changes it, `view` draws it.
 
 mod lines;
 
@@ -15,20 +15,21 @@ use crate::rates::Interval;
 /// Everything that is shown, and how.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// What the daemon told last.
+    /// The daemon's last sample.
     before: Option<Statistics>,
     pub(super) head: Head,
     tree: Vec<Node>,
-    /// The lines of the tree that are open and not filtered out.
+    /// The lines of the tree that are open and pass the filter.
     pub(super) lines: Vec<Line>,
-    /// I/Os a second of each line, the newest last; also while the screen is frozen.
+    /// I/Os per second of each line, the newest last; also while the screen is frozen.
     history: BTreeMap<Key, VecDeque<u64>>,
     pub(super) selected: Option<Key>,
     /// The first line on the screen.
     pub(super) top: usize,
-    /// How many lines the screen had room for, when it was drawn last.
+    /// The number of lines that fitted on the screen when it was drawn last.
     pub(super) page: usize,
-    /// Lines that are not as they are by default: groups with only disks below them are closed, all others open.
+    /// Lines in another state than the default: groups with only disks below them are closed, all
+    /// others open.
     toggled: BTreeSet<Key>,
     pub(super) shape: Shape,
     pub(super) sort: Sort,
@@ -38,12 +39,12 @@ pub(super) struct State {
     pub(super) sought: String,
     pub(super) mode: Mode,
     pub(super) is_frozen: bool,
-    /// Why nothing is told, if so.
+    /// Why no samples arrive, if so.
     pub(super) lost: Option<String>,
     pub(super) is_over: bool,
 }
 
-/// What the head of the screen says.
+/// The head of the screen.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Head {
     pub(super) uptime_s: u64,
@@ -86,7 +87,7 @@ pub(super) enum Shape {
     List,
 }
 
-/// What lines are sorted by.
+/// The sort order of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
     Name,
@@ -100,20 +101,21 @@ impl Default for Sort {
     }
 }
 
-/// What keys mean.
+/// The meaning of keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Mode {
     #[default]
     Lines,
-    /// A text to look for is typed.
+    /// A search text is being typed.
     Search,
-    /// A text that lines must have is typed.
+    /// A filter text is being typed.
     Filter,
     Help,
 }
 
 impl State {
-    /// Takes in what the daemon tells. From its first answer on there is what it has, from the second on what it does.
+    /// Takes a sample of the daemon. The first one gives the daemon's objects, the second one also
+    /// its activity.
     pub(super) fn take(&mut self, sample: Sample) {
         self.lost = None;
         let Sample { statistics, lists } = sample;
@@ -136,22 +138,22 @@ impl State {
         self.before = None;
     }
 
-    /// The selected line's number among those that are shown.
+    /// The selected line's index among the shown ones.
     pub(super) fn selected_line(&self) -> Option<usize> {
         match &self.selected {
             Some(selected) => self.lines.iter().position(|line| line.row.key == *selected),
-            // Until somebody has moved it is the first one, whichever that is.
+            // Until the user moves it is the first one.
             None => (!self.lines.is_empty()).then_some(0),
         }
     }
 
-    /// What the selected line did, the newest last.
+    /// The history of the selected line, the newest last.
     pub(super) fn history(&self) -> Option<(&Row, &VecDeque<u64>)> {
         let line = &self.lines[self.selected_line()?];
         Some((&line.row, self.history.get(&line.row.key)?))
     }
 
-    /// Selects the line so many lines on, or as far as there are lines.
+    /// Moves the selection by this many lines, as far as there are lines.
     pub(super) fn go(&mut self, by: isize) {
         let at = self.selected_line().unwrap_or(0);
         let to = at
@@ -160,7 +162,7 @@ impl State {
         self.selected = self.lines.get(to).map(|line| line.row.key.clone());
     }
 
-    /// Opens or closes the selected line, or does what it is not.
+    /// Opens or closes the selected line, or toggles it.
     pub(super) fn fold(&mut self, to: Option<Fold>) {
         let Some(at) = self.selected_line() else { return };
         let line = &self.lines[at];
@@ -174,7 +176,7 @@ impl State {
         self.arrange();
     }
 
-    /// Selects the next line, from so many on, that has the text that is sought.
+    /// Selects the next line, from `skip` on, that contains the search text.
     pub(super) fn find(&mut self, skip: usize) {
         let start = self.selected_line().unwrap_or(0) + skip;
         let lines = self.lines.iter().cycle().skip(start).take(self.lines.len());
@@ -184,9 +186,9 @@ impl State {
         }
     }
 
-    /// Sorts by the column so many on among those that are shown.
+    /// Moves the sort order by this many of the shown columns.
     pub(super) fn sort_on(&mut self, shown: &[usize], by: isize) {
-        // The name is before the first of them.
+        // The name is before the first column.
         let at = match self.sort {
             Sort::Name => 0,
             Sort::Column(column) => shown.iter().position(|one| *one == column).map_or(0, |at| at + 1),
@@ -218,7 +220,7 @@ impl State {
     }
 }
 
-/// Of the first answer: what there is, as if nothing had been done.
+/// For the first sample: the present state, with no activity.
 fn idle(now: &Statistics) -> Interval {
     let mut queues = now.queues.clone();
     for queue in &mut queues {
@@ -253,7 +255,7 @@ fn head(now: &Statistics, interval: &Interval, lists: &Lists) -> Head {
     head
 }
 
-/// By what a line is sorted, the largest first.
+/// The sort key of a line, the largest first.
 fn order(row: &Row, column: usize) -> f64 {
     // Disks come last.
     row.numbers
@@ -261,7 +263,7 @@ fn order(row: &Row, column: usize) -> f64 {
         .map_or(f64::NEG_INFINITY, COLUMNS[column].order)
 }
 
-/// As wide as the widest screen one is likely to have.
+/// The width of the widest likely screen.
 const HISTORY_MAX: usize = 300;
 
 #[cfg(test)]
@@ -269,7 +271,7 @@ pub(super) mod tests {
     use super::*;
     use crate::rates::tests::{answer, reads};
 
-    /// What has seen two answers: the groups of the tree's example did something between them.
+    /// A state after two samples: the groups of the tree's example were active between them.
     pub(crate) fn example() -> State {
         let (interval, lists) = tree::tests::example();
         let mut state = State {

@@ -1,5 +1,5 @@
-//! Decides what the tree is: queues, the groups on each, nested as their paths are, and the disks of each group; every line with what
-//! was done by all below it.
+//! Decides the tree: queues, the groups on each, nested by their paths, and the disks of each
+//! group; every line with the activity of all below it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::shares::{Competitor, due};
 use crate::control::statistics::{GroupStatistics, QueueStatistics};
 use crate::rates::{Interval, is_active, sum};
 
-/// What a line stands for, from one interval to the next.
+/// The identity of a line, from one interval to the next.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Key {
     Queue(String),
@@ -28,15 +28,15 @@ pub(super) struct Node {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) key: Key,
-    /// What it is called below its parent.
+    /// The name below its parent.
     pub(super) name: String,
-    /// None for disks, which nobody counts for by themselves.
+    /// `None` for disks, which have no counts of their own.
     pub(super) numbers: Option<Numbers>,
-    /// What there is to say instead.
+    /// A remark instead of numbers.
     pub(super) remark: String,
 }
 
-/// What was done in an interval, by the second.
+/// The activity in an interval, per second.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Numbers {
     pub(super) iops: f64,
@@ -51,17 +51,17 @@ pub(super) struct Numbers {
     pub(super) wait_p99: Option<u64>,
     pub(super) device_p50: Option<u64>,
     pub(super) device_p99: Option<u64>,
-    /// In the scheduler; of a queue, under way.
+    /// In the scheduler; for a queue, under way.
     pub(super) queued: u64,
-    /// Of a queue: how many may be at the drive.
+    /// For a queue: the most requests at the drive.
     pub(super) depth: Option<u32>,
     pub(super) weight: Option<u16>,
     /// Shares are parts of one.
     pub(super) due: Option<f64>,
     pub(super) got: Option<f64>,
-    /// How much of its cap was used, or of one above it: of the one that was used most.
+    /// The used part of its cap, or of one above it: of the cap with the largest part used.
     pub(super) capped: Option<f64>,
-    /// Behind whom it waited most, and how much of its waiting that was.
+    /// The group behind which it waited most, and the share of its waiting.
     pub(super) behind: Option<(String, f64)>,
 }
 
@@ -83,18 +83,18 @@ pub(super) fn build(interval: &Interval, lists: &Lists) -> Vec<Node> {
     all
 }
 
-/// What is known of one queue.
+/// The data of one queue.
 struct Builder<'a> {
     interval: &'a Interval,
     queue: &'a QueueStatistics,
     did: BTreeMap<&'a str, &'a GroupStatistics>,
     groups: BTreeMap<&'a str, &'a Group>,
     disks: BTreeMap<&'a str, Vec<&'a Disk>>,
-    /// The groups that are directly part of each.
+    /// The direct children of each group.
     parts: BTreeMap<&'a str, BTreeSet<&'a str>>,
 }
 
-/// A group with all that is part of it, summed up.
+/// A group with the sum of all below it.
 struct Branch<'a> {
     path: &'a str,
     did: GroupStatistics,
@@ -134,7 +134,7 @@ impl<'a> Builder<'a> {
                 .push(disk);
         }
         let mut parts: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        // A group that is configured is there on every queue; it is shown where it has a disk, or did something.
+        // A configured group exists on every queue; it is shown where it has a disk, or was active.
         for path in did.keys().chain(disks.keys()) {
             let mut path = *path;
             while path != ROOT && parts.entry(parent_of(path)).or_default().insert(path) {
@@ -192,7 +192,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The groups that are part of one, with their own parts.
+    /// The children of a group, with their own children.
     fn children(&self, of: &Branch<'a>, above: Above, queue_bytes: u64) -> Vec<Node> {
         let competitor = |part: &Branch<'a>| Competitor {
             weight: self.weight(part.path),
@@ -206,7 +206,7 @@ impl<'a> Builder<'a> {
             .collect()
     }
 
-    /// A group with all that is below it, to which so much is due.
+    /// A group with all below it; `due` is its share.
     fn node(&self, of: &Branch<'a>, due: Option<f64>, above: Above, queue_bytes: u64) -> Node {
         let capped = self.cap_used(of.path, &of.did);
         let capped = [capped, above.capped].into_iter().flatten().reduce(f64::max);
@@ -229,7 +229,7 @@ impl<'a> Builder<'a> {
         group.map_or(blkmq_core::group::WEIGHT_DEFAULT, |group| group.weight)
     }
 
-    /// What is done by the root itself, which is a group as others are.
+    /// The activity of the root itself, which is a group like others.
     fn own_node(&self, root: &Branch<'a>, above: Above) -> Node {
         let nothing = GroupStatistics::default();
         let own = self.did.get(ROOT).copied().unwrap_or(&nothing);
@@ -279,7 +279,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// How much of its caps a group used: of the one that it used most.
+    /// The used part of a group's caps: of the cap with the largest part used.
     fn cap_used(&self, path: &str, did: &GroupStatistics) -> Option<f64> {
         let used = |(name, cap): (&String, &Cap)| {
             let (all, read) = (&did.total, &did.read);
@@ -298,7 +298,7 @@ impl<'a> Builder<'a> {
         caps.iter().filter_map(used).reduce(f64::max)
     }
 
-    /// Behind whom a top-level group waited most.
+    /// The group behind which a top-level group waited most.
     fn behind(&self, path: &str) -> Option<(String, f64)> {
         let delays = || self.queue.delays.iter().filter(|delay| delay.group == path);
         let most = delays().max_by_key(|delay| delay.ns)?;
@@ -333,7 +333,7 @@ fn share(part: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| part as f64 / all as f64)
 }
 
-/// What a path is part of.
+/// The parent of a path.
 fn parent_of(path: &str) -> &str {
     match path.rsplit_once('/') {
         Some((parent, _)) if !parent.is_empty() => parent,
@@ -341,7 +341,7 @@ fn parent_of(path: &str) -> &str {
     }
 }
 
-/// The group that all are part of.
+/// The root group.
 pub(super) const ROOT: &str = "/";
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Decides how the screen looks: a head, lines with as many columns as there is room for, and what keys do at the foot.
+//! Decides the layout of the screen: a head, lines with as many columns as fit, and a line of keys
+//! at the foot.
 
 mod help;
 
@@ -13,7 +14,7 @@ use super::state::{Fold, Line, Mode, Shape, Sort, State};
 use super::tree::{Key, Numbers, Row};
 use crate::units::{count, size};
 
-/// The numbers of the columns that a screen of this width has.
+/// The numbers of the columns on a screen of this width.
 pub(super) fn shown(width: u16) -> Vec<usize> {
     let fitting = fitting(width);
     let is_shown = |column: &&Column| fitting.iter().any(|shown| shown.title == column.title);
@@ -24,7 +25,7 @@ pub(super) fn shown(width: u16) -> Vec<usize> {
         .collect()
 }
 
-/// Draws everything. Learns how many lines there is room for.
+/// Draws everything. Records how many lines fit.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
     let area = frame.area();
     let buffer = frame.buffer_mut();
@@ -50,7 +51,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
     );
 }
 
-/// Has the selected line on the screen.
+/// Scrolls so that the selected line is on the screen.
 fn scroll(state: &mut State) {
     let selected = state.selected_line().unwrap_or(0);
     let last = state.lines.len().saturating_sub(state.page);
@@ -105,7 +106,7 @@ fn draw_history(buffer: &mut Buffer, area: Rect, state: &State) {
         .render(rest, buffer);
 }
 
-/// What is typed, or what is wrong; and how lines are arranged.
+/// Typed text, or an error; and how lines are arranged.
 fn draw_status(buffer: &mut Buffer, area: Rect, state: &State) {
     let order = match (state.sort, state.is_reversed) {
         (Sort::Name, false) => "by name".to_owned(),
@@ -199,7 +200,7 @@ fn style_of(row: &Row, is_selected: bool) -> Style {
     Style::new().add_modifier(modifier)
 }
 
-/// What should be seen: errors, and groups at their cap.
+/// The style of values to be noticed: errors, and groups at their cap.
 fn warning(column: &Column, numbers: &Numbers) -> Style {
     match column.title {
         "ERR/s" if numbers.errors > 0.0 => Style::new().fg(Color::Red),
@@ -256,7 +257,7 @@ fn row_of(area: Rect, number: usize) -> Rect {
     Rect { y, height, ..area }
 }
 
-/// Writes a text, as much of it as there is room for.
+/// Writes as much of a text as fits.
 fn put(buffer: &mut Buffer, area: Rect, text: &str, style: Style) {
     if area.height > 0 && area.width > 0 {
         buffer.set_stringn(area.x, area.y, text, area.width.into(), style);
@@ -268,7 +269,7 @@ fn put_right(buffer: &mut Buffer, area: Rect, text: &str, style: Style) {
     put(buffer, area, &format!("{text:>width$}"), style);
 }
 
-/// What a line is about, in full.
+/// The full name of a line.
 fn path_of(row: &Row) -> &str {
     match &row.key {
         Key::Group(_, path) => path,
@@ -302,7 +303,7 @@ const FOOT: &[(&str, &str)] = &[
 ];
 /// Lines above the titles.
 const HEAD_LINES: usize = 4;
-/// From which part of its cap on a group is held back by it, as far as one can tell from the outside.
+/// The part of its cap from which on a group counts as held back by it, judged from outside.
 const AT_CAP: f64 = 0.95;
 
 #[cfg(test)]

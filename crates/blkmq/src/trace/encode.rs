@@ -1,5 +1,5 @@
-//! Decides how events become the records that `blkparse` reads: disks are devices, groups are processes with names, and messages say
-//! how many events found no room and which disks have come.
+//! Decides which records `blkparse` gets for events: disks are devices, groups are processes with
+//! names, and messages report dropped events and new disks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,35 +14,35 @@ use serde_json::json;
 use super::recording::{NamedGroup, Names};
 use crate::control::client::Client;
 
-/// What makes records of events.
+/// Makes records of events.
 pub(super) struct Encoder {
-    /// Who is asked what numbers mean.
+    /// Answers what numbers mean.
     daemon: Client,
-    /// The numbers may mean something else by now.
+    /// The numbers may have other meanings by now.
     is_stale: bool,
     asked_at: Instant,
-    /// By queue and disk: its device, if it is traced.
+    /// The devices of traced disks, by queue and disk.
     devices: Cache<u32>,
-    /// By queue and group: what stands for the group.
+    /// The process numbers of groups, by queue and group.
     pids: Cache<u32>,
     /// Paths of groups that have no records yet, by queue and group.
     paths: BTreeMap<(u16, u32), String>,
-    /// By path: the same, for good.
+    /// The process numbers of groups by path; they never change.
     known_groups: BTreeMap<String, u32>,
     known_devices: BTreeSet<u32>,
-    /// Disks that have come since the start, by device.
+    /// New disks that have no records yet: their names by device.
     come: BTreeMap<u32, String>,
-    /// Of each reactor, the number of its latest record.
+    /// The number of each reactor's latest record.
     sequences: Vec<u32>,
-    /// When the latest event was.
+    /// The time of the latest event.
     time: u64,
 }
 
 impl Encoder {
-    /// Asks for the first time.
+    /// Makes an encoder, and asks the daemon for the names.
     ///
     /// # Errors
-    /// If the daemon does not answer.
+    /// The daemon does not answer.
     pub(super) fn new(daemon: Client, reactors: usize) -> Result<Self> {
         let mut encoder = Self {
             daemon,
@@ -62,10 +62,10 @@ impl Encoder {
         Ok(encoder)
     }
 
-    /// Appends the record of an event, if it is one of a disk that is traced, and says whether it is.
+    /// Appends the record of an event and returns true, if the event's disk is traced.
     ///
     /// # Errors
-    /// If the daemon does not say what its numbers mean.
+    /// The daemon does not answer what its numbers mean.
     #[inline]
     pub(super) fn event(&mut self, reactor: ReactorId, event: &Event, out: &mut Vec<u8>) -> Result<bool> {
         let Some(mut record) = Record::of(event) else {
@@ -99,10 +99,10 @@ impl Encoder {
         Ok(true)
     }
 
-    /// Looks whether the daemon is there.
+    /// Checks that the daemon still runs.
     ///
     /// # Errors
-    /// If it is not.
+    /// The daemon has closed the connection.
     pub(super) fn check(&self) -> Result<()> {
         ensure!(
             !self.daemon.has_ended(),
@@ -111,7 +111,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Appends that so many events found no room.
+    /// Appends a message that so many events were dropped.
     pub(super) fn dropped(&mut self, reactor: ReactorId, count: u64, out: &mut Vec<u8>) {
         self.message(reactor, 0, &format!("{DROPPED}{count}"), out);
     }
@@ -123,7 +123,7 @@ impl Encoder {
     }
 
     fn look_again(&mut self) -> Result<()> {
-        // What is changed while it is asked is told by a later event.
+        // A change during the question has a later event of its own.
         self.is_stale = false;
         let names = self.daemon.call("trace.names", &json!({}))?;
         let names: Names = serde_json::from_value(names).context(super::OTHER_VERSION)?;
@@ -141,7 +141,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Finds what stands for a group; says the group's name where nothing does yet.
+    /// Finds the process number of a group; appends the group's name if the number is new.
     fn introduce(&mut self, reactor: ReactorId, group: (u16, u32), device: u32, out: &mut Vec<u8>) -> u32 {
         let path = self.paths.get(&group).cloned();
         let path = path.unwrap_or_else(|| "removed".to_owned());
@@ -167,7 +167,7 @@ impl Encoder {
     }
 }
 
-/// What is known of queues' disks, or groups. The latest is found at once: many events of one follow each other.
+/// Values by queue and disk, or by queue and group. The latest is found at once, because many events of one follow each other.
 #[derive(Default)]
 struct Cache<V> {
     all: BTreeMap<(u16, u32), V>,
@@ -203,5 +203,5 @@ fn end_of(path: &str) -> &str {
 
 const DROPPED: &str = "blkmq dropped ";
 const DISK: &str = "blkmq disk ";
-/// How soon after a question the next one is asked because numbers may mean something else: many disks may come at once.
+/// The least time between two questions after changes, because many disks may be added at once.
 const ASK_AGAIN: Duration = Duration::from_millis(5);

@@ -1,11 +1,12 @@
-//! Decides how a running daemon's requests are traced: `blkmq trace` asks for it over the control socket, reads events from memory that
-//! it shares with the daemon, and writes them into files that `blkparse` reads.
+//! Decides how `blkmq trace` traces a running daemon's requests: it starts the trace over the control
+//! socket, reads events from memory that it shares with the daemon, and writes them into files that
+//! `blkparse` reads.
 //!
 //! | part | decides |
 //! |---|---|
-//! | `recording` | what the daemon gives away |
-//! | `encode` | what events look like in a file |
-//! | `output` | how they get there |
+//! | `recording` | what the daemon provides |
+//! | `encode` | the records of events |
+//! | `output` | how records are written |
 
 mod encode;
 mod output;
@@ -93,7 +94,7 @@ pub fn main(args: &TraceArgs) -> Result<()> {
     let read = reader.read(&mut outputs, is_due);
     note(&format!("{} events, {} dropped", reader.events, reader.dropped));
     match read {
-        // Whoever reads may have had enough.
+        // The reader of the output may close it early.
         Err(error) if error.downcast_ref::<io::Error>().is_some_and(is_broken_pipe) => Ok(()),
         read => read,
     }
@@ -103,7 +104,7 @@ fn is_broken_pipe(error: &io::Error) -> bool {
     error.kind() == ErrorKind::BrokenPipe
 }
 
-/// Takes events out of a daemon's memory.
+/// Reads the events in a daemon's memory.
 struct Reader {
     rings: Vec<Receiver>,
     encoder: Encoder,
@@ -122,7 +123,7 @@ impl Reader {
         })
     }
 
-    /// Reads until it is time, and the events that have come by then.
+    /// Reads until `is_due`, including the events recorded by then.
     fn read(&mut self, outputs: &mut [Output], is_due: impl Fn() -> bool) -> Result<()> {
         loop {
             let is_last = is_due();
@@ -135,7 +136,7 @@ impl Reader {
         }
     }
 
-    /// Says whether a ring was more than half full.
+    /// Reads all rings once. Returns whether a ring was more than half full.
     fn read_once(&mut self, outputs: &mut [Output]) -> Result<bool> {
         let (mut is_half_full, last) = (false, outputs.len() - 1);
         for (number, ring) in self.rings.iter_mut().enumerate() {
@@ -156,12 +157,12 @@ impl Reader {
     }
 }
 
-/// Says which disk has which number.
+/// Prints the device number of a disk.
 fn say_device(device: u32, disk: &str) {
     note(&format!("{} is disk {disk}", device_text(device)));
 }
 
-/// Where a trace goes: a file for each reactor, which is a CPU for blkparse, or one for all, the standard output.
+/// The outputs of a trace: a file for each reactor, which blkparse takes for a CPU, or the standard output for all.
 fn outputs(prefix: &Path, reactors: usize) -> Result<Vec<Output>> {
     if prefix == Path::new("-") {
         return Ok(vec![Output::stdout()?]);
@@ -180,8 +181,8 @@ fn note(text: &str) {
 }
 
 const SECONDS_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
-/// The pause between two looks into the rings. On a host whose processors are all busy, whoever wakes up displaces a reactor or a
-/// client: 50 us of work each millisecond cost an NBD client 15 % of its I/Os, 500 us each 10 ms cost it 7 %.
+/// The pause between two reads of the rings. On a host whose processors are all busy, each wake-up displaces a reactor or a client:
+/// 50 us of work each millisecond cost an NBD client 15 % of its I/Os, 500 us each 10 ms cost it 7 %.
 const EVERY: Duration = Duration::from_millis(20);
 /// The pause when a ring was more than half full.
 const EVERY_MIN: Duration = Duration::from_millis(4);

@@ -1,5 +1,5 @@
-//! Decides how records get into a file: past the page cache where the file allows that, since copies into it would cost more than all
-//! else that is done for a trace.
+//! Decides how records are written into a file: past the page cache where the file allows it, because
+//! copies into the page cache would cost more than the rest of the trace.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,22 +10,22 @@ use anyhow::{Context, Result};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
-/// A file, or the standard output, and what is still to be written there.
+/// A file or the standard output, and a buffer of records for it.
 pub(super) struct Output {
     name: String,
     file: File,
-    /// Whether writes go past the page cache, and so must be whole pages in memory and in the file.
+    /// Whether writes bypass the page cache (O_DIRECT), and so must be whole pages in memory and in the file.
     is_direct: bool,
-    /// What is to be written, behind `start` bytes that let it begin at a page. It never grows beyond its first allocation.
+    /// The records, after `start` bytes of padding up to a page boundary. It never grows beyond its first allocation.
     bytes: Vec<u8>,
     start: usize,
 }
 
 impl Output {
-    /// A new file.
+    /// Creates a file.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// The file cannot be created.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let file = File::create(path).with_context(|| format!("{name} cannot be written"))?;
@@ -33,10 +33,10 @@ impl Output {
         Ok(Self::new(name, file, is_direct))
     }
 
-    /// The standard output: a duplicate of it, without the buffer of lines that the standard library has before it.
+    /// Duplicates the standard output, to bypass the line buffer of the standard library.
     ///
     /// # Errors
-    /// If it is closed.
+    /// The standard output is closed.
     pub(super) fn stdout() -> Result<Self> {
         let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         Ok(Self::new("the standard output".to_owned(), file, false))
@@ -55,16 +55,16 @@ impl Output {
         }
     }
 
-    /// Where the next few records are appended: at most as many as [`ROOM_BYTES`] hold, then [`Self::write_if_full`] is called.
+    /// The buffer to which the next records are appended: at most [`ROOM_BYTES`] before [`Self::write_if_full`] is called.
     #[inline]
     pub(super) fn room(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// Writes if there is enough to be worth a call.
+    /// Writes if the buffer is full.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// The file cannot be written.
     #[inline]
     pub(super) fn write_if_full(&mut self) -> Result<()> {
         debug_assert!(
@@ -77,10 +77,10 @@ impl Output {
         }
     }
 
-    /// Writes what others should see soon: all of it, but for a part of a page that cannot be written past the page cache.
+    /// Writes the buffer, unless writes bypass the page cache: those wait for a full buffer.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// The file cannot be written.
     pub(super) fn show(&mut self) -> Result<()> {
         match self.is_direct {
             true => Ok(()),
@@ -88,10 +88,10 @@ impl Output {
         }
     }
 
-    /// Writes all of it.
+    /// Writes the rest of the buffer.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// The file cannot be written.
     pub(super) fn finish(&mut self) -> Result<()> {
         self.be_buffered()?;
         self.show()
@@ -103,7 +103,7 @@ impl Output {
         let (start, end) = (self.start, self.start + len);
         let mut written = self.file.write_all(&self.bytes[start..end]);
         if self.is_direct && written.as_ref().is_err_and(is_refused) {
-            // Some filesystems say only now that they cannot.
+            // Some filesystems refuse direct writes only here.
             self.be_buffered()?;
             written = self.file.write_all(&self.bytes[start..end]);
         }
@@ -127,11 +127,11 @@ fn set_direct(file: &File, is_direct: bool) -> rustix::io::Result<()> {
     fcntl_setfl(file, flags)
 }
 
-/// Bytes that are written at once: whole pages.
+/// The size of a write: whole pages.
 const FULL_BYTES: usize = 256 << 10;
-/// Room for the records of one event, and for notices before it.
+/// Room for the records of one event and the notices before it.
 pub(super) const ROOM_BYTES: usize = 16 << 10;
-/// What memory and length of direct writes are multiples of, on every filesystem that is known.
+/// The alignment of direct writes in memory and in length; every known filesystem accepts it.
 const PAGE_BYTES: usize = 4096;
 
 #[cfg(test)]

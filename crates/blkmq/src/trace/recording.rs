@@ -1,5 +1,6 @@
-//! Decides what a daemon gives to who takes a trace: a descriptor of the memory in which reactors tell events, and what the numbers in
-//! these events mean. All else is done by `blkmq trace`, in its own process, so that the daemon has nothing to do with it.
+//! Decides what a daemon provides for a trace: a descriptor of the memory in which reactors record
+//! events, and the meaning of the numbers in these events. `blkmq trace` does the rest in its own
+//! process, so a trace costs the daemon as little as possible.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -11,29 +12,29 @@ use blkmq_host::control::{Control, Trace};
 use blkmq_host::disk::{Disk, MAPPED};
 use serde::{Deserialize, Serialize};
 
-/// A trace that a client takes, until this is dropped.
+/// A client's running trace; it ends when this is dropped.
 pub(crate) struct Recording {
     control: Control,
-    /// What is traced; everything if there is nothing in it.
+    /// The names of the traced disks; all disks if empty.
     wanted: Vec<String>,
     trace: Trace,
 }
 
-/// What a client is told when its trace begins.
+/// The answer to `trace.start`.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Started {
-    /// The numbers of disks, as tools print them.
+    /// The device numbers of the disks, as blkparse prints them.
     pub(crate) devices: BTreeMap<String, String>,
-    /// How many rings there are in the memory.
+    /// The number of rings in the memory.
     pub(crate) reactors: usize,
-    /// How the memory is to be read: [`FORMAT`] if it is as this program knows it.
+    /// The format of the memory; this program knows [`FORMAT`].
     pub(crate) format: u32,
 }
 
-/// What numbers in events mean now.
+/// The meaning of the numbers in events: the answer to `trace.names`.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Names {
-    /// The disks that are traced.
+    /// The traced disks.
     pub(crate) disks: Vec<NamedDisk>,
     pub(crate) groups: Vec<NamedGroup>,
 }
@@ -43,7 +44,7 @@ pub(crate) struct NamedDisk {
     pub(crate) queue: u16,
     pub(crate) id: u32,
     pub(crate) name: String,
-    /// Its device's number, which no other disk of the daemon ever has.
+    /// The device number; no other disk of the daemon ever has it.
     pub(crate) device: u32,
 }
 
@@ -55,10 +56,10 @@ pub(crate) struct NamedGroup {
 }
 
 impl Recording {
-    /// Begins to trace these disks, or all.
+    /// Starts a trace of these disks, or of all disks if there are none.
     ///
     /// # Errors
-    /// If there is no such disk, it has no requests of its own, somebody traces already, or there is no memory.
+    /// A disk does not exist or has no requests of its own, another trace is running, or there is not enough memory.
     pub(crate) fn start(control: Control, wanted: Vec<String>) -> Result<Self> {
         let disks = control.disks();
         for name in &wanted {
@@ -86,7 +87,7 @@ impl Recording {
         }
     }
 
-    /// What gives access to the memory.
+    /// The descriptor of the memory.
     pub(crate) fn memory(&self) -> BorrowedFd<'_> {
         self.trace.memory()
     }
@@ -107,7 +108,7 @@ impl Recording {
         }
     }
 
-    /// The disks that are traced.
+    /// The traced disks.
     fn disks(&self) -> impl Iterator<Item = NamedDisk> {
         let is_traced = |disk: &&Disk| {
             disk.queue != MAPPED && (self.wanted.is_empty() || self.wanted.contains(&disk.name))
@@ -123,5 +124,5 @@ impl Recording {
     }
 }
 
-/// The layout of the memory and of the events in it.
+/// The version of the memory's layout and of the events.
 pub(crate) const FORMAT: u32 = 1;

@@ -1,4 +1,5 @@
-//! Decides what a flush must say of writes that a server may have lost: to each hardware context once.
+//! Decides what a flush must report of writes that a server may have lost: once to each hardware
+//! context.
 
 use std::any::Any;
 

@@ -1,5 +1,6 @@
-//! Decides when a change waits for a lost session, and through which connection the server is asked to fence that. What waits for
-//! what is kept in [`fences`](super::super::fences).
+//! Decides when a change waits for a lost session, and over which connection the server is asked to
+//! fence that session. [`fences`](super::super::fences) records which changes wait for which
+//! sessions.
 
 use blkmq_core::bio::Status;
 use blkmq_core::driver::TimedOut;
@@ -7,7 +8,7 @@ use blkmq_core::driver::TimedOut;
 use super::{Lost, NbdHctx, State};
 
 impl NbdHctx {
-    /// Says whether a request is a change that must not be sent yet.
+    /// Returns whether a request is a change that must not be sent yet.
     #[inline]
     pub(super) fn must_wait(&self, link: u16, number: u32) -> bool {
         self.ledger.fences().is_any()
@@ -25,8 +26,8 @@ impl NbdHctx {
         slot.op.is_write() && self.ledger.fences().holds(session.instance, slot.range())
     }
 
-    /// A connection is being given up: from here on, whatever overlaps the changes under way there has to wait. Comes before
-    /// these are ended or sent elsewhere.
+    /// Records that a connection is being given up: from here on, changes that overlap its open
+    /// ones have to wait. To be called before these are ended or sent elsewhere.
     #[cold]
     pub(super) fn give_up_session(&mut self, link: u16) {
         let connection = self.links[usize::from(link)].connection.as_mut();
@@ -39,7 +40,8 @@ impl NbdHctx {
         self.ledger.fences().lost(session, changes);
     }
 
-    /// Asks a server to fence a session, if one is lost that a connection here leads to, and none is asked for yet.
+    /// Asks a server to fence a session, if a session is lost to whose server a connection here
+    /// leads, and no fence is open yet.
     pub(super) fn send_fence(&mut self) {
         let fence = self.slots.fence();
         if !self.ledger.fences().is_any() || self.slots.get(fence).state != State::Idle {
@@ -66,12 +68,12 @@ impl NbdHctx {
                 self.shared.disk.config.text
             );
         }
-        // Tells all contexts, this one too.
+        // Notifies all contexts, including this one.
         self.ledger.fences().over(session);
     }
 
-    /// A change has waited for a fence as long as the queue allows: at first the connection is given up that the fence went
-    /// over, then the request.
+    /// A change has waited for a fence as long as the queue allows: first the connection that
+    /// carried the fence is given up, then the request.
     #[cold]
     pub(super) fn fence_timed_out(&mut self, number: u32) -> TimedOut {
         let slot = self.slots.get_mut(number);

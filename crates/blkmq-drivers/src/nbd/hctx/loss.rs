@@ -1,4 +1,5 @@
-//! Decides what becomes of requests when a connection is lost, and what a new one is given to do.
+//! Decides what becomes of requests when a connection is lost, and which requests a new connection
+//! gets.
 
 use blkmq_core::bio::Status;
 use blkmq_core::time::Nanos;
@@ -48,7 +49,8 @@ impl NbdHctx {
         self.send_held();
     }
 
-    /// Holds the requests of a lost connection, or ends them. Says how many were held, and how many ended.
+    /// Holds the requests of a lost connection, or ends them. Returns how many were held, and how
+    /// many ended.
     pub(super) fn settle_lost(&mut self, link: u16) -> (u32, u32) {
         let may_repeat = !self.shared.disk.config.reconnect.is_zero() && self.holds();
         let lost = self
@@ -78,7 +80,7 @@ impl NbdHctx {
         (again, failed)
     }
 
-    /// Sends what is held, if there is a connection; ends it, if it is to wait no longer.
+    /// Sends held requests, if there is a connection; ends them, if they are to wait no longer.
     pub(super) fn send_held(&mut self) {
         if self.held.is_empty() {
             return;
@@ -169,5 +171,5 @@ impl NbdHctx {
 
 /// A connection that is lost sooner was short-lived.
 const SHORT_LIFE: Nanos = Nanos::from_secs(1);
-/// How many connections a request may be lost with.
+/// Most connections that a request may be lost with.
 const LOSSES_MAX: u8 = 100;

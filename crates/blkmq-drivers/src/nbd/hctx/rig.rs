@@ -1,4 +1,5 @@
-//! What the tests of this driver start from: a server that the test itself is, and the driver's context beside it.
+//! Decides what the tests of this driver start from: a server that the test itself plays, and the
+//! driver's context beside it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -33,7 +34,7 @@ pub(super) struct Server {
     pub(super) style: HeaderStyle,
     pub(super) flags: TransmissionFlags,
     pub(super) size: u64,
-    /// What it says which server it is; other servers than ours say nothing.
+    /// The instance that it reports; servers other than ours report none.
     pub(super) instance: Option<u64>,
 }
 

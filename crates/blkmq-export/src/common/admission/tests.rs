@@ -109,7 +109,7 @@ fn a_listener_that_asks_again_and_again_is_woken_once() {
     engine.shutdown(Nanos::from_secs(10)).unwrap();
 }
 
-/// Says what it can be woken with.
+/// Sends its waker.
 struct Woken(mpsc::Sender<Waker>);
 
 impl Service for Woken {

@@ -1,17 +1,17 @@
-//! Decides nothing: how a command is put into the ring, whose memory is for the caller to vouch for.
+//! Decides nothing: it puts a command into the ring; the caller vouches for the command's memory.
 
 use io_uring::squeue;
 
 use super::CommandRing;
 
 impl CommandRing {
-    /// Adds a command, of which the kernel hears with [`CommandRing::submit`].
+    /// Adds a command, which the kernel gets with [`CommandRing::submit`].
     ///
     /// # Safety
-    /// What memory the command names is the kernel's until it ends.
+    /// The memory that the command names belongs to the kernel until the command ends.
     ///
     /// # Panics
-    /// If there are more commands than the ring was made for.
+    /// There are more commands than the ring was made for.
     pub(crate) unsafe fn push(&self, entry: squeue::Entry128) {
         let mut ring = self.0.borrow_mut();
         // SAFETY: as the caller says.

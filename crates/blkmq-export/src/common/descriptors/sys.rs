@@ -1,4 +1,4 @@
-//! Decides how a socket is told whether descriptors may come over it.
+//! Decides how a socket is set to accept or refuse descriptors.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 

@@ -1,11 +1,12 @@
-//! Decides nothing: the one system call, of doors whose disks this host writes its memory back to, that no crate wraps.
+//! Decides nothing: the one system call for `io_flusher` that no crate wraps.
 
 use std::io;
 
-/// Marks the calling thread as one that the writing back of memory waits for: what the kernel allocates for it waits for no I/O.
+/// Marks the calling thread as one that write-back of memory waits for: the kernel's allocations
+/// for it wait for no I/O.
 ///
 /// # Errors
-/// What the system says: it needs the capability `CAP_SYS_RESOURCE`.
+/// The system's error: the mark needs the capability `CAP_SYS_RESOURCE`.
 pub(super) fn mark() -> io::Result<()> {
     // SAFETY: the request takes numbers alone, and changes a flag of this thread.
     let done = unsafe { libc::prctl(SET_IO_FLUSHER, 1, 0, 0, 0) };

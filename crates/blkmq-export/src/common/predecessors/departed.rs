@@ -1,20 +1,22 @@
-//! Decides when who has selected a disk may go on: when everybody has ended who had left by then. Each departure has a number, and
-//! who waits waits for all up to the latest one. So nobody is asked twice, each is woken once, and what a step costs grows with
-//! the logarithm of those who leave and wait. Kept for each disk by `predecessors`.
+//! Decides when a client that selected a disk may go on: when all connections have ended that had
+//! left by then. Each departure has a number, and a waiter waits for all up to the latest one. So
+//! nobody is asked twice, each waiter is woken once, and the cost of a step grows with the
+//! logarithm of the number of leavers and waiters. `predecessors` keeps one for each disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Those who have left a disk and not ended, and those who wait for that, each with what it is woken by.
+/// The connections that have left a disk and not ended, and the waiters for their end, each with
+/// its waker.
 #[derive(Debug)]
 pub(super) struct Departed<W> {
     next: u64,
-    /// The departures whose end has not come.
+    /// The departures that have not ended.
     leaving: BTreeSet<u64>,
-    /// Who waits, by the last departure that it waits for.
+    /// The waiters, by the last departure that each waits for.
     waiting: BTreeMap<Wait, W>,
 }
 
-/// The departure up to which somebody waits, and its own number.
+/// The last departure that is waited for, and the waiter's own number.
 pub(super) type Wait = (u64, u64);
 
 impl<W> Departed<W> {
@@ -26,14 +28,15 @@ impl<W> Departed<W> {
         }
     }
 
-    /// Somebody has left. Returns the number of the departure.
+    /// A connection has left. Returns the number of the departure.
     pub(super) fn add(&mut self) -> u64 {
         self.next += 1;
         self.leaving.insert(self.next);
         self.next
     }
 
-    /// All has ended that one who left had begun. Returns whom to wake: those who waited for nobody else.
+    /// Everything has ended that a leaver had begun. Returns the waiters that waited for nobody
+    /// else.
     pub(super) fn end(&mut self, departure: u64) -> Vec<W> {
         self.leaving.remove(&departure);
         let mut woken = Vec::new();
@@ -45,14 +48,14 @@ impl<W> Departed<W> {
         woken
     }
 
-    /// Has the one of a number wait for all that have left so far, if there are any.
+    /// Makes the waiter of a number wait for all that have left so far, if any.
     pub(super) fn wait(&mut self, number: u64, waker: W) -> Option<Wait> {
         let wait = (*self.leaving.last()?, number);
         self.waiting.insert(wait, waker);
         Some(wait)
     }
 
-    /// Somebody waits no more.
+    /// A waiter waits no more.
     pub(super) fn give_up(&mut self, wait: Wait) {
         self.waiting.remove(&wait);
     }

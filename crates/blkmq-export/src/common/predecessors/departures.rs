@@ -1,6 +1,7 @@
-//! Decides whose client has left, of all connections of one disk, as the kernel knows before their reactors may. Who selects the disk
-//! asks. What that costs grows with those who have left, not with those who are there: a crowd at one disk holds up nobody else
-//! on its thread.
+//! Decides which clients of one disk's connections have left, as known to the kernel, which may
+//! know before their reactors. A client that selects the disk asks. The cost grows with the number
+//! that have left, not with the number present: a crowd at one disk does not delay others on its
+//! thread.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -15,17 +16,17 @@ pub(super) struct Departures(OwnedFd);
 
 impl Departures {
     /// # Errors
-    /// If the process has no descriptor left.
+    /// The process has no descriptor left.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Looks at a connection's socket from now on.
+    /// Watches a connection's socket from now on.
     ///
     /// # Errors
-    /// If the system has no memory for it, or watches no more.
+    /// The system has no memory for it, or watches no more.
     pub(super) fn watch(&self, socket: BorrowedFd<'_>, number: u64) -> io::Result<()> {
-        // That a connection is reset or fails is told without being asked for.
+        // The system reports resets and failures unasked.
         Ok(epoll::add(
             &self.0,
             socket,
@@ -34,15 +35,15 @@ impl Departures {
         )?)
     }
 
-    /// Looks at a socket no more.
+    /// Watches a socket no more.
     pub(super) fn forget(&self, socket: BorrowedFd<'_>) {
         epoll::delete(&self.0, socket).expect("a socket that is watched");
     }
 
-    /// The numbers of the connections whose clients have left, of at most so many that are watched.
+    /// The numbers of the connections whose clients have left; `watched` connections are watched.
     ///
     /// # Errors
-    /// If the kernel cannot say.
+    /// The kernel's error.
     pub(super) fn all(&self, watched: usize) -> io::Result<Vec<u64>> {
         let mut events: Vec<Event> = Vec::with_capacity(watched.max(1));
         epoll::wait(&self.0, spare_capacity(&mut events), Some(&Timespec::default()))?;
@@ -67,7 +68,7 @@ mod tests {
         assert!(departures.all(5).unwrap().is_empty());
         let (client, socket) = pairs.remove(3);
         drop(client);
-        // Half closed is left as well: nothing more comes.
+        // Half closed counts as left: nothing more comes.
         pairs[1].0.shutdown(std::net::Shutdown::Write).unwrap();
         for _ in 0..2 {
             let mut all = departures.all(5).unwrap();

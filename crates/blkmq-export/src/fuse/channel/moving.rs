@@ -1,6 +1,7 @@
-//! How a mount is handed over to another daemon: nothing more is read from the kernel, what was read is answered, and what the
-//! successor has to know is saved; then it goes on as if nothing had been, or lets go of the mount without unmounting it. What the
-//! kernel is asked meanwhile waits there. And how a mount that another daemon has saved begins.
+//! Decides how a mount is handed over to another daemon: nothing more is read from the kernel, what
+//! was read is answered, and the state that the successor needs is saved; then the mount continues
+//! unchanged, or is released without an unmount. The kernel's requests meanwhile wait in the
+//! kernel. The code that restores a mount saved by another daemon is here too.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,19 +15,19 @@ use super::super::slots::Memory;
 use super::{Channel, Home};
 use crate::handover::{Phase, Saved};
 
-/// How far a mount is on its way to another daemon, or from one.
+/// How far the hand-over of a mount to another daemon, or from one, is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moving {
-    /// It is on none.
+    /// None is under way.
     No,
     /// Nothing more is read, and what was begun ends.
     Stopping,
-    /// It has been saved, or is in its place and not served yet.
+    /// The mount has been saved, or is restored and not served yet.
     AtRest,
 }
 
 impl Channel {
-    /// Goes on with a mount that another daemon has saved.
+    /// Continues a mount that another daemon has saved.
     pub(in super::super) fn restored(
         filesystem: Arc<FileSystem>,
         device: OwnedFd,
@@ -41,7 +42,7 @@ impl Channel {
         channel
     }
 
-    /// Takes note of whether it is to be handed over, or not any more, or has been.
+    /// Records whether the mount is to be handed over, is not any more, or has been.
     pub(super) fn follow(&mut self) {
         match (self.home.member.phase(), self.moving) {
             (Phase::Suspended, Moving::No) => self.moving = Moving::Stopping,
@@ -74,7 +75,8 @@ impl Channel {
         }));
     }
 
-    /// Another daemon serves it, or will. One that was mounted for a daemon that could not take over is nobody's.
+    /// Releases the mount to another daemon. A mount made for a daemon that could not take over
+    /// belongs to nobody.
     pub(super) fn let_go(&mut self) {
         if std::mem::take(&mut self.is_saved) {
             self.filesystem.ownership().set(false);

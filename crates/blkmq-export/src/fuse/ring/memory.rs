@@ -1,4 +1,5 @@
-//! Decides whether a mount has rings, and how many requests their memory is for. All of it is there, and touched, before the mount is.
+//! Decides whether a mount has rings, and for how many requests they have memory. All of it is
+//! there, and touched, before the mount is.
 
 use std::io;
 use std::sync::Once;
@@ -9,19 +10,19 @@ use crate::common::command_ring::CommandRing;
 use crate::common::sys::{Buffer, Chunk};
 use crate::common::touched::touched;
 
-/// What the kernel says of FUSE over io_uring.
+/// The state of FUSE over io_uring in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Switch {
     On,
     Off,
-    /// It has none.
+    /// The kernel does not have it.
     Missing,
 }
 
-/// What the rings of one mount are made of, got by a thread that may wait for it.
+/// The parts of the rings of one mount, allocated by a thread that may block.
 pub(in super::super) struct RingMemory(Vec<OfReactor>);
 
-/// What one reactor's ring is made of.
+/// The parts of one reactor's ring.
 pub(super) struct OfReactor {
     ring: CommandRing,
     /// The processors whose queues it has.
@@ -41,10 +42,11 @@ impl Switch {
 }
 
 impl RingMemory {
-    /// What a mount has where rings are wanted (`Some(true)`), not (`Some(false)`), or if the kernel has them switched on. May block.
+    /// The memory where rings are wanted (`Some(true)`), not wanted (`Some(false)`), or used if the
+    /// kernel has them enabled. May block.
     ///
     /// # Errors
-    /// Why there cannot be any, if they are wanted.
+    /// Why rings cannot be used, if they are wanted.
     pub(in super::super) fn get(
         is_wanted: Option<bool>,
         block_size: u32,
@@ -89,7 +91,7 @@ impl RingMemory {
 
 impl OfReactor {
     fn new(processors: Vec<usize>, entries_of_queue: usize, block_size: u32) -> io::Result<Self> {
-        // A read that is no multiple of blocks has parts of two more than it asks for.
+        // A read that is not aligned to blocks covers up to two more than it asks for.
         let bytes = HEADER_BYTES + RING_DATA_BYTES_MAX + 2 * block_size as usize;
         let queues = processors.iter().map(|queue| *queue as u16);
         let entries = queues.flat_map(|queue| std::iter::repeat_n(queue, entries_of_queue));
@@ -121,12 +123,13 @@ fn queues() -> io::Result<usize> {
     count.ok_or_else(|| io::Error::other(format!("{POSSIBLE} has {possible:?}")))
 }
 
-/// So many in all, or some for each where there are many processors: a queue has no more requests under way than entries.
+/// A number in all, but at least some for each queue where there are many processors: a queue has
+/// at most as many requests under way as entries.
 fn entries_of_queue(queues: usize) -> usize {
     (ENTRIES / queues).max(ENTRIES_OF_QUEUE_MIN)
 }
 
-/// Bytes before an entry's data, which direct I/O wants on a page of its own.
+/// Bytes before an entry's data, which needs a page of its own for direct I/O.
 pub(super) const HEADER_BYTES: usize = 4096;
 const ENTRIES: usize = 128;
 const ENTRIES_OF_QUEUE_MIN: usize = 8;

@@ -1,20 +1,21 @@
-//! Decides on which processors a reactor runs that has the queues of some.
+//! Decides on which processors a reactor runs that serves the queues of some.
 
 use std::cell::{Cell, RefCell};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The calling thread stays on some processors, as long as one of these is there.
+/// The calling thread stays on some processors, as long as one of these exists.
 pub(super) struct Bound(());
 
 thread_local! {
-    /// How many keep this thread where it is, and where it might run before.
+    /// How many of them exist for this thread, and where it might run before.
     static COUNT: Cell<u32> = const { Cell::new(0) };
     static FORMER: RefCell<Option<CpuSet>> = const { RefCell::new(None) };
 }
 
 impl Bound {
-    /// Keeps the calling thread on those of `processors` on which it may run. None if there are none of them, or the system refuses.
+    /// Binds the calling thread to those of `processors` on which it may run. `None` if there are
+    /// none, or the system refuses.
     pub(super) fn to(processors: &[usize]) -> Option<Self> {
         let former = sched_getaffinity(None).ok()?;
         if COUNT.get() == 0 {
@@ -41,13 +42,14 @@ impl Drop for Bound {
         if COUNT.get() == 0
             && let Some(former) = FORMER.take()
         {
-            // It may run where it might before; if not, it runs where it does.
+            // Restores the former processors; if that fails, the thread stays where it is.
             let _ = sched_setaffinity(None, &former);
         }
     }
 }
 
-/// How many processors there can be, as Linux lists them: `0-1`, or `0,2-3`. None if that is no such list.
+/// The number of possible processors, from a list of Linux: `0-1`, or `0,2-3`. `None` if it is no
+/// such list.
 pub(super) fn count(list: &str) -> Option<usize> {
     let ranges = list.trim().split(',').map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,4 +1,5 @@
-//! Decides how FUSE's commands stand in a ring (`Documentation/filesystems/fuse/fuse-io-uring.rst`, `linux/fuse.h` 7.42).
+//! Decides how FUSE's commands are laid out in a ring
+//! (`Documentation/filesystems/fuse/fuse-io-uring.rst`, `linux/fuse.h` 7.42).
 
 use std::os::fd::RawFd;
 
@@ -7,9 +8,11 @@ use io_uring::{opcode, squeue, types};
 
 use crate::common::command_ring::CommandRing;
 
-/// Has the kernel put requests of a queue into this memory from here on, and end the command each time.
+/// Makes the kernel put requests of a queue into this memory from here on, and complete the command
+/// each time.
 ///
-/// The memory's first page has the header, and what is behind it the data. It is the kernel's until the command ends.
+/// The memory's first page has the header, the rest the data. It belongs to the kernel until the
+/// command ends.
 pub(super) fn register(ring: &CommandRing, device: RawFd, queue: u16, memory: Lent, user: u64) {
     let start = memory.start().as_ptr().expose_provenance() as u64;
     let data_bytes = u64::from(memory.len()) - PAGE;
@@ -29,7 +32,8 @@ pub(super) fn register(ring: &CommandRing, device: RawFd, queue: u16, memory: Le
     unsafe { ring.push(entry.user_data(user)) };
 }
 
-/// Answers a request with what lies in its memory, which is the kernel's from here on, and has the next one put there.
+/// Answers a request with the content of its memory, which belongs to the kernel from here on, and
+/// asks for the next one.
 pub(super) fn commit(ring: &CommandRing, device: RawFd, queue: u16, commit_id: u64, user: u64) {
     let entry = opcode::UringCmd80::new(types::Fd(device), COMMIT_AND_FETCH);
     let entry = entry.cmd(command(queue, commit_id)).build();
@@ -37,7 +41,7 @@ pub(super) fn commit(ring: &CommandRing, device: RawFd, queue: u16, commit_id: u
     unsafe { ring.push(entry.user_data(user)) };
 }
 
-/// What a command has beside its number: flags, the request that is answered, the queue.
+/// The fields of a command beside its number: flags, the request that is answered, the queue.
 fn command(queue: u16, commit_id: u64) -> [u8; 80] {
     let mut command = [0; 80];
     command[8..16].copy_from_slice(&commit_id.to_ne_bytes());
@@ -50,7 +54,7 @@ const COMMIT_AND_FETCH: u32 = 2;
 /// Memory is named in two parts, header and data.
 const PARTS: u32 = 2;
 const PARTS_AT: usize = 2048;
-/// Where an entry of a ring has its length.
+/// The offset of the length in an entry of a ring.
 const LEN_AT: usize = 24;
 const _: () = assert!(size_of::<squeue::Entry128>() == 128);
 const PAGE: u64 = 4096;

@@ -1,10 +1,10 @@
-//! Decides the life of one NBD connection on its reactor: what it is called for, and what is sent once per batch. Made by
-//! `listener`; bytes go through `receive` and `transmit`.
+//! Decides what one NBD connection does on its reactor: how it reacts to events, and what it sends
+//! once per batch. `listener` makes connections; `receive` and `transmit` move bytes.
 //!
 //! ```text
 //!  socket ─► intake: receives, lets the session judge ─► requests: begin, submit, end ─► replies, sent once per batch
-//!            deadlines: who is too late          ending: what becomes of what was begun when the client is gone
-//!            moving: how another daemon goes on with it
+//!            deadlines: which client is too late         ending: what happens to open requests when the client is gone
+//!            moving: how another daemon continues the connection
 //! ```
 
 mod deadlines;
@@ -45,9 +45,9 @@ use crate::nbd::session::{Request, Session};
 /// One client.
 pub(super) struct Connection {
     wire: Wire,
-    /// The handshake of TLS, while that is under way.
+    /// The TLS handshake, while it is under way.
     handshake: Option<Handshake>,
-    /// Who is at the other end, for messages.
+    /// The peer, for messages.
     peer: String,
     session: Session,
     receive: Receive,
@@ -55,50 +55,52 @@ pub(super) struct Connection {
     slots: Slots,
     /// The disk that the client selected, with what every bio needs of it.
     disk: Option<Disk>,
-    /// Its place among the users of the disk.
+    /// The registration of the connection as a user of the disk.
     disk_use: Option<Use>,
-    /// Writes that may be lost: what it has been told of.
+    /// What the client was told of writes that may be lost.
     heard: Heard,
-    /// Its place among the connections of the disk; from the selection on.
+    /// The place of the connection among those of its disk, once a disk is selected.
     place: Option<Membership>,
-    /// Predecessors have to end before the selection is answered: nothing is received or sent meanwhile.
+    /// Earlier sessions have to end before the selection is answered; meanwhile nothing is received
+    /// or sent.
     is_waiting: bool,
     /// Fences, by their slots, and the sessions that have to end for them.
     fences: Vec<(u32, Fenced)>,
-    /// A request for whose payload there is no memory yet.
+    /// A request that waits for memory for its payload.
     starved: Option<Request>,
-    /// The write whose payload is being received, and how much of it is there.
+    /// The write whose payload is being received, and how many bytes of it have arrived.
     filling: Option<(u32, usize)>,
-    /// Bios that the queue had no room for.
+    /// Bios for which the queue had no room.
     refused: VecDeque<Bio>,
     /// The socket may have bytes to receive.
     is_readable: bool,
-    /// The peer sends no more; what it sent last may still be there.
+    /// The peer sends no more; its last bytes may still wait in the socket.
     has_left: bool,
     /// The socket takes no more bytes; a poll waits for that to change.
     is_blocked: bool,
     is_polling: bool,
-    /// It is called again in the next turn.
+    /// The connection is called again in the next turn.
     comes_again: bool,
     closing: Closing,
-    /// The session takes no more before replies are sent.
+    /// The session takes no more until replies are sent.
     is_busy: bool,
-    /// Since when nothing of what waits was taken by the client; since when the same half message is there; since when
-    /// the engine wants to shut down.
+    /// Since when the client has taken none of the waiting bytes; since when the same incomplete
+    /// message has waited; since when the engine shuts down.
     unread_since: Option<Instant>,
     half_since: Option<Instant>,
     draining_since: Option<Instant>,
-    /// Messages that were taken whole, and how many there were when `half_since` was set.
+    /// Messages that were taken whole, and their number when `half_since` was set.
     messages: u64,
     half_messages: u64,
     started_at: Instant,
-    /// Where what was looked up for it comes; there is one from the selection on.
+    /// Where answers to look-ups arrive; set once a disk is selected.
     asker: Option<Arc<Asker>>,
-    /// How far it is on its way to another daemon.
+    /// How far the hand-over to another daemon is.
     moving: Moving,
-    /// What polls have said while it was at rest.
+    /// Poll results that arrived while the connection was at rest.
     missed: i32,
-    /// Another daemon has saved it; writes may be lost of which its client has not been told.
+    /// Whether the connection was restored; whether writes may be lost of which the client has not
+    /// been told.
     is_restored: bool,
     has_losses: bool,
     door: Arc<Door>,
@@ -109,11 +111,11 @@ pub(super) struct Connection {
 /// How far the end of a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Closing {
-    /// It lives.
+    /// The connection is open.
     No,
-    /// Nothing is received any more; what was begun is finished and sent.
+    /// Nothing is received any more; requests that were begun are finished, and their replies sent.
     Finishing,
-    /// The peer is gone, or has not kept to the rules of time: nothing is sent any more either.
+    /// The peer is gone or has missed a deadline: nothing is sent any more either.
     Dead,
 }
 
@@ -126,11 +128,11 @@ impl Connection {
             member,
         } = client;
         if is_tcp {
-            // Replies are sent in whole batches; waiting for more would only delay them.
+            // Replies are sent in whole batches; Nagle's algorithm would only delay them.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
             watch_for_a_silent_end(&socket);
         }
-        // A batch of replies should fit; how much is granted is the system's to say.
+        // A batch of replies should fit; the system decides how much it grants.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         let mut transmit = Transmit::default();
         let offered = door.offered();
@@ -178,7 +180,7 @@ impl Connection {
         }
     }
 
-    /// Sends what has gathered. Says whether buffers became free.
+    /// Sends what waits. Returns whether buffers became free.
     fn send(&mut self, now: Instant) -> bool {
         let Self {
             wire,
@@ -210,12 +212,12 @@ impl Connection {
         any_freed
     }
 
-    /// Says whether something is to be sent.
+    /// Returns whether bytes wait to be sent.
     fn has_unsent(&self) -> bool {
         !self.transmit.is_empty() || self.wire.has_unsent()
     }
 
-    /// Has the ring tell when the socket takes bytes again.
+    /// Makes the ring report when the socket takes bytes again.
     fn wait_for_room(&mut self, cx: &mut Cx<'_>) {
         self.is_blocked = true;
         let socket = self.wire.socket().as_raw_fd();
@@ -230,7 +232,7 @@ impl Connection {
         &self.door.log
     }
 
-    /// Names the connection for a message.
+    /// The name of the connection for a message.
     fn name(&self) -> String {
         match &self.disk {
             Some(disk) => format!("connection of {} to {}", self.peer, disk.name),
@@ -238,13 +240,13 @@ impl Connection {
         }
     }
 
-    /// Takes note of what a poll says of the peer.
+    /// Records what a poll reports of the peer.
     fn polled(&mut self, result: i32, now: Instant) {
         self.has_left |= result & LEFT != 0;
         if result >= 0 && result & RESET != 0 {
             self.reset(now);
         } else if self.is_waiting && self.has_left {
-            // It has not waited until it was let in.
+            // The client left before it was let in.
             self.closing = Closing::Dead;
         }
     }
@@ -398,17 +400,17 @@ impl Service for Connection {
     }
 }
 
-/// What a poll says of a peer that sends no more; an errno, which has the sign bit, counts too.
+/// Poll results of a peer that sends no more; an errno, which has the sign bit, counts too.
 const LEFT: i32 = (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) as i32 | i32::MIN;
-/// What it says of a connection that was reset.
+/// Poll result of a connection that was reset.
 const RESET: i32 = libc::POLLERR as i32;
 const POLL_IN: u64 = 0;
 const POLL_OUT: u64 = 1;
 const CANCEL: u64 = 2;
 const AGAIN: u64 = 3;
-/// How often one batch sends and takes in more, before others have their turn.
+/// How often one batch sends and takes in more, before the turn passes to others.
 const ROUNDS_MAX: usize = 4;
 const SELECTED: &str = "requests follow the selection of an export";
-/// What a connection asks for as its socket's send buffer, in bytes: a batch of 64 replies of 4 KiB, with the kernel's
-/// overhead.
+/// Size that a connection requests for its socket's send buffer, in bytes: a batch of 64 replies of
+/// 4 KiB, with the kernel's overhead.
 const SOCKET_BUFFER: usize = 2 << 20;

@@ -1,6 +1,7 @@
-//! Decides where received bytes go: into a buffer of which the session takes messages, or, for the rest of a large write,
-//! straight into the request's own buffer; and how many of them one turn takes, so that a client that sends as fast as it is
-//! received holds up nobody else on the reactor. Read by `connection`.
+//! Decides where received bytes go: into a buffer from which the session takes messages or, for the
+//! rest of a large write, straight into the request's own buffer. It also limits the bytes of one
+//! turn, so that a client that sends as fast as the server receives does not delay others on the
+//! reactor. Used by `connection`.
 
 use std::io;
 
@@ -10,18 +11,20 @@ use crate::common::sys::{Buffer, Region};
 /// Received bytes that the session has not taken.
 #[derive(Debug)]
 pub(super) struct Receive {
-    /// None if the system had no memory for it: such a connection is closed before it receives anything.
+    /// `None` if the system had no memory: such a connection is closed before it receives anything.
     bytes: Option<Buffer>,
     start: usize,
     end: usize,
     /// Bytes that this turn may still take.
     left: usize,
-    /// What another daemon has received and not taken, the first byte last: it comes before what the socket has.
+    /// Bytes that another daemon received and did not take, the first byte last: they come before
+    /// those of the socket.
     inherited: Vec<u8>,
 }
 
 impl Receive {
-    /// Makes a buffer that holds `bytes_min` at least. It is a region of its own, of which only what is used takes memory.
+    /// Makes a buffer of at least `bytes_min`. It is a region of its own, of which only the used
+    /// part takes memory.
     pub(super) fn new(bytes_min: usize) -> Self {
         let bytes = bytes_min.max(BYTES);
         let region = Region::new_blank(bytes).ok();
@@ -34,24 +37,24 @@ impl Receive {
         }
     }
 
-    /// Has bytes come before what the socket has.
+    /// Puts bytes in front of those of the socket.
     pub(super) fn restore(&mut self, mut received: Vec<u8>) {
         received.reverse();
         self.inherited = received;
     }
 
-    /// Appends all that was received and not taken.
+    /// Appends all bytes that were received and not taken.
     pub(super) fn append_waiting_to(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.waiting());
         out.extend(self.inherited.iter().rev());
     }
 
-    /// Says whether nothing was received that is not taken.
+    /// Returns whether all received bytes were taken.
     pub(super) fn is_empty(&self) -> bool {
         self.start == self.end && self.inherited.is_empty()
     }
 
-    /// Says whether there is no memory to receive into.
+    /// Returns whether there is no buffer to receive into.
     pub(super) fn is_missing(&self) -> bool {
         self.bytes.is_none()
     }
@@ -76,7 +79,7 @@ impl Receive {
         }
     }
 
-    /// Moves as many waiting bytes as there are into `into`; says how many.
+    /// Moves as many waiting bytes as fit into `into`; returns how many.
     pub(super) fn move_into(&mut self, into: &mut [u8]) -> usize {
         let bytes = into.len().min(self.end - self.start);
         into[..bytes].copy_from_slice(&self.waiting()[..bytes]);
@@ -84,10 +87,10 @@ impl Receive {
         bytes
     }
 
-    /// Receives more behind what waits.
+    /// Receives more behind the bytes that wait.
     ///
     /// # Errors
-    /// What the socket says: the peer is gone.
+    /// The error of the socket: the peer is gone.
     pub(super) fn fill(&mut self, wire: &mut Wire) -> io::Result<Received> {
         let bytes = self.bytes.as_mut().map_or(&mut [][..], Buffer::bytes_mut);
         if bytes.len() - self.end < bytes.len() / 4 {
@@ -101,16 +104,16 @@ impl Receive {
         Ok(received)
     }
 
-    /// Receives past the buffer, in which nothing waits.
+    /// Receives past the buffer, which must be empty.
     ///
     /// # Errors
-    /// What the socket says: the peer is gone.
+    /// The error of the socket: the peer is gone.
     pub(super) fn receive_into(&mut self, wire: &mut Wire, into: &mut [u8]) -> io::Result<Received> {
         take_of_turn(&mut self.left, &mut self.inherited, wire, into)
     }
 }
 
-/// Receives no more than a turn has left.
+/// Receives no more than the turn has left.
 fn take_of_turn(
     left: &mut usize,
     inherited: &mut Vec<u8>,
@@ -131,7 +134,7 @@ fn take_of_turn(
     Ok(received)
 }
 
-/// Takes what another daemon has received.
+/// Takes bytes that another daemon received.
 #[cold]
 fn take_inherited(inherited: &mut Vec<u8>, into: &mut [u8]) -> Received {
     let bytes = into.len().min(inherited.len());
@@ -150,8 +153,8 @@ fn take_inherited(inherited: &mut Vec<u8>, into: &mut [u8]) -> Received {
 /// Enough for a batch of 32 writes of 4 KiB.
 const BYTES: usize = 144 << 10;
 
-/// Bytes of one connection in one turn of its reactor: 0.1 to 0.3 ms of copying. More would cost fewer turns, which cost a
-/// microsecond or two each, and the reactor's other clients wait longer.
+/// Bytes that one connection receives in one turn of its reactor: 0.1 to 0.3 ms of copying. More
+/// would cost fewer turns (a microsecond or two each) but delay the reactor's other clients.
 const TURN_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
@@ -196,7 +199,7 @@ mod tests {
         while all < 8 << 20 {
             receive.begin_turn();
             let mut turn = 0;
-            // By turns into the buffer and past it, as a client's writes have it.
+            // Alternately into the buffer and past it, as a client's writes do.
             for call in 0.. {
                 let received = match call % 2 {
                     0 => receive.fill(&mut wire),

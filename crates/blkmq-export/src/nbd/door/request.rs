@@ -1,4 +1,5 @@
-//! Decides what a disk is asked for a client's request, and what the client is told of its end. Used by `connection`.
+//! Decides which bio a client's request becomes, and which reply the client gets at its end. Used
+//! by `connection`.
 
 use blkmq_core::bio::{Bio, Flags, Op as BioOp, Status};
 use blkmq_host::disk::Disk;
@@ -7,7 +8,7 @@ use blkmq_nbd::codec::{CommandFlags, ErrorCode, ExtentState};
 
 use crate::nbd::session::{Op, Request};
 
-/// Bytes of the buffer that a request needs. One for block status reads a block.
+/// Bytes of the buffer that a request needs. A request for block status reads a block.
 pub(super) fn buffer_bytes(request: &Request, disk: &Disk) -> usize {
     match request.op {
         Op::BlockStatus => disk.block_size as usize,
@@ -15,7 +16,7 @@ pub(super) fn buffer_bytes(request: &Request, disk: &Disk) -> usize {
     }
 }
 
-/// What the disk is asked to do for a request.
+/// The bio for a request.
 pub(super) fn bio(request: &Request, disk: &Disk, slot: u32) -> Bio {
     let (op, mut flags) = match request.op {
         Op::Read => (BioOp::Read, Flags::NONE),
@@ -66,7 +67,7 @@ pub(super) fn extent(extent: &blkmq_host::device::Extent) -> Extent {
     }
 }
 
-/// What the client is told of a failure.
+/// The error code and message that report a failure to the client.
 pub(super) fn error_of(status: Status, request: &Request) -> (ErrorCode, &'static str) {
     match status {
         Status::NoSpace => (ErrorCode::NoSpace, "no space left for it"),

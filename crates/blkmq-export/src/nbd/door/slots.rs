@@ -1,5 +1,6 @@
-//! Decides what a connection remembers of each request that was begun and not yet replied to in full: the request and its
-//! payload, under a number that the bio carries as its cookie. Memory comes from `buffers`.
+//! Decides what a connection stores of each request that was begun and not yet replied to in full:
+//! the request and its payload, under a number that the bio carries as its cookie. `buffers`
+//! provides the memory.
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use crate::nbd::session::{Op, Request};
 pub(super) struct Slots {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
-    /// There are some from the selection of an export on.
+    /// Set once an export is selected.
     buffers: Option<Buffers>,
 }
 
@@ -24,29 +25,31 @@ pub(super) struct Slots {
 pub(super) struct Slot {
     pub(super) request: Request,
     pub(super) payload: Option<Payload>,
-    /// Bytes of the request that have been read or written already: a large one goes to the disk in pieces.
+    /// Bytes of the request that were read or written already: a large one goes to the disk in
+    /// pieces.
     pub(super) done: u64,
-    /// What has been read so far is nothing but zeroes.
+    /// All that was read so far is zeroes.
     pub(super) is_zero: bool,
 }
 
 impl Slots {
-    /// Says who pays for the buffers, and whether they may be none that others have used before.
+    /// Sets the account that pays for the buffers, and whether buffers that others have used are
+    /// excluded.
     pub(super) fn set_account(&mut self, account: Account, is_for_itself: bool) {
         self.buffers = Some(Buffers::new(account, is_for_itself));
     }
 
-    /// Forgets that a request could not begin for want of memory: it is not wanted any more.
+    /// Withdraws the claim of a request that waits for memory: the request is not wanted any more.
     pub(super) fn give_up(&mut self) {
         if let Some(buffers) = &mut self.buffers {
             buffers.give_up();
         }
     }
 
-    /// Begins a request, with memory for so many bytes.
+    /// Begins a request, with `bytes` of memory.
     ///
     /// # Errors
-    /// If there is no memory for that now.
+    /// There is no memory now.
     pub(super) fn begin(&mut self, request: Request, bytes: usize) -> Result<u32, NoMemory> {
         let payload = match bytes {
             0 => None,
@@ -69,17 +72,17 @@ impl Slots {
     /// Returns a request under way.
     ///
     /// # Panics
-    /// If there is none of that number.
+    /// There is no request of that number.
     pub(super) fn get(&mut self, index: u32) -> &mut Slot {
         self.slots[index as usize]
             .as_mut()
             .expect("a request that is under way")
     }
 
-    /// Returns a range of what a read has brought that has ended, piece by piece.
+    /// Returns a range of the data of a read that has ended, piece by piece.
     ///
     /// # Panics
-    /// If there is no such request, or its memory is still lent.
+    /// There is no such request, or its memory is still lent.
     pub(super) fn data(&self, index: u32, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         let slot = self.slots[index as usize]
             .as_ref()
@@ -87,7 +90,7 @@ impl Slots {
         slot.payload.as_ref().expect("a read has memory").slices(range)
     }
 
-    /// Ends a request: its number and its buffer are free for the next.
+    /// Ends a request: its number and its buffer are free for the next one.
     pub(super) fn end(&mut self, index: u32) -> Request {
         let slot = self.slots[index as usize]
             .take()
@@ -105,14 +108,15 @@ impl Slots {
             .expect("buffers on the account of the export's group")
     }
 
-    /// How many requests are under way.
+    /// The number of requests under way.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 }
 
 impl Slot {
-    /// Makes `bio`, which is for the whole request, one for its next piece, and lends it the memory of that.
+    /// Turns `bio`, which covers the whole request, into one for the next piece, and lends it the
+    /// memory of that piece.
     pub(super) fn lend_to(&mut self, bio: &mut Bio) {
         let end = self.piece_end(bio.len);
         if let Some(payload) = &mut self.payload {
@@ -122,8 +126,9 @@ impl Slot {
         }
     }
 
-    /// Where the piece ends that is under way, or the next one: a part of `bytes` for which there is one bio. A read into memory
-    /// that nobody has touched yet takes ten times as long to copy, and so goes in smaller ones.
+    /// The end of the piece that is under way, or of the next one: a part of `bytes` that one bio
+    /// covers. A read into untouched memory takes ten times as long to copy, so its pieces are
+    /// smaller.
     fn piece_end(&self, bytes: u64) -> u64 {
         let end = bytes.min(self.done + PIECE_BYTES_MAX);
         match &self.payload {
@@ -134,15 +139,17 @@ impl Slot {
         }
     }
 
-    /// Notes that a bio has ended well. Says whether there is more of the request to be read or written.
+    /// Records that a bio has ended well. Returns whether more of the request remains to be read or
+    /// written.
     pub(super) fn is_unfinished(&mut self) -> bool {
         let has_pieces = matches!(self.request.op, Op::Read | Op::Write);
         self.done = self.piece_end(self.request.length);
         has_pieces && self.done < self.request.length
     }
 
-    /// Looks whether the piece of a read that has ended well brought nothing but zeroes. Other data mostly shows in the first bytes, so
-    /// that looking costs little; and what is zero costs a tenth of sending it.
+    /// Checks whether the piece of a read that has ended well is all zeroes. Other data mostly
+    /// shows in its first bytes, so the check costs little; a check of zeroes costs a tenth of
+    /// sending them.
     pub(super) fn look_for_zeroes(&mut self) {
         let end = self.piece_end(self.request.length);
         if let (Op::Read, true, Some(payload)) = (self.request.op, self.is_zero, &self.payload) {
@@ -163,10 +170,11 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(LOOKED_AT_ONCE).all(zero)
 }
 
-/// Longest bio for a part of a request. Larger requests go to the disk piece by piece: a drive that moves data while a bio is issued would
-/// otherwise hold up everybody on this thread for as long as 32 MiB take.
+/// Longest bio for a part of a request. Larger requests go to the disk piece by piece: a drive that
+/// moves data while a bio is issued would otherwise delay everybody on this thread for as long as
+/// 32 MiB take.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
-/// Bytes that are looked at together: a loop without a branch, which the compiler makes wide.
+/// Bytes checked together: a loop without a branch, which the compiler vectorizes.
 const LOOKED_AT_ONCE: usize = 256;
 
 #[cfg(test)]

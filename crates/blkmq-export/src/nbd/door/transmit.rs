@@ -1,6 +1,6 @@
-//! Decides what goes out over a connection, in which order and in how few system calls: heads of replies and buffers of
-//! reads are gathered during a batch and sent with one call at its end. And how many bytes one turn sends: they are copied on the
-//! reactor's thread. Fed by `connection`.
+//! Decides what a connection sends, in which order and in how few system calls: heads of replies
+//! and buffers of reads are gathered during a batch and sent with one call at its end. It also
+//! limits the bytes of one turn, since the reactor's thread copies them. Used by `connection`.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -13,14 +13,14 @@ use super::wire::{Out, Wire};
 /// What waits to be sent.
 #[derive(Debug)]
 pub(super) struct Transmit {
-    /// Heads; the session appends here, then [`Transmit::note_heads`] takes note.
+    /// Heads; the session appends here, then [`Transmit::note_heads`] records them.
     pub(super) heads: Vec<u8>,
-    /// Bytes of `heads` that are sent.
+    /// Bytes of `heads` that were sent.
     heads_sent: usize,
     /// Bytes of `heads` that are in `pieces`.
     heads_noted: usize,
     pieces: VecDeque<Piece>,
-    /// What another daemon has not sent.
+    /// Bytes that another daemon has not sent.
     inherited: Vec<u8>,
     /// Bytes that this turn may still send.
     left: usize,
@@ -42,27 +42,27 @@ impl Default for Transmit {
 /// A run of bytes on its way out.
 #[derive(Debug)]
 enum Piece {
-    /// So many bytes of heads.
+    /// This number of bytes of heads.
     Heads(usize),
     /// The rest of a slot's buffer: bytes already sent, bytes in all.
     Data { slot: u32, sent: usize, len: usize },
-    /// The rest of what another daemon has not sent: bytes already sent.
+    /// The rest of the bytes that another daemon has not sent: bytes already sent.
     Inherited(usize),
 }
 
-/// How far a call of [`Transmit::send`] came.
+/// How far a call of [`Transmit::send`] got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// Everything is out.
+    /// Everything is sent.
     All,
     /// The socket takes no more now.
     Blocked,
-    /// This turn has had its part. There is more.
+    /// This turn has used its allowance; more bytes wait.
     Enough,
 }
 
 impl Transmit {
-    /// Takes note of heads that were appended.
+    /// Records heads that were appended.
     #[inline]
     pub(super) fn note_heads(&mut self) {
         let new = self.heads.len() - self.heads_noted;
@@ -76,13 +76,13 @@ impl Transmit {
         }
     }
 
-    /// Appends the buffer of a slot whose read has ended, behind the head that was just noted.
+    /// Appends the buffer of a slot whose read has ended, behind the head that was recorded last.
     #[inline]
     pub(super) fn push_data(&mut self, slot: u32, len: usize) {
         self.pieces.push_back(Piece::Data { slot, sent: 0, len });
     }
 
-    /// Has these bytes sent, instead of what waits.
+    /// Replaces what waits by these bytes.
     pub(super) fn restore(&mut self, unsent: Vec<u8>) {
         self.clear(|_| {});
         if !unsent.is_empty() {
@@ -111,7 +111,7 @@ impl Transmit {
         unsent
     }
 
-    /// How many buffers of reads wait.
+    /// The number of buffers of reads that wait.
     pub(super) fn data_pieces(&self) -> usize {
         let is_data = |piece: &&Piece| matches!(piece, Piece::Data { .. });
         self.pieces.iter().filter(is_data).count()
@@ -122,17 +122,17 @@ impl Transmit {
         self.left = TURN_BYTES;
     }
 
-    /// Says whether this turn sends no more.
+    /// Returns whether this turn sends no more.
     pub(super) fn has_sent_enough(&self) -> bool {
         self.left == 0
     }
 
-    /// Says whether nothing waits.
+    /// Returns whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Forgets everything, when the peer is gone; tells `done` of each slot whose buffer is free.
+    /// Discards everything when the peer is gone; calls `done` for each slot whose buffer is free.
     pub(super) fn clear(&mut self, mut done: impl FnMut(u32)) {
         for piece in self.pieces.drain(..) {
             if let Piece::Data { slot, .. } = piece {
@@ -143,10 +143,11 @@ impl Transmit {
         self.forget_heads();
     }
 
-    /// Sends as much as the socket takes and the turn may; tells `done` of each slot whose buffer is sent. Says how many bytes went out, too.
+    /// Sends as much as the socket takes and the turn allows; calls `done` for each slot whose
+    /// buffer is sent. Also returns the number of bytes sent.
     ///
     /// # Errors
-    /// What the socket says: the peer is gone.
+    /// The error of the socket: the peer is gone.
     pub(super) fn send(
         &mut self,
         wire: &mut Wire,
@@ -240,7 +241,8 @@ impl Transmit {
     fn forget_heads(&mut self) {
         self.heads.clear();
         if self.heads.capacity() > HEADS_KEPT {
-            // A client that did not read for a while: the memory is nobody's allowance.
+            // The client did not read for a while: this memory is not counted for anybody, so it is
+            // freed.
             self.heads = Vec::new();
         }
         self.heads_sent = 0;
@@ -248,7 +250,7 @@ impl Transmit {
     }
 }
 
-/// Room for heads that a connection keeps, in bytes: of a batch of some hundred.
+/// Bytes of heads for which a connection keeps room: a batch of some hundred.
 const HEADS_KEPT: usize = 16 << 10;
 /// Pieces given to one system call.
 const PIECES_AT_ONCE: usize = 128;

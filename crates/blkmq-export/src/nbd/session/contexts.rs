@@ -9,7 +9,7 @@ use blkmq_nbd::codec::option_reply::{OptionReplies, ReplyKind};
 use super::negotiation::{ALLOCATION_CONTEXT_ID, Negotiation};
 use crate::nbd::export::Export;
 
-/// The one metadata context there is.
+/// The only metadata context.
 const ALLOCATION_CONTEXT: &str = "base:allocation";
 
 impl Negotiation {

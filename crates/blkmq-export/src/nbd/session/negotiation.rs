@@ -1,8 +1,9 @@
 //! Decides how a client's flags and options are answered, up to the selection of an export.
-//! `transmission` takes over from there. Nothing is kept but counters: option data is read where it was received.
+//! `transmission` takes over from there. Only counters are kept: option data is read where it was
+//! received.
 //!
 //! ```text
-//!  flags ──► options ⇄ skipping (data nobody looks at)
+//!  flags ──► options ⇄ skipping (data that is discarded)
 //!               └────► selected, or the end
 //! ```
 
@@ -26,17 +27,17 @@ use crate::nbd::limits::Limits;
 
 /// Its id on the wire.
 pub(super) const ALLOCATION_CONTEXT_ID: u32 = 1;
-/// Bytes of a client's string that an error message repeats.
+/// Bytes of a client's string that an error message quotes.
 const QUOTED_BYTES_MAX: usize = 256;
 
 /// What became of the next message.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// It is not all there.
+    /// It has not arrived whole.
     Incomplete,
     /// Answers must be sent first.
     Busy,
-    /// These bytes are done with; there may be another message behind them.
+    /// These bytes were taken; another message may follow.
     Taken(usize),
     /// These bytes ask for TLS, which is granted.
     StartTls(usize),
@@ -46,14 +47,14 @@ pub(super) enum Next {
     End(usize, Event),
 }
 
-/// What the client settled on.
+/// What the client negotiated.
 #[derive(Debug)]
 pub(super) struct Selection {
     pub(super) export: Arc<Export>,
     pub(super) style: HeaderStyle,
-    /// Block status requests are in order.
+    /// Block status requests are permitted.
     pub(super) block_status: bool,
-    /// What the client calls the session, so that it can be fenced.
+    /// The client's name for the session, so that it can be fenced.
     pub(super) session: Option<SessionName>,
 }
 
@@ -75,7 +76,7 @@ pub(super) struct Negotiation {
 enum State {
     Flags,
     Options,
-    /// `left` bytes of an option's data are thrown away, then it is answered with an error.
+    /// `left` bytes of an option's data are discarded, then it is answered with an error.
     Skipping {
         left: usize,
         option: OptionCode,
@@ -99,7 +100,8 @@ impl Negotiation {
         }
     }
 
-    /// Goes on where another daemon has stopped. A context of an export that is not here any more is not selected.
+    /// Continues where another daemon stopped. If the export of a selected context no longer
+    /// exists, no context is selected.
     pub(super) fn restore(saved: &SavedSession, exports: Arc<ExportTable>) -> Self {
         let mut negotiation = Negotiation::new(exports);
         negotiation.style = saved.style;
@@ -158,7 +160,7 @@ impl Negotiation {
         self.tls = mode.into();
     }
 
-    /// TLS is there: the client begins again, and may select from `exports`.
+    /// TLS is established: the client begins again, and may select from `exports`.
     pub(super) fn secure(&mut self, exports: Arc<ExportTable>) {
         self.exports = exports;
         self.tls = Tls::Started;
@@ -224,7 +226,7 @@ impl Negotiation {
         self.answer(header.code, data, out, limits)
     }
 
-    /// Grants TLS, if nothing has come behind that: whoever can put bytes there need not be the client.
+    /// Grants TLS, if no bytes follow the option: an attacker may have sent those.
     fn start_tls(&mut self, behind: &[u8], out: &mut Vec<u8>) -> Next {
         if !behind.is_empty() {
             return close(0, CloseReason::BytesBehindStartTls);
@@ -235,11 +237,11 @@ impl Negotiation {
         Next::StartTls(OPTION_HEADER_BYTES)
     }
 
-    /// Whether the option is refused whatever its data says.
+    /// The refusal of an option that is refused whatever its data is.
     fn refusal(&self, header: &OptionHeader, limits: &Limits) -> Option<(ReplyKind, &'static str)> {
         let empty = header.data_bytes == 0;
         let kind = match header.code {
-            // Without an error reply of its own: see `answer_export_name`.
+            // It has no error reply: see `answer_export_name`.
             OptionCode::EXPORT_NAME if header.data_bytes as usize <= STRING_BYTES_MAX => return None,
             _ if self.shutting_down => (ReplyKind::ERR_SHUTDOWN, "the server is shutting down"),
             OptionCode::STARTTLS => return self.tls.refusal(header),
@@ -412,7 +414,7 @@ impl Negotiation {
         replies.ack();
     }
 
-    /// Answers `INFO` or `GO`; the export if it succeeded.
+    /// Answers `INFO` or `GO`; returns the export if it succeeded.
     fn answer_info(
         &self,
         data: &[u8],
@@ -458,7 +460,8 @@ fn close(taken: usize, reason: CloseReason) -> Next {
     Next::End(taken, Event::Close(reason))
 }
 
-/// The sizes told to clients: the largest payload is a connection's limit, and bounds the preferred block.
+/// The block sizes in the reply: a connection's limit is the largest payload, and bounds the
+/// preferred block.
 fn block_sizes(export: &Export, limits: &Limits) -> BlockSizes {
     let payload_max = limits.payload_bytes_max;
     let preferred_max = 1 << payload_max.ilog2();

@@ -1,5 +1,6 @@
-//! Decides which form a reply takes under what was negotiated, and counts requests and buffers until they are free.
-//! Heads are appended to the caller's buffer; a read's data stays where it is and is sent behind its head.
+//! Decides which form a reply has under the negotiated options, and counts requests and buffers
+//! until they are free. Heads are appended to the caller's buffer; a read's data stays in place and
+//! is sent behind its head.
 
 use blkmq_nbd::codec::reply::{
     ChunkHead, ChunkKind, Extent, write_chunk_head, write_data_head, write_error_chunk, write_hole_chunk,
@@ -52,7 +53,7 @@ impl Replies {
         self.memory_bytes
     }
 
-    /// Extents worth gathering for one block status reply to `request`.
+    /// Extents worth collecting for one block status reply to `request`.
     pub fn extents_max(&self, request: &Request) -> usize {
         if request.flags.contains(CommandFlags::REQ_ONE) {
             1
@@ -61,7 +62,7 @@ impl Replies {
         }
     }
 
-    /// Replies that `request`, which is no read and no block status, was done.
+    /// Writes the reply of success to `request`, which is no read and no block status.
     ///
     /// # Panics
     /// The request needs another reply, or none was begun.
@@ -108,13 +109,14 @@ impl Replies {
         );
     }
 
-    /// Says whether a read of zeroes can be replied to by [`Replies::hole`].
+    /// Returns whether a read of zeroes can be replied to by [`Replies::hole`].
     #[inline]
     pub fn has_holes(&self) -> bool {
         self.style != HeaderStyle::Simple
     }
 
-    /// Replies to a read that its whole range reads as zeroes: no data follows, and its buffer is free at once.
+    /// Replies to a read that its whole range is zeroes: no data follows, and its buffer is free at
+    /// once.
     ///
     /// # Panics
     /// The request is no read, none was begun, or the client takes simple replies, which have no such form.
@@ -135,7 +137,7 @@ impl Replies {
         self.free(request.payload_bytes());
     }
 
-    /// Forgets a request to which nobody waits for a reply any more.
+    /// Drops a request whose reply nobody waits for any more.
     ///
     /// # Panics
     /// No request was begun.
@@ -153,9 +155,10 @@ impl Replies {
         self.write_error(request.cookie, request.offset, error, message, out);
     }
 
-    /// Replies to a block status request with what is known from its offset on. Runs that the client must not see
-    /// (beyond the first it asked for, beyond the range but for the last, beyond the export) are cut away; no runs at
-    /// all mean that nothing is known, which reads as allocated.
+    /// Replies to a block status request with the extents known from its offset on. Extents that
+    /// the client must not see (beyond the first if it asked for one, beyond the range except in
+    /// the last, beyond the export) are cut off. No extents mean that nothing is known: then the
+    /// range is reported as allocated.
     ///
     /// # Panics
     /// The request is no block status, or none was begun.
@@ -223,7 +226,7 @@ impl Replies {
         }
     }
 
-    /// The part of `extents` that the reply to `request` may show.
+    /// The part of `extents` that the reply to `request` may contain.
     fn visible<'a>(
         &self,
         request: &Request,
@@ -253,7 +256,7 @@ impl Replies {
                 }
                 let bytes = extent.bytes.min(room).min(run_max);
                 shown += bytes;
-                // A run that was cut short is the last one: what follows it is elsewhere.
+                // An extent that was cut is the last one: what follows it is not contiguous.
                 room = if bytes < extent.bytes { 0 } else { room - bytes };
                 Some(Extent {
                     bytes,

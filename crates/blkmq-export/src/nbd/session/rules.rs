@@ -1,5 +1,6 @@
-//! Decides whether a request may be begun, and if not, which of its faults the client is told.
-//! `transmission` asks it for every request: one table look-up and a handful of comparisons when all is well.
+//! Decides whether a request may be begun, and if not, which of its faults is reported to the
+//! client. `transmission` asks for every request: one table look-up and a few comparisons for a
+//! valid one.
 
 use std::fmt;
 
@@ -18,13 +19,13 @@ pub enum Fault {
     ShuttingDown,
     /// No such command.
     UnknownCommand,
-    /// A change of an export that is read-only.
+    /// A write to a read-only export.
     ReadOnly,
-    /// A command the export does not offer.
+    /// A command that the export does not offer.
     NotOffered,
-    /// A flag the command does not have here, or a payload it does not take.
+    /// A flag that is not allowed for the command here, or a payload that it does not take.
     WrongFlags,
-    /// A write without the payload flag that extended headers ask for.
+    /// A write without the payload flag that extended headers require.
     NoPayload,
     /// Block status without a metadata context selected.
     NoContext,
@@ -36,7 +37,7 @@ pub enum Fault {
     BeyondEnd,
     /// Offset or length is no multiple of the block size.
     Unaligned,
-    /// More payload than the server takes.
+    /// More payload than the server accepts.
     TooLong,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct Rules {
     shutting_down: bool,
 }
 
-/// One command's part. `length_max` is zero where no header of the command may pass at all.
+/// The rule of one command. `length_max` is zero where `admit` passes no header of the command.
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     flags_required: u16,
@@ -108,12 +109,13 @@ impl Rules {
         rules
     }
 
-    /// What the client calls the session.
+    /// The client's name for the session.
     pub(super) fn name(&self) -> Option<SessionName> {
         self.session
     }
 
-    /// The operation, if the header keeps every rule. Disconnects, flushes and fences are not asked for here.
+    /// The operation, if the header keeps every rule. Disconnects, flushes and fences are not
+    /// handled here.
     #[inline]
     pub(super) fn admit(&self, header: &RequestHeader) -> Option<Op> {
         let rule = self.by_command.get(usize::from(header.command.0))?;
@@ -128,7 +130,7 @@ impl Rules {
         }
     }
 
-    /// Judges a header that [`Rules::admit`] did not admit: a flush or a fence may be in order.
+    /// Judges a header that [`Rules::admit`] did not admit: it may be a valid flush or fence.
     ///
     /// # Errors
     /// The first fault.
@@ -168,7 +170,7 @@ impl Rules {
         Err(fault)
     }
 
-    /// The error that tells the client of `fault`.
+    /// The error code that reports `fault` to the client.
     pub(super) fn error(&self, header: &RequestHeader, fault: Fault) -> ErrorCode {
         match fault {
             Fault::ShuttingDown => ErrorCode::Shutdown,
@@ -176,7 +178,7 @@ impl Rules {
             Fault::BeyondEnd if matches!(header.command, Command::WRITE | Command::WRITE_ZEROES) => {
                 ErrorCode::NoSpace
             }
-            // The protocol knows EOVERFLOW for reads only, and only beside the DF flag.
+            // The protocol has EOVERFLOW for reads only, and only beside the DF flag.
             Fault::TooLong if header.command == Command::READ && self.style != HeaderStyle::Simple => {
                 ErrorCode::Overflow
             }
@@ -236,7 +238,7 @@ impl Rules {
         let df = self.offered.contains(TransmissionFlags::SEND_DF);
         let fast_zero = self.offered.contains(TransmissionFlags::SEND_FAST_ZERO);
         CommandFlags::NONE
-            // Known clients set it on commands that write nothing, too.
+            // Known clients also set it on commands that write nothing.
             .with_if(fua, CommandFlags::FUA)
             .with_if(op == Op::Read && df, CommandFlags::DF)
             .with_if(op == Op::WriteZeroes, CommandFlags::NO_HOLE)
@@ -245,7 +247,7 @@ impl Rules {
     }
 }
 
-/// The request a header that keeps every rule stands for.
+/// The request of a header that keeps every rule.
 #[inline]
 pub(super) fn request(op: Op, header: &RequestHeader) -> Request {
     Request {

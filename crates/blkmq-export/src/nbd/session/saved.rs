@@ -1,5 +1,6 @@
-//! What another daemon has to know of a session to go on with it: what was negotiated, up to the last byte that was taken. Its bytes
-//! are `saved_codec`'s; what was not taken yet, and what was not sent, is the connection's.
+//! Decides what another daemon needs to continue a session: what was negotiated, up to the last
+//! byte that was taken. `nbd::saved` defines its bytes; the connection saves what was not taken
+//! yet and what was not sent.
 
 use blkmq_nbd::codec::handshake::{OptionCode, SessionName};
 use blkmq_nbd::codec::option_reply::ReplyKind;
@@ -9,9 +10,9 @@ use blkmq_nbd::codec::{HeaderStyle, TransmissionFlags};
 /// A session, between two messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedSession {
-    /// Which headers were agreed on.
+    /// Which headers were negotiated.
     pub style: HeaderStyle,
-    /// What the client calls the session.
+    /// The client's name for the session.
     pub name: Option<SessionName>,
     /// How far it is.
     pub phase: SavedPhase,
@@ -41,9 +42,9 @@ pub enum SavedPhase {
         block_min_bytes: u32,
         /// What it can do, as the client was told.
         flags: TransmissionFlags,
-        /// Block status requests are in order.
+        /// Block status requests are permitted.
         block_status: bool,
-        /// A refused request of whose payload so many bytes are still thrown away.
+        /// A refused request of whose payload this number of bytes is still to be discarded.
         drain: Option<(u64, RequestHeader)>,
     },
 }
@@ -55,7 +56,7 @@ pub enum SavedState {
     Flags,
     /// An option.
     Options,
-    /// The rest of an option's data, which is thrown away, and the option refused.
+    /// The rest of an option's data, which is discarded, and then the option is refused.
     Skipping {
         /// Bytes.
         left: u32,
@@ -66,7 +67,7 @@ pub enum SavedState {
     },
 }
 
-/// Why a session cannot go on here.
+/// Why a session cannot continue here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     /// The export is not offered.
@@ -77,17 +78,17 @@ pub enum RestoreError {
     Differs {
         /// The export.
         export: String,
-        /// What of it.
+        /// The property.
         what: &'static str,
-        /// As the client was told.
+        /// The value that the client was told.
         told: u64,
-        /// As it is.
+        /// The value here.
         found: u64,
     },
-    /// The client was told that it can do more.
+    /// The client was told that the export can do more.
     #[error("export {0}: it cannot do all that its client was told (transmission flags {1:#x}, here {2:#x})")]
     Lacks(String, u16, u16),
 }
 
-/// What is said of an option whose rest came to another daemon than its beginning.
+/// The message for an option of which an earlier daemon took the beginning.
 pub(super) const REFUSED_BEFORE: &str = "this option is refused";

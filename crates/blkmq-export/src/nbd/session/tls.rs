@@ -1,13 +1,14 @@
-//! Decides what a client may ask for before TLS has been started, and after. `negotiation` asks it for every option.
+//! Decides what a client may ask for before TLS is started, and after. `negotiation` asks for every
+//! option.
 
 use blkmq_nbd::codec::handshake::{OptionCode, OptionHeader};
 use blkmq_nbd::codec::option_reply::ReplyKind;
 use blkmq_tls::Mode;
 
-/// How a session stands to TLS.
+/// The state of TLS in a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Tls {
-    /// There is none here.
+    /// There is no TLS here.
     #[default]
     Off,
     /// Clients may start it.
@@ -16,7 +17,7 @@ pub(super) enum Tls {
     Required,
     /// `STARTTLS` was granted: nothing is taken before the handshake has ended.
     Starting,
-    /// What comes is what the client has sent, and nobody else.
+    /// All input now comes from the client and from nobody else.
     Started,
 }
 
@@ -31,7 +32,8 @@ impl From<Mode> for Tls {
 }
 
 impl Tls {
-    /// Whether an option is refused, whatever else is said of it. `EXPORT_NAME`, which has no error, is judged elsewhere.
+    /// The refusal of an option for lack of TLS. `EXPORT_NAME`, which has no error reply, is judged
+    /// elsewhere.
     pub(super) fn refusal(self, header: &OptionHeader) -> Option<(ReplyKind, &'static str)> {
         match (header.code, self) {
             (OptionCode::STARTTLS, Self::Off) => Some((

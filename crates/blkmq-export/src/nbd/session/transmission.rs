@@ -1,5 +1,5 @@
-//! Decides what becomes of each request's header: begun, refused, or the end.
-//! `rules` knows what is allowed; `reply` counts what is begun and writes the answers.
+//! Decides what becomes of each request's header: the request is begun, refused, or ends the
+//! session. `rules` has the rules; `reply` counts open requests and writes the answers.
 
 use blkmq_nbd::codec::handshake::SessionName;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
@@ -22,14 +22,14 @@ pub(super) struct Transmission {
     style: HeaderStyle,
     rules: Rules,
     replies: Replies,
-    /// Bytes of an accepted write's payload that the caller has yet to take.
+    /// Bytes of an accepted write's payload that the caller has not taken yet.
     payload_left: u64,
     drain: Option<Drain>,
     drain_bytes_max: u64,
     unsent_bytes_max: usize,
 }
 
-/// A refused request whose payload is thrown away before the reply.
+/// A refused request whose payload is discarded before the reply.
 #[derive(Debug)]
 struct Drain {
     left: u64,
@@ -52,8 +52,8 @@ impl Transmission {
         }
     }
 
-    /// Goes on where another daemon has stopped, if the export is what its client was told. It may have grown since: for this client
-    /// it ends where it was told.
+    /// Continues where another daemon stopped, if the export matches what its client was told. The
+    /// export may have grown since: for this client it keeps the old size.
     pub(super) fn restore(
         saved: &SavedSession,
         exports: &ExportTable,
@@ -222,7 +222,7 @@ impl Transmission {
         }
     }
 
-    /// A header the rules do not admit at a glance: a flush, a fence, the end, or a fault.
+    /// Handles a header that the rules do not admit at once: a flush, a fence, the end, or a fault.
     #[inline(never)]
     fn receive_exception(&mut self, header: &RequestHeader, input: &[u8], out: &mut Vec<u8>) -> Step {
         let consumed = self.style.request_bytes();
@@ -255,7 +255,8 @@ impl Transmission {
         self.receive_drained(consumed, &input[consumed..], out)
     }
 
-    /// Throws away payload at the start of `input`, which lies behind `consumed` bytes; replies when it is all gone.
+    /// Discards payload at the start of `input`, which lies behind `consumed` bytes; replies when
+    /// all of it is gone.
     #[cold]
     fn receive_drained(&mut self, consumed: usize, input: &[u8], out: &mut Vec<u8>) -> Step {
         let drain = self.drain.as_mut().expect("the caller saw a request to drain");

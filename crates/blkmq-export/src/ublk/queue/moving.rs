@@ -1,5 +1,6 @@
-//! How a device is handed over to another daemon: its queues begin nothing more, what they have begun is answered, and what the successor
-//! has to know is saved; then they go on as if nothing had been, or let go of the device without stopping it. The kernel gives it to the
+//! Decides how a device is handed over to another daemon: its queues begin nothing more, what they
+//! have begun is answered, and the state that the successor needs is saved; then they continue
+//! unchanged, or release the device without stopping it. The kernel gives the device to the
 //! successor when this process has ended, with the requests that came meanwhile.
 
 use std::sync::Arc;
@@ -12,19 +13,19 @@ use super::super::keeper::Order;
 use super::Queue;
 use crate::handover::{Phase, Saved};
 
-/// How far a queue is on its way to another daemon, or from one.
+/// How far the hand-over of a queue to another daemon, or from one, is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moving {
-    /// It is on none.
+    /// None is under way.
     No,
     /// Nothing more is begun, and what was begun ends.
     Stopping,
-    /// It has been saved, or is in its place and not served yet.
+    /// The queue has been saved, or is restored and not served yet.
     AtRest,
 }
 
 impl Queue {
-    /// Takes note of whether it is to be handed over, or not any more, or has been.
+    /// Records whether the device is to be handed over, is not any more, or has been.
     pub(super) fn follow(&mut self) {
         match (self.member.phase(), self.moving) {
             (Phase::Suspended, Moving::No) if self.device.address.is_none() => {
@@ -46,17 +47,17 @@ impl Queue {
         }
     }
 
-    /// Has requests come to a device that had to wait for that.
+    /// Makes requests come to a device that had to wait.
     fn begin_when_served(&mut self) {
         let Some(first) = &mut self.first else { return };
-        // Who saves it takes that back, so neither overtakes the other.
+        // The saver undoes this, so neither overtakes the other.
         self.device.set_saved(false);
         if !std::mem::replace(&mut first.has_begun, true) && !self.device.order(Order::Begin(None)) {
             self.device.ask_end(Reason::Removed);
         }
     }
 
-    /// Saves the device, or its part in it, if all that was begun has been answered.
+    /// Saves the device, or this queue's part, if all that was begun has been answered.
     pub(super) fn save_if_at_rest(&mut self, cx: &Cx<'_>) {
         if self.is_stopping || !self.is_idle() || cx.outstanding() > 0 {
             return;

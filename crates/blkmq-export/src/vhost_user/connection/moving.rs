@@ -1,6 +1,7 @@
-//! How a front end is handed over to another daemon: its rings end, which they do when what was taken of them has ended, and what sets
-//! the device up again is saved; then the rings are served again as if nothing had been, or the socket is let go without a word. And
-//! how one that another daemon has saved begins.
+//! Decides how a front end is handed over to another daemon: its rings end once all their chains
+//! have ended, and the messages that set the device up are saved; then the rings are served again
+//! unchanged, or the socket is closed silently. The code that restores a front end saved by another
+//! daemon is here too.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,22 +17,22 @@ use crate::common::listener::Client;
 use crate::handover::codec::FDS_MAX;
 use crate::handover::{Phase, Saved};
 
-/// How far a connection is on its way to another daemon, or from one.
+/// How far the hand-over of a connection to another daemon, or from one, is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moving {
-    /// It is on none.
+    /// None is under way.
     No,
     /// It takes no more messages, and its rings end.
     Stopping,
-    /// It has been saved, or is in its place and not served yet.
+    /// The connection has been saved, or is restored and not served yet.
     AtRest,
 }
 
-/// Why a front end cannot go on here.
+/// Why a front end cannot continue here.
 type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
 impl Connection {
-    /// Goes on with a front end that another daemon has saved.
+    /// Continues a front end that another daemon has saved.
     pub(in super::super) fn restored(
         client: Client,
         device: Device,
@@ -49,7 +50,8 @@ impl Connection {
         connection
     }
 
-    /// Begins where another daemon has stopped: in its place among those who have the disk, and served when all are.
+    /// Continues where another daemon stopped: enters the connections of the disk, and is served
+    /// when all have entered.
     pub(super) fn take_place(&mut self, cx: &mut Cx<'_>) {
         if self.is_selected {
             let tenant = self.device.disk().tenant;
@@ -57,7 +59,7 @@ impl Connection {
             let disk = self.device.disk().number;
             match self.disks.enter(disk, &self.socket, None, &cx.waker()) {
                 Ok(mut place) => {
-                    // All that others had begun has ended before they were handed over.
+                    // All requests of others ended before they were handed over.
                     place.wait_for_nobody();
                     self.place = Some(place);
                 }
@@ -68,7 +70,7 @@ impl Connection {
         self.member.settle(None);
     }
 
-    /// Takes note of whether it is to be handed over, or not any more, or has been.
+    /// Records whether the connection is to be handed over, is not any more, or has been.
     pub(super) fn follow(&mut self, cx: &mut Cx<'_>, phase: Phase) {
         match (phase, self.moving) {
             (Phase::Suspended, Moving::No) => self.moving = Moving::Stopping,
@@ -96,7 +98,7 @@ impl Connection {
             return;
         }
         if self.pending.is_some() {
-            // It waited for rings to end, and is answered before.
+            // The message waited for rings to end, and is answered before the hand-over.
             self.handle(cx);
             return self.save_if_at_rest(cx);
         }
@@ -138,15 +140,15 @@ impl Connection {
     }
 }
 
-/// Makes a device of what another daemon has saved, on the disk that is served here. Returns what is left of the descriptors: those of
-/// a message that is not all there.
+/// Makes a device of what another daemon has saved, on the disk that is served here. Returns the
+/// remaining descriptors: those of a message that has not arrived whole.
 pub(in super::super) fn restore(
     disk: &Disk,
     saved: &SavedFrontEnd,
     mut fds: Vec<OwnedFd>,
 ) -> Result<(Device, Descriptors), Refusal> {
     let told = (saved.disk.as_str(), saved.size, saved.block_size, saved.read_only);
-    // What has grown since is larger for a guest that is told of it.
+    // A disk that has grown since is larger for a guest that is told.
     let size = match disk.current_size() {
         grown if grown > saved.size => saved.size,
         size => size,

@@ -1,5 +1,5 @@
-//! Decides what the handler of SIGBUS does: memory of nobody takes the place of what a front end has taken away. It is the only handler of
-//! the process; whatever else the signal was sent for goes to the one that was there before.
+//! Decides what the handler of SIGBUS does: anonymous memory replaces what a front end has taken
+//! away. It is the only handler of the process; other uses of the signal go to the former handler.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -32,23 +32,24 @@ extern "C" fn on_bus_error(_signal: c_int, info: *mut libc::siginfo_t, _context:
     let is_access = info.si_code == libc::BUS_ADRERR || info.si_code == libc::BUS_MCEERR_AR;
     let lost = is_access.then(|| super::lose(address)).flatten();
     match lost {
-        // A page at a time, since others may write what lies beside it. Too many such pages are too many mappings.
+        // A page at a time, since others may write beside it. Too many such pages are too many
+        // mappings.
         Some((page, all)) if replace(&page) || replace(&all) => {}
         _ => give_back(),
     }
 }
 
-/// Maps memory of nobody there, which reads as zeroes.
+/// Maps anonymous memory there, which reads as zeroes.
 fn replace(addresses: &Range<usize>) -> bool {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let start = ptr::with_exposed_provenance_mut(addresses.start);
     // SAFETY: the addresses are those of a mapping that is registered, hence in use as plain shared memory, whose content nobody
-    // relies on; it is unmapped by its owner as if nothing had been.
+    // relies on; it is unmapped by its owner as if nothing had happened.
     unsafe { mmap_anonymous(start, addresses.len(), access, flags) }.is_ok()
 }
 
-/// Has the former handler called, when what has failed fails again.
+/// Restores the former handler, which is called when the access fails again.
 fn give_back() {
     let former = FORMER.get().copied().unwrap_or_else(by_default);
     // SAFETY: it is the action that was there before, or the default one.

@@ -1,5 +1,5 @@
-//! Decides how asynchronous I/O is asked for (`io_setup(2)`, `io_submit(2)`): one read at a time, of nothing, which is complete
-//! when the call returns.
+//! Decides how asynchronous I/O is called (`io_setup(2)`, `io_submit(2)`): one read at a time, of
+//! nothing, which is complete when the call returns.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A queue of asynchronous I/O that one thread uses.
 pub(super) struct Context {
-    /// The address that the kernel has given: of the completions' ring, mapped into this process.
+    /// The address that the kernel returned: of the completion ring, mapped into this process.
     ring: NonNull<Ring>,
 }
 
-/// What stands before the completions in the ring that the kernel maps, as `io_getevents` of libaio reads it.
+/// The header of the completion ring that the kernel maps, as `io_getevents` of libaio reads it.
 #[repr(C)]
 struct Ring {
     id: u32,
@@ -40,7 +40,7 @@ struct Request {
 }
 
 impl Context {
-    /// A new one, or none if the system has no asynchronous I/O, or another one than is known here.
+    /// Makes one, or `None` if the system has no asynchronous I/O, or another version of it.
     pub(super) fn new() -> Option<Self> {
         let mut address: libc::c_ulong = 0;
         // SAFETY: the kernel writes the address of a new context to `address`, which is 0 as it must be.
@@ -56,7 +56,7 @@ impl Context {
         (cfg!(target_endian = "little") && ring.magic == MAGIC && ring.entries > 1).then_some(context)
     }
 
-    /// Reads nothing from a file, and has an eventfd be told of it. Says whether the kernel took that.
+    /// Reads nothing from a file, which adds to an eventfd. Returns whether the kernel accepted it.
     pub(super) fn read_nothing(&self, file: &OwnedFd, event: &OwnedFd) -> bool {
         let mut request = Request {
             opcode: READ,

@@ -1,5 +1,6 @@
-//! Decides how the steps of requests are traced: each reactor tells all of its queues' in a ring of its own, which whoever has the
-//! memory of the trace empties, here or in another process. Threads of library users tell nothing.
+//! Decides how the steps of requests are traced: each reactor records the events of its queues in a
+//! ring of its own. A process that has the memory of the trace reads the rings. Threads of library
+//! users record nothing.
 
 mod memory;
 
@@ -17,25 +18,25 @@ use crate::error::Error;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::shared::{Order, Shared};
 
-/// A trace that is being taken, until this is dropped.
+/// A running trace; it ends when this is dropped.
 pub struct Trace {
     shared: Arc<Shared>,
     memory: File,
 }
 
 impl Control {
-    /// Has the steps of all requests told from now on, each reactor's in a ring of its own in [`Trace::memory`]. A reactor drops, and
-    /// counts there, what it has no room for. For any thread but a reactor's.
+    /// Starts a trace: from now on each reactor records the steps of all requests in its ring in [`Trace::memory`]. A full ring
+    /// drops events and counts them. For any thread but a reactor's.
     ///
     /// # Errors
-    /// If somebody takes a trace already, or there is no memory.
+    /// Another trace is running, or there is not enough memory.
     pub fn trace(&self) -> Result<Trace, Error> {
         let made = memory::make(self.shared.inboxes.len());
         let (memory, rings) = made.map_err(|source| Error::Os {
             what: "memory for a trace".to_owned(),
             source,
         })?;
-        // Relaxed: whoever has it set has nothing to see of the one before.
+        // Relaxed: a new trace reads nothing that the one before wrote.
         if self.shared.is_traced.swap(true, Ordering::Relaxed) {
             return Err(Error::Busy("a trace is being taken already".to_owned()));
         }
@@ -51,22 +52,22 @@ impl Control {
     }
 }
 
-/// Finds what the reactors tell, in [`Trace::memory`] of an engine in this process or another one.
+/// Maps the rings in [`Trace::memory`] of an engine in this process or another one.
 ///
 /// # Errors
-/// If it is no such memory, or cannot be mapped.
+/// `memory` is not the memory of a trace of this version, or cannot be mapped.
 pub fn receivers(memory: &File, reactors: usize) -> io::Result<Vec<Receiver>> {
     let rings = memory::map(memory, reactors)?;
     Ok(rings.into_iter().map(Receiver::new).collect())
 }
 
 impl Trace {
-    /// How many reactors tell something.
+    /// The number of reactors, and so of rings.
     pub fn reactors(&self) -> usize {
         self.shared.inboxes.len()
     }
 
-    /// What gives [`receivers`] access to what is told.
+    /// The descriptor for [`receivers`].
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }

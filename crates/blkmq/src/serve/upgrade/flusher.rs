@@ -1,5 +1,5 @@
-//! Flushes disks for the daemon itself: those whose drives keep in this process what has to be flushed. A service of one reactor;
-//! other threads ask it and wait.
+//! Decides how the daemon itself flushes disks: those whose drives keep unflushed data in this
+//! process. A service of one reactor; other threads ask it and wait.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -26,7 +26,8 @@ struct Shared {
 struct State {
     waker: Option<Waker>,
     wanted: Vec<Disk>,
-    /// Of the last disks that were asked for: those whose flushes have not ended, and those whose flushes failed.
+    /// Of the disks asked for last: the number of flushes that have not ended, and the disks whose
+    /// flushes failed.
     left: usize,
     failed: Vec<String>,
 }
@@ -35,7 +36,7 @@ struct FlushService {
     shared: Arc<Shared>,
     /// The disks whose flushes are under way, by their cookies.
     disks: Vec<Disk>,
-    /// What the queue had no room for.
+    /// Bios for which the queue had no room.
     refused: Vec<(Disk, Bio)>,
     has_ended: bool,
 }
@@ -60,7 +61,7 @@ impl Flusher {
     /// Flushes these disks, in at most `limit`. For one thread at a time.
     ///
     /// # Errors
-    /// The disks whose flushes failed, or that it took too long.
+    /// The disks whose flushes failed, or the time is over.
     pub(super) fn flush(&self, disks: Vec<Disk>, limit: Duration) -> Result<()> {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if disks.is_empty() {

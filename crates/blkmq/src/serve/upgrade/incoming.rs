@@ -1,5 +1,6 @@
-//! The daemon that takes over: asks the running one for locks and sockets, starts with its own configuration, takes the clients, and
-//! serves when it is told to. Whatever fails before that, it ends, and leaves everything to the other one.
+//! Decides how the incoming daemon takes over: it asks the running one for locks and sockets,
+//! starts with its own configuration, takes the clients, and serves when it is told to. If anything
+//! fails before, it ends, and leaves everything to the other one.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::serve::Daemon;
 /// Takes over from the daemon at this upgrade socket. Returns when its clients are served here.
 ///
 /// # Errors
-/// Why not. The other daemon goes on then.
+/// The reason why not. The other daemon continues then.
 pub(crate) fn take_over(document: Document, config: Config, address: &str) -> Result<Daemon> {
     let path = super::socket_path(address)?;
     let stream = UnixStream::connect(&path)
@@ -46,7 +47,7 @@ pub(crate) fn take_over(document: Document, config: Config, address: &str) -> Re
         Err(error) => {
             say_why(&mut channel, &error);
             drop(channel);
-            // What was taken is the other daemon's: it is let go without a word.
+            // What was taken belongs to the other daemon: it is released silently.
             handover.leave();
             let ended = daemon.end(LEAVE_MAX);
             ended.err().iter().for_each(|error| tracing::warn!("{error:#}"));
@@ -55,7 +56,7 @@ pub(crate) fn take_over(document: Document, config: Config, address: &str) -> Re
     }
 }
 
-/// The other daemon's log should have the reason, too.
+/// Sends the reason to the other daemon, for its log.
 fn say_why(channel: &mut Channel, error: &anyhow::Error) {
     let reason = format!("{error:#}");
     let _ = channel.send(&Message::Refused { reason }, &[], ANSWER_MAX);
@@ -86,7 +87,7 @@ fn take_what_a_start_needs(channel: &mut Channel, handover: &Handover) -> Result
     }
 }
 
-/// Returns what groups did before.
+/// Returns the earlier statistics of groups.
 fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> Result<Earlier> {
     for disk in &*daemon.engine().disks() {
         let disk = codec::Disk {
@@ -100,7 +101,7 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
     channel.send(&Message::Take, &[], ANSWER_MAX)?;
     let reactors = daemon.engine().reactors();
     let (mut count, mut earlier) = (0, Earlier::new());
-    // The first answer comes when what is in flight there has ended.
+    // The first message comes when requests in flight there have ended.
     let mut limit = TURN_MAX;
     let start = loop {
         let (message, fds) = channel.receive(limit)?;
@@ -113,7 +114,7 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
             }
             Message::Statistics(statistics) if earlier.len() < STATISTICS_MAX => {
                 go_on(&daemon.engine().control(), &statistics)?;
-                // Counts of another version are not gone on with.
+                // Counts of another version are not continued.
                 if let Some(stats) = GroupStats::from_counts(&statistics.counts) {
                     earlier.insert((statistics.queue, statistics.group), stats);
                 }
@@ -128,8 +129,9 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
         Message::Go => {}
         _ => bail!("the running daemon does not let go"),
     }
-    // From here on the other one touches nothing, whether or not it hears this: it is told before anything is done, so that if it
-    // does not hear it, this process has ended and done nothing.
+    // From here on the other daemon touches nothing, whether or not it receives this. The message
+    // is sent before anything is done: if the other daemon does not receive it, this process has
+    // ended and done nothing.
     let told = channel.send(&Message::Taken, &[], ANSWER_MAX);
     handover.resume();
     told.err()
@@ -145,7 +147,8 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
     Ok(earlier)
 }
 
-/// Has a group pay here for what it took beyond its caps there, and the scheduler know it, if there is such a group here.
+/// Transfers a group's debts to its caps, and what the scheduler has learnt of it, if there is such
+/// a group here.
 fn go_on(control: &Control, statistics: &codec::Statistics) -> Result<()> {
     let debts = Debts::try_from(&statistics.debts[..]);
     let (Ok(queue), Ok(debts)) = (control.queue(&statistics.queue), debts) else {
@@ -163,11 +166,12 @@ fn go_on(control: &Control, statistics: &codec::Statistics) -> Result<()> {
     Ok(())
 }
 
-/// For the running daemon to flush disks, and to end what is in flight; and for its turn, while another one tries to take over.
+/// Time for the running daemon to flush disks, and to end requests in flight; and to wait while
+/// another daemon tries to take over.
 const TURN_MAX: Duration = Duration::from_secs(60);
-/// For connections to be in their places.
+/// Time for connections to be restored.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
-/// Groups of all queues.
+/// Most groups of all queues.
 const STATISTICS_MAX: usize = 1 << 20;
-/// For the engine to end when it cannot take over.
+/// Time for the engine to end when it cannot take over.
 const LEAVE_MAX: Duration = Duration::from_secs(5);

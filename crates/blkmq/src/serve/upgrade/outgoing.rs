@@ -1,6 +1,7 @@
-//! The daemon that hands over: listens at its upgrade socket, tells whoever connects there what it needs for a start, compares disks,
-//! has everybody stop, hands over, and is gone when the other one serves. Whatever fails before that, it goes on as if nothing had
-//! been. All of it is on a thread of its own; `docs/design/0013-live-upgrade.md` draws it.
+//! Decides how the outgoing daemon hands over: it listens at its upgrade socket, sends an incoming
+//! daemon what a start needs, compares disks, stops all members, hands over, and ends when the
+//! other daemon serves. If anything fails before, it continues unchanged. All of this runs on a
+//! thread of its own; `docs/design/0013-live-upgrade.md` has a drawing.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -27,20 +28,21 @@ use super::flusher::Flusher;
 use super::{ANSWER_MAX, DOOR, Earlier};
 use crate::serve::running::Running;
 
-/// The upgrade socket, and who answers there.
+/// The upgrade socket, and the thread that answers there.
 pub(crate) struct Outgoing {
     socket: Socket,
     shared: Arc<Shared>,
 }
 
-/// What the daemon's main thread and the one that hands over share.
+/// The state that the daemon's main thread and the thread that hands over share.
 struct Shared {
-    /// Held from when everybody is to stop until they go on or are gone; and by a daemon that shuts down.
+    /// Held from the stop of all members until they continue or are gone; and by a daemon that
+    /// shuts down.
     is_busy: Mutex<()>,
     has_left: AtomicBool,
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Conductor {
     common: Arc<Common>,
     control: Control,
@@ -55,10 +57,10 @@ struct Conductor {
 }
 
 impl Outgoing {
-    /// Opens the upgrade socket, or takes the one of the daemon that is taken over. Nobody answers there yet.
+    /// Opens the upgrade socket, or takes that of the outgoing daemon. Nobody answers there yet.
     ///
     /// # Errors
-    /// If it cannot be had.
+    /// The address cannot be opened.
     pub(crate) fn open(address: &str, common: &Common) -> Result<Self> {
         let path = super::socket_path(address)?;
         let opened = common::open(&common::Address::Unix(path.clone()), &common.handover)?;
@@ -75,10 +77,10 @@ impl Outgoing {
         })
     }
 
-    /// Answers whoever connects from now on.
+    /// Answers connections from now on.
     ///
     /// # Errors
-    /// If there is no thread or descriptor for that.
+    /// There is no thread or descriptor left.
     pub(crate) fn start(
         &mut self,
         engine: &Engine,
@@ -108,7 +110,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Waits until nobody is in the middle of taking over, and lets nobody begin. Says whether another daemon has taken over.
+    /// Waits until no takeover is under way, and permits none. Returns whether another daemon has
+    /// taken over.
     pub(crate) fn close(&mut self) -> bool {
         std::mem::forget(self.shared.lock());
         let has_left = self.shared.has_left();
@@ -159,7 +162,7 @@ impl Conductor {
                 self.running.hold(false);
                 tracing::warn!("upgrade: process {pid} does not take over: {error:#}; this daemon goes on");
                 let reason = format!("{error:#}");
-                // It may be gone, or have said why itself.
+                // It may be gone, or have sent a reason itself.
                 let _ = channel.send(&Message::Refused { reason }, &[], ANSWER_MAX);
             }
         }
@@ -203,7 +206,7 @@ impl Conductor {
         }
     }
 
-    /// Locks and sockets: without them another daemon could not open its disks and addresses.
+    /// Sends locks and sockets: without them another daemon could not open its disks and addresses.
     fn tell_what_a_start_needs(&self, channel: &mut Channel) -> Result<()> {
         let handover = &self.common.handover;
         let welcome = Message::Welcome {
@@ -215,7 +218,7 @@ impl Conductor {
         for disk in self.leaves() {
             let remains = self.control.device(disk.queue)?.remains(disk.id)?;
             if let Some(obstacle) = remains.obstacle.filter(|_| remains.is_exclusive) {
-                // Now, before the other one waits for what cannot be had.
+                // Refused now, before the other daemon waits in vain.
                 bail!(
                     "disk {}: {obstacle}; remove the disk, or restart the daemon",
                     disk.name
@@ -251,7 +254,8 @@ impl Conductor {
             .collect()
     }
 
-    /// Compares the disks that have clients. Returns those that have to be flushed for another daemon.
+    /// Compares the disks that have clients. Returns those that have to be flushed for another
+    /// daemon.
     fn check(&self, theirs: &BTreeMap<String, codec::Disk>) -> Result<Vec<Disk>> {
         let connected = self.common.handover.disks();
         let disks = self.control.disks();
@@ -284,7 +288,8 @@ impl Conductor {
         Ok(must_flush)
     }
 
-    /// Has everybody stop, and hands over. Returns the number of connections. On error nobody else serves them.
+    /// Stops all members, and hands over. Returns the number of connections. On error nobody else
+    /// serves them.
     fn suspend_and_hand_over(
         &self,
         channel: &mut Channel,
@@ -293,12 +298,13 @@ impl Conductor {
     ) -> Result<usize> {
         let handover = &self.common.handover;
         handover.suspend();
-        // What waits for a cap would have to be waited for, too: it goes to the drive at once, and the other daemon's caps are owed it.
+        // Requests that wait for a cap would delay the stop: they are dispatched at once, and the
+        // group owes them to the other daemon's caps.
         let queues = self.control.queues().into_iter();
         let lifted = queues.map(|(queue, _)| self.control.lift_caps(queue));
         let _uncapped: Vec<Uncapped> = lifted.collect::<Result<_, _>>()?;
         handover.wait_until_settled(STOP_MAX)?;
-        // Some may have selected a disk since.
+        // Clients may have selected a disk since.
         self.check(theirs)?;
         self.flusher.flush(must_flush, STOP_MAX)?;
         let saved = handover.take_saved();
@@ -326,8 +332,8 @@ impl Conductor {
 }
 
 impl Conductor {
-    /// Sends what each group did, with what it did before this daemon took over; what it owes its caps, and
-    /// what the scheduler has learnt of it.
+    /// Sends the statistics of each group, including those from before this daemon took over; its
+    /// debts to its caps, and what the scheduler has learnt of it.
     fn send_statistics(&self, channel: &mut Channel) -> Result<()> {
         for (number, queue) in self.control.queues() {
             for (group, id) in self.control.groups(number) {
@@ -357,8 +363,8 @@ impl Conductor {
     }
 }
 
-/// It has been told to go: it either says that it serves, or has ended without serving anybody. There is no third way, so this waits
-/// for as long as it takes.
+/// The incoming daemon was told to go: it either reports that it serves, or has ended without
+/// serving anybody. There is no third outcome, so this waits without a limit.
 fn wait_until_taken(channel: &mut Channel) -> Result<()> {
     loop {
         channel.wait()?;
@@ -370,7 +376,7 @@ fn wait_until_taken(channel: &mut Channel) -> Result<()> {
     }
 }
 
-/// Receives the disks that the other daemon has; it opens them meanwhile, which may take long.
+/// Receives the other daemon's disks; it opens them meanwhile, which may take long.
 fn receive_disks(channel: &mut Channel) -> Result<BTreeMap<String, codec::Disk>> {
     let mut disks = BTreeMap::new();
     loop {
@@ -384,7 +390,7 @@ fn receive_disks(channel: &mut Channel) -> Result<BTreeMap<String, codec::Disk>>
     }
 }
 
-/// Says whether a disk is there as what its clients were told of it.
+/// Checks that a disk there matches what its clients were told.
 fn compare(ours: &Disk, theirs: &BTreeMap<String, codec::Disk>) -> Result<()> {
     let name = &ours.name;
     let differs = |what: &str, ours: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {

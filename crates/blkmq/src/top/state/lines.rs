@@ -1,5 +1,5 @@
-//! Decides which lines are shown: those of the tree that are open, have what the filter wants, and are not idle where idle ones are
-//! hidden; sorted among those beside them, or all groups together.
+//! Decides which lines are shown: those of the tree that are open, pass the filter, and are not
+//! idle if idle ones are hidden; sorted among their siblings, or all groups together.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use super::{Fold, Line, Shape, Sort, State, order};
 use crate::top::tree::{Key, Node, Row};
 
 impl State {
-    /// Makes the lines anew after something has changed. The selected line stays the selected one, where it is still there.
+    /// Makes the lines anew after a change. The selected line stays selected, if it still exists.
     pub(in crate::top) fn arrange(&mut self) {
         let at = self.selected_line();
         let tree = std::mem::take(&mut self.tree);
@@ -46,7 +46,8 @@ impl State {
         }
     }
 
-    /// Groups with nothing but disks are closed by default: they would double the lines, and nobody counts for disks.
+    /// Groups with only disks are closed by default: they would double the lines, and disks have no
+    /// counts.
     fn is_open(&self, node: &Node) -> bool {
         let is_disk = |child: &Node| matches!(child.row.key, Key::Disk(_));
         let is_by_default = !node.children.iter().all(is_disk)
@@ -81,7 +82,7 @@ impl State {
     }
 }
 
-/// Whether what a line is about has a text in its name, in whatever case.
+/// Whether the name of a line contains a text, ignoring case.
 pub(super) fn has(row: &Row, text: &str) -> bool {
     let name = match &row.key {
         Key::Group(_, path) => path,

@@ -1,4 +1,4 @@
-//! Decides what the help says: what keys do, and what the columns on the screen are.
+//! Decides the help text: what keys do, and the columns on the screen.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;

@@ -1,5 +1,5 @@
-//! Decides who is too late: with the selection of an export, with taking a reply, with the rest of a request, with the
-//! end.
+//! Decides which client is too late: with the selection of an export, with taking a reply, with the
+//! rest of a request, or with the end.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use blkmq_host::service::Cx;
 use super::{Closing, Connection};
 
 impl Connection {
-    /// Keeps the deadlines: the handshake's, the unread reply's, the half message's.
+    /// Enforces the deadlines: of the handshake, the unread reply and the incomplete message.
     pub(super) fn watch_time(&mut self, cx: &mut Cx<'_>) {
         self.watch_half_message(cx.now());
         let deadlines = self.deadlines().into_iter().flatten().map(|(at, _)| at);
@@ -19,7 +19,8 @@ impl Connection {
         }
     }
 
-    /// Notes since when half a message waits for its rest. Not while we hold the client back ourselves.
+    /// Records since when an incomplete message waits for its rest. Not while the server itself
+    /// holds the client back.
     pub(super) fn watch_half_message(&mut self, now: Instant) {
         let is_half = self.filling.is_some() || !self.receive.waiting().is_empty();
         let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked || self.is_waiting;
@@ -31,7 +32,7 @@ impl Connection {
         }
     }
 
-    /// The deadlines that run, with what to say when they have passed.
+    /// The deadlines that run, each with the message for the log when it has passed.
     pub(super) fn deadlines(&self) -> [Option<(Instant, &'static str)>; 4] {
         let limits = &self.door.limits;
         let of = |since: Option<Instant>, limit, reason| since.map(|since| (after(since, limit), reason));

@@ -1,5 +1,5 @@
-//! Decides what becomes of what was begun on a connection that ends: finished and sent, or dropped because its client is gone, or has
-//! given it up.
+//! Decides what becomes of the open requests of a connection that ends: they are finished and their
+//! replies sent, or they are dropped because the client is gone or has given up the connection.
 
 use std::io;
 
@@ -11,8 +11,8 @@ use super::{CANCEL, Closing, Connection, POLL_IN, POLL_OUT};
 use crate::common::predecessors::Membership;
 
 impl Connection {
-    /// The client has given the connection up: what it had on its way, it may have done over another one meanwhile, and
-    /// written over. None of it is begun any more.
+    /// The client has given up the connection: what it had on its way here it may have sent again
+    /// over another connection, and overwritten since. No more of it is begun.
     #[cold]
     pub(super) fn reset(&mut self, now: Instant) {
         if self.closing == Closing::No {
@@ -20,7 +20,7 @@ impl Connection {
         }
     }
 
-    /// The client says over another connection that it has given this one up: nothing of it is begun any more.
+    /// The client has fenced this connection over another one: nothing more is begun.
     #[cold]
     pub(super) fn end_if_fenced(&mut self, now: Instant) {
         if self.closing < Closing::Dead && self.place.as_ref().is_some_and(Membership::is_fenced) {
@@ -30,7 +30,7 @@ impl Connection {
         }
     }
 
-    /// Its disk is to be removed: what was begun is finished.
+    /// The disk is to be removed: open requests are finished.
     #[cold]
     pub(super) fn drain_if_withdrawn(&mut self, cx: &mut Cx<'_>) {
         if self.closing == Closing::No && self.disk_use.as_ref().is_some_and(Use::is_to_end) {
@@ -44,7 +44,7 @@ impl Connection {
         self.closing = self.closing.max(how);
     }
 
-    /// Forgets the replies of a dead connection, and a write that will never be whole.
+    /// Discards the replies of a dead connection, and a write that will never be whole.
     pub(super) fn forget(&mut self) {
         let Self {
             transmit,
@@ -62,7 +62,8 @@ impl Connection {
         }
     }
 
-    /// Takes back what was begun for a client that is gone and has not been submitted. What has been is the queue's, and is waited for.
+    /// Cancels requests of a client that is gone, if they were not submitted. The queue has the
+    /// others; they are waited for.
     pub(super) fn cancel(&mut self) {
         for bio in self.refused.drain(..) {
             let index = bio.cookie as u32;
@@ -83,7 +84,8 @@ impl Connection {
         }
     }
 
-    /// Lets go of what is not wanted any more: replies to a dead client, what was not begun, and at last the socket.
+    /// Frees what is not needed any more: replies to a dead client, requests that were not begun,
+    /// and at last the socket.
     pub(super) fn wind_up(&mut self, cx: &mut Cx<'_>) {
         if self.closing == Closing::Dead {
             self.forget();
@@ -109,7 +111,7 @@ impl Connection {
         }
     }
 
-    /// Says whether everything begun is finished and sent, or has nobody to be sent to.
+    /// Returns whether all open requests are finished and their replies sent, or cannot be sent.
     pub(super) fn is_at_end(&self) -> bool {
         let is_sent = !self.has_unsent() || self.closing == Closing::Dead && self.transmit.is_empty();
         self.slots.len() == 0 && is_sent && self.refused.is_empty()

@@ -1,5 +1,5 @@
-//! Decides how far a connection receives in one turn, and what the bytes become: an export that is selected, requests, payload, the
-//! end. `requests` goes on with what was understood.
+//! Decides how much a connection receives in one turn, and what the bytes become: the selection of
+//! an export, requests, payload, the end. `requests` handles the decoded requests.
 
 use std::io;
 use std::sync::Arc;
@@ -53,14 +53,15 @@ impl Connection {
         }
     }
 
-    /// Others are due, too; this one goes on in the next turn.
+    /// Ends this turn for the benefit of others; the connection continues in the next turn.
     pub(super) fn come_again(&mut self, cx: &mut Cx<'_>) {
         if !std::mem::replace(&mut self.comes_again, true) {
             cx.ring_client().push_nop(AGAIN);
         }
     }
 
-    /// Judges what was received. Says whether the session can take no more before replies are sent.
+    /// Judges what was received. Returns whether the session can take no more until replies are
+    /// sent.
     pub(super) fn judge(&mut self, cx: &mut Cx<'_>) -> bool {
         self.is_busy = false;
         if let Some(request) = self.starved.take()
@@ -122,10 +123,10 @@ impl Connection {
         }
     }
 
-    /// Takes its place among the connections of a disk.
+    /// Takes the place of the connection among those of a disk.
     ///
     /// # Errors
-    /// If it cannot have one.
+    /// The place is refused.
     pub(super) fn enter(&mut self, cx: &Cx<'_>, disk: Disk) -> Result<(), Refusal> {
         self.disk_use = disk.users.enter(cx.waker());
         if self.disk_use.is_none() {
@@ -143,7 +144,7 @@ impl Connection {
             number: name.number,
         });
         let mut place = disks.enter(disk.number, self.wire.socket(), name, &cx.waker())?;
-        // Who could write nothing leaves nothing to wait for.
+        // A client that could write nothing leaves nothing to wait for.
         if disk.read_only {
             place.wait_for_nobody();
         }
@@ -153,7 +154,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes what was received of a write's payload. Says whether it is whole, and so submitted.
+    /// Takes the received part of a write's payload. Returns whether the payload is whole, and so
+    /// submitted.
     pub(super) fn take_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> bool {
         let Self { slots, receive, .. } = self;
         let mut all = filled;
@@ -191,11 +193,12 @@ impl Connection {
         is_whole
     }
 
-    /// Takes note of what the socket said.
+    /// Handles what the socket reported.
     pub(super) fn handle_recv(&mut self, received: io::Result<Received>, now: Instant) {
         match received {
             Ok(Received::Full(_) | Received::Enough) => {}
-            // A poll tells of what comes later; but an end that came together with these bytes has been told already.
+            // A poll reports what comes later; but an end that came together with these bytes has
+            // already been reported.
             Ok(Received::Drained(_)) => self.is_readable = self.has_left,
             Ok(Received::Nothing) => self.is_readable = false,
             Ok(Received::End) => {
@@ -219,7 +222,7 @@ impl Connection {
     }
 }
 
-/// The next part of a write's memory that is still to be received into; empty at the end.
+/// The part of a write's memory that is still to be filled; empty at the end.
 fn rest_of_payload(slots: &mut Slots, slot: u32, filled: usize) -> &mut [u8] {
     let slot = slots.get(slot);
     let length = slot.request.length as usize;

@@ -1,9 +1,11 @@
-//! How a connection is handed over to another daemon: it stops taking requests, lets those in flight end, and saves what its
-//! successor has to know; then it goes on as if nothing had been, or lets go of its socket without a word. And how one that another
-//! daemon has saved begins.
+//! Decides how a connection is handed over to another daemon. It stops taking requests, lets those
+//! in flight end, and saves the state that its successor needs; then it continues unchanged, or
+//! closes its socket silently. The code that restores a connection saved by another daemon is here
+//! too.
 //!
-//! A request that is not all there, or waits for memory, is handed over as the bytes it came as, in front of those that nobody
-//! looked at. So a successor needs to know nothing of requests: it takes them as if they had just come.
+//! A request that has not arrived whole, or waits for memory, is handed over as the bytes in which
+//! it came, in front of those that were not decoded. So a successor need not know of requests: it
+//! takes their bytes as if they had just arrived.
 
 use std::sync::Arc;
 
@@ -18,19 +20,19 @@ use crate::handover::{Phase, Saved};
 use crate::nbd::saved::SavedConnection;
 use crate::nbd::session::{Op, Request, Session};
 
-/// How far a connection is on its way to another daemon, or from one.
+/// How far the hand-over of a connection to another daemon, or from one, is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moving {
-    /// It is on none.
+    /// None is under way.
     No,
-    /// It takes no more, and lets what was begun end.
+    /// The connection takes no more, and lets open requests end.
     Stopping,
-    /// It has been saved, or is in its place and not served yet: nothing is taken or sent.
+    /// The connection has been saved, or is restored and not served yet: nothing is taken or sent.
     AtRest,
 }
 
 impl Connection {
-    /// Goes on with a connection that another daemon has saved.
+    /// Continues a connection that another daemon has saved.
     pub(in super::super) fn restored(
         client: Client,
         door: Arc<Door>,
@@ -49,7 +51,8 @@ impl Connection {
         connection
     }
 
-    /// Begins where another daemon has stopped: in its place among the connections of its disk, and served when all are.
+    /// Continues where another daemon stopped: takes the place among the connections of the disk,
+    /// and is served when all have theirs.
     pub(super) fn take_place(&mut self, cx: &Cx<'_>) {
         let export = self.session.export().map(|export| export.id.0);
         if let Some(number) = export {
@@ -60,7 +63,7 @@ impl Connection {
             if let Err(refusal) = self.enter(cx, disk) {
                 return self.member.fail(format!("{}: {refusal}", self.name()));
             }
-            // All that others had begun has ended before they were handed over.
+            // All requests of other connections ended before they were handed over.
             if let Some(place) = &mut self.place {
                 place.wait_for_nobody();
             }
@@ -75,7 +78,7 @@ impl Connection {
         self.member.settle(None);
     }
 
-    /// Takes note of whether it is to be handed over, or not any more, or has been.
+    /// Records whether the connection is to be handed over, is not any more, or has been.
     pub(super) fn follow(&mut self, cx: &mut Cx<'_>, phase: Phase) {
         match (phase, self.moving) {
             (Phase::Suspended, Moving::No) => self.moving = Moving::Stopping,
@@ -91,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// Goes on as if nothing had been: what the socket has said meanwhile is looked at now.
+    /// Continues unchanged: what polls reported meanwhile is handled now.
     fn go_on(&mut self, cx: &mut Cx<'_>) {
         self.moving = Moving::No;
         (self.unread_since, self.half_since) = (None, None);
@@ -101,7 +104,7 @@ impl Connection {
         self.poll(cx);
     }
 
-    /// Saves the connection, if everything that was begun has ended and nothing more can be sent now.
+    /// Saves the connection, if all open requests have ended and nothing more can be sent now.
     pub(super) fn save_if_at_rest(&mut self, cx: &Cx<'_>) {
         let slots = usize::from(self.filling.is_some()) + self.transmit.data_pieces();
         let has_ended = self.slots.len() == slots && self.refused.is_empty() && cx.outstanding() == 0;
@@ -111,7 +114,8 @@ impl Connection {
         }
         self.moving = Moving::AtRest;
         if self.has_secrets() {
-            // Nobody else has its keys: its client comes again, to the daemon that goes on.
+            // No other process has the keys of TLS: the client connects again, to the daemon that
+            // continues.
             return self.member.settle(None);
         }
         let saved = self.save();
@@ -143,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// The client's bytes, from the first request on that is not all there.
+    /// The client's bytes, from the first request on that has not arrived whole.
     fn unbegun_input(&mut self) -> Vec<u8> {
         let mut input = Vec::new();
         let style = self.session.style();
@@ -163,7 +167,7 @@ impl Connection {
     }
 }
 
-/// The header that a request came as.
+/// The header in which a request came.
 fn header(request: &Request) -> RequestHeader {
     RequestHeader {
         cookie: request.cookie,

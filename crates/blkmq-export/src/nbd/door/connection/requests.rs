@@ -1,4 +1,5 @@
-//! Decides what becomes of a request: submitted, looked up, waited for, and replied to in the end. `intake` begins them.
+//! Decides what becomes of a request: submit, look-up, wait, and at last the reply. `intake` passes
+//! requests here.
 
 use blkmq_core::bio::{Bio, Status};
 use blkmq_host::service::Cx;
@@ -12,7 +13,8 @@ use crate::common::lookup::{Answer, Question};
 use crate::nbd::session::{Op, Request};
 
 impl Connection {
-    /// Begins a request. Says whether the next message can be looked at: not while memory or payload are waited for.
+    /// Begins a request. Returns whether the next message can be judged: not while memory or
+    /// payload is missing.
     pub(super) fn begin(&mut self, cx: &mut Cx<'_>, request: Request) -> bool {
         match request.op {
             Op::Cache => self.session.replies().ok(&request, &mut self.transmit.heads),
@@ -37,7 +39,8 @@ impl Connection {
         true
     }
 
-    /// There is no memory for a request now: others have it, and it waits for its turn; or the system has none.
+    /// There is no memory for a request now: either others have it, and the request waits for its
+    /// turn, or the system has none.
     #[cold]
     pub(super) fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: NoMemory) {
         match lack {
@@ -64,7 +67,8 @@ impl Connection {
         }
     }
 
-    /// The client has given up another session of its own: that is ended, and waited for.
+    /// The client has given up another session of its own: that session is ended, and its end is
+    /// waited for.
     #[cold]
     pub(super) fn fence(&mut self, slot: u32, number: u64) {
         let place = self.place.as_ref().expect(SELECTED);
@@ -91,7 +95,8 @@ impl Connection {
         }
     }
 
-    /// A request for block status has paid: its group has read a block, in its turn and within its caps. Now it is looked up.
+    /// Asks for the block status. The request has paid before: its group has read a block, in its
+    /// turn and within its caps.
     pub(super) fn look_up(&mut self, slot: u32, request: &Request) {
         let disk = self.disk.as_ref().expect(SELECTED);
         let asker = self.asker.as_ref().expect(SELECTED);
@@ -101,7 +106,7 @@ impl Connection {
         self.door.common.lookups.ask(question);
     }
 
-    /// Replies with what was looked up meanwhile.
+    /// Replies with the answers that have arrived.
     pub(super) fn take_answers(&mut self) {
         let answers = self.asker.as_ref().map(|asker| asker.take()).unwrap_or_default();
         for Answer { slot, extents } in answers {
@@ -121,7 +126,8 @@ impl Connection {
         }
     }
 
-    /// A bio has ended: its request is replied to, unless something remains to be looked up for it.
+    /// A bio has ended: replies to its request, unless more of it is to be read, written or looked
+    /// up.
     pub(super) fn ended(&mut self, cx: &mut Cx<'_>, mut bio: Bio) {
         let index = bio.cookie as u32;
         let slot = self.slots.get(index);
@@ -140,7 +146,7 @@ impl Connection {
             bio.status = self.heard.end_flush(disk, bio.status);
         }
         if request.op == Op::BlockStatus && bio.status != Status::Shutdown {
-            // Whether the block could be read says nothing about what is allocated.
+            // Whether the block could be read has no bearing on what is allocated.
             return self.look_up(index, &request);
         }
         let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
@@ -165,5 +171,6 @@ impl Connection {
     }
 }
 
-/// Extents that are looked up for one reply, with about two system calls each. Clients ask on from where a reply ended.
+/// Extents looked up for one reply, with about two system calls each. Clients continue from where a
+/// reply ended.
 const EXTENTS_MAX: usize = 64;

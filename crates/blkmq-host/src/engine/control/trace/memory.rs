@@ -1,5 +1,6 @@
-//! Decides how the memory of a trace is shared: the engine makes it, and whoever gets its descriptor maps it. It holds a ring of
-//! [`blkmq_core::trace`] for each reactor, one after the other. Its size is sealed, so that no process can cut it off under another.
+//! Decides how the memory of a trace is shared: the engine creates it, and a process that gets its
+//! descriptor maps it. The memory holds a ring of [`blkmq_core::trace`] for each reactor, one after the
+//! other. Its size is sealed, so no process can truncate it while another one uses it.
 
 mod sys;
 
@@ -13,7 +14,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd
 
 use self::sys::Mapping;
 
-/// Makes the rings of so many reactors, and what gives others access to them.
+/// Creates the rings of so many reactors, and the file that other processes map.
 pub(super) fn make(reactors: usize) -> io::Result<(File, Vec<Arc<dyn Memory>>)> {
     let file = memfd_create("blkmq-trace", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, bytes_of(reactors))?;

@@ -1,4 +1,5 @@
-//! Decides how memory that another process writes, too, is mapped: as atomics, since a plain reference would promise that it does not.
+//! Decides how memory that another process writes is mapped: as atomics, because a plain reference
+//! would promise that nobody else writes it.
 
 use std::fs::File;
 use std::io;
@@ -7,14 +8,14 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// A file in memory, mapped from its start on, to be read and written.
+/// A memory file, mapped from its start for reading and writing.
 pub(super) struct Mapping {
     start: NonNull<AtomicU64>,
     bytes: usize,
 }
 
 impl Mapping {
-    /// Maps so many bytes of a file whose size is sealed: of another one they could be cut off, and an access would end the process.
+    /// Maps so many bytes of a file. The file's size must be sealed: after a truncation an access would end the process.
     pub(super) fn new(file: &File, bytes: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
@@ -23,12 +24,12 @@ impl Mapping {
         Ok(Self { start, bytes })
     }
 
-    /// The whole words of it.
+    /// The words of the mapping.
     #[inline(always)]
     pub(super) fn words(&self) -> &[AtomicU64] {
         let words = self.bytes / size_of::<AtomicU64>();
-        // SAFETY: the mapping begins at a page, has so many words, and lives as long as `self`. Any bytes are an `AtomicU64`, and all
-        // who share the memory access it as such, or beyond what a reference to atomics promises.
+        // SAFETY: the mapping begins at a page, has so many words, and lives as long as `self`. Any bytes are a valid `AtomicU64`,
+        // and a reference to atomics does not promise that other processes leave the memory alone.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), words) }
     }
 }
