@@ -99,8 +99,8 @@ pub trait Elevator: Send {
     /// Dispatches the next request, if one may go now.
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>>;
 
-    /// Dispatches the next request if it is of a light client that need not wait for requests in flight to
-    /// end. Called while the depth is reached.
+    /// Dispatches the next request if it is of a light client that need not wait for others' requests to end.
+    /// Called while these others have as many in flight as a latency target allows.
     fn dispatch_urgent(&mut self, _now: Instant) -> Option<Box<Request>> {
         None
     }
