@@ -7,7 +7,7 @@ pub use blkmq_sync::lent::Lent;
 
 use crate::ids::{DiskId, GroupId};
 
-/// What is to be done.
+/// The operation of a bio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Op {
@@ -44,8 +44,8 @@ impl Op {
         matches!(self, Self::Read | Self::Write)
     }
 
-    /// Says whether somebody waits for it, with these modifiers: whatever is no write or does not
-    /// say [`Flags::ASYNC`].
+    /// Says whether it is synchronous with these modifiers: it is no write, or does not have
+    /// [`Flags::ASYNC`].
     #[inline]
     pub(crate) const fn is_sync(self, flags: Flags) -> bool {
         !flags.has(Flags::ASYNC) || !self.is_write()
@@ -92,7 +92,7 @@ impl Flags {
     pub const NONE: Self = Self(0);
     /// Durable on completion (force unit access).
     pub const FUA: Self = Self(1);
-    /// Everything that completed before is to be durable before this write's data is stored.
+    /// Everything that completed before must be durable before this write's data is stored.
     pub const PREFLUSH: Self = Self(2);
     /// Zeroing must keep the range allocated.
     pub const NO_UNMAP: Self = Self(4);
@@ -100,11 +100,11 @@ impl Flags {
     pub const FAST_ONLY: Self = Self(8);
     /// Never merge this bio with another.
     pub const NO_MERGE: Self = Self(16);
-    /// Nobody waits for this write: write-back, a copy in the background. Schedulers let others go before it.
+    /// No caller waits for this write: write-back, a copy in the background. Schedulers prefer others to it.
     pub const ASYNC: Self = Self(32);
     /// All modifiers that a submitter may set. Traces record these.
     pub(crate) const PUBLIC: Self = Self(63);
-    /// The engine's own: what is left of a bio that is being cut into parts.
+    /// The engine's own: the remainder of a bio that is being split.
     pub(crate) const REST: Self = Self(128);
 
     /// Says whether all bits of `other` are set.
@@ -132,12 +132,12 @@ impl Flags {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Class {
-    /// Real time: before everybody else.
+    /// Real time: before all others.
     Rt,
     /// Best effort, the default.
     #[default]
     Be,
-    /// Idle: when nobody else wants anything (up to ageing).
+    /// Idle: when no other class has requests (up to ageing).
     Idle,
 }
 
@@ -168,11 +168,11 @@ pub enum Status {
     /// Done as asked.
     #[default]
     Ok,
-    /// An I/O error of no better-known kind (EIO).
+    /// An I/O error of no more specific kind (EIO).
     Io,
     /// The medium could not be read or written (EIO). Never retried on another path.
     Medium,
-    /// The way to the drive failed (EIO). Another path may work.
+    /// The connection to the drive failed (EIO). Another path may work.
     Transport,
     /// No space left (ENOSPC).
     NoSpace,
@@ -209,7 +209,7 @@ impl Status {
         Self::Requeue,
     ];
 
-    /// Says whether all went well.
+    /// Says whether there was no error.
     pub const fn is_ok(self) -> bool {
         matches!(self, Self::Ok)
     }
@@ -219,7 +219,7 @@ impl Status {
         if self.is_ok() { later } else { self }
     }
 
-    /// Returns the errno of Linux that says the same, 0 for success.
+    /// Returns the corresponding errno of Linux, 0 for success.
     pub const fn errno(self) -> i32 {
         match self {
             Self::Ok => 0,
@@ -235,7 +235,7 @@ impl Status {
         }
     }
 
-    /// Returns the status for an errno of Linux (0 is success); what is not known is [`Status::Io`].
+    /// Returns the status for an errno of Linux (0 is success); an unknown one is [`Status::Io`].
     pub const fn from_errno(errno: i32) -> Self {
         match errno {
             0 => Self::Ok,
@@ -256,7 +256,7 @@ impl Status {
 /// Where a bio's data is.
 #[derive(Clone, Debug, Default)]
 pub enum Data {
-    /// Nowhere: the operation moves none, or the device ignores it.
+    /// There is none: the operation moves no data, or the device ignores it.
     #[default]
     None,
     /// One contiguous piece of memory, as long as the bio (or the unsplit bio it is part of).
@@ -273,9 +273,9 @@ pub enum Data {
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub struct Bio {
-    /// What is to be done.
+    /// The operation.
     pub op: Op,
-    /// Modifiers of it.
+    /// Modifiers of the operation.
     pub flags: Flags,
     /// Priority.
     pub prio: Prio,
@@ -293,9 +293,9 @@ pub struct Bio {
     pub data: Data,
     /// Bytes of `data` that belong to an earlier part of the same, split bio. 0 from a submitter.
     pub skip: u64,
-    /// The submitter's own: which of its clients.
+    /// The submitter's own: the number of its client.
     pub client: u32,
-    /// The submitter's own: which of that client's I/Os.
+    /// The submitter's own: the number of that client's I/O.
     pub cookie: u64,
     /// The engine's own; leave it at its default.
     pub origin: Origin,
@@ -305,33 +305,33 @@ pub struct Bio {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin(pub(crate) Parent);
 
-/// What waits for the end of a bio.
+/// The receiver of a bio's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Parent {
     /// The submitter.
     #[default]
     Submitter,
-    /// A bio that was cut into parts: its number in `split`.
+    /// A bio that was split into parts: its number in `split`.
     Split(u32),
     /// A write that is ordered with flushes: its number in `flush`.
     Sequence(u32),
-    /// A mapped disk's bio that went as it was to the one member that has its range: its number in `mapper::stack`.
+    /// A mapped disk's bio that went unsplit to the one member that has its range: its number in `mapper::stack`.
     Passed(u32),
     /// A bio of a mapped disk that is done in parts: its number in `mapper::stack`.
     Part(u32),
 }
 
-/// Where a mapped disk's bio goes as it is.
+/// The place to which a mapped disk's bio goes unsplit.
 #[derive(Clone, Copy, Debug)]
 pub struct Passed {
     pub(crate) disk: DiskId,
     pub(crate) offset: u64,
-    /// What it was before: its number in `mapper::stack`.
+    /// The number of its original values in `mapper::stack`.
     pub(crate) frame: u32,
 }
 
 impl Passed {
-    /// Makes the bio one of that place.
+    /// Redirects the bio to that place.
     #[inline(always)]
     pub(crate) fn put_into(self, bio: &mut Bio) {
         (bio.disk, bio.offset) = (self.disk, self.offset);
@@ -340,7 +340,7 @@ impl Passed {
 }
 
 impl Origin {
-    /// Says whether the end of the bio is that of what its submitter, or who passed it on, has given.
+    /// Says whether the bio is not a part: its end is the end of the bio that was submitted or passed on.
     #[inline]
     pub(crate) const fn is_whole(self) -> bool {
         matches!(self.0, Parent::Submitter | Parent::Passed(_))
@@ -348,13 +348,13 @@ impl Origin {
 }
 
 impl Bio {
-    /// Says whether somebody waits for it: whatever is a read or does not say [`Flags::ASYNC`].
+    /// Says whether it is synchronous: it is no write, or does not have [`Flags::ASYNC`].
     #[inline]
     pub const fn is_sync(&self) -> bool {
         self.op.is_sync(self.flags)
     }
 
-    /// Says whether `mapper::stack` passed it on as it was.
+    /// Says whether `mapper::stack` passed it on unsplit.
     #[inline]
     pub(crate) const fn is_passed(&self) -> bool {
         matches!(self.origin.0, Parent::Passed(_))
@@ -366,8 +366,8 @@ impl Bio {
         matches!(self.origin.0, Parent::Passed(_) | Parent::Part(_))
     }
 
-    /// Moves the bio out. What stays has no data; all else of it is as it was, since writing it
-    /// would only cost time.
+    /// Moves the bio out. The bio that stays has no data; its other fields keep their values, since writing
+    /// them would only cost time.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Self {
         Self {
@@ -381,7 +381,7 @@ impl Bio {
         self.offset + self.len
     }
 
-    /// Returns the pieces of memory that hold this bio's data, in order, split parts already cut out.
+    /// Returns the pieces of memory that hold this bio's data, in order, without those of other parts.
     pub fn pieces(&self) -> Pieces<'_> {
         let list = match &self.data {
             Data::Flat(piece) => std::slice::from_ref(piece),
@@ -396,7 +396,7 @@ impl Bio {
         }
     }
 
-    /// Says whether the data is as long as the bio, for operations that move data. Data that is none, or a token, is.
+    /// Says whether the data is as long as the bio, for operations that move data. True for no data and for a token.
     #[inline]
     pub fn has_whole_data(&self) -> bool {
         match &self.data {

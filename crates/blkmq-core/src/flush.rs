@@ -1,15 +1,16 @@
 //! Decides the order of flushes and of writes that depend on them: flush before, data, flush after.
-//! One flush a disk is under way per reactor; all that ask meanwhile share the next one. Groups with caps have one of their own,
-//! which waits for these: others do not wait with it. `sw_ctx` brings bios here that
-//! need it; `local` issues the flushes and stages the data writes that this module says are due.
+//! `sw_ctx` passes bios that need it here; `local` issues the flushes and stages the data writes that are due.
+//!
+//! Each disk has one flush under way per reactor; bios that need one meanwhile share the next one. Groups
+//! with caps have a flush of their own, which waits for the caps: other groups do not wait with it.
 //!
 //! ```text
 //!  Flush            ─► [flush] ─► end
 //!  PREFLUSH write   ─► [flush] ─► data ─► end
 //!  FUA write        ─► data ─► [flush] ─► end       (drive without FUA; with it, FUA goes along with the data)
 //! ```
-//! A flush makes durable what has *completed* before it was issued, and a bio that joins has been submitted before the
-//! flush it joins is issued; so whoever waits for that flush is covered (invariant 5).
+//! A flush makes durable what has *completed* before it was issued. A bio joins a flush only before that flush
+//! is issued, so the flush covers every bio that waits for it (invariant 5).
 
 use crate::bio::{Bio, Flags, Op, Origin, Parent, Status};
 use crate::holding::DynamicThreshold;
@@ -20,17 +21,17 @@ use crate::request::Request;
 /// One reactor's flushes and ordered writes on one queue.
 #[derive(Debug)]
 pub(crate) struct Flush {
-    /// Of each disk two: for groups without caps, and with.
+    /// Two for each disk: for groups without caps, and for groups with caps.
     disks: Vec<DiskFlush>,
     slots: Vec<Option<Sequence>>,
     free: Vec<u32>,
-    /// Sequences of each group; when they are short, each has a share.
+    /// Sequences of each group; when sequences are short, each group has a share.
     held: DynamicThreshold,
-    /// Those of `disks` that may want a flush issued.
+    /// Those of `disks` that may need a flush.
     due: Vec<FlushKey>,
-    /// Sequences whose data write is to be staged.
+    /// Sequences whose data write must be staged.
     data_due: Vec<u32>,
-    /// Bios that are through.
+    /// Bios that have finished all steps.
     ended: Vec<Bio>,
 }
 
@@ -41,7 +42,7 @@ struct FlushKey(u32);
 /// How many flushes a disk has on each reactor.
 pub(crate) const PER_DISK: usize = 2;
 
-/// A disk's flush: the request while it is at home, and who waits for what.
+/// A disk's flush: its request while it is not in flight, and the sequences that wait.
 #[derive(Debug)]
 struct DiskFlush {
     rq: Option<Box<Request>>,
@@ -63,7 +64,7 @@ struct Sequence {
     status: Status,
     is_capped: bool,
     next: Option<u32>,
-    /// The group that it is counted for, which may be gone.
+    /// The group that it is counted for; the group may be removed by now.
     user: u32,
 }
 
@@ -75,13 +76,13 @@ struct Steps {
     flush_after: bool,
 }
 
-/// What a bio needs.
+/// The result of [`Flush::begin`].
 pub(crate) enum Begin {
-    /// Nothing: it can go as it now is.
+    /// The bio needs no sequence: it can be staged as it now is.
     Plain(Bio),
     /// It has ended: there is nothing to make durable.
     Ended(Bio),
-    /// It is under way here.
+    /// The bio is under way here.
     Sequenced,
     /// No room now.
     Full(Bio),
@@ -101,7 +102,7 @@ impl Flush {
         }
     }
 
-    /// Makes room for disks that are to come; `grace_period` is the latest that began in `sw_ctx`.
+    /// Makes room for `disks` disks; `grace_period` is the latest that began in `sw_ctx`.
     pub(crate) fn fit_disks(&mut self, disks: usize, owner: ReactorId, grace_period: u32) {
         let wanted = disks * PER_DISK;
         let more = wanted.saturating_sub(self.disks.len());
@@ -110,7 +111,7 @@ impl Flush {
         self.due.reserve(2 * (wanted + self.slots.len()) - self.due.len());
     }
 
-    /// Says whether the bio has to go through [`Flush::begin`].
+    /// Says whether the bio must go through [`Flush::begin`].
     #[inline]
     pub(crate) fn concerns(bio: &Bio) -> bool {
         bio.op == Op::Flush || bio.flags.has_any(Flags::FUA.with(Flags::PREFLUSH))
@@ -158,14 +159,15 @@ impl Flush {
         Begin::Sequenced
     }
 
-    /// Returns the next flush to issue, if one is due, and whether it is for groups with caps; the request comes back through [`Flush::flush_ended`].
+    /// Returns the next flush to issue, if one is due, and whether it is for groups with caps; the request returns
+    /// through [`Flush::flush_ended`].
     pub(crate) fn next_flush(&mut self) -> Option<(Box<Request>, bool)> {
         while let Some(place) = self.due.pop() {
             let disk = &mut self.disks[place.0 as usize];
             if disk.pending.0.is_none() {
                 continue;
             }
-            // If one is under way, its end asks again.
+            // If one is under way, its end checks again.
             let Some(mut rq) = disk.rq.take() else { continue };
             disk.running = std::mem::take(&mut disk.pending);
             let first = disk.running.0.expect("checked above");
@@ -179,7 +181,7 @@ impl Flush {
                     op: Op::Flush,
                     disk: place.disk(),
                     group,
-                    // So that it comes home to where it came from.
+                    // The place to which the request returns.
                     cookie: place.0.into(),
                     ..Bio::default()
                 },
@@ -208,7 +210,7 @@ impl Flush {
         Some(bio)
     }
 
-    /// Takes the engine's flush request home, and lets everybody go on who waited for it.
+    /// Takes back the engine's flush request, and advances all sequences that waited for it.
     pub(crate) fn flush_ended(&mut self, mut rq: Box<Request>) {
         let status = rq.status;
         let place = FlushKey(rq.bio.cookie as u32);
@@ -226,14 +228,14 @@ impl Flush {
         }
     }
 
-    /// Learns that the data write of a sequence has ended.
+    /// Handles the end of a sequence's data write.
     pub(crate) fn data_ended(&mut self, index: u32, status: Status) {
         let sequence = self.sequence(index);
         sequence.status = sequence.status.and(status);
         self.advance(index);
     }
 
-    /// Returns a bio that is through all its steps.
+    /// Returns a bio that has finished all its steps.
     pub(crate) fn next_ended(&mut self) -> Option<Bio> {
         self.ended.pop()
     }
@@ -244,7 +246,7 @@ impl Flush {
         used.map(|sequence| &mut sequence.bio).for_each(visit);
     }
 
-    /// Marks the flush requests that are at home with a grace period of `sw_ctx`; returns how many are not.
+    /// Marks the flush requests that are not in flight with a grace period of `sw_ctx`; returns the number of the others.
     pub(crate) fn mark_at_home(&mut self, grace_period: u32) -> usize {
         let mut away = 0;
         for disk in &mut self.disks {
@@ -261,7 +263,7 @@ impl Flush {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a sequence to its next step, or to its end.
+    /// Advances a sequence to its next step, or to its end.
     fn advance(&mut self, index: u32) {
         let sequence = self.sequence(index);
         let place = FlushKey::new(sequence.bio.disk, sequence.is_capped);

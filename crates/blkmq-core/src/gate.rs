@@ -1,7 +1,8 @@
-//! Decides what the one dispatcher inside the gate sees and does: it folds everybody's insertions and completions into
-//! the elevator, and takes requests out while the depth allows. `local` enters, issues what comes out, and leaves.
-//! Requests of groups with caps stop at `throttle` on their way in; without an elevator they are all that comes here. On their
-//! way out, `share` holds what is beyond a disk's part of shared tags, and `target` what gives way to a latency target.
+//! Decides what the one dispatcher inside the gate does: it takes all reactors' insertions and completions
+//! into the elevator, and dispatches requests while the depth allows.
+//! `local` enters the gate, issues dispatched requests, and leaves. On the way in, requests of groups with
+//! caps stop at `throttle`; without an elevator no others come here. On the way out, `share` holds
+//! requests beyond a disk's share of shared tags, and `target` holds requests for the sake of a latency target.
 //!
 //! ```text
 //!  insert lists ─► throttle ─► elevator ─► share ─► target ─► the dispatcher, or back to the requeue list, which goes first
@@ -22,60 +23,64 @@ use crate::throttle::Throttle;
 use crate::time::Instant;
 use crate::trace::Tracer;
 
-/// Who takes requests out of an elevator that knows no hardware queues.
+/// Which reactors dispatch from an elevator that is not multi-queue aware.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dispatch {
-    /// One dispatcher at a time, for everybody, to its own hardware context; whoever finds it at work leaves it their
-    /// insertions and completions, and goes on.
+    /// One dispatcher at a time, for all reactors, to its own hardware context. A reactor that finds another
+    /// one dispatching leaves its insertions and completions to that one and continues.
     #[default]
     Single,
-    /// An insertion runs its submitter's hardware context, a batch of completions all of them; each waits for the elevator, takes
-    /// one request at a time and issues it to its own driver, outside. So Linux did until 5.10 where somebody asked for all
-    /// contexts at completions: SCSI, and `bfq` whenever the drive had become empty. For measuring what `Single` gains. It costs
-    /// a run of every context per batch of completions, and decision order is not issue order.
+    /// An insertion runs its submitter's hardware context, a batch of completions runs all contexts. Each
+    /// context waits for the elevator, takes one request at a time and issues it to its own driver, outside
+    /// of the elevator. Linux until 5.10 did this where all contexts were run at completions: for SCSI, and
+    /// for `bfq` whenever the drive had become empty. It measures what `Single` gains. It costs a run of every
+    /// context per batch of completions, and requests are not issued in the order of decision.
     #[cfg(feature = "baselines")]
     EveryContext,
-    /// The same where nobody asked for all: a batch of completions runs its own context alone.
+    /// As `EveryContext`, but a batch of completions runs only its own context.
     #[cfg(feature = "baselines")]
     OwnContext,
 }
 
-/// What reactors tell the gate of requests that the elevator gave out.
+/// A reactor's report about a request that the elevator gave out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Report {
     /// It has ended.
     Ended(Note, DiskId),
-    /// It comes back through the insert list; its group, if `target` has counted it.
+    /// It returns through the insert list; with its group, if `target` has counted it.
     Requeued(DiskId, Option<GroupId>),
 }
 
-/// What the gate protects: the elevator, the reading ends of everybody's lists, and the count against the depth.
+/// The state that the gate protects: the elevator, the receiving ends of all reactors' lists, and the count
+/// against the depth.
 pub(crate) struct GateState {
     pub(crate) elevator: Option<Box<dyn Elevator>>,
     pub(crate) inserts: Vec<Consumer<Box<Request>>>,
     pub(crate) reports: Vec<Consumer<Report>>,
-    /// Requests that the elevator gave out and that have not been reported.
+    /// Requests that the elevator gave out and whose end has not been reported.
     pub(crate) in_flight: u32,
-    /// Requests among these that a driver, or a missing tag, pushed back: whoever dispatches next begins with them.
+    /// Requests among these that a driver, or a missing tag, pushed back: the next dispatcher begins with them.
     pub(crate) requeue_list: VecDeque<Box<Request>>,
-    /// What each disk has of a shared tag set.
+    /// Each disk's share of a shared tag set.
     pub(crate) shares: Shares,
-    /// What groups without a latency target leave to those with one.
+    /// Holds back groups without a latency target for groups that have one.
     pub(crate) targets: Targets,
     /// The tenant tree.
     pub(crate) groups: GroupTree,
     /// Which groups wait, and since when.
     pub(crate) watch: Watch,
-    /// Removed groups whose number is not free yet, each with the grace period that must have passed (`sw_ctx`), in order.
+    /// Removed groups whose number is not free yet, each with the grace period that must pass first (`sw_ctx`), in order.
     pub(crate) leaving: VecDeque<(GroupId, u64)>,
-    /// What holds requests back for the caps of their groups.
+    /// Holds requests back for the caps of their groups.
     pub(crate) throttle: Throttle,
-    /// What the caps have let pass and goes past the elevator: flushes, and everything where there is none. Empty outside of a pass.
+    /// Requests that the caps let pass and that bypass the elevator: flushes, and all requests if there is no
+    /// elevator. Empty outside of a pass.
     pub(crate) passed: VecDeque<Box<Request>>,
 }
 
 impl GateState {
-    /// Takes in what all reactors have published, and what the caps let pass by now: everything, if the queue `drains`.
+    /// Takes in what all reactors have published, and the requests that the caps let pass by `now`: all of them,
+    /// if the queue `drains`.
     pub(crate) fn fold(&mut self, stats: &Stats, drains: bool, now: Instant, tracer: Option<&Tracer>) {
         self.shares.look(now);
         self.targets.look_for_silence(now);
@@ -122,7 +127,7 @@ impl GateState {
             list.drain_announced(
                 |rq| rq.fetch(),
                 |rq| {
-                    // What comes back from the driver has passed its caps.
+                    // A request that comes back from the driver has passed its caps.
                     if rq.retries == 0 && throttle.concerns(rq.group()) {
                         throttle.add(rq, groups, now, tracer, &mut go_on);
                     } else {
@@ -171,8 +176,8 @@ impl GateState {
         }
     }
 
-    /// Takes the next request: one that was pushed back, else the elevator's choice, unless `depth` are in flight; or the
-    /// next that needs no elevator.
+    /// Dispatches the next request: one that was pushed back, else the elevator's choice, unless `depth` are in
+    /// flight; or the next one that needs no elevator.
     pub(crate) fn dispatch(&mut self, depth: u32, stats: &Stats, now: Instant) -> Option<Box<Request>> {
         if let Some(rq) = self.requeue_list.pop_front() {
             return Some(rq);
@@ -215,7 +220,7 @@ impl GateState {
         })
     }
 
-    /// Takes a request back that could not be issued now. It stays the next one, whoever comes.
+    /// Takes back a request that could not be issued now. It is the next one for any dispatcher.
     pub(crate) fn push_back(&mut self, rq: Box<Request>) {
         debug_assert_eq!(
             rq.state,
@@ -236,7 +241,7 @@ impl GateState {
         }
     }
 
-    /// Puts a request back that the driver wants again.
+    /// Requeues a request that the driver asks to have issued again.
     pub(crate) fn requeue(&mut self, rq: Box<Request>, stats: &Stats, now: Instant) {
         self.in_flight -= 1;
         self.shares.ended(rq.disk());
@@ -255,8 +260,8 @@ impl GateState {
         }
     }
 
-    /// Says when the elevator, or the caps, want to be asked again. While as much is in flight as may be, the elevator is not
-    /// asked, and an end comes first.
+    /// Says when to call the elevator, or the caps, again. While `depth` requests are in flight, the elevator's
+    /// time is left out: a completion comes first.
     pub(crate) fn next_wakeup(&self, depth: u32) -> Option<Instant> {
         let is_full = |elevator: &dyn Elevator| {
             self.in_flight >= depth || elevator.knows_groups() && self.targets.is_reached()
@@ -269,7 +274,7 @@ impl GateState {
         }
     }
 
-    /// Says whether nothing is inside, on a drained queue.
+    /// Says whether no request is inside, on a drained queue.
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight == 0
             && self.requeue_list.is_empty()
@@ -284,7 +289,7 @@ impl GateState {
             && self.inserts.iter().all(Consumer::is_empty)
     }
 
-    /// Says whether everything that was published is in.
+    /// Says whether all that was published has been taken in.
     pub(crate) fn is_all_taken_in(&self) -> bool {
         self.inserts.iter().all(Consumer::is_empty) && self.reports.iter().all(Consumer::is_empty)
     }
@@ -313,8 +318,8 @@ fn insert(
     elevator.insert(rq, at, now);
 }
 
-/// Where the elevator shares by weight, what a request waits for it is for the weight to say, and no bound on others mends it: only
-/// the drive's time counts.
+/// If the elevator shares by weight, the weight decides a request's wait in it, and holding others back
+/// does not shorten that wait: only the time at the drive counts.
 #[inline]
 fn tell_targets(targets: &mut Targets, note: &Note, knows_groups: bool) {
     if note.is_targeted {

@@ -1,22 +1,24 @@
-//! Decides how much of something limited one user may hold while it is short: requests of a reactor (`sw_ctx`), sequences of
-//! `flush`, memory for payload. `share` does the same for the tags of a drive, where what is held comes back soon.
+//! Decides how much of a limited resource one user may hold while it is short: requests of a reactor
+//! (`sw_ctx`), sequences of `flush`, memory for payload. `share` does the same for the tags of a drive, which
+//! are freed soon.
 //!
-//! What a user holds cannot be taken back, and may come back very late (below a cap of one I/O per second, say). So the
-//! share is one of what is *free*: free / (users + 4), and at least 4 pieces. However much those hold who came first, who
-//! comes next finds a quarter of the rest, and the users of equal appetite end with the same. (The share of the free memory
-//! is after Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998; there it is a
-//! fixed multiple. Divided by the users, the k-th who never gives anything back leaves 3 / (k + 3), not a k-th power.)
+//! Pieces that a user holds cannot be taken back, and may be returned very late (for example, with a cap of
+//! one I/O per second). So the share is one of the *free* pieces: free / (users + 4), and at least 4. However
+//! much earlier users hold, a new user finds a quarter of the rest, and users with equal demand end with
+//! equal holdings. (The share of the free memory is after Choudhury and Hahne, "Dynamic Queue Length
+//! Thresholds for Shared-Memory Packet Switches", 1998; there it is a fixed multiple. Divided by the users,
+//! the k-th user that never returns anything leaves 3 / (k + 3), not a k-th power.)
 
-/// What each user holds, in pieces.
+/// How many pieces each user holds.
 #[derive(Debug)]
 pub(crate) struct DynamicThreshold {
     held: Box<[u32]>,
-    /// Users who hold something.
+    /// Users that hold pieces.
     users: u32,
 }
 
 impl DynamicThreshold {
-    /// Nobody of `users` users holds anything; for fewer than two there are no shares.
+    /// None of `users` users holds a piece; for fewer than two users there are no shares.
     pub(crate) fn new(users: usize) -> Self {
         Self {
             held: vec![0; if users > 1 { users } else { 0 }].into(),
@@ -24,12 +26,12 @@ impl DynamicThreshold {
         }
     }
 
-    /// From how many free pieces on, of so many in all, nothing is short: nobody need be asked.
+    /// Pieces, of `pieces` in total, are short while no more than this many are free.
     pub(crate) fn short_at(&self, pieces: usize) -> usize {
         if self.held.is_empty() { 0 } else { pieces / 2 }
     }
 
-    /// Says whether a user may take one more piece while so many are free and pieces are short.
+    /// Says whether a user may take one more piece while `free` are free and pieces are short.
     pub(crate) fn may_take(&self, user: u32, free: usize) -> bool {
         let Some(&held) = self.held.get(user as usize) else {
             return free > 0;
@@ -45,7 +47,7 @@ impl DynamicThreshold {
         }
     }
 
-    /// A user gives a piece back.
+    /// A user returns a piece.
     pub(crate) fn give(&mut self, user: u32) {
         if let Some(held) = self.held.get_mut(user as usize) {
             *held -= 1;
@@ -53,20 +55,20 @@ impl DynamicThreshold {
         }
     }
 
-    /// Says whether nobody holds anything.
+    /// Says whether no user holds a piece.
     pub(crate) fn is_empty(&self) -> bool {
         self.users == 0
     }
 }
 
-/// What a user may hold, in pieces, while so many are free and so many users hold some.
+/// How many pieces a user may hold while `free` are free and `users` users hold some.
 pub(crate) fn share(free: usize, users: usize) -> u32 {
     u32::try_from(free / (users + ROOM_FOR))
         .unwrap_or(u32::MAX)
         .max(SHARE_MIN)
 }
 
-/// For so many more users, of the same share, there is always room.
+/// There is always room for this many more users with the same share.
 const ROOM_FOR: usize = 4;
 /// The least share, as with shared tags.
 const SHARE_MIN: u32 = 4;
@@ -75,7 +77,7 @@ const SHARE_MIN: u32 = 4;
 mod tests {
     use super::*;
 
-    /// Lets a user take all that it may; returns what is free then.
+    /// Lets a user take all pieces that it may; returns the number of free pieces then.
     fn fill(holdings: &mut DynamicThreshold, user: u32, mut free: usize) -> usize {
         while holdings.may_take(user, free) {
             holdings.take(user);
@@ -105,7 +107,7 @@ mod tests {
         let mut holdings = DynamicThreshold::new(8);
         let mut free = fill(&mut holdings, 0, 2048);
         for round in 0..4000 {
-            // What comes back goes to whoever may have it.
+            // Returned pieces go to any user that may have them.
             for user in 0..4 {
                 free = fill(&mut holdings, (user + round) % 4, free);
             }

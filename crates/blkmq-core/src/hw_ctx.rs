@@ -1,5 +1,6 @@
-//! Decides which requests are with the driver and which are held back in front of it.
-//! One reactor owns a hardware context, so nothing here is shared but, perhaps, the tags; `local` fills and empties it.
+//! Decides which requests are at the driver and which are held back in front of it.
+//! `local` issues to it and takes completions from it. One reactor owns a hardware context, so nothing
+//! here is shared except a shared tag set.
 
 use std::collections::VecDeque;
 
@@ -25,36 +26,36 @@ pub(crate) struct HwCtx {
     pub(crate) issued: u64,
     /// Requests past the elevator that the driver, or a missing tag, pushed back; they go before all others.
     pub(crate) dispatch: VecDeque<Box<Request>>,
-    /// Requests of disks that had their share of shared tags.
+    /// Requests of disks that had used up their share of shared tags.
     tag_wait_list: TagWaitList<Box<Request>>,
     time_limit: Nanos,
     /// When to look for requests that have passed the time limit.
     next_timeout: Option<Instant>,
-    /// How far the look has come, and the earliest limit of what it let be.
+    /// The next slot of the search for expired requests, and the earliest time limit among those not expired.
     looked: (usize, Option<Instant>),
-    /// How many had been issued when that was asked last and differed, and when.
+    /// The latest value of `issued` that `is_still` saw, and when it first saw that value.
     last_issued: (u64, Instant),
-    /// How to wait for what is in flight.
+    /// Predicts completions, to decide how to wait for them.
     pub(crate) predictor: Predictor,
-    /// What the driver was told, and what it said.
+    /// The last argument of the driver's `set_polled`; `is_polled` is its result.
     asked_to_poll: bool,
     is_polled: bool,
-    /// The driver is to be looked after while it has no request, too.
+    /// The driver needs `reap` even while it has no request.
     pub(crate) needs_idle_poll: bool,
-    /// Who is told what is issued.
+    /// Records issued requests.
     pub(crate) tracer: Option<Tracer>,
 }
 
-/// What one tag stands for.
+/// The state of one tag.
 #[derive(Default)]
 struct Slot {
     rq: Option<Box<Request>>,
-    /// How often the slot was used: part of the cookie, so that a late completion is recognised.
+    /// Number of uses of the slot: part of the cookie, so that a late completion is recognised.
     generation: u32,
     expires: Instant,
 }
 
-/// What became of a request on its way to the driver.
+/// The result of issuing a request.
 pub(crate) enum Outcome {
     /// The driver has it.
     Queued,
@@ -62,7 +63,8 @@ pub(crate) enum Outcome {
     Ended { rq: Box<Request>, status: Status },
     /// It is at the head of the dispatch list; nothing more should be issued now.
     PushedBack(Hold),
-    /// Its disk has its share of shared tags: it is kept, and goes when one of the disk's has ended. Others may be issued.
+    /// Its disk has used up its share of shared tags: the request is kept, and issued when another one of the
+    /// disk has completed. Requests of other disks may be issued.
     NeedsTag,
 }
 
@@ -108,7 +110,7 @@ impl HwCtx {
         }
     }
 
-    /// Makes room for so many disks, with nothing in flight.
+    /// Makes room for `disks` disks. Nothing may be in flight.
     pub(crate) fn fit_disks(&mut self, disks: usize, requests: usize) {
         self.tags.fit_disks(disks);
         debug_assert!(self.tag_wait_list.is_empty(), "held on a drained queue");
@@ -119,8 +121,8 @@ impl HwCtx {
         self.driver.refresh_disks()
     }
 
-    /// Has the driver announce ends, or leaves it to the reactor to look for them. One that was switched off is asked until what was
-    /// in flight then has ended.
+    /// Switches polling on or off; without it the driver announces completions. After polling is switched off,
+    /// the driver is asked again until the requests that were in flight have completed.
     #[inline]
     pub(crate) fn poll_if(&mut self, on: bool) {
         if on != self.asked_to_poll || (self.is_polled && !on) {
@@ -129,13 +131,13 @@ impl HwCtx {
         }
     }
 
-    /// Says whether ends are found by looking alone.
+    /// Says whether completions are found by polling alone.
     #[inline]
     pub(crate) fn is_polled(&self) -> bool {
         self.is_polled
     }
 
-    /// Decides how the reactor waits for what is in flight here.
+    /// Decides how the reactor waits for the requests in flight here.
     pub(crate) fn verdict(
         &mut self,
         wait: Wait,
@@ -159,8 +161,8 @@ impl HwCtx {
         self.predictor.verdict(setting, host, now)
     }
 
-    /// Says whether requests are in flight of which the last was issued so long ago that none will end within a look. To be asked
-    /// at each wait.
+    /// Says whether requests are in flight, and the last was issued so long ago that none is expected to
+    /// complete within one poll. Call it at each wait.
     pub(crate) fn is_still(&mut self, now: Instant) -> bool {
         if self.last_issued.0 != self.issued {
             self.last_issued = (self.issued, now);
@@ -168,7 +170,7 @@ impl HwCtx {
         self.in_flight > 0 && now.since(self.last_issued.1) > STILL
     }
 
-    /// Learns how the reactor spent its time until `until`.
+    /// Notes how the reactor spent its time until `until`.
     pub(crate) fn waited(&mut self, how: Waited, until: Instant) {
         if self.in_flight > 0 {
             self.predictor.waited(how, until);
@@ -182,7 +184,7 @@ impl HwCtx {
         let whose = || TagRequest {
             hctx,
             disk: rq.disk(),
-            // The elevator's have been counted, and flushes wait for nobody.
+            // Requests of the elevator have been counted, and flushes wait for no share.
             is_past_shares: rq.from_elevator || rq.is_flush,
         };
         let tag = match self.tags.take(depth, whose, now) {
@@ -198,11 +200,11 @@ impl HwCtx {
         self.answered(rq, cookie, answer, now)
     }
 
-    /// Issues requests in order for as long as the driver ends each of them at once, and well.
-    /// Returns how many that were, and how the one behind them was answered, which
-    /// [`HwCtx::answered`] wants to know of; nothing, if there was none or no tag.
+    /// Issues requests in order while the driver completes each of them inline and without error.
+    /// Returns their number, and the driver's answer to the next one, to be passed to
+    /// [`HwCtx::answered`]; no answer, if there was no next one or no tag.
     ///
-    /// What has ended needs its tag no more, so all of them have the same.
+    /// A request that has completed needs its tag no more, so all of them use the same tag.
     #[inline(always)]
     pub(crate) fn issue_while_done(
         &mut self,
@@ -210,7 +212,7 @@ impl HwCtx {
         depth: u32,
         now: Instant,
     ) -> (usize, Option<(Cookie, Issued)>) {
-        // Of shared ones it is counted whose they are.
+        // Shared tags are counted per disk, so they cannot be reused in this way.
         let Some(tag) = self.tags.take_own(depth) else {
             return (0, None);
         };
@@ -239,7 +241,7 @@ impl HwCtx {
         next
     }
 
-    /// Deals with the driver's answer to a request.
+    /// Handles the driver's answer to a request.
     #[inline(always)]
     pub(crate) fn answered(
         &mut self,
@@ -270,7 +272,7 @@ impl HwCtx {
         }
     }
 
-    /// Appends what has ended at the driver to `done`.
+    /// Appends the driver's completions to `done`.
     #[inline]
     pub(crate) fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
         self.driver.reap(now, done);
@@ -279,7 +281,7 @@ impl HwCtx {
         }
     }
 
-    /// Issues those once more that the driver has and asks for.
+    /// Issues again the requests in flight that the driver asks for (`next_reissue`).
     fn issue_again(&mut self, now: Instant, done: &mut Vec<Done>) {
         let mut any = false;
         while let Some(cookie) = self.driver.next_reissue() {
@@ -317,8 +319,8 @@ impl HwCtx {
         Some(rq)
     }
 
-    /// Takes a request that has passed the time limit and that the driver has let go of. Call it, with the same time,
-    /// until there is none: one look at all slots.
+    /// Takes a request that has passed the time limit and that the driver has given up. Call it with the same
+    /// time until it returns none: this is one pass over all slots.
     pub(crate) fn take_expired(&mut self, now: Instant) -> Option<Box<Request>> {
         if self.next_timeout.is_none_or(|at| at > now) {
             return None;
@@ -342,26 +344,26 @@ impl HwCtx {
             let earliest = self.looked.1.map_or(slot.expires, |e| e.min(slot.expires));
             self.looked.1 = Some(earliest);
         }
-        // What was issued meanwhile, maybe where the look had been, has all of its time left.
+        // A request issued during the pass, maybe in a slot already visited, has its whole time left.
         let (_, earliest) = std::mem::take(&mut self.looked);
         self.next_timeout = earliest.or((self.in_flight > 0).then_some(now + self.time_limit));
         None
     }
 
-    /// Puts a request behind those that wait.
+    /// Appends a request to the dispatch list.
     pub(crate) fn add_to_dispatch_list(&mut self, mut rq: Box<Request>) {
         rq.state = State::Dispatched;
         self.tags.expect(rq.disk());
         self.dispatch.push_back(rq);
     }
 
-    /// Says whether nothing waits here.
+    /// Says whether no request can be taken from the dispatch list.
     #[inline]
     pub(crate) fn dispatch_list_is_empty(&self) -> bool {
         self.dispatch.is_empty() && self.tag_wait_list.is_empty()
     }
 
-    /// Takes the next of those that were pushed back, or else one that was held and whose disk may have more.
+    /// Takes the next request that was pushed back, or else a held one whose disk may have more tags.
     #[inline]
     pub(crate) fn next_from_dispatch_list(&mut self) -> Option<Box<Request>> {
         if let Some(rq) = self.dispatch.pop_front() {
@@ -370,13 +372,13 @@ impl HwCtx {
         self.tag_wait_list.take(|disk| self.tags.has_room(disk))
     }
 
-    /// How many tags that other contexts may wait for were given back since the last call.
+    /// How many tags that other contexts may wait for were freed since the last call.
     #[inline]
     pub(crate) fn take_freed(&mut self) -> u32 {
         self.tags.take_freed()
     }
 
-    /// Says when this context wants to be run although nothing arrives.
+    /// The time at which this context must run even if no event comes.
     pub(crate) fn next_event(&self) -> Option<Instant> {
         let timeout = if self.in_flight > 0 {
             self.next_timeout
@@ -468,6 +470,6 @@ impl HwCtx {
     }
 }
 
-/// Requests that were issued longer ago will not end within a look, of some ten microseconds: whoever else is expected is looked for as if
-/// they were not there.
+/// Requests issued longer ago are not expected to complete within one poll, of some ten microseconds: the
+/// reactor waits for other events as if these requests were not in flight.
 const STILL: Nanos = Nanos::from_millis(1);

@@ -1,9 +1,10 @@
 //! The rules of the multi-queue block layer, without an operating system: no clock, no threads, no system calls.
 //!
-//! Time and chance come in as arguments; what is to be done next goes out as effects. The modules, in
-//! the order in which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
-//! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, `tag_share`, [`driver`], [`poll`]; beside the way:
-//! [`group`], `flush`, [`stat`], [`trace`], `rerun`, `holding`, `lines`; above it: [`mapper`].
+//! Time and randomness are arguments; the next actions are returned as effects. The modules, in the order in
+//! which a request meets them: [`bio`], [`queue`], [`local`], `sw_ctx`, `split`, `plug`, [`merge`],
+//! [`request`], `gate` (in it `throttle`, [`sched`], `share`, `target`), `hw_ctx`, `tag`, `tag_share`,
+//! [`driver`], [`poll`]; beside that path: [`group`], `flush`, [`stat`], [`trace`], `rerun`, `holding`, `lines`;
+//! above it: [`mapper`].
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![forbid(unsafe_code)]
 

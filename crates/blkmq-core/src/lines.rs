@@ -1,5 +1,5 @@
-//! Decides nothing: many FIFO lines over one fixed table of places, made at set-up. `sw_ctx` lets bios wait in them, a line
-//! for each group, `throttle` requests.
+//! Many FIFO lines over one fixed table of places, made at set-up; it decides nothing. Bios of `sw_ctx` wait
+//! in them, a line for each group, and requests of `throttle`.
 
 /// Lines of things that wait; all lines together have room for a fixed number.
 #[derive(Debug)]
@@ -118,18 +118,18 @@ impl<T> Lines<T> {
         slot.thing.take()
     }
 
-    /// Visits all that waits, by no particular order.
+    /// Visits all things, in no particular order.
     pub(crate) fn for_each_mut(&mut self, visit: impl FnMut(&mut T)) {
         let used = self.slots.iter_mut().filter_map(|slot| slot.thing.as_mut());
         used.for_each(visit);
     }
 
-    /// All that waits, by no particular order.
+    /// All things, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| slot.thing.as_ref())
     }
 
-    /// Asserts that every thing is in one line, and that the lines are as long as they say.
+    /// Asserts that every thing is in one line, and that the lines' lengths are right.
     pub(crate) fn check_invariants(&self) {
         let mut count = 0;
         for (number, line) in self.lines.iter().enumerate() {

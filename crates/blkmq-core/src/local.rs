@@ -1,5 +1,6 @@
-//! Decides the way of a request through one reactor: from the plug straight to the driver, or through the gate and the
-//! elevator; and the way back. One `LocalQueue` is one reactor's side of one queue; it joins `sw_ctx`, `gate` and `hw_ctx`.
+//! Decides the path of a request through one reactor: from the plug directly to the driver, or through
+//! the gate and the elevator; and the path back.
+//! A `LocalQueue` is one reactor's side of one queue; it joins `sw_ctx`, `gate` and `hw_ctx`.
 //!
 //! ```text
 //!  submit ─► sw_ctx ─► unplug ─┬─ issue_direct ───────────────────────► hw_ctx ─► driver
@@ -39,7 +40,7 @@ use crate::trace::Tracer;
 
 /// One reactor's side of one queue: its software context and the hardware context that it owns.
 ///
-/// Made and used on the reactor's own thread. All calls return at once.
+/// Made and used on the reactor's own thread. No call blocks.
 #[expect(
     clippy::redundant_allocation,
     reason = "the outer count is this thread's alone; the inner one is shared between reactors"
@@ -53,28 +54,28 @@ pub struct LocalQueue {
     mailbox: Receiver<Mail>,
     inserts: Producer<Box<Request>>,
     reports: Producer<Report>,
-    /// When the elevator wants to be asked again, if this reactor was the last to hear.
+    /// When to call the elevator again, if this reactor was the last inside the gate.
     sched_timer: Option<Instant>,
-    /// `advance` stopped before all was done that needs no event.
+    /// `advance` stopped at its limit; more can be done without an event.
     is_unfinished: bool,
-    /// When it ran last.
+    /// Time of the last `run`.
     ran_at: Instant,
-    /// Completions being taken, and requests that ended inside the gate: kept for their memory.
+    /// Completions taken from the driver. Like the next three, empty between calls: it keeps its memory.
     done: Vec<Done>,
-    /// Requests of this reactor's that have ended together, likewise.
+    /// This reactor's own requests that ended together.
     home: Vec<Box<Request>>,
-    /// Requests without caps among others of a plug, on a queue without elevator.
+    /// Requests of a plug that have no caps, on a queue without elevator.
     direct: Vec<Box<Request>>,
     ended_inside: Vec<(Box<Request>, Status)>,
-    /// By reactor: what goes to it when this call ends, at the latest; and to whom something goes.
+    /// By reactor: the mail that is posted to it when this call ends, at the latest.
     outboxes: Box<[Vec<Mail>]>,
     outgoing: ReactorSet,
-    /// Who is told what happens to requests here; the hardware context has it, too.
+    /// Records the steps of requests here; the hardware context has a copy.
     tracer: Option<Tracer>,
 }
 
 impl QueueHandle {
-    /// Says whether the reactor owns a hardware context, and so needs a driver.
+    /// Says whether the reactor owns a hardware context and therefore needs a driver.
     pub fn owns_hctx(&self) -> bool {
         self.queue.hctx_owner(self.id) == self.id
     }
@@ -84,15 +85,15 @@ impl QueueHandle {
         &self.queue
     }
 
-    /// The reactor whose handle it is.
+    /// The reactor that this handle is for.
     pub fn id(&self) -> ReactorId {
         self.id
     }
 
-    /// Takes the handle, on the reactor's own thread.
+    /// Attaches the reactor to the queue. Called on the reactor's own thread.
     ///
     /// # Panics
-    /// Unless a driver is given exactly if the reactor owns a hardware context.
+    /// If the reactor owns a hardware context and no driver is given, or the other way round.
     pub fn attach(self, driver: Option<Box<dyn HctxDriver>>) -> LocalQueue {
         assert_eq!(
             driver.is_some(),
@@ -114,7 +115,7 @@ impl QueueHandle {
                 queue.timeout,
             );
             hw.poll_if(queue.is_polled());
-            // Who was attached before has counted too.
+            // The counter goes on from where an earlier attachment left it.
             hw.issued = queue.reactor(self.id).shard.events.issued.get();
             hw
         });
@@ -143,14 +144,14 @@ impl QueueHandle {
 }
 
 impl LocalQueue {
-    /// Takes a bio in. It is staged until [`LocalQueue::unplug`], or until the plug is full.
+    /// Submits a bio. It stays in the plug until [`LocalQueue::unplug`], or until the plug is full.
     ///
     /// A bio that the disk refuses (range, read-only, unsupported) ends at once, with its status, in `fx.ended`.
     ///
     /// # Errors
-    /// Gives the bio back if as many bios wait as the queue has requests per reactor, or, if there is not much room left, too
-    /// many of its group: submit it after another's end.
-    // A call of its own wherever it is used: what is inlined into large loops runs out of registers.
+    /// Returns the bio if as many bios wait as the queue has requests per reactor or, when little room is
+    /// left, if too many of its group wait. Submit it again when another bio has ended.
+    // Never inlined: in large loops the inlined code runs out of registers.
     #[inline(never)]
     pub fn submit(&mut self, bio: Bio, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
         self.sw.submit(&self.queue, bio, fx)?;
@@ -160,11 +161,11 @@ impl LocalQueue {
         Ok(())
     }
 
-    /// Takes in a mapped disk's bio that goes as it is to a place on one of this queue's disks
+    /// Submits a mapped disk's bio that goes unsplit to a place on one of this queue's disks
     /// ([`crate::mapper::stack::Stack::redirect`]).
     ///
     /// # Errors
-    /// As for [`LocalQueue::submit`]; the bio has the place in it then.
+    /// As for [`LocalQueue::submit`]; the returned bio contains the place.
     #[inline(never)]
     pub fn submit_passed(&mut self, bio: Bio, to: Passed, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
         self.sw.submit_passed(&self.queue, bio, to, fx)?;
@@ -174,7 +175,7 @@ impl LocalQueue {
         Ok(())
     }
 
-    /// Issues, or inserts into the elevator, what is staged. Call it after a batch of submissions.
+    /// Issues the requests in the plug, or inserts them into the elevator. Call it after a batch of submissions.
     #[inline]
     pub fn unplug(&mut self, now: Instant, fx: &mut Effects) {
         if !self.sw.plug.list.is_empty() {
@@ -187,8 +188,8 @@ impl LocalQueue {
         self.rerun(fx);
     }
 
-    /// Does what has become due: takes mail and completions in, runs the hardware context, looks after timers.
-    /// Call it once a round, and whenever the reactor was kicked or [`LocalQueue::next_wakeup`] has come.
+    /// Takes in mail and completions, runs the hardware context if it must run, and handles expired timers.
+    /// Call it once a turn, when the reactor was kicked, and at [`LocalQueue::next_wakeup`].
     #[inline]
     pub fn run(&mut self, now: Instant, fx: &mut Effects) {
         self.ran_at = now;
@@ -196,8 +197,8 @@ impl LocalQueue {
         self.sw.keep_swept(&self.queue);
         if let Some(hw) = &mut self.hw {
             hw.poll_if(self.queue.is_polled());
-            // Whoever asks for a run of a restless driver may have left something for its `reap`: what is taken before that is
-            // answered by it, and what comes later has a round of its own.
+            // A run asked for a driver that needs idle polls may be meant for its `reap`. So the run work is taken
+            // before `reap`, which then sees the driver's news; run work that comes later causes another turn.
             let needs_idle_poll = hw.needs_idle_poll;
             let run = &self.queue.reactor(self.me).run;
             let was_taken = needs_idle_poll && run.take(now.0);
@@ -218,19 +219,19 @@ impl LocalQueue {
         self.rerun(fx);
     }
 
-    /// Is told that all bios that the latest [`LocalQueue::run`] ended are with who submitted them, and what these wanted in
-    /// return is submitted. Who never says so is taken for prompt.
+    /// Notes that the submitters have all bios that the latest [`LocalQueue::run`] ended, and that the bios
+    /// that they sent in response are submitted. A reactor that never calls this is assumed to respond at once.
     #[inline]
     pub fn answered(&self) {
         if self.queue.is_scheduled() {
-            // Relaxed: a time by itself; who reads it acts on it a little later or sooner.
+            // Relaxed: the time stands alone; a reader that sees it late only acts a little later.
             let answered = &self.queue.reactor(self.me).answered;
             answered.store(self.ran_at.0, Ordering::Relaxed);
         }
     }
 
-    /// Makes room for as many disks as the queue's tables have been made for; the queue is frozen and drained
-    /// ([`Queue::fit_disks`]).
+    /// Grows this reactor's tables to the number of disks in the queue's tables ([`Queue::fit_disks`]).
+    /// The queue must be frozen and drained.
     pub fn fit_disks(&mut self) {
         let disks = self.queue.fitted_disks();
         self.sw.fit_disks(disks);
@@ -239,10 +240,10 @@ impl LocalQueue {
         }
     }
 
-    /// Looks again which disks there are, as the driver does.
+    /// Copies the queue's list of disks again, and has the driver do the same.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn refresh_disks(&mut self) -> Result<(), DisksError> {
         self.sw.refresh_disks(&self.queue);
         if let Some(tracer) = &self.tracer {
@@ -251,7 +252,7 @@ impl LocalQueue {
         self.hw.as_mut().map_or(Ok(()), HwCtx::refresh_disks)
     }
 
-    /// Has somebody told from now on what happens to requests on this reactor, or nobody.
+    /// Starts recording the steps of this reactor's requests, or stops it (`None`).
     pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
         if let Some(hw) = &mut self.hw {
             hw.tracer.clone_from(&tracer);
@@ -262,7 +263,7 @@ impl LocalQueue {
         self.tracer = tracer;
     }
 
-    /// Says when [`LocalQueue::run`] must be called although nothing arrives; a time in the past means at once.
+    /// The time at which [`LocalQueue::run`] must be called even if no event comes; a time in the past means at once.
     pub fn next_wakeup(&self) -> Option<Instant> {
         let run = &self.queue.reactor(self.me).run;
         if self.has_mail() {
@@ -275,26 +276,27 @@ impl LocalQueue {
             .min()
     }
 
-    /// Says whether there is something to do here that needs no event: to be asked once more after announcing sleep.
+    /// Says whether there is work that needs no event. Check it again after announcing sleep.
     #[inline]
     pub fn has_mail(&self) -> bool {
         let run = &self.queue.reactor(self.me).run;
         !self.mailbox.is_empty()
             || (self.is_unfinished && !self.sw.is_idle())
             || (self.hw.is_some() && run.is_wanted() && !run.is_stopped())
-            // Held back by a freeze that has ended meanwhile: its kick may have come before the announcement of sleep.
+            // Work held back by a freeze that has ended since: the kick may have come before sleep was announced.
             || (self.sw.has_work_to_start() && !self.queue.is_frozen())
     }
 
-    /// Says whether nothing is under way here and nothing becomes due: until something is submitted, or the reactor is kicked,
-    /// [`LocalQueue::run`] would find nothing to do.
+    /// Says whether nothing is in flight or waiting here and no timer is set: [`LocalQueue::run`] has nothing
+    /// to do until a bio is submitted or the reactor is kicked.
     pub fn is_quiet(&self) -> bool {
         let hw_is_quiet =
             |hw: &HwCtx| hw.in_flight == 0 && !hw.needs_idle_poll && hw.dispatch_list_is_empty();
         self.sw.is_at_rest() && self.hw.as_ref().is_none_or(hw_is_quiet) && self.next_wakeup().is_none()
     }
 
-    /// Says whether something is in flight whose end is found by [`LocalQueue::run`] alone: the driver announces nothing.
+    /// Says whether requests are in flight whose completions only [`LocalQueue::run`] finds, since the driver
+    /// announces none.
     #[inline]
     pub fn must_poll(&self) -> bool {
         self.hw
@@ -302,14 +304,15 @@ impl LocalQueue {
             .is_some_and(|hw| hw.in_flight > 0 && hw.is_polled())
     }
 
-    /// Decides how the reactor is to wait for what is in flight at its hardware context. `host` is what is known of its sleeping.
+    /// Decides how the reactor waits for the requests in flight at its hardware context. `host` has its
+    /// measured wake-up latency.
     pub fn verdict(&mut self, wait: Wait, host: &mut WakeLatency, now: Instant) -> Verdict {
         let policy = self.queue.poll_policy();
         let hw = self.hw.as_mut();
         hw.map_or(Verdict::Block, |hw| hw.verdict(wait, policy, host, now))
     }
 
-    /// Is told how the reactor spent the time until now, before [`LocalQueue::run`] is called.
+    /// Notes how the reactor spent the time until now. Call it before [`LocalQueue::run`].
     pub fn waited(&mut self, how: Waited, until: Instant) {
         if let Some(hw) = &mut self.hw {
             hw.waited(how, until);
@@ -328,8 +331,8 @@ impl LocalQueue {
         self.hw.as_ref().map_or(0, |hw| hw.in_flight)
     }
 
-    /// Says whether an end of something of this reactor's may come at any moment: bios or requests are under way, and the drive has
-    /// not been silent for a while with all that it was given. To be asked at each wait.
+    /// Says whether a completion may come at any moment: bios or requests of this reactor are in flight, and
+    /// the drive has not been silent for a while. Call it at each wait.
     #[inline]
     pub fn expects_end(&mut self, now: Instant) -> bool {
         let is_still = self.hw.as_mut().is_some_and(|hw| hw.is_still(now));
@@ -341,15 +344,15 @@ impl LocalQueue {
         self.shard().events.gate_entered.get()
     }
 
-    /// The shared side.
+    /// The queue, which all its reactors share.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue
     }
 
-    /// Gives the handle back, for another thread to take.
+    /// Detaches the reactor and returns its handle, which another thread may attach.
     ///
     /// # Errors
-    /// Gives everything back if something of this reactor is still under way.
+    /// Returns `self` if a bio, request or mail of this reactor is still under way.
     pub fn detach(self) -> Result<QueueHandle, Box<Self>> {
         let hw_idle = self
             .hw
@@ -358,7 +361,7 @@ impl LocalQueue {
         if !self.sw.is_at_rest() || !hw_idle || !self.mailbox.is_empty() {
             return Err(Box::new(self));
         }
-        // Release: as at the end of a grace period: nothing of anybody's is here.
+        // Release: as at the end of a grace period: no bio or request is here.
         let grace_period_done = &self.queue.reactor(self.me).grace_period_done;
         self.queue
             .reactor(self.me)
@@ -374,10 +377,10 @@ impl LocalQueue {
         })
     }
 
-    /// Asserts what must always hold between calls. Costly; the simulator calls it after every event.
+    /// Asserts the invariants that hold between calls. Costly; the simulator calls it after every event.
     ///
     /// # Panics
-    /// If it does not hold.
+    /// If an invariant does not hold.
     pub fn check_invariants(&self) {
         self.sw.check_invariants();
         if let Some(hw) = &self.hw {
@@ -406,7 +409,7 @@ impl LocalQueue {
         }
     }
 
-    /// Sends what is staged on its way, if the queue lets requests start now.
+    /// Issues or inserts the requests in the plug, if the queue lets requests start now.
     fn flush_plug(&mut self, now: Instant, fx: &mut Effects) {
         let bios = self.sw.plug.list.iter().map(|rq| u64::from(rq.bios)).sum();
         let Some(entered) = self.queue.enter_to_start(self.me, bios) else {
@@ -425,13 +428,13 @@ impl LocalQueue {
         self.sw.plug.keep_list(list);
     }
 
-    /// Says whether a request meets an elevator or a cap.
+    /// Says whether a request goes to an elevator or its group has caps.
     fn goes_through_gate(&self, rq: &Request) -> bool {
         self.queue.is_scheduled() || self.queue.is_gated() && self.queue.group_states.is_capped(rq.group())
     }
 
-    /// The scheduled path: publish on the own insert list, then try the gate. Without an elevator it is that of requests
-    /// with caps alone; the others go first, and directly.
+    /// The scheduled path: publishes requests on this reactor's insert list, then tries the gate. Without an
+    /// elevator only requests with caps take it; the others are issued first, by the direct path.
     #[inline(never)]
     fn insert(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
         let is_scheduled = self.queue.is_scheduled();
@@ -460,7 +463,7 @@ impl LocalQueue {
         }
     }
 
-    /// Goes through the gate after something was published, or has somebody do it who can.
+    /// Dispatches through the gate after a publication; without a hardware context, runs the owner's context for it.
     fn look_at_published(&mut self, now: Instant, fx: &mut Effects) {
         #[cfg(feature = "baselines")]
         if self.dispatches_for_itself() {
@@ -483,7 +486,7 @@ impl LocalQueue {
         );
     }
 
-    /// Issues what the driver, or a missing tag, pushed back earlier. Nothing else goes before it.
+    /// Issues requests that the driver, or a missing tag, pushed back earlier. No other request goes before them.
     fn issue_dispatch_list(&mut self, now: Instant, fx: &mut Effects) {
         let depth = if self.queue.is_scheduled() {
             u32::MAX
@@ -507,30 +510,30 @@ impl LocalQueue {
         }
     }
 
-    /// Makes sure that somebody runs this context again after a request was pushed back.
+    /// Makes sure that this context runs again after a request was pushed back.
     fn hold(&mut self, hold: Hold, now: Instant) {
         let hw = self.hw.as_ref().expect("a request was pushed back by it");
         let shard = self.shard();
         shard.events.pushed_back.add(1);
-        // With something in flight here, its completion runs the context; a shared tag that is missing has this context
-        // registered as waiting. Else only time helps.
+        // A completion of a request in flight here runs the context. If a shared tag is missing, this context
+        // is registered as waiting. Otherwise a timer must run it.
         if hw.in_flight == 0 && hold != Hold::Tag {
             let _ = self.queue.reactor(self.me).run.run_delayed((now + RERUN_DELAY).0);
         }
     }
 
-    /// Runs the hardware context if it has to be, or if somebody asked for it: then its run work is `taken`.
+    /// Runs the hardware context if it `must_run`, or if its run work was `taken`.
     fn run_work(&mut self, taken: bool, must_run: bool, now: Instant, fx: &mut Effects) {
         if taken || must_run {
             self.run_hctx(now, fx);
         }
         if taken && self.queue.reactor(self.me).run.finish() {
-            // Asked for again meanwhile: in the next round.
+            // A run was asked for meanwhile: it is done in the next turn.
             fx.kicks.insert(self.me);
         }
     }
 
-    /// One run of the hardware context: what was pushed back first, then the elevator.
+    /// One run of the hardware context: first the requests that were pushed back, then the elevator.
     fn run_hctx(&mut self, now: Instant, fx: &mut Effects) {
         let Some(entered) = self.queue.enter_to_issue(self.me) else {
             return;
@@ -548,7 +551,7 @@ impl LocalQueue {
         self.leave(entered);
     }
 
-    /// Goes on with what waits in the software context, as far as it can: flushes, waiting bios, the plug.
+    /// Issues flushes, stages waiting bios and flushes the plug, as far as possible now.
     fn advance(&mut self, now: Instant, fx: &mut Effects) {
         self.is_unfinished = false;
         for _ in 0..ADVANCES_MAX {
@@ -563,11 +566,11 @@ impl LocalQueue {
                 return;
             }
         }
-        // A bio of a great many parts, say, at a driver that completes inline: others of this thread are due.
+        // For example a bio of very many parts at a driver that completes inline: this thread has other work.
         self.is_unfinished = true;
     }
 
-    /// Runs the hardware contexts that may wait for what was freed in this batch.
+    /// Runs the hardware contexts that may wait for a tag or depth that this batch freed.
     #[inline]
     fn rerun(&mut self, fx: &mut Effects) {
         let freed = self.hw.as_mut().map_or(0, HwCtx::take_freed);
@@ -576,7 +579,7 @@ impl LocalQueue {
         }
     }
 
-    /// Leaves the queue, on which requests may have been issued.
+    /// Leaves the queue and publishes the count of issued requests.
     #[inline]
     fn leave(&mut self, entered: QueueRef) {
         if let Some(hw) = &self.hw {
@@ -591,7 +594,7 @@ impl LocalQueue {
     }
 }
 
-/// Plugs filled and flushed in one call, before the reactor is due: 512 requests.
+/// Most plugs that one call fills and flushes before it returns to the reactor: 512 requests.
 const ADVANCES_MAX: u32 = 16;
-/// When a context runs again whose driver lacks a resource that nobody announces.
+/// Delay until a context runs again whose driver lacks a resource that nobody announces.
 const RERUN_DELAY: Nanos = Nanos::from_millis(3);

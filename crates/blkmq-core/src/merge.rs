@@ -1,5 +1,5 @@
-//! Decides whether two requests may become one, and which goes behind which.
-//! Asked by `plug` at submission and by elevators at insertion; the joining itself is in `request`.
+//! Decides whether two requests may be merged, and in which order.
+//! `plug` calls it at submission and elevators at insertion; the merge itself is in `request`.
 
 use crate::bio::Op;
 use crate::limits::Limits;
@@ -33,7 +33,7 @@ pub fn fit(queued: &Request, new: &Request, limits: &Limits) -> Option<Fit> {
 /// Merges `new` into `queued` if it may.
 ///
 /// # Errors
-/// Gives `new` back if it does not fit.
+/// Returns `new` if it does not fit.
 #[inline(always)]
 pub fn try_merge(queued: &mut Request, new: Box<Request>, limits: &Limits) -> Result<Fit, Box<Request>> {
     match fit(queued, &new, limits) {

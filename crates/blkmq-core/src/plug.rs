@@ -5,9 +5,9 @@ use crate::limits::Limits;
 use crate::merge;
 use crate::request::Request;
 
-/// So many requests flush the plug.
+/// This many requests flush the plug.
 pub(crate) const REQUESTS_MAX: usize = 32;
-/// A request of so many bytes flushes the plug: it is worth no more waiting.
+/// A request of this many bytes flushes the plug: it gains nothing from waiting longer.
 const BYTES_MAX: u64 = 128 << 10;
 
 /// A submitter's staged requests, in order of submission.
@@ -30,7 +30,7 @@ impl Plug {
     pub(crate) fn add(&mut self, mut rq: Box<Request>, limits: &Limits, merges: bool) -> bool {
         debug_assert!(self.list.len() < REQUESTS_MAX, "add to a full plug");
         if !merges {
-            // Sealed, it is merged nowhere: not here, and not in an elevator.
+            // A sealed request is not merged: not here, and not in an elevator.
             rq.seal();
         } else if let Some(latest) = self.list.last_mut() {
             match merge::try_merge(latest, rq, limits) {
@@ -57,14 +57,14 @@ impl Plug {
         self.list.len() >= REQUESTS_MAX
     }
 
-    /// Takes all requests out; give the list back empty by [`Plug::keep_list`].
+    /// Takes all requests out; return the empty list with [`Plug::keep_list`].
     #[inline]
     pub(crate) fn take(&mut self) -> Vec<Box<Request>> {
         self.is_due = false;
         std::mem::take(&mut self.list)
     }
 
-    /// Gives back the emptied list, for its memory.
+    /// Takes back the empty list, for its memory.
     #[inline]
     pub(crate) fn keep_list(&mut self, list: Vec<Box<Request>>) {
         debug_assert!(

@@ -1,5 +1,5 @@
-//! Decides what the reactors of one drive share: its limits and disks, the gate, the tags, each reactor's mailbox; and the
-//! control operations on it. `local` is one reactor's side of it.
+//! Decides what the reactors of one drive share: its limits and disks, the gate, the tags, each reactor's
+//! mailbox; and the control operations on it. `local` is one reactor's side of it.
 
 mod config;
 mod control;
@@ -44,21 +44,21 @@ use crate::time::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
 
-/// What a call on a reactor's side wants done next.
+/// What the caller must do after a call of a `LocalQueue`.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Bios of this reactor's submitters that have ended.
     pub ended: Vec<Bio>,
     /// Parts of mapped disks' bios that have ended: [`crate::mapper::stack::Stack::complete_parts`] takes them.
     pub(crate) parts: Vec<Bio>,
-    /// How many of those in `ended` went to a member of a mapped disk as they are and have to be made what they were.
+    /// How many bios in `ended` went unsplit to a member of a mapped disk and must be restored.
     pub(crate) passed: u32,
-    /// Reactors to wake, once each, after the batch; the reactor itself may be among them: it should run again.
+    /// Reactors to wake, once each, after the batch. If the calling reactor is among them, it must run again.
     pub kicks: ReactorSet,
 }
 
 impl Effects {
-    /// Effects with room for `ended` bios.
+    /// Makes effects with room for `ended` bios.
     pub fn with_capacity(ended: usize) -> Self {
         Self {
             ended: Vec::with_capacity(ended),
@@ -73,7 +73,7 @@ impl Effects {
         self.give_back(bio);
     }
 
-    /// Gives a bio to who waits for its end: its submitter, or the stack of mapped disks.
+    /// Returns an ended bio to its submitter, or to the stack of mapped disks.
     pub(crate) fn give_back(&mut self, bio: Bio) {
         match bio.origin.0 {
             Parent::Part(_) => return self.parts.push(bio),
@@ -84,7 +84,7 @@ impl Effects {
     }
 }
 
-/// What one reactor sends another.
+/// A message from one reactor to another.
 pub(crate) enum Mail {
     /// A request that has ended, with its single bio, for its owner.
     Home(Box<Request>),
@@ -98,12 +98,12 @@ pub(crate) struct ReactorEntry {
     pub(crate) mail: mpsc::Sender<Mail>,
     /// The run work of the hardware context that the reactor owns.
     pub(crate) run: CachePadded<RunWork>,
-    /// The reactor alone writes it, at every I/O.
+    /// Only the reactor writes it, at every I/O.
     pub(crate) shard: CachePadded<Shard>,
-    /// Up to when the reactor has told its clients of all ends, and taken in what they had to say to them; the end of all time
-    /// as long as it does not tell. It alone writes, once a turn.
+    /// The time up to which the reactor has delivered all ends to its clients and taken in their responses;
+    /// the largest time while the reactor never reports. Only the reactor writes it, once a turn.
     pub(crate) answered: CachePadded<AtomicU64>,
-    /// The latest grace period that the reactor has finished (`sw_ctx`); [`UNATTACHED`] while it has nothing of its own.
+    /// The latest grace period that the reactor has finished (`sw_ctx`); [`UNATTACHED`] while it is not attached.
     pub(crate) grace_period_done: AtomicU64,
 }
 
@@ -112,7 +112,7 @@ pub struct Queue {
     name: String,
     limits: Limits,
     disks: Box<[DiskSlot]>,
-    /// For how many of them the tables are made.
+    /// The number of disks that the tables have room for.
     fitted_disks: AtomicU32,
     hctxs: u16,
     tag_mode: TagMode,
@@ -121,25 +121,25 @@ pub struct Queue {
     #[cfg(feature = "baselines")]
     pub(crate) dispatch: Dispatch,
     pub(crate) rerun: Rerun,
-    /// Largest read or write that needs no look at boundaries; 0 if all do.
+    /// Largest read or write that needs no check of boundaries; 0 if all need one.
     plain_max: u64,
     pub(crate) timeout: Nanos,
     entries: Box<[ReactorEntry]>,
-    /// Caps hold nothing back any more.
+    /// The queue is ending: caps hold nothing back any more.
     is_ending: AtomicBool,
-    /// Caps hold nothing back for a while.
+    /// Caps are lifted for a while and hold nothing back.
     has_lifted_caps: AtomicBool,
     pub(crate) gate: Gate<GateState>,
     pub(crate) shared_tags: Option<Arc<SharedTags>>,
-    /// Who may start requests: nobody while frozen or quiesced.
+    /// Counts entries that may start requests; it admits none while frozen or quiesced.
     usage: FreezeState,
-    /// Who may issue requests that have started: nobody while quiesced.
+    /// Counts entries that may issue started requests; it admits none while quiesced.
     issuing: FreezeState,
-    /// The elevator's kind, as its number in [`sched::Kind::ALL`]; with [`THROTTLED`] if there are, or were, caps. 0 is
-    /// the direct path. The kind is changed while drained only, so a relaxed load by whoever is inside `usage` sees the
-    /// right one (the entry orders it).
+    /// The elevator's kind, as its number in [`sched::Kind::ALL`]; with [`THROTTLED`] if there are, or were,
+    /// caps. 0 is the direct path. The kind changes only while drained, so a relaxed load by a thread that has
+    /// entered `usage` sees the right one (the entry orders it).
     way: AtomicU8,
-    /// What becomes of bios because of their groups.
+    /// What reactors need to know of groups.
     pub(crate) group_states: GroupStates,
     /// The latest grace period that all reactors are to make (`sw_ctx`).
     grace_period: AtomicU64,
@@ -150,7 +150,7 @@ pub struct Queue {
     pub(crate) polling: Polling,
 }
 
-/// A reactor's handle of a queue, to be attached on the reactor's own thread.
+/// A reactor's handle of a queue. Attach it on the reactor's own thread.
 pub struct QueueHandle {
     pub(crate) queue: Arc<Queue>,
     pub(crate) id: ReactorId,
@@ -159,13 +159,13 @@ pub struct QueueHandle {
     pub(crate) reports: spsc::Producer<Report>,
 }
 
-/// Permission to issue, and perhaps to start, requests; given back by [`Queue::leave`].
+/// Permission to issue, and perhaps to start, requests; [`Queue::leave`] ends it.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueRef {
     /// Requests may be started and issued.
     Free,
-    /// The queue is frozen: what has started may be issued.
+    /// The queue is frozen: only started requests may be issued.
     Draining,
 }
 
@@ -173,7 +173,7 @@ impl Queue {
     /// Makes a queue and a handle for each of its reactors, in order.
     ///
     /// # Errors
-    /// If the configuration is not possible; the text says what, with the value and the limit.
+    /// If the configuration is not possible; the text names the object, the value and the limit.
     pub fn new(config: QueueConfig) -> Result<(Arc<Self>, Vec<QueueHandle>), ConfigError> {
         config.check()?;
         let reactors = config.reactors.len();
@@ -188,7 +188,7 @@ impl Queue {
         let inserts_max = requests_max + flushes;
         let (ins, inserts): (Vec<_>, Vec<_>) = (0..reactors).map(|_| spsc::ring(inserts_max)).unzip();
         let (outs, reports): (Vec<_>, Vec<_>) = (0..reactors).map(|_| spsc::ring(reports_max)).unzip();
-        // Every request may be in one mailbox, and every flush.
+        // One mailbox may hold every request and every flush.
         let mail_max = requests_max + flushes_max;
         let (senders, mailboxes): (Vec<_>, Vec<_>) = (0..reactors).map(|_| mpsc::channel(mail_max)).unzip();
         let reactor = |(reactor, mail): (&ReactorConfig, _)| ReactorEntry {
@@ -304,12 +304,12 @@ impl Queue {
         self.depth.load(Ordering::Relaxed)
     }
 
-    /// How many may be where nobody says otherwise.
+    /// The default depth.
     pub fn depth_default(&self) -> u32 {
         self.depth_default
     }
 
-    /// The most that [`Queue::set_depth`] takes: the default, or what the queue began with if that is more.
+    /// The largest depth that [`Queue::set_depth`] accepts: the default, or the initial depth if that is larger.
     pub fn depth_max(&self) -> u32 {
         self.tag_mode.depth()
     }
@@ -345,12 +345,12 @@ impl Queue {
         &self.entries[id.index()]
     }
 
-    /// Who owns the hardware context that `reactor` uses.
+    /// The reactor that owns the hardware context that `reactor` uses.
     pub(crate) fn hctx_owner(&self, reactor: ReactorId) -> ReactorId {
         ReactorId(reactor.0 % self.hctxs)
     }
 
-    /// A reactor with an event loop, which always comes back, if there is one.
+    /// A reactor with an event loop, which always runs again, if there is one.
     pub(crate) fn event_loop(&self) -> Option<ReactorId> {
         self.entries
             .iter()
@@ -373,8 +373,9 @@ impl Queue {
         self.way.load(Ordering::Relaxed) & THROTTLED != 0
     }
 
-    /// Sends requests of groups with caps through the gate. It stays so until the next change of elevator: a reactor that
-    /// has seen the mark may still be on its way to the gate, and whoever runs for it must look there.
+    /// Sends requests of groups with caps through the gate. This lasts until the next change of elevator: a
+    /// reactor that has seen the mark may still be about to enter the gate, and the context that runs for it
+    /// must look there.
     pub(crate) fn throttle_from_now_on(&self) {
         self.way.fetch_or(THROTTLED, Ordering::Relaxed);
     }
@@ -386,8 +387,8 @@ impl Queue {
         self.run_all();
     }
 
-    /// Has caps hold nothing back, or hold it back again. What passes meanwhile is charged, so the averages hold afterwards. Kick
-    /// everybody afterwards.
+    /// Lifts the caps, or puts them back in force. Requests that pass meanwhile are charged, so the averages
+    /// hold afterwards. Kick everybody afterwards.
     pub fn lift_caps(&self, on: bool) {
         // Relaxed: whoever takes the run that follows sees it.
         self.has_lifted_caps.store(on, Ordering::Relaxed);
@@ -396,22 +397,23 @@ impl Queue {
         }
     }
 
-    /// Says whether what has started is to end as soon as it can.
+    /// Says whether started requests must end as soon as possible.
     pub(crate) fn is_draining(&self) -> bool {
         let ends = self.is_ending.load(Ordering::Relaxed) || self.has_lifted_caps.load(Ordering::Relaxed);
         ends || self.usage.is_frozen() && !self.issuing.is_frozen()
     }
 
-    /// Has all reactors make one more grace period. Returns its number.
+    /// Requests one more grace period of all reactors. Returns its number.
     pub(crate) fn next_grace_period(&self) -> u64 {
-        // Release: pairs with the Acquire in `wanted_grace_period`: who knows of the grace period sees who was removed before it.
+        // Release: pairs with the Acquire in `wanted_grace_period`: a reactor that sees the grace period sees
+        // the removals before it.
         let grace_period = self.grace_period.fetch_add(1, Ordering::Release) + 1;
         // Pairs with the fence in `attach_reactor`.
         fence(Ordering::SeqCst);
         grace_period
     }
 
-    /// The latest grace period that reactors are to make.
+    /// The latest grace period that was requested.
     #[inline]
     pub(crate) fn wanted_grace_period(&self) -> u64 {
         self.grace_period.load(Ordering::Acquire)
@@ -419,7 +421,7 @@ impl Queue {
 
     /// The latest grace period that all reactors have finished.
     pub(crate) fn grace_period_done(&self) -> u64 {
-        // Acquire: pairs with the Release of whoever finished; its requests' last traces are visible.
+        // Acquire: pairs with the Release of each reactor that finished; the last effects of its requests are visible.
         let grace_period_done = self
             .entries
             .iter()
@@ -427,12 +429,12 @@ impl Queue {
         grace_period_done.min().unwrap_or(UNATTACHED)
     }
 
-    /// A reactor's handle is taken: from here on its grace periods count. Returns the one to begin with.
+    /// Attaches a reactor: from here on its grace periods count. Returns the one to begin with.
     pub(crate) fn attach_reactor(&self, me: ReactorId) -> u64 {
         let grace_period_done = &self.reactor(me).grace_period_done;
         grace_period_done.store(self.wanted_grace_period(), Ordering::Relaxed);
-        // Pairs with the fence in `next_grace_period`: either who removes a group sees that a reactor is attached here, or the look below
-        // sees the grace period, and with it the removal.
+        // Pairs with the fence in `next_grace_period`: either the thread that removes a group sees this reactor
+        // attached, or the load below sees the grace period, and with it the removal.
         fence(Ordering::SeqCst);
         let grace_period = self.wanted_grace_period();
         grace_period_done.store(grace_period, Ordering::Relaxed);
@@ -444,14 +446,13 @@ impl Queue {
         self.entries.iter().map(|reactor| &*reactor.shard)
     }
 
-    /// Says whether a bio, at `offset` of the disk, is one of the common kind that needs no further
-    /// look: a sound read or write without modifiers that one request can carry. Everything else
-    /// goes through [`Queue::check_bio`] and what follows.
+    /// Says whether a bio, at `offset` of the disk, needs no further check: a valid read or write without
+    /// modifiers that fits one request. All other bios go through [`Queue::check_bio`] and the steps after it.
     #[inline]
     pub(crate) fn is_plain(&self, bio: &Bio, offset: u64, disk: &LocalDisk) -> bool {
         let mask = disk.block_mask;
         let has_room = offset <= disk.size && bio.len <= disk.size - offset;
-        // Asked in this way, since four ways to go on are a jump that is hard to predict.
+        // Not a `match`: four branches become a jump that is hard to predict.
         let one_piece = if let Data::Flat(piece) = &bio.data {
             u64::from(piece.len()) == bio.len
         } else {
@@ -469,7 +470,7 @@ impl Queue {
     /// Checks a submitter's bio against its disk and the drive.
     pub(crate) fn check_bio(&self, bio: &Bio, disk: &LocalDisk) -> Result<(), Status> {
         let mask = disk.block_mask;
-        // A part of a mapped disk's bio has the data of all of it.
+        // A part of a mapped disk's bio has the data of the whole bio.
         let is_sound = !bio.flags.has(Flags::REST) && (bio.is_mapped() || bio.has_whole_data());
         if !is_sound || !disk.is_there() || (bio.offset | bio.len) & mask != 0 {
             return Err(Status::Invalid);
@@ -516,8 +517,8 @@ impl Queue {
         self.usage.add_finished(me.index(), requests);
     }
 
-    /// Leaves the gate from a control operation; if somebody came meanwhile, a run of every context makes good for it.
-    /// The caller's kicks (everybody) follow.
+    /// Leaves the gate from a control operation. If a reactor came meanwhile, every context runs, so that its
+    /// work is seen. The caller must kick everybody.
     pub(crate) fn leave_gate(&self, sched: blkmq_sync::gate::GateGuard<'_, GateState>) {
         if sched.leave_owing() {
             self.run_all();
@@ -525,12 +526,12 @@ impl Queue {
     }
 }
 
-/// In [`Queue::way`]: there are caps.
+/// Bit of [`Queue::way`]: there are, or were, caps.
 const THROTTLED: u8 = 128;
-/// The finished grace period of a handle that nobody has taken: all there will ever be.
+/// The finished grace period of a handle that is not attached: it counts as all grace periods.
 pub(crate) const UNATTACHED: u64 = u64::MAX;
 
-/// Disks have a share of the depth where the tags are shared, unless the elevator divides the drive by itself.
+/// Disks have a share of the depth if the tags are shared, unless the elevator divides the drive by itself.
 fn shares(tags: TagMode, kind: sched::Kind, disks: usize, requests_max: usize) -> Shares {
     let is_due = matches!(tags, TagMode::Shared(_)) && kind != sched::Kind::None && kind != sched::Kind::Bfq;
     Shares::new(if is_due { disks } else { 0 }, requests_max)

@@ -1,6 +1,7 @@
-//! Decides what one request is: the bios merged into it, in order, and its way from submission to completion.
-//! Boxes of requests are made at set-up, one for every bio part that may be under way; they wander from the submitter's
-//! pool through `plug`, elevator and `hw_ctx` and come home with the completion. Owning the box is owning the request.
+//! Decides what one request is: the bios merged into it, in order, and its states from submission to
+//! completion. Boxes of requests are made at set-up, one for every bio part that may be under way. They move
+//! from the submitter's pool through `plug`, elevator and `hw_ctx`, and return with the completion. The owner
+//! of the box owns the request.
 
 use blkmq_sync::prefetch;
 
@@ -10,7 +11,7 @@ use crate::limits::Limits;
 use crate::stat::stamp::Stamp;
 use crate::time::Instant;
 
-/// Where a request is on its way.
+/// The state of a request.
 ///
 /// ```text
 ///  Free ─► Staged ─► Inserted ─► Dispatched ─► InFlight ─► Free
@@ -27,7 +28,7 @@ pub enum State {
     Staged,
     /// In the elevator.
     Inserted,
-    /// Out of the elevator, on its way to the driver or pushed back by it.
+    /// Dispatched by the elevator, not yet issued or pushed back by the driver.
     Dispatched,
     /// With the driver.
     InFlight,
@@ -35,9 +36,9 @@ pub enum State {
 
 /// One or more merged bios on their way to the driver.
 ///
-/// In the order of who needs it: what the elevator, the gate's holder and the completion read and write is in the first two
-/// cache lines, which are fetched as a pair, the bio's head in the second. The rest stays with the submitter's core if
-/// neither a merge nor the driver wants it.
+/// Fields are ordered by their users: those that the elevator, the gate's holder and the completion read and
+/// write are in the first two cache lines, which are fetched as a pair; the bio's head is in the second. The
+/// other lines stay with the submitter's core if neither a merge nor the driver needs them.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub struct Request {
@@ -49,11 +50,11 @@ pub struct Request {
     pub(crate) inserted_at: Instant,
     /// When the driver took it.
     pub(crate) issued_at: Instant,
-    /// When its end was seen.
+    /// When its completion was reaped.
     pub(crate) completed_at: Instant,
-    /// What the gate's holder knew when it went out, for the statistics.
+    /// The gate holder's values at dispatch, for the statistics.
     pub(crate) stamp: Stamp,
-    /// The elevator's own, from insertion to the note of the end: whom it served with this request, say.
+    /// The elevator's own, from insertion to the report of the end: for example, the queue of this request.
     pub(crate) sched_data: u32,
     pub(crate) tag: Tag,
     pub(crate) status: Status,
@@ -75,7 +76,7 @@ pub struct Request {
     /// The group that its owner has counted it for, if requests were short when it was taken (`sw_ctx`).
     pub(crate) held_by: Option<GroupId>,
     pub(crate) bio: Bio,
-    /// Of one that the driver has ended otherwise than well: bytes from its beginning that are done.
+    /// If the driver ended it with an error or a requeue: bytes from its beginning that are done.
     pub(crate) done: u64,
     /// Merged in front of `bio`, in order.
     before: Option<Box<Request>>,
@@ -94,8 +95,8 @@ impl Request {
         })
     }
 
-    /// Copies what a driver is told: for one that another thread has. The memory of the bios is the original's, which must outlive
-    /// the copy's way through that driver.
+    /// Copies the parts that a driver uses: for a driver on another thread. The memory of the bios is the
+    /// original's, which must outlive the copy in that driver.
     pub(crate) fn copy_for_driver(&self) -> Self {
         let copy = |rq: &Option<Box<Self>>| rq.as_ref().map(|rq| Box::new(rq.copy_for_driver()));
         Self {
@@ -116,7 +117,7 @@ impl Request {
         }
     }
 
-    /// Has the two lines come that whoever takes this request over is going to write.
+    /// Prefetches the two cache lines that the next owner of this request will write.
     #[inline]
     pub(crate) fn fetch(&self) {
         prefetch::for_write(&self.position);
@@ -141,7 +142,7 @@ impl Request {
         self.inserted_at = NOT_INSERTED;
         self.done = 0;
         self.bio = bio;
-        // Written only if it must be: a small store would hold up who copies the bio soon (store
+        // Written only if necessary: a small store would delay a copy of the bio soon after it (store
         // forwarding).
         if !self.bio.status.is_ok() {
             self.bio.status = Status::Ok;
@@ -155,7 +156,7 @@ impl Request {
         rq
     }
 
-    /// Makes a request outside any queue: a driver's own, to the drivers that it stands on.
+    /// Makes a request outside any queue: a driver's own, for the drivers below it.
     pub(crate) fn outside(bio: Bio) -> Box<Self> {
         let mut rq = Self::free(ReactorId(0));
         rq.start(bio, 0);
@@ -173,7 +174,7 @@ impl Request {
         self.bio.flags
     }
 
-    /// Says whether somebody waits for it, see [`Bio::is_sync`].
+    /// Says whether it is synchronous, see [`Bio::is_sync`].
     #[inline]
     pub fn is_sync(&self) -> bool {
         self.bio.is_sync()
@@ -206,8 +207,8 @@ impl Request {
         self.len
     }
 
-    /// How many bytes it counts as, for caps on bytes and for weights: those that the drive has to read or write. Discards, zeroing
-    /// that only notes what is not stored, and flushes count as requests alone (see [`Request::bio_count`]).
+    /// Its bytes for byte caps and for weights: the bytes that the drive must read or write. Discards, zeroing
+    /// that only marks the range, and flushes count only as requests (see [`Request::bio_count`]).
     #[inline]
     pub fn charged_bytes(&self, limits: &Limits) -> u64 {
         match self.op() {
@@ -222,7 +223,7 @@ impl Request {
         self.len == 0
     }
 
-    /// First byte on the queue, which is what elevators sort by.
+    /// First byte on the queue; elevators sort by it.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -286,7 +287,7 @@ impl Request {
         }
     }
 
-    /// Returns the one piece of memory of a request that has just one, the common case.
+    /// Returns the piece of memory of a request that has only one, the common case.
     #[inline]
     pub fn single_piece(&self) -> Option<Lent> {
         if self.bios != 1 || self.segments != 1 {
@@ -362,7 +363,7 @@ impl Request {
         self.after = ordered;
     }
 
-    /// It goes to the driver, under this tag.
+    /// Marks it as in flight, with this tag.
     #[inline(always)]
     pub(crate) fn begin(&mut self, tag: Tag, now: Instant) {
         self.seal();
@@ -371,13 +372,13 @@ impl Request {
         self.state = State::InFlight;
     }
 
-    /// Says whether the request may still be merged, as far as its own way is concerned.
+    /// Says whether the request may still be merged, by its own state.
     pub(crate) fn is_mergeable(&self) -> bool {
         !self.sealed && !self.bio.flags.has_any(Self::NEVER_MERGED) && self.bio.op != Op::Flush
     }
 
-    /// Takes the bios out that lie within the first [`Request::done`] bytes, all but the last bio at most, and hands their
-    /// boxes to `take`, in order: the request begins behind them.
+    /// Takes out the bios within the first [`Request::done`] bytes, except the last bio of the request, and
+    /// passes their boxes to `take`, in order. The request then begins behind them.
     pub(crate) fn take_done(mut self: Box<Self>, mut take: impl FnMut(Box<Request>)) -> Box<Self> {
         let mut left = std::mem::take(&mut self.done);
         while self.bios > 1 {
@@ -412,7 +413,7 @@ impl Request {
         self
     }
 
-    /// Becomes what stands for all bios, as `other` did: where it is on its way, and what is known of that.
+    /// Takes the place of `other` as the head of all bios: copies its state and everything that concerns all bios.
     fn take_place_of(&mut self, other: &Self) {
         self.inserted_at = other.inserted_at;
         self.issued_at = other.issued_at;
@@ -429,7 +430,7 @@ impl Request {
         self.retries = other.retries;
     }
 
-    /// Takes a finished request apart: hands every box, in order, with its bio still inside, to `take`.
+    /// Takes a finished request apart: passes every box, in order, with its bio still inside, to `take`.
     #[inline]
     pub(crate) fn take_apart(mut self: Box<Self>, mut take: impl FnMut(Box<Request>)) {
         if self.bios == 1 {
@@ -461,7 +462,7 @@ impl Request {
         self.inserted_at = self.inserted_at.min(other.inserted_at);
     }
 
-    /// Splits a sealed request into its ordered list of single boxes: the first, which leads to those in front and itself, and the rest behind.
+    /// Splits a sealed request into two ordered lists of single boxes: those up to and including itself, and those behind.
     fn unchain(mut self: Box<Self>) -> (Box<Request>, Option<Box<Request>>) {
         let rest = self.after.take();
         let Some(mut first) = self.before.take() else {
@@ -478,10 +479,11 @@ impl Request {
     const NEVER_MERGED: Flags = Flags(Flags::NO_MERGE.0 | Flags::PREFLUSH.0 | Flags::FUA.0);
 }
 
-/// Of a request that is in no elevator and no plug was flushed for: later than any other, so that a merge takes the other's.
+/// `inserted_at` of a request outside of elevators whose plug was not flushed: later than any other, so that a
+/// merge takes the other's.
 pub(crate) const NOT_INSERTED: Instant = Instant(u64::MAX);
 
-/// Visits a list's last one first.
+/// Visits a list from its end.
 fn visit_from_the_end(rq: Option<&Request>, visit: &mut impl FnMut(&Request)) {
     if let Some(rq) = rq {
         visit_from_the_end(rq.next.as_deref(), visit);

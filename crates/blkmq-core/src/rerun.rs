@@ -1,5 +1,5 @@
-//! Decides which hardware contexts are run when a resource that they share has been freed: a tag of a shared set. `hw_ctx` frees,
-//! `local` asks here once per batch, and `blkmq_sync::run_work` sees to it that a run is queued once.
+//! Decides which hardware contexts run when a tag of a shared set was freed. `hw_ctx` frees tags, `local` calls
+//! this once per batch, and `blkmq_sync::run_work` makes sure that a run is queued once.
 
 use blkmq_sync::Published;
 use blkmq_sync::run_work::Kick;
@@ -7,24 +7,24 @@ use blkmq_sync::run_work::Kick;
 use crate::ids::{HctxId, ReactorId};
 use crate::queue::{Effects, Queue};
 
-/// Whom the end of a request runs, where the tags are shared.
+/// Which contexts the end of a request runs, if the tags are shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rerun {
     /// The contexts that wait for a tag, once per batch of ends.
     #[default]
     Waiting,
     /// Every context, for each request that ends, unless its run is queued already: as Linux' SCSI layer does since
-    /// "scheduled once" (Long Li, 2019). There to be measured.
+    /// "scheduled once" (Long Li, 2019). For measurement.
     #[cfg(feature = "baselines")]
     EveryMarked,
-    /// Every context, for each request that ends, queued anew each time: as Linux did before that. There to be measured.
+    /// Every context, for each request that ends, queued again each time: as Linux did before that. For measurement.
     #[cfg(feature = "baselines")]
     Every,
 }
 
 impl Queue {
-    /// Runs the contexts that `freed` tags, given back by `me`'s context, may have been waited for by. At the end of a batch:
-    /// the tags' read-modify-writes are the publication.
+    /// Runs the contexts that may wait for the `freed` tags of `me`'s context. Called at the end of a batch: the
+    /// tags' read-modify-writes are the publication.
     pub(crate) fn rerun(&self, freed: u32, me: ReactorId, fx: &mut Effects) {
         let Some(tags) = self.shared_tags.as_ref().filter(|_| freed > 0) else {
             return;
@@ -35,7 +35,7 @@ impl Queue {
             Rerun::EveryMarked => (0..freed).for_each(|_| self.run_hctxs(self.every_hctx(), me, fx)),
             #[cfg(feature = "baselines")]
             Rerun::Every => {
-                // Those who are registered as waiting are among them.
+                // The contexts that are registered as waiting are among them.
                 let _ = tags.set.take_waiters();
                 for _ in 0..freed {
                     for owner in (0..self.hctxs()).map(ReactorId) {
@@ -48,7 +48,7 @@ impl Queue {
         }
     }
 
-    /// Queues runs of the contexts that are set as bits; what they are to find was published by a read-modify-write.
+    /// Queues runs of the contexts whose bits are set; their work was published by a read-modify-write.
     fn run_hctxs(&self, mut set: u128, me: ReactorId, fx: &mut Effects) {
         let published = Published::by_rmw();
         while set != 0 {
@@ -60,7 +60,7 @@ impl Queue {
         }
     }
 
-    /// Queues a run of a hardware context; its owner is added to `fx.kicks` if it has to be told.
+    /// Queues a run of a hardware context; adds its owner to `fx.kicks` if the owner must be woken.
     pub(crate) fn run_hctx(&self, hctx: HctxId, me: ReactorId, fx: &mut Effects) {
         let owner = ReactorId(hctx.0);
         if self.reactor(owner).run.run() == Kick::Wake {
@@ -68,13 +68,13 @@ impl Queue {
         }
     }
 
-    /// Queues a run of a hardware context for somebody who is no reactor. Returns its owner if that has to be kicked.
+    /// Queues a run of a hardware context for a thread that is no reactor. Returns the owner if it must be kicked.
     pub fn ask_to_run(&self, hctx: HctxId) -> Option<ReactorId> {
         let owner = ReactorId(hctx.0);
         (self.reactor(owner).run.run() == Kick::Wake).then_some(owner)
     }
 
-    /// Queues a run of every context. Kicks for everybody have to follow.
+    /// Queues a run of every context. The caller must kick everybody.
     pub(crate) fn run_all(&self) {
         for owner in (0..self.hctxs()).map(ReactorId) {
             let _ = self.reactor(owner).run.run();

@@ -1,9 +1,10 @@
 //! Decides how much of a shared tag set each disk may have in flight behind an elevator: a fair share while others are
 //! active, so that a slow disk does not keep the tags from a fast one. The `gate` asks before it issues.
 //!
-//! The share is max(⌈depth / users⌉, 4), a user being a disk with something in the gate, or that had lately. What the
-//! elevator gives out beyond it is held here, in the elevator's order; a completion of its disk lets it go. `bfq` divides
-//! the drive among groups by itself and is left alone, and so are disks with tags of their own.
+//! The share is max(⌈depth / users⌉, 4); a user is a disk that has requests in the gate, or had some lately.
+//! Requests that the elevator dispatches beyond the share are held here, in the elevator's order, until a
+//! request of their disk completes. There are no shares with `bfq`, which divides the drive among groups by
+//! itself, and none for disks with tags of their own.
 
 use std::collections::VecDeque;
 
@@ -11,14 +12,14 @@ use crate::ids::DiskId;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
-/// What the disks of a queue have in the gate; nothing is counted where no share is due.
+/// The requests of a queue's disks in the gate; not counted if there are no shares.
 pub(crate) struct Shares {
     disks: Vec<Use>,
     /// Disks that are active.
     users: u32,
-    /// Given out by the elevator, and beyond the share of their disk.
+    /// Requests dispatched by the elevator beyond the share of their disk.
     held: VecDeque<Box<Request>>,
-    /// When it was last looked who is no longer active.
+    /// When the disks were last checked for being inactive.
     looked_at: Instant,
 }
 
@@ -28,7 +29,7 @@ struct Use {
     waiting: u32,
     held: u32,
     in_flight: u32,
-    /// It has something in the gate, or had it not longer than `LINGER` ago.
+    /// It has requests in the gate, or had some not longer than `LINGER` ago.
     is_active: bool,
     seen_at: Instant,
 }
@@ -45,7 +46,7 @@ impl Shares {
         }
     }
 
-    /// A request goes into the elevator.
+    /// Counts a request that enters the elevator.
     #[inline]
     pub(crate) fn inserted(&mut self, rq: &Request, now: Instant) {
         let bios = rq.bios;
@@ -56,7 +57,7 @@ impl Shares {
         }
     }
 
-    /// A request comes out of the elevator: gives it back if it may go now, else holds it.
+    /// Takes a dispatched request: returns it if it may go now, otherwise holds it.
     #[inline]
     pub(crate) fn admit(&mut self, rq: Box<Request>, depth: u32) -> Option<Box<Request>> {
         if self.disks.is_empty() {
@@ -74,7 +75,7 @@ impl Shares {
         None
     }
 
-    /// Takes the first request that is held and may go now.
+    /// Takes the first held request that may go now.
     #[inline]
     pub(crate) fn next_held_back(&mut self, depth: u32) -> Option<Box<Request>> {
         if self.held.is_empty() {
@@ -96,7 +97,7 @@ impl Shares {
         Some(rq)
     }
 
-    /// A request that may have gone has ended, or comes back to be inserted again.
+    /// Counts a request that went on and has ended, or that is requeued.
     #[inline]
     pub(crate) fn ended(&mut self, disk: DiskId) {
         if let Some(disk) = self.disks.get_mut(disk.index()) {
@@ -104,7 +105,7 @@ impl Shares {
         }
     }
 
-    /// Looks which disks are no longer active; to be called now and then.
+    /// Checks which disks are no longer active; call it now and then.
     #[inline]
     pub(crate) fn look(&mut self, now: Instant) {
         if self.users == 0 || now.since(self.looked_at) < LOOK_EVERY {
@@ -136,6 +137,6 @@ impl Shares {
 
 /// The least share.
 const SHARE_MIN: u32 = 4;
-/// For so long a disk that has nothing in the gate keeps its share.
+/// How long a disk without requests in the gate keeps its share.
 const LINGER: Nanos = Nanos::from_millis(10);
 const LOOK_EVERY: Nanos = Nanos::from_millis(1);

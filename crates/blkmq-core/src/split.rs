@@ -1,5 +1,5 @@
-//! Decides where a bio that no single request can carry is cut, and joins the ends of its parts to one end.
-//! `sw_ctx` cuts when a request is free for the next part, so a huge bio never holds more than there are.
+//! Decides where a bio that does not fit one request is split, and joins the ends of its parts to one end.
+//! `sw_ctx` splits when a request is free for the next part, so a huge bio never needs more than there are.
 
 use crate::bio::{Bio, Flags, Op, Origin, Parent, Status};
 use crate::limits::Limits;
@@ -29,10 +29,10 @@ impl Splits {
         }
     }
 
-    /// Keeps `bio` until its parts have ended, and returns the rest that is still to be cut: all of it, flagged as such.
+    /// Keeps `bio` until its parts have ended, and returns the remainder to split: all of it, with `Flags::REST`.
     ///
     /// # Errors
-    /// Gives the bio back if the table is full.
+    /// Returns the bio if the table is full.
     pub(crate) fn begin(&mut self, bio: Bio) -> Result<Bio, Bio> {
         let Some(index) = self.free.pop() else {
             return Err(bio);
@@ -94,8 +94,8 @@ pub(crate) fn fits(bio: &Bio, base: u64, limits: &Limits) -> bool {
         && bio.segments() <= u32::from(limits.segments_max)
 }
 
-/// Cuts the first part that one request can carry off `rest`; none if not even one block can be carried (pieces of memory
-/// so small that a block has more than the drive takes).
+/// Splits the first part that fits one request off `rest`; none if not even one block fits (pieces of memory
+/// so small that a block has more of them than the drive takes).
 pub(crate) fn cut(rest: &mut Bio, base: u64, limits: &Limits) -> Option<Bio> {
     let len = part_len(rest, base, limits);
     if len == 0 {
@@ -123,7 +123,7 @@ fn part_len(rest: &Bio, base: u64, limits: &Limits) -> u64 {
     }
 }
 
-/// Returns how many bytes the most pieces of memory allowed hold, in whole blocks.
+/// Returns how many bytes the largest allowed number of pieces holds, in whole blocks.
 fn segments_len(bio: &Bio, limits: &Limits) -> u64 {
     if bio.segments() <= u32::from(limits.segments_max) {
         return bio.len;
@@ -133,7 +133,7 @@ fn segments_len(bio: &Bio, limits: &Limits) -> u64 {
     bytes - bytes % u64::from(limits.logical_block)
 }
 
-/// Lets a part of a discard end where the drive's granules end, if it is not the last part and a granule fits.
+/// Aligns the end of a part of a discard to the drive's granules, if it is not the last part and a granule fits.
 fn aligned_discard(rest: &Bio, base: u64, len: u64, limits: &Limits) -> u64 {
     if len == rest.len {
         return len;

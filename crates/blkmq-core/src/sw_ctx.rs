@@ -1,14 +1,17 @@
-//! Decides what a submitter's reactor does for its own bios: which can be staged, which wait for a free request, which are
-//! cut or sequenced, and how their ends find back. Comes after `bio`, hands staged requests to `local` through `plug`.
+//! Decides what a reactor does with its own submitters' bios: which are staged, which wait for a free
+//! request, which are split or sequenced, and how they end.
+//! It gets bios from `bio`, and hands staged requests to `local` through `plug`.
 //!
-//! Requests are a reactor's, and bounded; what is held for a cap, or behind a neighbour of more weight, keeps its request. So
-//! that one group does not hold up the others: while no more than half of the requests are free, those that are taken are
-//! counted, and each group has a share of them (`holding`). What cannot have a request now waits in its group's line, the
-//! lines take turns, and the room in the lines is shared in the same way. While more are free nothing is counted.
+//! The number of requests of a reactor is bounded, and a bio that waits for a cap or behind a neighbour of
+//! more weight keeps its request. So that one group does not block the others, requests that are taken
+//! while no more than half are free are counted, and each group has a share of them (`holding`). A bio
+//! that cannot have a request waits in its group's line; the lines take turns, and the room in the lines
+//! is shared in the same way. While more than half are free, nothing is counted.
 //!
-//! A *grace period* finds out that nothing here carries the number of a removed group any more, without counting bios of groups:
-//! it gives bios that wait to the group's ancestor, and then waits until every request that was not at home has come home
-//! once. A request that has been home is marked with its number; that look is all it costs.
+//! A *grace period* proves that nothing here carries the number of a removed group any more, without
+//! counting the bios of groups: it moves waiting bios to the group's ancestor, then waits until every
+//! request outside the pool has returned to it once. A request that returns is marked with the grace
+//! period's number; the request path pays for one comparison.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -24,23 +27,23 @@ use crate::request::{Request, State};
 use crate::split::{self, Splits};
 use crate::stat::StatsMode;
 
-/// One reactor's staging of one queue: software context in the kernel's words.
+/// One reactor's software context for one queue.
 pub(crate) struct SwCtx {
     me: ReactorId,
     pool: Vec<Box<Request>>,
-    /// Requests are short while no more than so many are in the pool.
+    /// Requests are short while no more than this many are in the pool.
     short_at: usize,
-    /// Those that were taken while they were short, for each group.
+    /// For each group, the requests taken while they were short.
     held: DynamicThreshold,
     pub(crate) plug: Plug,
-    /// Bios, and rests of bios, that wait for a request: a line for each group.
+    /// Bios, and remainders of bios, that wait for a request: a line for each group.
     waiting: Lines<Bio>,
     /// The lines with bios, once each.
     turns: VecDeque<u32>,
     waiting_max: usize,
     splits: Splits,
     pub(crate) flush: Flush,
-    /// The queue's disks, as this reactor was told of them last.
+    /// The queue's disks, as of the last `refresh_disks`.
     disks: Vec<LocalDisk>,
     /// Bios of this reactor's submitters that have not ended.
     pub(crate) outstanding: u32,
@@ -51,7 +54,7 @@ pub(crate) struct SwCtx {
 }
 
 impl SwCtx {
-    /// Makes everything the context will ever need.
+    /// Allocates all memory that the context will need.
     pub(crate) fn new(queue: &Queue, me: ReactorId) -> Self {
         let requests = queue.requests_per_reactor();
         let max = requests as usize;
@@ -63,7 +66,7 @@ impl SwCtx {
             short_at: held.short_at(max),
             held,
             plug: Plug::new(),
-            // Twice: those of submitters up to `max`, and at most `max` data writes of sequences.
+            // Twice: at most `max` bios of submitters, and at most `max` data writes of sequences.
             waiting: Lines::new(groups, 2 * max),
             turns: VecDeque::with_capacity(groups),
             waiting_max: max,
@@ -79,10 +82,10 @@ impl SwCtx {
         sw
     }
 
-    /// Takes a bio in: stages it, lets it wait, or ends it at once.
+    /// Submits a bio: stages it, puts it in a line, or ends it at once.
     ///
     /// # Errors
-    /// Gives the bio back if too many wait already, of all groups or, when there is not much room, of its own.
+    /// Returns the bio if too many bios wait, of all groups or, when there is little room, of its own.
     #[inline(always)]
     pub(crate) fn submit(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
         if let Some(disk) = self.disks.get(bio.disk.index())
@@ -96,10 +99,10 @@ impl SwCtx {
         self.submit_checked(queue, bio, fx)
     }
 
-    /// Takes in a mapped disk's bio that goes as it is to a place on one of this queue's disks.
+    /// Submits a mapped disk's bio that goes unsplit to a place on one of this queue's disks.
     ///
     /// # Errors
-    /// As for [`SwCtx::submit`]; the bio has the place in it then.
+    /// As for [`SwCtx::submit`]; the returned bio contains the place.
     #[inline(always)]
     pub(crate) fn submit_passed(
         &mut self,
@@ -115,7 +118,7 @@ impl SwCtx {
             self.outstanding += 1;
             let mut rq = self.pool.pop().expect("looked at above");
             rq.start(bio, 0);
-            // Here and not before: small stores would hold up the copy (store forwarding).
+            // Only here: small stores before the copy would delay it (store forwarding).
             rq.position = disk.base + to.offset;
             to.put_into(&mut rq.bio);
             self.plug.add(rq, queue.limits(), queue.merges());
@@ -147,7 +150,7 @@ impl SwCtx {
         any
     }
 
-    /// Takes one of this reactor's requests home, with its single bio, and ends the bio.
+    /// Returns one of this reactor's requests, with its single bio, to the pool and ends the bio.
     #[inline]
     pub(crate) fn end_bio(&mut self, queue: &Queue, rq: Box<Request>, fx: &mut Effects) {
         if rq.is_flush {
@@ -159,7 +162,7 @@ impl SwCtx {
         self.take_home(queue, rq, fx);
     }
 
-    /// Takes a request home that is no flush and has been counted.
+    /// Returns a request that is no flush and has been counted to the pool.
     #[inline(always)]
     fn take_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
         self.finish_request(queue, &mut rq);
@@ -173,8 +176,8 @@ impl SwCtx {
         self.pool.push(rq);
     }
 
-    /// Takes the first `count` requests of a list home, at least one: each of this reactor's, with
-    /// a single bio, no flush, and none whose end the gate's holder counts.
+    /// Returns the first `count` requests of a list, at least one, to the pool: each of this reactor,
+    /// with a single bio, no flush, and none whose end the gate's holder counts.
     #[inline]
     pub(crate) fn end_bios(
         &mut self,
@@ -188,7 +191,7 @@ impl SwCtx {
         if list.len() == 1
             && let Some(rq) = list.pop()
         {
-            // What is done for a list costs too much for one, which is all there is at depth 1.
+            // The work for a list costs too much for a single request, as at depth 1.
             if is_counted {
                 shard.count_end(&rq);
             }
@@ -207,7 +210,7 @@ impl SwCtx {
             }
         }
         if are_whole {
-            // At one go: then each bio is copied once, to where it stays.
+            // In one step: each bio is copied once, to its final place.
             self.outstanding -= count as u32;
             fx.passed += passed;
             fx.ended.extend(list[..count].iter_mut().map(|rq| rq.bio.take()));
@@ -219,7 +222,7 @@ impl SwCtx {
         self.pool.extend(list.drain(..count));
     }
 
-    /// Sees to everything but the bio of a request that is on its way into the pool.
+    /// Resets everything except the bio of a request that returns to the pool.
     #[inline(always)]
     fn finish_request(&mut self, queue: &Queue, rq: &mut Request) {
         debug_assert_eq!(rq.owner, self.me, "a request came home to the wrong reactor");
@@ -231,8 +234,8 @@ impl SwCtx {
             self.held.give(group.0);
         }
         rq.state = State::Free;
-        // Usually that has been seen to when the request was started: written now, it would hold up
-        // the copy (store forwarding).
+        // The status is usually OK since the start of the request: a store now would delay the copy
+        // (store forwarding).
         if !rq.status.is_ok() {
             rq.bio.status = rq.status;
         }
@@ -274,24 +277,24 @@ impl SwCtx {
         self.finish_grace_period_if_done(queue);
     }
 
-    /// Makes room for disks that are to come.
+    /// Makes room for `disks` disks.
     pub(crate) fn fit_disks(&mut self, disks: usize) {
         self.flush.fit_disks(disks, self.me, self.grace_period as u32);
     }
 
-    /// Looks which disks there are.
+    /// Copies the queue's list of disks.
     pub(crate) fn refresh_disks(&mut self, queue: &Queue) {
         self.disks = queue.local_disks();
     }
 
-    /// Marks the requests at home, and counts the others.
+    /// Marks the requests in the pool, and counts the others.
     fn mark_at_home(&mut self) {
         let grace_period = self.grace_period as u32;
         self.pool.iter_mut().for_each(|rq| rq.grace_period = grace_period);
         self.before_grace_period = self.requests - self.pool.len() + self.flush.mark_at_home(grace_period);
     }
 
-    /// A request that the grace period waits for has come home.
+    /// Counts the return of a request that the grace period waits for.
     #[cold]
     fn pass_grace_period(&mut self, queue: &Queue, rq: &mut Request) {
         rq.grace_period = self.grace_period as u32;
@@ -314,7 +317,7 @@ impl SwCtx {
         self.plug.list.is_empty() && self.turns.is_empty() && !self.flush.has_due()
     }
 
-    /// Says whether something could start if the queue lets it.
+    /// Says whether a bio or request could start if the queue lets it.
     pub(crate) fn has_work_to_start(&self) -> bool {
         !self.plug.list.is_empty() || self.flush.has_due()
     }
@@ -372,7 +375,7 @@ impl SwCtx {
         );
     }
 
-    /// The way of all bios that are not plain or cannot be staged now.
+    /// The slow path: bios that are not plain or cannot be staged now.
     #[inline(never)]
     fn submit_checked(&mut self, queue: &Queue, bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
         let Some(&disk) = self.disks.get(bio.disk.index()) else {
@@ -392,7 +395,7 @@ impl SwCtx {
         self.stage_or_wait(queue, bio, disk.base)
     }
 
-    /// Submits the bio of a removed group to who takes its bios; there is nobody if there never was such a group.
+    /// Submits the bio of a removed group to the ancestor that takes its bios; a group that never existed has none.
     #[cold]
     fn submit_to_ancestor(&mut self, queue: &Queue, mut bio: Bio, fx: &mut Effects) -> Result<(), Bio> {
         match queue.group_states.effective_group(bio.group) {
@@ -421,8 +424,8 @@ impl SwCtx {
         Ok(())
     }
 
-    /// Says whether the next bio, whosever it is, need not wait: nobody waits, requests are not short, there is room in the
-    /// plug.
+    /// Says whether the next bio of any group can be staged at once: no bio waits, requests are not short, and
+    /// the plug has room.
     #[inline]
     fn can_stage_uncounted(&self) -> bool {
         self.turns.is_empty() && self.pool.len() > self.short_at && !self.plug.is_full()
@@ -451,7 +454,7 @@ impl SwCtx {
         Ok(())
     }
 
-    /// Says whether one more submitter's bio may wait in a line.
+    /// Says whether one more bio of a submitter may wait in a line.
     fn has_room(&self, line: u32) -> bool {
         let room = self.waiting_max.saturating_sub(self.waiting.count());
         room > self.held.short_at(self.waiting_max)
@@ -483,7 +486,7 @@ impl SwCtx {
         self.plug.add(rq, queue.limits(), queue.merges());
     }
 
-    /// Stages the first bio of a line or a part of it. False if it cannot go on now.
+    /// Stages the first bio of a line, or a part of it. False if the bio cannot be staged now.
     fn admit_first(&mut self, queue: &Queue, line: u32, fx: &mut Effects) -> bool {
         let first = self.waiting.first(line).expect("lines with turns have bios");
         if !self.may_take(first.group.0) {

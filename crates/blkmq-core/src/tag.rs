@@ -12,10 +12,10 @@ use crate::time::Instant;
 pub enum TagMode {
     /// Each hardware context has so many of its own.
     PerHctx(u32),
-    /// All hardware contexts of the queue share so many (a host-wide tag set). Behind an elevator other than `bfq`, each
-    /// disk that is active has a share of them, so that a slow disk does not keep them from a fast one:
-    /// max(⌈depth / active disks⌉, 4). Without an elevator each hardware context has such a share, and what others do not
-    /// want of theirs.
+    /// All hardware contexts of the queue share this many (a host-wide tag set). Behind an elevator other than
+    /// `bfq`, each active disk has a share of them, so that a slow disk does not keep them from a fast one:
+    /// max(⌈depth / active disks⌉, 4). Without an elevator, each hardware context has such a share, plus the parts
+    /// of other contexts' shares that they do not need.
     Shared(u32),
 }
 
@@ -27,7 +27,7 @@ impl TagMode {
         }
     }
 
-    /// The same way, with at least so many.
+    /// The same mode, with at least this depth.
     pub(crate) fn at_least(self, depth: u32) -> Self {
         match self {
             Self::PerHctx(own) => Self::PerHctx(own.max(depth)),
@@ -36,10 +36,10 @@ impl TagMode {
     }
 }
 
-/// The most tags of a set.
+/// Largest number of tags of a set.
 pub(crate) const DEPTH_MAX: u32 = 65_536;
 
-/// Apart from what queues with tags of their own do, whose way is to stay short.
+/// Separate from the path of queues with own tags, which must stay short.
 #[inline(never)]
 fn take_shared(
     tags: &SharedTags,
@@ -70,7 +70,7 @@ fn give_back_shared(tags: &SharedTags, own: &mut Use, freed: &mut u32, tag: Tag,
     *freed += 1;
 }
 
-/// Who asks for a tag.
+/// The request that a tag is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TagRequest {
     pub(crate) hctx: HctxId,
@@ -78,12 +78,12 @@ pub(crate) struct TagRequest {
     pub(crate) is_past_shares: bool,
 }
 
-/// One hardware context's way to its tags.
+/// One hardware context's access to its tags.
 #[derive(Debug)]
 pub(crate) enum Tags {
-    /// Its own: the free ones, the last freed on top, since its slot is still in the cache.
+    /// Its own: the free ones, the last freed on top, since that tag's slot is still in the cache.
     Own { free: Vec<u32>, depth: u32 },
-    /// Shared with other contexts, which are to be told of tags that this one has freed.
+    /// Shared with other contexts, which must be told of tags that this context frees.
     Shared {
         tags: Arc<SharedTags>,
         hint: u32,
@@ -108,7 +108,7 @@ impl Tags {
         }
     }
 
-    /// Divides among so many disks from now on; none of the tags is taken.
+    /// Divides the tags among `disks` disks from now on; no tag may be taken.
     pub(crate) fn fit_disks(&mut self, disks: usize) {
         if let Self::Shared { own, .. } = self {
             *own = Use::new(disks);
@@ -118,8 +118,8 @@ impl Tags {
     /// Takes a free tag, if fewer than `limit` are in use, and, of a shared set and unless `whose.is_past_shares`, fewer here
     /// than this context's share and the disk's in it.
     ///
-    /// Without one, a context of a shared set is registered as waiting: whoever frees a tag runs it. Or it holds its share:
-    /// the end of a request of its own lets it go on.
+    /// If there is none, a context of a shared set is registered as waiting, and a context that frees a tag runs it.
+    /// If the context holds its share, the end of one of its own requests lets it continue.
     #[inline(always)]
     pub(crate) fn take(
         &mut self,
@@ -135,7 +135,7 @@ impl Tags {
                 }
                 free.pop().map(Tag).ok_or(TagError::Tag)
             }
-            // Registers before it looks a second time, so that a tag freed in between is not missed.
+            // Registers before it tries a second time, so that a tag freed in between is not missed.
             Self::Shared { tags, hint, own, .. } => take_shared(tags, hint, own, limit, whose(), now),
         }
     }
@@ -149,7 +149,7 @@ impl Tags {
         }
     }
 
-    /// Gives a tag of a request of `disk` back. Others may wait for it: [`Tags::take_freed`], at the end of the batch, says so.
+    /// Frees a tag of a request of `disk`. Others may wait for it: see [`Tags::take_freed`], at the end of the batch.
     #[inline]
     pub(crate) fn give_back(&mut self, tag: Tag, disk: DiskId) {
         match self {
@@ -161,7 +161,7 @@ impl Tags {
         }
     }
 
-    /// How many disks have shares of them; none where there is only one.
+    /// How many disks have shares of the tags; 0 if there is only one disk.
     pub(crate) fn disks(&self) -> usize {
         match self {
             Self::Own { .. } => 0,
@@ -169,7 +169,7 @@ impl Tags {
         }
     }
 
-    /// Something of `disk` waits behind others.
+    /// Notes that a request of `disk` waits behind others.
     pub(crate) fn expect(&mut self, disk: DiskId) {
         if let Self::Shared { own, .. } = self {
             own.expect(disk);
@@ -184,7 +184,7 @@ impl Tags {
         }
     }
 
-    /// How many tags that others may wait for have been given back since the last call.
+    /// How many tags that others may wait for were freed since the last call.
     #[inline]
     pub(crate) fn take_freed(&mut self) -> u32 {
         match self {

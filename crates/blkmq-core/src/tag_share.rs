@@ -1,11 +1,12 @@
-//! Decides how many tags of a shared set one hardware context may hold while others want some: a max-min fair share, so that
-//! a context whose thread is off its core, or whose requests take long, does not keep all of them. `tag` asks here.
+//! Decides how many tags of a shared set one hardware context may hold while others need some: a max-min fair
+//! share, so that a context whose thread is not running, or whose requests take long, does not keep all tags.
+//! `tag` uses it.
 //!
-//! Each context publishes now and then how many tags it has use for, and works out its own share from what all published:
-//! who wants less than ⌈depth / users⌉ gets that, the others divide the rest, and nobody's share is below four. Nothing
-//! shared is written or read in between. Inside a context the share is divided evenly among the disks that are active there,
-//! so that a slow disk does not keep it from a fast one. Behind an elevator the gate's holder issues for all, and `share`
-//! divides by disks.
+//! Each context periodically publishes how many tags it can use, and computes its own share from the published
+//! numbers: a context that needs less than ⌈depth / users⌉ gets that, the others divide the rest, and no share
+//! is below four. Nothing shared is written or read in between. Inside a context the share is divided evenly
+//! among the disks that are active there, so that a slow disk does not keep it from a fast one. Behind an
+//! elevator the gate's holder issues for all contexts, and `share` divides by disks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,11 +16,11 @@ use blkmq_sync::tag_bitmap::TagBitmap;
 use crate::ids::{DiskId, HctxId};
 use crate::time::{Instant, Nanos};
 
-/// The tags that the hardware contexts of a queue share, and what each context wants of them.
+/// The tags that the hardware contexts of a queue share, and how many each context wants.
 #[derive(Debug)]
 pub(crate) struct SharedTags {
     pub(crate) set: TagBitmap,
-    /// By context: when it was published, in periods and from 1 on, and below that how many.
+    /// By context: in the high bits the time of the publication, in periods from 1 on; in the low bits the number.
     wants: Box<[CachePadded<AtomicU64>]>,
 }
 
@@ -28,11 +29,11 @@ pub(crate) struct SharedTags {
 pub(crate) struct Use {
     in_use: u32,
     share: u32,
-    /// The most in use since the share was worked out, and whether that was too few.
+    /// The most tags in use since the share was computed, and whether that was too few.
     peak: u32,
     wants_more: bool,
     look_at: Instant,
-    /// By disk; none where there is only one.
+    /// By disk; empty if there is only one.
     disks: Box<[DiskUse]>,
     disk_share: u32,
 }
@@ -40,7 +41,7 @@ pub(crate) struct Use {
 #[derive(Clone, Debug, Default)]
 struct DiskUse {
     in_use: u32,
-    /// It had something to issue not long ago.
+    /// It had requests to issue not long ago.
     is_active: bool,
     seen_at: Instant,
 }
@@ -48,9 +49,9 @@ struct DiskUse {
 /// Why there is no tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TagError {
-    /// None is free, or the context has its share of a shared set.
+    /// No tag is free, or the context has used up its share of a shared set.
     Tag,
-    /// The disk has its share of the context's.
+    /// The disk has used up its share of the context's share.
     OfDisk,
 }
 
@@ -68,7 +69,7 @@ impl SharedTags {
         self.wants[usize::from(hctx.0)].store(word, Ordering::Relaxed);
     }
 
-    /// What the contexts want that were at work lately.
+    /// How many tags each recently active context wants.
     fn wanted(&self, now: Instant) -> impl Iterator<Item = u32> + '_ {
         let oldest = period(now).saturating_sub(LINGER_PERIODS);
         self.wants
@@ -78,10 +79,10 @@ impl SharedTags {
             .map(|word| word as u32 & WANT_MAX)
     }
 
-    /// What each context that wants more than its share may hold of `depth` tags.
+    /// How many of `depth` tags each context that wants more than its share may hold.
     fn share(&self, depth: u32, now: Instant) -> u32 {
         let mut share = 0;
-        // Each turn leaves to the others what those with modest wishes do not need; a few settle nearly all of it.
+        // Each turn gives to the others what contexts with small demand do not need; a few turns are nearly exact.
         for _ in 0..TURNS {
             let (mut rest, mut users) = (depth, 0);
             for want in self.wanted(now) {
@@ -114,7 +115,8 @@ impl Use {
         }
     }
 
-    /// Says what keeps `hctx` from taking one more for `disk`. The end of one of its own, or of that disk's, has to come first.
+    /// The reason why `hctx` cannot take one more tag for `disk`. A request of the context, or of that disk, must
+    /// end first.
     #[inline]
     pub(crate) fn lacks(
         &mut self,
@@ -141,7 +143,7 @@ impl Use {
         is_full.then_some(TagError::Tag)
     }
 
-    /// How many disks have shares; none where there is only one.
+    /// How many disks have shares; 0 if there is only one.
     pub(crate) fn disks(&self) -> usize {
         self.disks.len()
     }
@@ -153,7 +155,7 @@ impl Use {
             .is_none_or(|disk| disk.in_use < self.disk_share)
     }
 
-    /// A tag was taken.
+    /// Counts a tag that was taken.
     #[inline]
     pub(crate) fn took(&mut self, disk: DiskId) {
         self.in_use += 1;
@@ -163,14 +165,14 @@ impl Use {
         }
     }
 
-    /// There was none: the others are told at once.
+    /// Notes that no tag was free, and publishes this at once.
     pub(crate) fn found_none(&mut self, tags: &SharedTags, hctx: HctxId, now: Instant) {
         if !std::mem::replace(&mut self.wants_more, true) {
             tags.publish(hctx, WANT_MAX, now);
         }
     }
 
-    /// Something of `disk` waits behind others until it is asked for.
+    /// Notes that a request of `disk` waits behind others.
     pub(crate) fn expect(&mut self, disk: DiskId) {
         if let Some(disk) = self.disks.get_mut(disk.index()) {
             disk.seen_at = Instant(u64::MAX);
@@ -180,7 +182,7 @@ impl Use {
         }
     }
 
-    /// A tag was given back.
+    /// Counts a tag that was freed.
     #[inline]
     pub(crate) fn gave(&mut self, disk: DiskId) {
         self.in_use -= 1;
@@ -216,9 +218,9 @@ fn period(now: Instant) -> u64 {
 
 /// The least share.
 const SHARE_MIN: u32 = 4;
-/// How often a context that is at work publishes and looks.
+/// How often an active context publishes and computes its share.
 const PERIOD: Nanos = Nanos::from_millis(1);
-/// For so long what a context wanted is kept for it: longer than its thread is off its core when many share one.
+/// How long a context's demand counts: longer than its thread is off the CPU when many threads share one.
 const LINGER: Nanos = Nanos::from_millis(50);
 const LINGER_PERIODS: u64 = LINGER.0 / PERIOD.0;
 const WANT_BITS: u32 = 17;

@@ -1,10 +1,10 @@
-//! Decides which request of those that are held goes next, where disks share tags: one of a disk that may have more, the disks
-//! taking turns. What that costs grows with the disks, not with what is held. `hw_ctx` holds requests in it.
+//! Decides which held request goes next if disks share tags: one of a disk that may have more tags; the disks
+//! take turns. The cost grows with the number of disks, not of held requests. `hw_ctx` holds requests in it.
 
 use crate::ids::DiskId;
 use crate::lines::Lines;
 
-/// Requests of disks that had their share of shared tags.
+/// Requests of disks that had used up their share of shared tags.
 #[derive(Debug)]
 pub(crate) struct TagWaitList<T> {
     /// One for each disk.

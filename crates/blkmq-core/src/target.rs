@@ -1,13 +1,14 @@
-//! Decides how much of the drive groups without a latency target may have in flight, so that those with one meet it. It stands
-//! inside the gate, behind the elevator: what the elevator gives out for others beyond the bound is held here, in its order.
+//! Decides how many requests groups without a latency target may have in flight, so that groups with a target
+//! meet it. It is inside the gate, behind the elevator: requests of other groups that the elevator dispatches
+//! beyond the bound are held here, in its order.
 //!
-//! A group with a target *answers* for it, and so do the groups below it that have none of their own. If more than one of
-//! ten of their requests in a window were late, the others' bound is cut by a quarter, down to one; if fewer than one of twenty, it grows by an
-//! eighth, until it is gone. An elevator that knows groups (`bfq`) keeps the order itself: at the bound it is asked only for
-//! those who are not to wait for others.
+//! A group with a target *answers* for it, and so do the groups below it that have none of their own. If more
+//! than one of ten of their requests in a window were late, the others' bound is cut by a quarter, down to
+//! one; if fewer than one of twenty, it grows by an eighth, until it is gone. An elevator that knows groups
+//! (`bfq`) keeps the order itself: at the bound it is called only for clients that need not wait for others.
 //!
-//! The idea is that of Linux's io.latency controller: groups with room to spare give way to those that miss their target. Here
-//! nobody has to say how much: the bound is found by what is missed.
+//! The idea is that of Linux's io.latency controller: groups with slack are held back for groups that miss
+//! their target. Here the amount is not configured: the bound follows from the misses.
 
 use std::collections::VecDeque;
 
@@ -16,34 +17,34 @@ use crate::ids::GroupId;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
-/// The bound on groups without a target, and what it holds back.
+/// The bound on groups without a target, and the requests that it holds back.
 pub(crate) struct Targets {
     /// By group: the target that it answers for.
     target_of: Box<[Option<Nanos>]>,
-    /// By group: requests that have gone on from here while there were targets, and have not ended.
+    /// By group: requests that passed here while there were targets, and have not ended.
     in_flight_of: Box<[u32]>,
     is_active: bool,
-    /// Of groups without a target, in flight.
+    /// Requests in flight of groups without a target.
     others: u32,
-    /// How many of them there may be; none for no bound.
+    /// The bound on `others`; none for no bound.
     bound: Option<u32>,
     window: Window,
     held: VecDeque<Box<Request>>,
 }
 
-/// What was seen since the bound was last looked at.
+/// The counts since the last change of the bound.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     since: Instant,
-    /// Requests with a target that have ended, and those of them that were late.
+    /// Requests with a target that have ended, and how many of them were late.
     ended: u32,
     late: u32,
-    /// The most that was in flight of what is bounded.
+    /// The most bounded requests in flight.
     peak: u32,
 }
 
 impl Targets {
-    /// Makes everything for the groups of a tree and so many requests.
+    /// Makes the tables for the groups of a tree and `requests_max` requests.
     pub(crate) fn new(tree: &GroupTree, requests_max: usize) -> Self {
         let mut targets = Self {
             target_of: vec![None; tree.capacity()].into(),
@@ -58,9 +59,10 @@ impl Targets {
         targets
     }
 
-    /// Learns that targets, caps or the tree have changed.
+    /// Handles a change of targets, caps or the tree.
     ///
-    /// A group with caps, its own or from above, answers for nothing: it may be late for them.
+    /// A group with caps, its own or an ancestor's, answers for no target: its requests may be late because of
+    /// the caps.
     pub(crate) fn learn(&mut self, tree: &GroupTree) {
         for (index, target) in self.target_of.iter_mut().enumerate() {
             let chain = || tree.chain(GroupId(index as u32));
@@ -80,13 +82,13 @@ impl Targets {
             .sum();
     }
 
-    /// Says whether groups without a target have in flight what they may.
+    /// Says whether groups without a target have as many requests in flight as they may.
     #[inline]
     pub(crate) fn is_reached(&self) -> bool {
         self.bound.is_some_and(|bound| self.others >= bound)
     }
 
-    /// Takes in what is to go on to the driver: gives it back if it may go now, else holds it.
+    /// Takes a request on its way to the driver: returns it if it may go now, otherwise holds it.
     #[inline]
     pub(crate) fn admit(&mut self, mut rq: Box<Request>) -> Option<Box<Request>> {
         rq.is_targeted = self.is_active;
@@ -106,7 +108,7 @@ impl Targets {
         Some(rq)
     }
 
-    /// Takes the first request that is held, if it may go now.
+    /// Takes the first held request, if it may go now.
     #[inline]
     pub(crate) fn next_held_back(&mut self) -> Option<Box<Request>> {
         if self.held.is_empty() || self.is_reached() {
@@ -117,7 +119,8 @@ impl Targets {
         Some(rq)
     }
 
-    /// A request that went on while there were targets comes back: it has ended, after `latency`, or is to be inserted again.
+    /// Counts the return of a request that passed while there were targets: it has ended, after `latency`, or is
+    /// requeued.
     pub(crate) fn ended(&mut self, group: GroupId, latency: Option<Nanos>, now: Instant) {
         self.in_flight_of[group.index()] -= 1;
         let Some(target) = self.target_of[group.index()] else {
@@ -131,7 +134,7 @@ impl Targets {
         }
     }
 
-    /// Looks whether those with targets have gone silent; to be called now and then.
+    /// Checks whether groups with targets have become silent; call it now and then.
     #[inline]
     pub(crate) fn look_for_silence(&mut self, now: Instant) {
         if self.bound.is_some() && now.since(self.window.since) >= SILENCE {
@@ -148,7 +151,7 @@ impl Targets {
         self.held.is_empty()
     }
 
-    /// Says whether something is held back, or may be.
+    /// Says whether requests are held back, or may be.
     pub(crate) fn keeps_back(&self) -> bool {
         self.bound.is_some()
     }
@@ -189,19 +192,19 @@ impl Targets {
             let from = self.bound.unwrap_or(peak).min(peak.max(1));
             self.bound = Some((from * 3 / 4).max(1));
         } else if let Some(bound) = self.bound.filter(|_| late * LATE_PART * 2 <= ended) {
-            // Beyond what is asked for a bound is none.
+            // A bound beyond the demand is no bound.
             let grown = bound + (bound / 8).max(1);
             self.bound = (grown <= peak.saturating_mul(2)).then_some(grown);
         }
     }
 }
 
-/// One late request in so many is too many.
+/// More than one late request in this many is too many.
 const LATE_PART: u32 = 10;
-/// A window ends with so many requests with a target, or after so long.
+/// A window ends after this many requests with a target, or after this time.
 const ENDED_MIN: u32 = 32;
 const WINDOW_MAX: Nanos = Nanos::from_millis(100);
-/// If nothing with a target has ended for so long, nobody is bounded.
+/// If no request with a target has ended for this long, there is no bound.
 const SILENCE: Nanos = Nanos::from_secs(1);
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
-//! Decides what the engine needs of a drive: its limits, a driver for each hardware context, and what is
-//! allocated, and how much of it may be lost. `blkmq-drivers` has the drives there are; `engine` has their hardware contexts
-//! opened on the reactors.
+//! Decides the interface of a drive: its limits, a driver for each hardware context, allocation, and losses.
+//! `blkmq-drivers` has the drives; `engine` opens their hardware contexts on the reactors.
 
 use std::any::Any;
 use std::io;
@@ -14,12 +13,12 @@ use blkmq_core::limits::Limits;
 use crate::runner::Runner;
 use crate::uring::ring::RingHandle;
 
-/// Whether the ends of a drive's requests can be found by looking.
+/// Whether a drive can be polled for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polling {
     /// No.
     Impossible,
-    /// If asked for.
+    /// Yes, if configured.
     Possible,
     /// Yes, unless it is switched off.
     Usual,
@@ -27,7 +26,7 @@ pub enum Polling {
 
 /// A drive: what all hardware contexts of one queue share.
 pub trait Device: Allocation + Any {
-    /// What one request may be.
+    /// The limits of one request.
     fn limits(&self) -> Limits;
 
     /// Says whether its hardware contexts can be polled (`io_poll`).
@@ -35,31 +34,31 @@ pub trait Device: Allocation + Any {
         Polling::Impossible
     }
 
-    /// Says, for people, how ends are found when its contexts are polled, if there is more than one way. Called before they are for
-    /// the first time, it finds out: may block for a small read of each disk.
+    /// A text that says how completions are found when its contexts are polled, if there is more than one way. A
+    /// call before the first poll finds out, and may block for a small read of each disk.
     fn describe_polling(&self) -> Option<String> {
         None
     }
 
-    /// Says how many hardware contexts there should be: `wanted`, or, if the drive has fewer ways in, at most `reactors`. Asked
-    /// once, before any is opened.
+    /// The number of hardware contexts: `wanted`, or at most `reactors` if the drive has fewer queues. Called
+    /// once, before any context is opened.
     fn hctxs(&self, wanted: u16, _reactors: u16) -> u16 {
         wanted
     }
 
-    /// Is told, before its contexts are opened, how to have one of them run from outside.
+    /// Passes a [`Runner`], with which other threads can run its contexts. Called before these are opened.
     fn meet(&self, _runner: Runner) {}
 
-    /// Says how many disks there can be while its queue is in use, if it begins with `disks`. Asked once.
+    /// The largest number of disks while its queue is in use, if it begins with `disks`. Called once.
     fn disks_max(&self, disks: usize) -> usize {
         disks
     }
 
-    /// Adds a disk under a number that none of its disks has. Its contexts are told afterwards
-    /// ([`HctxDriver::refresh_disks`]), and then it is used. What the disk is, the driver knows.
+    /// Adds a disk under a number that none of its disks has. Its contexts are notified afterwards
+    /// ([`HctxDriver::refresh_disks`]), and then the disk is used. The driver knows the type of `disk`.
     ///
     /// # Errors
-    /// Why the drive cannot have it.
+    /// If the drive cannot have it, and why.
     fn add_disk(&self, _id: DiskId, _disk: Box<dyn Any + Send>) -> io::Result<()> {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
@@ -67,14 +66,14 @@ pub trait Device: Allocation + Any {
         ))
     }
 
-    /// Lets go of a disk that nobody uses any more, as soon as its contexts have been told.
+    /// Removes a disk without users, as soon as its contexts have been notified.
     fn remove_disk(&self, _id: DiskId) {}
 
-    /// Looks how large a disk is now, having made it `wanted` bytes if that is asked for. What it says holds for its contexts from
-    /// then on. May block.
+    /// Returns a disk's present size in bytes, after it has resized the disk to `wanted` bytes, if given. The
+    /// result holds for its contexts from then on. May block.
     ///
     /// # Errors
-    /// If its disks cannot be of another size while they are used, or what the operating system says.
+    /// If its disks cannot be resized while they are used, or the operating system's error.
     fn resize(&self, _disk: DiskId, _wanted: Option<u64>) -> io::Result<u64> {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
@@ -82,26 +81,26 @@ pub trait Device: Allocation + Any {
         ))
     }
 
-    /// Says whether its contexts can be closed while the engine goes on.
+    /// Says whether its contexts can be closed while the engine continues.
     fn may_leave(&self) -> bool {
         false
     }
 
-    /// The engine shuts down: what the drive holds back is to end, with an error if it must.
+    /// The engine shuts down: requests that the drive holds back must end, with an error if necessary.
     fn abort_queued(&self) {}
 
-    /// Is told, before its contexts are opened, that it is one of several paths to the same storage, and what these have in common
-    /// of their writes' durability: a type that the drivers concerned know. Says whether it keeps that one; drives that lose
-    /// nothing by themselves, or alone, do not.
+    /// Passes, before its contexts are opened, the durability record that it shares with other paths to the same
+    /// storage, of a type that the drivers concerned know. Says whether the drive keeps this record; drives that
+    /// lose nothing by themselves, or alone, do not.
     fn keep_ledger(&self, _ledger: &Arc<dyn Any + Send + Sync>) -> bool {
         false
     }
 
-    /// Says what of a disk is in this process alone, for another one to go on with the disk where this one stops. Nothing is in
-    /// flight then.
+    /// A disk's state that is only in this process, for another process that continues with the disk. No request
+    /// is in flight then.
     ///
     /// # Errors
-    /// If a descriptor cannot be had.
+    /// If a descriptor cannot be made.
     fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
         Ok(Remains {
             must_flush: true,
@@ -113,18 +112,18 @@ pub trait Device: Allocation + Any {
     /// is that reactor's.
     ///
     /// # Errors
-    /// What the operating system says, with the object named.
+    /// The operating system's error, with the object named.
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>>;
 }
 
-/// What of a disk is in this process alone.
+/// A disk's state that is only in this process.
 #[derive(Debug, Default)]
 pub struct Remains {
-    /// Descriptors that hold locks: whoever has one of them has the lock.
+    /// Descriptors that hold locks: a process that has one of them has the lock.
     pub locks: Vec<OwnedFd>,
-    /// What has been written has to be flushed, since only this process knows of it.
+    /// Written data must be flushed, since only this process knows of it.
     pub must_flush: bool,
-    /// Why no other process can go on with the disk.
+    /// Why no other process can continue with the disk.
     pub obstacle: Option<String>,
     /// No other process can even open the disk while this one has it.
     pub is_exclusive: bool,
@@ -161,19 +160,19 @@ impl Extent {
     }
 }
 
-/// How often writes that had been completed may have been lost before a flush covered them. Each user's flush is to fail once
-/// for each of these times, so a user compares with what it was told of last.
+/// How often completed writes may have been lost before a flush covered them. Each user's flush must fail once
+/// for each of these times, so a user compares this with the count that was reported to it last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     /// How often.
     pub count: u64,
-    /// How many of these times at least one user has been told of. A new user begins here: what nobody has been told of may be
-    /// what it, or who it stands for, has written over a former connection.
+    /// How many of these times were reported to at least one user. A new user begins here: an unreported loss may
+    /// concern writes that it, or the client behind it, made over a former connection.
     pub told: u64,
 }
 
 impl Losses {
-    /// Both disks' together.
+    /// The sum for both disks.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -183,14 +182,14 @@ impl Losses {
     }
 }
 
-/// What a drive knows about its disks beside their I/O: allocation, for a door's block status, and losses.
+/// Queries of a drive's disks beside I/O: allocation, for a door's block status, and losses.
 pub trait Allocation: Send + Sync {
-    /// Appends what is stored where, from `offset` on, in order and without gaps: at most `max` extents, which together
+    /// Appends the extents from `offset` on, in order and without gaps: at most `max` extents, which together
     /// cover at least 1 and at most `len` bytes. May be called from any thread; may block for as long as the
     /// filesystem needs to look up its extents.
     ///
     /// # Errors
-    /// What the operating system says, or `InvalidInput` for a disk or a range that is not there.
+    /// The operating system's error, or `InvalidInput` for a disk or a range that does not exist.
     fn extents(
         &self,
         disk: DiskId,
@@ -205,6 +204,6 @@ pub trait Allocation: Send + Sync {
         Losses::default()
     }
 
-    /// Takes note that a user has been told of all losses that there are.
+    /// Notes that all present losses were reported to a user.
     fn tell_losses(&self, _disk: DiskId) {}
 }

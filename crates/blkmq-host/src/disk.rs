@@ -1,5 +1,5 @@
 //! Decides what doors and library users know of a disk, and how they find it.
-//! `engine` makes the table, and a new one when disks come and go.
+//! `engine` makes the table, and a new one when disks are added or removed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ impl QueueId {
     }
 }
 
-/// In the place of a queue for mapped disks, which lie on several: only submissions take it.
+/// Replaces the queue's id for mapped disks, which lie on several queues: only submissions accept it.
 pub const MAPPED: QueueId = QueueId(u16::MAX);
 
 /// A disk, as its users see it.
@@ -33,43 +33,43 @@ pub const MAPPED: QueueId = QueueId(u16::MAX);
 pub struct Disk {
     /// Its name, unique in the engine.
     pub name: String,
-    /// What it is, for people. May be empty.
+    /// A description for people. May be empty.
     pub description: String,
     /// The queue it lies on; [`MAPPED`] for a mapped disk.
     pub queue: QueueId,
     /// Its number on that queue, for [`blkmq_core::bio::Bio::disk`].
     pub id: DiskId,
-    /// Bytes that it had when it was found; [`Disk::current_size`] says how many it has.
+    /// Its size in bytes when it was found; [`Disk::current_size`] has the present size.
     pub size: u64,
-    /// Whether changes are refused.
+    /// Whether writes and other changes are refused.
     pub read_only: bool,
     /// Smallest unit of its addresses and lengths, in bytes.
     pub block_size: u32,
-    /// The group that its I/O is accounted to, unless a submitter knows better: a number of its queue's.
+    /// The group that its I/O is accounted to, unless the submitter chooses another: a number of its queue.
     pub group: GroupId,
-    /// Whose it is: that group by its path, over all queues.
+    /// Its tenant: that group by its path, over all queues.
     pub tenant: Tenant,
-    /// What its drive takes in one request; larger bios are split by the engine.
+    /// The limits of one request at its drive; the engine splits larger bios.
     pub limits: Limits,
-    /// What its drive knows about allocation.
+    /// Queries of its drive about allocation.
     pub allocation: Arc<dyn Allocation>,
-    /// The mapped disk that lies on it, or the first of several: who writes to both by himself damages one of them. So doors
-    /// that serve all disks leave it out.
+    /// The mapped disk that lies on it, or the first of several: a client that writes to both damages one of them,
+    /// so doors that serve all disks leave this disk out.
     pub used_by: Option<String>,
-    /// What tells it from all disks that the engine had before, whatever their names and places.
+    /// A number that no other disk of the engine has or had, whatever its name and place.
     pub number: u32,
-    /// Those who use it.
+    /// Its users.
     pub users: Users,
 }
 
-/// Those who use a disk and have to let it go before it can be removed. A clone is the same list.
+/// The users of a disk; all must let it go before it can be removed. A clone is the same list.
 #[derive(Clone, Debug, Default)]
 pub struct Users(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     list: Mutex<UserList>,
-    /// Bytes that the disk has grown to; 0 if it has not.
+    /// The size to which the disk has grown; 0 if it has not.
     grown: AtomicU64,
 }
 
@@ -88,8 +88,8 @@ pub struct Use {
 }
 
 impl Users {
-    /// Begins to use the disk. `waker` is used when the disk is withdrawn: who has it then is to finish what is under way, and let
-    /// go. None if it is withdrawn already.
+    /// Begins to use the disk. `waker` is used when the disk is withdrawn: the user must then finish its work
+    /// under way and drop the [`Use`]. None if the disk is withdrawn already.
     pub fn enter(&self, waker: Waker) -> Option<Use> {
         let mut list = self.lock();
         if list.is_withdrawn {
@@ -109,12 +109,12 @@ impl Users {
         self.lock().is_withdrawn
     }
 
-    /// How many there are.
+    /// The number of users.
     pub fn count(&self) -> usize {
         self.lock().wakers.len()
     }
 
-    /// Lets nobody begin any more, and wakes those who are there; or lets them begin again.
+    /// Admits no new user any more and wakes the present ones; or admits users again.
     pub(crate) fn withdraw(&self, is_withdrawn: bool) {
         let mut list = self.lock();
         list.is_withdrawn = is_withdrawn;
@@ -126,22 +126,22 @@ impl Users {
         woken.iter().for_each(Waker::wake);
     }
 
-    /// The disk has grown: wakes those who are there.
+    /// Notes that the disk has grown, and wakes its users.
     pub(crate) fn grow(&self, bytes: u64) {
-        // Release: pairs with the Acquire in `Disk::current_size`: who knows of the size finds a queue that does.
+        // Release: pairs with the Acquire in `Disk::current_size`: a thread that sees the size finds a queue with it.
         self.0.grown.store(bytes, Ordering::Release);
         let woken: Vec<Waker> = self.lock().wakers.values().cloned().collect();
         woken.iter().for_each(Waker::wake);
     }
 
     fn lock(&self) -> MutexGuard<'_, UserList> {
-        // Nothing that can panic is done under the lock.
+        // No code that can panic runs under the lock.
         self.0.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Use {
-    /// Says whether it is to be given up soon.
+    /// Says whether the user must let the disk go soon.
     pub fn is_to_end(&self) -> bool {
         self.users.are_to_leave()
     }
@@ -154,16 +154,16 @@ impl Drop for Use {
 }
 
 impl Disk {
-    /// Bytes that it has by now: it may have grown since somebody found it.
+    /// Its present size in bytes: it may have grown since it was found.
     #[inline]
     pub fn current_size(&self) -> u64 {
         self.users.0.grown.load(Ordering::Acquire).max(self.size)
     }
 
-    /// Appends what is stored where on this disk; see [`Allocation::extents`]. May block.
+    /// Appends extents of this disk; see [`Allocation::extents`]. May block.
     ///
     /// # Errors
-    /// What the drive says.
+    /// The drive's error.
     pub fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
         self.allocation.extents(self.id, offset, len, max, out)
     }
@@ -173,7 +173,7 @@ impl Disk {
         self.allocation.losses(self.id)
     }
 
-    /// Takes note that a user has been told of all losses that there are.
+    /// Notes that all present losses were reported to a user.
     pub fn tell_losses(&self) {
         self.allocation.tell_losses(self.id);
     }

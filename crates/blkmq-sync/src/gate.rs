@@ -1,7 +1,7 @@
-//! Decides who is inside an elevator that knows no hardware queues: one at a time, and nobody waits.
+//! Decides which thread is inside an elevator that is not multi-queue aware: one at a time, and no thread waits.
 //!
-//! Who finds the gate held leaves a mark and goes on; the holder finds the mark when it wants to leave, and
-//! looks once more at what the others published (flat combining). The publications themselves are
+//! A thread that finds the gate held leaves a mark and continues. The holder finds the mark before it leaves,
+//! and takes in once more what the others published (flat combining). The publications themselves are
 //! [`crate::spsc`] rings.
 //!
 //! ```text
@@ -12,15 +12,15 @@
 //!   OWED, beside these: a holder dropped its guard with the mark on the gate; the next holder looks again.
 //! ```
 //!
-//! One `fetch_add` decides all of `try_enter`: whoever turns 0 into 1 is in, everybody else has left the mark
-//! in the same step. When the mark is on already it need not be left again, only be seen to be there: a full
-//! fence and a load.
+//! One `fetch_add` decides all of `try_enter`: the thread that turns 0 into 1 is inside, every other thread
+//! has left the mark in the same step. If the mark is set already, a thread need not set it again, but only
+//! see it: a full fence and a load.
 //!
 //! Pairings: the Release in `leave` (1 to 0) is seen by the Acquire in the `try_enter` that succeeds next, so
-//! the value inside is handed on whole. The Release of the `try_enter` that left a mark is seen by the
-//! Acquire of the `leave` that takes it off, so the next pass sees what was published before. For a
-//! `try_enter` that only saw the mark, the fence between its publication and its load pairs with the fence
-//! after the mark is taken off.
+//! that thread sees the whole value. The Release of the `try_enter` that left a mark is seen by the Acquire of
+//! the `leave` that clears the mark, so the next pass sees what was published before. For a `try_enter` that
+//! only saw the mark, the fence between its publication and its load pairs with the fence after the mark is
+//! cleared.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -29,10 +29,11 @@ use std::ops::{Deref, DerefMut};
 use crate::CachePadded;
 use crate::atomic::{AtomicU64, Ordering, UnsafeCell, fence_after_rmw, full_fence, wait_a_little};
 
-/// A value that one thread at a time may use, and that nobody waits for.
+/// A value that one thread at a time may use, and that no thread waits for.
 pub struct Gate<T> {
-    /// Zero, or one for the holder plus one for each mark left; and [`OWED`]. Apart from the value: whoever comes to the gate
-    /// writes it. And the value is apart from what lies beside the gate: that is not the holder's alone.
+    /// Zero, or one for the holder plus one for each mark left; and [`OWED`]. On its own cache line, apart from
+    /// the value, since every thread that tries the gate writes it. The value is also apart from the gate's
+    /// neighbours in memory, since others than the holder use these.
     state: CachePadded<AtomicU64>,
     value: UnsafeCell<T>,
 }
@@ -40,9 +41,9 @@ pub struct Gate<T> {
 /// The right to use the value of a [`Gate`]. End it with [`GateGuard::leave`], in a loop, or
 /// [`GateGuard::leave_owing`].
 ///
-/// Dropping it (on purpose where nothing is published, or by a panic) opens the gate too. A mark that is on
-/// the gate then stays there as a debt: [`Gate::is_owed`] tells of it, and the next holder's first `leave`
-/// makes it look again. Until somebody enters, what the mark was for is not looked at.
+/// A drop (on purpose where nothing is published, or by a panic) opens the gate too. A mark on the gate then
+/// stays as a debt: [`Gate::is_owed`] reports it, and the next holder's first `leave` makes that holder look
+/// again. Until a thread enters, the work behind the mark is not seen.
 #[must_use = "the gate stays held until the guard leaves"]
 pub struct GateGuard<'a, T> {
     gate: &'a Gate<T>,
@@ -52,7 +53,7 @@ pub struct GateGuard<'a, T> {
 
 const FREE: u64 = 0;
 const HELD: u64 = 1;
-/// Someone left a mark that no holder has honoured yet.
+/// A thread left a mark that no holder has handled yet.
 const OWED: u64 = 1 << 63;
 
 // SAFETY: the state gives the value to one guard at a time, and hands it on with Release and Acquire. Sharing
@@ -72,7 +73,7 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Enters if nobody is inside; otherwise marks the gate, so that the holder looks once more before it
+    /// Enters if no thread is inside; otherwise marks the gate, so that the holder looks once more before it
     /// leaves.
     ///
     /// Publish first, then call this: on `None`, what was published before the call is seen by the holder in
@@ -82,10 +83,10 @@ impl<T> Gate<T> {
         if self.state.load(Ordering::Relaxed) & !OWED > HELD && self.is_marked() {
             return None;
         }
-        // Acquire: pairs with the Release of whoever left last. Release: a mark carries the caller's
-        // publication along.
+        // Acquire: pairs with the Release of the thread that left last. Release: a mark publishes the caller's
+        // work.
         let before = self.state.fetch_add(1, Ordering::AcqRel);
-        // A guard is made only for who came in: one that is dropped opens the gate.
+        // Only a thread that entered gets a guard: the drop of a guard opens the gate.
         if before & !OWED == FREE {
             Some(GateGuard {
                 gate: self,
@@ -96,10 +97,9 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Enters, and waits for that as at a spin lock: what the gate is there to avoid, for comparisons with it. Leaves
-    /// no mark.
+    /// Enters, and waits as at a spin lock: the gate exists to avoid this; for comparison. Leaves no mark.
     ///
-    /// It gives the CPU up now and then: unlike the holder of a kernel's spin lock, this one may be preempted.
+    /// It yields the CPU now and then: unlike the holder of a kernel's spin lock, this holder may be preempted.
     pub fn enter_spinning(&self) -> GateGuard<'_, T> {
         let mut spins = 0;
         loop {
@@ -115,20 +115,20 @@ impl<T> Gate<T> {
         }
     }
 
-    /// Whether a guard was dropped with the mark on the gate and nobody has entered and left since.
+    /// Whether a guard was dropped with the mark on the gate and no thread has entered and left since.
     #[must_use]
     pub fn is_owed(&self) -> bool {
         self.state.load(Ordering::Relaxed) & OWED != 0
     }
 
-    /// Whether somebody is inside, at this moment. A hint for statistics: it may be wrong when the caller
+    /// Whether a thread is inside, at this moment. A hint for statistics: it may be wrong when the caller
     /// reads it.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.state.load(Ordering::Relaxed) & !OWED != FREE
     }
 
-    /// The value, for who owns the gate and so needs not enter.
+    /// The value, for the owner of the gate, which need not enter.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.with_mut(|value| {
             // SAFETY: `&mut self` excludes guards, so this is the only reference, for as long as `self` is
@@ -148,18 +148,18 @@ impl<T> Gate<T> {
     /// Whether the mark is on the gate after all that the caller has published.
     #[inline]
     fn is_marked(&self) -> bool {
-        // Pairs with the fence after a mark is taken off: either this load sees it gone, or that pass sees
-        // the work.
+        // Pairs with the fence after a mark is cleared: either this load sees the mark cleared, or that pass
+        // sees the work.
         full_fence();
         self.state.load(Ordering::Relaxed) & !OWED > HELD
     }
 }
 
 impl<'a, T> GateGuard<'a, T> {
-    /// Leaves, unless somebody has marked the gate: then takes the mark off and gives the guard back.
+    /// Leaves, unless the gate is marked: then clears the mark and returns the guard.
     ///
     /// # Errors
-    /// The guard, when there is more to look at: make one more pass and leave again.
+    /// Returns the guard if the gate was marked: make one more pass and leave again.
     #[inline]
     pub fn leave(self) -> Result<(), Self> {
         // Release: pairs with the Acquire of the next `try_enter` that succeeds.
@@ -174,13 +174,13 @@ impl<'a, T> GateGuard<'a, T> {
         }
         // Acquire: pairs with the Release of every `try_enter` that marked the gate up to now.
         self.gate.state.swap(HELD, Ordering::AcqRel);
-        // Pairs with the fence in `is_marked`: the mark is off before the next pass looks.
+        // Pairs with the fence in `is_marked`: the mark is cleared before the next pass looks.
         fence_after_rmw();
         Err(self)
     }
 
-    /// Leaves in any case, and returns whether somebody has marked the gate: then the caller owes a run, by
-    /// whomever, that begins after this.
+    /// Leaves in any case, and returns whether the gate was marked: then the caller must cause a run, by any
+    /// thread, that begins after this call.
     #[inline]
     #[must_use = "what others published is lost if nobody runs"]
     pub fn leave_owing(self) -> bool {
@@ -204,8 +204,8 @@ impl<T> Gate<T> {
 impl<T> Drop for GateGuard<'_, T> {
     fn drop(&mut self) {
         if self.gate.open() != HELD {
-            // Whoever entered in between looks once more than needed; whoever enters next looks once more as
-            // needed.
+            // A thread that entered in between makes one unnecessary pass; the next one that enters makes the
+            // necessary pass.
             self.gate.state.fetch_or(OWED, Ordering::Release);
         }
     }

@@ -10,7 +10,7 @@
 //! | [`mpsc`] | how many threads hand items to one (a mailbox) |
 //! | [`tag_bitmap`] | who owns which tag, and who waits for one |
 //! | [`wake_flag`] | whether a sleeping reactor must be woken |
-//! | [`run_work`] | whether a hardware context is to be run: now, later, once more, or not at all |
+//! | [`run_work`] | whether a hardware context must run: now, later, once more, or not at all |
 //! | [`gate`] | who may be inside an elevator, and who looks again |
 //! | [`epoch_count`] | whether a frozen queue has drained |
 //! | [`counter`] | how one thread counts and others read |
@@ -18,10 +18,10 @@
 //! | [`lent`] | who may say that a driver can use a piece of memory |
 //!
 //! Every type is model-checked, with at most two preemptions unless `LOOM_MAX_PREEMPTIONS` says otherwise:
-//! `RUSTFLAGS="--cfg loom" cargo test -p blkmq-sync --release --lib loom`. Beside each protocol that depends
-//! on a fence or on a mark stands a faulty version of it in which the model must find the fault, so that a
-//! model that cannot fail is noticed. `cargo run --release -p blkmq-sync --example cost` prints what each
-//! operation costs.
+//! `RUSTFLAGS="--cfg loom" cargo test -p blkmq-sync --release --lib loom`. Each protocol that depends on a
+//! fence or on a mark also has a faulty version in which the model must find the fault, so that a model that
+//! cannot fail is noticed. `cargo run --release -p blkmq-sync --example cost` prints the cost of each
+//! operation.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod atomic;

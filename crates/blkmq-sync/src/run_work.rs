@@ -1,8 +1,7 @@
-//! Decides whether a hardware context is to be run: now, later, once more, or not at all. One word holds the
-//! answer.
+//! Decides whether a hardware context must run: now, later, once more, or not at all. One word has the state.
 //!
-//! Submitters, completions and timers ask; the reactor that owns the context takes the work, passes over what
-//! is published, and finishes. Waking that reactor is [`crate::wake_flag`]'s business.
+//! Submitters, completions and timers request runs; the reactor that owns the context takes the work, makes a
+//! pass over all that is published, and finishes. [`crate::wake_flag`] wakes that reactor.
 //!
 //! ```text
 //!   Idle ----run----> Queued <----run---- Delayed(t) <----run_delayed(t)---- Idle
@@ -18,11 +17,11 @@
 //! The word: bit 0 an immediate run is wanted, bit 1 running, bit 2 stopped, bits 4 to 63 the time of a
 //! delayed run in microseconds, 0 for none. A wanted immediate run makes a delayed one void.
 //!
-//! Pairings: whoever asks publishes first. If it changes the word, its Release is seen by the Acquire of the
-//! `take` or `finish` that consumes the change, and the pass after it sees the publication. If it finds the
-//! run wanted already and only loads, a full fence between publication and load pairs with the fence in
-//! `take`: either the load sees the mark gone (and sets it), or the pass sees the publication, because `take`
-//! clears the mark *before* anything is looked at.
+//! Pairings: a thread publishes before it requests a run. If it changes the word, its Release is seen by the
+//! Acquire of the `take` or `finish` that consumes the change, and the pass after it sees the publication. If it
+//! finds the run wanted already and only loads, a full fence between publication and load pairs with the fence
+//! in `take`: either the load sees the mark cleared (and the thread sets it), or the pass sees the publication,
+//! because `take` clears the mark *before* the pass looks at anything.
 
 use crate::Published;
 use crate::atomic::{AtomicU64, Ordering, fence_after_rmw, full_fence};
@@ -31,7 +30,7 @@ use crate::atomic::{AtomicU64, Ordering, fence_after_rmw, full_fence};
 #[derive(Debug)]
 pub struct RunWork(AtomicU64);
 
-/// What the caller of [`RunWork::run`] and [`RunWork::start`] has to do.
+/// What the caller of [`RunWork::run`] and [`RunWork::start`] must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a run that nobody announces to the owner is not made"]
 pub enum Kick {
@@ -41,7 +40,7 @@ pub enum Kick {
     None,
 }
 
-/// What the caller of [`RunWork::run_delayed`] has to do.
+/// What the caller of [`RunWork::run_delayed`] must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a delayed run is not made unless the owner's timer is armed for it"]
 pub enum Delay {
@@ -90,7 +89,7 @@ impl RunWork {
         self.ask()
     }
 
-    /// Like [`RunWork::run`], for one who asks for many runs after one publication: the fence is
+    /// Like [`RunWork::run`], for a caller that requests many runs after one publication: the fence is
     /// `published`'s, and a run that is wanted already costs one load. Any thread.
     #[inline]
     pub fn run_published(&self, _published: &Published) -> Kick {
@@ -106,7 +105,7 @@ impl RunWork {
     /// because it is this thread that will take it, later.
     #[inline]
     pub fn run_by_owner(&self) -> Kick {
-        // Only the owner takes the mark off, so this sees it off as soon as it is.
+        // Only the owner clears the mark, so the owner always sees its present state.
         if self.is_wanted_now() {
             Kick::None
         } else {
@@ -114,8 +113,8 @@ impl RunWork {
         }
     }
 
-    /// Like [`RunWork::run`], by one who trusts no mark: the word is written every time, and the owner is always to be told. It is
-    /// there to be measured beside the others.
+    /// Like [`RunWork::run`], but ignores the mark: the word is written every time, and the owner must always be
+    /// notified. It exists for measurement.
     pub fn run_unmarked(&self) {
         let _ = self.ask();
     }
@@ -127,8 +126,7 @@ impl RunWork {
     /// sleep: a [`Delay::Rearm`] just before that finds it awake, and wakes nobody.
     pub fn run_delayed(&self, deadline_ns: u64) -> Delay {
         let asked = units_of(deadline_ns);
-        // Where the word stays as it is, it is written all the same: the Release carries the publication
-        // along.
+        // A word that does not change is written too: the Release publishes the caller's work.
         self.update(|word| {
             let known = word >> DEADLINE_SHIFT;
             if word & STOPPED != 0 {
@@ -141,20 +139,20 @@ impl RunWork {
         })
     }
 
-    /// Begins a pass if one is due at `now_ns`: takes the mark off, then returns true, and the caller must
-    /// look at everything that was published and call [`RunWork::finish`]. False when nothing is due, while a
-    /// pass is being made, and when stopped. For the owner.
+    /// Begins a pass if one is due at `now_ns`: clears the mark, then returns true, and the caller must look at
+    /// everything that was published and call [`RunWork::finish`]. False if nothing is due, during a pass, and
+    /// when stopped. For the owner.
     #[inline]
     pub fn take(&self, now_ns: u64) -> bool {
         let mut word = self.0.load(Ordering::Relaxed);
         while is_due(word, now_ns) {
-            // Acquire: pairs with the Release of whoever asked.
+            // Acquire: pairs with the Release of the thread that requested the run.
             match self
                 .0
                 .compare_exchange_weak(word, RUNNING, Ordering::AcqRel, Ordering::Relaxed)
             {
                 Ok(_) => {
-                    // Pairs with the fence in `run`: the mark is off before the pass looks.
+                    // Pairs with the fence in `run`: the mark is cleared before the pass looks.
                     fence_after_rmw();
                     return true;
                 }

@@ -1,8 +1,8 @@
-//! Decides whether a reactor sleeps and who must wake it: at most one wake-up per sleep, none while it is
-//! awake; and whether anybody has published work for it since it last asked.
+//! Decides whether a reactor sleeps and which thread must wake it (at most one wake-up per sleep, none while it
+//! is awake), and whether work was published for it since its last query.
 //!
-//! The reactor publishes nothing here but its intent to block; the work itself lies in mailboxes
-//! ([`crate::mpsc`]) and run states ([`crate::run_work`]).
+//! The reactor publishes here only its intent to block; the work itself is in mailboxes ([`crate::mpsc`]) and
+//! run states ([`crate::run_work`]).
 //!
 //! ```text
 //!     +----- take_news ------+
@@ -18,17 +18,17 @@
 //!   Notified       cancel_sleep: from here and from Sleeping back to Awake
 //! ```
 //!
-//! The owner: `prepare_to_sleep`, look for work once more, block only if there is none, and in every case
-//! `cancel_sleep` before it looks for work again. Everybody else: publish work, `notify`, and wake the owner
-//! (write its event, cancel its wait) if told so.
+//! The owner calls `prepare_to_sleep`, looks for work once more, blocks only if there is none, and in every
+//! case calls `cancel_sleep` before it looks for work again. Other threads publish work, call `notify`, and wake
+//! the owner (write its event, cancel its wait) if `notify` returns true.
 //!
-//! An owner with much to look at asks first: where `take_news`, `prepare_to_sleep` and `cancel_sleep` have all
-//! said no since its last look, nobody has published anything since that it would find.
+//! An owner with many sources of work asks first: if `take_news`, `prepare_to_sleep` and `cancel_sleep` have all
+//! returned false since its last look, no work was published since then.
 //!
 //! Why no work is lost: the owner leaves `Told`, or writes `Sleeping`, then a full fence, then reads the work;
 //! a notifier writes work, then a full fence, then reads the flag. One of the two fences comes first, so either
-//! the notifier sees what the owner wrote (or what came after it), and tells it anew; or the owner sees the
-//! work. A notifier that reads the `Notified` or `Told` of an earlier moment is on the second side.
+//! the notifier sees the owner's store (or a later one), and notifies it again; or the owner sees the work. For
+//! a notifier that reads the `Notified` or `Told` of an earlier moment, the second case holds.
 
 use crate::Published;
 use crate::atomic::{AtomicU32, Ordering, fence_after_rmw};
@@ -55,22 +55,22 @@ impl WakeFlag {
         Self(AtomicU32::new(AWAKE))
     }
 
-    /// Says whether work has been published since the owner last heard so, here or by what the two methods below return. It must look
-    /// for all of it then. For the owner.
+    /// Says whether work was published since this method, or one of the two below, last returned true. Then the
+    /// owner must look for all of it. For the owner.
     #[inline]
     pub fn take_news(&self) -> bool {
-        // Relaxed: what is told later is heard later.
+        // Relaxed: a later notification is seen by a later call.
         if self.0.load(Ordering::Relaxed) != TOLD {
             return false;
         }
         // Acquire: pairs with the Release in `notify`.
         self.0.swap(AWAKE, Ordering::SeqCst);
-        // Pairs with the fence in `notify`: who comes after this tells the owner again.
+        // Pairs with the fence in `notify`: a thread that comes after this notifies the owner again.
         fence_after_rmw();
         true
     }
 
-    /// Says whether [`WakeFlag::take_news`] would say so. For the owner.
+    /// Says whether [`WakeFlag::take_news`] would return true. For the owner.
     #[inline]
     #[must_use]
     pub fn has_news(&self) -> bool {
@@ -78,8 +78,9 @@ impl WakeFlag {
         self.0.load(Ordering::Relaxed) == TOLD
     }
 
-    /// Announces that the owner is about to block, and says whether work has been published since it last heard so. The owner must
-    /// look for work once more after this, and must not block if it finds some. For the owner.
+    /// Announces that the owner is about to block, and says whether work was published, as
+    /// [`WakeFlag::take_news`] does. The owner must look for work once more after this, and must not block if it
+    /// finds some. For the owner.
     #[inline]
     pub fn prepare_to_sleep(&self) -> bool {
         let before = self.0.swap(SLEEPING, Ordering::SeqCst);
@@ -92,20 +93,20 @@ impl WakeFlag {
         before == TOLD
     }
 
-    /// Says that the owner is awake again, whether it blocked or not. Returns whether somebody was told to
-    /// wake it since `prepare_to_sleep`: then a wake-up has arrived or is still under way, and work has been published. For the
-    /// owner.
+    /// Announces that the owner is awake again, whether it blocked or not. Returns whether a `notify` has returned
+    /// true since `prepare_to_sleep`: then a wake-up has arrived or is still under way, and work was published.
+    /// For the owner.
     #[inline]
     pub fn cancel_sleep(&self) -> bool {
-        // Acquire: pairs with the Release of the `notify` that was told to wake the owner.
+        // Acquire: pairs with the Release of the `notify` that returned true.
         let before = self.0.swap(AWAKE, Ordering::AcqRel);
         fence_after_rmw();
         before == NOTIFIED
     }
 
-    /// Says that work has been published, and returns whether the caller must wake the owner. At most one
-    /// caller is told so per sleep. While the owner is awake this costs a full fence and one load of a line
-    /// that is written once between two times that the owner asks.
+    /// Announces published work, and returns whether the caller must wake the owner; at most one call per sleep
+    /// returns true. While the owner is awake this costs a full fence and one load of a line that is written once
+    /// between two queries of the owner.
     ///
     /// The caller's publication may be a plain store: the fence in here orders it before the look at the
     /// flag.
@@ -115,7 +116,7 @@ impl WakeFlag {
         self.notify_published(&Published::now())
     }
 
-    /// Like [`WakeFlag::notify`], for one who has something for many owners: the fence is `published`'s.
+    /// Like [`WakeFlag::notify`], for a caller with work for many owners: the fence is `published`'s.
     #[inline]
     #[must_use = "the owner sleeps on if nobody wakes it"]
     pub fn notify_published(&self, _published: &Published) -> bool {
@@ -128,8 +129,8 @@ impl WakeFlag {
                 SLEEPING => (NOTIFIED, true),
                 _ => return false,
             };
-            // Release: pairs with the Acquire of the owner who hears of it. A failure means that somebody else has told it, or
-            // that it sleeps or has woken meanwhile.
+            // Release: pairs with the Acquire of the owner that sees it. A failure means that another thread has
+            // notified the owner, or that the owner sleeps or has woken meanwhile.
             match self
                 .0
                 .compare_exchange(seen, told, Ordering::AcqRel, Ordering::Relaxed)
@@ -140,7 +141,7 @@ impl WakeFlag {
         }
     }
 
-    /// Whether somebody was told to wake the owner and the owner has not yet said that it is awake.
+    /// Whether a `notify` has returned true and the owner has not yet announced that it is awake.
     #[inline]
     #[must_use]
     pub fn is_notified(&self) -> bool {

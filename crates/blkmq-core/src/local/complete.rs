@@ -1,4 +1,5 @@
-//! Decides the way back of a request: taken from the driver, reported to the elevator, inserted again or brought home.
+//! Decides what happens to a request that the driver is done with: it is reported to the elevator, and
+//! requeued or returned to its owner.
 
 use super::LocalQueue;
 use crate::bio::Status;
@@ -53,8 +54,8 @@ impl LocalQueue {
         any && (self.queue.is_gated() || self.hw.as_ref().is_some_and(|hw| !hw.dispatch_list_is_empty()))
     }
 
-    /// Brings requests home that have ended well (`SwCtx::end_bios` says which), and keeps
-    /// the list.
+    /// Ends the bios of requests that completed without error (`SwCtx::end_bios` says which), and keeps
+    /// the list's memory.
     #[inline]
     pub(super) fn end_bios(&mut self, mut list: Vec<Box<Request>>, fx: &mut Effects) {
         let count = list.len();
@@ -79,7 +80,7 @@ impl LocalQueue {
         any
     }
 
-    /// A request has ended at the driver: report it, and bring it home or insert it again.
+    /// Handles a request that the driver is done with: reports it, and ends or requeues it.
     #[inline]
     pub(super) fn completed(&mut self, mut rq: Box<Request>, status: Status, now: Instant, fx: &mut Effects) {
         let again = status == Status::Requeue && rq.retries < REQUEUES_MAX;
@@ -114,7 +115,7 @@ impl LocalQueue {
         }
     }
 
-    /// Puts a request back where it came from: to the elevator's head, or to the dispatch list.
+    /// Requeues a request where it came from: at the elevator's head, or on the dispatch list.
     pub(super) fn requeue(&mut self, mut rq: Box<Request>, fx: &mut Effects) {
         if rq.from_elevator && self.queue.is_scheduled() {
             rq.from_elevator = false;
@@ -128,7 +129,7 @@ impl LocalQueue {
         self.queue.run_hctx(HctxId(self.me.0), self.me, fx);
     }
 
-    /// Sends every bio of an ended request home.
+    /// Returns every bio of an ended request to its owner.
     #[inline]
     pub(super) fn end_request(
         &mut self,
@@ -175,7 +176,7 @@ impl LocalQueue {
         });
     }
 
-    /// Ends the bios well that lie within what is known to be done of a request, and gives back the rest of it.
+    /// Ends, without error, the bios that lie in the completed part of a request, and returns the rest of the request.
     pub(super) fn end_what_is_done(
         &mut self,
         rq: Box<Request>,
@@ -200,7 +201,7 @@ impl LocalQueue {
         })
     }
 
-    /// Brings a request of one bio home, here or by mail.
+    /// Returns a request of one bio to its owner, directly or by mail.
     #[inline]
     pub(super) fn send_home(&mut self, rq: Box<Request>, fx: &mut Effects) {
         if rq.owner == self.me {
@@ -211,5 +212,5 @@ impl LocalQueue {
     }
 }
 
-/// How often a driver can have a request again before it ends with an I/O error.
+/// How often a request is requeued before it ends with an I/O error.
 pub(super) const REQUEUES_MAX: u8 = 100;

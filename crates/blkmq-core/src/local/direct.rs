@@ -1,6 +1,5 @@
-//! Decides the way of requests that meet no elevator and no cap: from the plug straight to the
-//! driver. Those that the driver ends at once, which is all of them at a drive that takes no time,
-//! are brought home together.
+//! Decides the path of requests without elevator and caps: from the plug directly to the driver.
+//! Requests that the driver completes inline (all of them, at a drive that takes no time) end together.
 
 use super::LocalQueue;
 use crate::driver::Issued;
@@ -12,8 +11,8 @@ use crate::time::Instant;
 use crate::trace::Step;
 
 impl LocalQueue {
-    /// Without an elevator: to this reactor's own hardware context, or to that of who owns the one
-    /// it uses.
+    /// Without an elevator: issues to this reactor's own hardware context, or sends to the owner of the
+    /// context that it uses.
     #[inline]
     pub(super) fn send_direct(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
         if self.hw.is_some() {
@@ -23,7 +22,7 @@ impl LocalQueue {
         }
     }
 
-    /// The direct path: from the plug to this reactor's own hardware context.
+    /// The direct path: issues the requests of a plug to this reactor's own hardware context.
     fn issue_direct(&mut self, list: &mut Vec<Box<Request>>, now: Instant, fx: &mut Effects) {
         let depth = self.queue.depth();
         let hw = self.hw.as_mut().expect("the direct path needs an own context");
@@ -44,7 +43,7 @@ impl LocalQueue {
         }
     }
 
-    /// The direct path of requests that do not end at once. The first one's answer may be known.
+    /// The direct path of requests that do not end inline. The driver may have answered the first one already.
     fn issue_each(
         &mut self,
         list: &mut Vec<Box<Request>>,

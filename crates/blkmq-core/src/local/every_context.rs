@@ -1,5 +1,6 @@
-//! Decides how requests leave the elevator under `Dispatch::EveryContext` and `OwnContext`: everybody waits for it
-//! and dispatches for itself. It is there to be measured beside the gate, so it does nothing worse than Linux did.
+//! Decides how requests leave the elevator under `Dispatch::EveryContext` and `OwnContext`: each reactor
+//! waits for the elevator and dispatches for itself. It exists to be measured against the gate, so it does
+//! nothing worse than Linux did.
 
 use std::rc::Rc;
 
@@ -15,14 +16,14 @@ impl LocalQueue {
         self.queue.is_scheduled() && self.queue.dispatch != Dispatch::Single
     }
 
-    /// Takes what was published into the elevator, then has the own context run: at once, or by who owns it.
+    /// Inserts published requests into the elevator, then runs the context: its own at once, or the owner's.
     pub(super) fn insert_and_run_own(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
         let shard = &queue.reactor(self.me).shard;
         shard.events.gate_entered.add(1);
         let mut state = queue.gate.enter_spinning();
         state.fold(&queue.stats, queue.is_draining(), now, self.tracer.as_ref());
-        // Whoever left a mark has not gone on, but waits.
+        // A reactor that left a mark has not continued: it waits.
         let _ = state.leave_owing();
         match &self.hw {
             Some(hw) if hw.dispatch.is_empty() => self.dispatch_for_itself(now, fx),
@@ -31,7 +32,7 @@ impl LocalQueue {
         }
     }
 
-    /// Takes requests one by one and issues each to the own driver, outside the elevator. The caller has entered the queue.
+    /// Takes requests one by one and issues each to its own driver, outside the elevator. The caller has entered the queue.
     pub(super) fn dispatch_for_itself(&mut self, now: Instant, fx: &mut Effects) {
         let queue = Rc::clone(&self.queue);
         let reactor = queue.reactor(self.me);
@@ -70,7 +71,7 @@ impl LocalQueue {
         }
     }
 
-    /// Queues a run of every hardware context but the own one.
+    /// Queues a run of every hardware context but this reactor's.
     pub(super) fn run_other_contexts(&self, fx: &mut Effects) {
         for hctx in (0..self.queue.hctxs()).map(HctxId) {
             if ReactorId(hctx.0) != self.me {

@@ -1,5 +1,5 @@
-//! Decides which way the engine's own flushes take to the driver: past the elevator, and for groups with caps through the gate, where
-//! they wait for these. `crate::flush` says which are due.
+//! Decides the path of the engine's own flushes to the driver: they bypass the elevator; flushes of groups
+//! with caps go through the gate, where they wait for the caps. `crate::flush` decides which are due.
 
 use super::LocalQueue;
 use crate::queue::Effects;
@@ -8,7 +8,7 @@ use crate::time::Instant;
 use crate::trace::Step;
 
 impl LocalQueue {
-    /// Issues the flushes that are due, past the elevator; those of groups with caps once these let them pass.
+    /// Issues the flushes that are due, past the elevator; a flush of a group with caps when the caps let it pass.
     pub(super) fn issue_flushes(&mut self, now: Instant, fx: &mut Effects) -> bool {
         if !self.sw.flush.has_due() {
             return false;

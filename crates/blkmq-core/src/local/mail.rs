@@ -1,4 +1,5 @@
-//! Decides how requests go from one reactor to another: to be issued, or home. What is sent is posted when the call ends, in batches.
+//! Decides how requests go from one reactor to another: to be issued, or back to their owner. Mail is
+//! posted in batches, when the call ends.
 
 use super::LocalQueue;
 use crate::ids::ReactorId;
@@ -8,8 +9,9 @@ use crate::request::{Request, State};
 use crate::time::Instant;
 
 impl LocalQueue {
-    /// Hands a request to a reactor that will issue it: the owner of the hardware context that its submitter uses, or
-    /// one with an event loop, if its submitter may stop looking (its requests would hold the depth meanwhile).
+    /// Hands a request to a reactor that will issue it: the owner of the hardware context that its submitter
+    /// uses, or a reactor with an event loop, if the submitter has none: it may stop running while its
+    /// requests count against the depth.
     pub(super) fn send_to_owner(&mut self, mut rq: Box<Request>, now: Instant, fx: &mut Effects) {
         if rq.state == State::Staged {
             rq.inserted_at = now;
@@ -39,7 +41,7 @@ impl LocalQueue {
         fx.kicks.insert(to);
     }
 
-    /// Posts what is to be sent to others; their kicks follow.
+    /// Posts all outgoing mail; the kicks follow.
     #[inline]
     pub(super) fn post(&mut self) {
         while let Some(to) = self.outgoing.pop() {
@@ -56,7 +58,7 @@ impl LocalQueue {
         );
     }
 
-    /// Takes what other reactors have sent. Says whether the context has to be run.
+    /// Takes in mail of other reactors. Says whether the context must run.
     #[inline]
     pub(super) fn take_mail(&mut self, fx: &mut Effects) -> bool {
         let mut must_run = false;
@@ -79,5 +81,5 @@ impl LocalQueue {
     }
 }
 
-/// How far ahead of its turn a request that comes by mail is fetched.
+/// How many mails ahead a request is prefetched.
 const MAIL_AHEAD: u64 = 4;

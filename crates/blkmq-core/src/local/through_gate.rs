@@ -1,5 +1,5 @@
-//! Decides what a reactor does inside the gate: it takes in what everybody has published, dispatches for all to its own
-//! hardware context, and looks again for whoever came meanwhile.
+//! Decides what a reactor does inside the gate: it takes in what all reactors have published, dispatches
+//! for all of them to its own hardware context, and looks again for reactors that came meanwhile.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -16,8 +16,9 @@ use crate::sched::Note;
 use crate::time::Instant;
 
 impl LocalQueue {
-    /// Enters the gate, if it is free, and dispatches for everybody until there is nothing more to do or the depth is
-    /// reached. If the gate is held, its holder looks again after this call (invariant 2), so nothing waits here.
+    /// Enters the gate, if it is free, and dispatches for all reactors until nothing is left or the depth is
+    /// reached. If the gate is held, its holder looks again after this call (invariant 2), so this call does
+    /// not wait.
     ///
     /// The caller has entered the queue: nothing is issued on a quiesced queue.
     pub(super) fn dispatch_through_gate(&mut self, now: Instant, fx: &mut Effects) {
@@ -33,8 +34,8 @@ impl LocalQueue {
         loop {
             blocked = self.pass(&mut state, blocked, now, fx);
             if passes == PASSES_MAX {
-                // Enough done for others: come back to the place of waiting first, then go on; or leave it to one who
-                // does, if this reactor may not come back.
+                // Enough done for others: this reactor continues in its next turn. If it has no event loop, a
+                // reactor that has one continues.
                 if state.leave_owing() {
                     let next = match self.queue.reactor(self.me).is_event_loop {
                         true => self.me,
@@ -55,8 +56,9 @@ impl LocalQueue {
         self.end_what_ended_inside(now, fx);
     }
 
-    /// One pass inside the gate: fold everybody's lists, then dispatch and issue while the depth allows, up to the first
-    /// request that cannot be issued here. Says whether there was one; `blocked` says so of an earlier pass.
+    /// One pass inside the gate: takes in all reactors' lists, then dispatches and issues while the depth
+    /// allows, up to the first request that cannot be issued here. Says whether there was such a request;
+    /// `blocked` is the result of an earlier pass.
     fn pass(&mut self, state: &mut GateState, mut blocked: bool, now: Instant, fx: &mut Effects) -> bool {
         let depth = self.queue.depth();
         let is_event_loop = self.queue.reactor(self.me).is_event_loop;
@@ -79,14 +81,14 @@ impl LocalQueue {
                 blocked = self.issue_inside(rq, state, now, fx);
             }
         }
-        // What goes past the elevator (flushes, and everything where there is none) waits with its owner: that one's context may
-        // have tags.
+        // Requests that bypass the elevator (flushes, and all requests without an elevator) go to their owner,
+        // whose context may have tags.
         while let Some(mut rq) = state.passed.pop_front() {
             rq.state = State::Dispatched;
             self.send_to_owner(rq, now, fx);
         }
         if issued {
-            // Before the next dispatcher's: the device learns of requests in the order that the elevator chose.
+            // Before the next dispatcher issues: the device gets requests in the elevator's order.
             self.hw
                 .as_mut()
                 .expect("a dispatcher has a context")
@@ -98,15 +100,15 @@ impl LocalQueue {
         blocked
     }
 
-    /// Says whether a request is a flush that another context is to issue: whoever asked for it is told by the one that it uses
-    /// what may be lost.
+    /// Says whether a request is a flush that another context must issue: the context that the submitter
+    /// uses is the one that reports what may be lost.
     pub(super) fn is_flush_of_other_context(&self, rq: &Request) -> bool {
         rq.is_flush
             && self.queue.reactor(rq.owner).is_event_loop
             && self.queue.hctx_owner(rq.owner) != self.me
     }
 
-    /// Tells the elevator of the reactors that it wonders about.
+    /// Passes to the elevator the answer times of the reactors that it awaits.
     fn tell_who_has_answered(&self, state: &mut GateState, now: Instant) {
         let Some(elevator) = &mut state.elevator else {
             return;
@@ -118,7 +120,7 @@ impl LocalQueue {
         }
     }
 
-    /// Issues what the elevator gave out. Says whether nothing more can be issued here for now.
+    /// Issues a dispatched request. Says whether nothing more can be issued here for now.
     fn issue_inside(
         &mut self,
         rq: Box<Request>,
@@ -127,7 +129,7 @@ impl LocalQueue {
         fx: &mut Effects,
     ) -> bool {
         let hw = self.hw.as_mut().expect("a dispatcher has a context");
-        // The elevator's are counted against the depth already.
+        // Requests of the elevator are counted against the depth already.
         let depth = if rq.from_elevator || rq.is_flush {
             u32::MAX
         } else {
@@ -138,7 +140,7 @@ impl LocalQueue {
             Outcome::PushedBack(hold) => {
                 let rq = hw.dispatch.pop_front().expect("just pushed back");
                 if rq.from_elevator {
-                    // Back inside: it is the next one, and another context may be able to issue it sooner.
+                    // It goes back to the gate as the next request: another context may be able to issue it sooner.
                     state.push_back(rq);
                 } else {
                     self.send_to_owner(rq, now, fx);
@@ -165,8 +167,9 @@ impl LocalQueue {
         false
     }
 
-    /// Remembers when the elevator wants to be asked again, which it is not while nothing can be issued here; a reactor that does
-    /// not promise to run leaves that, and what was pushed back, to one that does.
+    /// Sets the timer for the next call of the elevator; while nothing can be issued here, the elevator is
+    /// not asked. A reactor without an event loop leaves the timer, and requests that were pushed back, to
+    /// one that has an event loop.
     pub(super) fn note_wakeup(&mut self, state: &GateState, can_issue: bool, fx: &mut Effects) {
         let depth = if can_issue { self.queue.depth() } else { 0 };
         self.sched_timer = state.next_wakeup(depth);
@@ -186,7 +189,7 @@ impl LocalQueue {
         let mut home = std::mem::take(&mut self.home);
         let counts_each = self.queue.stats.mode.is_under_gate();
         for (mut rq, status) in ended.drain(..) {
-            // The elevator knows already of those that it gave out.
+            // The end of requests that the elevator gave out was reported to it already.
             let is_plain = rq.from_elevator && status.is_ok() && rq.bios == 1 && !rq.is_flush;
             if is_plain && rq.owner == self.me && !counts_each {
                 rq.completed_at = now;
@@ -202,5 +205,5 @@ impl LocalQueue {
     }
 }
 
-/// How often the gate's holder looks again for others before it goes back to its own place of waiting.
+/// How many passes the gate's holder makes before it returns to its own event loop.
 const PASSES_MAX: u64 = 4;

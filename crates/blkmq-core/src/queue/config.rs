@@ -1,4 +1,4 @@
-//! Decides what a queue can be made of, and says of a configuration that is impossible what is wrong with it.
+//! Decides which configurations of a queue are possible, and reports what is wrong with others.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::stat::StatsMode;
 use crate::tag::{DEPTH_MAX, TagMode};
 use crate::time::{Instant, Nanos};
 
-/// What a queue is to be.
+/// The configuration of a queue.
 #[derive(Clone, Debug)]
 pub struct QueueConfig {
     /// Its name, for messages.
@@ -25,44 +25,45 @@ pub struct QueueConfig {
     pub hctxs: u16,
     /// Tags, 1 to 65536: how many requests may be in flight by default.
     pub tags: TagMode,
-    /// How many may be in flight to begin with, 1 to 65536. More than that, or than by default, cannot be later. Default: as many as
-    /// there are tags.
+    /// Initial depth: how many requests may be in flight, 1 to 65536. The depth can never exceed the larger of
+    /// this and the default. Default: the number of tags.
     pub depth: Option<u32>,
-    /// Requests per reactor, 1 to 65536: how many parts of its bios may be under way. As many bios may wait
-    /// beside them. While few are left, each group has a share of them.
+    /// Requests per reactor, 1 to 65536: how many parts of its bios may be under way. Equally many bios may
+    /// wait. While few requests are free, each group has a share of them.
     pub requests_per_reactor: u32,
-    /// What the drive takes.
+    /// The drive's limits.
     pub limits: Limits,
-    /// The elevator to begin with.
+    /// The initial elevator.
     pub elevator: sched::Kind,
-    /// Who takes requests out of it. Default: one dispatcher for all; the other way is slower, and there to be compared.
+    /// Which reactors dispatch from it. Default: one dispatcher for all; the others are slower, and exist for comparison.
     pub dispatch: Dispatch,
-    /// Whom the end of a request runs, where the tags are shared. Default: who waits; the others are there to be compared.
+    /// Which contexts the end of a request runs, where the tags are shared. Default: those that wait; the others
+    /// exist for comparison.
     pub rerun: Rerun,
     /// How long a request may be with the driver. Default 30 s.
     pub timeout: Nanos,
     /// Whether neighbouring bios are merged. Default true.
     pub merges: bool,
-    /// The groups to begin with; its capacity is how many there can be. Default: the root alone, and no room for others.
+    /// The initial groups; the tree's capacity limits their number. Default: the root alone, and no room for others.
     pub groups: GroupTree,
-    /// Who keeps the statistics of groups. Default: each reactor, outside the gate; the others are for measurement.
+    /// Where the statistics of groups are kept. Default: by each reactor, outside the gate; the others are for measurement.
     pub stats: StatsMode,
-    /// Says what time it is; only [`StatsMode::UnderGateTimed`] asks. Default: always zero.
+    /// Reads the clock; only [`StatsMode::UnderGateTimed`] uses it. Default: always zero.
     pub clock: fn() -> Instant,
-    /// Whether ends of requests are looked for instead of waited for (`io_poll`), where the driver can be. Default false.
+    /// Whether completions are polled for instead of announced (`io_poll`), if the driver can be polled. Default false.
     pub io_poll: bool,
-    /// How such requests are slept for (`io_poll_delay`).
+    /// How to sleep before such a poll (`io_poll_delay`).
     pub poll_policy: Policy,
-    /// The disks on this queue to begin with.
+    /// The initial disks of this queue.
     pub disks: Vec<DiskConfig>,
-    /// How many there can be, if more. Default: none but these.
+    /// The largest number of disks, if more than these. Default: no more.
     pub disks_max: usize,
 }
 
 /// A reactor, as a queue sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct ReactorConfig {
-    /// It always comes back to its place of waiting, so others may leave work with it.
+    /// It always returns to its event loop, so others may leave work to it.
     pub is_event_loop: bool,
 }
 
@@ -71,18 +72,18 @@ pub struct ReactorConfig {
 pub struct DiskConfig {
     /// Its name.
     pub name: String,
-    /// Where it starts on the queue, in bytes: what elevators sort by. Disks must not overlap.
+    /// Where it starts on the queue, in bytes: elevators sort by it. Disks must not overlap.
     pub base: u64,
     /// Its size in bytes, a multiple of its block size.
     pub size: u64,
-    /// Whether changes are refused.
+    /// Whether writes and other changes are refused.
     pub read_only: bool,
     /// Its block size: a power of two, at least the drive's.
     pub logical_block: u32,
 }
 
 impl QueueConfig {
-    /// A queue of `reactors` promising reactors with a hardware context each and 128 tags for each, without disks.
+    /// A queue of `reactors` reactors with an event loop, a hardware context and 128 tags each, without disks.
     pub fn new(name: impl Into<String>, reactors: u16) -> Self {
         Self {
             name: name.into(),
@@ -161,7 +162,7 @@ impl QueueConfig {
         disks.try_for_each(|disk| check_disk(&self.name, &self.limits, disk))
     }
 
-    /// How many requests may be in flight to begin with.
+    /// The initial depth.
     pub(super) fn depth_or_default(&self) -> u32 {
         self.depth.unwrap_or(self.tags.depth())
     }
@@ -176,7 +177,7 @@ impl QueueConfig {
     }
 }
 
-/// Says of a disk that cannot be on a queue what is wrong with it.
+/// Checks that a disk can be on a queue; the error says what is wrong with it.
 pub(super) fn check_disk(queue: &str, limits: &Limits, disk: &DiskConfig) -> Result<(), ConfigError> {
     let block = disk.logical_block;
     let problem = if !block.is_power_of_two() || !(limits.logical_block..=65536).contains(&block) {
@@ -197,7 +198,7 @@ pub(super) fn check_disk(queue: &str, limits: &Limits, disk: &DiskConfig) -> Res
     Err(ConfigError::new(queue, format!("disk {}: {problem}", disk.name)))
 }
 
-/// So many disks can be numbered in the tables of a queue.
+/// Largest number of disks in the tables of a queue.
 const DISKS_MAX: usize = 65_536;
 
 /// A configuration that no queue can have; the text names the object, the value and the limit.

@@ -1,4 +1,4 @@
-//! Decides what control may do to a queue while it runs: freeze and quiesce it, exchange its elevator, set tunables and the depth.
+//! Decides which control operations a running queue has: freeze, quiesce, change of elevator, tunables and depth.
 
 use std::sync::atomic::Ordering;
 
@@ -7,8 +7,8 @@ use crate::group::GroupTree;
 use crate::sched::{self, Elevator, TunableError};
 use crate::share::Shares;
 
-/// An elevator that a queue has not got yet, with what it was made for. Once it is in, this is the former one, which is large, too: drop
-/// it when the queue has thawed.
+/// An elevator that is not yet in its queue, with the sizes that it was made for. After the exchange it
+/// holds the former elevator, which is also large: drop it when the queue has thawed.
 pub struct NextElevator {
     kind: sched::Kind,
     elevator: Option<Box<dyn Elevator>>,
@@ -19,8 +19,8 @@ pub struct NextElevator {
 }
 
 impl Queue {
-    /// Lets no further request start; those that have started go on, and caps hold none of them up (what passes so is
-    /// charged: the averages hold afterwards). Nests. Kick everybody, then wait until [`Queue::is_drained`].
+    /// Lets no further request start. Started requests continue, and caps hold none of them back (they are
+    /// charged, so the averages hold afterwards). Nests. Kick everybody, then wait until [`Queue::is_drained`].
     pub fn freeze_begin(&self) {
         self.usage.start_freeze();
         if self.is_throttled() {
@@ -46,10 +46,9 @@ impl Queue {
         self.usage.end_freeze();
     }
 
-    /// Lets nothing be issued any more; completions go on. Nests. Kick everybody, then wait until
-    /// [`Queue::is_quiesced`].
+    /// Stops issuing; completions continue. Nests. Kick everybody, then wait until [`Queue::is_quiesced`].
     pub fn quiesce_begin(&self) {
-        // In this order: a queue that is frozen and not quiesced is one that drains.
+        // In this order: a queue that is frozen and not quiesced drains.
         self.issuing.start_freeze();
         self.usage.start_freeze();
     }
@@ -59,7 +58,7 @@ impl Queue {
         self.usage.is_vacant() && self.issuing.is_vacant()
     }
 
-    /// Ends one quiesce; every context has a run queued then. Kick everybody afterwards.
+    /// Ends one quiesce and queues a run of every context. Kick everybody afterwards.
     ///
     /// # Panics
     /// If the queue is not quiesced.
@@ -74,11 +73,11 @@ impl Queue {
         sched::Kind::ALL[usize::from(self.way.load(Ordering::Relaxed) & !THROTTLED)]
     }
 
-    /// Makes an elevator for the queue, to be put in by [`Queue::exchange_elevator`]: its tables are large, and a frozen queue would
-    /// wait for them.
+    /// Makes an elevator for [`Queue::exchange_elevator`], before the queue freezes: its tables are large, and a
+    /// frozen queue would wait for them.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment.
+    /// [`Busy`] if the gate is held at this moment.
     pub fn make_elevator(&self, kind: sched::Kind) -> Result<NextElevator, Busy> {
         let state = self.gate.try_enter().ok_or(Busy)?;
         let groups = state.groups.clone();
@@ -108,7 +107,7 @@ impl Queue {
     /// Replaces the elevator of a frozen, drained queue.
     ///
     /// # Errors
-    /// [`Busy`] if the queue is not frozen and drained, or somebody is inside the gate at this moment.
+    /// [`Busy`] if the queue is not frozen and drained, or the gate is held at this moment.
     pub fn exchange_elevator(&self, next: &mut NextElevator) -> Result<(), Busy> {
         if !self.usage.is_frozen() || !self.is_drained() {
             return Err(Busy);
@@ -116,7 +115,7 @@ impl Queue {
         let Some(mut state) = self.gate.try_enter() else {
             return Err(Busy);
         };
-        // The last ends may still lie in the lists of reports.
+        // The last ends may still be in the lists of reports.
         state.fold_reports(&self.stats);
         assert!(
             state.is_empty(),
@@ -129,7 +128,7 @@ impl Queue {
         }
         std::mem::swap(&mut state.elevator, &mut next.elevator);
         std::mem::swap(&mut state.shares, &mut next.shares);
-        // Drained: nobody is on the way to the gate, so this is the moment to forget caps that have been taken off.
+        // Drained: no reactor is about to enter the gate, so caps that were removed can be forgotten now.
         let is_capped = state.groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };
         self.way.store(next.kind as u8 | throttled, Ordering::Relaxed);
@@ -140,7 +139,7 @@ impl Queue {
     /// Lists the elevator's tunables.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment.
+    /// [`Busy`] if the gate is held at this moment.
     pub fn tunables(&self) -> Result<Vec<(&'static str, u64)>, Busy> {
         let state = self.gate.try_enter().ok_or(Busy)?;
         let tunables = state
@@ -154,7 +153,7 @@ impl Queue {
     /// Sets a tunable of the elevator.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment; inside, what the elevator says.
+    /// [`Busy`] if the gate is held at this moment; the inner error is the elevator's.
     pub fn set_tunable(&self, name: &str, value: u64) -> Result<Result<(), TunableError>, Busy> {
         let mut state = self.gate.try_enter().ok_or(Busy)?;
         let result = match &mut state.elevator {
@@ -165,8 +164,8 @@ impl Queue {
         Ok(result)
     }
 
-    /// Says whether nothing but the elevator's own decision holds requests back until one that is out has ended; false if
-    /// somebody is inside the gate at this moment. Of use to tests of work conservation.
+    /// Says whether only the elevator's own decision holds requests back until one in flight has ended; false
+    /// if the gate is held at this moment. For tests of work conservation.
     pub fn keeps_back(&self) -> bool {
         let Some(state) = self.gate.try_enter() else {
             return false;
@@ -178,10 +177,10 @@ impl Queue {
         keeps_back
     }
 
-    /// Bounds the requests in flight, at once: per context without elevator, in all with one.
+    /// Bounds the requests in flight, with immediate effect: per context without elevator, in total with one.
     ///
     /// # Errors
-    /// The largest depth possible, if `depth` is 0 or larger than that.
+    /// The largest possible depth, if `depth` is 0 or larger than that.
     pub fn set_depth(&self, depth: u32) -> Result<(), u32> {
         let max = self.tag_mode.depth();
         if !(1..=max).contains(&depth) {

@@ -1,4 +1,5 @@
-//! Decides what reactors know of a queue's disks, which may come and go while the queue runs. `crate::queue` checks bios against it.
+//! Decides what reactors know of a queue's disks, which can be added and removed while the queue runs.
+//! `crate::queue` checks bios against it.
 //!
 //! ```text
 //!  disk comes: (freeze, fit_disks, LocalQueue::fit_disks on every reactor, thaw: if there is no room yet)
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use super::{Busy, ConfigError, DiskConfig, Queue, config, shares};
 use crate::ids::DiskId;
 
-/// A disk, or the place for one. Relaxed throughout: reactors are told when to look, by a message.
+/// A disk, or the place for one. Relaxed throughout: a message tells reactors when to read it.
 #[derive(Debug, Default)]
 pub(crate) struct DiskSlot {
     base: AtomicU64,
@@ -21,12 +22,12 @@ pub(crate) struct DiskSlot {
     is_read_only: AtomicBool,
 }
 
-/// A disk as one reactor knows it, of its own: nothing that others write is read for a request.
+/// One reactor's own copy of a disk: a request reads nothing that other threads write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalDisk {
     pub(crate) base: u64,
     pub(crate) size: u64,
-    /// Which bits of an address are inside of a block; all where there is no disk.
+    /// The bits of an address that lie inside a block; all bits if there is no disk.
     pub(crate) block_mask: u64,
     pub(crate) is_read_only: bool,
 }
@@ -73,7 +74,7 @@ impl DiskSlot {
 }
 
 impl Queue {
-    /// The disks that a reactor may be asked for now, by their ids.
+    /// The disks that bios may name now, by their ids.
     pub(crate) fn local_disks(&self) -> Vec<LocalDisk> {
         let fitted = self.disks.iter().take(self.fitted_disks());
         fitted.map(DiskSlot::local).collect()
@@ -84,13 +85,14 @@ impl Queue {
         self.disks.len()
     }
 
-    /// For how many disks, by their ids, the tables are made.
+    /// How many disks, by their ids, the tables have room for.
     pub fn fitted_disks(&self) -> usize {
         self.fitted_disks.load(Ordering::Relaxed) as usize
     }
 
-    /// Makes room in the tables of a frozen, drained queue for at least `disks` disks. Before one of them is added, each reactor
-    /// has to follow with [`LocalQueue::fit_disks`](crate::local::LocalQueue::fit_disks), while the queue is frozen.
+    /// Makes room in the tables of a frozen, drained queue for at least `disks` disks. Each reactor must then
+    /// call [`LocalQueue::fit_disks`](crate::local::LocalQueue::fit_disks), while the queue is frozen and
+    /// before one of these disks is added.
     ///
     /// # Errors
     /// [`Busy`] as for [`Queue::set_elevator`].
@@ -117,10 +119,10 @@ impl Queue {
     /// Adds a disk. Reactors know it after their next [`LocalQueue::refresh_disks`](crate::local::LocalQueue::refresh_disks).
     ///
     /// # Errors
-    /// If there is one of this id already, or the disk cannot be on this queue; the text says why.
+    /// If a disk with this id exists, or the disk cannot be on this queue; the text says why.
     ///
     /// # Panics
-    /// If the tables have not been made for this id.
+    /// If the tables have no room for this id.
     pub fn add_disk(&self, id: DiskId, disk: &DiskConfig) -> Result<(), ConfigError> {
         assert!(id.index() < self.fitted_disks(), "queue {}: disk {id}", self.name);
         config::check_disk(&self.name, &self.limits, disk)?;
@@ -135,11 +137,11 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes a disk larger, where `end_of` says up to where a disk at a base takes room. Reactors know it after their next
-    /// [`LocalQueue::refresh_disks`](crate::local::LocalQueue::refresh_disks).
+    /// Makes a disk larger; `end_of` returns the end of the range that a disk at a base uses. Reactors know it
+    /// after their next [`LocalQueue::refresh_disks`](crate::local::LocalQueue::refresh_disks).
     ///
     /// # Errors
-    /// If there is no room for so large a disk; it is as before then.
+    /// If there is no room for so large a disk; the disk is unchanged then.
     pub fn grow_disk(
         &self,
         id: DiskId,
@@ -154,7 +156,7 @@ impl Queue {
             .filter(|other| other.is_there() && other.base() > base);
         let follower = others.map(DiskSlot::base).min().unwrap_or(u64::MAX);
         let stays = end_of(base, size).is_some_and(|end| end <= follower);
-        // What is under way was numbered by the old base: only the order of a few requests changes.
+        // Requests under way have positions by the old base: only the order of a few requests changes.
         let place = if stays {
             Some(base)
         } else {
@@ -171,19 +173,19 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes a disk away that nobody uses any more. Bios for it are refused once reactors have been told.
+    /// Removes a disk that has no users. Bios for it are refused once reactors have refreshed their disks.
     pub fn remove_disk(&self, id: DiskId) {
         self.disks[id.index()].clear();
     }
 
-    /// The first number that no disk has, if there is room for one more.
+    /// The first unused disk id, if there is room for one more disk.
     pub fn free_disk_id(&self) -> Option<DiskId> {
         let free = self.disks.iter().position(|slot| !slot.is_there());
         free.map(|id| DiskId(id as u32))
     }
 
-    /// The first base for a disk of `size` bytes, where `end_of` says up to where a disk at a base takes room. None if there is no
-    /// such range.
+    /// The first base for a disk of `size` bytes; `end_of` returns the end of the range that a disk at a base
+    /// uses. None if there is no such range.
     pub fn free_range(&self, size: u64, end_of: impl Fn(u64, u64) -> Option<u64>) -> Option<u64> {
         let taken = self.disks.iter().filter(|slot| slot.is_there());
         let mut taken: Vec<(u64, u64)> = taken.map(|slot| (slot.base(), slot.size())).collect();

@@ -1,9 +1,10 @@
-//! Decides how many requests a drive holds at once while groups compete for it: few enough that its own queue cannot undo the
-//! elevator's order, enough that it loses no throughput. `bfq` asks for the limit and reports every completion.
+//! Decides how many requests a drive holds at once while groups compete for it: few enough that the drive's
+//! own queue cannot undo the elevator's order, and enough to lose no throughput.
+//! `bfq` asks for the limit and reports every completion.
 //!
-//! It is found by comparing throughputs, not configured. The limit rests at the *operating depth*. In a *trial* the
-//! drive works for short windows at a lower and at a higher depth in turn, in the order low, high, high, low, so that a slow
-//! drift of the load falls on both:
+//! The depth is found by comparing throughputs, not configured. Between trials the limit is the *operating
+//! depth* `o`. In a *trial* the drive works for short windows at a lower and at a higher depth, in the order
+//! low, high, high, low, so that a slow drift of the load affects both:
 //!
 //! ```text
 //!   depth
@@ -12,32 +13,35 @@
 //!   7/8 o      ────┘       └────        low    between them                        ─► o stays
 //! ```
 //!
-//! On a drive that serves `n` requests at once the throughput grows with the depth up to `n` and not beyond, so `o` settles
-//! where 7/8 of it is `n`: at about 1.13 `n`. On a drive whose throughput bends slowly it settles where a half more
-//! gains 1 to 2 %. Either way what is lost against the full depth is a small part of the low windows' time, and what
-//! waits inside the drive is at most half of what the drive works on.
+//! On a drive that serves `n` requests at once, the throughput grows with the depth up to `n` and not
+//! beyond, so `o` settles where 7/8 of it is `n`: at about 1.13 `n`. On a drive whose throughput flattens
+//! slowly, `o` settles where a half more gains 1 to 2 %. In both cases the loss against the full depth is a
+//! small part of the low windows' time, and at most half as many requests wait inside the drive as the
+//! drive works on.
 //!
-//! A gain counts only as far as requests and bytes per second both have it. Where more depth takes the order out of the
-//! elevator's hands, the mix of small and large requests changes, and one of the two rises at the other's expense: that is no gain.
+//! A gain counts only as far as both requests and bytes per second have it. Where more depth lets the drive
+//! reorder requests, the mix of small and large requests changes, and one rate rises at the other's
+//! expense: that is no gain.
 //!
-//! Shares do not depend on it: `bfq` keeps them by a bound on the lead. While that bound holds requests back, it decides what is in
-//! flight, and windows say nothing of the limit.
+//! Shares do not depend on the depth: `bfq` keeps them by a bound on the lead. While that bound holds
+//! requests back, it determines how many are in flight, and windows say nothing about the limit.
 //!
-//! *Why it is stable.* Throughput of a closed system does not fall when depth is added, short of overload, and its gain from
-//! a depth to 12/7 of it falls as the depth grows; so the gain as a function of `o` crosses the band between the two bounds
-//! once, from above: below the band `o` grows, above it shrinks, within it rests. A step that turns back halves the next one, and
-//! rests between trials grow while `o` does not move, so noise moves it by one small step at a time around that place.
-//! The search begins at FIRST: the first trials, after a long time without competition, divide that by four, then by two, as
-//! long as it costs nothing.
+//! *Why it is stable.* Short of overload, the throughput of a closed system does not fall when depth is
+//! added, and its gain from a depth to 12/7 of it falls as the depth grows. So the gain as a function of
+//! `o` crosses the band between the two bounds once, from above: below that point `o` grows, above it `o`
+//! shrinks, within the band `o` stays. A change of direction halves the next step, and the rests between
+//! trials grow while `o` does not move, so noise moves `o` by one small step at a time.
+//! The search begins at FIRST: the first trials, after a long time without competition, divide it by four,
+//! then by two, as long as that costs no throughput.
 
 use crate::time::{Instant, Nanos};
 
-/// The law's state for one drive.
+/// The state of the controller for one drive.
 #[derive(Debug)]
 pub(super) struct DepthLaw {
-    /// The largest depth, which a group that is alone gets.
+    /// The largest depth; a group without competitors gets it.
     max: u32,
-    /// Where the limit rests while groups compete.
+    /// The limit between trials while groups compete.
     operating: u32,
     contended: bool,
     /// When competition ended last.
@@ -55,7 +59,7 @@ pub(super) struct DepthLaw {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Trials of a part of the depth against the depth, downwards.
+    /// Trials of a part of the depth against the whole depth, downwards.
     Descent,
     /// Trials around the operating depth.
     Tracking,
@@ -63,11 +67,11 @@ enum Phase {
     Resting(u32),
 }
 
-/// What is being measured now: the work done between two moments at one limit.
+/// The measurement under way: the work done between two moments at one limit.
 #[derive(Debug, Default)]
 struct Window {
     limit: u32,
-    /// Completions of requests that were issued at another limit, still to be passed over.
+    /// Completions still to be ignored, since their requests were issued at another limit.
     skip: u32,
     since: Instant,
     /// The latest completion.
@@ -76,22 +80,22 @@ struct Window {
     moments: u32,
     completions: u32,
     bytes: u64,
-    /// How often what waited was held for another reason than the limit.
+    /// How often waiting requests were held for another reason than the limit.
     held: u32,
 }
 
-/// Pairs of windows, and what the deeper one gained over the other.
+/// Pairs of windows, and the gains of the deeper one over the other.
 #[derive(Debug, Default)]
 struct Trial {
     windows: u32,
-    /// What the first window of a pair did.
+    /// The rates of the first window of a pair.
     first: Rates,
     pairs: i64,
     requests: Gains,
     bytes: Gains,
 }
 
-/// What a window did in a second.
+/// The rates of a window, per second.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rates {
     /// In thousandths.
@@ -109,12 +113,12 @@ struct Gains {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Raise,
-    QueueRef,
+    Keep,
     Lower,
 }
 
 impl DepthLaw {
-    /// A law for a drive of which `max` requests can be in flight, at least 1.
+    /// Makes a controller for a drive with at most `max` requests in flight, at least 1.
     pub(super) fn new(max: u32) -> Self {
         assert!(max > 0, "a drive without depth");
         Self {
@@ -126,7 +130,7 @@ impl DepthLaw {
             window: Window::default(),
             trial: Trial::default(),
             step: STEP_FIRST,
-            last: Verdict::QueueRef,
+            last: Verdict::Keep,
             rest: 0,
         }
     }
@@ -141,7 +145,7 @@ impl DepthLaw {
         }
     }
 
-    /// Says whether more than one group has work now. A group that is alone gets the largest depth.
+    /// Notes whether more than one group has work now. A single group gets the largest depth.
     pub(super) fn set_contended(&mut self, contended: bool, now: Instant) {
         if contended == self.contended {
             return;
@@ -159,14 +163,15 @@ impl DepthLaw {
         self.open(now);
     }
 
-    /// Counts the end of a request of `bytes`, which leaves so many `in_flight`.
+    /// Counts the end of a request of `bytes`; `in_flight` requests remain.
     #[inline]
     pub(super) fn completed(&mut self, bytes: u64, in_flight: u32, now: Instant) {
         if !self.contended {
             return;
         }
         if now > self.window.last {
-            // Completions of one moment belong to one window: a drive that works in step would fool the measure else.
+            // Completions of one moment belong to one window; otherwise a drive that completes in bursts would
+            // distort the measurement.
             if self.window.is_full() && self.window.held > self.window.completions / HELD_PART {
                 self.interrupt();
             } else if self.window.is_full() {
@@ -187,12 +192,12 @@ impl DepthLaw {
         }
     }
 
-    /// All that waits is held for another reason than the limit.
+    /// Notes that all waiting requests are held for another reason than the limit.
     pub(super) fn note_held_back(&mut self) {
         self.window.held += 1;
     }
 
-    /// What is measured now says nothing of the drive: the measurement starts anew.
+    /// Restarts the measurement, since it says nothing about the drive.
     pub(super) fn interrupt(&mut self) {
         self.window = Window {
             limit: self.window.limit,
@@ -217,7 +222,8 @@ impl DepthLaw {
         let before = self.window.limit;
         self.open(now);
         if self.window.limit != before {
-            // What is in flight above the lower limit drains first; what a higher one adds shows when the rest has ended.
+            // Requests in flight above a lower limit drain first; the effect of a higher limit shows when all
+            // requests issued before it have ended.
             self.window.skip = in_flight;
         }
     }
@@ -247,12 +253,12 @@ impl DepthLaw {
             } else {
                 self.phase = Phase::Tracking;
                 self.step = STEP_FIRST;
-                self.last = Verdict::QueueRef;
+                self.last = Verdict::Keep;
             }
             return;
         }
-        let turned = self.last != Verdict::QueueRef && self.last != verdict;
-        self.step = if verdict == Verdict::QueueRef || turned {
+        let turned = self.last != Verdict::Keep && self.last != verdict;
+        self.step = if verdict == Verdict::Keep || turned {
             (self.step / 2).max(STEP_MIN)
         } else {
             (self.step * 2).min(STEP_MAX)
@@ -264,9 +270,9 @@ impl DepthLaw {
                 .operating
                 .saturating_sub(change.min(self.operating / 4).max(1))
                 .max(1),
-            Verdict::QueueRef => self.operating,
+            Verdict::Keep => self.operating,
         };
-        let moves_on = verdict != Verdict::QueueRef && !turned;
+        let moves_on = verdict != Verdict::Keep && !turned;
         self.rest = if moves_on {
             0
         } else {
@@ -288,8 +294,8 @@ impl Window {
             || self.completions >= COMPLETIONS_SLOW && lasts >= WINDOW_SLOW
     }
 
-    /// Says whether nothing was seen for much longer than usual: the drive paused, or whoever calls us had no processor.
-    /// Then all that was in flight ends at once, and more of it looks like a gain that it is not.
+    /// Says whether no completion was seen for much longer than usual: the drive paused, or the caller had no
+    /// CPU. Then all requests in flight end at once, and a larger number of them looks like a gain.
     fn is_interrupted(&self, now: Instant) -> bool {
         let gap = now.since(self.last).0;
         self.moments >= MOMENTS_MIN
@@ -307,12 +313,12 @@ impl Window {
 }
 
 impl Trial {
-    /// Says whether the next window is one at the lower depth: low, high, high, low, and again.
+    /// Says whether the next window is at the lower depth: low, high, high, low, and so on.
     fn is_at_low(&self) -> bool {
         matches!(self.windows % 4, 0 | 3)
     }
 
-    /// Takes in what a window did; decides when the pairs so far are clear enough, or when they are enough.
+    /// Adds the rates of a window; decides when the pairs so far are clear enough, or when there are enough pairs.
     fn take_in(&mut self, rates: Rates) -> Option<Verdict> {
         let is_low = self.is_at_low();
         self.windows += 1;
@@ -349,7 +355,7 @@ impl Trial {
         Some(match mean {
             gain if gain - doubt / 2 > GAIN_RAISE => Verdict::Raise,
             gain if gain < GAIN_LOWER => Verdict::Lower,
-            _ => Verdict::QueueRef,
+            _ => Verdict::Keep,
         })
     }
 }
@@ -362,7 +368,7 @@ impl Gains {
         self.squares += gain * gain;
     }
 
-    /// The mean gain, and three times its standard error: two would be right for many pairs.
+    /// The mean gain, and three times its standard error; twice would be right for many pairs.
     fn mean(&self, pairs: i64) -> (i64, i64) {
         let mean = self.sum / pairs;
         let spread = (self.squares / pairs - mean * mean).max(0);
@@ -370,31 +376,32 @@ impl Gains {
     }
 }
 
-/// The next depth on the way down: quickly first, since trials at a deep queue take long.
+/// The next depth of the descent: the first step is large, since trials at a deep queue take long.
 fn descended(depth: u32) -> u32 {
     (if depth > 32 { depth / 4 } else { depth / 2 }).max(1)
 }
 
 const MILLION: i128 = 1_000_000;
-/// A pair of windows counts for no more than this, so that one that was disturbed does not decide a trial.
+/// The gain of one pair is limited to this, so that a disturbed pair does not decide a trial.
 const GAIN_MAX: i128 = 400_000;
-/// A gain of the higher depth, in millionths, from which on the operating depth grows.
+/// The operating depth grows if the higher depth gains at least this, in millionths.
 const GAIN_RAISE: i64 = 20_000;
-/// A gain below which it shrinks.
+/// The operating depth shrinks if the gain is below this.
 const GAIN_LOWER: i64 = 10_000;
-/// A window in which what waited was held more often than at one in so many completions says nothing of the limit.
+/// A window in which waiting requests were held more often than at one in this many completions says
+/// nothing about the limit.
 const HELD_PART: u32 = 8;
-/// A window lasts at least so long, and so many completions.
+/// Least duration of a window, and its least number of completions.
 const WINDOW_MIN: Nanos = Nanos::from_millis(1);
 const COMPLETIONS_MIN: u32 = 64;
-/// Or, on a slow drive, so long and so many.
+/// The same for a slow drive.
 const WINDOW_SLOW: Nanos = Nanos::from_millis(5);
 const COMPLETIONS_SLOW: u32 = 16;
-/// A gap so many times longer than the mean one, of at least so many, interrupts a window.
+/// A gap this many times longer than the mean gap, taken over at least so many gaps, interrupts a window.
 const INTERRUPTION: u64 = 32;
 const MOMENTS_MIN: u32 = 8;
-/// Where the search begins. A trial far above what a drive needs lasts as long as the drive takes for so much, many times over;
-/// from here up to a thousand it is ten short ones.
+/// The first depth of the search. A trial far above the depth that a drive needs takes long, since the drive
+/// must complete that many requests many times; from here, ten short trials reach a thousand.
 const FIRST: u32 = 64;
 /// Pairs of windows in a trial.
 const PAIRS_MIN: i64 = 3;
@@ -403,10 +410,10 @@ const PAIRS_MAX: i64 = 12;
 const STEP_MIN: u32 = 2;
 const STEP_FIRST: u32 = 4;
 const STEP_MAX: u32 = 32;
-/// Windows of rest after a trial that moved nothing, and the most of them.
+/// Windows of rest after a trial that changed nothing, and their maximum.
 const REST_MIN: u32 = 2;
 const REST_MAX: u32 = 32;
-/// What was learnt is kept for so long without competition.
+/// How long the depth is kept without competition.
 const FORGET: Nanos = Nanos::from_secs(60);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Decides what an elevator is: who holds requests back, and in which order they leave for the driver. The
-//! gate's holder calls it, so it needs no lock; `none` is the absence of one (requests go straight to
-//! `hw_ctx`). The folders beside this file have those there are.
+//! Decides the interface of an elevator, which holds requests and chooses the order in which they go to the driver.
+//! The gate's holder calls it, so it needs no lock; with `none` there is no elevator and requests go
+//! directly to `hw_ctx`. The folders beside this file have the elevators.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ use crate::time::{Instant, Nanos};
 pub enum InsertAt {
     /// By the elevator's own order; it may be merged with a queued one.
     Ordered,
-    /// Before everything else of its kind that has not been out: it has been, and came back (requeued).
+    /// Before all requests of its kind that were never dispatched: it was requeued.
     Head,
 }
 
-/// What became of an inserted request.
+/// The result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
     /// It is queued by itself.
@@ -29,7 +29,7 @@ pub enum Inserted {
     Merged,
 }
 
-/// What the elevator learns of a request that it gave out and that has ended.
+/// Reports to the elevator the end of a request that it gave out.
 #[derive(Clone, Copy, Debug)]
 pub struct Note {
     /// The request's group.
@@ -44,15 +44,15 @@ pub struct Note {
     pub inserted_at: Instant,
     /// When the driver took it.
     pub issued_at: Instant,
-    /// When its end was seen.
+    /// When its completion was reaped.
     pub completed_at: Instant,
-    /// What the elevator left in `Request::sched_data`.
+    /// The elevator's value in `Request::sched_data`.
     pub sched_data: u32,
     /// Its bios.
     pub bios: u32,
-    /// Whether somebody waited for it.
+    /// Whether its submitter waits for it.
     pub is_sync: bool,
-    /// Whether latency targets are kept with its help.
+    /// Whether its latency counts for a latency target.
     pub is_targeted: bool,
     /// For the statistics, if they are kept under the gate.
     pub stamp: Stamp,
@@ -86,62 +86,63 @@ impl Note {
 
 /// A scheduler of requests that has one state for the whole queue.
 ///
-/// The caller inserts, dispatches and reports completions, one at a time; time comes in with every call. An
-/// elevator neither allocates nor reads a clock after set-up: it holds at most the number of requests it was
-/// made for.
+/// The caller inserts, dispatches and reports completions, one at a time, and passes the time to every
+/// call. An elevator neither allocates nor reads a clock after set-up: it holds at most the number of
+/// requests that it was made for.
 pub trait Elevator: Send {
     /// The name under which users choose it.
     fn name(&self) -> &'static str;
 
-    /// Takes a request in.
+    /// Inserts a request.
     fn insert(&mut self, rq: Box<Request>, at: InsertAt, now: Instant) -> Inserted;
 
-    /// Gives out the next request, if there is one that may go now.
+    /// Dispatches the next request, if one may go now.
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>>;
 
-    /// Gives out the next request if it is of a light client that is not to wait for others' to end: they have all that they
-    /// may have in flight.
+    /// Dispatches the next request if it is of a light client that need not wait for others' requests to end.
+    /// Called while these others have as many in flight as a latency target allows.
     fn dispatch_urgent(&mut self, _now: Instant) -> Option<Box<Request>> {
         None
     }
 
-    /// Learns that a request that was given out has ended.
+    /// Reports that a dispatched request has ended.
     fn completed(&mut self, _note: &Note) {}
 
-    /// Names the reactors of which it would like to know until when they have answered: of interest to dispatch.
+    /// Names the reactors whose answer times dispatch depends on.
     fn awaits(&self) -> ReactorSet {
         ReactorSet::default()
     }
 
-    /// Learns that a reactor has told its clients of all that had ended `until` then, and taken in what they had to say.
+    /// Reports that a reactor has delivered all ends up to `until` to its clients and taken in their responses.
     fn answered(&mut self, _reactor: ReactorId, _until: Instant, _now: Instant) {}
 
-    /// Hands over for whom it has let the drive idle on purpose since the last call, and for how long.
+    /// Passes to `take` the groups for which it let the drive idle on purpose since the last call, and for how long.
     fn drain_idled(&mut self, _take: &mut dyn FnMut(GroupId, Nanos)) {}
 
-    /// Says whether it divides the drive among groups by itself, so that what it gives out is to be issued in its order.
+    /// Says whether it divides the drive among groups by itself, so that requests must be issued in its order.
     fn knows_groups(&self) -> bool {
         false
     }
 
-    /// What it has learnt of a group, in numbers of its own, for one of its name in another process that goes on with the group.
+    /// What it has measured of a group, as numbers of its own format, for an elevator of the same name in
+    /// another process that continues with the group.
     fn learnt(&self, _group: GroupId) -> Vec<u64> {
         Vec::new()
     }
 
-    /// Begins with what another one has learnt of a group. Numbers that mean nothing are ignored.
+    /// Takes over another elevator's measurements of a group. Invalid numbers are ignored.
     fn take_learnt(&mut self, _group: GroupId, _learnt: &[u64], _now: Instant) {}
 
     /// Returns how many requests it holds.
     fn queued(&self) -> usize;
 
-    /// Says whether it holds requests that it keeps back until one that is out has ended. It is asked by tests.
+    /// Says whether it holds requests back until one in flight has ended. For tests.
     fn keeps_back(&self) -> bool {
         false
     }
 
-    /// Says when to ask [`Elevator::dispatch`] again although nothing happens, when it holds requests that
-    /// may not go yet.
+    /// The time at which to call [`Elevator::dispatch`] again even if no event comes, while it holds requests
+    /// that may not go yet.
     fn next_wakeup(&self) -> Option<Instant> {
         None
     }
@@ -154,18 +155,18 @@ pub trait Elevator: Send {
     /// Sets one tunable.
     ///
     /// # Errors
-    /// If there is none of that name, or the value is out of its range; nothing is changed then.
+    /// If it has no tunable of that name, or the value is out of range; nothing changes then.
     fn set_tunable(&mut self, name: &str, _value: u64) -> Result<(), TunableError> {
         Err(TunableError::unknown(self.name(), name))
     }
 
-    /// Learns of a group that is new, or of which anything has changed. Its parent is known already.
+    /// Reports a new or changed group. Its parent is known already.
     fn group_set(&mut self, _id: GroupId, _node: &Node) {}
 
-    /// Learns that a group is gone: no request of it is inside or will come, and it has no children.
+    /// Reports a removed group: no request of it is inside or will come, and it has no children.
     fn group_gone(&mut self, _id: GroupId) {}
 
-    /// Asserts what must always hold inside. Costly; the simulator calls it after every event.
+    /// Asserts its invariants. Costly; the simulator calls it after every event.
     fn check_invariants(&self) {}
 }
 

@@ -1,14 +1,14 @@
-//! Decides how requests are found by position: a sorted array, cut into chunks, of (position, slot). It names
-//! requests by the numbers that `slots` gave them; elevators ask it for neighbours and for who is next.
+//! Decides how requests are found by position: in a sorted array of (position, slot), cut into chunks.
+//! It names requests by their slots in `slots`; elevators use it to find neighbours and the next request.
 //!
 //! ```text
 //!  directory  [ from 0 | from 81920 | from 90112 ]    one per index: where each chunk begins
 //!                 |          |            |
 //!  chunks     [0 4096 ..] [81920 ..]  [90112 ..]       up to 64 entries each, from a pool that indexes share
 //! ```
-//! A search halves the directory, then one chunk; an insertion moves at most 63 entries. A full chunk is cut
-//! in two, and neighbours that have become thin are joined, so that the pool's size is known at set-up: two
-//! neighbours together always hold more than [`JOINED_MAX`] entries.
+//! A search bisects the directory, then searches one chunk; an insertion moves at most 63 entries. A full
+//! chunk is split in two, and neighbours with few entries are joined, so that the pool's size is known at
+//! set-up: two neighbours together always hold more than [`JOINED_MAX`] entries.
 
 use super::slots::SlotId;
 
@@ -42,8 +42,8 @@ impl Chunks {
         }
     }
 
-    /// Each index has a chunk at least, and any two neighbours of one index hold more than `JOINED_MAX`
-    /// entries; one more is needed while a chunk is being cut in two.
+    /// Each index has at least one chunk, and any two neighbours of one index hold more than `JOINED_MAX`
+    /// entries; one more chunk is needed while a chunk is being split.
     const fn needed(entries_max: usize, indexes: usize) -> usize {
         entries_max / (JOINED_MAX + 1) * 2 + indexes + 1
     }
@@ -78,9 +78,9 @@ impl Chunk {
         &self.keys[..self.len]
     }
 
-    /// How many keys `less` is true for, which must be the first ones. All comparisons are made without a
-    /// branch, for which of two random positions is smaller cannot be foretold: the last key of each row,
-    /// then one row's.
+    /// The number of keys for which `less` is true; they must be the first ones. It compares without branches,
+    /// since the order of two random positions cannot be predicted: first the last key of each row, then the
+    /// keys of one row.
     #[inline]
     fn count(&self, less: impl Fn(u64) -> bool) -> usize {
         let (rows, _) = self.keys.as_chunks::<ROW>();
@@ -135,11 +135,11 @@ struct Part {
     chunk: u32,
 }
 
-/// Before which entry of an index something stands; good until the index changes.
+/// A place before an entry of an index; valid until the index changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cursor {
     part: usize,
-    /// In the chunk; its length means behind its last entry.
+    /// Place in the chunk; the chunk's length means behind its last entry.
     at: usize,
 }
 
@@ -154,7 +154,7 @@ impl Index {
         Self { directory }
     }
 
-    /// Where an entry with `key` is to be inserted: behind the last one that is not greater.
+    /// Where to insert an entry with `key`: behind the last one that is not greater.
     #[inline]
     pub(super) fn cursor_for(&self, chunks: &Chunks, key: u64) -> Cursor {
         let part = self.directory.partition_point(|part| part.from <= key) - 1;
@@ -208,7 +208,7 @@ impl Index {
         Some(Cursor { part, at })
     }
 
-    /// The same place, if necessary named as the begin of the next chunk; none at the end of the index.
+    /// The same place; the end of a chunk becomes the begin of the next one. None at the end of the index.
     #[inline]
     pub(super) fn entry_at(&self, chunks: &Chunks, cursor: Cursor) -> Option<Cursor> {
         if cursor.at < self.chunk(chunks, cursor.part).len {
@@ -240,7 +240,7 @@ impl Index {
         slot
     }
 
-    /// Lowers the key of the entry at `cursor`, by so little that the order stays.
+    /// Lowers the key of the entry at `cursor`. The caller makes sure that the order stays the same.
     pub(super) fn lower_key(&mut self, chunks: &mut Chunks, cursor: Cursor, key: u64) {
         let Part { from, chunk } = &mut self.directory[cursor.part];
         *from = (*from).min(key);
@@ -256,8 +256,8 @@ impl Index {
         })
     }
 
-    /// Asserts the order of entries, the directory's truth and the least fill of neighbours; returns the
-    /// chunks in use.
+    /// Asserts the order of entries, a correct directory and the least fill of neighbours; returns the number
+    /// of chunks in use.
     pub(super) fn check(&self, chunks: &Chunks) -> usize {
         assert_eq!(self.directory[0].from, 0, "the first chunk begins at 0");
         let mut last = 0;
@@ -300,7 +300,7 @@ impl Index {
         chunks.at(self.directory[part].chunk)
     }
 
-    /// Cuts a full chunk in two, then joins what its halves may be joined with.
+    /// Splits a full chunk in two, then joins each half with its neighbour if possible.
     #[cold]
     fn cut(&mut self, chunks: &mut Chunks, part: usize) {
         let id = self.directory[part].chunk;
@@ -319,7 +319,7 @@ impl Index {
         self.join_thin(chunks, part);
     }
 
-    /// Joins a chunk with a neighbour if both together are thin or one is empty.
+    /// Joins a chunk with a neighbour if both together have few entries or one is empty.
     #[cold]
     fn join_thin(&mut self, chunks: &mut Chunks, part: usize) {
         if part + 1 < self.directory.len() {
@@ -330,7 +330,7 @@ impl Index {
         }
     }
 
-    /// Joins a chunk with the next one, if that leaves it thin.
+    /// Joins a chunk with the next one, if both together have few entries.
     fn join(&mut self, chunks: &mut Chunks, part: usize) {
         let (left, right) = (self.directory[part].chunk, self.directory[part + 1].chunk);
         let (kept, gone) = (chunks.at(left).len, chunks.at(right).len);
@@ -350,11 +350,11 @@ const ROW: usize = 8;
 /// Most entries of a chunk.
 const CHUNK_MAX: usize = ROW * ROW;
 
-/// Stands for no entry: greater than any position, for no disk reaches the end of the address space.
+/// The key of no entry: greater than any position, since no disk reaches the end of the address space.
 const PADDING: u64 = u64::MAX;
 
-/// Two neighbours with so many entries together or fewer are joined: well below [`CHUNK_MAX`], so that no
-/// chunk is joined and cut in turn.
+/// Two neighbours with at most this many entries together are joined: well below [`CHUNK_MAX`], so that no
+/// chunk is joined and split in alternation.
 const JOINED_MAX: usize = 48;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Decides which elevators there are: names them, and makes one with room for what its queue can hold.
+//! Decides which elevators exist: names them, and makes one with room for all requests of its queue.
 
 pub mod bfq;
 mod depth;
@@ -19,7 +19,7 @@ use crate::limits::Limits;
 /// The elevators a queue can have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// No elevator: requests go straight to the submitter's hardware context.
+    /// No elevator: requests go directly to the submitter's hardware context.
     #[default]
     None,
     /// Deadlines and batches, by direction and priority class.

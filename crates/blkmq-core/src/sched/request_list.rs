@@ -1,5 +1,5 @@
-//! Decides how the requests of one kind wait in an elevator: by arrival and by position at once, each merged with its
-//! neighbours. An elevator has a line for each kind that it keeps apart; `slots` and `index` hold the requests of all lines.
+//! Decides how the requests of one kind wait in an elevator: by arrival and by position, each merged with
+//! its neighbours. An elevator has a line for each kind; `slots` and `index` hold the requests of all lines.
 
 use super::elevator::Inserted;
 use super::index::{Chunks, Cursor, Index};
@@ -39,7 +39,7 @@ impl RequestMemory {
         self.chunks.check(chunks);
     }
 
-    /// Merges a request into the queued one `id`, which it touches at the given end, or gives it back.
+    /// Merges a request into the queued one `id`, which it touches at the given end, or returns it.
     fn try_merge(&mut self, id: SlotId, rq: Box<Request>, end: Fit) -> Result<(), Box<Request>> {
         let limits = &self.limits;
         self.slots
@@ -75,7 +75,7 @@ impl RequestList {
         self.by_arrival.len()
     }
 
-    /// The request that is here for the longest.
+    /// The oldest request.
     #[inline]
     pub(super) fn oldest(&self) -> Option<SlotId> {
         self.by_arrival.first()
@@ -93,7 +93,7 @@ impl RequestList {
         self.by_position.find(&held.chunks, position, id)
     }
 
-    /// Takes a request in: merges it with a neighbour, or puts it at its position and behind all that came before.
+    /// Inserts a request: merges it with a neighbour, or puts it at its position and last in arrival order.
     pub(super) fn insert(
         &mut self,
         held: &mut RequestMemory,
@@ -120,7 +120,7 @@ impl RequestList {
         held.slots.take(id)
     }
 
-    /// Takes out the request that is here for the longest.
+    /// Takes out the oldest request.
     pub(super) fn take_oldest(&mut self, held: &mut RequestMemory) -> Option<Box<Request>> {
         let cursor = self.place_of(held, self.oldest()?);
         Some(self.take_out(held, cursor))
@@ -150,8 +150,7 @@ impl RequestList {
         self.by_arrival.remove(&mut held.slots, first);
     }
 
-    /// Merges a request with the one before or behind its place, or gives it back. Nobody farther away is
-    /// asked.
+    /// Merges a request with the one before or behind its place, or returns it. It tries only these two.
     #[inline]
     fn merge(
         &mut self,
@@ -191,7 +190,7 @@ impl RequestList {
         Some(self.by_position.entry(&held.chunks, before).1)
     }
 
-    /// After a back merge into `id`: merges the request behind it too, if it has come to touch it.
+    /// After a back merge into `id`: also merges the request behind it, if both now touch.
     fn close_gap(&mut self, held: &mut RequestMemory, id: SlotId, behind: Cursor) {
         let (position, later) = self.by_position.entry(&held.chunks, behind);
         let (queued, next) = (held.slots.rq(id), held.slots.rq(later));

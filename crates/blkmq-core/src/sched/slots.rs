@@ -1,6 +1,6 @@
-//! Decides where an elevator keeps its requests: a table of slots made at set-up, and FIFO lists that link
-//! slots by number. `index` sorts the same slots by position; together they are what an elevator needs
-//! without allocating per request.
+//! Decides where an elevator keeps its requests: in a table of slots made at set-up, and in FIFO lists that
+//! link slots by number.
+//! `index` sorts the same slots by position. With both, an elevator allocates nothing per request.
 
 use crate::request::Request;
 use crate::time::Instant;
@@ -16,14 +16,14 @@ pub(super) struct Slots {
     /// The first of the unused slots, which are linked by `next`.
     unused: u32,
     used: usize,
-    /// Numbers the arrivals.
+    /// Number of the next arrival.
     arrivals: u64,
 }
 
 #[derive(Debug)]
 struct Slot {
     rq: Option<Box<Request>>,
-    /// The request's end on the queue, here so that a search for neighbours need not touch the request.
+    /// The request's end on the queue; kept here so that a search for neighbours does not touch the request.
     end: u64,
     arrived: Arrival,
     prev: u32,
@@ -35,7 +35,7 @@ struct Slot {
 pub(super) struct Arrival {
     /// The time.
     pub(super) at: Instant,
-    /// The order among those of the same time.
+    /// The order among arrivals of the same time.
     pub(super) number: u64,
 }
 
@@ -67,7 +67,7 @@ impl Slots {
     /// Puts a request into an empty slot, as the latest arrival.
     ///
     /// # Panics
-    /// If all slots are in use: the caller promised not to insert more than it had room made for.
+    /// If all slots are in use: the caller must not insert more requests than the table was made for.
     #[inline]
     pub(super) fn put(&mut self, rq: Box<Request>, at: Instant) -> SlotId {
         let number = self.unused;
@@ -109,7 +109,7 @@ impl Slots {
             .expect("look into an empty slot")
     }
 
-    /// Changes the request in a slot by a merge, of which the slot must know the new end.
+    /// Changes the request in a slot by a merge, and updates the slot's end.
     #[inline]
     pub(super) fn change<R>(&mut self, id: SlotId, change: impl FnOnce(&mut Request) -> R) -> R {
         let slot = &mut self.table[id.index()];
@@ -125,14 +125,13 @@ impl Slots {
         self.table[id.index()].end
     }
 
-    /// When the request came in, or the earliest of what is merged in it.
+    /// The arrival of the request, or the earliest one of the requests merged into it.
     #[inline]
     pub(super) fn arrived(&self, id: SlotId) -> Arrival {
         self.table[id.index()].arrived
     }
 
-    /// Asserts that each slot is either unused and on the list of those, or holds a request whose end it
-    /// knows.
+    /// Asserts that each slot is either on the list of unused slots or holds a request, with its right end.
     pub(super) fn check(&self) {
         let mut unused = 0;
         let mut at = self.unused;
@@ -204,8 +203,7 @@ impl Fifo {
         self.len -= 1;
     }
 
-    /// Takes `merged` off; `keeper`, which is on the list too, inherits its arrival and place if they are the
-    /// earlier ones.
+    /// Removes `merged`; `keeper`, which is on the list too, takes its arrival and place if these are earlier.
     pub(super) fn fold(&mut self, slots: &mut Slots, keeper: SlotId, merged: SlotId) {
         let earlier = slots.arrived(merged);
         if earlier.number > slots.arrived(keeper).number {

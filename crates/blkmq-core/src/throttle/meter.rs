@@ -1,9 +1,9 @@
-//! Decides when a cap allows the next request, and what it then owes: virtual scheduling, in whole nanoseconds with the
-//! remainder kept, so that no rounding adds up.
+//! Decides when a cap allows the next request, and the debt after it: virtual scheduling, in whole nanoseconds
+//! with the remainder kept, so that no rounding adds up.
 //!
-//! Each cap keeps the time at which all that it has let pass is paid for. A request may pass when that time has come, or
-//! is no further away than the burst is worth; it then moves the time on by its own cost. A request larger than the burst
-//! passes too: it goes into debt, and the next one waits longer.
+//! Each cap keeps the time at which all requests that it let pass are paid for. A request may pass when that
+//! time has come, or is no further away than the burst is worth; the request then moves the time on by its own
+//! cost. A request larger than the burst passes too: it makes a debt, and the next one waits longer.
 //! (The generic cell rate algorithm in its virtual scheduling form: ITU-T I.371, annex A. Ours charges after passing, so
 //! that the size of a request does not matter for whether it may, and keeps the fraction.)
 
@@ -13,7 +13,7 @@ use crate::limits::Limits;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
-/// The caps of one group at work.
+/// The state of one group's caps.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     buckets: [Option<Bucket>; CapKind::COUNT],
@@ -22,17 +22,17 @@ pub(super) struct Meter {
 #[derive(Debug)]
 struct Bucket {
     cap: Cap,
-    /// What the burst is worth.
+    /// The burst, as a time.
     ahead: Nanos,
-    /// When all that has passed is paid for, and a fraction of a nanosecond, in units of 1 / rate.
+    /// When all passed requests are paid for, and a fraction of a nanosecond, in units of 1 / rate.
     paid_at: Instant,
     fraction: u64,
-    /// What the latest cost.
+    /// The cost of the latest request.
     latest: Nanos,
 }
 
 impl Meter {
-    /// Changes the caps. What is owed under an old one is owed under the new one of its kind.
+    /// Changes the caps. The debt of an old cap passes to the new one of its kind.
     pub(super) fn set(&mut self, caps: Caps, now: Instant) {
         for kind in CapKind::ALL {
             let bucket = &mut self.buckets[kind as usize];
@@ -41,13 +41,13 @@ impl Meter {
         }
     }
 
-    /// What has passed and is not paid for, by cap: bytes or I/Os.
+    /// The debts, by cap: bytes or I/Os that passed and are not paid for.
     pub(super) fn debts(&self, now: Instant) -> Debts {
         let owed = |bucket: &Option<Bucket>| bucket.as_ref().map_or(0, |bucket| bucket.owed(now));
         self.buckets.each_ref().map(owed)
     }
 
-    /// Has so much more paid for before anything passes. Caps that there are not are owed nothing.
+    /// Adds debts that must be paid for before a request passes. Debts of caps that do not exist are ignored.
     pub(super) fn owe(&mut self, debts: &Debts, now: Instant) {
         for (bucket, more) in self.buckets.iter_mut().zip(debts) {
             if let Some(bucket) = bucket {
@@ -57,7 +57,7 @@ impl Meter {
         }
     }
 
-    /// Says from when on an operation may pass.
+    /// The time from which on an operation may pass.
     pub(super) fn ready_at(&self, op: Op) -> Instant {
         let counted = self.counted(op);
         counted
@@ -66,8 +66,8 @@ impl Meter {
             .unwrap_or_default()
     }
 
-    /// Charges a request that passes now. Its line has had requests since `since`; `is_stop` says that these caps were what it
-    /// waited for last.
+    /// Charges a request that passes now. Its line has had requests since `since`; `is_stop` says that the line
+    /// waited last for these caps.
     pub(super) fn charge(
         &mut self,
         rq: &Request,
@@ -110,7 +110,7 @@ impl Bucket {
         }
     }
 
-    /// What has passed and is not paid for.
+    /// The debt: the amount that passed and is not paid for.
     fn owed(&self, now: Instant) -> u64 {
         let debt = u128::from(self.paid_at.since(now).0) * u128::from(self.cap.rate);
         (debt / SECOND) as u64
@@ -120,10 +120,10 @@ impl Bucket {
         let rate = u128::from(self.cap.rate);
         let cost = u128::from(amount) * SECOND;
         let time = Nanos((cost / rate) as u64);
-        // What is late because a timer was late is made up for, within a limit: else each lateness would be lost. What was
-        // waited for other caps meanwhile (one more timer, and a turn) is, too: else a cap below another's, whose lines take
-        // turns, would be smaller by each wait for a turn. For the turn one request's worth is enough: whose turns are
-        // further apart is bound by them.
+        // A delay by a late timer is made up for, within a limit: otherwise each lateness would be lost. A wait for
+        // other caps (one more timer, and a turn) is made up for too: otherwise a cap below another cap, whose lines
+        // take turns, would be smaller by each wait for a turn. For the turn, one request's worth is enough: lines
+        // with turns further apart are limited by the turns.
         let made_up = match is_stop {
             true => CATCH_UP,
             false => CATCH_UP + CATCH_UP + time.max(self.latest),
@@ -140,6 +140,7 @@ impl Bucket {
     }
 }
 
-/// How late a timer may be without making the cap smaller: 2 % of 10 ms, the shortest time over which caps are exact.
+/// The largest lateness of a timer that does not reduce the cap: 2 % of 10 ms, the shortest time over which
+/// caps are exact.
 const CATCH_UP: Nanos = Nanos::from_micros(200);
 const SECOND: u128 = 1_000_000_000;

@@ -1,12 +1,12 @@
-//! Decides when requests of groups with caps may go on to the elevator, or to the driver where there is none. It stands
-//! inside the gate, in front of the elevator, so it is one for the whole queue and needs no agreement; `meter` does the
-//! sums. Groups without caps, and without capped ancestors, never come here.
+//! Decides when requests of groups with caps may go on to the elevator, or to the driver if there is none.
+//! It is inside the gate, in front of the elevator, so there is one for the whole queue; `meter` computes the
+//! times. Requests of groups without caps and without capped ancestors never come here.
 //!
 //! ```text
 //!  add ─► line (a group's reads, its writes, or its flushes; FIFO) ─► waits at a stop ─► ... ─► all caps of the chain let it pass ─► out
 //! ```
-//! A stop is where lines wait for one group's caps, in turn. A line waits at one stop at a time, that of the cap in its
-//! chain which is furthest from letting it pass; a thousand lines below one cap cost one timer.
+//! At a stop, lines wait for one group's caps, in turn. A line waits at one stop at a time, that of the cap in
+//! its chain which will let it pass last; a thousand lines below one cap cost one timer.
 
 mod meter;
 
@@ -23,10 +23,10 @@ use crate::time::Instant;
 use crate::trace::{Step, Tracer};
 use meter::Meter;
 
-/// What holds requests back for the caps of groups. Bounded: it holds at most the requests that it was made for.
+/// Holds requests back for the caps of groups. Bounded: it holds at most the requests that it was made for.
 pub(crate) struct Throttle {
     meters: Box<[Option<Box<Meter>>]>,
-    /// Whether the group, or one that it is part of, has caps.
+    /// Whether the group, or one of its ancestors, has caps.
     is_capped: Box<[bool]>,
     /// For each group: one line for each of [`LINES`].
     lines: Lines<Box<Request>>,
@@ -35,10 +35,10 @@ pub(crate) struct Throttle {
     /// Since when a line has had requests.
     since: Box<[Instant]>,
     stops: Box<[Stop]>,
-    /// Stops with lines, each once, not later than its caps can let something pass.
+    /// Stops with lines, each once, with a time not later than its caps can let a request pass.
     due: BinaryHeap<Reverse<Due>>,
     is_active: bool,
-    /// Numbers what has passed, so that stops which become due together take turns.
+    /// Number of requests that have passed, so that stops that become due together take turns.
     passed: u64,
     /// What the drive has to write, for the charge.
     limits: Limits,
@@ -49,14 +49,14 @@ pub(crate) struct Throttle {
 struct Stop {
     first: u32,
     last: u32,
-    /// When it last let something pass, by number.
+    /// The number of the request that passed last.
     passed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Instant,
-    /// Of several, the one goes first that has waited longest.
+    /// Among several, the one that has waited longest goes first.
     passed: u64,
     stop: u32,
 }
@@ -85,13 +85,13 @@ impl Throttle {
         throttle
     }
 
-    /// Says whether any request may have to come here, or is here.
+    /// Says whether any request may need to come here, or is here.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.is_active
     }
 
-    /// Says whether requests of a group have to come here.
+    /// Says whether requests of a group must come here.
     #[inline]
     pub(crate) fn concerns(&self, group: GroupId) -> bool {
         self.is_capped[group.index()]
@@ -107,7 +107,7 @@ impl Throttle {
         self.lines.count() == 0
     }
 
-    /// Changes a group's caps. [`Throttle::retime`] has to follow.
+    /// Changes a group's caps. Call [`Throttle::retime`] afterwards.
     pub(crate) fn set_caps(&mut self, group: GroupId, caps: Caps, now: Instant) {
         let meter = &mut self.meters[group.index()];
         if caps.is_none() {
@@ -117,20 +117,20 @@ impl Throttle {
         }
     }
 
-    /// What a group owes its own caps.
+    /// A group's debts to its own caps.
     pub(crate) fn debts(&self, group: GroupId, now: Instant) -> Debts {
         let meter = self.meters[group.index()].as_ref();
         meter.map_or_else(Debts::default, |meter| meter.debts(now))
     }
 
-    /// Has a group owe its own caps so much more. [`Throttle::retime`] has to follow.
+    /// Adds to a group's debts to its own caps. Call [`Throttle::retime`] afterwards.
     pub(crate) fn owe(&mut self, group: GroupId, debts: &Debts, now: Instant) {
         if let Some(meter) = &mut self.meters[group.index()] {
             meter.owe(debts, now);
         }
     }
 
-    /// Learns that caps or the tree have changed: all that waits is looked at anew by the next [`Throttle::release`].
+    /// Handles a change of caps or of the tree: the next [`Throttle::release`] checks all waiting requests again.
     pub(crate) fn retime(&mut self, tree: &GroupTree) {
         for (index, is_capped) in self.is_capped.iter_mut().enumerate() {
             let mut chain = tree.chain(GroupId(index as u32));
@@ -140,14 +140,14 @@ impl Throttle {
         while let Some(Reverse(due)) = self.due.pop() {
             waiting.extend(std::iter::from_fn(|| self.leave_stop(due.stop)));
         }
-        // What waits without caps goes with the next release; the next change then finds nothing.
+        // Requests that wait without caps go with the next release; the next change then finds none.
         self.is_active = !waiting.is_empty() || self.is_capped.contains(&true);
         for line in waiting {
             self.wait_at(line, line, Instant(0));
         }
     }
 
-    /// Takes in a request of a group that it concerns; hands it on at once if nothing holds it.
+    /// Takes a request of a group with caps; passes it on at once if no cap holds it.
     pub(crate) fn add(
         &mut self,
         rq: Box<Request>,
@@ -173,19 +173,19 @@ impl Throttle {
         }
     }
 
-    /// Hands on the first request of a line that has come to be one, or has it wait.
+    /// Passes on the first request of a line that was empty, or makes the line wait.
     fn place(&mut self, line: u32, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
         if let Some((stop, at)) = self.obstacle(line, tree, now) {
             self.wait_at(line, stop, at);
         } else if let Some(stop) = self.busy_stop(line, tree) {
-            // It would be its turn before theirs who wait.
+            // It would go before the lines that wait.
             self.wait_at(line, stop, now);
         } else {
             self.pass(line, None, tree, now, out);
         }
     }
 
-    /// Hands on what the caps allow by now.
+    /// Passes on the requests that the caps allow by `now`.
     pub(crate) fn release(&mut self, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
         while let Some(Reverse(due)) = self.due.peek().filter(|due| due.0.at <= now).copied() {
             self.due.pop();
@@ -193,7 +193,7 @@ impl Throttle {
         }
     }
 
-    /// Hands on everything, whatever the caps say; it is charged, so the averages hold afterwards.
+    /// Passes on all requests, regardless of the caps; they are charged, so the averages hold afterwards.
     pub(crate) fn release_all(&mut self, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
         while let Some(Reverse(due)) = self.due.pop() {
             while let Some(line) = self.leave_stop(due.stop) {
@@ -204,7 +204,7 @@ impl Throttle {
         }
     }
 
-    /// Says when [`Throttle::release`] has something to do next.
+    /// The time at which [`Throttle::release`] must be called next.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.due.peek().map(|due| due.0.at)
     }
@@ -243,7 +243,7 @@ impl Throttle {
         self.lines.check_invariants();
     }
 
-    /// Lets the lines at a stop pass in turn, as long as its caps allow.
+    /// Lets the lines at a stop pass in turn, while its caps allow.
     fn serve(&mut self, stop: u32, tree: &GroupTree, now: Instant, out: &mut impl FnMut(Box<Request>)) {
         while self.stops[stop as usize].first != NONE {
             let ready = self.ready_at(stop);
@@ -265,7 +265,7 @@ impl Throttle {
         }
     }
 
-    /// Hands on the first request of a line, which has waited at `stop`, and charges the whole chain for it.
+    /// Passes on the first request of a line, which has waited at `stop`, and charges the whole chain for it.
     fn pass(
         &mut self,
         line: u32,
@@ -289,7 +289,7 @@ impl Throttle {
         out(rq);
     }
 
-    /// The stop in a line's chain whose caps are furthest from letting it pass, and when they will; none if all do.
+    /// The stop in a line's chain whose caps will let it pass last, and when; none if all let it pass.
     fn obstacle(&self, line: u32, tree: &GroupTree, now: Instant) -> Option<(u32, Instant)> {
         let stops = self.stops_of(line, tree);
         let (stop, at) = stops
@@ -311,7 +311,7 @@ impl Throttle {
         capped.map(move |(id, _)| number(id, op_of(line)))
     }
 
-    /// When the caps of a stop let something pass.
+    /// When the caps of a stop let a request pass.
     fn ready_at(&self, stop: u32) -> Instant {
         let meter = self.meters[group_of(stop).index()].as_ref();
         meter.map_or(Instant(0), |meter| meter.ready_at(op_of(stop)))
@@ -389,8 +389,8 @@ fn links(first: u32, next: impl Fn(usize) -> u32) -> impl Iterator<Item = usize>
     std::iter::successors(some(first), move |&at| some(next(at)))
 }
 
-/// A group's lines, each by an operation. Flushes have their own: they are no bytes, so they do not wait behind writes for a cap
-/// on those.
+/// A group's lines, each by an operation. Flushes have their own: they have no bytes, so they do not wait
+/// behind writes for a cap on bytes.
 const LINES: [Op; 3] = [Op::Read, Op::Write, Op::Flush];
 const NONE: u32 = u32::MAX;
 

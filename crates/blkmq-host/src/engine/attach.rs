@@ -1,10 +1,10 @@
 //! Decides how a library user's own thread does I/O: it attaches, and from then on submits, issues and reaps
 //! by itself. `reactor::core` is its side of the queues; nothing is handed to another thread.
 //!
-//! An attached thread does not promise to come back, so the engine never leaves others' work with it. The
-//! clock is read once per batch: the first submission after a [`Attached::poll`] reads it, and what ends
-//! while it is being issued (a drive that completes inline) is given out without another reading, for a
-//! bounded number of times in a row.
+//! An attached thread may stop calling, so the engine never leaves others' work with it. The clock is read
+//! once per batch, at the first submission after a [`Attached::poll`]. Bios that end while they are issued
+//! (at a drive that completes inline) are returned without another reading, for a bounded number of times in
+//! a row.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use crate::reactor::core::ReactorCore;
 use crate::reactor::shared::Shared;
 use crate::reactor::wait::Expected;
 
-/// A thread's own way to all disks of an engine. Stays on the thread that attached.
+/// A thread's own access to all disks of an engine. Stays on the thread that attached.
 ///
-/// Dropping it issues what is staged and blocks until everything it submitted has ended, since buffers are
-/// lent out.
+/// A drop issues staged bios and blocks until all bios that it submitted have ended, since their buffers are
+/// in use.
 pub struct Attached {
-    /// Always there, except while being dropped.
+    /// Always present, except while it is being dropped.
     core: Option<ReactorCore>,
     shared: Arc<Shared>,
-    /// The core's time is of this batch.
+    /// The core's time was read in this batch.
     is_clock_fresh: bool,
-    /// Bios submitted and not given back.
+    /// Bios submitted and not returned.
     outstanding: u32,
-    /// Polls in a row that gave out only what had ended inline.
+    /// Polls in a row that returned only bios that had ended inline.
     short_polls: u32,
 }
 
@@ -49,14 +49,14 @@ impl Attached {
         })
     }
 
-    /// Takes a bio in. It is staged until [`Self::unplug`], [`Self::poll`] or [`Self::wait`], or until 32
-    /// are.
+    /// Submits a bio. It is staged until [`Self::unplug`], [`Self::poll`] or [`Self::wait`], or until 32 bios
+    /// are staged.
     ///
     /// # Errors
-    /// The bio, if as many bios of this thread wait as the queue has requests per reactor, or, if there is not much room
-    /// left, too many of its group: submit it after an end.
+    /// Returns the bio if as many bios of this thread wait as the queue has requests per reactor or, when little
+    /// room is left, if too many of its group wait. Submit it again when another bio has ended.
     ///
-    /// Where there is no such queue, and no such mapped disk, the bio ends as [`Status::Invalid`](blkmq_core::bio::Status).
+    /// If there is no such queue or mapped disk, the bio ends as [`Status::Invalid`](blkmq_core::bio::Status).
     #[inline]
     pub fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
         self.core_at_time().submit(queue, bio)?;
@@ -64,14 +64,13 @@ impl Attached {
         Ok(())
     }
 
-    /// Issues what is staged.
+    /// Issues staged bios.
     #[inline]
     pub fn unplug(&mut self) {
         self.core_at_time().unplug();
     }
 
-    /// Issues what is staged and appends what has ended to `out`. Returns how many bios that were. Never
-    /// blocks.
+    /// Issues staged bios, appends ended bios to `out`, and returns their number. Never blocks.
     #[inline]
     pub fn poll(&mut self, out: &mut Vec<Bio>) -> usize {
         self.look();
@@ -79,8 +78,8 @@ impl Attached {
         self.take_ended(out)
     }
 
-    /// Like [`Self::poll`], but blocks until something has ended or `timeout` is over (never, if there is
-    /// none). With nothing under way it returns at once.
+    /// Like [`Self::poll`], but blocks until a bio has ended or `timeout` is over (none: no limit). With no bio
+    /// under way it returns at once.
     pub fn wait(&mut self, out: &mut Vec<Bio>, timeout: Option<Nanos>) -> usize {
         let until = timeout.map(|timeout| self.shared.clock.now() + timeout);
         loop {
@@ -98,7 +97,7 @@ impl Attached {
         }
     }
 
-    /// Bios of this thread that have not been given back.
+    /// Bios of this thread that have not been returned.
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.outstanding
@@ -124,8 +123,8 @@ impl Attached {
         self.disks().iter().find(|disk| disk.name == name).cloned()
     }
 
-    /// Issues what is staged and looks for what has ended. Where something ended inline, the rest is looked
-    /// at only once in a while.
+    /// Issues staged bios and looks for ended ones. If bios ended inline, all other sources are checked only once
+    /// in a while.
     #[inline]
     fn look(&mut self) {
         let core = self.core_at_time();
@@ -138,7 +137,7 @@ impl Attached {
         self.is_clock_fresh = false;
     }
 
-    /// Looks at ring, mailboxes, completions, run work, timers.
+    /// Checks ring, mailboxes, completions, run work and timers.
     fn look_everywhere(&mut self) {
         self.short_polls = 0;
         let core = self.core();
@@ -147,7 +146,7 @@ impl Attached {
         core.run_queues();
     }
 
-    /// Tells the kernel what drivers have pushed.
+    /// Submits to the kernel the entries that drivers have pushed.
     #[inline]
     fn send(&mut self) {
         let core = self.core();
@@ -161,7 +160,7 @@ impl Attached {
         let ended = self.core().ended();
         let count = ended.len();
         if out.is_empty() {
-            // The two lists take turns: no bio is copied.
+            // The two lists are swapped: no bio is copied.
             std::mem::swap(out, ended);
         } else {
             out.append(ended);
@@ -170,7 +169,7 @@ impl Attached {
         count
     }
 
-    /// The core, its time read in this batch.
+    /// The core, with the time of this batch.
     #[inline]
     fn core_at_time(&mut self) -> &mut ReactorCore {
         let core = self.core.as_mut().expect("there until dropped");
@@ -206,7 +205,7 @@ impl Drop for Attached {
         loop {
             match core.close() {
                 Ok(reactor_queues) => return self.shared.put_queues(reactor_queues),
-                // Others may have left mail here: it is passed on by running.
+                // Others may have left mail here: a run passes it on.
                 Err(open) => core = *open,
             }
             core.read_clock();
@@ -217,7 +216,7 @@ impl Drop for Attached {
     }
 }
 
-/// Between two full polls, at most so many give out only what ended inline.
+/// Between two full polls, at most this many polls return only bios that ended inline.
 const SHORT_POLLS_MAX: u32 = 32;
-/// A drop that waits longer for its I/O says so.
+/// A drop that waits longer for its I/O logs this.
 const DROP_REPORT: Nanos = Nanos::from_secs(5);

@@ -1,5 +1,5 @@
-//! Decides what an engine, its queues and their disks can be asked to be. `blkmq-config` fills it in for configured disks, a library
-//! user by hand; `build` makes the queues of it.
+//! Decides the configuration of an engine, its queues and their disks. `blkmq-config` fills it in for
+//! configured disks, a library user does so in code; `build` makes the queues from it.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ use crate::error::Error;
 use crate::reactor::wait;
 use crate::uring::ring::RingConfig;
 
-/// What an engine is to be.
+/// The configuration of an engine.
 pub struct EngineConfig {
-    /// Threads that serve, 1 to 128 together with `attached_max`. With 0 there is still one, which sleeps
-    /// unless an elevator's timers need somebody who always comes back. Default 1.
+    /// Reactor threads, 1 to 128 together with `attached_max`. With 0 there is still one, which sleeps unless an
+    /// elevator's timers need a thread with an event loop. Default 1.
     pub reactors: usize,
-    /// Threads of a library user that may be attached at the same time. Each costs its share of every queue's
+    /// Threads of a library user that can be attached at the same time. Each costs its share of every queue's
     /// requests and tags. Default 0.
     pub attached_max: usize,
     /// The size of each thread's ring.
     pub ring: RingConfig,
-    /// How long a reactor looks for events before it blocks, where that pays; see [`wait::WaitPolicy`].
+    /// How long a reactor polls for events before it blocks, if that pays; see [`wait::WaitPolicy`].
     /// Default 40 µs.
     pub spin_max: Nanos,
     /// How threads wait. Default auto: by cost, at each moment.
@@ -60,42 +60,42 @@ pub struct QueueSpec {
     pub device: Arc<dyn Device>,
     /// The disks, in the order in which the drive knows them.
     pub disks: Vec<DiskEntry>,
-    /// The elevator to begin with. Default none.
+    /// The initial elevator. Default none.
     pub elevator: Kind,
-    /// Tunables of the elevator that are not to be as by default: names and values.
+    /// Tunables of the elevator that differ from the default: names and values.
     pub tunables: Vec<(String, u64)>,
-    /// Who takes requests out of the elevator. Default one dispatcher; the other way is there to be compared.
+    /// Which reactors dispatch from the elevator. Default one dispatcher; the other ways exist for comparison.
     pub dispatch: Dispatch,
-    /// Whom the end of a request runs, where the tags are shared. Default: who waits for one; the others are there to be
-    /// compared.
+    /// Which contexts the end of a request runs, if the tags are shared. Default: those that wait for a tag; the
+    /// others exist for comparison.
     pub rerun: Rerun,
     /// How many requests may be in flight by default. Default 128 per hardware context.
     pub tags: TagMode,
-    /// How many may be to begin with, if not as many as by default.
+    /// The initial depth, if it differs from the default.
     pub depth: Option<u32>,
-    /// Hardware contexts; none for one per thread. Fewer must not be more than there are reactors: the
-    /// threads without one go through a reactor then. Default none.
+    /// Hardware contexts; none for one per thread. A smaller number must not exceed the number of reactors:
+    /// threads without a context go through a reactor. Default none.
     pub hctxs: Option<u16>,
-    /// Requests of each thread under way, and as many bios may wait beside them. Default 256.
+    /// Requests of each thread under way; equally many bios may wait. Default 256.
     pub requests_per_reactor: u32,
     /// How long a request may be with the driver. Default 30 s.
     pub timeout: Nanos,
     /// Whether neighbouring bios are merged. Default true.
     pub merges: bool,
-    /// The groups to begin with, and room for more. Default: the root alone.
+    /// The initial groups, and room for more. Default: the root alone.
     pub groups: GroupTree,
     /// The paths of the groups, by their ids: the names under which [`Control`](crate::Control) knows them.
     pub group_paths: Vec<String>,
-    /// Who keeps the statistics of groups. Default: each thread, outside the gate.
+    /// Where the statistics of groups are kept. Default: by each thread, outside the gate.
     pub stats: StatsMode,
-    /// Whether the ends of requests are looked for instead of waited for (`io_poll`). Default: where the drive has queues for that.
+    /// Whether completions are polled for (`io_poll`). Default: if the drive has queues for polling.
     pub io_poll: Option<bool>,
-    /// How requests of a polled drive are slept for (`io_poll_delay`).
+    /// How reactors sleep before they poll (`io_poll_delay`).
     pub poll_policy: Policy,
 }
 
 impl QueueSpec {
-    /// A queue without disks, everything else by default.
+    /// A queue without disks, with defaults for all other fields.
     pub fn new(name: impl Into<String>, device: Arc<dyn Device>) -> Self {
         Self {
             name: name.into(),
@@ -119,10 +119,10 @@ impl QueueSpec {
         }
     }
 
-    /// Says whether the ends of its requests will be looked for: as asked for, or as is usual for the drive.
+    /// Says whether it will be polled: as configured, or by the drive's default.
     ///
     /// # Errors
-    /// If polling, or a way of it, is asked for and the drive cannot be polled.
+    /// If polling, or a polling policy, is configured and the drive cannot be polled.
     pub fn is_polled(&self) -> Result<bool, Error> {
         let refused = |name, value: &str| Err(Error::not_polled(&self.name, name, value));
         match self.device.polling() {
@@ -140,11 +140,11 @@ impl QueueSpec {
 pub struct DiskEntry {
     /// Its name, unique in the engine.
     pub name: String,
-    /// What it is, for people. May be empty.
+    /// A description for people. May be empty.
     pub description: String,
     /// Bytes, a multiple of the block size.
     pub size: u64,
-    /// Whether changes are refused.
+    /// Whether writes and other changes are refused.
     pub read_only: bool,
     /// Smallest unit of its addresses and lengths, in bytes: a power of two, at least the drive's.
     pub block_size: u32,

@@ -1,5 +1,6 @@
-//! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, groups, statistics. The
-//! queue's own operations never block; here they are waited for, by the calling thread, which is no reactor.
+//! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, groups,
+//! statistics. The queue's own operations never block; here the calling thread, which is no reactor, waits
+//! for them.
 
 mod devices;
 mod groups;
@@ -39,7 +40,7 @@ pub struct Frozen {
     queue: Arc<Queue>,
 }
 
-/// A queue whose drive gets no request, until this is dropped.
+/// A queue that issues no request to its drive, until this is dropped.
 #[must_use = "the queue goes on when this is dropped"]
 pub struct Quiesced {
     shared: Arc<Shared>,
@@ -63,7 +64,7 @@ impl Control {
         self.shared.disks()
     }
 
-    /// Where devices tell that disks may be of another size: for a thread that calls [`Control::resize_disk`] then.
+    /// Reports of devices that sizes of disks may have changed: for a thread that then calls [`Control::resize_disk`].
     pub fn size_news(&self) -> Arc<SizeNews> {
         Arc::clone(&self.shared.size_news)
     }
@@ -79,7 +80,7 @@ impl Control {
     /// Finds a queue by its name.
     ///
     /// # Errors
-    /// If there is none; the text lists those there are.
+    /// If there is none; the text lists the existing queues.
     pub fn queue(&self, name: &str) -> Result<QueueId, Error> {
         let queues = self.queues();
         let found = queues.iter().find(|(_, queue)| queue.name() == name);
@@ -92,7 +93,7 @@ impl Control {
         })
     }
 
-    /// What a group did on a queue.
+    /// A group's statistics on a queue.
     ///
     /// # Panics
     /// If there is no such queue or group.
@@ -100,7 +101,7 @@ impl Control {
         self.known(queue).queue.group_stats(group)
     }
 
-    /// How often the engine did what on a queue.
+    /// The counts of the engine's events on a queue.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -108,7 +109,7 @@ impl Control {
         self.known(queue).queue.event_stats()
     }
 
-    /// Freezes a queue: new requests wait, and this call until those under way have ended. Nests.
+    /// Freezes a queue: new requests wait, and this call waits until those under way have ended. Nests.
     ///
     /// # Errors
     /// If the queue has not drained in 30 s (it is thawed then), or on a reactor's thread.
@@ -124,8 +125,8 @@ impl Control {
         Ok(frozen)
     }
 
-    /// Has what waits for caps of a queue's groups go on at once, and what comes pass. It is charged, so the averages hold afterwards. For
-    /// one at a time.
+    /// Lifts the caps of a queue's groups: waiting requests continue at once, and new ones pass. They are
+    /// charged, so the averages hold afterwards. For one caller at a time.
     ///
     /// # Errors
     /// If there is no such queue.
@@ -139,7 +140,7 @@ impl Control {
         })
     }
 
-    /// Quiesces a queue: when this returns, nothing is being issued to its drive; completions go on. Nests.
+    /// Quiesces a queue: when this returns, no request is being issued to its drive; completions continue. Nests.
     ///
     /// # Errors
     /// As for [`Self::freeze`].
@@ -155,8 +156,8 @@ impl Control {
         Ok(quiesced)
     }
 
-    /// Replaces a queue's elevator, under load too: freezes, waits until the queue is drained, replaces,
-    /// thaws.
+    /// Replaces a queue's elevator, also under load: freezes the queue, waits until it is drained, replaces the
+    /// elevator, thaws.
     ///
     /// # Errors
     /// As for [`Self::freeze`]; the old elevator stays then.
@@ -174,7 +175,7 @@ impl Control {
         self.wait_until(&core, || core.exchange_elevator(&mut next).is_ok())
     }
 
-    /// Bounds the requests in flight: per hardware context without an elevator, in all with one. Takes effect
+    /// Bounds the requests in flight: per hardware context without an elevator, in total with one. Takes effect
     /// at once.
     ///
     /// # Errors
@@ -191,10 +192,10 @@ impl Control {
         set
     }
 
-    /// Has the ends of a queue's requests looked for (`io_poll`), or waited for. Takes effect at once.
+    /// Switches polling for a queue's completions on or off (`io_poll`). Takes effect at once.
     ///
     /// # Errors
-    /// If they are to be, and its drive cannot be polled.
+    /// If it is switched on and the drive cannot be polled.
     pub fn set_io_poll(&self, queue: QueueId, on: bool) -> Result<(), Error> {
         if on {
             self.insist_on_polling(queue, "io_poll", "on")?;
@@ -207,11 +208,12 @@ impl Control {
         Ok(())
     }
 
-    /// Sets how long a reactor sleeps for a request of a polled queue before it looks (`io_poll_delay`): −1 not at all, 0 half of the
-    /// mean, else so many microseconds. [`Self::set_poll_policy`] has all ways, the default one among them.
+    /// Sets how long a reactor sleeps for a request of a polled queue before it polls (`io_poll_delay`): −1 not at
+    /// all, 0 half of the mean, otherwise this many microseconds. [`Self::set_poll_policy`] has all policies,
+    /// including the default.
     ///
     /// # Errors
-    /// If it is another number, or the queue's drive cannot be polled.
+    /// If `delay` is out of range, or the queue's drive cannot be polled.
     pub fn set_io_poll_delay(&self, queue: QueueId, delay: i64) -> Result<(), Error> {
         let core = self.core(queue)?;
         let policy = Policy::from_delay(delay).ok_or_else(|| Error::Attribute {
@@ -235,7 +237,7 @@ impl Control {
         Ok(())
     }
 
-    /// What was seen of the times of a queue's requests, for each bucket (direction and size) in which there were any.
+    /// The measured times of a queue's requests, for each bucket (direction and size) that had any.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -245,7 +247,8 @@ impl Control {
         all.filter(|(_, stats)| stats.samples > 0).collect()
     }
 
-    /// Says, for people, how the ends of a polled queue's requests are found, if there is more than one way and it is polled.
+    /// A text that says how a polled queue's completions are found; none if the queue is not polled or there is
+    /// only one way.
     pub fn describe_polling(&self, queue: QueueId) -> Option<String> {
         let entry = self.known(queue);
         entry.queue.is_polled().then(|| entry.device.describe_polling())?
@@ -271,7 +274,7 @@ impl Control {
     /// Sets a tunable of a queue's elevator.
     ///
     /// # Errors
-    /// What the elevator says of the name or the value; else as for [`Self::tunables`].
+    /// If the elevator refuses the name or the value; otherwise as for [`Self::tunables`].
     pub fn set_tunable(&self, queue: QueueId, name: &str, value: u64) -> Result<(), Error> {
         let core = self.core(queue)?;
         let set = self.insist(queue, || core.set_tunable(name, value))?;
@@ -281,7 +284,7 @@ impl Control {
         })
     }
 
-    /// The drive of a queue, for what its driver has to say or to change beside I/O: ask it as the type that it is.
+    /// The device of a queue, for its driver's operations beside I/O: downcast it to the driver's type.
     ///
     /// # Errors
     /// If there is no such queue.
@@ -289,7 +292,7 @@ impl Control {
         self.entry(queue).map(|entry| Arc::clone(&entry.device))
     }
 
-    /// Has a shutdown that is under way return at once, with an error that says what was not finished.
+    /// Makes a shutdown under way return at once, with an error that says what was not finished.
     pub fn hurry(&self) {
         // Relaxed: nothing is published with it.
         self.shared.is_hurried.store(true, Ordering::Relaxed);
@@ -298,7 +301,7 @@ impl Control {
     /// A queue.
     ///
     /// # Errors
-    /// If there is none of this number.
+    /// If there is no queue of this number.
     pub fn core(&self, queue: QueueId) -> Result<Arc<Queue>, Error> {
         self.entry(queue).map(|entry| Arc::clone(&entry.queue))
     }
@@ -310,12 +313,12 @@ impl Control {
         })
     }
 
-    /// The same, for what has no other way to fail.
+    /// A queue that the caller requires to exist, for functions that return no error.
     fn known(&self, queue: QueueId) -> Arc<QueueEntry> {
         self.entry(queue).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Tries until somebody is not inside the gate.
+    /// Retries while the gate is held.
     fn insist<T>(&self, queue: QueueId, attempt: impl Fn() -> Result<T, Busy>) -> Result<T, Error> {
         let core = self.core(queue)?;
         off_reactors(&core)?;
@@ -332,7 +335,7 @@ impl Control {
     }
 }
 
-/// Waits until `is_so`, kicking everybody of the queue meanwhile, with short sleeps.
+/// Waits until `is_so`, with short sleeps, and kicks all reactors of the queue meanwhile.
 pub(crate) fn wait_until(
     shared: &Shared,
     core: &Queue,

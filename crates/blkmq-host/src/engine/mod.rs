@@ -1,5 +1,6 @@
-//! Decides how an engine comes up and goes down: reactor threads, and the order of a shutdown. `config` says what it
-//! is to be, `build` makes its queues; `reactor` is what the threads run; `control` changes a running engine.
+//! Decides how an engine starts and shuts down: reactor threads, and the order of a shutdown.
+//! `config` describes it, `build` makes its queues, its threads run `reactor`, `control` changes it while it
+//! runs.
 
 pub mod attach;
 mod build;
@@ -29,10 +30,10 @@ use crate::reactor::shared::{Order, ReactorQueues, Shared};
 
 pub use config::{DiskEntry, EngineConfig, QueueSpec};
 
-/// A running engine. Dropping it shuts it down, if nobody has.
+/// A running engine. A drop shuts it down, unless [`Engine::shutdown`] was called.
 pub struct Engine {
     shared: Arc<Shared>,
-    /// Taken by who shuts it down.
+    /// Taken by the shutdown.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -40,7 +41,7 @@ impl Engine {
     /// Makes the queues and starts the reactors; returns when all of them serve.
     ///
     /// # Errors
-    /// What cannot be had, or cannot be as configured. Nothing is left running then.
+    /// If a resource is missing, or the configuration is not possible. Nothing is left running then.
     pub fn start(config: EngineConfig) -> Result<Self, Error> {
         let reactors = config.reactors.max(1);
         let (shared, mut free_queues) = build(config)?;
@@ -57,16 +58,16 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Says whether there can be such an engine, as far as that can be known without starting its threads: makes the queues, as
-    /// [`Engine::start`] does, and drops them. Returns the disks as they would be.
+    /// Checks whether such an engine is possible, as far as that is known without starting its threads: makes the
+    /// queues, as [`Engine::start`] does, and drops them. Returns the disks that it would have.
     ///
     /// # Errors
-    /// What cannot be as configured.
+    /// If the configuration is not possible.
     pub fn check(config: EngineConfig) -> Result<Vec<Disk>, Error> {
         build(config).map(|(shared, _)| shared.disks().to_vec())
     }
 
-    /// Has a service made on a reactor.
+    /// Orders a service to be made on a reactor.
     ///
     /// # Panics
     /// If there is no such reactor.
@@ -102,12 +103,12 @@ impl Engine {
         self.disks().iter().find(|disk| disk.name == name).cloned()
     }
 
-    /// Shuts down: services finish what is under way and take no more, attached threads are waited for,
+    /// Shuts down: services finish their work under way and take no more, attached threads are waited for,
     /// queues drain, reactors end. Blocks for at most about `limit`, or until [`Control::hurry`].
     ///
     /// # Errors
-    /// What was not finished in time. Its threads and their buffers are left as they are, since the kernel
-    /// may still use them: the caller should end the process.
+    /// If work was not finished in time; the text says which. The threads and their buffers are left as they
+    /// are, since the kernel may still use them: the caller should end the process.
     pub fn shutdown(&self, limit: Nanos) -> Result<(), Error> {
         self.stop(limit)
     }
@@ -126,7 +127,7 @@ impl Engine {
             })?);
         }
         drop(ready);
-        // Every thread says how its set-up went, or is gone without a word, which the count would show.
+        // Every thread reports the result of its set-up, or ends without a report, which the count shows.
         let results: Vec<_> = opened.iter().take(count).collect();
         results.into_iter().collect()
     }
@@ -206,14 +207,14 @@ impl Drop for Engine {
     }
 }
 
-/// What a reactor's thread does.
+/// The main function of a reactor's thread.
 fn serve(shared: &Arc<Shared>, reactor_queues: ReactorQueues, ready: &Sender<Result<(), Error>>) {
     let _guard = AbortOnPanic;
     control::mark_reactor();
     let core = match ReactorCore::open(shared, reactor_queues) {
         Ok(core) => core,
         Err((error, _queues)) => {
-            // Whoever started us waits for this, and gives up if it is gone.
+            // The starting thread waits for this; if that thread is gone, the error does not matter.
             let _ = ready.send(Err(error));
             return;
         }
@@ -223,8 +224,7 @@ fn serve(shared: &Arc<Shared>, reactor_queues: ReactorQueues, ready: &Sender<Res
     reactor.run();
 }
 
-/// Ends the process when a reactor panics: the I/O it holds could never end, and its clients would wait for
-/// ever.
+/// Ends the process when a reactor panics: its I/O could never end, and its clients would wait for ever.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -239,7 +239,8 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// Says why the process is about to end; but ends it, too, where standard error fails or nobody reads it.
+/// Prints why the process is about to end; a standard error that fails or that nobody reads does not prevent
+/// the end.
 fn say_last_words(words: String) {
     let (done, is_done) = mpsc::channel();
     let spoken = thread::Builder::new().spawn(move || {

@@ -1,8 +1,8 @@
 //! Decides how one thread runs its side of all queues and how it sleeps: the part that reactors and attached
-//! threads have in common. `reactor` puts services on it, `attach` a library user.
+//! threads have in common. `reactor` adds services, `attach` a library user.
 //!
-//! Sleeping is announced in the wake flag before the last look for work, so that whoever publishes work after that
-//! look wakes it; see `blkmq_sync::wake_flag`.
+//! The thread announces sleep in the wake flag before its last check for work, so that a thread that
+//! publishes work after that check wakes it; see `blkmq_sync::wake_flag`.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -33,7 +33,7 @@ use crate::uring::ring::{BEAT, Completion, RingClient, RingHandle};
 /// One thread's side of the engine.
 pub(crate) struct ReactorCore {
     queues: Queues,
-    /// The handles of queues behind these, while it closes.
+    /// The handles of queues that are detached already, while it closes.
     given_up: Vec<QueueHandle>,
     /// The bios of mapped disks.
     stack: Stack,
@@ -48,25 +48,25 @@ pub(crate) struct ReactorCore {
     mode: Wait,
     /// How late this thread wakes when it sleeps.
     host: WakeLatency,
-    /// A queue wants to be run once more before this thread waits.
+    /// A queue must run once more before this thread waits.
     runs_again: bool,
-    /// Other threads have published something since all queues were looked at.
+    /// Other threads have published work since all queues were run.
     is_told: bool,
     moved: Moved,
-    /// The ring will complete a beat.
+    /// A beat is pending in the ring.
     is_beating: bool,
     shared: Arc<Shared>,
     ready: Vec<u16>,
     woken: Vec<Completion>,
-    /// Where the steps of requests are told.
+    /// Records the steps of requests, if a trace is taken.
     trace: Option<Rc<RefCell<trace::Sender>>>,
 }
 
 impl ReactorCore {
-    /// Takes the handles of `reactor_queues`, on the thread that will stay.
+    /// Attaches the handles of `reactor_queues`, on the thread that will use them.
     ///
     /// # Errors
-    /// What could not be had, and the handles.
+    /// The ring or driver that could not be opened; the handles are returned too.
     pub(crate) fn open(
         shared: &Arc<Shared>,
         reactor_queues: ReactorQueues,
@@ -86,7 +86,7 @@ impl ReactorCore {
             .iter()
             .map(|queue| queue.queue().requests_per_reactor())
             .sum();
-        // As many may wait beside the requests. A bio in parts has some of each.
+        // As many bios may wait as there are requests. A bio in parts uses some of each.
         let stack = Stack::new(
             Arc::clone(&shared.mapped),
             2 * requests,
@@ -121,10 +121,10 @@ impl ReactorCore {
         self.id
     }
 
-    /// Gives the handles back, for another thread to take.
+    /// Detaches and returns the handles, for another thread to attach.
     ///
     /// # Errors
-    /// The core, if something is still under way.
+    /// Returns the core, if a bio or request is still under way.
     pub(crate) fn close(mut self) -> Result<ReactorQueues, Box<Self>> {
         while let Some(queue) = self.queues.pop() {
             match queue.detach() {
@@ -139,10 +139,10 @@ impl ReactorCore {
         Ok(ReactorQueues { id: self.id, handles })
     }
 
-    /// Takes its side of one more queue, in the place `index`.
+    /// Adds its side of one more queue, in the place `index`.
     ///
     /// # Errors
-    /// What the drive could not open.
+    /// If the drive could not open a driver.
     pub(crate) fn add_queue(
         &mut self,
         index: QueueId,
@@ -152,7 +152,7 @@ impl ReactorCore {
         let driver = open_driver(&self.ring, &handle, device);
         let (queue, opened) = match driver {
             Ok(driver) => (handle.attach(driver), Ok(())),
-            // The others have theirs in this place, until they are told to let it go.
+            // Other threads have this queue in this place, until they are told to remove it.
             Err(error) => (empty_queue(), Err(error)),
         };
         self.queues.put(index.index(), queue);
@@ -160,13 +160,13 @@ impl ReactorCore {
         opened
     }
 
-    /// Has the steps of requests told there from now on, or nowhere.
+    /// Starts recording the steps of requests, or stops it (`None`).
     pub(crate) fn set_trace(&mut self, to: Option<trace::Sender>) {
         self.trace = to.map(|sender| Rc::new(RefCell::new(sender)));
         self.queues.set_trace(self.trace.as_ref());
     }
 
-    /// Lets its side of a queue go that has no disks any more. Says whether it could: not while something is under way.
+    /// Removes its side of a queue that has no disks any more. Says whether it did: not while requests are under way.
     pub(crate) fn remove_queue(&mut self, index: QueueId) -> bool {
         self.queues.remove(index.index()).is_some()
     }
@@ -200,7 +200,7 @@ impl ReactorCore {
         self.now
     }
 
-    /// Says whether a group may have so many bytes more moved in this turn. If not there is another turn at once.
+    /// Says whether a group may move `bytes` more in this turn. If not, another turn follows at once.
     pub(crate) fn may_move(&mut self, of: (QueueId, GroupId), bytes: u64) -> bool {
         let may = self.moved.admit(of, bytes, self.clock.now());
         self.runs_again |= !may;
@@ -212,7 +212,7 @@ impl ReactorCore {
         if let Some(queue) = self.queues.get_mut(queue.index()) {
             return queue.submit(bio, self.now, &mut self.fx);
         }
-        // As `Stack::submit` would, which is a call, and copies the bio for it.
+        // The same as `Stack::submit`, but without a call and a copy of the bio.
         let Some((queue, to)) = self.stack.redirect(&bio) else {
             return self.stack.submit(bio, &mut self.queues, self.now, &mut self.fx);
         };
@@ -221,7 +221,7 @@ impl ReactorCore {
         sent.map_err(|bio| self.stack.take_back(bio))
     }
 
-    /// Issues what is staged and wakes whom that concerns.
+    /// Issues staged requests and wakes the reactors that must run.
     #[inline]
     pub(crate) fn unplug(&mut self) {
         self.queues.unplug(self.now, &mut self.fx);
@@ -229,13 +229,13 @@ impl ReactorCore {
         self.send_kicks();
     }
 
-    /// Tells the queues that what `run_queues` ended is delivered and answered.
+    /// Tells the queues that the bios that `run_queues` ended are delivered and the responses submitted.
     #[inline]
     pub(crate) fn answered(&self) {
         self.queues.iter().for_each(LocalQueue::answered);
     }
 
-    /// Looks after mailboxes, completions, run work and timers of all queues.
+    /// Handles mailboxes, completions, run work and timers of all queues.
     #[inline]
     pub(crate) fn run_queues(&mut self) {
         self.runs_again = false;
@@ -248,7 +248,7 @@ impl ReactorCore {
         self.send_kicks();
     }
 
-    /// Brings ends of parts to the bios of mapped disks that they are of.
+    /// Reports ended parts to their mapped disks' bios.
     #[inline]
     fn complete_parts(&mut self) {
         if self.stack.is_due(&self.fx) {
@@ -258,23 +258,24 @@ impl ReactorCore {
         }
     }
 
-    /// The bios that have ended and not been taken.
+    /// The bios that have ended and were not taken yet.
     #[inline]
     pub(crate) fn ended(&mut self) -> &mut Vec<Bio> {
         if self.stack.is_due(&self.fx) {
-            // A submission that filled a plug may have ended some since the queues were run.
+            // A submission that filled a plug may have ended bios since the queues were run.
             self.stack.restore_passed(&mut self.fx);
         }
         &mut self.fx.ended
     }
 
-    /// Hands the ring's completions to their clients and returns the clients that got some, that of the wake-up event aside.
+    /// Hands the ring's completions to their clients and returns the clients that got some, except that of the
+    /// wake-up event.
     pub(crate) fn reap_ring(&mut self) -> &[u16] {
         self.ready.clear();
         if self.ring.in_flight() == 0 {
             return &self.ready;
         }
-        // The kernel posts a few at a time: behind many of others, those of somebody who waits would take as many turns.
+        // The kernel posts a few at a time: behind many others, a completion would otherwise take several turns.
         for _ in 0..REAPS_MAX {
             if self.ring.reap() == 0 {
                 break;
@@ -299,21 +300,21 @@ impl ReactorCore {
 
     /// Says whether a driver of this thread has work in the ring.
     pub(crate) fn uses_ring(&self) -> bool {
-        // One entry watches the wake-up event, one may beat.
+        // One entry watches the wake-up event, one may be a beat.
         self.ring.in_flight() > 1 + u32::from(self.is_beating)
     }
 
     /// Says whether the end of a bio of this thread, or of a request at its drivers, is expected.
     pub(crate) fn expects_io(&mut self) -> bool {
         let (mut is_expected, now) = (false, self.now);
-        // All of them, for each takes note of the time.
+        // All of them, since each notes the time.
         self.queues
             .for_each(|queue| is_expected |= queue.expects_end(now));
         is_expected
     }
 
-    /// Waits until something has happened or `alarm`, whichever is first, in the way the policy says.
-    /// `others` knows of what the core does not.
+    /// Waits until an event or `alarm`, whichever is first, in the way that the policy decides.
+    /// `others` knows events outside of the core.
     pub(crate) fn wait(&mut self, expected: Expected, alarm: Option<Instant>, mut others: impl News) {
         let alarm = self.earliest_alarm(alarm);
         let start = self.clock.now();
@@ -326,7 +327,7 @@ impl ReactorCore {
                 return self.doze(wake, &mut others);
             }
             Verdict::SleepUntil(_) => Nanos::ZERO,
-            // Only running the queues shows what has ended: the next turn does.
+            // Only a run of the queues finds completions: the next turn does this.
             Verdict::Spin if self.is_polled() => return self.ring.submit(),
             Verdict::Spin => self.policy.spin_for_drive(),
             Verdict::Block => self.policy.spin_for(expected, start, alarm),
@@ -334,7 +335,7 @@ impl ReactorCore {
         if spin > Nanos::ZERO {
             self.ring.submit();
             if self.has_news() || others.is_there() {
-                // What the submission itself has completed: it says nothing about the world.
+                // The submission itself completed entries: this says nothing about how long waits take.
                 return;
             }
             let end = alarm.map_or(start + spin, |at| at.min(start + spin));
@@ -351,7 +352,7 @@ impl ReactorCore {
         self.block(alarm, &mut others);
     }
 
-    /// Decides how to wait for all that is in flight.
+    /// Decides how to wait for all requests in flight.
     fn verdict(&mut self, expected: Expected, now: Instant) -> Verdict {
         if expected != Expected::Nothing && self.mode == Wait::Poll {
             return Verdict::Spin;
@@ -364,15 +365,15 @@ impl ReactorCore {
         verdict
     }
 
-    /// Sleeps until `wake`, unless woken before.
+    /// Sleeps until `wake`, unless it is woken before.
     fn doze(&mut self, wake: Instant, others: &mut impl News) {
         let left = wake.since(self.clock.now());
         self.sleep(Some(left), others);
         self.awoke(Some(wake), true);
     }
 
-    /// Learns from a sleep that was to end at `until`, before something that was predicted (`ahead`) or with what was known: a
-    /// drive that says when something ends is as good as woken by it.
+    /// Measures a sleep that should have ended at `until`: before a predicted completion (`ahead`), or at a known
+    /// one, since a drive that knows when a request ends in effect wakes the thread.
     fn awoke(&mut self, until: Option<Instant>, ahead: bool) {
         let now = self.clock.now();
         let late = until.filter(|until| now >= *until).map(|until| now.since(until));
@@ -389,12 +390,12 @@ impl ReactorCore {
         self.queues.for_each(|queue| queue.waited(how, now));
     }
 
-    /// Says whether something is in flight whose end is found by running the queues alone.
+    /// Says whether requests are in flight whose completion only a run of the queues finds.
     fn is_polled(&self) -> bool {
         self.queues.iter().any(LocalQueue::must_poll)
     }
 
-    /// Says whether there is something to do before waiting, bios that have ended aside.
+    /// Says whether there is work before waiting, not counting bios that have ended.
     pub(crate) fn has_news(&self) -> bool {
         self.runs_again || self.ring.has_completed() || self.has_mail()
     }
@@ -404,7 +405,7 @@ impl ReactorCore {
         queues.chain(alarm).min()
     }
 
-    /// Looks for news until `end`. Says whether there are some.
+    /// Polls for news until `end`. Says whether there is any.
     fn look(&self, end: Instant, others: &impl News) -> bool {
         loop {
             for _ in 0..LOOKS_PER_CLOCK_READ {
@@ -419,11 +420,11 @@ impl ReactorCore {
         }
     }
 
-    /// Blocks until something happens, or `alarm`.
+    /// Blocks until an event or `alarm`.
     fn block(&mut self, alarm: Option<Instant>, others: &mut impl News) {
         let mut timeout = alarm.map(|at| at.since(self.clock.now()));
         if timeout.is_some_and(|timeout| timeout >= BEAT) && self.is_for_io() {
-            // A request's time limit, say. Arming a timer for each wait would cost as much as the wait's I/O.
+            // For example a request's time limit. A timer for each wait would cost as much as the wait's I/O.
             self.beat();
             timeout = None;
         }
@@ -431,7 +432,7 @@ impl ReactorCore {
         self.awoke(alarm.filter(|_| timeout.is_some()), false);
     }
 
-    /// Submits what was pushed and sleeps, in one system call, for at most `timeout`.
+    /// Submits pushed entries and sleeps, in one system call, for at most `timeout`.
     fn sleep(&mut self, timeout: Option<Nanos>, others: &mut impl News) {
         self.is_told |= self.wakeup().prepare_to_sleep();
         if !self.runs_again && !self.has_mail() && !others.before_sleep() {
@@ -448,7 +449,7 @@ impl ReactorCore {
         self.queues.iter().any(|queue| queue.hctx_in_flight() > 0)
     }
 
-    /// Sees to it that the ring completes something within about a [`BEAT`], so that a distant alarm is looked at again.
+    /// Makes sure that the ring completes an entry within about a [`BEAT`], so that a distant alarm is checked again.
     fn beat(&mut self) {
         if !self.is_beating {
             self.is_beating = true;
@@ -470,7 +471,7 @@ impl ReactorCore {
     fn send_kicks(&mut self) {
         if !self.fx.kicks.is_empty() {
             let mut kicks = std::mem::take(&mut self.fx.kicks);
-            // The queue that wants this has been looked at just now, so it is in the next turn.
+            // The queue that asks for this has just been run, so the next turn runs it.
             self.runs_again |= kicks.contains(self.id);
             kicks.remove(self.id);
             self.shared.kick(kicks);
@@ -478,17 +479,17 @@ impl ReactorCore {
     }
 }
 
-/// What a core waits for beside what it knows of itself.
+/// The events that a core waits for in addition to its own.
 pub(crate) trait News {
-    /// Says whether there is some. Asked again and again while the core looks.
+    /// Says whether there is any. Called again and again while the core polls.
     fn is_there(&self) -> bool;
 
-    /// The core is about to sleep: whatever is not told through the ring or the wake-up event is to be told from here on. Says
-    /// whether there is some already.
+    /// Called before the core sleeps: from here on, all news must come through the ring or the wake-up event.
+    /// Says whether there is any already.
     fn before_sleep(&mut self) -> bool;
 }
 
-/// There is nothing beside.
+/// No other events.
 impl News for () {
     fn is_there(&self) -> bool {
         false
@@ -501,7 +502,7 @@ impl News for () {
 
 type Drivers = Vec<Option<Box<dyn HctxDriver>>>;
 
-/// Opens what can fail: the ring, and a driver for each hardware context that these handles own.
+/// Opens the ring, and a driver for each hardware context that these handles own: the steps that can fail.
 fn open_ring_and_drivers(
     shared: &Shared,
     reactor_queues: &ReactorQueues,
@@ -533,19 +534,19 @@ fn open_driver(
     })
 }
 
-/// Has each write of the wake-up event complete once in the ring.
+/// Watches the wake-up event: each write of it completes once in the ring.
 fn watch(wake: &RingClient, shared: &Shared, id: ReactorId) {
     wake.push_poll(shared.wakeups[id.index()].event(), libc::POLLIN, true, RUNG);
 }
 
-/// User data of the wake-up event's entries: it was written; a beat has passed.
+/// User data of entries: the wake-up event was written; a beat has passed.
 const RUNG: u64 = 0;
 const BEATEN: u64 = 1;
 
-/// Room for bios that end in one batch, before a list has to grow.
+/// Room for bios that end in one batch, before a list must grow.
 const ENDED_AT_ONCE: usize = 1024;
-/// Bios of mapped disks that are under way in parts.
+/// Most bios of mapped disks that are under way in parts.
 const DIVIDED_MAX: u32 = 1024;
 const LOOKS_PER_CLOCK_READ: u32 = 8;
-/// How often one turn asks for completions. Linux posts 20 at a time (6.13 and later).
+/// How often one turn reaps completions. Linux posts 20 at a time (6.13 and later).
 const REAPS_MAX: usize = 3;

@@ -1,5 +1,5 @@
-//! Decides the order in which one thread does its work: what has come in, queues, what has ended, services,
-//! kicks, wait. `reactor::core` knows how to sleep and to run the queues; `engine` starts the threads.
+//! Decides the order in which one thread does its work: events, queues, ended bios, services, kicks, wait.
+//! `reactor::core` sleeps and runs the queues; `engine` starts the threads.
 //!
 //! ```text
 //!   orders, services that come and go, ring, shared memory, timers
@@ -49,14 +49,14 @@ pub(crate) struct Reactor {
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
     /// Slots called in this turn.
     touched: Vec<u32>,
-    /// Slots to which `on_room` is owed, by what they want room for.
+    /// Slots that must get a call of `on_room`, by the queue and group that they need room for.
     refused: BTreeMap<(QueueId, GroupId), VecDeque<u32>>,
-    /// Emptied lines and a list, kept for their memory.
+    /// Empty lines and a list; kept for their memory.
     spare_lines: Vec<VecDeque<u32>>,
     offers: Vec<(QueueId, GroupId)>,
-    /// Services that expect something soon.
+    /// Number of services that expect an event soon.
     busy: u32,
-    /// Services whose shared memory is looked at.
+    /// Services whose shared memory is polled.
     looked_at: Vec<LookedAt>,
     is_draining: bool,
     is_stopped: bool,
@@ -180,7 +180,7 @@ impl Reactor {
         }
     }
 
-    /// Makes and drops a few services: each maps, unmaps and closes something, and those that are there wait meanwhile.
+    /// Makes and drops a few services: each one maps, unmaps and closes resources while the other services wait.
     fn come_and_go(&mut self) {
         for _ in 0..COME_AND_GO_MAX {
             if let Some(factory) = self.arriving.pop_front() {
@@ -188,7 +188,7 @@ impl Reactor {
             }
             if let Some(slot) = self.leaving.pop_front() {
                 drop(slot);
-                // Release: pairs with the Acquire of who waits for the last service to go.
+                // Release: pairs with the Acquire of the thread that waits for the last service to go.
                 self.shared.services.fetch_sub(1, Ordering::Release);
             }
         }
@@ -249,8 +249,8 @@ impl Reactor {
         }
     }
 
-    /// Calls those that are looked at and have work. One that had none for many turns is asked to tell of it, so that what a turn
-    /// costs does not grow with those that are idle.
+    /// Calls the polled services that have work. A service that had none for many turns is switched to
+    /// notifications, so that the cost of a turn does not grow with the number of idle services.
     fn look_at_services(&mut self) {
         let mut at = 0;
         while let Some(looked_at) = self.looked_at.get_mut(at) {
@@ -289,8 +289,8 @@ impl Reactor {
         }
     }
 
-    /// Says when the next timer is due. Takes entries out that nobody wishes for any more: a wait that knows of none costs no
-    /// timer in the kernel.
+    /// The time of the next timer. Removes entries that are no longer wanted: a wait without a timer needs none
+    /// in the kernel.
     fn next_timer(&mut self) -> Option<Instant> {
         while let Some(&Reverse((at, index))) = self.timers.peek() {
             let state = self.slots[index as usize].as_mut().map(|slot| &mut slot.state);
@@ -309,7 +309,7 @@ impl Reactor {
         None
     }
 
-    /// Puts a service's timer on the heap, unless an entry there comes early enough to look again.
+    /// Puts a service's timer on the heap, unless an entry of the service there is early enough.
     fn enter_timer(&mut self, index: u32) {
         let Some(slot) = &mut self.slots[index as usize] else {
             return;
@@ -323,8 +323,9 @@ impl Reactor {
         }
     }
 
-    /// Offers room to those who were refused: for each group of a queue to one after the other, until one is refused again. So what a
-    /// turn costs does not grow with the services of a group for which there is no room.
+    /// Offers room to services whose bios were refused: for each group of a queue to one service after the
+    /// other, until one is refused again. So the cost of a turn does not grow with the number of services of a
+    /// group that has no room.
     fn offer_room(&mut self) {
         if self.refused.is_empty() {
             return;
@@ -332,7 +333,7 @@ impl Reactor {
         let mut offers = std::mem::take(&mut self.offers);
         offers.extend(self.refused.keys());
         for of in offers.drain(..) {
-            // Who is refused once more stands behind those who have waited as long.
+            // A service that is refused again stands behind the others in the line.
             let waiting = self.refused.get(&of).map_or(0, VecDeque::len);
             for _ in 0..waiting {
                 if !self.offer_room_to_next(of) {
@@ -351,7 +352,7 @@ impl Reactor {
         let Some(index) = self.refused.get_mut(&of).and_then(VecDeque::pop_front) else {
             return false;
         };
-        // If it is refused once more, the call puts it in line again.
+        // If it is refused again, the call puts it back in the line.
         self.call(index, |service, cx| {
             cx.state.awaits_room = None;
             if cx.state.refused.take().is_some() {
@@ -386,7 +387,7 @@ impl Reactor {
         self.touched = touched;
     }
 
-    /// Calls a service, if it still lives, and notes that the batch has to be ended for it.
+    /// Calls a service, if it still exists, and notes that it needs `end_of_batch`.
     #[inline]
     fn call(&mut self, index: u32, with: impl FnOnce(&mut dyn Service, &mut Cx<'_>)) {
         let Some(slot) = &mut self.slots[index as usize] else {
@@ -410,7 +411,7 @@ impl Reactor {
         }
     }
 
-    /// Notes what a service wants after a batch: its timer, whether it is busy, whether it lives on.
+    /// Notes the state of a service after a batch: its timer, whether it is busy, whether it has finished.
     fn note_wants(&mut self, index: u32) {
         self.enter_timer(index);
         let Some(slot) = &mut self.slots[index as usize] else {
@@ -439,10 +440,10 @@ impl Reactor {
     }
 }
 
-/// A service that publishes no news of its own: the reactor looks.
+/// A service whose peer sends no notifications: the reactor polls its memory.
 struct LookedAt {
     index: u32,
-    /// Turns in which it had no work, since it had some.
+    /// Turns without work since the last one with work.
     in_vain: u32,
 }
 
@@ -452,7 +453,7 @@ fn has_work(slots: &[Option<Slot>], index: u32) -> bool {
         .is_some_and(|slot| slot.service.has_work())
 }
 
-/// Has a service's peer tell of work. Says whether there is some already: then it is looked at as before.
+/// Switches a service's peer to notifications. Says whether there is work already: then polling continues.
 fn stop_looking(slots: &mut [Option<Slot>], index: u32) -> bool {
     let Some(slot) = &mut slots[index as usize] else {
         return false;
@@ -461,7 +462,7 @@ fn stop_looking(slots: &mut [Option<Slot>], index: u32) -> bool {
     slot.state.is_looked_at
 }
 
-/// What a reactor waits for beside what its core knows of.
+/// The events that a reactor waits for in addition to those of its core.
 struct NewsOfServices<'a> {
     inbox: &'a Inbox,
     slots: &'a mut [Option<Slot>],
@@ -489,12 +490,12 @@ impl News for NewsOfServices<'_> {
     }
 }
 
-/// Turns without work after which a service is not looked at any more.
+/// Turns without work after which a service is no longer polled.
 const IN_VAIN_MAX: u32 = 64;
-/// Rounds of delivering and issuing in one turn, where drivers complete inline: then the ring and the timers
-/// are due.
+/// Most rounds of delivering and issuing in one turn, if drivers complete inline; then the ring and the
+/// timers are due.
 const ROUNDS_MAX: usize = 4;
-/// Services that are made, and as many that are dropped, in one turn: 10 to 20 µs each.
+/// Most services that are made, and most that are dropped, in one turn: 10 to 20 µs each.
 const COME_AND_GO_MAX: usize = 2;
-/// Room for what ends in one turn, before a list has to grow.
+/// Room for bios that end in one turn, before a list must grow.
 const ENDED_AT_ONCE: usize = 1024;

@@ -1,13 +1,13 @@
-//! Decides how much data one group may have moved in one turn of a reactor, in bytes and in time. Drives that end requests while they
-//! are issued (memory, the page cache) copy all that one group asks for on the reactor's thread, and everybody else waits
-//! meanwhile. Kept by `reactor::core`, asked by `service`.
+//! Decides how much data one group may move in one turn of a reactor, in bytes and in time. Drives that
+//! complete inline (memory, the page cache) copy a group's data on the reactor's thread, and all others wait
+//! meanwhile. `reactor::core` owns it, `service` asks it.
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::{Instant, Nanos};
 
 use crate::disk::QueueId;
 
-/// What each group has had moved in this turn.
+/// The data that each group has moved in this turn.
 #[derive(Debug, Default)]
 pub(crate) struct Moved(Vec<Share>);
 
@@ -27,7 +27,8 @@ impl Moved {
         self.0.clear();
     }
 
-    /// Takes note of a bio, unless its group on that queue has had enough: the first one of a turn goes, whatever its size.
+    /// Counts a bio and admits it, unless its group on that queue has used up its share of this turn: the first
+    /// bio of a turn is admitted, whatever its size.
     pub(crate) fn admit(&mut self, of: (QueueId, GroupId), bytes: u64, now: Instant) -> bool {
         let Some(share) = self.0.iter_mut().find(|share| share.of == of) else {
             self.0.push(Share {
@@ -46,9 +47,9 @@ impl Moved {
     }
 }
 
-/// A tenth of a millisecond of copying to memory that is in use already.
+/// About a tenth of a millisecond of copying to memory that was touched before.
 const BYTES_MAX: u64 = 1 << 20;
-/// Memory that is touched for the first time takes ten times as long.
+/// Copying to memory that is touched for the first time takes ten times as long.
 const TIME_MAX: Nanos = Nanos::from_micros(100);
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides which of a thread's queues are looked at in a turn: those that something is under way in, and all if other threads have
-//! published something. A host of many disks that mostly idle pays for those that do not. Kept by `reactor::core`.
+//! Decides which of a thread's queues run in a turn: the *active* ones, where something is under way, and all
+//! if other threads have published work. So on a host with many idle disks a turn costs only the busy ones.
+//! `reactor::core` owns it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,14 +18,14 @@ use blkmq_core::trace::{Sender, Tracer};
 /// One thread's side of all queues.
 pub(crate) struct Queues {
     all: Vec<Entry>,
-    /// Those that are looked at, by number.
+    /// The active queues, by number.
     active: Vec<u32>,
 }
 
 struct Entry {
     queue: LocalQueue,
     is_active: bool,
-    /// It had nothing to do when it was run last.
+    /// It had nothing to do at its last run.
     was_quiet: bool,
 }
 
@@ -38,13 +39,13 @@ impl Queues {
         all
     }
 
-    /// Says whether all are always looked at: with so few, to choose would cost more.
+    /// Says whether all queues are always active: with so few, the choice would cost more.
     #[inline]
     pub(crate) fn are_few(&self) -> bool {
         self.all.len() <= FEW
     }
 
-    /// A queue that something is about to be submitted to.
+    /// The queue, for a submission: it becomes active.
     #[inline]
     pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut LocalQueue> {
         let entry = self.all.get_mut(index)?;
@@ -54,7 +55,7 @@ impl Queues {
         Some(&mut entry.queue)
     }
 
-    /// Other threads have published something, for whichever queue: all are looked at in the next turn.
+    /// Makes all queues active in the next turn, since other threads have published work for some queue.
     pub(crate) fn activate_all(&mut self) {
         let idle = self
             .all
@@ -64,9 +65,9 @@ impl Queues {
         idle.for_each(|(index, entry)| activate(entry, &mut self.active, index));
     }
 
-    /// Runs those that are looked at. One that had nothing to do in the turn before, and has nothing now, is not looked at any
-    /// more; so each has one whole turn after its last bio has ended, at whose end that is told to the others
-    /// ([`LocalQueue::answered`]).
+    /// Runs the active queues. A queue that had nothing to do in the turn before, and has nothing now, becomes
+    /// inactive; so each queue has one whole turn after its last bio has ended, at whose end this is reported
+    /// to the others ([`LocalQueue::answered`]).
     #[inline]
     pub(crate) fn run(&mut self, now: Instant, fx: &mut Effects) {
         if self.are_few() {
@@ -90,13 +91,13 @@ impl Queues {
         });
     }
 
-    /// Those that are looked at.
+    /// The active queues.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &LocalQueue> {
         self.active.iter().map(|&index| &self.all[index as usize].queue)
     }
 
-    /// Calls `f` with each of those that are looked at.
+    /// Calls `f` with each active queue.
     #[inline]
     pub(crate) fn for_each(&mut self, mut f: impl FnMut(&mut LocalQueue)) {
         for &index in &self.active {
@@ -104,7 +105,7 @@ impl Queues {
         }
     }
 
-    /// Has each tell its requests' steps there, under its number, or nowhere.
+    /// Has each queue record its requests' steps, under its number, or stops it (`None`).
     pub(crate) fn set_trace(&mut self, to: Option<&Rc<RefCell<Sender>>>) {
         for (index, entry) in self.all.iter_mut().enumerate() {
             let tracer = to.map(|to| Tracer::new(Rc::clone(to), index as u16));
@@ -132,7 +133,7 @@ impl Queues {
         }
     }
 
-    /// Takes one out, if nothing is under way in it; a queue without disks, which refuses everything, is in its place then.
+    /// Takes one out, if nothing is under way in it; a queue without disks, which refuses all bios, replaces it.
     pub(crate) fn remove(&mut self, index: usize) -> Option<QueueHandle> {
         let empty = empty_queue();
         let entry = &mut self.all[index];
@@ -169,7 +170,7 @@ pub(super) fn empty_queue() -> LocalQueue {
     handle.attach(Some(Box::new(NoDrive)))
 }
 
-/// The driver of a queue without disks, which nothing is issued to.
+/// The driver of a queue without disks, to which no request is issued.
 struct NoDrive;
 
 impl HctxDriver for NoDrive {
@@ -200,7 +201,7 @@ impl stack::Queues for Queues {
 }
 
 pub(crate) const ON_A_QUEUE: &str = "a table's leaves are on queues that there are";
-/// So many queues are all looked at in each turn.
+/// Up to this many queues, all are active in each turn.
 const FEW: usize = 8;
 
 #[cfg(test)]

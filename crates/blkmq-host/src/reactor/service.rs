@@ -1,5 +1,5 @@
-//! Decides what a door is to a reactor: an object that lives on it, is called when something has happened for
-//! it, and never blocks. `reactor` calls it; it acts through [`Cx`].
+//! Decides the interface between a front door and a reactor: a service is an object on one reactor, which is
+//! called for its events and never blocks. `reactor` calls it; it acts through [`Cx`].
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::reactor::core::ReactorCore;
 use crate::reactor::shared::{Order, Shared};
 use crate::uring::ring::{Completion, RingClient};
 
-/// A connection or a listener, living on one reactor.
+/// A connection or a listener on one reactor.
 ///
-/// It is dropped once it says that it [is finished](Service::is_finished), all bios it submitted have ended
-/// and all entries it pushed have completed; so what it owns outlives every use by drivers and kernel.
+/// It is dropped when it [is finished](Service::is_finished), all bios that it submitted have ended and all
+/// entries that it pushed have completed; so its memory outlives every use by drivers and kernel.
 pub trait Service {
-    /// Is called once, first.
+    /// Called once, before all other calls.
     fn start(&mut self, _cx: &mut Cx<'_>) {}
 
     /// Entries that it pushed have completed.
@@ -26,57 +26,58 @@ pub trait Service {
     /// A bio that it submitted has ended; `status` is set, `cookie` is as submitted.
     fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio);
 
-    /// The time it asked for with [`Cx::set_timer`] has come.
+    /// The time set with [`Cx::set_timer`] has come.
     fn on_timer(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// Somebody has used its [`Waker`]. May be called without reason, too: a waker outlives its service, whose place another
-    /// may have taken.
+    /// Its [`Waker`] was used. Spurious calls are possible: a waker outlives its service, and another service may
+    /// have taken the place.
     fn on_wake(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// A bio was refused before, and there may be room now. Called once for each refusal, and if one is refused then, again and
-    /// again; of several services that wait for room for one group on one queue, one after the other.
+    /// A bio was refused before, and there may be room now. Called once for each refusal, and again if a bio is
+    /// refused then; services that wait for room for the same group on the same queue are called one after the
+    /// other.
     fn on_room(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// Is called once after each batch of the calls above, before the reactor waits: the moment to send what
-    /// has gathered.
+    /// Called once after each batch of the calls above, before the reactor waits: the time to send what has
+    /// gathered.
     fn end_of_batch(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// Says whether its peer publishes work in memory that both share, and has not been asked to tell of it: the reactor looks
-    /// there itself, at every turn and while it waits by looking. Asked after each batch.
+    /// Says whether its peer publishes work in shared memory without notifications: then the reactor polls that
+    /// memory, at every turn and while it waits by polling. Called after each batch.
     fn is_looked_at(&self) -> bool {
         false
     }
 
-    /// Says whether there is work in the shared memory: a load or two, since it is asked again and again.
+    /// Says whether there is work in the shared memory. It is called again and again, so it should cost a load or two.
     fn has_work(&self) -> bool {
         false
     }
 
-    /// The reactor has found that it has work.
+    /// The reactor found work for it in the shared memory.
     fn on_work(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// The reactor stops looking: has the peer tell of work from here on, through the ring. Says whether there is some already.
+    /// The reactor stops polling: asks the peer for notifications, which come through the ring. Says whether
+    /// there is work already.
     fn stop_looking(&mut self) -> bool {
         false
     }
 
-    /// Says whether something is expected soon (a peer is there, I/O is under way), so that looking for it
-    /// may pay.
+    /// Says whether an event is expected soon (a peer is there, I/O is under way), so that polling may pay.
     fn busy(&self) -> bool {
         false
     }
 
-    /// The engine shuts down: finish what is under way, take no more.
+    /// The engine shuts down: the service must finish its work under way and take no more.
     fn drain(&mut self, cx: &mut Cx<'_>);
 
-    /// Says that it wants to be dropped.
+    /// Says whether it may be dropped.
     fn is_finished(&self) -> bool;
 }
 
-/// Makes a service on the reactor that it will live on.
+/// Makes a service, on its reactor.
 pub type ServiceFactory = Box<dyn FnOnce() -> Box<dyn Service> + Send>;
 
-/// Has [`Service::on_wake`] called, from any thread.
+/// Causes a call of [`Service::on_wake`], from any thread.
 #[derive(Clone)]
 pub struct Waker {
     shared: Arc<Shared>,
@@ -97,13 +98,13 @@ impl std::fmt::Debug for Waker {
     }
 }
 
-/// What a service can do while it is called.
+/// The context of a service's call: what the service can use.
 pub struct Cx<'a> {
     pub(crate) core: &'a mut ReactorCore,
     pub(crate) state: &'a mut ServiceState,
 }
 
-/// What the reactor keeps for one service.
+/// The reactor's state for one service.
 pub(crate) struct ServiceState {
     pub(crate) index: u32,
     pub(crate) ring_client: RingClient,
@@ -112,15 +113,15 @@ pub(crate) struct ServiceState {
     pub(crate) timer_entered: Option<Instant>,
     /// Bios submitted and not ended.
     pub(crate) outstanding: u32,
-    /// The latest submission was refused, of a bio for this queue and group; `on_room` is owed.
+    /// Queue and group of the latest submission, if it was refused: a call of `on_room` is due.
     pub(crate) refused: Option<(QueueId, GroupId)>,
-    /// Where it stands in line for `on_room`.
+    /// The line in which it waits for `on_room`.
     pub(crate) awaits_room: Option<(QueueId, GroupId)>,
     /// On the list for `end_of_batch`.
     pub(crate) is_touched: bool,
     /// Counted as busy.
     pub(crate) is_busy: bool,
-    /// On the list of those that are looked at.
+    /// On the list of polled services.
     pub(crate) is_looked_at: bool,
 }
 
@@ -150,8 +151,8 @@ impl Cx<'_> {
     /// Submits a bio; it ends with [`Service::on_end`], after this call. The bio's `client` is overwritten.
     ///
     /// # Errors
-    /// The bio, if too many are waiting, or its group has had enough data moved in this turn: [`Service::on_room`] says when to try
-    /// again.
+    /// Returns the bio, if too many are waiting, or if its group has moved its share of data in this turn. Submit
+    /// it again at [`Service::on_room`].
     pub fn submit(&mut self, queue: QueueId, mut bio: Bio) -> Result<(), Bio> {
         bio.client = self.state.index;
         let of = (queue, bio.group);
@@ -161,7 +162,7 @@ impl Cx<'_> {
         }
         let submitted = self.core.submit(queue, bio);
         match submitted {
-            // One that was refused before this one still waits for room.
+            // A bio that was refused before this one still waits for room.
             Ok(()) => self.state.outstanding += 1,
             Err(_) => self.state.refused = Some(of),
         }
@@ -173,22 +174,22 @@ impl Cx<'_> {
         self.state.outstanding
     }
 
-    /// What it pushes to and takes from the reactor's ring with.
+    /// Its client of the reactor's ring.
     pub fn ring_client(&self) -> &RingClient {
         &self.state.ring_client
     }
 
-    /// Asks for [`Service::on_timer`] at `at`, instead of any earlier wish.
+    /// Sets the timer for [`Service::on_timer`] to `at`, and replaces any earlier one.
     pub fn set_timer(&mut self, at: Instant) {
         self.state.timer = Some(at);
     }
 
-    /// Takes the wish for [`Service::on_timer`] back.
+    /// Cancels the timer for [`Service::on_timer`].
     pub fn clear_timer(&mut self) {
         self.state.timer = None;
     }
 
-    /// What others can wake it with.
+    /// A handle with which other threads can wake it.
     pub fn waker(&self) -> Waker {
         Waker {
             shared: Arc::clone(self.core.shared()),
@@ -197,7 +198,7 @@ impl Cx<'_> {
         }
     }
 
-    /// The reactor it lives on.
+    /// Its reactor.
     pub fn reactor(&self) -> ReactorId {
         self.core.id()
     }
@@ -207,8 +208,8 @@ impl Cx<'_> {
         self.core.shared().inboxes.len()
     }
 
-    /// Has a service made on a reactor, this one or another. While the engine shuts down the factory is
-    /// dropped instead.
+    /// Orders a service to be made on a reactor, this one or another. While the engine shuts down, the factory
+    /// is dropped instead.
     ///
     /// # Panics
     /// If there is no such reactor.
@@ -222,7 +223,7 @@ impl Cx<'_> {
         self.core.shared().disks()
     }
 
-    /// Finds a disk by its number, as long as it is there.
+    /// Finds a disk by its number, while the disk exists.
     pub fn disk_of_number(&self, number: u32) -> Option<Disk> {
         self.disks().iter().find(|disk| disk.number == number).cloned()
     }
@@ -233,5 +234,6 @@ impl Cx<'_> {
     }
 }
 
-/// Bios from this size on count in what a group may have moved in one turn; smaller ones are bounded by their number.
+/// Bios from this size on count towards the data that a group may move in one turn; smaller ones are bounded
+/// by their number.
 const LARGE_BYTES: u64 = 32 << 10;

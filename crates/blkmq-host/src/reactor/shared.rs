@@ -32,24 +32,24 @@ pub(crate) struct Shared {
     pub(crate) wakeups: Box<[Wakeup]>,
     /// One for each reactor.
     pub(crate) inboxes: Box<[Inbox]>,
-    /// By their ids; none where one has been removed.
+    /// By their ids; none where a queue has been removed.
     queues: RwLock<Vec<Option<Arc<QueueEntry>>>>,
     disks: RwLock<Arc<[Disk]>>,
-    /// Held while disks and queues come and go: the number of the next disk.
+    /// Held while disks and queues are added or removed: the number of the next disk.
     pub(crate) changes: Mutex<u32>,
-    /// What lies where on mapped disks.
+    /// The tables of mapped disks.
     pub(crate) mapped: Arc<Table>,
-    /// Whose disks there are or were.
+    /// The tenants that have or had disks.
     pub(crate) tenants: Register,
     pub(crate) free_queues: Mutex<FreeQueues>,
     pub(crate) attached_max: usize,
-    /// Services that live, or are ordered to, on all reactors.
+    /// Number of services on all reactors, including ordered ones.
     pub(crate) services: AtomicU32,
-    /// A shutdown that is under way is to give up waiting.
+    /// A shutdown under way must stop waiting.
     pub(crate) is_hurried: AtomicBool,
-    /// Somebody takes a trace.
+    /// A trace is being taken.
     pub(crate) is_traced: AtomicBool,
-    /// What devices tell of the sizes of their disks.
+    /// Reports of devices that sizes of disks have changed.
     pub(crate) size_news: Arc<SizeNews>,
 }
 
@@ -66,16 +66,16 @@ pub(crate) struct ReactorQueues {
     pub(crate) handles: Vec<QueueHandle>,
 }
 
-/// The handles of attached threads that nobody has taken.
+/// The free handles for attached threads.
 #[derive(Default)]
 pub(crate) struct FreeQueues {
     free: Vec<ReactorQueues>,
-    /// The engine shuts down: nobody attaches any more.
+    /// The engine shuts down: no thread can attach any more.
     is_closed: bool,
 }
 
-/// What a reactor is told to do by other threads. Seldom, so a lock will do; the flag spares the reactor
-/// taking it.
+/// Orders of other threads to a reactor. They are rare, so a lock is enough; the flag saves the reactor
+/// from taking it.
 #[derive(Default)]
 pub(crate) struct Inbox {
     has_orders: AtomicBool,
@@ -89,7 +89,7 @@ pub(crate) enum Order {
     Change(Box<dyn FnOnce(&mut ReactorCore) + Send>),
     /// Call the service in this slot, if there is one.
     Wake(u32),
-    /// Have all services finish, make no more.
+    /// Let all services finish, and make no more.
     Drain,
     /// Leave the loop.
     Stop,
@@ -101,27 +101,27 @@ impl Inbox {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(order);
-        // Release: pairs with the Acquire in `has_orders`, so who sees the flag finds the order.
+        // Release: pairs with the Acquire in `has_orders`, so a reactor that sees the flag finds the order.
         self.has_orders.store(true, Ordering::Release);
     }
 
-    /// Says whether somebody has posted since the last [`Inbox::take`]. For the owner.
+    /// Says whether an order was posted since the last [`Inbox::take`]. For the owner.
     #[inline]
     pub(crate) fn has_orders(&self) -> bool {
         // Acquire: pairs with the Release in `post`.
         self.has_orders.load(Ordering::Acquire)
     }
 
-    /// Takes what was posted. For the owner.
+    /// Takes the posted orders. For the owner.
     pub(crate) fn take(&self) -> Vec<Order> {
-        // Cleared before the list is emptied: an order that comes in between is taken now and its flag seen
-        // once more.
+        // Cleared before the list is emptied: an order that comes in between is taken now, and its flag only
+        // causes one more look.
         self.has_orders.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// What an engine is made with.
+/// The parts from which the shared state is made.
 pub(crate) struct Parts {
     pub(crate) ring: RingConfig,
     pub(crate) spin_max: Nanos,
@@ -171,7 +171,7 @@ impl Shared {
             .collect()
     }
 
-    /// Puts a queue in its place, or takes it out.
+    /// Puts a queue in its place, or removes it.
     pub(crate) fn set_entry(&self, queue: QueueId, entry: Option<Arc<QueueEntry>>) {
         let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
         if queues.len() <= queue.index() {
@@ -197,8 +197,8 @@ impl Shared {
         *self.disks.write().unwrap_or_else(PoisonError::into_inner) = disks;
     }
 
-    /// Has each reactor do something to its side of the queues, in a turn of its own, and waits for all answers, in the order of the
-    /// reactors. For any thread but a reactor's.
+    /// Runs a job on each reactor's side of the queues, in a turn of that reactor, and waits for all answers, in
+    /// the order of the reactors. For any thread but a reactor's.
     pub(crate) fn on_reactors<T: Send + 'static, F>(&self, job: impl Fn(ReactorId) -> F) -> Vec<T>
     where
         F: FnOnce(&mut ReactorCore) -> T + Send + 'static,
@@ -207,14 +207,14 @@ impl Shared {
             let (answer, answered) = mpsc::sync_channel(1);
             let job = job(ReactorId(id));
             let order = Order::Change(Box::new(move |core: &mut ReactorCore| {
-                // Whoever asked is waiting.
+                // The asking thread waits for it.
                 let _ = answer.send(job(core));
             }));
             self.order(ReactorId(id), order);
             answered
         };
         let answers: Vec<_> = (0..self.inboxes.len() as u16).map(receive).collect();
-        // A reactor that has ended answers nothing; nothing is to be changed on it any more.
+        // A reactor that has ended does not answer, and needs no change any more.
         let answer = |answer: mpsc::Receiver<T>| answer.recv_timeout(ANSWER_MAX).ok();
         answers.into_iter().filter_map(answer).collect()
     }
@@ -235,12 +235,12 @@ impl Shared {
         })
     }
 
-    /// Gives queue handles back, or adds new ones.
+    /// Returns queue handles, or adds new ones.
     pub(crate) fn put_queues(&self, reactor_queues: ReactorQueues) {
         self.lock_free_queues().free.push(reactor_queues);
     }
 
-    /// How many threads are attached. If none is, none can attach from now on.
+    /// The number of attached threads. If there is none, none can attach from now on.
     pub(crate) fn close_free_queues(&self) -> usize {
         let mut free_queues = self.lock_free_queues();
         let taken = self.attached_max - free_queues.free.len();
@@ -271,6 +271,6 @@ impl Shared {
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
-    // Nothing that can panic is done under the lock.
+    // No code that can panic runs under the lock.
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }

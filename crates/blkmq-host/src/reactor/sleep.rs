@@ -1,5 +1,6 @@
-//! Decides what is known of the host's sleeping before the first sleep that matters: how late a sleeper wakes, and what a sleep costs.
-//! Measured, not assumed: once per process, by the first thread that opens its core. Each core goes on from there with what it sees.
+//! Decides the first estimates of the host's sleeping: how late a sleeper wakes, and what a sleep costs.
+//! They are measured once per process, by the first thread that opens its core. Each core then updates its
+//! own copy.
 
 use std::sync::OnceLock;
 
@@ -10,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::clock::Clock;
 use crate::uring::ring::RingHandle;
 
-/// What was measured.
+/// The measurements.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// How late each sleeper woke, sorted.
@@ -20,14 +21,14 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// The lateness below which so many percent of the sleeps were.
+    /// The lateness that `percent` of the sleeps did not exceed.
     pub fn late_percent(&self, percent: usize) -> Nanos {
         let last = self.late.len().saturating_sub(1);
         self.late.get(last * percent / 100).copied().unwrap_or_default()
     }
 }
 
-/// What the calling thread's reactor begins with. The first call sleeps for about 8 ms in all.
+/// The initial estimates for the calling thread's reactor. The first call sleeps for about 8 ms in total.
 pub(crate) fn known(ring: &RingHandle, clock: Clock) -> WakeLatency {
     static KNOWN: OnceLock<Measured> = OnceLock::new();
     let measured = KNOWN.get_or_init(|| measure(ring, clock, SLEEPS));
@@ -37,7 +38,7 @@ pub(crate) fn known(ring: &RingHandle, clock: Clock) -> WakeLatency {
 /// Sleeps `sleeps` times in a ring of its own, as a reactor does, with precise timers.
 ///
 /// # Errors
-/// If there is no ring to be had.
+/// If no ring can be made.
 pub fn measure_host(sleeps: u32) -> std::io::Result<Measured> {
     let ring = RingHandle::new(crate::uring::ring::RingConfig::default())?;
     precise_timers();
@@ -51,7 +52,7 @@ fn measure(ring: &RingHandle, clock: Clock, sleeps: u32) -> Measured {
         let wake = clock.now() + SLEEP;
         ring.sleep(Some(SLEEP));
         let now = clock.now();
-        // An entry of the ring that completes ends a sleep early: that one says nothing.
+        // A completion in the ring ends a sleep early: that sleep does not count.
         if now >= wake {
             late.push(now.since(wake));
         }
@@ -64,7 +65,7 @@ fn measure(ring: &RingHandle, clock: Clock, sleeps: u32) -> Measured {
     }
 }
 
-/// Has this thread's timers end within about 1 ns of their time instead of 50 µs (wake-up latency aside).
+/// Sets this thread's timer slack to about 1 ns instead of 50 µs (wake-up latency comes on top).
 pub(crate) fn precise_timers() {
     let slack = rustix::thread::set_current_timer_slack(Some(std::num::NonZeroU64::MIN));
     if let Err(error) = slack {
@@ -78,7 +79,7 @@ fn thread_cpu_ns() -> u64 {
 }
 
 const SLEEPS: u32 = 128;
-/// As short as sleeps are that this is about.
+/// As short as the sleeps that the estimates are for.
 const SLEEP: Nanos = Nanos::from_micros(40);
 
 #[cfg(test)]

@@ -1,48 +1,51 @@
-//! Decides how a reactor waits for what nobody can predict: whether to look for a while before it blocks, and for how long.
-//! `reactor::core` asks before each wait and tells afterwards what a look found. For what is in flight it asks `blkmq_core::poll` first.
+//! Decides how a reactor waits for events that cannot be predicted: whether it polls (*looks*) for a while
+//! before it blocks, and for how long.
+//! `reactor::core` asks before each wait and reports the result of a look. For requests in flight it asks
+//! `blkmq_core::poll` first.
 //!
-//! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of processor time, and a peer
-//! that takes turns with us has to be woken, too, before it sends. So looking for about that long together pays if the next
-//! event often comes within it, and is waste, or worse, if it does not: a peer that shares our core cannot send while we
-//! look. How long past waits lasted does not tell the two apart; only a look does. So what looks found is the evidence:
+//! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of CPU time, and a
+//! peer that takes turns with us must also be woken before it sends. So looking for the sum of both pays if
+//! the next event often comes within that time. Otherwise it wastes CPU time, or worse: a peer that shares
+//! our core cannot send while we look. The length of past waits does not distinguish the two cases; only a
+//! look does. So the results of looks decide:
 //!
 //! ```text
 //!   a look finds something      look again at the next wait; the penalty shrinks to a quarter
 //!   a look finds nothing        block at once for `penalty` waits, and double it (1 to 1024)
 //! ```
 //!
-//! Where looking pays, it goes on; where it never does, it costs `spin_max` in 1024 waits, which is also how fast
-//! a change for the better is noticed. With nothing to expect a reactor blocks at once.
+//! Where looking pays, it continues; where it never does, it costs `spin_max` once in 1024 waits, and a change
+//! for the better is noticed as fast. A reactor that expects nothing blocks at once.
 
 use blkmq_core::poll::Wait;
 use blkmq_core::time::{Instant, Nanos};
 
-/// The default of [`WaitPolicy`]'s longest look: about what waking the peer, and being woken by it, costs.
+/// The default of [`WaitPolicy`]'s longest look: about the cost of waking the peer and of being woken by it.
 pub const SPIN_MAX: Nanos = Nanos::from_micros(40);
-/// A sleep by timer is late by about so much.
+/// About how late a sleep by timer ends.
 const LATENESS: Nanos = Nanos::from_micros(20);
 
-/// What is likely to end a wait soon.
+/// The event that is likely to end a wait soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// Nothing that is known of.
+    /// No known event.
     Nothing,
-    /// The end of I/O of our own, with a drive or with another reactor. That one may need the processor on which we look.
+    /// The end of this thread's I/O, at a drive or at another reactor. That reactor may need the CPU on which we look.
     Io,
-    /// A peer's next message, for which it has to be woken first.
+    /// A peer's next message; the peer must be woken first.
     Message,
 }
 
 /// The waiting policy of one reactor.
 #[derive(Clone, Debug)]
 pub struct WaitPolicy {
-    /// How long to look for a message before blocking, and half of it for I/O. Zero never looks. Default 40 µs: about what two
-    /// wake-ups cost.
-    /// More saves latency where events come at that distance and costs as much processor time where they do not.
+    /// How long to look for a message before blocking; half as long for I/O. Zero never looks. Default 40 µs: about
+    /// the cost of two wake-ups.
+    /// More saves latency where events come within that time, and costs as much CPU time where they do not.
     spin_max: Nanos,
-    /// Waits that are still to block at once.
+    /// Number of next waits that block at once.
     skips: u32,
-    /// How many waits the next vain look will have block at once.
+    /// How many waits block at once after the next look without result.
     penalty: u32,
     mode: Wait,
 }
@@ -54,7 +57,7 @@ impl Default for WaitPolicy {
 }
 
 impl WaitPolicy {
-    /// Makes a policy that looks for at most `spin_max` before it blocks; not at all but where the mode weighs costs.
+    /// Makes a policy that looks for at most `spin_max` before it blocks; modes other than auto never look.
     pub fn new(mode: Wait, spin_max: Nanos) -> Self {
         let spin_max = if mode == Wait::Auto { spin_max } else { Nanos::ZERO };
         Self {
@@ -65,8 +68,8 @@ impl WaitPolicy {
         }
     }
 
-    /// Says how long to look for what a drive is predicted to end soon. Where it needs a processor for that, and has none while we
-    /// look, it does not: so looks in vain count here, too.
+    /// How long to look for a request whose end is predicted soon. A drive that needs a CPU, and has none while
+    /// we look, does not complete it: so looks without result count here too.
     pub fn spin_for_drive(&mut self) -> Nanos {
         match self.mode {
             Wait::Block => Nanos::ZERO,
@@ -80,10 +83,10 @@ impl WaitPolicy {
         }
     }
 
-    /// Says how long to look before blocking; zero to block at once. `alarm` is when the wait ends in any case.
+    /// How long to look before blocking; zero to block at once. `alarm` is when the wait ends in any case.
     pub fn spin_for(&mut self, expected: Expected, now: Instant, alarm: Option<Instant>) -> Nanos {
         if alarm.is_some_and(|at| at.since(now) <= self.spin_max.min(LATENESS)) {
-            // Sleeping by timer is late by as much as the rest of the time to the alarm.
+            // A sleep by timer would be late by about the time that is left until the alarm.
             return self.spin_max;
         }
         if expected == Expected::Nothing {
@@ -99,8 +102,8 @@ impl WaitPolicy {
         }
     }
 
-    /// Is told whether a look found something. A look that its alarm ended is not told, nor is one that found at
-    /// once what its own submission had completed.
+    /// Notes whether a look found an event. Not called for a look that its alarm ended, nor for one that found
+    /// at once what its own submission had completed.
     pub fn looked(&mut self, found: bool) {
         if found {
             self.penalty = (self.penalty / 4).max(1);
@@ -112,7 +115,7 @@ impl WaitPolicy {
 }
 
 const PENALTY_MAX: u32 = 1024;
-/// How long to look for a drive before it is predicted anew.
+/// How long to look for a drive before a new prediction.
 const SPIN_DRIVE: Nanos = Nanos::from_micros(64);
 
 #[cfg(test)]
@@ -121,7 +124,7 @@ mod tests {
 
     const NOW: Instant = Instant(1_000_000_000);
 
-    /// Lets `waits` waits pass, of which every look finds something or none does. Returns how many looked.
+    /// Passes `waits` waits in which each look finds an event, or none does. Returns how many looked.
     fn looks(policy: &mut WaitPolicy, waits: u32, found: bool) -> u32 {
         let mut looks = 0;
         for _ in 0..waits {
@@ -143,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_message_is_looked_for_longer_than_the_end_of_io() {
-        // 8 reactors on 2 cores that looked for 40 µs for what one of them had under way did 60 % of what they do now.
+        // With looks of 40 µs for I/O of another reactor, 8 reactors on 2 cores did 60 % of what they do now.
         let mut policy = WaitPolicy::default();
         let message = policy.spin_for(Expected::Message, NOW, None);
         let io = policy.spin_for(Expected::Io, NOW, None);

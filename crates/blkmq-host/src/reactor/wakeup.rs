@@ -1,8 +1,8 @@
-//! Decides how a sleeping reactor is woken: by one write to its event, by the first who has something for it.
-//! The announcing of sleep is `blkmq_sync::wake_flag`; `reactor::core` sleeps, whoever publishes work rings.
+//! Decides how a sleeping reactor is woken: the first thread that has work for it writes to its event once.
+//! `blkmq_sync::wake_flag` announces sleep; `reactor::core` sleeps; threads that publish work call `ring`.
 //!
-//! A reactor that is awake costs the one who wakes it one fence and one load, and at times one write; no system call. The event is watched by a
-//! multishot poll in the reactor's ring and never read: each write is one completion.
+//! If the reactor is awake, a wake-up costs one fence and one load, and at times one write; no system call.
+//! A multishot poll in the reactor's ring watches the event, which is never read: each write is one completion.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -11,7 +11,7 @@ use blkmq_core::ids::ReactorSet;
 use blkmq_sync::{CachePadded, WakeFlag};
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What wakes one reactor, from any thread.
+/// Wakes one reactor, from any thread.
 #[derive(Debug)]
 pub(crate) struct Wakeup {
     flag: CachePadded<WakeFlag>,
@@ -35,7 +35,7 @@ impl Wakeup {
         }
     }
 
-    /// The owner's side: announce, look for work, block or not, say that it is awake.
+    /// The owner's side: announce sleep, check for work, block or not, announce that it is awake.
     pub(crate) fn flag(&self) -> &WakeFlag {
         &self.flag
     }
@@ -45,7 +45,7 @@ impl Wakeup {
     }
 }
 
-/// Wakes everybody in `set` once.
+/// Wakes each reactor in `set` once.
 pub(crate) fn wake_all(wakeups: &[Wakeup], mut set: ReactorSet) {
     while let Some(reactor) = set.pop() {
         wakeups[reactor.index()].ring();

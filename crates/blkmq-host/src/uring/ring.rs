@@ -1,14 +1,15 @@
-//! Decides how one reactor shares its io_uring among drivers and doors: each is a client, completions go to
-//! their client. `reactor` and `attach` own the ring, submit and wait; drivers and services push entries
+//! Decides how one reactor shares its io_uring among drivers and doors: each is a client, and completions go
+//! to their client. `reactor` and `attach` own the ring, submit and wait; drivers and services push entries
 //! through a [`RingClient`].
 //!
-//! Entries that are pushed reach the kernel with the next [`RingHandle::submit`] or [`RingHandle::wait`], so
-//! that a batch, and at depth 1 even submission and waiting, cost one system call. The ring is made with
-//! DEFER_TASKRUN: completions are posted only when its thread enters the kernel asking for them, which
-//! [`RingHandle::reap`] does whenever the kernel's taskrun flag says that there is something to post.
+//! Pushed entries reach the kernel with the next [`RingHandle::submit`] or [`RingHandle::wait`], so that a
+//! batch, and at depth 1 even submission and waiting, cost one system call. The ring is made with
+//! DEFER_TASKRUN: completions are posted only when its thread enters the kernel and asks for them.
+//! [`RingHandle::reap`] does so whenever the kernel's taskrun flag says that there are completions to post.
 //!
-//! A ring onto polled devices ([`RingHandle::new_polled`]) takes reads and writes alone. Nothing announces their ends: the kernel looks
-//! at the devices whenever it is entered, so each [`RingHandle::reap`] enters it while something is in flight.
+//! A ring for polled devices ([`RingHandle::new_polled`]) takes only reads and writes. Their completions are
+//! not announced: the kernel polls the devices whenever it is entered, so each [`RingHandle::reap`] enters it
+//! while entries are in flight.
 
 mod state;
 mod sys;
@@ -24,7 +25,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use self::state::{RingState, Wait};
 
-/// The end, or one of several, of an entry that was pushed.
+/// A completion of a pushed entry, the only one or one of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// As given to [`RingClient::push`].
@@ -42,20 +43,21 @@ impl Completion {
     }
 }
 
-/// How large a ring is.
+/// The sizes of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingConfig {
-    /// Entries that can wait for submission, 1 to 32768; the kernel rounds up to a power of two. More are
-    /// never lost, they cost a system call. Default 512.
+    /// Entries that can wait for submission, 1 to 32768; the kernel rounds up to a power of two. Further entries
+    /// are not lost, but cost a system call. Default 512.
     pub entries: u32,
-    /// Completions that can wait to be reaped. More are kept by the kernel, slowly. Default 4096.
+    /// Completions that can wait to be reaped. The kernel keeps further ones, but slowly. Default 4096.
     pub completions: u32,
     /// Slots for registered files. Default 256.
     pub files: u32,
-    /// Threads of the kernel's that carry out for this thread what would block: flushes, discards, I/O through the page cache and on
-    /// filesystems that cannot do it otherwise. There are as many as block at the moment, 16 KiB of the kernel's memory each. They
-    /// are common to all drives, so one that blocks for long may not use them up: by default there are 1024, for four drives that
-    /// do not answer with 256 requests each. (The kernel's own default is four for each processor: one such drive held up all.)
+    /// Largest number of kernel threads (io-wq workers) that carry out this thread's blocking operations: flushes,
+    /// discards, I/O through the page cache and on filesystems without asynchronous I/O. There are as many as
+    /// operations block at the moment, with 16 KiB of kernel memory each. All drives share them, so a drive that
+    /// blocks for long must not use them up. Default 1024, for four drives that do not answer, with 256 requests
+    /// each. (The kernel's own default is four for each CPU: one such drive blocked all others.)
     pub workers: u32,
 }
 
@@ -70,7 +72,7 @@ impl Default for RingConfig {
     }
 }
 
-/// Largest user data of an entry: 48 bits; the others name the client.
+/// Largest user data of an entry: 48 bits; the other bits name the client.
 pub const USER_MAX: u64 = (1 << CLIENT_SHIFT) - 1;
 
 /// A reactor's ring. Cheap to clone; stays on the thread that made it.
@@ -79,8 +81,8 @@ pub struct RingHandle(Rc<Ring>);
 
 /// One user of a ring: a driver's hardware context or a door.
 ///
-/// A dropped client forgets its completions. What it pushed goes on in the kernel: whoever drops a client has
-/// drained it, or keeps the buffers alive by other means ([`RingClient::in_flight`] tells).
+/// A dropped client forgets its completions, but its entries continue in the kernel. Before the drop, drain
+/// the client ([`RingClient::in_flight`]), or keep the buffers alive by other means.
 pub struct RingClient {
     ring: RingHandle,
     id: u16,
@@ -105,8 +107,8 @@ impl RingHandle {
     /// Makes a ring for the calling thread.
     ///
     /// # Errors
-    /// What the kernel said: `ENOSYS` or `EPERM` where io_uring is missing or forbidden, `EINVAL` for a
-    /// kernel before 6.1 or a size out of range, `ENOMEM` where locked memory is limited.
+    /// The kernel's error: `ENOSYS` or `EPERM` if io_uring is missing or forbidden, `EINVAL` for a
+    /// kernel before 6.1 or a size out of range, `ENOMEM` if locked memory is limited.
     pub fn new(config: RingConfig) -> io::Result<Self> {
         Self::make(config, &mut IoUring::builder())
     }
@@ -128,7 +130,7 @@ impl RingHandle {
             .setup_taskrun_flag()
             .setup_submit_all()
             .build(config.entries)?;
-        // Only those for files: no entry of ours waits for a peer.
+        // Only the workers for files: no entry of ours waits for a peer.
         if !cfg!(blkmq_mutant = "workers") {
             uring
                 .submitter()
@@ -170,7 +172,7 @@ impl RingHandle {
         }
     }
 
-    /// Tells the kernel about everything that was pushed. Does not wait.
+    /// Submits all pushed entries to the kernel. Does not wait.
     pub fn submit(&self) {
         let mut state = self.0.state.borrow_mut();
         if state.has_unsubmitted() {
@@ -178,13 +180,13 @@ impl RingHandle {
         }
     }
 
-    /// Says whether entries were pushed that the kernel does not know of.
+    /// Says whether pushed entries are not submitted yet.
     pub fn has_unsubmitted(&self) -> bool {
         self.0.state.borrow_mut().has_unsubmitted()
     }
 
-    /// Hands what has completed to the clients. Returns how many completions that were. Enters the kernel only
-    /// if it has announced completions that it has not posted, or has to look at devices.
+    /// Hands completions to the clients and returns their number. Enters the kernel only if it has announced
+    /// completions that it has not posted, or must poll devices.
     pub fn reap(&self) -> usize {
         let mut state = self.0.state.borrow_mut();
         let mut reaped = state.distribute();
@@ -196,7 +198,7 @@ impl RingHandle {
         reaped.completions
     }
 
-    /// Says whether [`Self::reap`] would find something.
+    /// Says whether [`Self::reap`] would find completions.
     pub fn has_completed(&self) -> bool {
         let mut state = self.0.state.borrow_mut();
         !state.uring.completion().is_empty() || state.must_enter(self.in_flight())
@@ -208,9 +210,8 @@ impl RingHandle {
         self.0.in_flight.get()
     }
 
-    /// Submits what was pushed and blocks, in the same system call, until something has completed or
-    /// `timeout` is over. Returns at once if completions are there already. What completed is handed to the
-    /// clients by [`Self::reap`].
+    /// Submits pushed entries and blocks, in the same system call, until an entry has completed or `timeout` is
+    /// over. Returns at once if there are completions already. [`Self::reap`] hands completions to the clients.
     pub fn wait(&self, timeout: Option<Nanos>) {
         let wait = Wait::Until {
             timeout,
@@ -219,8 +220,9 @@ impl RingHandle {
         self.0.state.borrow_mut().enter(wait);
     }
 
-    /// Like [`Self::wait`], for a reactor that waits for no drive: from Linux 6.15 on the kernel does not count the
-    /// time as waiting for I/O then. An idle host would otherwise show I/O pressure, since the wake-up event is always watched.
+    /// Like [`Self::wait`], for a reactor that waits for no drive: from Linux 6.15 on, the kernel then does not
+    /// count the time as waiting for I/O. Otherwise an idle host would show I/O pressure, since the wake-up event
+    /// is always watched.
     pub fn sleep(&self, timeout: Option<Nanos>) {
         let wait = Wait::Until {
             timeout,
@@ -229,11 +231,11 @@ impl RingHandle {
         self.0.state.borrow_mut().enter(wait);
     }
 
-    /// Has no more threads of the kernel's than `workers` carry out what would block (see [`RingConfig::workers`]) from here on. Those
-    /// that are there already end when they have had nothing to do for a while, all but one.
+    /// Limits the kernel threads for blocking operations (see [`RingConfig::workers`]) to `workers` from here on.
+    /// Existing threads end, all but one, when they have been idle for a while.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn limit_workers(&self, workers: u32) -> io::Result<()> {
         let state = self.0.state.borrow();
         state
@@ -247,7 +249,7 @@ impl RingHandle {
         self.0.state.borrow().enters
     }
 
-    /// Appends the ids of the clients that have got completions since the last call.
+    /// Appends the ids of the clients that got completions since the last call.
     pub fn take_ready(&self, into: &mut Vec<u16>) {
         let state = &mut *self.0.state.borrow_mut();
         for id in state.ready.drain(..) {
@@ -259,7 +261,7 @@ impl RingHandle {
     /// Registers a file, which saves a reference count per operation. Returns its slot, for `types::Fixed`.
     ///
     /// # Errors
-    /// `ENFILE` if all slots are used, or what the kernel said.
+    /// `ENFILE` if all slots are used, or the kernel's error.
     pub fn register_file(&self, fd: RawFd) -> io::Result<u32> {
         let mut state = self.0.state.borrow_mut();
         let slot = state
@@ -274,7 +276,7 @@ impl RingHandle {
         Ok(slot)
     }
 
-    /// Gives a slot of [`Self::register_file`] back.
+    /// Frees a slot of [`Self::register_file`].
     pub fn unregister_file(&self, slot: u32) {
         let mut state = self.0.state.borrow_mut();
         // Emptying a slot that exists cannot fail; if it did, the slot would merely not be used again.
@@ -307,13 +309,13 @@ impl RingClient {
         &self.ring
     }
 
-    /// Appends what has completed since the last call.
+    /// Appends the completions since the last call.
     pub fn take(&self, into: &mut Vec<Completion>) {
         let mut state = self.ring.0.state.borrow_mut();
         into.append(&mut state.clients[usize::from(self.id)].completed);
     }
 
-    /// Says whether [`Self::take`] would give something.
+    /// Says whether [`Self::take`] would find completions.
     pub fn has_completed(&self) -> bool {
         let state = self.ring.0.state.borrow();
         !state.clients[usize::from(self.id)].completed.is_empty()
@@ -348,7 +350,7 @@ impl RingClient {
         self.ring.push(self.id, opcode::Nop::new().build(), user);
     }
 
-    /// Does nothing and completes, in a thread of the kernel's that carries out what would block: there is one then.
+    /// Does nothing and completes, in a kernel thread for blocking operations, so that there is one.
     pub fn push_nop_for_worker(&self, user: u64) {
         let entry = opcode::Nop::new().build().flags(squeue::Flags::ASYNC);
         self.ring.push(self.id, entry, user);
@@ -368,13 +370,13 @@ impl Drop for RingClient {
 }
 
 impl ClientState {
-    /// A number is given out again when no completion of its former client can come any more.
+    /// A client's number is reused when no completion of its former client can come any more.
     fn is_unused(&self) -> bool {
         !self.is_open && self.in_flight == 0
     }
 }
 
-/// How often a thread with I/O in flight looks at distant alarms.
+/// How often a thread with I/O in flight checks distant alarms.
 pub(crate) const BEAT: Nanos = Nanos::from_secs(1);
 /// The same for the kernel, which reads it when the entry is submitted.
 static BEAT_TIMESPEC: types::Timespec = types::Timespec::new().sec(1);

@@ -1,6 +1,8 @@
-//! Decides which queue a request belongs to: one for each client, priority and kind (synchronous or not) within a group.
-//! All queues are made at set-up, one for each request there can be, so that whoever has a request has a queue; those
-//! that have nothing keep what was learnt of their clients until another client needs them, the longest idle one first.
+//! Decides which queue a request belongs to: one for each client, priority and kind (synchronous or not)
+//! within a group.
+//! All queues are made at set-up, one for each possible request, so that each client with a request has a
+//! queue. An idle queue keeps the history of its client until another client needs it, the longest idle
+//! queue first.
 
 use std::ops::{Index, IndexMut};
 
@@ -14,9 +16,9 @@ use crate::request::Request;
 #[derive(Debug)]
 pub(super) struct Clients {
     queues: Vec<Queue>,
-    /// Numbers of queues by their keys' hashes: open addressing, the next place if one is taken.
+    /// Numbers of queues by their keys' hashes: open addressing with linear probing.
     table: Vec<u32>,
-    /// The longest idle one and the latest.
+    /// The ends of the list of idle queues: the longest idle one and the latest.
     idle: [u32; 2],
 }
 
@@ -26,18 +28,18 @@ pub(super) struct Queue {
     key: Option<Key>,
     pub(super) requests: Requests,
     pub(super) history: History,
-    /// Requests that were given out and have not ended.
+    /// Requests that were dispatched and have not ended.
     pub(super) in_flight: u32,
-    /// Whether it has a request, here or in flight; else it is on the list of idle ones.
+    /// Whether it has a request, waiting or in flight; otherwise it is on the list of idle queues.
     is_busy: bool,
-    /// The queue into which this client's requests go, and whose that was.
+    /// The queue into which this client's requests go, and that queue's key at the time.
     cooperator: Option<(u32, Key)>,
-    /// On the list of idle queues.
+    /// Neighbours on the list of idle queues.
     earlier: u32,
     later: u32,
 }
 
-/// Whose queue it is, and for what.
+/// The client of a queue, and the priority and kind of its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// Group and client.
@@ -67,7 +69,7 @@ impl Key {
         GroupId((self.who >> 32) as u32)
     }
 
-    /// The reactor whose client it is.
+    /// The reactor of the client.
     #[inline]
     pub(super) fn reactor(self) -> ReactorId {
         ReactorId((self.how >> 16) as u16)
@@ -85,18 +87,18 @@ impl Key {
         (self.how >> 1 & 0x7f) as u8
     }
 
-    /// Whether somebody waits for each of the requests.
+    /// Whether the requests are synchronous: the submitter waits for each.
     #[inline]
     pub(super) fn is_sync(self) -> bool {
         self.how & 1 == 1
     }
 
-    /// Whether requests of the other key may stand in a queue of this one: same group, priority and kind.
+    /// Whether requests of the other key may be in a queue of this one: same group, priority and kind.
     pub(super) fn may_join(self, other: Self) -> bool {
         self.group() == other.group() && self.how & 0xffff == other.how & 0xffff
     }
 
-    /// A number that all queues of the same client have, and nearly no other client's.
+    /// A number that all queues of a client have, and almost no queue of another client.
     #[inline]
     pub(super) fn client(self) -> u32 {
         (hash(self.who, self.how >> 16) >> 32) as u32
@@ -107,7 +109,7 @@ impl Key {
         u32::from(LEVELS - self.level()) * WEIGHT_PER_LEVEL
     }
 
-    /// Whether it is of the class that is served last.
+    /// Whether it is of the idle class, which is served last.
     pub(super) fn is_idle_class(self) -> bool {
         self.class() == Class::Idle as usize
     }
@@ -134,11 +136,11 @@ impl Clients {
         }
     }
 
-    /// Finds the queue for a key; says whether it was another's, or nobody's, until now.
+    /// Finds the queue for a key; says whether the queue had another key, or none, until now.
     ///
     /// # Panics
-    /// If all queues are busy with others: the caller promised not to have more requests under way than it had room made
-    /// for.
+    /// If all queues are busy with other keys: the caller must not have more requests under way than the table
+    /// was made for.
     #[inline]
     pub(super) fn claim(&mut self, key: Key) -> (usize, bool) {
         let place = self.place(key);
@@ -148,25 +150,25 @@ impl Clients {
         }
     }
 
-    /// The queue with which this one works together, if that is still the same client's.
+    /// The queue with which this one works together, if that queue still has the same key.
     pub(super) fn cooperator(&self, id: usize) -> Option<usize> {
         let (cooperator, key) = self.queues[id].cooperator?;
         (self.queues[cooperator as usize].key == Some(key)).then_some(cooperator as usize)
     }
 
-    /// Lets the requests of a queue go into another one from now on, and those of that one stay there.
+    /// Sends the requests of a queue into another one from now on; the other queue's own requests stay there.
     pub(super) fn join(&mut self, id: usize, cooperator: usize) {
         let key = self.queues[cooperator].key();
         self.queues[id].cooperator = Some((cooperator as u32, key));
         self.queues[cooperator].cooperator = None;
     }
 
-    /// Lets the requests of a queue go into itself again.
+    /// Sends the requests of a queue into itself again.
     pub(super) fn part(&mut self, id: usize) {
         self.queues[id].cooperator = None;
     }
 
-    /// The queue has its first request: it is idle no longer. Says whether it was.
+    /// Marks a queue as busy at its first request. Says whether it was idle.
     #[inline]
     pub(super) fn begin(&mut self, id: usize) -> bool {
         let queue = &mut self.queues[id];
@@ -178,7 +180,7 @@ impl Clients {
         true
     }
 
-    /// The queue has nothing any more, neither here nor in flight.
+    /// Marks a queue as idle: it has no request, waiting or in flight.
     #[inline]
     pub(super) fn end(&mut self, id: usize) {
         let queue = &mut self.queues[id];
@@ -188,7 +190,7 @@ impl Clients {
         self.link(id as u32, NONE);
     }
 
-    /// Forgets the queues of a group, none of which has anything; `forgotten` hears of each.
+    /// Forgets the queues of a group, all of them idle, and calls `forgotten` for each.
     pub(super) fn forget(&mut self, group: GroupId, mut forgotten: impl FnMut(usize)) {
         for id in 0..self.queues.len() {
             let queue = &self.queues[id];
@@ -203,7 +205,7 @@ impl Clients {
         }
     }
 
-    /// The queues that somebody has, by number.
+    /// The queues that have a key, by number.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, Key, &Queue)> {
         let numbered = self.queues.iter().enumerate();
         numbered.filter_map(|(id, queue)| Some((id, queue.key?, queue)))
@@ -284,7 +286,7 @@ impl Clients {
         }
     }
 
-    /// Where the queue `id`, which has lost this key, is in the table.
+    /// The place in the table of the queue `id`, which has lost this key.
     fn place_of(&self, key: Key, id: u32) -> usize {
         let mut place = self.home(key);
         while self.table[place] != id {
@@ -293,7 +295,7 @@ impl Clients {
         place
     }
 
-    /// Empties a place, and moves those up that it stood in the way of.
+    /// Empties a place, and moves up the entries that were displaced by it.
     fn remove(&mut self, mut hole: usize) {
         let mask = self.table.len() - 1;
         let mut at = hole;
@@ -350,21 +352,21 @@ impl IndexMut<usize> for Clients {
 }
 
 impl Queue {
-    /// Whose it is.
+    /// Its key.
     ///
     /// # Panics
-    /// If it is nobody's.
+    /// If it has none.
     #[inline]
     pub(super) fn key(&self) -> Key {
         self.key.expect("a queue in use has a key")
     }
 
-    /// Whether it is somebody's.
+    /// Whether it has a key.
     pub(super) fn has_key(&self) -> bool {
         self.key.is_some()
     }
 
-    /// Whether it has a request, here or in flight.
+    /// Whether it has a request, waiting or in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.is_busy
     }
@@ -372,13 +374,13 @@ impl Queue {
 
 #[inline]
 fn hash(a: u64, b: u32) -> u64 {
-    // Multiplicative (Knuth): the upper half is the good one.
+    // Multiplicative (Knuth): the upper half is well mixed.
     (a ^ u64::from(b).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Levels of priority in a class.
 const LEVELS: u8 = 8;
-/// A queue of level 7 has this weight, one of level 0 has it eight times.
+/// The weight of a queue of level 7; level 0 has eight times as much.
 const WEIGHT_PER_LEVEL: u32 = 10;
 /// No queue.
 const NONE: u32 = u32::MAX;

@@ -1,21 +1,21 @@
-//! Decides whether there is competition for the drive: work of two groups, or of two clients of one group, now or a moment
-//! ago. `mod` tells it which queues are busy, and tells `depth` what it says.
+//! Decides whether there is competition for the drive: work of two groups, or of two clients of one group,
+//! now or a moment ago. `mod` reports which queues are busy, and passes the result to `depth`.
 
 use crate::ids::GroupId;
 use crate::time::{Instant, Nanos};
 
-/// Who has requests, queued or in flight.
+/// Counts of the queues with requests, queued or in flight.
 #[derive(Debug)]
 pub(super) struct Contention {
     /// Busy queues of each group.
     queues: Vec<u32>,
     /// Groups that have a busy queue.
     groups: u32,
-    /// Of the busy queues: how many, and the sums of their clients' numbers and of the squares of these.
+    /// Of the busy queues: their number, and the sums of their clients' numbers and of the squares of these.
     count: u128,
     sum: u128,
     squares: u128,
-    /// Until when competition that has ended counts.
+    /// Until when past competition still counts.
     lingers_until: Instant,
 }
 
@@ -32,7 +32,7 @@ impl Contention {
         }
     }
 
-    /// A queue of this group and client has become busy.
+    /// Counts a queue of this group and client that has become busy.
     #[inline]
     pub(super) fn begin(&mut self, group: GroupId, client: u32) {
         let client = u128::from(client);
@@ -44,7 +44,7 @@ impl Contention {
         *queues += 1;
     }
 
-    /// A queue of this group and client is busy no longer.
+    /// Removes a queue of this group and client that is no longer busy.
     #[inline]
     pub(super) fn end(&mut self, group: GroupId, client: u32, now: Instant) {
         if self.compete() {
@@ -59,15 +59,15 @@ impl Contention {
         self.groups -= u32::from(*queues == 0);
     }
 
-    /// Says whether there is competition, or was a moment ago: a client that sends one request after the other has none
-    /// between two of them, and would find the drive full each time it comes back.
+    /// Says whether there is competition, or was a moment ago: a client that sends one request after the other
+    /// has none between two requests, and would find the drive full each time it returns.
     #[inline]
     pub(super) fn compete_at(&self, now: Instant) -> bool {
         self.compete() || now < self.lingers_until
     }
 
-    /// All numbers are equal exactly if the square of their sum is their count times the sum of their squares (Cauchy and
-    /// Schwarz): so nobody has to be looked for.
+    /// All numbers are equal exactly if the square of their sum is their count times the sum of their squares
+    /// (Cauchy and Schwarz), so no search is needed.
     #[inline]
     fn compete(&self) -> bool {
         self.groups > 1 || self.count > 1 && self.sum * self.sum != self.count * self.squares
@@ -82,6 +82,6 @@ impl Contention {
     }
 }
 
-/// How long competition counts that has ended. A client that comes back every so often is not to find the drive full each time,
-/// and the drive does as much at the depth for competition.
+/// How long past competition counts. A client that returns now and then should not find the drive full each
+/// time, and the drive's throughput is the same at the depth for competition.
 const LINGER: Nanos = Nanos::from_secs(1);

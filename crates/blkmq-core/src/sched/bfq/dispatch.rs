@@ -1,5 +1,5 @@
-//! Gives out requests: which queue may be next, which of its requests that is, and what it counts as. `turn` does so in its own
-//! way where a turn is more than one request.
+//! Decides which queue may dispatch next, which of its requests, and what the request costs. `turn` decides
+//! this differently where a turn is more than one request.
 
 use super::super::slots::SlotId;
 use super::{Bfq, MOVES_NO_DATA, PASSED_OVER, wf2q};
@@ -9,7 +9,7 @@ use crate::sched::elevator::Elevator;
 use crate::time::Nanos;
 
 impl Bfq {
-    /// Gives out the next request where a turn is one request.
+    /// Dispatches the next request where a turn is one request.
     pub(super) fn dispatch_one(&mut self) -> Option<Box<Request>> {
         let id = self.pick()?;
         if self.idling.holds() {
@@ -58,7 +58,8 @@ impl Bfq {
         }
     }
 
-    /// All that waits is held. Says whether it is so no longer: those for whom it was are gone, or a probe begins.
+    /// Handles that all waiting requests are held. Says whether this has ended: the members for which they were
+    /// held are gone, or a probe begins.
     #[cold]
     pub(super) fn is_hold_over(&mut self) -> bool {
         if self.room.is_alone() {
@@ -74,25 +75,25 @@ impl Bfq {
         is_over
     }
 
-    /// Says whether those who are not passed over may have one more in flight.
+    /// Says whether the members that are not passed over may have one more request in flight.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.room.permits(self.others_in_flight()) || self.wf2q.reach_now() == 0
     }
 
-    /// There is no room. Says whether the next one does not need it: it is passed over, or came back within its due.
+    /// Handles a lack of room. Says whether the next leaf needs none: it is passed over, or it is urgent.
     #[cold]
     pub(super) fn may_pass(&mut self) -> bool {
         self.wf2q.is_next_passed_over() || self.wf2q.is_next_urgent()
     }
 
-    /// What is in flight of those who are not passed over.
+    /// Requests in flight of the members that are not passed over.
     #[inline]
     pub(super) fn others_in_flight(&self) -> u32 {
         self.in_flight - self.passed_in_flight
     }
 
-    /// Looks whether a probe goes on to its next phase.
+    /// Checks whether a probe enters its next phase.
     #[inline]
     pub(super) fn look_at_room(&mut self) {
         if self.room.look(&mut self.wf2q, self.in_flight, self.now) {
@@ -101,7 +102,7 @@ impl Bfq {
         }
     }
 
-    /// So long a group that has nothing is waited for at most.
+    /// How long a group without requests is waited for at most.
     #[inline]
     pub(super) fn patience_on_flash(&self) -> Nanos {
         self.tunables.slice_idle.min(PATIENCE)
@@ -121,7 +122,7 @@ impl Bfq {
         })
     }
 
-    /// Takes a request out of the queue that is being served.
+    /// Dispatches a request of the queue that is being served.
     pub(super) fn take(&mut self, id: usize, slot: SlotId) -> Box<Request> {
         let queue = &mut self.clients[id];
         let came_back = queue.requests.first_requeued() == Some(slot);
@@ -139,7 +140,7 @@ impl Bfq {
             self.passed_in_flight += 1;
         }
         self.room.taken(is_passed, self.now);
-        // What came back was paid for when it went out first.
+        // A requeued request was charged when it was dispatched first.
         if !came_back {
             let cost = self.cost(&rq);
             self.clients[id].history.served(cost);
@@ -148,8 +149,8 @@ impl Bfq {
         rq
     }
 
-    /// Which request of a queue is next: what came back, then what has waited too long, then, where distance matters, the
-    /// nearest one.
+    /// The next request of a queue: a requeued one, then one that has waited too long, then, if distance matters,
+    /// the nearest one.
     #[inline]
     pub(super) fn next_request(&self, id: usize) -> Option<SlotId> {
         let requests = &self.clients[id].requests;
@@ -173,7 +174,7 @@ impl Bfq {
         expired.or_else(|| requests.nearest(&self.held, &self.tunables))
     }
 
-    /// What a queue is to be given in its next turn, if it has anything.
+    /// The budget of a queue's next turn, if it has requests.
     #[inline]
     pub(super) fn next_budget(&self, id: usize) -> Option<u32> {
         if self.has_turns() {
@@ -183,8 +184,8 @@ impl Bfq {
         Some(self.cost(self.held.slots.rq(slot)))
     }
 
-    /// What a request counts as, in bytes: those that the drive moves, a transfer at most, or would have moved meanwhile if it moves
-    /// none; at least a block; and what the request itself is said to cost.
+    /// The cost of a request, in bytes: the bytes that the drive moves, at most one transfer, or that it would
+    /// have moved meanwhile if the request moves none; at least a block; plus the tunable cost of a request.
     #[inline]
     pub(super) fn cost(&self, rq: &Request) -> u32 {
         let bytes = match rq.charged_bytes(self.held.limits()) {
@@ -195,9 +196,9 @@ impl Bfq {
     }
 }
 
-/// So long a group that has nothing is waited for at most.
+/// How long a group without requests is waited for at most.
 const PATIENCE: Nanos = Nanos::from_millis(2);
-/// So long a group's clients of the idle class wait behind the others, then one turn is theirs.
+/// How long a group's clients of the idle class wait behind the others before they get one turn.
 const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
-/// What a request counts as at least.
+/// Least cost of a request.
 const COST_MIN: u32 = 4096;

@@ -1,11 +1,11 @@
-//! Decides which of some entities has the smallest tag: a skew heap (Sleator and Tarjan 1986) that is linked by numbers
-//! through a fixed table, so that any number of heaps share the table without memory of their own. `wf2q` keeps its
-//! entities in it.
+//! Decides which of some entities has the smallest tag: a skew heap (Sleator and Tarjan 1986), linked by
+//! numbers through a fixed table, so that any number of heaps share the table without memory of their own.
+//! `wf2q` keeps its entities in it.
 //!
-//! Joining two heaps walks down their right spines and swaps the children of each node on the way: no spine stays long, and
-//! every operation, all of which are joins, takes logarithmic time on average over any sequence.
+//! A join of two heaps walks down their right spines and swaps the children of each node on the way, so no
+//! spine stays long. Every operation is a join and takes amortised logarithmic time.
 
-/// The links of a node in a heap; a node has as many of them as there are heaps that it can be in at the same time.
+/// The links of a node in a heap; a node has one set for each heap that it can be in at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Links {
     left: u32,
@@ -13,7 +13,7 @@ pub(super) struct Links {
     up: u32,
 }
 
-/// What can be in a heap: it has links, and a tag for each `BY` to be ordered by.
+/// An element of a heap: it has links, and a tag for each order `BY`.
 pub(super) trait Node {
     fn links<const BY: usize>(&self) -> &Links;
     fn links_mut<const BY: usize>(&mut self) -> &mut Links;
@@ -48,7 +48,7 @@ impl<const BY: usize> Heap<BY> {
         self.0 = join::<BY, N>(nodes, self.0, id);
     }
 
-    /// Removes a node of this heap, wherever it stands.
+    /// Removes a node of this heap, at any place.
     #[inline]
     pub(super) fn remove<N: Node>(&mut self, nodes: &mut [N], id: u32) {
         let links = nodes[id as usize].links_mut::<BY>();
@@ -97,7 +97,7 @@ pub(super) fn before(a: u64, b: u64) -> bool {
     (a.wrapping_sub(b) as i64) < 0
 }
 
-/// Joins two heaps, whose tops link up to nothing or are about to be linked anew by the caller.
+/// Joins two heaps whose tops have no parent, or whose tops the caller is about to link again.
 #[inline]
 fn join<const BY: usize, N: Node>(nodes: &mut [N], a: u32, b: u32) -> u32 {
     if a == NONE || b == NONE {

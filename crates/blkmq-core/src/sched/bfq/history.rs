@@ -1,27 +1,28 @@
-//! Decides what a client's past says of its future: how large its next budget is, whether its requests lie far apart, how
-//! soon the next one comes, and whether somebody sits and waits for it. `turn` and `mod` ask; each queue keeps one.
+//! Decides what a client's past predicts: the size of its next budget, whether its requests lie far apart,
+//! how soon the next one comes, and whether a user waits for it.
+//! `turn` and `mod` use it; each queue has one.
 
 use crate::time::{Instant, Nanos};
 
-/// What is known of a queue's client.
+/// The history of a queue's client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct History {
-    /// Of the next turn, in bytes; 0 before the first one.
+    /// Budget of the next turn, in bytes; 0 before the first one.
     budget: u32,
-    /// A bit for each of the latest requests: whether it came far from the one before.
+    /// A bit for each of the latest requests: whether it was far from the one before.
     far: u32,
     /// Where the latest request ended; `None` before the first one.
     end: Option<u64>,
-    /// From the end of its last request to the next one: a moving mean, and how many went into it.
+    /// Think time, from the end of its last request to the next one: a moving mean, and its number of values.
     think: Nanos,
     thinks: u32,
-    /// Since when it has nothing, neither here nor in flight.
+    /// Since when it has no request, waiting or in flight.
     dry_at: Option<Instant>,
-    /// What it was served since it was dry last, in bytes.
+    /// Its service since it was last dry, in bytes.
     burst: u64,
-    /// Before this moment a soft real-time client would not have come back.
+    /// A soft real-time client would not return before this time.
     paced_until: Instant,
-    /// Until when its weight is raised, and for how much service at most.
+    /// Until when its weight is raised, and for at most how much service.
     raised_until: Option<Instant>,
     raised_for: u64,
 }
@@ -33,16 +34,16 @@ pub(super) enum TurnEnd {
     Exhausted,
     /// It took too long.
     Timeout,
-    /// The queue had nothing more, and nobody waited.
+    /// The queue became empty, and the drive did not wait for it.
     Dry,
-    /// The queue had nothing more, and did not come back while the drive waited.
+    /// The queue became empty, and no request came while the drive waited.
     TooIdle,
     /// Something else changed.
     Asked,
 }
 
 impl History {
-    /// Of a client that nothing is known of.
+    /// The history of a new client.
     pub(super) const NEW: Self = Self {
         budget: 0,
         far: 0,
@@ -64,7 +65,7 @@ impl History {
         self.end = Some(end);
     }
 
-    /// Whether most of its requests come far from the one before.
+    /// Whether most of its requests are far from the one before.
     pub(super) fn is_seeky(&self) -> bool {
         self.far.count_ones() > SEEKY_OF_32
     }
@@ -81,7 +82,7 @@ impl History {
         self.paced_until = self.paced_until.max(now + Nanos(pace));
     }
 
-    /// It has a request again; `think_max` bounds what one long pause says.
+    /// It has a request again; one pause counts as at most `think_max`.
     pub(super) fn woke(&mut self, now: Instant, think_max: Nanos) {
         if let Some(dry_at) = self.dry_at.take() {
             let think = now.since(dry_at).min(think_max);
@@ -92,7 +93,7 @@ impl History {
         self.burst = 0;
     }
 
-    /// Whether its next request does not come soon.
+    /// Whether its mean think time exceeds `time`.
     pub(super) fn thinks_longer_than(&self, time: Nanos) -> bool {
         self.thinks >= THINKS_KNOWN && self.think > time
     }
@@ -112,8 +113,9 @@ impl History {
         }
     }
 
-    /// Learns from a turn: who uses up a budget gets a larger one, so that long sweeps go on; who comes back late gets a
-    /// smaller one, so that it is soon due again, and the wait for it costs little.
+    /// Adjusts the budget after a turn: a client that used it up gets a larger one, so that long sweeps
+    /// continue; a client that returns late gets a smaller one, so that it is soon due again and the wait for
+    /// it costs little.
     pub(super) fn turn_ended(&mut self, why: TurnEnd, served: u64, has_more_in_flight: bool, max: u32) {
         let min = max / BUDGET_STEPS;
         let budget = self.budget(max);
@@ -128,8 +130,8 @@ impl History {
         self.budget = new.clamp(min.max(1), max);
     }
 
-    /// Whether it is to be raised now that it comes back at `now`: after a long pause, as a program does that somebody
-    /// starts (interactive); or not before it has used up what it read last at a moderate rate, as a player does (soft
+    /// Raises its weight, if it returns at `now` after a long pause, like a program that a user starts
+    /// (interactive), or not before it consumed its last burst at a moderate rate, like a media player (soft
     /// real time).
     pub(super) fn start_raising(&mut self, now: Instant) {
         let pause = self.dry_at.map(|dry_at| now.since(dry_at));
@@ -147,7 +149,7 @@ impl History {
         self.raised_for = self.raised_for.max(service);
     }
 
-    /// By how much its weight is raised at `now`.
+    /// The factor by which its weight is raised at `now`.
     pub(super) fn factor(&mut self, now: Instant) -> u32 {
         if self
             .raised_until
@@ -168,20 +170,21 @@ impl History {
 const FAR: u64 = 400 << 10;
 /// More than so many far requests of 32 make a queue seeky.
 const SEEKY_OF_32: u32 = 19;
-/// Pauses that must have been seen before they count.
+/// Number of pauses from which on their mean counts.
 const THINKS_KNOWN: u32 = 8;
 /// The smallest budget is this part of the largest.
 const BUDGET_STEPS: u32 = 32;
-/// By how much a weight is raised.
+/// The factor of a raised weight.
 const RAISE: u32 = 30;
-/// Who was idle for so long and comes back is taken for a program that was just started.
+/// A client that returns after this long is assumed to be a program that was just started.
 const LONG_PAUSE: Nanos = Nanos::from_secs(2);
-/// So long, and for so much service, such a program is favoured: about what loading a large one takes.
+/// How long, and for how much service, such a program is favoured: about as much as loading a large one takes.
 const RAISED_INTERACTIVE: Nanos = Nanos::from_secs(6);
 const RAISED_SERVICE: u64 = 60 << 20;
-/// So long a soft real-time client is favoured at each of its bursts.
+/// How long a soft real-time client is favoured at each of its bursts.
 const RAISED_SOFT: Nanos = Nanos::from_millis(300);
-/// The largest rate of what is taken for soft real time, in bytes a second: a compressed film of high quality.
+/// The largest rate of a client that counts as soft real time, in bytes per second: a compressed film of
+/// high quality.
 const SOFT_RATE: u64 = 7000 * 512;
 
 #[cfg(test)]

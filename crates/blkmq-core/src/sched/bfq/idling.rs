@@ -1,15 +1,17 @@
-//! Decides how long others are held for a group or client that has nothing, neither waiting nor in flight: as long as it may
-//! come back at once. `mod` tells it who comes and goes, the gate when each reactor has answered.
+//! Decides how long others are held for a group or client that has no request waiting or in flight: as long
+//! as it may return at once.
+//! `mod` reports which members come and go, the gate reports when each reactor has answered.
 //!
 //! ```text
 //!   busy ──► dry ──────────────────► gone: the others are held for it no longer
 //!    ▲        │   thinks for longer than it is waited for; or its time is over
 //!    └────────┘   its reactor has not answered yet: up to LATE_MAX, on credit
 //! ```
-//! Who sends one request after the other is dry between two of them. What it thinks in between is known from its past; who thinks
-//! for longer than `slice_idle`, or PATIENCE, is not waited for. A reactor that has lost its processor for some milliseconds has
-//! ends that it has told nobody of: its clients cannot ask. They are waited for until it answers, at most LATE_MAX, and in all
-//! for one in CREDIT_PART of the time.
+//! A client that sends one request after the other is dry between two requests. Its think time between them
+//! is known from its past; a client that thinks for longer than `slice_idle`, or PATIENCE, is not waited
+//! for. A reactor that lost its CPU for some milliseconds has ends that it has not delivered, so its clients
+//! cannot respond. Its clients are waited for until it answers, at most LATE_MAX, and in total for one in
+//! CREDIT_PART of the time.
 //!
 //! Waiting costs nothing while the others are within the bound of `lead`, which is about as long as most waits.
 
@@ -17,16 +19,16 @@ use super::wf2q::EntityId;
 use crate::ids::{GroupId, REACTORS_MAX, ReactorId, ReactorSet};
 use crate::time::{Instant, Nanos};
 
-/// What is known of all groups and clients.
+/// The estimates for all groups and clients.
 #[derive(Debug)]
 pub(super) struct Idling {
     members: Vec<Member>,
-    /// Until when each reactor has answered, and when that was told.
+    /// By reactor: until when it has answered, and when that was reported.
     answered: Vec<(Instant, Instant)>,
-    /// Reactors that are to be asked, once each, and when one was named last.
+    /// Reactors to query, once each, and when one was named last.
     awaited: ReactorSet,
     asked_at: Instant,
-    /// For whom others are held now, since when, and when to look again.
+    /// The member for which others are held now, since when, and when to check again.
     held: Option<IdleWait>,
     credit: Nanos,
     credit_at: Instant,
@@ -36,15 +38,15 @@ pub(super) struct Idling {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     dry_since: Instant,
-    /// When its latest end was seen by its reactor, which may be a while before it was told of here.
+    /// When its reactor reaped its latest completion; the report may come here later.
     ended_at: Instant,
-    /// From its last end to its next request: a moving mean, of so many.
+    /// Think time, from its last end to its next request: a moving mean, of `thinks` values.
     think: Nanos,
     thinks: u32,
-    /// For how long it may be away and keep what is due to it, and until when that was earned.
+    /// For how long it may be absent and keep its due, and until when that was earned.
     moments: Nanos,
     moments_at: Instant,
-    /// Of its latest end.
+    /// The reactor of its latest end.
     reactor: ReactorId,
 }
 
@@ -52,14 +54,14 @@ struct Member {
 struct IdleWait {
     group: GroupId,
     since: Instant,
-    /// When to look again; none if nobody is waited for who has nothing.
+    /// When to check again; none if no member without requests is waited for.
     until: Option<Instant>,
     /// It is waited for because its reactor is late.
     is_late: bool,
 }
 
 impl Idling {
-    /// Makes what is needed for so many groups and clients.
+    /// Makes the tables for `members` groups and clients.
     pub(super) fn new(members: usize) -> Self {
         let member = Member {
             dry_since: Instant(0),
@@ -81,8 +83,9 @@ impl Idling {
         }
     }
 
-    /// It has a request again, or for the first time; others were held for it no longer than `patience`. Says whether it was away for a
-    /// moment only, as a client is that has lost its processor: the others went on, but not at its expense.
+    /// Handles a member that has a request again, or for the first time; others were held for it no longer than
+    /// `patience`. Says whether it was absent only for a moment, as a client that lost its CPU: the others
+    /// continued, but not at its expense.
     #[inline]
     pub(super) fn came(&mut self, id: EntityId, patience: Nanos, now: Instant) -> bool {
         let member = &mut self.members[id.index()];
@@ -90,7 +93,7 @@ impl Idling {
         let missed = Nanos(pause.0.saturating_sub(member.wait(patience).0));
         let is_moment = member.thinks > 0 && member.spend(missed, now);
         if member.thinks == 0 {
-            // It is there from now on; until now nobody was waited for.
+            // It is present from now on; until now no member was waited for.
             member.moments_at = now;
         } else {
             member.think = Nanos((member.think.0 * 7 + pause.min(THINK_MAX).0) / 8);
@@ -99,7 +102,7 @@ impl Idling {
         is_moment
     }
 
-    /// Its last request has ended; its reactor has seen that at `ended_at`.
+    /// Handles the end of its last request, which its reactor reaped at `ended_at`.
     #[inline]
     pub(super) fn left(&mut self, id: EntityId, reactor: ReactorId, ended_at: Instant, now: Instant) {
         let member = &mut self.members[id.index()];
@@ -108,22 +111,22 @@ impl Idling {
         member.reactor = reactor;
     }
 
-    /// Nothing is known of it any more.
+    /// Forgets the estimates of a member.
     pub(super) fn forget(&mut self, id: EntityId) {
         let member = &mut self.members[id.index()];
         (member.think, member.thinks) = (Nanos::ZERO, 0);
         member.moments = Nanos::ZERO;
     }
 
-    /// Those for whom others are held are about to be looked at anew.
+    /// Begins a new check of the members for which others are held.
     pub(super) fn look_again(&mut self) {
         if let Some(held) = &mut self.held {
             held.until = None;
         }
     }
 
-    /// Says whether others are not to be held for it any longer; else they are, and somebody looks again later. It is waited
-    /// for no longer than `patience`, if its reactor has answered.
+    /// Says whether others are no longer held for it; otherwise they are held, and a later check is due. It is
+    /// waited for no longer than `patience`, if its reactor has answered.
     pub(super) fn is_gone(&mut self, id: EntityId, group: GroupId, patience: Nanos, now: Instant) -> bool {
         let member = self.members[id.index()];
         let mut until = member.dry_since + member.wait(patience);
@@ -131,7 +134,7 @@ impl Idling {
         if now >= until {
             match self.is_late(member, now) {
                 None => {
-                    // It is asked before the next look.
+                    // The reactor is queried before the next check.
                     until = now;
                     self.awaited.insert(member.reactor);
                     self.asked_at = now;
@@ -159,7 +162,7 @@ impl Idling {
         false
     }
 
-    /// Nobody is held for somebody who has nothing. Returns for whom that was so until now, and for how long.
+    /// Ends holding others for a member without requests. Returns that member, and for how long others were held.
     #[inline]
     pub(super) fn end_hold(&mut self, now: Instant) -> Option<(GroupId, Nanos)> {
         let held = self.held.take()?;
@@ -170,36 +173,36 @@ impl Idling {
         Some((held.group, time))
     }
 
-    /// Whose answers are of interest now.
+    /// The reactors whose answers matter now.
     #[inline]
     pub(super) fn awaited(&self) -> ReactorSet {
         self.awaited
     }
 
-    /// Learns at `now` that a reactor has answered all that had ended until then.
+    /// Notes at `now` that a reactor has answered all that had ended by `until`.
     pub(super) fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant) {
         self.answered[reactor.index()] = (until, now);
         self.awaited.remove(reactor);
     }
 
-    /// Says when to look again whether somebody is still waited for.
+    /// The time at which to check again whether a member is still waited for.
     pub(super) fn next_wakeup(&self) -> Option<Instant> {
         self.held.and_then(|held| held.until)
     }
 
-    /// Says whether others are held for somebody who has nothing.
+    /// Says whether others are held for a member without requests.
     #[inline]
     pub(super) fn holds(&self) -> bool {
         self.held.is_some()
     }
 
-    /// Whether a member's reactor has not answered its last end yet; unknown if it has not been asked.
+    /// Whether a member's reactor has not answered its last end yet; unknown if the reactor was not queried.
     fn is_late(&self, member: Member, now: Instant) -> Option<bool> {
         let (until, told_at) = self.answered[member.reactor.index()];
         if told_at == now {
             return Some(until < member.ended_at);
         }
-        // Nobody tells of it although it was asked: it cannot be late.
+        // No answer is reported although the reactor was queried: it cannot be late.
         let was_asked = self.awaited.contains(member.reactor) && self.asked_at < now;
         was_asked.then_some(false)
     }
@@ -215,17 +218,17 @@ impl Idling {
 }
 
 impl Member {
-    /// How long others are held for it if it has nothing.
+    /// How long others are held for a member without requests.
     #[inline]
     fn wait(&self, patience: Nanos) -> Nanos {
-        // Who was never seen to come back is not waited for.
+        // A member that never returned is not waited for.
         if self.thinks < THINKS_KNOWN || self.think > patience {
             return Nanos::ZERO;
         }
         Nanos((self.think.0 * 4).max(WAIT_MIN.0)).min(patience)
     }
 
-    /// Takes off what it missed, if it was there for long enough before.
+    /// Deducts an absence, if the member was present for long enough before.
     #[inline]
     fn spend(&mut self, missed: Nanos, now: Instant) -> bool {
         let was_there = now.since(self.moments_at).0.saturating_sub(missed.0);
@@ -241,17 +244,18 @@ impl Member {
 
 /// The first request ends no pause; the second does.
 const THINKS_KNOWN: u32 = 2;
-/// A single long pause says no more than this of how long somebody thinks.
+/// A single long pause counts as at most this think time.
 const THINK_MAX: Nanos = Nanos::from_millis(8);
-/// Who comes back at once is waited for at least so long: a sleeper needs that to wake up.
+/// A member that returns at once is waited for at least this long: a sleeping client needs it to wake up.
 const WAIT_MIN: Nanos = Nanos::from_micros(200);
-/// Who is away for one part in so many of the time that it is there, and so long at once, keeps what is due to it.
+/// A member keeps its due if it is absent for at most one part in so many of the time that it is present,
+/// and at most so long at once.
 const MOMENT_PART: u64 = 8;
 const MOMENT_MAX: Nanos = Nanos::from_millis(20);
-/// So long somebody is waited for whose reactor is late.
+/// A member with a late reactor is waited for at most this long.
 const LATE_MAX: Nanos = Nanos::from_millis(10);
-/// And it is asked again so often.
+/// Time between two queries of a late reactor.
 const LATE_LOOK: Nanos = Nanos::from_micros(500);
-/// Waiting for late reactors takes one in so many of all time at most, and so much at once.
+/// Waiting for late reactors takes at most one in so many of all time, and at most so much at once.
 const CREDIT_PART: u64 = 32;
 const CREDIT_MAX: Nanos = Nanos::from_millis(30);

@@ -1,12 +1,12 @@
-//! Decides the order of requests by the shares of their groups and clients: the bfq elevator. Called by the gate's holder
-//! (see `sched`). Whose turn it is decides `wf2q`, in virtual time; the rest is policy.
+//! Decides the order of requests by the shares of their groups and clients: the bfq elevator.
+//! The gate's holder calls it (see `sched`). `wf2q` decides whose turn it is, in virtual time; the rest is policy.
 //!
 //! ```text
 //!  insert ─► clients: whose queue? ─► requests: merge, position, arrival ─► (was empty) wf2q: activate
 //!  dispatch ◄─ requests: which one? ◄─ turn, if the drive seeks ◄─ wf2q: which queue? ◄─ depth: may anything go?
 //! ```
-//! On a drive that does not seek a turn is one request. On one that does, or with `strict_guarantees`, it is a budget of
-//! requests of one queue (`turn`). `docs/schedulers/bfq.md` says what is as in Linux, what differs and why.
+//! On a drive that does not seek, a turn is one request. On a drive that seeks, or with `strict_guarantees`,
+//! a turn is a budget of requests of one queue (`turn`). `docs/schedulers/bfq.md` compares this with Linux.
 
 mod clients;
 mod contention;
@@ -45,7 +45,7 @@ use crate::time::{Instant, Nanos};
 
 /// The bfq elevator.
 ///
-/// Its memory is made at set-up: per request about 650 bytes beside the request itself, per group about 170.
+/// It allocates at set-up: about 650 bytes per request, without the request itself, and about 170 per group.
 #[derive(Debug)]
 pub struct Bfq {
     held: RequestMemory,
@@ -56,27 +56,27 @@ pub struct Bfq {
     idling: Idling,
     rate: Rate,
     room: Room,
-    /// All that waits was held the last time, for a slower one.
+    /// At the last dispatch all waiting requests were held for a slower group or client.
     is_held: bool,
     tunables: Tunables,
     /// Whether the drive seeks.
     rotational: bool,
-    /// Whose turn it is, on a drive on which a turn is more than one request.
+    /// The current turn, if turns are more than one request.
     turn: Option<Turn>,
     pace: Pace,
     neighbours: Neighbours,
-    /// Requests given out that have not ended.
+    /// Requests dispatched that have not ended.
     in_flight: u32,
-    /// Those of members that were passed over.
+    /// Those among them of members that are passed over.
     passed_in_flight: u32,
 
-    /// Of each group, when the class of its clients that is served last had its turn.
+    /// By group, when its clients of the idle class had their last turn.
     last_class_at: Vec<Instant>,
-    /// For whom the drive idled, and how long, since somebody asked. Room for each group.
+    /// The groups for which the drive idled, and for how long, since the last query. Room for each group.
     idled: Vec<(GroupId, Nanos)>,
-    /// What the largest request counts as.
+    /// The cost of the largest request.
     cost_max: u32,
-    /// The latest time seen: callers on different reactors may be some nanoseconds apart.
+    /// The latest time seen: clocks of different reactors may differ by some nanoseconds.
     now: Instant,
 }
 
@@ -85,7 +85,7 @@ impl Bfq {
     /// `limits`.
     pub fn new(limits: Limits, requests_max: usize, groups: &GroupTree) -> Self {
         let capacity = groups.capacity();
-        // Twice: a request may come back, for another client, before its end has been reported.
+        // Twice: a request may be reused, for another client, before its end has been reported.
         let queues = 2 * requests_max.max(1);
         let rotational = limits.rotational;
         let mut bfq = Self {
@@ -116,13 +116,13 @@ impl Bfq {
         bfq
     }
 
-    /// Whether a turn is a budget of requests, not one.
+    /// Whether a turn is a budget of requests, not a single one.
     #[inline]
     fn has_turns(&self) -> bool {
         self.rotational || self.tunables.strict_guarantees
     }
 
-    /// A queue has got its first request.
+    /// Handles the first request of a queue that was empty.
     #[inline]
     fn wake(&mut self, id: usize) {
         let was_idle = self.clients.begin(id);
@@ -150,13 +150,13 @@ impl Bfq {
         }
     }
 
-    /// Whether the past of clients is looked at.
+    /// Whether the history of clients is used.
     #[inline]
     fn learns(&self) -> bool {
         self.has_turns() || self.tunables.low_latency
     }
 
-    /// A queue comes back after a pause, or for the first time.
+    /// Handles the return of a queue after a pause, or its first use.
     fn learn_of_return(&mut self, id: usize) {
         let key = self.clients[id].key();
         let history = &mut self.clients[id].history;
@@ -167,7 +167,7 @@ impl Bfq {
         self.weigh(id);
     }
 
-    /// Gives a queue the weight that it has now.
+    /// Updates the weight of a queue.
     fn weigh(&mut self, id: usize) {
         if !self.tunables.low_latency {
             self.clients[id].history.end_raising();
@@ -177,7 +177,7 @@ impl Bfq {
         self.wf2q.set_weight(self.wf2q.leaf(id), weight);
     }
 
-    /// A request that was given out is not in flight any more.
+    /// Counts a dispatched request as no longer in flight.
     #[inline]
     fn dec_in_flight(&mut self, sched_data: u32) {
         self.in_flight -= 1;
@@ -185,7 +185,7 @@ impl Bfq {
         self.clients[queue_of(sched_data)].in_flight -= 1;
     }
 
-    /// If a queue has nothing any more, here or in flight, it is idle.
+    /// Makes a queue idle if it has no request left, waiting or in flight.
     #[inline]
     fn rest(&mut self, id: usize, ended_at: Instant) {
         let queue = &self.clients[id];
@@ -211,8 +211,8 @@ impl Bfq {
             .set_contended(self.contention.compete_at(self.now), self.now);
     }
 
-    /// How much one group may have in advance of another, in bytes of the drive's time: what it does in LEAD_TIME. None is
-    /// waited for, and the order is all there is, with turns, or if nobody is to be waited for.
+    /// The bound on the lead of one group over another, in bytes of the drive's time: what the drive does in
+    /// LEAD_TIME. With turns, or if idling is off, no group is held for another, and only the order counts.
     fn reach(&self) -> u64 {
         if self.has_turns() || self.tunables.slice_idle == Nanos::ZERO {
             return 0;
@@ -226,7 +226,7 @@ impl Bfq {
     }
 }
 
-/// Whose request it is, from what [`Bfq::take`] left in it.
+/// The queue of a request, from the value that [`Bfq::take`] left in it.
 #[inline]
 fn queue_of(sched_data: u32) -> usize {
     (sched_data & !(MOVES_NO_DATA | PASSED_OVER)) as usize
@@ -290,8 +290,8 @@ impl Elevator for Bfq {
         }
     }
 
-    /// Beside a full drive there is room for a few who come back within their due: on a drive that holds two large writes,
-    /// waiting for the end of one would be most of a small read's time.
+    /// A few requests of clients that return within their due may exceed the depth: on a drive that holds two
+    /// large writes, waiting for the end of one would be most of a small read's time.
     fn dispatch_urgent(&mut self, now: Instant) -> Option<Box<Request>> {
         self.notice(now);
         let limit = self.depth.limit();
@@ -370,13 +370,13 @@ impl Elevator for Bfq {
     }
 
     fn next_wakeup(&self) -> Option<Instant> {
-        // Where nobody else has anything, nobody asks how long the wait is.
+        // If no other queue has a request, the length of the wait does not matter.
         let is_asked = self.queued() > 0;
         if !is_asked {
             return None;
         }
         let turn = self.turn.and_then(|turn| turn.waits_until);
-        // At the limit an end comes first.
+        // At the limit, a completion comes first.
         let is_full = self.in_flight >= self.depth.limit();
         let idling = self.idling.next_wakeup().filter(|_| !is_full);
         let wakeups = [turn, idling, self.room.next_wakeup(&self.wf2q)];
@@ -448,13 +448,13 @@ impl Elevator for Bfq {
     }
 }
 
-/// How far one group may be ahead of another: long enough for a batch of ends to be answered, and short beside what anybody
-/// notices.
+/// How far one group may be ahead of another: long enough for clients to respond to a batch of
+/// completions, and too short for users to notice.
 const LEAD_TIME: Nanos = Nanos::from_millis(1);
 const REACH_MIN: u64 = 64 << 10;
-/// Beside each so many that the drive may hold there is room for one urgent request.
+/// One urgent request may exceed the depth for each so many requests that the drive may hold.
 const URGENT_PART: u32 = 4;
-/// Beside its queue's number in `sched_data`: a request that moves no data.
+/// Bit of `sched_data`, next to the queue's number: the request moves no data.
 const MOVES_NO_DATA: u32 = 1 << 31;
-/// Likewise: a member that was passed over when it was given out.
+/// Bit of `sched_data`: the request's member was passed over when the request was dispatched.
 const PASSED_OVER: u32 = 1 << 30;

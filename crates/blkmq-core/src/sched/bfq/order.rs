@@ -1,6 +1,6 @@
-//! Decides how the requests of one queue are found by position: a treap (Seidel and Aragon 1996) that is linked through
-//! the slots' numbers. The thousands of queues of an elevator share its table, and an empty queue needs no memory; that
-//! is why it is not `index`, which is faster for few and large sets.
+//! Decides how the requests of one queue are found by position: in a treap (Seidel and Aragon 1996) linked
+//! through the slots' numbers. The thousands of queues of an elevator share its table, and an empty queue
+//! needs no memory. `index` is faster, but only for few and large sets.
 
 use crate::sched::slots::SlotId;
 
@@ -18,15 +18,15 @@ struct Node {
     left: u32,
     right: u32,
     up: u32,
-    /// No child has a smaller one: chosen by chance, they keep the tree flat.
+    /// No child has a smaller priority: random priorities keep the tree flat.
     priority: u32,
 }
 
-/// The order of one queue; requests of the same position stand in the order of their insertion.
+/// The order of one queue; requests of the same position are in the order of their insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Root(u32);
 
-/// The neighbours of a position; good until the order changes.
+/// The neighbours of a position; valid until the order changes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gap {
     pub(super) before: Option<SlotId>,
@@ -138,12 +138,12 @@ impl Order {
         self.replace(root, up, id.0, joined);
     }
 
-    /// Lowers a request's position, by so little that the order stays.
+    /// Lowers a request's position. The caller makes sure that the order stays the same.
     pub(super) fn lower_key(&mut self, id: SlotId, key: u64) {
         self.nodes[id.0 as usize].key = key;
     }
 
-    /// The requests in order. For checks and for what is rare: it allocates.
+    /// The requests in order. For checks and rare operations: it allocates.
     pub(super) fn list(&self, root: Root) -> Vec<SlotId> {
         let (mut list, mut above, mut at) = (Vec::new(), Vec::new(), root.0);
         while at != NONE || !above.is_empty() {

@@ -1,35 +1,35 @@
-//! Decides what the drive is taken to do in a second, from what has ended: the bound on the lead is measured in its time, and
-//! so is the cost of requests that move no data.
+//! Decides the assumed rate of the drive, from completions: it converts the bound on the lead, and the cost
+//! of requests that move no data, from time to bytes.
 
 use crate::time::{Instant, Nanos};
 
-/// Moving means of what ends.
+/// Moving means over completions.
 #[derive(Debug, Default)]
 pub(super) struct Rate {
     bytes_per_second: u64,
     since: Instant,
     bytes: u64,
-    /// What one that moves no data keeps the drive from moving, in bytes.
+    /// How much a request without data keeps the drive from moving, in bytes.
     kept: u64,
 }
 
 impl Rate {
-    /// Counts the end of a request; says whether the mean is a new one.
+    /// Counts the end of a request; says whether the mean has changed.
     #[inline]
     pub(super) fn completed(&mut self, bytes: u64, now: Instant) -> bool {
         self.bytes += bytes;
         now.since(self.since) >= WINDOW && self.close(now)
     }
 
-    /// A request that moved no data has ended. The drive had it for `time`, as one of `in_flight`. Returns what it kept the drive
-    /// from moving: it counts as that.
+    /// Counts the end of a request that moved no data. The drive had it for `time`, as one of `in_flight`.
+    /// Returns its cost: how much it kept the drive from moving.
     pub(super) fn learn_cost_without_data(&mut self, time: Nanos, in_flight: u32) -> u64 {
         let kept = (self.bytes_in(time) / u64::from(in_flight)).min(KEPT_MAX);
         self.kept = (self.kept * 7 + kept) / 8;
         self.kept
     }
 
-    /// What a request that moves no data counts as, in bytes.
+    /// The cost of a request that moves no data, in bytes.
     #[inline]
     pub(super) fn cost_without_data(&self) -> u64 {
         self.kept
@@ -44,7 +44,7 @@ impl Rate {
         let elapsed = now.since(self.since);
         let bytes = std::mem::take(&mut self.bytes);
         self.since = now;
-        // Who was idle in between says nothing.
+        // A drive that was idle in between gives no measurement.
         if elapsed >= PAUSE {
             return false;
         }
@@ -59,5 +59,5 @@ impl Rate {
 
 const WINDOW: Nanos = Nanos::from_millis(4);
 const PAUSE: Nanos = Nanos::from_millis(100);
-/// A request that took so long counts for no more.
+/// Largest cost of a request that moves no data.
 const KEPT_MAX: u64 = 16 << 20;

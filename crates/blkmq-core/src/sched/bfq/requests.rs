@@ -1,5 +1,6 @@
-//! Decides the order of the requests of one queue: by position, but the oldest first once it has waited for too long; and
-//! which of them become one. `queue` keeps one such set for each client, `order` and `slots` hold what is in them.
+//! Decides the order of the requests of one queue (by position, but the oldest first once it has waited for
+//! too long), and which of them are merged.
+//! `clients` keeps one such set for each queue; `order` and `slots` hold the requests.
 
 use super::order::{Gap, Order, Root};
 use super::tunables::Tunables;
@@ -21,11 +22,11 @@ pub(super) struct RequestMemory {
 /// The requests of one queue.
 #[derive(Debug)]
 pub(super) struct Requests {
-    /// What came back from the driver, in the order in which it came.
+    /// Requests that were requeued, in the order in which they came back.
     requeued: Fifo,
     by_arrival: Fifo,
     by_position: Root,
-    /// The end of the request that was given out last: where the head is, as far as this queue knows.
+    /// The end of the request that was dispatched last: the assumed position of the drive's head.
     swept: u64,
 }
 
@@ -39,13 +40,13 @@ impl RequestMemory {
         }
     }
 
-    /// What the drive takes.
+    /// The drive's limits.
     #[inline]
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Merges a request into the queued one `id`, which it touches at the given end, or gives it back.
+    /// Merges a request into the queued one `id`, which it touches at the given end, or returns it.
     #[inline]
     fn try_merge(&mut self, id: SlotId, rq: Box<Request>, end: Fit) -> Result<(), Box<Request>> {
         let limits = &self.limits;
@@ -78,7 +79,7 @@ impl Requests {
         self.by_arrival.first().is_none() && self.requeued.first().is_none()
     }
 
-    /// Takes a request in: merges it with a neighbour, or puts it at its position and behind all that came before.
+    /// Inserts a request: merges it with a neighbour, or puts it at its position and last in arrival order.
     #[inline]
     pub(super) fn insert(&mut self, held: &mut RequestMemory, rq: Box<Request>, now: Instant) -> Inserted {
         let position = rq.position();
@@ -93,19 +94,19 @@ impl Requests {
         Inserted::Queued
     }
 
-    /// Takes a request in that was out before: it goes before everything that was not.
+    /// Requeues a request: it is dispatched before all that were not dispatched yet.
     pub(super) fn requeue(&mut self, held: &mut RequestMemory, rq: Box<Request>, now: Instant) {
         let id = held.slots.put(rq, now);
         self.requeued.push(&mut held.slots, id);
     }
 
-    /// The first of those that came back.
+    /// The first requeued request.
     #[inline]
     pub(super) fn first_requeued(&self) -> Option<SlotId> {
         self.requeued.first()
     }
 
-    /// The request that is here for the longest, of those that were not out.
+    /// The oldest request that was not dispatched yet.
     #[inline]
     pub(super) fn oldest(&self) -> Option<SlotId> {
         self.by_arrival.first()
@@ -118,8 +119,8 @@ impl Requests {
         (now.since(held.slots.arrived(oldest).at) >= expire).then_some(oldest)
     }
 
-    /// The request that is nearest to where the head is: ahead of it, or behind it within `back_seek_max`, where distance
-    /// counts `back_seek_penalty` times. If there is none, the sweep begins anew at the lowest position.
+    /// The request nearest to the head: ahead of it, or behind it within `back_seek_max`, where distance counts
+    /// `back_seek_penalty` times. If there is none, the sweep restarts at the lowest position.
     pub(super) fn nearest(&self, held: &RequestMemory, tunables: &Tunables) -> Option<SlotId> {
         let ahead = held.order.first_from(self.by_position, self.swept);
         let behind = held
@@ -149,7 +150,7 @@ impl Requests {
         rq
     }
 
-    /// Merges a request with one of the neighbours of its position, or gives it back.
+    /// Merges a request with one of the neighbours of its position, or returns it.
     #[inline]
     fn merge(
         &mut self,
@@ -175,7 +176,7 @@ impl Requests {
         Ok(())
     }
 
-    /// After a back merge into `id`: merges the request behind it too, if it has come to touch it.
+    /// After a back merge into `id`: also merges the request behind it, if both now touch.
     fn close_gap(&mut self, held: &mut RequestMemory, id: SlotId, behind: Option<SlotId>) {
         let Some(later) = behind.filter(|&later| held.slots.end(id) == held.order.key(later)) else {
             return;

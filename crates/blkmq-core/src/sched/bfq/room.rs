@@ -1,10 +1,11 @@
-//! Decides for whom others are not held: members that could not have their due if everybody else were held. `mod` asks on each
-//! hold, tells what it gives out and what ends, and obeys a probe; `wf2q` passes over the members that are named here, and counts
-//! what each is served.
+//! Decides for which members others are not held: members that could not have their due even if all others
+//! were held.
+//! `mod` asks at each hold, reports dispatches and ends, and obeys a probe; `wf2q` passes over the members
+//! named here, and counts the service of each.
 //!
-//! The bound of `lead` holds whoever is ahead until the slowest member catches up. That is worth its price if the slow one can have
-//! its due. If it cannot (few requests in flight, flushes, pauses between them), the drive would idle at its pace. Whether it can is
-//! measured:
+//! The bound of `lead` holds members that are ahead until the slowest member catches up. That is worth its
+//! price if the slow member can have its due. If it cannot (few requests in flight, flushes, pauses between
+//! them), the drive would idle at that member's pace. A probe measures whether it can:
 //!
 //! ```text
 //!           held for it, and its rest is over       all go by order alone      what was in flight has ended
@@ -12,15 +13,17 @@
 //!      ▲                                        │ it had its due until now
 //!      └────────────────────────────────────────┘
 //! ```
-//! *Open* tells what the drive does for all without a bound: by weight a part of that is the member's due. *Alone* tells what the
-//! member has by itself, with its own depth, flushes and pauses. Its *reach* is one over the other, a mean of some probes. Where that
-//! is low the member is *passed over*: the others' lead is not bounded by it. What bounds them then is *room*: so much they may have
-//! in flight that those who are passed over keep most of what they have alone. A request of theirs may take as long as it does alone,
-//! and a quarter of the time from one to the next more. The room grows by an eighth while that holds, and shrinks by an eighth while
-//! it does not; where it gains nothing for them it is lifted (`room/window.rs`).
+//! *Open* measures what the drive does for all without a bound: by weight, a part of that is the member's
+//! due. *Alone* measures what the member has by itself, with its own depth, flushes and pauses. Its *reach*
+//! is alone over due, a mean of some probes. A member with a low reach is *passed over*: the others' lead is
+//! not bounded by it. Instead *room* bounds the others: they may have so much in flight that the members
+//! passed over keep most of what they have alone. A request of such a member may take as long as it does
+//! alone, plus a quarter of the time from one request to the next. The room grows by an eighth while that
+//! holds, and shrinks by an eighth while it does not; if the room gains nothing for these members, it is
+//! lifted (`room/window.rs`).
 //!
-//! How long a request takes beside others, over the time of one by itself, tells less: who has 32 small writes in flight is slow
-//! because of its own, and would be protected from others for ever.
+//! The time of a request next to others, over its time alone, tells less: a member with 32 small writes in
+//! flight is slow because of its own writes, and would be protected from others for ever.
 
 mod member;
 mod probe;
@@ -33,25 +36,25 @@ use super::wf2q::{EntityId, Wf2q};
 use crate::group::ROOT;
 use crate::time::{Instant, Nanos};
 
-/// What is known of all members, and the probe.
+/// The measurements of all members, and the probe.
 #[derive(Debug)]
 pub(super) struct Room {
     members: Vec<Member>,
     probe: Probe,
-    /// Nobody is probed until then, and nobody who is passed over until then.
+    /// No member is probed before the first time, and no member that is passed over before the second.
     quiet_until: Instant,
     passed_quiet_until: Instant,
-    /// Since when, and what all did in a second after the latest probe.
+    /// The beginning of the watch, and the rate of all members after the latest probe, per second.
     watched: Mark,
     usual: u64,
-    /// Who is passed over, and who moved at the pace of the probe's subject when it began.
+    /// The members that are passed over, and those that moved at the pace of the probe's subject when the probe began.
     passed: Vec<EntityId>,
     alike: Vec<EntityId>,
     window: Window,
 }
 
 impl Room {
-    /// Makes what is needed for so many groups and clients.
+    /// Makes the tables for `members` groups and clients.
     pub(super) fn new(members: usize) -> Self {
         let none = EntityId::default();
         Self {
@@ -67,32 +70,32 @@ impl Room {
         }
     }
 
-    /// Says whether all go by order alone.
+    /// Says whether the probe is open: no member is held.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.probe.phase == Phase::Open
     }
 
-    /// Says whether one member goes alone.
+    /// Says whether only the probe's subject is served.
     #[inline]
     pub(super) fn is_alone(&self) -> bool {
         matches!(self.probe.phase, Phase::Draining | Phase::Alone)
     }
 
-    /// Says whether anybody is passed over.
+    /// Says whether any member is passed over.
     #[inline]
     pub(super) fn has_passed(&self) -> bool {
         !self.passed.is_empty()
     }
 
-    /// Says whether those who are not passed over may have one more in flight.
+    /// Says whether the members that are not passed over may have one more request in flight.
     #[inline]
     pub(super) fn permits(&self, others: u32) -> bool {
         self.window.permits(others) || self.probe.phase != Phase::Resting
     }
 
-    /// All that waits is held: for `holder`, or for want of room; the others have so many in flight. Says whether a probe begins,
-    /// so that nobody is held any more.
+    /// Notes that all waiting requests are held, for `holder` or for lack of room, with the others' number in
+    /// flight. Says whether a probe begins, so that no member is held any more.
     pub(super) fn note_held_back(
         &mut self,
         wf2q: &Wf2q,
@@ -133,8 +136,8 @@ impl Room {
         true
     }
 
-    /// Says whether all together do less than half of what they did after the latest probe: for whom they are held may have become
-    /// another.
+    /// Says whether all members together do less than half of what they did after the latest probe: the member
+    /// for which they are held may have changed its load.
     fn is_slow(&mut self, wf2q: &Wf2q, now: Instant) -> bool {
         if now.since(self.watched.at) < WATCH {
             return false;
@@ -150,7 +153,7 @@ impl Room {
         rate < self.usual / 2
     }
 
-    /// A request was given out, of somebody who is passed over or not.
+    /// Counts a dispatched request of a member, passed over or not.
     #[inline]
     pub(super) fn taken(&mut self, is_passed: bool, now: Instant) {
         if self.probe.phase != Phase::Resting {
@@ -164,7 +167,7 @@ impl Room {
         }
     }
 
-    /// Those who are passed over were away for long, and may have become others: one probe decides.
+    /// Handles a long absence of the members passed over: their load may have changed, so one probe decides.
     #[cold]
     fn doubt(&mut self) {
         for id in &self.passed {
@@ -173,7 +176,7 @@ impl Room {
         self.window.forget_gain();
     }
 
-    /// A request of a leaf has ended that the drive has had for `time`, up to now.
+    /// Counts the end of a request of a leaf; the drive had the request for `time`, until now.
     #[inline]
     pub(super) fn ended(&mut self, wf2q: &Wf2q, leaf: EntityId, time: Nanos, others: u32, now: Instant) {
         match self.probe.phase {
@@ -201,7 +204,7 @@ impl Room {
         }
     }
 
-    /// How long a request of a leaf may take if it, or a group that it is in, is passed over.
+    /// How long a request of a leaf may take if the leaf, or a group that contains it, is passed over.
     fn time_max_of(&self, wf2q: &Wf2q, leaf: EntityId) -> Option<Nanos> {
         let members = wf2q.with_groups(leaf).map(|id| &self.members[id.index()]);
         members
@@ -210,7 +213,7 @@ impl Room {
             .next()
     }
 
-    /// Says when a phase is over, or nobody is passed over any more, at the latest.
+    /// The latest time at which the phase ends, or at which no member is passed over any more.
     #[inline]
     pub(super) fn next_wakeup(&self, wf2q: &Wf2q) -> Option<Instant> {
         match self.probe.phase {
@@ -220,7 +223,7 @@ impl Room {
         }
     }
 
-    /// When the subject has left, if it goes on having nothing.
+    /// When the subject counts as gone, if it gets no request until then.
     fn gone_at(&self, wf2q: &Wf2q) -> Instant {
         match wf2q.is_busy(self.probe.subject) {
             true => Instant(u64::MAX),
@@ -228,7 +231,7 @@ impl Room {
         }
     }
 
-    /// Looks whether a phase is over, with so many in flight; says whether it is.
+    /// Checks, and says, whether the phase is over, with `in_flight` requests in flight.
     #[inline]
     pub(super) fn look(&mut self, wf2q: &mut Wf2q, in_flight: u32, now: Instant) -> bool {
         if self.probe.phase != Phase::Resting {
@@ -241,7 +244,8 @@ impl Room {
         false
     }
 
-    /// What is known of a member, and of the room of the others, for a scheduler that goes on with it; nothing before its first probe.
+    /// The measurements of a member, and of the room of the others, for an elevator that continues with them;
+    /// none before its first probe.
     pub(super) fn learnt(&self, id: EntityId, now: Instant) -> Option<[u64; LEARNT]> {
         let member = &self.members[id.index()];
         let [reach, probes, time_max, rest, probe_in] = member.learnt(now)?;
@@ -249,7 +253,7 @@ impl Room {
         Some([reach, probes, time_max, rest, probe_in, passed, room, lifted])
     }
 
-    /// Goes on with what is known of a member elsewhere.
+    /// Takes over another elevator's measurements of a member.
     pub(super) fn take_learnt(&mut self, wf2q: &mut Wf2q, id: EntityId, learnt: [u64; LEARNT], now: Instant) {
         let [reach, probes, time_max, rest, probe_in, passed, room, lifted] = learnt;
         let member = &mut self.members[id.index()];
@@ -266,7 +270,7 @@ impl Room {
         }
     }
 
-    /// Nothing is known of it any more.
+    /// Forgets the measurements of a member.
     pub(super) fn forget(&mut self, wf2q: &mut Wf2q, id: EntityId) {
         self.alike.retain(|alike| *alike != id);
         if std::mem::replace(&mut self.members[id.index()], Member::UNKNOWN).is_passed {
@@ -278,7 +282,7 @@ impl Room {
         }
     }
 
-    /// Ends a probe without a result: groups change.
+    /// Ends a probe without a result, because groups change.
     pub(super) fn abandon(&mut self, wf2q: &mut Wf2q) {
         if self.probe.phase != Phase::Resting {
             self.probe = Probe::resting(self.probe.subject);
@@ -287,7 +291,7 @@ impl Room {
         }
     }
 
-    /// Nobody is held for anybody any more, so nobody is passed over.
+    /// No member is held for another any more, so none is passed over.
     pub(super) fn clear(&mut self, wf2q: &mut Wf2q) {
         self.abandon(wf2q);
         for id in self.passed.drain(..) {
@@ -334,7 +338,7 @@ impl Room {
         true
     }
 
-    /// It is known what the drive does for all. If the subject had its due of that until now there is nothing to find out.
+    /// Ends the open phase, with the drive's rate for all. If the subject had its due of that, the probe ends.
     fn end_open(&mut self, wf2q: &mut Wf2q, all: u64, in_flight: u32, now: Instant) {
         let subject = self.probe.subject;
         if let Some(from) = self.probe.from {
@@ -360,7 +364,7 @@ impl Room {
         wf2q.set_only(Some(subject));
     }
 
-    /// The subject has this alone.
+    /// Ends the alone phase, with the subject's rate.
     fn end_alone(&mut self, wf2q: &mut Wf2q, alone: u64, now: Instant) {
         let subject = self.probe.subject;
         let reach = self.probe.of_due(alone);
@@ -383,7 +387,8 @@ impl Room {
         }
     }
 
-    /// The subject is passed over, and so is who moves at its pace: as much by weight, until it is probed itself.
+    /// Passes over the subject and the members that move at its pace: they get the same reach by weight, until
+    /// they are probed themselves.
     fn pass_over_alike(&mut self, wf2q: &mut Wf2q, subject: EntityId) {
         if self.passed.is_empty() {
             self.window.begin();
@@ -415,7 +420,7 @@ impl Room {
         member.rest_from(wf2q.served(subject), now);
         (self.watched.at, self.usual) = (now, 0);
         self.watched.served = wf2q.served(wf2q.group(ROOT.index()));
-        // A pause of everybody is no part of a probe.
+        // A pause of all members is not part of a probe.
         let lasted = now.since(self.probe.began).min(STALE);
         self.quiet_until = now + Nanos(lasted.0 * QUIET_TIMES);
         self.passed_quiet_until = now + Nanos(lasted.0 * PASSED_QUIET_TIMES);
@@ -425,31 +430,32 @@ impl Room {
     }
 }
 
-/// Numbers that say what is known of a member.
+/// How many numbers describe a member.
 pub(super) const LEARNT: usize = 8;
-/// A member is passed over if its reach is below the first, in 1/1024, and no more if it is above the second: exact shares cost
-/// up to a third of the drive.
+/// A member is passed over if its reach is below the first, in 1/1024, and no longer if it is above the
+/// second: exact shares cost up to a third of the drive.
 const REACH_LOW: u64 = 635;
 const REACH_HIGH: u64 = 717;
-/// A request of a member that is passed over may take longer by one part in so many of the time from one to the next: it has four
-/// fifths of what it has alone.
+/// A request of a member that is passed over may take longer by one part in so many of the time from one to
+/// the next: the member keeps four fifths of what it has alone.
 const LONGER_PART: u64 = 4;
-/// At most so many are passed over.
+/// At most this many members are passed over.
 const PASSED_MAX: usize = 256;
-/// If the subject leaves in the last phase, so many requests were enough.
+/// If the subject leaves in the last phase, this many requests are enough for a result.
 const TAKEN_KNOWN: u32 = 3;
-/// A phase that is looked at so late says nothing: there was a pause.
+/// A phase that is checked this late has no result: there was a pause.
 const STALE: Nanos = Nanos::from_millis(200);
-/// A subject that has nothing for so long has left: the others do not wait for it.
+/// A subject without requests for this long counts as gone: the others do not wait for it.
 const GONE: Nanos = Nanos::from_micros(2900);
-/// After a probe there is none for so many times as long, and none of the members that are passed over, of which there may be many.
+/// No probe follows for so many times the length of a probe; the second factor is for members that are
+/// passed over, of which there may be many.
 const QUIET_TIMES: u64 = 8;
 const PASSED_QUIET_TIMES: u64 = 64;
-/// Where a member has just been passed over: the next one for which others are held may be of its kind.
+/// The same after a member was passed over: the next one for which others are held may be of its kind.
 const QUIET_NEW: Nanos = Nanos::from_millis(40);
-/// How often it is looked whether all together have become slow.
+/// Time between two checks whether all members together have become slow.
 const WATCH: Nanos = Nanos::from_millis(100);
-/// If members that are passed over were away for so long, nothing that was known of them counts.
+/// After an absence this long, the measurements of members that are passed over no longer count.
 const LONG_AWAY: Nanos = Nanos::from_millis(200);
-/// How often it is looked whether a member's rest is over.
+/// Time between two checks whether a member's rest is over.
 const LOOK: Nanos = Nanos::from_millis(10);

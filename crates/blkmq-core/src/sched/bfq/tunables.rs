@@ -1,5 +1,5 @@
-//! Decides what users may change of bfq: the tunables, under the names and units that Linux gives them. Read at each
-//! decision, so that a change works at once, also on what is queued already.
+//! Decides which tunables bfq has: they have the names and units of Linux. They are read at each decision,
+//! so a change has effect at once, also on queued requests.
 
 use crate::sched::elevator::TunableError;
 use crate::time::Nanos;
@@ -7,11 +7,12 @@ use crate::time::Nanos;
 /// The tunables' values.
 #[derive(Debug)]
 pub(super) struct Tunables {
-    /// How long the drive waits for the next request of a queue whose turn it is. Longer keeps neighbours together and
-    /// shares exact, and leaves the drive idle. Only where distance costs time, or with `strict_guarantees`.
+    /// How long the drive waits for the next request of the queue whose turn it is. A longer time keeps
+    /// neighbours together and shares exact, but leaves the drive idle. Used only on drives that seek, or with
+    /// `strict_guarantees`.
     pub(super) slice_idle: Nanos,
-    /// Whether the order of service goes before throughput: one request in flight at a time, turns of a budget, waiting
-    /// for every synchronous queue.
+    /// Whether the order of service matters more than throughput: one request in flight at a time, turns of a
+    /// budget, waiting for every synchronous queue.
     pub(super) strict_guarantees: bool,
     /// Whether queues that look interactive, or like soft real time, get more of their group's share.
     pub(super) low_latency: bool,
@@ -21,13 +22,14 @@ pub(super) struct Tunables {
     pub(super) max_budget: u64,
     /// How far back the next request may lie, in bytes.
     pub(super) back_seek_max: u64,
-    /// How many times a distance counts backwards.
+    /// The factor for a distance backwards.
     pub(super) back_seek_penalty: u64,
     /// After this time a synchronous request goes before those of better position.
     pub(super) fifo_expire_sync: Nanos,
     /// The same for the others.
     pub(super) fifo_expire_async: Nanos,
-    /// What a request counts as beside its bytes, in bytes. With 0 weights share bytes; the larger it is, the more they share requests.
+    /// The cost of a request in addition to its bytes, in bytes. With 0, weights share bytes; the larger it is,
+    /// the more they share requests.
     pub(super) request_cost: u32,
 }
 
@@ -65,10 +67,10 @@ impl Tunables {
         ]
     }
 
-    /// Sets one.
+    /// Sets one tunable.
     ///
     /// # Errors
-    /// If `elevator` has none of that name, or the value is out of range.
+    /// If `elevator` has no tunable of that name, or the value is out of range.
     pub(super) fn set(&mut self, elevator: &str, name: &str, value: u64) -> Result<(), TunableError> {
         let within = |min: u64, max: u64| {
             let fits = (min..=max).contains(&value);
@@ -97,7 +99,7 @@ const KIB: u64 = 1024;
 const SECTOR: u64 = 512;
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
-/// Idling is bounded, whatever is set: a second.
+/// Longest idling: a second.
 const IDLE_MAX_MS: u64 = 1_000;
 const COUNT_MAX: u64 = i32::MAX as u64;
 /// 1 GiB: a budget is counted in 32 bits of bytes.

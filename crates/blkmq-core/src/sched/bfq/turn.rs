@@ -1,5 +1,6 @@
-//! Decides how long one queue has the drive, where a turn is a budget of its requests and not one: on a drive that seeks,
-//! for neighbours to be served together, and with `strict_guarantees`. `mod` asks it for the next request.
+//! Decides how long one queue has the drive if a turn is a budget of requests and not a single one: on a
+//! drive that seeks, to serve neighbours together, and with `strict_guarantees`.
+//! `mod` asks it for the next request.
 //!
 //! ```text
 //!            has a request                        is empty, worth waiting for
@@ -18,41 +19,41 @@ use crate::time::{Instant, Nanos};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     pub(super) queue: usize,
-    /// When it began, or the drive came to it.
+    /// When it began, or when the drive finished the requests that it had before.
     began: Instant,
     /// Whether a request of it has ended.
     is_under_way: bool,
-    /// What the queue may still be served.
+    /// The rest of its budget.
     left: u32,
     served: u64,
-    /// What it was charged beyond that, for the time it took.
+    /// Its charge beyond its requests, for the time that it took.
     surcharge: u64,
-    /// Whether the queue is empty and the drive waits for its next request. It is not being served meanwhile, as `wf2q`
-    /// sees it.
+    /// Whether the queue is empty and the drive waits for its next request. Meanwhile `wf2q` does not regard the
+    /// queue as served.
     pub(super) is_waiting: bool,
-    /// When the wait ends; `None` while requests of the queue are in flight, for the wait begins at their end.
+    /// When the wait ends; `None` while requests of the queue are in flight, since the wait begins at their end.
     pub(super) waits_until: Option<Instant>,
-    /// Since when the drive has had nothing of the queue in this wait.
+    /// Since when the drive has had no request of the queue in this wait.
     idle_since: Option<Instant>,
-    /// Requests of others that were given out during this wait.
+    /// Requests of other queues that were dispatched during this wait.
     injected: u32,
 }
 
-/// What the drive does, by experience.
+/// The measured rate of the drive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     /// Bytes per second of queues that do not seek: a moving mean; 0 while unknown.
     rate: u64,
 }
 
-/// Whose requests came last in which area of the drive: a small table that forgets.
+/// The queue of the latest request in each area of the drive: a small table with overwriting.
 #[derive(Debug)]
 pub(super) struct Neighbours {
     last: Vec<u32>,
 }
 
 impl Turn {
-    /// Whether it has given out a request.
+    /// Whether it has dispatched a request.
     #[inline]
     pub(super) fn has_served(self) -> bool {
         self.served > 0
@@ -60,7 +61,7 @@ impl Turn {
 }
 
 impl Bfq {
-    /// Gives out the next request of the turn, or begins another one's.
+    /// Dispatches the next request of the turn, or begins the turn of another queue.
     pub(super) fn dispatch_in_turn(&mut self) -> Option<Box<Request>> {
         if self.tunables.strict_guarantees && self.in_flight > 0 {
             return None;
@@ -94,9 +95,9 @@ impl Bfq {
         }
     }
 
-    /// The queue for a request at `position` of the queue `id`: another one if they work together. Clients that read one
-    /// area in turn are one queue's as long as they do: else the drive would wait for one while the next request is
-    /// another's.
+    /// The queue for a request at `position` of the queue `id`: another queue if both work together. Clients
+    /// that read one area in turn share one queue meanwhile; otherwise the drive would wait for one client while
+    /// the next request comes from another.
     pub(super) fn cooperator(&mut self, id: usize, position: u64) -> usize {
         let key = self.clients[id].key();
         let cooperator = match self.clients.cooperator(id) {
@@ -113,7 +114,7 @@ impl Bfq {
         id
     }
 
-    /// Whether a request of one queue at `position` continues what another one does.
+    /// Whether a request of one queue at `position` continues the requests of another queue.
     fn works_with(&self, id: usize, other: usize, position: u64) -> bool {
         let (own, other) = (&self.clients[id], &self.clients[other]);
         own.key().is_sync()
@@ -127,7 +128,7 @@ impl Bfq {
             && !other.history.is_seeky()
     }
 
-    /// The queue whose turn it is has a request again: the wait is over.
+    /// Ends the wait: the queue whose turn it is has a request again.
     pub(super) fn resume_turn(&mut self) {
         self.count_idle();
         let turn = self.turn.as_mut().expect("a turn goes on");
@@ -139,7 +140,7 @@ impl Bfq {
         self.wf2q.seize(leaf);
     }
 
-    /// The last request of a queue has ended: the wait for its next one begins, if its turn is not over.
+    /// Begins the wait for a queue's next request after its last one ended, if its turn is not over.
     pub(super) fn dried_in_turn(&mut self, id: usize) {
         let until = self.now + self.patience(id);
         if let Some(turn) = self
@@ -152,7 +153,7 @@ impl Bfq {
         }
     }
 
-    /// A wait is over: whose it was, and how long, is kept until somebody asks.
+    /// Records the group and the length of a finished wait until the next query.
     fn count_idle(&mut self) {
         let Some(turn) = &mut self.turn else { return };
         let Some(since) = turn.idle_since.take() else {
@@ -165,7 +166,8 @@ impl Bfq {
         }
     }
 
-    /// A request has ended: what the drive still had of others when the turn began is not the turn's time.
+    /// Handles the end of a request: time that the drive spent on earlier requests of other queues does not
+    /// count for the turn.
     #[inline]
     pub(super) fn ended_in_turn(&mut self, id: usize) {
         let now = self.now;
@@ -182,7 +184,7 @@ impl Bfq {
         self.clients[id].history.budget(self.budget_max())
     }
 
-    /// Ends the turn, if there is one: learns from it, charges it, and asks who is next.
+    /// Ends the current turn, if any: updates the estimates, charges the turn, and lets `wf2q` choose again.
     pub(super) fn end_turn(&mut self, why: TurnEnd) {
         self.count_idle();
         let Some(turn) = self.turn.take() else {
@@ -208,8 +210,8 @@ impl Bfq {
         self.weigh(turn.queue);
     }
 
-    /// Charges a queue that seeks, or is slow otherwise, for the time that it takes from the others, as if it had used it
-    /// well; returns what was charged so far. It is being served.
+    /// Charges a queue that seeks, or is slow for another reason, for the time that it takes from the others, as
+    /// if it had used that time well; returns the charge so far. The queue is being served.
     fn charge_time(&mut self, turn: Turn) -> u64 {
         let timeout = self.tunables.timeout_sync;
         let elapsed = self.now.since(turn.began).min(timeout);
@@ -240,7 +242,7 @@ impl Bfq {
         Some(())
     }
 
-    /// Why a turn ends whose queue is empty and not waited for any longer.
+    /// The reason why a turn ends whose queue is empty and not waited for any longer.
     fn why_dry(&self, turn: Turn) -> TurnEnd {
         if turn.left == 0 {
             TurnEnd::Exhausted
@@ -257,8 +259,8 @@ impl Bfq {
         turn.left == 0 || self.now.since(turn.began) >= self.tunables.timeout_sync
     }
 
-    /// Whether the drive waits for the next request of a queue whose turn it is and that has none: while others of it are
-    /// in flight, and for some time after that.
+    /// Whether the drive waits for the next request of the empty queue whose turn it is: while requests of the
+    /// queue are in flight, and for some time after that.
     fn waits_for(&mut self, turn: Turn) -> bool {
         let queue = &self.clients[turn.queue];
         let pays =
@@ -283,8 +285,8 @@ impl Bfq {
         true
     }
 
-    /// While the drive waits for a queue that thinks for long, by what is known of it, one request of another goes out in
-    /// each wait: it is done before the wait is over, or nearly.
+    /// In each wait for a queue whose mean think time is long, dispatches one request of another queue: it
+    /// ends before the wait is over, or shortly after.
     fn inject(&mut self) -> Option<Box<Request>> {
         let turn = self.turn.as_mut()?;
         let think = &self.clients[turn.queue].history;
@@ -300,7 +302,7 @@ impl Bfq {
         injected
     }
 
-    /// How long the drive waits for a queue: for one that seeks anyway only briefly.
+    /// How long the drive waits for a queue; only briefly for a queue that seeks.
     fn patience(&self, id: usize) -> Nanos {
         let idle = self.tunables.slice_idle;
         let is_seeky = self.clients[id].history.is_seeky() && !self.tunables.strict_guarantees;
@@ -311,7 +313,7 @@ impl Bfq {
         !self.clients[id].history.thinks_longer_than(self.patience(id))
     }
 
-    /// The largest budget: what is set, or what the drive does in the longest turn.
+    /// The largest budget: the tunable's value, or what the drive does in the longest turn.
     fn budget_max(&self) -> u32 {
         if self.tunables.max_budget > 0 {
             return self.tunables.max_budget as u32;
@@ -331,7 +333,7 @@ impl Neighbours {
         }
     }
 
-    /// The queue whose request was the latest at this position or a little before, as far as is remembered.
+    /// The queue of the latest remembered request at this position or shortly before it.
     fn last_at(&self, key: Key, position: u64) -> Option<usize> {
         let area = position >> AREA_BITS;
         let last = [area, area.wrapping_sub(1)].map(|area| self.last[Self::place(key, area)]);
@@ -362,19 +364,19 @@ impl Pace {
 
 /// The largest budget until the drive's rate is known: 8 MiB.
 const BUDGET_DEFAULT: u32 = 8 << 20;
-/// The bounds of what the drive's rate makes of it.
+/// Bounds of the budget by the drive's rate.
 const BUDGET_MIN: u32 = 256 << 10;
 const BUDGET_LARGEST: u32 = 256 << 20;
-/// Who reads within this distance of another reads the same area: 1 MiB.
+/// Clients that read within this distance read the same area: 1 MiB.
 const NEAR: u64 = 1 << AREA_BITS;
 const AREA_BITS: u32 = 20;
 /// Areas that are remembered.
 const AREAS: usize = 256;
-/// A turn as long as this says something of the rate.
+/// Least length of a turn that measures the rate.
 const SLOW_KNOWN: Nanos = Nanos::from_millis(20);
 /// How long the drive waits for a queue that seeks.
 const PATIENCE_SEEKY: Nanos = Nanos::from_millis(2);
-/// Requests of others in one wait.
+/// Requests of other queues in one wait.
 const INJECTED_MAX: u32 = 1;
-/// A client that thinks for longer than this part of `slice_idle` thinks for long.
+/// A think time is long if it exceeds this part of `slice_idle`.
 const INJECT_PART: u64 = 4;

@@ -1,14 +1,16 @@
-//! Decides whose turn it is, in virtual time alone: hierarchical B-WF2Q+. It knows entities with weights and budgets, and
-//! what each was served; no clock, no request, no policy. `mod` asks it, and tells it what was dispatched.
+//! Decides whose turn it is, in virtual time alone: hierarchical B-WF2Q+. It knows entities with weights,
+//! budgets and their service; no clock, no request, no policy.
+//! `mod` asks it for the next leaf, and reports what was dispatched.
 //!
 //! After Bennett and Zhang, "WF2Q: worst-case fair weighted fair queueing" (1996) and "Hierarchical packet fair queueing
 //! algorithms" (1997); serving budgets in the place of packets after Valente and Checconi (2010), Valente and Andreolini
 //! (2012).
 //!
-//! An entity is a leaf (a client's queue) or a group, which is an entity of its parent and schedules its own members. Each
-//! has a **start** tag: what it was served over its weight, on its tree's axis of virtual time. Its **finish** is where the
-//! start will be when its budget is used up. Whoever has not had more than its due (start at or before the tree's time) is
-//! eligible; of these the one with the smallest finish is next. A group's budget is that of its member that is next.
+//! An entity is a leaf (a client's queue) or a group, which is an entity of its parent and schedules its own
+//! members. Each has a **start** tag: its service over its weight, on its tree's axis of virtual time. Its
+//! **finish** tag is where the start will be when its budget is used up. An entity that has not had more
+//! than its due (start at or before the tree's time) is eligible; of these, the one with the smallest finish
+//! is next. A group's budget is that of its next member.
 //!
 //! ```text
 //!                    time passes start           is next
@@ -18,13 +20,14 @@
 //!   Out ◄─────────────────────────────────────────────────────── Lingering
 //!           time passes start: what it had in advance is used up
 //! ```
-//! A tree's time advances with each service by its amount over the weight of all entities that are not `Out`. Who leaves
-//! with more than its due lingers, its weight counted, until time has caught up: that keeps the weighted sum of all starts
-//! where time is. Without it time would run ahead of those that stay, and a newcomer, who starts at that time, would
-//! wait for all of them to catch up.
+//! A tree's time advances with each service by its amount over the weight of all entities that are not
+//! `Out`. An entity that leaves with more than its due lingers, with its weight counted, until time has
+//! caught up: this keeps the weighted sum of all starts equal to the time. Otherwise time would run ahead of
+//! the entities that stay, and a newcomer, which starts at that time, would wait for all of them.
 //!
-//! Order alone gives shares only to those that always have something waiting. `lead` bounds how far the members of a group
-//! may run ahead of each other, so that those keep their shares too that have all they ask for in flight.
+//! Order alone gives shares only to entities that always have requests waiting. `lead` bounds how far the
+//! members of a group may run ahead of each other, so that members that have all their requests in flight
+//! keep their shares too.
 
 mod check;
 mod entity;
@@ -43,13 +46,14 @@ pub(super) struct Wf2q {
     entities: Vec<Entity>,
     /// A tree for each class of each group.
     trees: Vec<[Tree; CLASSES]>,
-    /// How much one member may have in advance of the slowest, if all shared it by weight, in bytes; 0 for no bound.
+    /// The bound of a member's lead over the slowest one, in bytes that all members share by weight; 0 for no bound.
     reach: u64,
-    /// Nobody is held by the bound for now.
+    /// The bound holds no member for now.
     is_open: bool,
-    /// Of its siblings and itself only this one is served.
+    /// If set, none of this entity's siblings is served.
     only: Option<EntityId>,
-    /// Groups below the root whose members are all held by the bound: their parents do not count them as waiting.
+    /// Groups below the root whose waiting members are all held by the bound: their parents do not count these
+    /// groups as waiting.
     held: Vec<u32>,
 }
 
@@ -94,7 +98,7 @@ impl Wf2q {
         EntityId((self.trees.len() + leaf) as u32)
     }
 
-    /// The leaf whose entity this is.
+    /// The leaf of an entity.
     #[inline]
     pub(super) fn leaf_of(&self, id: EntityId) -> usize {
         id.index() - self.trees.len()
@@ -105,7 +109,7 @@ impl Wf2q {
         matches!(self.entities[id.index()].state, State::Waiting | State::Eligible)
     }
 
-    /// Makes a leaf that has nothing a member of another group or class, and forgets what it was served.
+    /// Moves a leaf without requests to another group or class, and forgets its service.
     pub(super) fn place_leaf(&mut self, id: EntityId, parent: usize, class: usize, weight: u32) {
         self.forget(id);
         let tree = self.trees[parent][class].time;
@@ -117,7 +121,7 @@ impl Wf2q {
         entity.set_weight(effective(weight, COUNTS_ALL));
     }
 
-    /// Forgets what an entity that has nothing was served.
+    /// Forgets the service of an entity without requests.
     pub(super) fn forget(&mut self, id: EntityId) {
         let entity = &self.entities[id.index()];
         assert!(
@@ -130,7 +134,7 @@ impl Wf2q {
         self.discount(id);
     }
 
-    /// Makes a group a member of `parent`; what it has, and what it was served in advance, goes with it. Nobody is being
+    /// Makes a group a member of `parent`; the group keeps its requests and its lead. No entity may be being
     /// served.
     pub(super) fn move_group(&mut self, id: EntityId, parent: usize) {
         let Entity {
@@ -154,14 +158,13 @@ impl Wf2q {
         }
     }
 
-    /// Sets an entity's weight, which counts at once: what it had in advance, or too little, is the same amount of service
-    /// as before.
+    /// Sets an entity's weight, which counts at once: its lead or lag stays the same amount of service.
     pub(super) fn set_weight(&mut self, id: EntityId, weight: u32) {
         let counts = self.entities[id.index()].counts;
         self.weigh(id, weight, counts);
     }
 
-    /// Makes so much of an entity's weight count.
+    /// Sets an entity's weight, and the part of it that counts.
     fn weigh(&mut self, id: EntityId, given: u32, counts: u32) {
         let entity = &mut self.entities[id.index()];
         let (old, weight) = (entity.weight, effective(given, counts));
@@ -196,10 +199,11 @@ impl Wf2q {
         }
     }
 
-    /// A leaf has something again: it will use about `budget`. If it is urgent, and has not had more than its due, it goes
-    /// before those that had something all the time; so do its groups, if this makes them active.
+    /// Activates a leaf that has requests again and will use about `budget`. If it is urgent, and has not had
+    /// more than its due, it goes before entities that were active all the time; so do its groups, if this makes
+    /// them active.
     ///
-    /// Being urgent changes the order among the eligible and no tag of the future: the share stays what it is.
+    /// Urgency changes the order among eligible entities and no later tag: the share stays the same.
     pub(super) fn activate(&mut self, id: EntityId, budget: u32, is_urgent: bool) {
         let entity = &mut self.entities[id.index()];
         debug_assert!(matches!(entity.state, State::Out | State::Lingering));
@@ -208,9 +212,9 @@ impl Wf2q {
         self.refresh(self.entities[id.index()].parent, is_urgent);
     }
 
-    /// Chooses the leaf that is next, and makes it and its groups the served ones, until [`Wf2q::release`].
+    /// Chooses the next leaf, and makes it and its groups the served ones, until [`Wf2q::release`].
     ///
-    /// `last_class_due` says of a group whether its last class is to go before the others this time.
+    /// `last_class_due` says whether a group's last class goes before the others this time.
     pub(super) fn pick(&mut self, mut last_class_due: impl FnMut(usize) -> bool) -> Option<EntityId> {
         self.look_at_held();
         let mut group = ROOT;
@@ -237,13 +241,13 @@ impl Wf2q {
         }
     }
 
-    /// Says whether the one that is next has come back within its due: see [`Wf2q::activate`].
+    /// Says whether the next leaf is urgent: see [`Wf2q::activate`].
     pub(super) fn is_next_urgent(&mut self) -> bool {
         let next = self.first_class(ROOT).and_then(|class| self.next(ROOT, class));
         next.is_some_and(|id| self.entities[id as usize].is_urgent)
     }
 
-    /// The member of a class of a group that is next.
+    /// The next member of a class of a group.
     #[inline]
     fn next(&mut self, group: u32, class: usize) -> Option<u32> {
         if let Some(only) = self.only
@@ -255,7 +259,7 @@ impl Wf2q {
         self.trees[group as usize][class].next_eligible(&mut self.entities, reach)
     }
 
-    /// Makes a leaf that waits for its turn, and its groups, the served ones, whatever the order says. Nobody is being
+    /// Makes a waiting leaf and its groups the served ones, regardless of the order. No entity may be being
     /// served.
     pub(super) fn seize(&mut self, id: EntityId) {
         let mut at = id.0;
@@ -282,7 +286,7 @@ impl Wf2q {
             entity.start = entity.start.wrapping_add(entity.span(amount));
             let start = entity.start;
             let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
-            // Who is present and has everything in flight has its part of the drive as well.
+            // A member that is present and has all its requests in flight also has its part of the drive.
             let weight = tree.weight.max(tree.lead.weight());
             let time = tree.time.wrapping_add((u64::from(amount) << UNIT_BITS) / weight);
             tree.time = tree.not_beyond_all(time, start, self.reach);
@@ -290,7 +294,7 @@ impl Wf2q {
         }
     }
 
-    /// Ends the turn of the leaf that is being served; `budget` is for its next one, if it has more.
+    /// Ends the turn of the leaf that is being served; `budget` is for its next turn, if it has requests.
     pub(super) fn release(&mut self, id: EntityId, budget: Option<u32>) {
         match budget {
             Some(budget) => {
@@ -312,7 +316,7 @@ impl Wf2q {
         }
     }
 
-    /// Makes a group's place in its parent what its members make of it, and so on upwards.
+    /// Updates a group's place in its parent after a change of its members, and so on upwards.
     fn refresh(&mut self, mut group: u32, is_urgent: bool) {
         while group != ROOT {
             let id = EntityId(group);
@@ -343,7 +347,7 @@ impl Wf2q {
         }
     }
 
-    /// The budget of a group's member that is next.
+    /// The budget of a group's next member.
     #[inline]
     fn next_budget(&mut self, group: u32) -> Option<u32> {
         let class = self.first_class(group)?;
@@ -360,7 +364,7 @@ impl Wf2q {
         self.trees[group as usize].iter().position(Tree::has_members)
     }
 
-    /// An entity that has something comes in, at its tree's time, or where what it had in advance or is still due puts it.
+    /// Enters an entity with requests into its tree, at the tree's time, shifted by its lead or by its due.
     fn enter(&mut self, id: EntityId, is_urgent: bool) {
         let lead = self.lead(id);
         if self.entities[id.index()].state == State::Lingering {
@@ -368,7 +372,7 @@ impl Wf2q {
         }
         let earliest = self.earliest_start(id);
         let entity = &mut self.entities[id.index()];
-        // A tag from before time wrapped around may seem to lie far ahead: nobody can have had so much in advance.
+        // A tag from before time wrapped around may seem to lie far ahead: no entity can have such a lead.
         let is_wrapped = lead > 0 && lead as u64 > entity.span(u32::MAX);
         if lead <= 0 || is_wrapped {
             if is_wrapped || before(entity.start, earliest) {
@@ -380,19 +384,19 @@ impl Wf2q {
         self.put_in(id);
     }
 
-    /// How far an entity's start lies before its tree's time, if positive: what it had in advance.
+    /// How far an entity's start is ahead of its tree's time; positive if it has a lead.
     fn lead(&mut self, id: EntityId) -> i64 {
         let time = self.tree_of(id).time;
         self.entities[id.index()].start.wrapping_sub(time) as i64
     }
 
-    /// Puts an entity that is `Out` where its tags want it.
+    /// Puts an entity that is `Out` where its tags place it.
     fn put_in(&mut self, id: EntityId) {
         self.tree_of(id).weight += u64::from(self.entities[id.index()].weight);
         self.reinsert(id);
     }
 
-    /// Puts an entity whose weight is counted where its tags want it.
+    /// Puts an entity whose weight is counted where its tags place it.
     #[inline]
     fn reinsert(&mut self, id: EntityId) {
         let entity = &mut self.entities[id.index()];
@@ -416,7 +420,7 @@ impl Wf2q {
         }
     }
 
-    /// The served entity has nothing any more.
+    /// Handles a served entity that has no requests left.
     #[inline]
     fn retire(&mut self, id: EntityId) {
         let weight = u64::from(self.entities[id.index()].weight);
@@ -425,7 +429,7 @@ impl Wf2q {
         self.linger(id);
     }
 
-    /// Lets an entity that is `Out` linger, if it was served in advance.
+    /// Lets an entity that is `Out` linger, if it has a lead.
     fn linger(&mut self, id: EntityId) {
         if self.lead(id) <= 0 {
             return;

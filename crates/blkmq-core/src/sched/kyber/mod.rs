@@ -1,7 +1,7 @@
-//! Decides how many requests of each kind may be at the drive at once: the kyber elevator. Called by the gate's holder (see
-//! `sched`); what the numbers are is decided in `scaling`, what users may change in `tunables`.
+//! Decides how many requests of each kind may be at the drive at once: the kyber elevator.
+//! The gate's holder calls it (see `sched`); `scaling` decides the numbers, `tunables` has the tunables.
 //!
-//! After the commit messages and the document of kyber in Linux; `docs/schedulers/kyber.md` says what differs.
+//! After the commit messages and the document of kyber in Linux; `docs/schedulers/kyber.md` lists the differences.
 //!
 //! ```text
 //!  insert --> reads            tokens 1..256   batches of 16 --\
@@ -29,19 +29,19 @@ use crate::time::Instant;
 
 /// The kyber elevator.
 ///
-/// Its memory is made at set-up: per request about 80 bytes beside the request itself.
+/// It allocates at set-up: about 80 bytes per request, without the request itself.
 #[derive(Debug)]
 pub struct Kyber {
     held: RequestMemory,
-    /// What came back from the driver, in the order in which it came. It has kept its tokens.
+    /// Requests that were requeued, in the order in which they came back. They keep their tokens.
     requeued: Fifo,
     /// By [`line_of`].
     lines: [RequestList; LINES],
-    /// By line: requests that were given out and have not ended.
+    /// By line: requests that were dispatched and have not ended.
     out: [u32; LINES],
-    /// By domain: how many may be out.
+    /// By domain: the number of tokens.
     depths: [u32; DOMAINS],
-    /// The domain whose batch goes on, and how far it is.
+    /// The domain of the current batch, and the batch's progress.
     turn: usize,
     dispatched: u32,
     scaling: Scaling,
@@ -65,8 +65,8 @@ impl Kyber {
         }
     }
 
-    /// The line whose oldest request goes next: the batch's own domain's, else the next domain's in turn that has a request
-    /// and a token for it.
+    /// The line whose oldest request goes next: of the current batch's domain, else of the next domain in turn
+    /// that has a request and a token for it.
     #[inline]
     fn choose(&mut self) -> Option<usize> {
         if self.dispatched < BATCHES[self.turn]
@@ -83,7 +83,7 @@ impl Kyber {
         Some(line)
     }
 
-    /// The line of a domain that may go, if one has a request and there is a token.
+    /// The line of a domain that may dispatch, if one has a request and the domain has a token.
     #[inline]
     fn ready(&self, domain: usize) -> Option<usize> {
         if domain == WRITES {
@@ -93,7 +93,7 @@ impl Kyber {
         (!self.lines[line].is_empty() && self.out[line] < self.depths[domain]).then_some(line)
     }
 
-    /// Of synchronous and asynchronous writes, who came first; but the latter leave some tokens to the former.
+    /// The line of the oldest write, synchronous or asynchronous; asynchronous ones leave some tokens to the others.
     fn ready_write(&self) -> Option<usize> {
         if self.out[SYNC_WRITES] + self.out[ASYNC_WRITES] >= self.depths[WRITES] {
             return None;
@@ -109,7 +109,7 @@ impl Kyber {
         }
     }
 
-    /// How many tokens of the writes' asynchronous ones may hold.
+    /// How many of the writes' tokens asynchronous writes may hold.
     fn async_depth(&self) -> u32 {
         (self.depths[WRITES] * ASYNC_PERCENT / 100).max(1)
     }
@@ -198,7 +198,7 @@ impl Elevator for Kyber {
     }
 }
 
-/// Which line a request waits in. Zeroing is no write here: it has no data, and a time of its own.
+/// The line in which a request waits. Zeroing is not a write here: it has no data and takes a different time.
 #[inline]
 fn line_of(rq: &Request) -> usize {
     match rq.op() {
@@ -210,7 +210,7 @@ fn line_of(rq: &Request) -> usize {
     }
 }
 
-/// How a request remembers its token: 0 is none.
+/// The code of a request's token in `sched_data`: 0 is none.
 #[inline]
 const fn token(line: usize) -> u32 {
     line as u32 + 1
@@ -223,11 +223,11 @@ const LINES: usize = 5;
 const SYNC_WRITES: usize = 1;
 const ASYNC_WRITES: usize = 2;
 const DOMAIN_OF_LINE: [usize; LINES] = [0, WRITES, WRITES, 2, 3];
-/// For domains of one line.
+/// The line of each domain; for writes, which have two, the synchronous one.
 const LINE_OF_DOMAIN: [usize; DOMAINS] = [0, SYNC_WRITES, 3, 4];
-/// How many may be out while nothing speaks against it.
+/// The largest, and initial, number of tokens.
 const DEPTHS_MAX: [u32; DOMAINS] = [256, 128, 64, 16];
-/// How many go in a row while others wait.
+/// Requests of one batch: how many go in a row while other domains wait.
 const BATCHES: [u32; DOMAINS] = [16, 8, 1, 1];
-/// Of the writes' tokens, what asynchronous ones may hold.
+/// The part of the writes' tokens that asynchronous writes may hold.
 const ASYNC_PERCENT: u32 = 75;

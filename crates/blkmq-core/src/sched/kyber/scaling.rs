@@ -1,20 +1,20 @@
-//! Decides how many tokens each domain has: from histograms of what requests took, against the latency targets. `mod` records
-//! every end here and asks ten times a second at most.
+//! Decides how many tokens each domain has: from histograms of latencies, compared with the latency targets.
+//! `mod` records every completion here and asks for new numbers at most ten times a second.
 //!
-//! A histogram counts in quarters of the target, so a percentile is a number from 0 to 7: up to 3 the target is met, from 4 on
-//! missed. Two questions are asked of it, in this order:
+//! A histogram counts in quarters of the target, so a percentile is a number from 0 to 7: up to 3 the target
+//! is met, from 4 on it is missed. The histograms answer two questions, in this order:
 //!
-//! - *Is the drive congested?* If of any domain's device times the 90th percentile misses the target.
-//! - *Is the domain served well?* If the 99th percentile of its times from insertion to end meets its target.
+//! - *Is the drive congested?* Yes, if the 90th percentile of any domain's device times misses its target.
+//! - *Is the domain served well?* Yes, if the 99th percentile of its times from insertion to end meets its target.
 //!
-//! A domain that is served badly gets more tokens, in proportion to the miss. One that is served well gives some up, in the same
-//! proportion, but only while the drive is congested: else nobody would gain.
+//! A domain that is served badly gets more tokens, in proportion to the miss. A domain that is served well
+//! loses some, in the same proportion, but only while the drive is congested: otherwise no domain would gain.
 
 use super::tunables::Tunables;
 use super::{DEPTHS_MAX, DOMAINS};
 use crate::time::{Instant, Nanos};
 
-/// What one request took.
+/// The latencies of one request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Latency {
     /// From insertion to end.
@@ -23,11 +23,11 @@ pub(super) struct Latency {
     pub(super) device: Nanos,
 }
 
-/// What is known of the domains that have a target: all but the last.
+/// The histograms of the domains that have a target: all except the last.
 #[derive(Debug, Default)]
 pub(super) struct Scaling {
     domains: [Domain; DOMAINS - 1],
-    /// When to look next.
+    /// When to scale next.
     due: Instant,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Scaling {
 struct Domain {
     total: Histogram,
     device: Histogram,
-    /// The last percentile of `total`, which is not used up: the two histograms need not fill in the same window.
+    /// The last percentile of `total`, kept until it is used: the two histograms need not fill in the same window.
     p99: Option<u32>,
 }
 
@@ -43,7 +43,7 @@ struct Domain {
 #[derive(Debug, Default)]
 struct Histogram {
     counts: [u32; BUCKETS],
-    /// When they were looked at first; none if there were none yet.
+    /// When a percentile of these counts was first asked for; none before.
     since: Option<Instant>,
 }
 
@@ -65,7 +65,7 @@ impl Scaling {
         now >= self.due
     }
 
-    /// Looks at what was recorded and changes the depths.
+    /// Changes the depths by the recorded latencies.
     pub(super) fn scale(&mut self, depths: &mut [u32; DOMAINS], now: Instant) {
         self.due = now + WINDOW;
         let congested = self.domains.iter_mut().fold(false, |any, domain| {
@@ -75,7 +75,7 @@ impl Scaling {
             domain.p99 = domain.total.take_percentile(99, now).or(domain.p99);
             let Some(p99) = domain.p99 else { continue };
             if misses(p99) {
-                // At least one more, or the proportion of a small number is lost in the rounding.
+                // At least one more: the proportion of a small number would be lost in rounding.
                 *depth = proportion(*depth, p99).max(*depth + 1).min(max);
                 domain.p99 = None;
             } else if congested {
@@ -93,8 +93,8 @@ impl Histogram {
         self.counts[quarters.min(BUCKETS as u64 - 1) as usize] += 1;
     }
 
-    /// The bucket that `percent` of the latencies do not exceed, if there are enough of them, or they took long enough to
-    /// gather; the counting begins anew then.
+    /// The bucket that `percent` of the latencies do not exceed, if there are enough of them or they were
+    /// gathered for long enough; then the counting restarts.
     fn take_percentile(&mut self, percent: u64, now: Instant) -> Option<u32> {
         let samples: u64 = self.counts.iter().map(|&count| u64::from(count)).sum();
         if samples == 0 {
@@ -125,11 +125,11 @@ fn proportion(depth: u32, bucket: u32) -> u32 {
 }
 
 const BUCKETS: usize = 8;
-/// The first bucket beyond the target, so as many make up the target.
+/// The first bucket beyond the target; so the target is this many buckets wide.
 const MISSED: u32 = 4;
-/// How often the depths are looked at, at most.
+/// Least time between two changes of the depths.
 const WINDOW: Nanos = Nanos::from_millis(100);
-/// Fewer latencies say nothing of a percentile...
+/// Fewer latencies give no percentile...
 const SAMPLES_MIN: u64 = 500;
 /// ...unless there are no more in this time.
 const PATIENCE: Nanos = Nanos::from_secs(1);

@@ -1,5 +1,5 @@
-//! Decides what users may change of kyber: the latency targets, under the names and units that Linux gives them. Read by
-//! `scaling` for each request that has ended.
+//! Decides which tunables kyber has: the latency targets, with the names and units of Linux.
+//! `scaling` reads them for each request that has ended.
 
 use crate::sched::elevator::TunableError;
 use crate::time::Nanos;
@@ -7,7 +7,8 @@ use crate::time::Nanos;
 /// The tunables' values.
 #[derive(Debug)]
 pub(super) struct Tunables {
-    /// What 99 of 100 reads shall not exceed. Lower holds back others earlier, and costs throughput.
+    /// The latency that 99 of 100 reads should not exceed. A lower target holds back others earlier, and costs
+    /// throughput.
     pub(super) read_lat: Nanos,
     /// The same for writes.
     pub(super) write_lat: Nanos,
@@ -31,10 +32,10 @@ impl Tunables {
         ]
     }
 
-    /// Sets one.
+    /// Sets one tunable.
     ///
     /// # Errors
-    /// If `elevator` has none of that name, or the value is out of range.
+    /// If `elevator` has no tunable of that name, or the value is out of range.
     pub(super) fn set(&mut self, elevator: &str, name: &str, value: u64) -> Result<(), TunableError> {
         let target = match name {
             "read_lat_nsec" => &mut self.read_lat,
@@ -51,7 +52,7 @@ impl Tunables {
 
 /// A microsecond: no drive is faster.
 const TARGET_MIN: u64 = 1_000;
-/// A thousand seconds: as good as none.
+/// A thousand seconds: in effect no target.
 const TARGET_MAX: u64 = 1_000_000_000_000;
 
 #[cfg(test)]

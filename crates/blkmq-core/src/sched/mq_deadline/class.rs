@@ -13,10 +13,10 @@ use crate::time::Instant;
 /// One priority class.
 #[derive(Debug)]
 pub(super) struct Class {
-    /// What came back from the driver, in the order in which it came.
+    /// Requests that were requeued, in the order in which they came back.
     requeued: Fifo,
     sides: [RequestList; SIDES],
-    /// By side, the position of the request that was dispatched last: where the sweep stands.
+    /// By side, the position of the request that was dispatched last: the position of the sweep.
     swept: [u64; SIDES],
     batch: Batch,
     /// Batches of reads since writes began to wait.
@@ -27,7 +27,7 @@ pub(super) struct Class {
 #[derive(Clone, Copy, Debug)]
 struct Batch {
     side: usize,
-    /// So far; `u64::MAX` before the first batch.
+    /// Requests dispatched so far; `u64::MAX` before the first batch.
     dispatched: u64,
 }
 
@@ -53,7 +53,7 @@ impl Class {
         reads.is_empty() && writes.is_empty() && self.requeued.first().is_none()
     }
 
-    /// When the request came in that is here for the longest.
+    /// The arrival of the oldest request.
     #[inline]
     pub(super) fn oldest(&self, held: &RequestMemory) -> Option<Instant> {
         let [reads, writes] = &self.sides;
@@ -62,8 +62,7 @@ impl Class {
         arrivals.map(|id| held.slots.arrived(id).at).min()
     }
 
-    /// Takes a request in: merges it with a neighbour, or puts it at its position and behind all that came
-    /// before.
+    /// Inserts a request: merges it with a neighbour, or puts it at its position and last in arrival order.
     pub(super) fn insert(
         &mut self,
         held: &mut RequestMemory,
@@ -74,14 +73,14 @@ impl Class {
         self.sides[side_of(&rq)].insert(held, rq, tunables.front_merges, now)
     }
 
-    /// Takes a request in that was dispatched before: it goes out before everything that was not.
+    /// Requeues a request: it is dispatched before all that were not dispatched yet.
     pub(super) fn requeue(&mut self, held: &mut RequestMemory, rq: Box<Request>, now: Instant) -> Inserted {
         let id = held.slots.put(rq, now);
         self.requeued.push(&mut held.slots, id);
         Inserted::Queued
     }
 
-    /// Gives out the next request.
+    /// Dispatches the next request.
     ///
     /// # Panics
     /// If the class is empty.
@@ -103,14 +102,14 @@ impl Class {
         rq
     }
 
-    /// The next request of the batch that goes on, if it does.
+    /// The next request of the current batch, if the batch continues.
     fn next_of_batch(&self, held: &RequestMemory, tunables: &Tunables) -> Option<Cursor> {
         let goes_on = self.batch.dispatched < tunables.fifo_batch;
         goes_on.then(|| self.next(held, self.batch.side)).flatten()
     }
 
-    /// Chooses a direction and where its batch begins: at the sweep, unless a deadline has passed or nothing
-    /// lies ahead.
+    /// Chooses a direction and the first request of its batch: at the sweep, unless a deadline has passed or
+    /// nothing lies ahead.
     fn begin_batch(&mut self, held: &RequestMemory, tunables: &Tunables, now: Instant) -> Cursor {
         let side = self.choose_side(tunables);
         self.batch = Batch { side, dispatched: 0 };
@@ -164,7 +163,7 @@ impl Class {
     }
 }
 
-/// Whatever is not a read waits with the writes.
+/// All requests that are not reads wait with the writes.
 #[inline]
 fn side_of(rq: &Request) -> usize {
     if rq.op() == Op::Read { READS } else { WRITES }

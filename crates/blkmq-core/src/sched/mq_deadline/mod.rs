@@ -1,9 +1,9 @@
 //! Decides the order of requests by priority class, deadline, direction and position: the mq-deadline
-//! elevator. Called by the gate's holder (see `sched`); a class's own order is in `class`, what users may
-//! change in `tunables`.
+//! elevator. The gate's holder calls it (see `sched`); the order inside a class is in `class`, the tunables
+//! in `tunables`.
 //!
-//! After the deadline scheduler's document and tunables of Linux; `docs/schedulers/mq-deadline.md` says what
-//! differs.
+//! After the document and the tunables of Linux's deadline scheduler; `docs/schedulers/mq-deadline.md` lists
+//! the differences.
 //!
 //! ```text
 //!  insert --> class RT   --> requeued                         --> dispatch: an aged class's turn,
@@ -26,15 +26,15 @@ use crate::time::Instant;
 
 /// The mq-deadline elevator.
 ///
-/// Its memory is made at set-up: per request about 80 bytes beside the request itself.
+/// It allocates at set-up: about 80 bytes per request, without the request itself.
 #[derive(Debug)]
 pub struct MqDeadline {
     held: RequestMemory,
-    /// By [`crate::bio::Class`], the first goes first.
+    /// By [`crate::bio::Class`], highest first.
     classes: [Class; CLASSES],
     tunables: Tunables,
-    /// The latest time seen: callers on different reactors may be some nanoseconds apart, arrivals must not
-    /// be.
+    /// The latest time seen: clocks of different reactors may differ by some nanoseconds, but arrivals must be
+    /// in order.
     now: Instant,
 }
 
@@ -50,8 +50,7 @@ impl MqDeadline {
         }
     }
 
-    /// The class whose turn it is: one that has aged behind a higher one, else the highest that has
-    /// something.
+    /// The class whose turn it is: one that has aged behind a higher one, else the highest that has requests.
     #[inline]
     fn turn(&self) -> Option<usize> {
         let first = self.classes.iter().position(|class| !class.is_empty())?;

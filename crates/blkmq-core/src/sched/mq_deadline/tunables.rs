@@ -1,5 +1,5 @@
-//! Decides what users may change of mq-deadline: the tunables, under the names and units that Linux gives
-//! them. Read by `class` at each decision, so that a change works at once, also on what is queued already.
+//! Decides which tunables mq-deadline has: they have the names and units of Linux.
+//! `class` reads them at each decision, so a change has effect at once, also on queued requests.
 
 use crate::sched::elevator::TunableError;
 use crate::time::Nanos;
@@ -7,18 +7,18 @@ use crate::time::Nanos;
 /// The tunables' values.
 #[derive(Debug)]
 pub(super) struct Tunables {
-    /// After this time a read goes before reads of better position. Shorter bounds a read's wait, and seeks
-    /// more.
+    /// After this time a read goes before reads of better position. A shorter time bounds a read's wait, but
+    /// causes more seeks.
     pub(super) read_expire: Nanos,
     /// The same for writes.
     pub(super) write_expire: Nanos,
-    /// So many batches of reads go before a waiting write. More favours readers, and lets writes wait longer.
+    /// How many batches of reads go before a waiting write. More favours readers, and writes wait longer.
     pub(super) writes_starved: u64,
-    /// Requests of one batch: in ascending position, deadlines not looked at. More is better for throughput,
-    /// and worse for the wait of those outside the batch.
+    /// Requests of one batch, in ascending position and regardless of deadlines. More is better for throughput
+    /// and worse for the wait of requests outside the batch.
     pub(super) fifo_batch: u64,
-    /// Whether a request may be merged in front of a queued one. It is rare: who has no such load saves the
-    /// look.
+    /// Whether a request may be merged in front of a queued one. Front merges are rare: without such a load, no
+    /// saves a search.
     pub(super) front_merges: bool,
     /// After this time behind a higher class, a class gets its turn.
     pub(super) prio_aging_expire: Nanos,
@@ -50,10 +50,10 @@ impl Tunables {
         ]
     }
 
-    /// Sets one.
+    /// Sets one tunable.
     ///
     /// # Errors
-    /// If `elevator` has none of that name, or the value is out of range.
+    /// If `elevator` has no tunable of that name, or the value is out of range.
     pub(super) fn set(&mut self, elevator: &str, name: &str, value: u64) -> Result<(), TunableError> {
         let within = |min: u64, max: u64| {
             let fits = (min..=max).contains(&value);
@@ -77,7 +77,7 @@ fn millis(time: Nanos) -> u64 {
     time.0 / 1_000_000
 }
 
-/// About 24 days: as good as never, and what a signed 32-bit number of milliseconds can say.
+/// About 24 days, in effect never: the largest signed 32-bit number of milliseconds.
 const MILLIS_MAX: u64 = i32::MAX as u64;
 const COUNT_MAX: u64 = i32::MAX as u64;
 

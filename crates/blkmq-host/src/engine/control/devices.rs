@@ -1,5 +1,5 @@
-//! Decides how disks and queues come and go while an engine runs, each as a whole or not at all. Reactors are asked one by one to
-//! change their side; what has to be frozen for that is said where it is.
+//! Decides how disks and queues are added and removed while an engine runs, each completely or not at all.
+//! Each reactor is ordered to change its side; the functions say what must be frozen for that.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -22,11 +22,11 @@ use crate::reactor::shared::QueueEntry;
 
 /// Disks and queues. All of these are for any thread but a reactor's, and for an engine to which no thread can be attached.
 impl Control {
-    /// Adds a disk to a queue; `opened` is what its driver takes ([`crate::device::Device::add_disk`]). From time to time, when the
-    /// queue's tables have to grow, its requests under way have to end first.
+    /// Adds a disk to a queue; `opened` is its driver's argument ([`crate::device::Device::add_disk`]). If the
+    /// queue's tables must grow, which is rare, its requests under way must end first.
     ///
     /// # Errors
-    /// If there is a disk of this name, or no room, or the drive cannot have it; or as for [`Control::freeze`].
+    /// If there is a disk of this name, or no room, or the drive refuses it; or as for [`Control::freeze`].
     pub fn add_disk(
         &self,
         queue: QueueId,
@@ -63,7 +63,7 @@ impl Control {
         if let Err(error) = added {
             core.remove_disk(id);
             entry.device.remove_disk(id);
-            // Those that had it let it go; the others had nothing.
+            // Drivers that had the disk let it go; the others did not have it.
             let _ = self.refresh(queue);
             return Err(error);
         }
@@ -82,11 +82,13 @@ impl Control {
         Ok(made)
     }
 
-    /// Removes a disk. Those who use it ([`crate::disk::Users`]) are told, and this waits for at most about `limit` until they
-    /// have let it go; nobody finds it meanwhile. A library user sees to it that nothing else is submitted to it any more.
+    /// Removes a disk. Its users ([`crate::disk::Users`]) are told, and this call waits for at most about `limit`
+    /// until they have let it go; meanwhile the disk cannot be found. A library user must make sure that no
+    /// other bio is submitted to it.
     ///
     /// # Errors
-    /// If there is no such disk, another lies on it, or it is still used after that time; it is there as before then.
+    /// If there is no such disk, another disk lies on it, or it is still used after `limit`; the disk is unchanged
+    /// then.
     pub fn remove_disk(&self, name: &str, limit: Nanos) -> Result<(), Error> {
         let _changing = self.changing()?;
         let disks = self.shared.disks();
@@ -121,11 +123,11 @@ impl Control {
         self.refresh(disk.queue).map_err(|error| refused(name, error))
     }
 
-    /// Has a disk be as large as its drive says that it is now, having made it `wanted` bytes if that is asked for. Those who use it
-    /// are woken. Returns its size before and now.
+    /// Sets a disk's size to the size that its drive reports now, after the driver has resized it to `wanted`
+    /// bytes, if given. Its users are woken. Returns its size before and now.
     ///
     /// # Errors
-    /// If it has become smaller, others lie on it, or its driver cannot do it.
+    /// If it has become smaller, other disks lie on it, or its driver cannot resize it.
     pub fn resize_disk(&self, name: &str, wanted: Option<u64>) -> Result<(u64, u64), Error> {
         let _changing = self.changing()?;
         let disks = self.shared.disks();
@@ -183,7 +185,8 @@ impl Control {
     /// Adds a queue, with its disks.
     ///
     /// # Errors
-    /// If there is a queue or a disk of one of these names already, or what cannot be as configured; nothing is left of it then.
+    /// If there is a queue or a disk of one of these names, or the configuration is not possible; no part of it
+    /// is left then.
     pub fn add_queue(&self, spec: QueueSpec) -> Result<QueueId, Error> {
         let mut next_number = self.changing()?;
         if self.queues().iter().any(|(_, queue)| queue.name() == spec.name) {
@@ -240,7 +243,7 @@ impl Control {
     /// Removes a queue that has no disks any more.
     ///
     /// # Errors
-    /// If it has some, or its drive cannot be closed alone, or as for [`Control::freeze`].
+    /// If it has disks, or its drive cannot be closed alone, or as for [`Control::freeze`].
     pub fn remove_queue(&self, queue: QueueId) -> Result<(), Error> {
         let _changing = self.changing()?;
         let entry = self.entry(queue)?;
@@ -254,10 +257,10 @@ impl Control {
         self.let_go(queue)
     }
 
-    /// Takes a queue from all reactors that have it.
+    /// Removes a queue from all reactors that have it.
     fn let_go(&self, queue: QueueId) -> Result<(), Error> {
         let entry = self.entry(queue)?;
-        // What is left under way is the drive's own.
+        // Only the drive's own requests are left under way.
         let _frozen = self.freeze(queue)?;
         let has_gone = || {
             let remove = |_| move |reactor: &mut ReactorCore| reactor.remove_queue(queue);
@@ -287,7 +290,7 @@ impl Control {
         Ok(())
     }
 
-    /// Has the drivers of a queue look again which disks there are.
+    /// Makes the drivers of a queue read its list of disks again.
     fn refresh(&self, queue: QueueId) -> Result<(), DisksError> {
         let refreshed = self
             .shared
@@ -304,7 +307,7 @@ impl Control {
         }
     }
 
-    /// Begins a change, after all others.
+    /// Begins a change, after all others have ended.
     fn changing(&self) -> Result<MutexGuard<'_, u32>, Error> {
         if self.shared.attached_max > 0 {
             return Err(Error::Disk(
@@ -316,7 +319,7 @@ impl Control {
         Ok(changes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits for at most `limit`. Says whether it has become so.
+    /// Waits for at most `limit` until `is_so`. Says whether it is.
     fn wait_for(&self, limit: Nanos, mut is_so: impl FnMut() -> bool) -> bool {
         let start = self.shared.clock.now();
         while !is_so() {

@@ -1,5 +1,5 @@
-//! Decides how the groups of a queue in use are found and changed by their paths. Each change is one of the core's, which
-//! makes it as a whole; only the making of a group with its ancestors is several.
+//! Decides how the groups of a queue in use are found and changed by their paths. Each change is one atomic
+//! change of the core; only making a group with its ancestors takes several.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::group_paths::{Paths, check_path, group_error, join, parent_of};
 use crate::reactor::shared::QueueEntry;
 
-/// Groups. All of these are for any thread but a reactor's; they insist for a while if the gate is in use.
+/// Groups. All of these are for any thread but a reactor's; they retry for a while if the gate is in use.
 impl Control {
     /// Lists the paths of a queue's groups with their ids, in the order of their paths.
     ///
@@ -26,7 +26,7 @@ impl Control {
         paths.iter().map(|(path, id)| (path.clone(), *id)).collect()
     }
 
-    /// The path of a group of a queue, if there are both.
+    /// The path of a group of a queue, if both exist.
     pub fn group_path(&self, queue: QueueId, group: GroupId) -> Option<String> {
         let entry = self.shared.entry(queue)?;
         let paths = lock(&entry);
@@ -46,11 +46,11 @@ impl Control {
         node.ok_or_else(|| group_error(path, GroupError::Unknown { id }))
     }
 
-    /// Finds a group, or makes it with the default weight; what it is part of is made, too, where it is missing.
+    /// Finds a group, or makes it with the default weight; missing ancestors are made too.
     ///
     /// # Errors
-    /// If the path is none, is nested too deeply, or there is no room; nothing is left of it then. Else as
-    /// [`Control::group`].
+    /// If the path is not valid, is nested too deeply, or there is no room; no part of it is left then. Otherwise
+    /// as [`Control::group`].
     pub fn make_group(&self, queue: QueueId, path: &str) -> Result<GroupId, Error> {
         check_path(path)?;
         let entry = self.entry(queue)?;
@@ -75,7 +75,7 @@ impl Control {
         self.change(queue, path, |core| core.set_group_weight(id, weight))
     }
 
-    /// Replaces a group's caps; what waits for them is timed anew.
+    /// Replaces a group's caps; the waiting times of its requests are computed again.
     ///
     /// # Errors
     /// If there is no such group, or a cap is out of range. Else as [`Control::group`].
@@ -85,7 +85,7 @@ impl Control {
         self.change(queue, path, |core| core.set_group_caps(id, caps, clock.now()))
     }
 
-    /// What a group has taken beyond its own caps and not paid for, by time, yet.
+    /// A group's debts: what it has taken beyond its own caps and what time has not yet paid off.
     ///
     /// # Errors
     /// If there is no such group. Else as [`Control::group`].
@@ -95,7 +95,7 @@ impl Control {
         self.insist(queue, || core.group_debts(id, clock.now()))
     }
 
-    /// Has a group pay for so much more, which it has taken elsewhere.
+    /// Adds debts that a group has made elsewhere.
     ///
     /// # Errors
     /// As [`Control::group_debts`].
@@ -105,7 +105,7 @@ impl Control {
         self.change(queue, path, |core| core.add_group_debts(id, debts, clock.now()))
     }
 
-    /// What the scheduler has learnt of a group, for one of its name in another process.
+    /// The elevator's measurements of a group, for an elevator of the same name in another process.
     ///
     /// # Errors
     /// As [`Control::group_debts`].
@@ -115,7 +115,7 @@ impl Control {
         self.insist(queue, || core.group_learnt(id))
     }
 
-    /// Has the scheduler begin with what another one has learnt of a group, if it is of that name.
+    /// Gives the elevator another one's measurements of a group, if both have the same name.
     ///
     /// # Errors
     /// As [`Control::group_debts`].
@@ -135,7 +135,7 @@ impl Control {
         })
     }
 
-    /// Sets or takes off a group's latency target.
+    /// Sets or removes a group's latency target.
     ///
     /// # Errors
     /// If there is no such group. Else as [`Control::group`].
@@ -149,11 +149,11 @@ impl Control {
         self.change(queue, path, |core| core.set_group_latency_target(id, target))
     }
 
-    /// Makes a group, with all that is below it, part of another. Returns its new path.
+    /// Moves a group, with all groups below it, below another. Returns its new path.
     ///
     /// # Errors
-    /// If one of the two is not there, the other is part of it or has one of that name, or what is below would be nested
-    /// too deeply. Else as [`Control::group`].
+    /// If one of the two does not exist, the other is below it or has a child of that name, or a group below it
+    /// would be nested too deeply. Otherwise as [`Control::group`].
     pub fn move_group(&self, queue: QueueId, path: &str, parent: &str) -> Result<String, Error> {
         let entry = self.entry(queue)?;
         let mut paths = lock(&entry);
@@ -170,7 +170,8 @@ impl Control {
         Ok(new)
     }
 
-    /// Removes a group. What is under way goes on; what library users still submit to its id is its parent's.
+    /// Removes a group. Its requests under way continue; bios that library users still submit to its id count for
+    /// its parent.
     ///
     /// # Errors
     /// If there is no such group, others are part of it, or a disk is accounted to it. Else as [`Control::group`].

@@ -1,4 +1,4 @@
-//! Decides how entries reach the kernel and completions their clients: what one thread's ring has in hand.
+//! Decides how entries reach the kernel and completions reach their clients: the state of one thread's ring.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::{CLIENT_SHIFT, ClientState, Completion, USER_MAX, sys};
 
 pub(super) struct RingState {
     pub(super) uring: IoUring,
-    /// Pushed while the submission queue was full and the kernel took nothing.
+    /// Entries pushed while the submission queue was full and the kernel took none.
     pub(super) backlog: VecDeque<squeue::Entry>,
     pub(super) clients: Vec<ClientState>,
     /// Numbers of clients that are closed and drained.
@@ -21,11 +21,11 @@ pub(super) struct RingState {
     pub(super) enters: u64,
 }
 
-/// What was found in the completion queue.
+/// The completions found in the completion queue.
 #[derive(Default)]
 pub(super) struct Reaped {
     pub(super) completions: usize,
-    /// Entries that will complete no more.
+    /// Entries that will not complete again.
     pub(super) entries: u32,
 }
 
@@ -59,7 +59,8 @@ impl RingState {
         }
     }
 
-    /// Completions are announced but not posted, or overflowed into the kernel's memory, or never announced.
+    /// Says whether completions are announced but not posted, or overflowed into the kernel's memory, or are never
+    /// announced.
     pub(super) fn must_enter(&mut self, in_flight: u32) -> bool {
         if self.uring.params().is_setup_iopoll() {
             return in_flight > 0;
@@ -98,9 +99,8 @@ impl RingState {
         reaped
     }
 
-    /// Enters the kernel: submits, runs the deferred work, and waits as `wait` says. Time over, a signal, and
-    /// a kernel that takes nothing before completions are reaped, are all reasons to return: the caller
-    /// loops.
+    /// Enters the kernel: submits, runs the deferred work, and waits as `wait` says. It returns at a timeout, at a
+    /// signal, and if the kernel takes no entry before completions are reaped: the caller loops.
     pub(super) fn enter(&mut self, mut wait: Wait) {
         self.queue_backlog();
         if !self.backlog.is_empty() {

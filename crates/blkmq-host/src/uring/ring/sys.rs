@@ -1,5 +1,5 @@
-//! Decides who vouches for the memory that an entry of the ring names: whoever pushes it; and how the kernel is entered
-//! to wait. The parent module does the rest of the ring without `unsafe`.
+//! Decides who vouches for the memory that an entry of the ring names (the caller that pushes the entry), and
+//! how the kernel is entered to wait. The parent module does the rest of the ring without `unsafe`.
 
 use std::io;
 
@@ -26,14 +26,14 @@ impl RingClient {
     }
 }
 
-/// Puts an entry on the submission queue. Says false if that is full.
+/// Puts an entry on the submission queue. False if the queue is full.
 pub(super) fn push(queue: &mut squeue::SubmissionQueue<'_>, entry: &squeue::Entry) -> bool {
     // SAFETY: entries come from `RingClient::push`, whose caller vouches for their memory, or from the safe
     // functions of the parent module, whose entries point to none.
     unsafe { queue.push(entry) }.is_ok()
 }
 
-/// Submits everything and waits for a completion, or until `timeout` is over.
+/// Submits all entries and waits for a completion, or until `timeout` is over.
 pub(super) fn submit_and_wait(
     uring: &mut IoUring,
     timeout: Option<Nanos>,

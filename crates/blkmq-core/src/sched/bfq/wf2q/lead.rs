@@ -1,39 +1,41 @@
-//! Decides how far the members of a group may run ahead of each other. A member is served only while its start is at most the
-//! *bound* ahead of the *floor*, the start of the slowest member that is *present*: it has something waiting or in flight, or
-//! may come back at once. `wf2q` asks before it makes a member eligible; `idling` decides who is present no longer.
+//! Decides how far the members of a group may run ahead of each other.
+//! `wf2q` asks before it makes a member eligible; `idling` decides which members are no longer present.
 //!
-//! Order alone shares a drive only among members that always have something waiting. One that has all it asks for in flight
-//! is behind its due and cannot be served more; the bound keeps the others from running away from it, so they have fewer
-//! requests in flight, it finds the drive less full, and its share comes out.
+//! A member is served only while its start is at most the *bound* ahead of the *floor*, the start of the
+//! slowest member that is *present*: it has requests waiting or in flight, or may return at once.
 //!
-//! After MQFQ (Hedayati and others, USENIX ATC 2019: the throttling bound T and its lazily kept minimum) and SFQ(D) (Jin,
-//! Chase and Kaur, SIGMETRICS 2004). There flows are flat and the slowest backlogged one counts; here each group bounds its
-//! own members, and who has everything in flight counts as well.
+//! Order alone shares a drive only among members that always have requests waiting. A member that has all
+//! its requests in flight is behind its due and cannot be served more. The bound limits the others' lead
+//! over it, so they have fewer requests in flight, it finds the drive less full, and it gets its share.
 //!
-//! Only groups are kept together, and what competes with groups: the clients of one group are one tenant's connections, and a
-//! deep one need not wait for a shallow one.
+//! After MQFQ (Hedayati and others, USENIX ATC 2019: the throttling bound T and its lazily kept minimum) and
+//! SFQ(D) (Jin, Chase and Kaur, SIGMETRICS 2004). There, flows are flat and the slowest backlogged one
+//! counts; here, each group bounds its own members, and members with all requests in flight count too.
+//!
+//! The bound applies only to groups and to what competes with groups: the clients of one group are one
+//! tenant's connections, and a deep one need not wait for a shallow one.
 
 use super::super::heap::{Heap, Links, before};
 use super::entity::{BY_KNOWN_START, Entity, EntityId, UNIT_BITS};
 use super::tree::Tree;
 use super::{CLASS_OF_GROUPS, ROOT, Wf2q};
 
-/// Of an entity: whether and how it counts for the floor of its tree.
+/// An entity's state for the floor of its tree.
 #[derive(Clone, Debug)]
 pub(super) struct Presence {
     links: Links,
-    /// Its start when the floor was looked at last: starts grow, so this is never too high.
+    /// Its start when the floor was computed last: starts grow, so this is never too high.
     known_start: u64,
     pub(super) is_counted: bool,
-    /// Of a group: it is among those whose members are all held.
+    /// Of a group: it is listed as one whose waiting members are all held.
     pub(super) is_noted: bool,
-    /// It was away for a moment only: what came to be due to it meanwhile is kept.
+    /// It was absent only for a moment: it keeps the due of that time.
     keeps_due: bool,
-    /// It never counts, and what is due to it is kept.
+    /// It never counts, and keeps its due.
     pub(super) is_passed_over: bool,
-    /// What it was served, in bytes.
+    /// Its service, in bytes.
     pub(super) served: u64,
-    /// Of a leaf 1 while it has a request, waiting or in flight; of a group its members that have.
+    /// Of a leaf: 1 while it has a request, waiting or in flight; of a group: the number of such members.
     pub(super) busy: u32,
 }
 
@@ -44,31 +46,31 @@ pub(super) struct Lead {
     /// The sum of their weights, and how many of them are groups.
     weight: u64,
     groups: u32,
-    /// No present member's start is lower; looked at again only when that matters.
+    /// No present member's start is lower; computed again only when that matters.
     floor: u64,
     /// The highest start of any member.
     highest: u64,
 }
 
 impl Wf2q {
-    /// Sets how much a member may have in advance of the slowest one, if all shared it by weight, in bytes; 0 for no bound.
+    /// Sets the bound of a member's lead over the slowest one, in bytes that all members share by weight; 0 for no bound.
     pub(in super::super) fn set_reach(&mut self, bytes: u64) {
         self.reach = bytes;
     }
 
-    /// Holds nobody by the bound for now; what is due to those who were held back is kept as ever.
+    /// Switches the bound off for now, or on again; members that were held keep their due.
     pub(in super::super) fn set_open(&mut self, is_open: bool) {
         self.is_open = is_open;
     }
 
-    /// The reach that holds now.
+    /// The bound in force now.
     #[inline]
     pub(in super::super) fn reach_now(&self) -> u64 {
         if self.is_open { 0 } else { self.reach }
     }
 
-    /// A leaf has its first request. `came` hears of it and of the groups that had nothing until now, and says of each whether
-    /// what came to be due to it meanwhile is kept.
+    /// Handles a leaf's first request. `came` is called for the leaf and for its groups that had no request until
+    /// now; it says for each whether the due of its absence is kept.
     #[inline]
     pub(in super::super) fn begin(&mut self, id: EntityId, mut came: impl FnMut(EntityId) -> bool) {
         let mut at = id.0;
@@ -83,7 +85,7 @@ impl Wf2q {
         }
     }
 
-    /// The last request of a leaf has ended. `left` hears of it and of the groups that have nothing now.
+    /// Handles the end of a leaf's last request. `left` is called for the leaf and its groups without requests now.
     #[inline]
     pub(in super::super) fn end(&mut self, id: EntityId, mut left: impl FnMut(EntityId)) {
         let mut at = id.0;
@@ -98,8 +100,8 @@ impl Wf2q {
         }
     }
 
-    /// Looks at the members that have nothing and for which others are held. Those of which `is_gone` says so are waited for
-    /// no longer. Says whether anybody may be served now who was held.
+    /// Checks the members without requests for which others are held. A member for which `is_gone` is true is
+    /// waited for no longer. Says whether a member that was held may be served now.
     pub(in super::super) fn dismiss(&mut self, mut is_gone: impl FnMut(EntityId) -> bool) -> bool {
         let mut any = false;
         for n in (0..=self.held.len()).rev() {
@@ -127,13 +129,13 @@ impl Wf2q {
         self.floor_of(group)
     }
 
-    /// A leaf and the groups that it is in, from the inside out, without the root.
+    /// A leaf and the groups that contain it, from the inside out, without the root.
     pub(in super::super) fn with_groups(&self, id: EntityId) -> impl Iterator<Item = EntityId> {
         let above = |id: &EntityId| Some(EntityId(self.entities[id.index()].parent));
         std::iter::successors(Some(id), above).take_while(|id| id.0 != ROOT)
     }
 
-    /// Says whether a group has members that wait and none that may be served.
+    /// Says whether a group has waiting members and none that may be served.
     fn is_held(&mut self, group: u32) -> bool {
         let class = usize::from(CLASS_OF_GROUPS);
         self.trees[group as usize][class].has_members() && self.next(group, class).is_none()
@@ -145,12 +147,12 @@ impl Wf2q {
         tree.look_at_floor(&mut self.entities).map(EntityId)
     }
 
-    /// Says whether a member has something, waiting or in flight.
+    /// Says whether a member has requests, waiting or in flight.
     pub(in super::super) fn is_busy(&self, id: EntityId) -> bool {
         self.entities[id.index()].presence.busy > 0
     }
 
-    /// Makes those groups wait for their turn again whose members are held no longer.
+    /// Makes groups whose members are no longer held wait for their turn again.
     #[inline]
     pub(super) fn look_at_held(&mut self) {
         if !self.held.is_empty() {
@@ -167,7 +169,7 @@ impl Wf2q {
         }
     }
 
-    /// All members of a group that wait are held.
+    /// Lists a group whose waiting members are all held.
     #[cold]
     pub(super) fn note_held(&mut self, group: u32) {
         let presence = &mut self.entities[group as usize].presence;
@@ -176,9 +178,9 @@ impl Wf2q {
         }
     }
 
-    /// Where an entity that is not ahead starts at the earliest. What it could not be served while it was present, or away for a
-    /// moment, is still due to it, up to some bounds. Who else was not present begins at the tree's time, and not beyond the
-    /// bound.
+    /// The earliest start of an entity that is not ahead. Service that it missed while it was present, or absent
+    /// for a moment, is still due to it, up to some limits. An entity that was absent for longer begins at the
+    /// tree's time, and not beyond the bound.
     pub(super) fn earliest_start(&mut self, id: EntityId) -> u64 {
         let reach = self.reach;
         let Presence {
@@ -209,7 +211,7 @@ impl Wf2q {
         }
     }
 
-    /// An entity that has something counts for the floor from now on.
+    /// Counts an entity with requests for the floor from now on.
     #[inline]
     pub(super) fn count(&mut self, id: EntityId) {
         let entity = &mut self.entities[id.index()];
@@ -237,7 +239,7 @@ impl Wf2q {
         tree.lead.present.push(&mut self.entities, id.0);
     }
 
-    /// An entity does not count for the floor any more; says whether it did.
+    /// Stops counting an entity for the floor; says whether it counted.
     pub(super) fn discount(&mut self, id: EntityId) -> bool {
         let is_group = self.is_group(id.0);
         let entity = &mut self.entities[id.index()];
@@ -251,7 +253,7 @@ impl Wf2q {
         true
     }
 
-    /// A group moves below another one with what it has under way.
+    /// Moves a group, with its requests under way, below another one.
     pub(super) fn move_busy(&mut self, id: EntityId, parent: u32) {
         if self.entities[id.index()].presence.busy == 0 {
             return;
@@ -261,7 +263,7 @@ impl Wf2q {
         self.begin(EntityId(parent), |_| false);
     }
 
-    /// Asserts that who counts is present, and that the floor is below all of them.
+    /// Asserts that all entities that count are present, and that the floor is below all of them.
     pub(super) fn check_lead(&self) {
         for (group, classes) in self.trees.iter().enumerate() {
             let tree = &classes[usize::from(CLASS_OF_GROUPS)];
@@ -304,8 +306,9 @@ impl Tree {
         !before(self.lead.floor.wrapping_add(bound), start)
     }
 
-    /// The time after a member was served, whose start that was. While one that was away makes up for it, the others have none of
-    /// what time passes for: it does not run ahead of them all, or it would seem that something is due to each.
+    /// The tree's time after a member with this start was served. While a member makes up for its absence, the
+    /// others get no service: time does not run ahead of all of them, since otherwise service would seem due to
+    /// each.
     #[inline]
     pub(super) fn not_beyond_all(&mut self, time: u64, start: u64, reach: u64) -> u64 {
         if before(self.lead.highest, start) {
@@ -382,8 +385,9 @@ impl Presence {
     }
 }
 
-/// What is still due is kept up to so many times the bound, so what the drive does in so many milliseconds: of a member that is
-/// there, which is due nothing but what a probe has kept from it, and of one that was away or is passed over.
+/// Due service is kept up to so many times the bound, which is what the drive does in so many milliseconds:
+/// for a member that is present, which only misses service during a probe, and for a member that was absent
+/// or is passed over.
 const DUE_PRESENT: u64 = 64;
 const DUE_AWAY: u64 = 16;
 
@@ -396,7 +400,7 @@ impl Lead {
         highest: 0,
     };
 
-    /// The sum of the weights of those that are present.
+    /// The sum of the weights of the present members.
     #[inline]
     pub(super) fn weight(&self) -> u64 {
         self.weight

@@ -1,11 +1,11 @@
-//! What `room` asks of the trees for a probe, and how it takes members out of the floor: others are not held for a member that is
-//! passed over.
+//! Decides how `room` reads the trees for a probe, and how members that are passed over leave the floor:
+//! others are not held for them.
 
 use super::entity::{COUNTS_ALL, Entity, EntityId, State, effective};
 use super::{CLASS_OF_GROUPS, ROOT, Wf2q};
 
 impl Wf2q {
-    /// Others are not held for a member any longer, and so much of its weight counts, in 1/1024.
+    /// Passes over a member: others are not held for it, and `counts` of its weight counts, in 1/1024.
     pub(in super::super) fn pass_over(&mut self, id: EntityId, counts: u32) {
         self.discount(id);
         let entity = &mut self.entities[id.index()];
@@ -27,14 +27,14 @@ impl Wf2q {
         }
     }
 
-    /// Says whether others are not held for a member, or for a group that it is in.
+    /// Says whether a member, or a group that contains it, is passed over.
     #[inline]
     pub(in super::super) fn is_passed_over(&self, id: EntityId) -> bool {
         self.with_groups(id)
             .any(|id| self.entities[id.index()].presence.is_passed_over)
     }
 
-    /// Says whether the leaf that is next is one for which, or for whose group, others are not held.
+    /// Says whether the next leaf, or a group that contains it, is passed over.
     pub(in super::super) fn is_next_passed_over(&mut self) -> bool {
         let mut group = ROOT;
         while let Some(id) = self.first_class(group).and_then(|class| self.next(group, class)) {
@@ -49,8 +49,8 @@ impl Wf2q {
         false
     }
 
-    /// Members of the group of this one that move at its pace: they have all they ask for in flight, as it has. Others would be held
-    /// for them if they were not for this one.
+    /// Members of the group of this one that move at its pace: like it, they have all their requests in flight.
+    /// Without this one, others would be held for them.
     pub(in super::super) fn alike(&self, id: EntityId) -> impl Iterator<Item = EntityId> {
         let parent = self.entities[id.index()].parent;
         let is_alike = move |entity: &Entity| {
@@ -62,17 +62,18 @@ impl Wf2q {
             .map(|(id, _)| EntityId(id as u32))
     }
 
-    /// What a member was served, in bytes.
+    /// A member's service, in bytes.
     pub(in super::super) fn served(&self, id: EntityId) -> u64 {
         self.entities[id.index()].presence.served
     }
 
-    /// The group that a member is in.
+    /// The group of a member.
     pub(in super::super) fn parent(&self, id: EntityId) -> EntityId {
         EntityId(self.entities[id.index()].parent)
     }
 
-    /// A member's weight, and the sum of the weights of those in its group for which others are held, itself among them.
+    /// A member's weight, and the sum of the weights of the members of its group, itself included, for which
+    /// others are held.
     pub(in super::super) fn part(&self, id: EntityId) -> (u64, u64) {
         let entity = &self.entities[id.index()];
         let own = u64::from(effective(entity.given, COUNTS_ALL));
@@ -81,7 +82,7 @@ impl Wf2q {
         (own, tree.lead.weight() + if is_among { 0 } else { own })
     }
 
-    /// Serves this one alone of its group, or all of them again.
+    /// Serves only this member of its group, or all members again (`None`).
     pub(in super::super) fn set_only(&mut self, only: Option<EntityId>) {
         let old = std::mem::replace(&mut self.only, only);
         for id in old.into_iter().chain(only) {

@@ -1,4 +1,4 @@
-//! The members of one class of one group: who waits, who is eligible, who lingers, and who of them is next.
+//! Decides which members of one class of one group wait, are eligible or linger, and which one is next.
 
 use super::super::heap::{Heap, before};
 use super::entity::{BY_FINISH, BY_START, Entity, State};
@@ -31,8 +31,8 @@ impl Tree {
         self.eligible.first().or(self.waiting.first()).is_some()
     }
 
-    /// Makes eligible who is by now, and lets go who lingers no longer. If nobody is eligible, time jumps to the first
-    /// start, unless that is too far ahead of the slowest one. Returns who is next. Nobody of this tree is being served.
+    /// Updates the eligible and the lingering members. If none is eligible, time jumps to the first start, unless
+    /// that is too far ahead of the slowest one. Returns the next member. None of this tree may be being served.
     #[inline]
     pub(super) fn next_eligible(&mut self, entities: &mut [Entity], reach: u64) -> Option<u32> {
         if self.eligible.first().is_none() {
