@@ -40,6 +40,8 @@ pub(super) struct Connection {
     outgoing: VecDeque<Outgoing>,
     /// The socket takes no more; the ring will report when it does.
     pub(super) is_blocked: bool,
+    /// There may be more to receive, and another turn has been asked for.
+    pub(super) comes_again: bool,
     /// Requests without their reply.
     pub(super) in_flight: u32,
     /// Reads among them, and their bytes.
@@ -91,6 +93,7 @@ impl Connection {
             sent: 0,
             outgoing: VecDeque::with_capacity(2 * requests + 1),
             is_blocked: false,
+            comes_again: false,
             in_flight: 0,
             reads: 0,
             read_bytes: 0,
