@@ -51,11 +51,12 @@ pub(super) fn find(control: &Control, number: u32, disk: &str) -> Result<Found, 
     }
 }
 
-/// Checks that users of a device that was left find the same disk here.
+/// Checks that users of a device that was left find the same disk here, or the disk grown. Returns
+/// the size that the kernel was told last.
 ///
 /// # Errors
 /// The difference.
-pub(super) fn compare(control: &Control, info: &DeviceInfo, disk: &Disk) -> Result<(), String> {
+pub(super) fn compare(control: &Control, info: &DeviceInfo, disk: &Disk) -> Result<u64, String> {
     let number = info.number;
     let told = control
         .parameters(Named::of(info))
@@ -73,7 +74,7 @@ pub(super) fn compare(control: &Control, info: &DeviceInfo, disk: &Disk) -> Resu
             if read_only { ", read-only" } else { "" },
         ));
     }
-    Ok(())
+    Ok(size)
 }
 
 /// Removes what killed daemons have left of devices of this disk at which nobody waits.

@@ -227,6 +227,7 @@ impl Queue {
             if self.moving == Moving::No && std::mem::replace(&mut first.told_size, size) != size {
                 let is_known = self.device.is_growing.swap(true, Ordering::Relaxed);
                 if !is_known && !self.device.order(super::keeper::Order::Grow) {
+                    self.device.is_growing.store(false, Ordering::Relaxed);
                     first.told_size = 0;
                 }
             }
