@@ -40,6 +40,8 @@ pub(super) struct Connection {
     outgoing: VecDeque<Outgoing>,
     /// The socket takes no more; the ring will report when it does.
     pub(super) is_blocked: bool,
+    /// There may be more to receive, and another turn has been asked for.
+    pub(super) comes_again: bool,
     /// Requests without their reply.
     pub(super) in_flight: u32,
     /// Reads among them, and their bytes.
@@ -91,6 +93,7 @@ impl Connection {
             sent: 0,
             outgoing: VecDeque::with_capacity(2 * requests + 1),
             is_blocked: false,
+            comes_again: false,
             in_flight: 0,
             reads: 0,
             read_bytes: 0,
@@ -170,10 +173,12 @@ impl Connection {
                 Err(error) => return Err(error.into()),
             }
             if self.is_blocked {
-                return Ok(());
+                break;
             }
         }
-        self.headers.clear();
+        // Where the socket is always full this is the only time: what stays is of requests under
+        // way.
+        self.headers.drain(..self.sent);
         self.sent = 0;
         Ok(())
     }
@@ -352,8 +357,39 @@ const _: () = assert!(BUFFER_BYTES >= 2 * RECEIVE_BYTES_MIN);
 mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    use blkmq_core::bio::{Flags, Op};
 
     use super::*;
+    use crate::testing::{cookie, lend, request_with};
+
+    #[test]
+    fn headers_that_are_sent_are_dropped_though_the_socket_is_always_full() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut slots = Slots::new(1);
+        let mut memory = vec![7; 64 << 10];
+        let write = request_with(Op::Write, Flags::NONE, 0, 0, &[lend(&mut memory)]);
+        let slot = slots.fill(&write, cookie(0)).unwrap();
+        let mut connection = Connection::new(Wire::new(near.into(), None), HeaderStyle::Extended, true, 1);
+        while !connection.is_blocked {
+            connection.push(&slots, slot);
+            connection.send(&slots).unwrap();
+        }
+        for round in 0..100 {
+            connection.push(&slots, slot);
+            far.read_exact(&mut [0; EXTENDED_BYTES]).unwrap();
+            far.read_exact(&mut vec![0; 64 << 10]).unwrap();
+            connection.send(&slots).unwrap();
+            assert!(connection.is_blocked && connection.has_unsent(), "round {round}");
+            let unsent = connection.outgoing.len() * EXTENDED_BYTES;
+            assert!(
+                connection.headers.len() <= unsent,
+                "{} bytes of headers, {unsent} may be unsent in round {round}",
+                connection.headers.len()
+            );
+        }
+    }
 
     #[test]
     fn what_was_not_sent_when_a_connection_is_given_up_never_arrives() {

@@ -231,14 +231,12 @@ impl NbdHctx {
             return;
         };
         let received = connection.receive(&mut self.slots, number);
+        if matches!(received, Ok(true)) && !std::mem::replace(&mut connection.comes_again, true) {
+            self.ring_client.push_nop(user(MORE, number, link.epoch));
+        }
         self.take_ended(done);
-        match received {
-            Ok(true) => {
-                self.ring_client
-                    .push_nop(user(READABLE, number, self.links[usize::from(number)].epoch))
-            }
-            Ok(false) => {}
-            Err(lost) => self.lose(number, &lost),
+        if let Err(lost) = received {
+            self.lose(number, &lost);
         }
     }
 
@@ -321,7 +319,10 @@ impl NbdHctx {
                     connection.is_blocked = false;
                     return self.send(number);
                 }
-                if kind == READABLE && !completion.has_more() {
+                if kind == MORE {
+                    connection.comes_again = false;
+                } else if !completion.has_more() {
+                    // The poll has ended: nothing else completes as READABLE, so there is one.
                     self.ring_client
                         .push_poll(connection.fd(), libc::POLLIN, true, completion.user);
                 }

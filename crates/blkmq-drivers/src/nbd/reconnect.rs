@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -160,7 +161,10 @@ impl Reconnector {
                 continue;
             }
             drop(state);
-            match self.connect() {
+            // A panic would leave this connection missing, and nobody to make others. Nothing of ours
+            // is half-changed then: what an attempt makes goes with it.
+            let attempt = catch_unwind(AssertUnwindSafe(|| self.connect()));
+            match attempt.unwrap_or_else(|_| Err("the attempt to connect panicked".to_owned())) {
                 Ok(dialed) => {
                     pause = PAUSE_MIN;
                     complaint = None;

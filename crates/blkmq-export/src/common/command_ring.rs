@@ -22,6 +22,17 @@ pub(crate) struct Ended {
     pub(crate) result: i32,
 }
 
+/// How a reactor learns that commands have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// It looks in its next turn.
+    Again,
+    /// Its ring polls the descriptor.
+    Poll,
+    /// Not at all: some have ended, and none are taken now. A poll would complete at once.
+    Not,
+}
+
 impl CommandRing {
     /// A ring for `entries` commands at a time.
     ///
@@ -70,8 +81,33 @@ impl CommandRing {
         into.extend(ring.completion().map(ended));
     }
 
-    /// Returns whether [`CommandRing::take`] would find some.
-    pub(crate) fn has_ended(&self) -> bool {
-        !self.0.borrow_mut().completion().is_empty()
+    /// How a reactor is to learn of the next command that has ended. `is_full`: some are still to be
+    /// submitted; `takes`: those that have ended are taken now.
+    pub(crate) fn watch(&self, is_full: bool, takes: bool) -> Watch {
+        let has_ended = !self.0.borrow_mut().completion().is_empty();
+        match has_ended {
+            _ if is_full || has_ended && takes => Watch::Again,
+            true => Watch::Not,
+            false => Watch::Poll,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_not_polled_while_commands_that_have_ended_are_not_taken() {
+        let ring = CommandRing::new(2).unwrap();
+        assert_eq!(ring.watch(false, true), Watch::Poll);
+        assert_eq!(ring.watch(false, false), Watch::Poll);
+        ring.push_nop();
+        ring.submit().unwrap();
+        assert_eq!(ring.watch(false, true), Watch::Again);
+        assert_eq!(ring.watch(false, false), Watch::Not);
+        ring.take(&mut Vec::new());
+        assert_eq!(ring.watch(false, false), Watch::Poll);
+        assert_eq!(ring.watch(true, false), Watch::Again);
     }
 }

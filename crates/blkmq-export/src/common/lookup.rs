@@ -7,6 +7,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -156,10 +157,10 @@ impl Shared {
             let found = if question.asker.is_gone.load(Ordering::Relaxed) {
                 Ok(())
             } else {
-                let Question { offset, len, max, .. } = question;
-                question
-                    .allocation
-                    .extents(question.disk, offset, len, max, &mut extents)
+                // A panic would leave the drive asked, and its connections waiting, for ever.
+                // Nothing of ours is half-changed then: the extents are dropped.
+                catch_unwind(AssertUnwindSafe(|| question.look_up(&mut extents)))
+                    .unwrap_or_else(|_| Err(io::Error::other("the look-up panicked")))
             };
             question.answer(found.map(|()| extents));
             // Niceness is not enough: a running thread keeps the processor for a slice of some
@@ -302,6 +303,11 @@ impl Question {
         Arc::as_ptr(&self.allocation).addr()
     }
 
+    fn look_up(&self, extents: &mut Vec<Extent>) -> io::Result<()> {
+        let Self { offset, len, max, .. } = *self;
+        self.allocation.extents(self.disk, offset, len, max, extents)
+    }
+
     fn answer(self, extents: io::Result<Vec<Extent>>) {
         let answer = Answer {
             slot: self.slot,
@@ -369,7 +375,90 @@ const NICENESS: i32 = 10;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use blkmq_core::bio::Bio;
+    use blkmq_core::ids::ReactorId;
+    use blkmq_core::time::Nanos;
+    use blkmq_host::engine::{Engine, EngineConfig};
+    use blkmq_host::ring::Completion;
+    use blkmq_host::service::{Cx, Service};
+
     use super::*;
+
+    #[test]
+    fn a_drive_whose_look_up_panics_costs_an_answer_and_is_asked_again() {
+        let engine = Engine::start(EngineConfig::default()).unwrap();
+        let (wakes, woken) = mpsc::channel();
+        let is_over = false;
+        engine.add_service(ReactorId(0), Box::new(move || Box::new(Woken { wakes, is_over })));
+        let asker = Arc::new(Asker::new(woken.recv().unwrap().expect("its waker")));
+        let allocation: Arc<dyn Allocation> = Arc::new(PanicsAtZero);
+        let lookups = Lookups::new();
+        let mut answers = Vec::new();
+        for offset in [0, 512] {
+            lookups.ask(Question {
+                slot: 0,
+                offset,
+                len: 512,
+                max: 1,
+                disk: DiskId(0),
+                group: Tenant(0),
+                allocation: Arc::clone(&allocation),
+                asker: Arc::clone(&asker),
+            });
+            let answered = woken.recv_timeout(std::time::Duration::from_secs(20));
+            assert!(answered.is_ok(), "no answer about {offset}");
+            answers.extend(asker.take().into_iter().map(|answer| answer.extents.is_ok()));
+        }
+        assert_eq!(answers, [false, true]);
+        drop(asker);
+        engine.shutdown(Nanos::from_secs(10)).unwrap();
+    }
+
+    struct PanicsAtZero;
+
+    impl Allocation for PanicsAtZero {
+        fn extents(
+            &self,
+            _disk: DiskId,
+            offset: u64,
+            _len: u64,
+            _max: usize,
+            _out: &mut Vec<Extent>,
+        ) -> io::Result<()> {
+            assert_ne!(offset, 0, "as the test wants it");
+            Ok(())
+        }
+    }
+
+    /// Sends its waker, then that it was woken.
+    struct Woken {
+        wakes: mpsc::Sender<Option<Waker>>,
+        is_over: bool,
+    }
+
+    impl Service for Woken {
+        fn start(&mut self, cx: &mut Cx<'_>) {
+            self.wakes.send(Some(cx.waker())).unwrap();
+        }
+
+        fn on_ring(&mut self, _cx: &mut Cx<'_>, _completed: &[Completion]) {}
+
+        fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
+
+        fn on_wake(&mut self, _cx: &mut Cx<'_>) {
+            self.wakes.send(None).unwrap();
+        }
+
+        fn drain(&mut self, _cx: &mut Cx<'_>) {
+            self.is_over = true;
+        }
+
+        fn is_finished(&self) -> bool {
+            self.is_over
+        }
+    }
 
     #[test]
     fn a_drive_is_asked_by_one_thread_at_a_time_and_others_meanwhile() {

@@ -27,7 +27,7 @@ use super::front_door::DOOR;
 use super::protocol::{RING_HEADER_BYTES, Request, commit_id, put_ring_answer};
 use super::requests::{Requests, Transport};
 use super::slots::Work;
-use crate::common::command_ring::{CommandRing, Ended};
+use crate::common::command_ring::{CommandRing, Ended, Watch};
 use crate::common::io_flusher::become_io_flusher;
 use crate::common::sys::Buffer;
 
@@ -206,13 +206,14 @@ impl Service for RingChannel {
             }
             return;
         }
-        let is_full = submitted.is_err();
-        if (is_full || ring.has_ended()) && !self.requests.has_refused() {
-            if !std::mem::replace(&mut self.comes_again, true) {
+        match ring.watch(submitted.is_err(), !self.requests.has_refused()) {
+            Watch::Again if !std::mem::replace(&mut self.comes_again, true) => {
                 cx.ring_client().push_nop(AGAIN);
             }
-        } else if !std::mem::replace(&mut self.is_polling, true) {
-            cx.ring_client().push_poll(ring.fd(), libc::POLLIN, false, POLL);
+            Watch::Poll if !std::mem::replace(&mut self.is_polling, true) => {
+                cx.ring_client().push_poll(ring.fd(), libc::POLLIN, false, POLL);
+            }
+            _ => {}
         }
     }
 

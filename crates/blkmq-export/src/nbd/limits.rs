@@ -22,8 +22,9 @@ pub struct Limits {
     /// default 64 MiB. At the limit the connection is not read until replies have been sent.
     pub memory_bytes_max: u64,
     /// Bytes of reply heads (and negotiation answers) that may wait to be sent before the
-    /// connection is no longer read; default 256 KiB. A single answer may exceed it by its own
-    /// length.
+    /// connection is no longer read; 4 KiB to 1 GiB, default 64 KiB. A single answer may exceed it by
+    /// its own length. More lets a client that reads slowly have more requests under way, and costs
+    /// memory for each such client.
     pub unsent_bytes_max: usize,
     /// Options that one client may send before it is disconnected; default 1024 (a listing takes
     /// two for each export).
@@ -33,8 +34,9 @@ pub struct Limits {
     pub option_bytes_max: u32,
     /// Longest option data that is skipped rather than answered by a disconnect, in bytes; default 1 MiB.
     pub option_skip_bytes_max: u32,
-    /// Extents in one block status reply; 1 to 2^20, default 4096 (64 KiB of reply). Fewer make the client ask more
-    /// often.
+    /// Extents in one block status reply; 1 to 2^20, default 4096. Fewer make the client ask more
+    /// often. The front door looks up at most 64 for one reply, whatever this says, since each costs
+    /// system calls.
     pub extents_max: u32,
     /// From the greeting to the selection of an export; default 10 s. Longer helps people who type,
     /// shorter frees the slots that scanners take.

@@ -33,15 +33,17 @@ pub(super) fn find(control: &Control, number: u32, disk: &str) -> Result<Found, 
             "ublk device {number} is another disk's, or another program's: choose another number, or remove it"
         ));
     }
-    let info = wait_for_end(control, info).map_err(failed)?;
+    let Some(info) = wait_for_end(info, || control.info(number)).map_err(failed)? else {
+        return Ok(Found::Nothing);
+    };
     match info.state {
         QUIESCED => Ok(Found::Waiting(info)),
-        STOPPED if !is_alive(&info) => {
-            control
-                .delete(named)
-                .map_err(|error| format!("ublk device {number}, which a daemon has left, stays: {error}"))?;
-            Ok(Found::Nothing)
-        }
+        STOPPED if !is_alive(&info) => match control.delete(named) {
+            Err(error) if error.raw_os_error() != Some(libc::ENODEV) => Err(format!(
+                "ublk device {number}, which a daemon has left, stays: {error}"
+            )),
+            _ => Ok(Found::Nothing),
+        },
         _ => Err(format!(
             "ublk device {number} is served by process {}: stop it, or choose another number",
             info.process
@@ -49,11 +51,12 @@ pub(super) fn find(control: &Control, number: u32, disk: &str) -> Result<Found, 
     }
 }
 
-/// Checks that users of a device that was left find the same disk here.
+/// Checks that users of a device that was left find the same disk here, or the disk grown. Returns
+/// the size that the kernel was told last.
 ///
 /// # Errors
 /// The difference.
-pub(super) fn compare(control: &Control, info: &DeviceInfo, disk: &Disk) -> Result<(), String> {
+pub(super) fn compare(control: &Control, info: &DeviceInfo, disk: &Disk) -> Result<u64, String> {
     let number = info.number;
     let told = control
         .parameters(Named::of(info))
@@ -71,7 +74,7 @@ pub(super) fn compare(control: &Control, info: &DeviceInfo, disk: &Disk) -> Resu
             if read_only { ", read-only" } else { "" },
         ));
     }
-    Ok(())
+    Ok(size)
 }
 
 /// Removes what killed daemons have left of devices of this disk at which nobody waits.
@@ -92,16 +95,20 @@ pub(super) fn remove_stopped(control: &Control, disk: &str) {
     }
 }
 
-/// Waits for a daemon that is ending: the kernel needs a moment to dismantle its rings.
-fn wait_for_end(control: &Control, info: DeviceInfo) -> io::Result<DeviceInfo> {
+/// Waits for a daemon that is ending: the kernel needs a moment to dismantle its rings. Returns how
+/// `look` has found the device last; `None` if it is gone, since its daemon may remove it.
+fn wait_for_end(
+    info: DeviceInfo,
+    mut look: impl FnMut() -> io::Result<Option<DeviceInfo>>,
+) -> io::Result<Option<DeviceInfo>> {
     let limit = if is_alive(&info) { ALIVE_MAX } else { ENDING_MAX };
-    let mut latest = info;
+    let mut latest = Some(info);
     let waited = until(
         limit,
         |_| true,
         || {
-            latest = control.info(info.number)?.unwrap_or_default();
-            match latest.state == LIVE {
+            latest = look()?;
+            match latest.is_some_and(|info| info.state == LIVE) {
                 true => Err(io::ErrorKind::ResourceBusy.into()),
                 false => Ok(()),
             }
@@ -124,3 +131,34 @@ fn is_alive(info: &DeviceInfo) -> bool {
 /// Time for a process that exists and may be ending.
 const ALIVE_MAX: Duration = Duration::from_secs(1);
 const ENDING_MAX: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn live() -> DeviceInfo {
+        DeviceInfo {
+            state: LIVE,
+            process: -1,
+            ..DeviceInfo::default()
+        }
+    }
+
+    #[test]
+    fn a_device_that_its_daemon_removes_meanwhile_is_gone() {
+        let mut looks = vec![None, Some(live()), Some(live())];
+        let found = wait_for_end(live(), || Ok(looks.pop().expect("one look after another")));
+        assert_eq!(found.unwrap(), None);
+    }
+
+    #[test]
+    fn a_device_whose_daemon_is_killed_meanwhile_is_found_as_it_was_left() {
+        let left = DeviceInfo {
+            state: QUIESCED,
+            ..live()
+        };
+        let mut looks = vec![Some(left), Some(live())];
+        let found = wait_for_end(live(), || Ok(looks.pop().expect("one look after another")));
+        assert_eq!(found.unwrap(), Some(left));
+    }
+}

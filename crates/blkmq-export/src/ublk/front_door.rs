@@ -202,12 +202,17 @@ impl ServedDevice {
             number, control, way, ..
         } = of;
         let is_served = common.handover.phase() == Phase::Serving;
-        let (info, beginning) = match way {
-            Way::New => (
-                add(&control, &self.disk, number, engine.reactors())?,
-                Beginning::Start,
-            ),
-            Way::Waiting(info) => (info, Beginning::Recovery),
+        let (info, beginning, told_size) = match way {
+            Way::New => {
+                // Looked up before: if the disk grows meanwhile, the kernel is told once more.
+                let size = self.disk.current_size();
+                let info = add(&control, &self.disk, number, engine.reactors())?;
+                (info, Beginning::Start, size)
+            }
+            Way::Waiting(info) => {
+                let told_size = compare(&control, &info, &self.disk)?;
+                (info, Beginning::Recovery, told_size)
+            }
             Way::Inherited(descriptor) => {
                 let info = control.info(number.unwrap_or_default());
                 let info = info.ok().flatten().filter(DeviceInfo::is_served);
@@ -233,7 +238,7 @@ impl ServedDevice {
             let copy = device.control.try_clone().map_err(|error| error.to_string())?;
             common.handover.add_mount(DOOR, address.clone(), copy, elsewhere);
         }
-        let first = self.first(common, false, is_served)?;
+        let first = self.first(common, told_size, false, is_served)?;
         engine.add_service(ReactorId(0), self.factory(ready, first));
         match is_served {
             true => wait_until_begun(&device),
@@ -263,7 +268,6 @@ impl ServedDevice {
 
     /// Takes over a device that a daemon has left.
     fn recover(&self, control: &Control, info: &DeviceInfo) -> Result<(), String> {
-        compare(control, info, &self.disk)?;
         let named = Named::of(info);
         let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
         until(ENDING_MAX, is_busy, || control.start_recovery(named))
@@ -321,8 +325,7 @@ impl ServedDevice {
         let saved = SavedDevice::parse(body)?;
         self.compare(&saved)?;
         let common = self.common.upgrade().ok_or("nobody serves there any more")?;
-        let mut first = self.first(&common, true, false)?;
-        first.told_size = saved.size;
+        let first = self.first(&common, saved.size, true, false)?;
         if saved.has_losses {
             ready.device.note_losses();
         }
@@ -345,12 +348,18 @@ impl ServedDevice {
         }
     }
 
-    fn first(&self, common: &Arc<Common>, is_restored: bool, has_begun: bool) -> Result<First, String> {
+    fn first(
+        &self,
+        common: &Arc<Common>,
+        told_size: u64,
+        is_restored: bool,
+        has_begun: bool,
+    ) -> Result<First, String> {
         let ticket = common.connections.readmit(self.address);
         Ok(First {
             ticket: ticket.map_err(|refusal| refusal.to_string())?,
             is_restored,
-            told_size: self.disk.current_size(),
+            told_size,
             others: Vec::new(),
             has_begun,
         })

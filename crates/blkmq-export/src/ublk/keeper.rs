@@ -88,6 +88,9 @@ impl Keeper {
     fn begin_and_tell(&mut self, waiting: Option<SyncSender<io::Result<()>>>) {
         let begun = self.begin();
         self.has_begun = begun.is_ok();
+        if self.device.is_growing.load(Ordering::Relaxed) {
+            self.grow();
+        }
         match waiting {
             Some(waiting) => {
                 let _ = waiting.try_send(begun);
@@ -126,6 +129,10 @@ impl Keeper {
     }
 
     fn grow(&self) {
+        if !self.has_begun {
+            // The kernel may have no disk to resize yet: `begin_and_tell` comes back to this.
+            return;
+        }
         self.device.is_growing.store(false, Ordering::Relaxed);
         let (name, size) = (&self.device.name, self.device.disk.current_size());
         if !self.info.has(RESIZABLE) {

@@ -22,7 +22,7 @@ use super::protocol::{DATA_BYTES_MAX, Request, Shape};
 use super::slots::{Memory, Slots};
 use super::sys;
 use crate::common::admission::Ticket;
-use crate::common::command_ring::{CommandRing, Ended};
+use crate::common::command_ring::{CommandRing, Ended, Watch};
 use crate::common::io_flusher::become_io_flusher;
 use crate::handover::{Member, Phase};
 
@@ -227,6 +227,7 @@ impl Queue {
             if self.moving == Moving::No && std::mem::replace(&mut first.told_size, size) != size {
                 let is_known = self.device.is_growing.swap(true, Ordering::Relaxed);
                 if !is_known && !self.device.order(super::keeper::Order::Grow) {
+                    self.device.is_growing.store(false, Ordering::Relaxed);
                     first.told_size = 0;
                 }
             }
@@ -322,14 +323,15 @@ impl Service for Queue {
             }
             return;
         }
-        let has_ended = self.ring.has_ended();
-        if is_full || has_ended && self.takes() {
-            if !std::mem::replace(&mut self.comes_again, true) {
+        match self.ring.watch(is_full, self.takes()) {
+            Watch::Again if !std::mem::replace(&mut self.comes_again, true) => {
                 cx.ring_client().push_nop(AGAIN);
             }
-        } else if !has_ended && !std::mem::replace(&mut self.is_polling, true) {
-            cx.ring_client()
-                .push_poll(self.ring.fd(), libc::POLLIN, false, POLL);
+            Watch::Poll if !std::mem::replace(&mut self.is_polling, true) => {
+                cx.ring_client()
+                    .push_poll(self.ring.fd(), libc::POLLIN, false, POLL);
+            }
+            _ => {}
         }
     }
 

@@ -84,6 +84,43 @@ fn a_full_table_is_answered_in_any_order_and_a_probe_fits_beside_it() {
 }
 
 #[test]
+fn a_full_read_asks_for_one_more_turn_and_for_no_further_poll() {
+    let server = Server::new(HeaderStyle::Simple, RICH);
+    let (mut rig, mut client) = rig(&server, &[]);
+    rustix::net::sockopt::set_socket_send_buffer_size(&client.stream, 1 << 20).unwrap();
+    let mut memory = vec![vec![0; 8192]; DEPTH as usize + 1];
+    for (tag, memory) in (0..).zip(&mut memory) {
+        rig.issue(tag, &read(u64::from(tag) * 8192, memory));
+    }
+    let mut headers: Vec<_> = (0..=DEPTH).map(|_| client.request().0).collect();
+    let replies = |client: &mut Client, headers: &[RequestHeader]| {
+        let mut out = Vec::new();
+        for header in headers {
+            write_simple(header.cookie, None, &mut out);
+            out.extend_from_slice(&[1; 8192]);
+        }
+        client.send(&out);
+    };
+    replies(&mut client, &headers.drain(..17).collect::<Vec<_>>());
+    // A header, and 15 times the rest of a reply and the next header.
+    let first = rig.turn();
+    assert_eq!(first.len(), 15);
+    for done in &first {
+        let tag = done.cookie.tag().0;
+        rig.issue(tag, &read(u64::from(tag) * 8192, &mut memory[tag as usize]));
+    }
+    headers.extend((0..first.len()).map(|_| client.request().0));
+    // With what is left of the first, more than two receive that are called in one turn.
+    replies(&mut client, &headers);
+    let second = rig.turn().len();
+    // The polls of the mailbox and of the socket, and the turn.
+    assert_eq!(rig.hctx.ring_client.in_flight(), 3);
+    rig.wait(headers.len() + 2 - second);
+    assert!(rig.turn().is_empty());
+    assert_eq!(rig.hctx.ring_client.in_flight(), 2);
+}
+
+#[test]
 fn what_is_read_for_nobody_is_thrown_away() {
     let server = Server::new(HeaderStyle::Simple, RICH);
     let (mut rig, mut client) = rig(&server, &[]);

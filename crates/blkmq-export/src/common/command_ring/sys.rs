@@ -18,4 +18,11 @@ impl CommandRing {
         let pushed = unsafe { ring.submission().push(&entry) };
         pushed.expect("there are no more commands than the ring is made for");
     }
+    /// Adds a command that does nothing and ends.
+    #[cfg(test)]
+    pub(crate) fn push_nop(&self) {
+        let entry = io_uring::opcode::Nop::new().build().into();
+        // SAFETY: it names no memory.
+        unsafe { self.push(entry) };
+    }
 }

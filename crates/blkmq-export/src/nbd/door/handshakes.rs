@@ -97,6 +97,7 @@ impl Shared {
 
     /// Does steps until there will be none.
     fn serve(&self) {
+        let _counted = Counted(self);
         give_way();
         while let Some(Step { mut stream, desk }) = self.wait_for_step() {
             // Nobody else has it: the client has left.
@@ -126,6 +127,16 @@ impl Shared {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
         }
+    }
+}
+
+/// A thread in the count, until it ends: also by a panic, so that another can take its place. The
+/// handshake that panicked is dropped, and its client is disconnected at the deadline.
+struct Counted<'a>(&'a Shared);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.lock().threads -= 1;
     }
 }
 
