@@ -90,7 +90,7 @@ impl FreezeState {
             1,
             "shard {shard} is not inside"
         );
-        // Release: pairs with the Acquire in `is_drained`; the started requests are counted.
+        // Release: pairs with the Acquire in `is_vacant`; the started requests are counted.
         usage.inside.store(0, Ordering::Release);
     }
 

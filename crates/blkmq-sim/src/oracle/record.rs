@@ -1,5 +1,6 @@
-//! Decides whether what becomes of a bio is as it must be: submitted once, issued in parts that do not overlap, ended once, with a
-//! status that the drive's answers explain. Holds the bios' buffers too, so that nobody touches one after its bio's end.
+//! Decides whether the course of a bio is right: submitted once, issued in parts that do not overlap, ended
+//! once, with a status that the drive's answers explain. It also has the bios' buffers, so that none is
+//! touched after its bio's end.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use super::content::{Snapshot, Tick};
 use super::part_ends::PartEnds;
 use super::wire::Piece;
 
-/// The bios under way.
+/// The bios in flight.
 #[derive(Debug, Default)]
 pub(super) struct BioRecords {
     by_token: BTreeMap<u64, BioRecord>,
@@ -22,7 +23,7 @@ pub(super) struct BioRecords {
     one_reactor: bool,
 }
 
-/// One bio under way.
+/// One bio in flight.
 #[derive(Debug)]
 pub(super) struct BioRecord {
     pub(super) bio: Bio,

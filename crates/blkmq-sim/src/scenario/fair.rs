@@ -1,8 +1,8 @@
-//! Decides what `fair` measures: whether each of up to 1000 groups gets its due from a modelled flash drive, over any second of
-//! virtual time, at which cost in throughput, and how long a light tenant waits among them.
+//! Decides what `fair` measures: whether each of up to 1000 groups gets its due from a modelled flash drive,
+//! over any second of virtual time, at what cost in throughput, and how long a light tenant waits among them.
 //!
-//! One reactor in front of a drive of units that each serve one request at a time; clients submit again as soon as an I/O has
-//! ended. Calls cost nothing: it shows decisions, not processor time.
+//! One reactor before a drive of units that each serve one request at a time; clients submit again as soon as
+//! an I/O has ended. Calls cost nothing, so decisions are shown, not processor time.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -29,20 +29,20 @@ mod tests;
 
 /// Its name on the command line.
 pub const NAME: &str = "fair";
-/// What it is about.
+/// A summary, for the command line.
 pub const ABOUT: &str =
     "measures shares, throughput and a light tenant's wait among 2 to 1000 groups on modelled flash; a table";
 
-/// Who shares the drive.
+/// The tenants that share the drive.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// How many requests the drive serves at once.
     pub units: u32,
-    /// Saturating groups.
+    /// Number of saturating groups.
     pub groups: u32,
-    /// Their weights, in turn. The light tenant has 100.
+    /// Their weights, in turn. The light tenant's is 100.
     pub weights: [u16; 3],
-    /// Bios that each keeps under way.
+    /// Bios that each keeps in flight.
     pub depth: u32,
     /// Their sizes in bytes, in turn; a group with an odd number writes.
     pub sizes: [u64; 2],
@@ -50,13 +50,13 @@ pub struct Case {
     pub rest: Nanos,
     /// The light tenant's latency target.
     pub target: Option<Nanos>,
-    /// What each of the saturating groups may take, in I/Os per second.
+    /// The cap of each saturating group, in I/Os per second.
     pub cap: Option<u64>,
     /// Requests of the queue; by default enough for all bios.
     pub requests: Option<u32>,
 }
 
-/// What one case gave.
+/// The result of one case.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     /// I/Os per second of virtual time.
@@ -65,7 +65,7 @@ pub struct Outcome {
     pub rate: u64,
     /// The largest difference of a group's share from its due over any second, in millionths of the due.
     pub worst_error: u64,
-    /// The median of the light tenant's latency.
+    /// The light tenant's median latency.
     pub light_p50: Nanos,
     /// Its 99th percentile.
     pub light_p99: Nanos,
