@@ -1,5 +1,6 @@
-//! Decides what sharing a drive costs and brings: tenants with weights on one drive, under each elevator and under caps, with
-//! shares, latency of a light tenant, total throughput and time to react as figures.
+//! Decides how the costs and benefits of sharing a drive are measured: tenants with weights on one drive,
+//! under each elevator and under caps; the figures are shares, latency of a light tenant, total throughput
+//! and reaction time.
 
 mod cases;
 mod clients;
@@ -81,14 +82,14 @@ pub struct FairnessArgs {
     pub only: String,
 }
 
-/// Who divides the drive.
+/// What divides the drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// An elevator, or none.
     Elevator(Kind),
-    /// No elevator, and every tenant, the light one included, capped at its due part of what the drive does.
+    /// No elevator, and every tenant, the light one included, capped at its due part of the drive's capacity.
     Caps,
-    /// bfq, and a latency target for the light tenant's group.
+    /// bfq with a latency target for the light tenant's group.
     Target,
 }
 

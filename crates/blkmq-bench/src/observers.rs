@@ -1,5 +1,6 @@
-//! Decides how it is measured what it costs a tenant that its daemon is watched: one NBD client of a null disk, with nobody looking, with a
-//! trace of all requests going to files, and with two programs that print what hundreds of disks do; all of them processes of their own.
+//! Decides how the cost of observing a daemon is measured for its tenant: one NBD client of a null disk,
+//! without observers, with a trace of all requests written to files, and with two programs that print the
+//! activity of hundreds of disks; in processes of their own.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -1,5 +1,6 @@
-//! Decides how stacking is measured: a null drive by itself, and the same behind multipath, as it was once (over a worker thread), with
-//! each of the three mends by itself, and with all of them; and the same below a mapped disk.
+//! Decides how stacking is measured: a null drive by itself, and the same behind multipath: as in the past
+//! (over a worker thread), with each of the three fixes by itself, and with all of them; and the same below a
+//! mapped disk.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -47,10 +48,10 @@ pub struct StackArgs {
     pub drive: Option<String>,
 }
 
-/// Who is measured.
+/// The side that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The null drive, nothing above it.
+    /// The null drive alone.
     Raw,
     /// Multipath; these parts of a request's way go over the worker.
     Stacked(&'static str, Detours),

@@ -1,4 +1,5 @@
-//! The load on a vhost-user-blk server: `blkio` as the driver of a virtual machine, a thread and a part of the memory for each queue.
+//! The load on a vhost-user-blk server: `blkio` as a virtual machine's driver, a thread and a part of the
+//! memory for each queue.
 
 use std::mem::MaybeUninit;
 use std::path::Path;

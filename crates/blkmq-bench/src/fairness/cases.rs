@@ -1,5 +1,6 @@
-//! Decides who meets whom: the cases of the bench, one line each where they differ in numbers alone. On the modelled drives
-//! all of them, on a file and beside the kernel those that a file can tell apart, as clients see them those in `of_clients`.
+//! Decides which tenants share a drive: the cases of the bench, one line each if they differ only in numbers.
+//! On the modelled drives all of them; on a file and in comparison with the kernel the cases that a file can
+//! distinguish; as clients see them those in `of_clients`.
 
 use std::time::Duration;
 

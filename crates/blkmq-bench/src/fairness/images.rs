@@ -1,5 +1,6 @@
-//! Decides what tenants' images are: files next to each other in one directory, full of data that no drive can compress, and
-//! unlinked from the start, so that nothing is left behind however the bench ends. Others open them through procfs.
+//! Decides what tenants' images are: files next to each other in one directory, full of incompressible data,
+//! and unlinked from the start, so that no file remains however the bench ends. Other processes open them
+//! through procfs.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};

@@ -1,5 +1,5 @@
-//! Decides how the kernel's own schedulers are measured beside ours: a loop device over a file, a control group for each
-//! tenant, and fio in it. Needs root and a kernel that has them, and says what is missing.
+//! Decides how the kernel's own schedulers are compared with ours: a loop device over a file, a control group
+//! for each tenant, and fio in it. Needs root and a kernel that has them, and reports what is missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};

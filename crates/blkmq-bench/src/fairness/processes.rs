@@ -1,5 +1,6 @@
-//! Decides how a scene is played by processes: an fio for each tenant, started together, which logs every I/O; what ended in
-//! a window in which all of them ran counts. `clients` gives them disks of a daemon, `kernel` a loop device.
+//! Decides how a scene is played by processes: an fio for each tenant, started together, which logs every
+//! I/O; the I/Os that ended in a window in which all of them ran count. `clients` gives them disks of a
+//! daemon, `kernel` a loop device.
 
 use std::fs;
 use std::path::{Path, PathBuf};

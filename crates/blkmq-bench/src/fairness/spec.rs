@@ -1,5 +1,5 @@
-//! Decides how `--case` is read: a tenant for each `WEIGHT:DEPTH:SIZE[:OP]`, as in `1:64:64k,2:4:64k:randwrite`. What comes
-//! out is a scene like those of `cases`.
+//! Decides how `--case` is read: a tenant for each `WEIGHT:DEPTH:SIZE[:OP]`, as in
+//! `1:64:64k,2:4:64k:randwrite`. The result is a scene like those of `cases`.
 
 use blkmq_core::bio::Op;
 use blkmq_core::group::{ROOT, WEIGHT_MAX, WEIGHT_MIN};

@@ -1,5 +1,6 @@
-//! Decides how a scene is played: an engine with as many reactors as the product would have, the tenants as services on them,
-//! in turn; and what is read off while it runs. `scene` says who plays, `score` what it was worth.
+//! Decides how a scene is played: an engine with as many reactors as the product would have, the tenants as
+//! services on them, in turn; and which figures are read while it runs. `scene` defines the tenants, `score`
+//! evaluates the result.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Decides when the modelled disk of the simulator ends a command in real time: the disk is a thread, which sleeps as long as the arm
-//! takes and then interrupts the hardware context. What is written is kept in memory.
+//! Decides when the simulator's modelled disk ends a command in real time: the disk is a thread, which sleeps
+//! as long as the arm takes and then interrupts the hardware context. Written data is kept in memory.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};

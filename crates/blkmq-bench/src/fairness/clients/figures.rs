@@ -1,5 +1,6 @@
-//! Decides what a visit by clients was worth: of each what it got against what was due and what it has alone, of all together
-//! how far shares were off and how much of the drive was used; and over several visits the median and the worst of each.
+//! Decides the figures of a visit by clients: of each client what it got compared with its due and with what
+//! it has alone, of all together how far shares were off and how much of the drive was used; and over several
+//! visits the median and the worst of each.
 
 use std::collections::BTreeMap;
 
