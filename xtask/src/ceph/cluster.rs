@@ -1,5 +1,5 @@
-//! Decides what a cluster for tests is made of: one monitor, one OSD, a pool, a user for disks; where its files lie; and how it ends.
-//! All of it is in one directory, and listens on the loopback alone.
+//! Decides the components of a cluster for tests: one monitor, one OSD, a pool, a user for disks; where its
+//! files are; and how it ends. All of it is in one directory, and listens only on the loopback.
 
 use std::fmt;
 use std::fs;

@@ -1,5 +1,4 @@
-//! Decides how figures look in a document: one to a cell, with three digits and a unit, losses
-//! beside wins.
+//! Decides how figures look in a document: one to a cell, with three digits and a unit, losses next to wins.
 
 use std::collections::BTreeMap;
 

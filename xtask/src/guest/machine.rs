@@ -1,5 +1,4 @@
-//! Decides how a guest is booted, and what it said: emulated, since no machine of ours lends its
-//! processor to guests.
+//! Decides how a guest is booted, and what its output is: emulated, since none of our machines offers virtualization.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! Decides how a guest has its disk from the daemon, by vhost-user-blk: the daemon runs beside the emulator, is killed and
-//! started again while the guest writes and verifies, and the guest must not notice more than a pause; then the disk grows.
+//! Decides how a guest gets its disk from the daemon, by vhost-user-blk: the daemon runs beside the emulator,
+//! is killed and started again while the guest writes and verifies, and the guest must notice only a pause;
+//! then the disk grows.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,4 +1,5 @@
-//! Decides how fio verifies a disk for as long as others cut links: pass after pass, each writes all of it in random order and reads it back.
+//! Decides how fio verifies a disk for as long as others cut links: in each pass, it writes the whole disk in
+//! random order and reads it back.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-/// fio at work.
+/// A running fio.
 pub(crate) struct Wide {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<u64>>>,
@@ -35,7 +36,7 @@ impl Wide {
     }
 
     /// # Errors
-    /// What fio found, if it has ended already.
+    /// The fault that fio found, if it has ended already.
     pub(crate) fn check(&mut self) -> Result<()> {
         match self.thread.take_if(|thread| thread.is_finished()) {
             Some(thread) => Err(join(thread).map_or_else(|error| error, |_| anyhow!("fio has ended early"))),
@@ -43,10 +44,10 @@ impl Wide {
         }
     }
 
-    /// Lets the pass under way come to its end. Returns how many there were.
+    /// Lets the present pass finish. Returns the number of passes.
     ///
     /// # Errors
-    /// What fio found.
+    /// The fault that fio found.
     pub(crate) fn finish(&mut self) -> Result<u64> {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.take().map_or(Ok(0), join)
