@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(rotated, [0, 1, 2, 0]);
         assert_eq!(start(&mut choice, 1, Instant(0)), 1);
         shards[1].paths[2].start(1);
-        // Of the other context's it hears in the next batch.
+        // The other context's request is seen in the next batch.
         let chosen: Vec<usize> = (0..3).map(|_| choice.choose(1, Instant(1)).unwrap()).collect();
         assert_eq!(chosen, [0, 0, 0]);
         let spread: Vec<usize> = (0..3).map(|_| start(&mut choice, 1, Instant(1))).collect();
@@ -390,7 +390,7 @@ mod tests {
             let mut choice = choice(selector, &[1, 1], &shards);
             let (view, usable) = (view(selector, &[1, 1]), choice.usable);
             choice.learn(&view, &usable, shards.iter(), true);
-            // Of a path without history a second request costs more than can be said.
+            // Without a history, a second request on a path has an unknown, high cost.
             for _ in 0..3 {
                 let path = choice.compare(4096, Instant(0)).unwrap();
                 shards[0].paths[path].start(4096);
