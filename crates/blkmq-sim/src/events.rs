@@ -51,7 +51,7 @@ impl<E> EventQueue<E> {
     }
 }
 
-// The heap gives out its greatest entry: the comparison is turned round.
+// The heap returns its greatest entry, so the comparison is inverted.
 impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))

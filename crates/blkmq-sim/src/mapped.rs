@@ -141,7 +141,7 @@ pub(crate) fn table(setup: &Setup, sabotage: Option<Sabotage>) -> Table {
     let block = u64::from(setup.block());
     let leaf = |queue: usize, disk: usize, limits: &blkmq_core::limits::Limits| {
         let mut limits = limits.clone();
-        // A drive without a cache is flushed by nobody.
+        // No flush is sent to a drive without a cache.
         limits.cache &= sabotage != Some(Sabotage::FlushLeavesOutMember) || queue > 0;
         Leaf {
             queue: queue as u16,

@@ -65,7 +65,7 @@ pub struct Paths {
     names: Cell<u32>,
 }
 
-/// Hardware contexts that are to be run.
+/// Hardware contexts that must be run.
 #[derive(Debug, Default)]
 struct Kicks(Mutex<Vec<HctxId>>);
 
@@ -136,8 +136,8 @@ impl Paths {
         path.set((next, changes + 1));
     }
 
-    /// Says what an end that the core is told must not be. With a path, or while requests are held, only errors that are the
-    /// medium's may show.
+    /// Says what is wrong with an end that the core gets. With a path, or while requests are held, only
+    /// errors of the medium may appear.
     pub(crate) fn fault_of(&self, status: Status) -> Option<String> {
         if matches!(status, Status::Ok | Status::Requeue | Status::Medium) {
             return None;
@@ -153,7 +153,7 @@ impl Paths {
         self.weather.iter().any(|path| path.get().0 == Weather::Hung)
     }
 
-    /// Takes the contexts that are to be run.
+    /// Takes the contexts that must be run.
     pub(crate) fn take_kicks(&self) -> Vec<HctxId> {
         std::mem::take(&mut *self.kicks.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

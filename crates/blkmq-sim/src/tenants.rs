@@ -15,7 +15,7 @@ use crate::stage::Stage;
 pub(crate) struct Tenants {
     /// Living groups with their parents.
     living: Vec<(GroupId, GroupId)>,
-    /// Removed ones that were not seen to be gone, in order.
+    /// Removed groups that were not seen to be retired, in order.
     leaving: Vec<GroupId>,
 }
 
@@ -88,7 +88,7 @@ impl Tenants {
         stage: &Stage,
     ) {
         let Ok(result) = result else {
-            // Somebody was inside the gate: as if nobody had asked.
+            // The gate was held: nothing has changed.
             return;
         };
         let done = result.is_ok();
@@ -118,7 +118,7 @@ impl Tenants {
         self.living.push((id, parent));
     }
 
-    /// From now on, nothing is submitted to groups that are gone: their places may be given away.
+    /// From now on, no bio is submitted to retired groups: their numbers may be reused.
     fn see_who_is_gone(&mut self, queue: &Queue, stage: &Stage) {
         let Ok(left) = queue.retire_groups() else {
             return;

@@ -460,7 +460,7 @@ impl World {
         }
     }
 
-    /// Says whether this one is to be lost on purpose.
+    /// Says whether this one must be lost on purpose.
     fn loses(&self, what: Sabotage) -> bool {
         self.setup.sabotage == Some(what) && self.rng.borrow_mut().below(20) == 0
     }

@@ -98,7 +98,7 @@ impl BioRecords {
         self.by_token.keys().copied().take(8).collect()
     }
 
-    /// Returns how many requests the bios of each reactor make at most, if blocks have so many bytes.
+    /// Returns how many requests the bios of each reactor make at most, with blocks of `block` bytes.
     pub(super) fn parts_max(&self, block: u64) -> BTreeMap<ReactorId, u64> {
         let mut parts_max = BTreeMap::new();
         for record in self.by_token.values() {

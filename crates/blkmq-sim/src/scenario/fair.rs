@@ -419,7 +419,7 @@ impl World {
         }
     }
 
-    /// Asserts that nobody is ahead by more than is allowed, but for the few milliseconds of a probe.
+    /// Asserts that no group is ahead by more than is allowed, except for the few milliseconds of a probe.
     fn check_lead(&mut self) {
         let Some(lead_max) = self.lead_max else { return };
         let served = || {
@@ -473,11 +473,12 @@ const SERVICE: Nanos = Nanos::from_micros(80);
 const SPREAD: Nanos = Nanos::from_micros(16);
 const TAGS: u32 = 4096;
 const DISK: u64 = 1 << 40;
-/// Bytes of a discard, which takes so many times as long as a read.
+/// Bytes of a discard, which takes `DISCARD_TIMES` times as long as a read.
 const DISCARD: u64 = 1 << 20;
 const DISCARD_TIMES: u64 = 10;
 const SECOND: u64 = 1_000_000_000;
-/// In a probe order alone decides, for a while: so long, until the slow one has caught up, somebody may be so many times farther ahead.
+/// In a probe only the order decides. For at most `PROBE_MAX`, until the slow group has caught up, one may be
+/// `PROBE_LEAD` times farther ahead.
 const PROBE_MAX: Nanos = Nanos::from_millis(40);
 const PROBE_LEAD: u64 = 8;
 /// Moments at which a second that is looked at may begin, per second.
@@ -518,7 +519,7 @@ const fn targeted(units: u32, groups: u32, target: Nanos) -> Case {
         ..isolation(units, groups, 4096)
     }
 }
-/// A reader that never rests beside capped tenants who have far more under way than there are requests.
+/// A reader that never rests, with capped tenants that have far more in flight than there are requests.
 const fn crowded(units: u32, groups: u32, depth: u32, cap: u64, requests: u32) -> Case {
     Case {
         depth,

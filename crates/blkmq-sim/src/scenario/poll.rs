@@ -335,7 +335,7 @@ impl Later {
 
 /// The devices of the table, in microseconds.
 pub const DEVICES: [u64; 5] = [5, 20, 50, 100, 200];
-/// Within so many reads a step is to be learned.
+/// A step must be learned within this many reads.
 const RECOVERY: u64 = 64;
 const READS: u64 = 20_000;
 /// Processor time of submitting and taking one read.

@@ -211,7 +211,7 @@ impl Rig {
             assert!(bio.status.is_ok(), "{bio:?}");
             self.latencies.push(now.0 - bio.cookie);
             self.programs[bio.client as usize].ended(&bio);
-            // The client goes on where it runs: it is woken there.
+            // The client continues where it runs: it is woken there.
             self.events.push(at, Event::Ask(bio.client as usize));
         }
         self.start_disk();
