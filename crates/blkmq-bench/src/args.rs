@@ -76,7 +76,7 @@ impl Plan {
     }
 }
 
-/// The longest window with which so many visits stay within the time of a quick run.
+/// The longest window with which `visits` visits stay within the time of a quick run.
 fn quick_seconds(visits: usize, set_up: Duration) -> f64 {
     let each = QUICK_BUDGET.as_secs_f64() / visits.max(1) as f64 - set_up.as_secs_f64();
     (each / (1.0 + WARM_UP_SHARE)).clamp(QUICK_SECONDS_MIN, QUICK_SECONDS_MAX)

@@ -121,7 +121,7 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
     let file = args.file.clone().or(image);
     let kernel = kernel(args, file.as_deref());
     let ground = Ground {
-        // A file in memory is copied by whoever dispatches: a second thread has nothing to do but to be woken.
+        // The dispatcher copies a file in memory: a second thread would have no work except to be woken.
         reactors: args
             .reactors
             .unwrap_or(if images.is_some() { 1 } else { 2 })
@@ -168,7 +168,7 @@ fn in_memory(args: &FairnessArgs) -> Result<Option<Images>> {
     Ok(Some(images))
 }
 
-/// The loop device on the file, if it was asked for and can be had.
+/// The loop device on the file, if it was requested and is available.
 fn kernel(args: &FairnessArgs, file: Option<&Path>) -> Option<Loop> {
     let file = file.filter(|_| args.kernel)?;
     let made = Loop::set_up(file);
@@ -336,7 +336,7 @@ fn shares(scene: &Scene, series: &Series, turned_at: Duration, plan: &Plan) -> V
         }
     };
     let reaction = series.reaction(turned_at, &changed);
-    // Who never gets there has an infinite one, which the report leaves out.
+    // If the shares never get there, the time is infinite, and the report omits it.
     vec![(
         "reaction_ms",
         reaction.map_or(f64::INFINITY, |reaction| reaction.as_secs_f64() * 1e3),
@@ -446,5 +446,5 @@ const IMAGE_BYTES_MIN: u64 = 16 << 20;
 const SECONDS_DEFAULT: f64 = 3.0;
 const ROUNDS_DEFAULT: u32 = 3;
 const SET_UP: Duration = Duration::from_millis(50);
-/// Over any so much time shares are compared with what is due.
+/// Shares are compared with the dues over any window of this length.
 const SHARE_WINDOW: Duration = Duration::from_secs(1);

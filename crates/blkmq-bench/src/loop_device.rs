@@ -25,7 +25,7 @@ impl LoopDevice {
         let options = ["-f", "--show", "--direct-io=on", "--sector-size", &sector, &image];
         let device = run("losetup", &options)?;
         let open = File::open(&device).with_context(|| format!("opening {device}"));
-        // While somebody has it open, this has it go with the last one.
+        // While it is open, this makes it go away with the last close.
         run("losetup", &["-d", &device])?;
         let made = Self { _open: open?, device };
         ensure!(

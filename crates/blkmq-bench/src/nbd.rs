@@ -105,7 +105,7 @@ fn check(args: &NbdArgs) -> Result<()> {
     Ok(())
 }
 
-/// Who is measured: what the user named, or all that are installed; those left out are named on stderr.
+/// The sides: those that the user named, or all that are installed; omitted ones are named on stderr.
 fn sides(args: &NbdArgs) -> Result<Vec<Server>> {
     let mut servers = Vec::new();
     for side in Side::ALL {

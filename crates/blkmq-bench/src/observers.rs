@@ -60,10 +60,10 @@ pub fn main(args: &ObserversArgs) -> Result<()> {
     Ok(())
 }
 
-/// Who looks on.
+/// The observers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
-    /// Nobody.
+    /// None.
     Nobody,
     /// `blkmq trace` writes what happens to all requests into files.
     Trace,
@@ -255,7 +255,7 @@ fn about(args: &ObserversArgs) -> About {
     }
 }
 
-/// What is left of the I/Os of a client whom nobody observes.
+/// How many I/Os remain compared with a client without observers.
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::new();
     for row in rows {

@@ -208,7 +208,7 @@ impl Load {
         }
     }
 
-    /// Reads for so long, and until nothing is under way.
+    /// Reads for `time`, and until no read is in flight.
     fn run(&mut self, time: Duration) -> Result<()> {
         let end = self.attached.now() + Nanos(time.as_nanos() as u64);
         let mut out = Vec::with_capacity(self.depth as usize);

@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// How long the rest takes if it goes on like this; nothing before there is something to go by.
+    /// How long the rest takes at the present pace; empty before there is a pace.
     fn left(&self) -> String {
         if self.done == 0 {
             return String::new();

@@ -47,7 +47,7 @@ pub fn main(args: &ScaleArgs) -> Result<()> {
     Ok(())
 }
 
-/// How late-comers fare at the elevator.
+/// How submitters wait at a busy elevator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Lock,
@@ -66,7 +66,7 @@ impl Side {
         }
     }
 
-    /// Whether there is something to measure: without an elevator nobody meets.
+    /// Whether there is something to measure: without an elevator no submitters meet.
     fn fits(self, kind: Kind, submitters: usize) -> bool {
         match self {
             Self::Lock => kind != Kind::None,

@@ -142,5 +142,5 @@ impl Drop for Scratch {
 
 /// A disk in a Ceph cluster may wait for the lock of a server before.
 const SERVE_WITHIN: Duration = Duration::from_secs(60);
-/// Who is killed keeps such a lock.
+/// A killed server keeps such a lock.
 const END_WITHIN: Duration = Duration::from_secs(10);

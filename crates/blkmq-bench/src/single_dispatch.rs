@@ -246,7 +246,7 @@ fn published(rows: &[Row], args: &SingleDispatchArgs) -> String {
     lines
 }
 
-/// The published times for so many clients, as three columns.
+/// The published times for `clients` clients, as three columns.
 fn theirs(clients: usize) -> String {
     match PUBLISHED.iter().find(|(count, _)| *count == clients) {
         Some((_, [multi, single, patched])) => format!("{multi:>22.2} {single:>13.2} {patched:>9.2}"),

@@ -310,7 +310,7 @@ const NO_DETOURS: Detours = Detours {
     run: false,
 };
 const PATHS: [u32; 4] = [1, 2, 4, 8];
-/// With so many paths every selector and every side is shown.
+/// With this many paths every selector and every side is shown.
 const PATHS_SHOWN: u32 = 4;
 const PATHS_MAX: u32 = 32;
 const JOBS_MAX: u32 = 64;

@@ -1,4 +1,4 @@
-//! Decides who may lend a load generator's buffers to the engine: [`Buffers`], which frees no lent memory.
+//! Decides who may lend a load generator's buffers to the engine: only [`Buffers`], which frees no lent memory.
 //! All other `unsafe` of this crate is in `doors/fuse/sys`.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

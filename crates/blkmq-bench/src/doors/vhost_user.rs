@@ -28,12 +28,12 @@ pub(super) struct Load {
     buffers: usize,
     offsets: Offsets,
     depth: usize,
-    /// It sleeps until it is told of ends.
+    /// It sleeps until it is notified of ends.
     sleeps: bool,
 }
 
 impl Attached {
-    /// Connects with so many queues.
+    /// Connects with `queues` queues.
     ///
     /// # Errors
     /// If the server refuses, or has fewer queues.

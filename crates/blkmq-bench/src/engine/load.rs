@@ -26,7 +26,7 @@ pub(crate) struct Job {
     pub(crate) depth: u32,
     /// Offsets at random, or onwards.
     pub(crate) random: bool,
-    /// One batch in so many is timed.
+    /// One batch of this many is timed.
     pub(crate) sample_every: u32,
 }
 

@@ -43,7 +43,7 @@ struct Case {
     is_over_nbd: bool,
 }
 
-/// Who serves, and so who schedules.
+/// What serves, and so what schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Family {
     Daemon,

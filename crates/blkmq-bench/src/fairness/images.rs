@@ -79,7 +79,7 @@ impl Images {
     /// Where the image at a place can be opened by any process of this user, as long as this one lives.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     pub(super) fn path(&self, place: usize) -> PathBuf {
         let fd = self.files[place].as_raw_fd();
         format!("/proc/{}/fd/{fd}", std::process::id()).into()

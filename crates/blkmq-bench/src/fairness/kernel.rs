@@ -55,7 +55,7 @@ impl Loop {
             })
         };
         let mut visit = processes::play(scene, plan, process, Usage::default)?;
-        // Who serves here is the kernel, much of it on behalf of the processes themselves.
+        // The kernel serves here, largely on behalf of the processes themselves.
         for sample in &visit.samples {
             visit.usage.cpu_ns += sample.usage.cpu_ns;
             visit.usage.switches += sample.usage.switches;

@@ -181,10 +181,12 @@ fn read_log(prefix: &Path) -> Result<Vec<Ended>> {
         .collect()
 }
 
-/// From when until when all of them ran, in milliseconds, without the time to settle: they begin together, with the first I/O that
-/// any of them ends. Who ended none until much later was kept waiting.
+/// The range of time in which all of them ran, in milliseconds, without the time to settle: they begin
+/// together, with the first I/O that any of them ends. A process that ended none until much later was kept
+/// waiting.
 ///
-/// Its ends do not depend on when I/Os ended: a tenant that is served in turns would have its own turn at both.
+/// The range does not depend on later ends of I/Os: otherwise a tenant that is served in turns would have its
+/// own turn at both ends.
 fn window(logs: &[Vec<Ended>], plan: &Plan) -> Result<(u64, u64)> {
     let first = logs.iter().filter_map(|log| log.first().map(|ended| ended.at_ms));
     let first = first.min().context("no client ended any I/O")?;
@@ -239,7 +241,7 @@ const WAIT: &str = "wait.sh";
 const READY: &str = "ready.";
 const GO: &str = "go";
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// Processes that are told to begin do so within so much time, and run so much longer than they are measured.
+/// Processes begin within this time after the signal, and run this much longer than they are measured.
 const SLACK: Duration = Duration::from_millis(300);
 const STEP_MS: u64 = 10;
 
@@ -255,7 +257,7 @@ mod tests {
         }
     }
 
-    /// An I/O of so many bytes every 10 ms, from `start` on for three seconds.
+    /// An I/O of `bytes` bytes every 10 ms, from `start` on for three seconds.
     fn log(start: u64, bytes: u64) -> Vec<Ended> {
         let ended = |index: u64| Ended {
             at_ms: start + 10 * index,

@@ -77,7 +77,7 @@ fn operation(word: &str) -> Result<(Op, bool), String> {
     }
 }
 
-/// There is room for so many groups, and so many processes can be started at about the same time.
+/// There is room for this many groups, and this many processes can be started at about the same time.
 const TENANTS_MAX: usize = 64;
 const DEPTH_MAX: u32 = 1024;
 /// What every drive of the bench can address, past the page cache.

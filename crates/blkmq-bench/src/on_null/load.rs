@@ -133,7 +133,7 @@ impl Service for Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Nobody listens after an error.
+        // After an error nothing receives.
         let _ = self.results.send(std::mem::take(&mut self.latency));
     }
 }

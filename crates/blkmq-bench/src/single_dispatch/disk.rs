@@ -22,7 +22,7 @@ use blkmq_sim::rng::Rng;
 
 use crate::histogram::Histogram;
 
-/// A rotating disk with one arm, for up to so many hardware contexts.
+/// A rotating disk with one arm, for up to `hctxs` hardware contexts.
 #[derive(Clone)]
 pub(super) struct SlowDisk {
     memory: NullDevice,
@@ -31,7 +31,7 @@ pub(super) struct SlowDisk {
 
 struct Shared {
     state: Mutex<State>,
-    /// A command has come, or the disk is to end.
+    /// A command has arrived, or the disk must end.
     bell: Condvar,
     runner: OnceLock<Runner>,
     began: Clock,
@@ -58,7 +58,7 @@ impl SlowDisk {
     /// Starts a disk of `size` bytes that takes no time yet.
     ///
     /// # Errors
-    /// If the memory or the thread cannot be had.
+    /// If the memory or the thread is not available.
     pub(super) fn start(size: u64, hctxs: u16, depth: u32) -> Result<Self> {
         let config = NullConfig {
             memory: true,

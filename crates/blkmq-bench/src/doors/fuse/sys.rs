@@ -12,7 +12,7 @@ pub(super) struct Reads {
     /// None is read or moved here: they are the kernel's.
     buffers: Vec<Block>,
     controls: Vec<Control>,
-    /// Addresses of those that are to be submitted.
+    /// Addresses of the reads to submit.
     waiting: Vec<*mut Control>,
     ended: Vec<Ended>,
     context: libc::c_ulong,

@@ -243,7 +243,7 @@ mod tests {
     use crate::rounds::Sample;
     use crate::usage::Usage;
 
-    /// A visit of two seconds in which tenants move so many MB each second, with these p99 in ms.
+    /// A visit of two seconds in which tenants move `mb` MB each second, with these p99 in ms.
     fn visit(mb: &[u64], p99_ms: &[u64]) -> Visit {
         let moment = |second: u64| {
             let bytes = mb.iter().map(|mb| second * mb * 1_000_000);

@@ -139,7 +139,7 @@ fn text(words: &str) -> String {
 
 const QUEUE: &str = "q";
 const REMOTE: &str = "remote";
-/// Parts begin at multiples of so many bytes.
+/// Parts begin at multiples of this many bytes.
 const PART: u64 = 1 << 20;
 
 #[cfg(test)]
