@@ -141,7 +141,7 @@ struct Mutant {
     proof: Proof,
 }
 
-/// What is to catch a mutant.
+/// What must catch a mutant.
 enum Proof {
     Crashes,
     /// These tests, as `cargo test` takes them: what is left out shows only if two things happen within a microsecond, or

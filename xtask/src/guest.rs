@@ -187,7 +187,7 @@ enum Verdict {
     Broken,
 }
 
-/// The packages; nothing, and a line that says why, if they cannot be had.
+/// The packages; if they are not available, nothing, and a line with the reason.
 fn find_place(steps: &mut Steps) -> Result<Option<Place>> {
     let place = Place::find()?;
     if !place.is_complete()
@@ -386,7 +386,7 @@ busybox mount -t ext4 /dev/nullb1 /mnt
 busybox echo 'on the device' && BLKMQ_POLLED_DEVICE=/dev/nullb0 tests ARGS &&
 busybox echo 'in a file on ext4' && TMPDIR=/mnt tests ARGS && busybox echo SUCCESS
 ";
-/// The device mapper's nodes are made by its own tools, since nobody else does it here.
+/// The device mapper's nodes are made by its own tools, since nothing else makes them here.
 const PROOF_SCRIPT: &str = "\
 for applet in mount umount; do busybox ln -s busybox /bin/$applet; done
 busybox mount -t configfs configfs /sys/kernel/config

@@ -50,7 +50,7 @@ fn with(mutant: &str, optimized: bool, words: &str) -> Result<(PathBuf, Command)
     let mut command = cargo(words);
     command
         .env("RUSTFLAGS", flags.trim())
-        // Quicker to build; nobody debugs it.
+        // Faster to build; it is not debugged.
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", level)
         .env("CARGO_TARGET_DIR", &target);

@@ -173,7 +173,7 @@ impl<'a> Scene<'a> {
         self.look()
     }
 
-    /// Cuts all links: `hold` must stand still and go on later, on `fail` every thread must be told.
+    /// Cuts all links: `hold` must stop and continue later; on `fail` every thread must get an error.
     fn lose_all(&mut self) -> Result<()> {
         let before = self.fail.failures().len();
         self.outages += 1;

@@ -71,7 +71,7 @@ fn blocks() -> Result<u64> {
 pub(super) const ENDED: &str = "reads ended: ";
 /// What stands before the median and the 99th percentile, in µs.
 pub(super) const LATENCIES: &str = "latencies: ";
-/// How often the number of reads is said.
+/// Interval at which the number of reads is printed.
 const PERIOD: Duration = Duration::from_millis(250);
 const BLOCK: usize = 4096;
 const DISK: &str = "/dev/vda";

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::packages::{EMULATOR, Place};
 
-/// A guest that is to be booted.
+/// A guest to boot.
 pub(super) struct Machine<'a> {
     pub(super) place: &'a Place,
     /// Its file system.
@@ -35,7 +35,7 @@ pub(super) fn boot(machine: Machine<'_>) -> Result<String> {
         heard,
     } = machine;
     let kernel = place.find_file("boot", "vmlinuz-")?;
-    // Nobody waits for ever for a guest that hangs.
+    // A guest that hangs is not waited for without limit.
     let mut emulator = Command::new("timeout");
     emulator
         .arg(limit.as_secs().to_string())

@@ -34,7 +34,7 @@ struct Shared {
     is_over: AtomicBool,
     /// Requests that ended well.
     done: AtomicU64,
-    /// The longest took so many nanoseconds.
+    /// The longest request, in nanoseconds.
     longest: AtomicU64,
     failures: Mutex<Vec<Failure>>,
     /// Flushes that failed: they may tell of writes that went with a server, once all sessions with it were lost.
@@ -229,7 +229,7 @@ impl Part {
     }
 }
 
-/// The content of a version of a block: who wrote it, where and when, all over it. Version 0 is zeroes.
+/// The content of a version of a block: its writer, place and version, repeated all over it. Version 0 is zeroes.
 fn fill(data: &mut [u8], thread: usize, block: usize, version: u64) {
     let header = match version {
         UNWRITTEN => [0; 3],

@@ -76,6 +76,6 @@ fn pass(uri: &str, scratch: &Path, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Blocks of one size, each written once: only then does fio check who wrote a block, and not its sum alone.
+/// Blocks of one size, each written once: only then does fio check which write a block is from, and not only its sum.
 const WORK: &str = "--rw=randwrite --bs=16k --size=16m --iodepth=16 --fsync=64 --rate_iops=1000 --verify=crc32c --verify_fatal=1 \
                     --verify_state_save=0";
