@@ -5,7 +5,7 @@
 //! ```text
 //!  Free ──create──► Living ──remove──► Leaving ──retire──► Free
 //! ```
-//! A leaving group takes no more bios (its parent takes them), but requests of it may be in flight. It stays
+//! A leaving group takes no more bios (its parent takes them), but requests of it may be under way. It stays
 //! in the tree until none is, so that elevators, caps and statistics never meet a number that another group
 //! has by now.
 
@@ -57,7 +57,7 @@ impl Node {
 struct Entry {
     /// None while the entry is free.
     node: Option<Node>,
-    /// Removed, but requests of it may be in flight.
+    /// Removed, but requests of it may be under way.
     leaves: bool,
 }
 
@@ -90,7 +90,7 @@ impl GroupTree {
         self.entries.len()
     }
 
-    /// A group, if it is in use: living, or removed with requests that may be in flight.
+    /// A group, if it is in use: living, or removed with requests that may be under way.
     #[inline]
     pub fn get(&self, id: GroupId) -> Option<&Node> {
         self.entries.get(id.index())?.node.as_ref()
@@ -199,7 +199,7 @@ impl GroupTree {
         Ok(())
     }
 
-    /// Frees the entry of a removed group that has nothing in flight. Returns its parent.
+    /// Frees the entry of a removed group that has nothing under way. Returns its parent.
     pub(crate) fn retire(&mut self, id: GroupId) -> GroupId {
         let place = std::mem::take(&mut self.entries[id.index()]);
         assert!(place.leaves, "group {id} retired before it was removed");

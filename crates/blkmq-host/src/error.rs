@@ -84,7 +84,7 @@ pub enum Error {
         /// Number of handles.
         max: usize,
     },
-    /// Requests in flight on a queue have not ended in time.
+    /// Requests under way on a queue have not ended in time.
     #[error(
         "queue {queue}: {outstanding} requests are still under way after {waited}; is the device answering? \
          A thread that holds unended I/O must poll meanwhile"

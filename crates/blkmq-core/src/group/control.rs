@@ -131,8 +131,9 @@ impl Queue {
         })
     }
 
-    /// Removes a group and its caps. Its nearest living ancestor takes what is still submitted to it; waiting
-    /// and in-flight requests continue. Its number is given to no other group before they have ended.
+    /// Removes a group and its caps. Its nearest living ancestor takes what is still submitted to it;
+    /// requests that wait or are under way continue. Its number is given to no other group before they have
+    /// ended.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -146,7 +147,7 @@ impl Queue {
         })
     }
 
-    /// Frees the entries of removed groups that have nothing in flight, as every other change of the tree does first.
+    /// Frees the entries of removed groups that have nothing under way, as every other change of the tree does first.
     /// Returns how many removed groups are left.
     ///
     /// # Errors

@@ -7,7 +7,7 @@
 //!                   └─ else ─► divide:   FLUSH, PREFLUSH: a flush of each leaf ─► then, for data, parts ──┘
 //!  Effects::ended ◄── complete_parts ◄── ends of all parts awaited, the first error kept ◄── Effects::parts ◄───────┘
 //! ```
-//! A bio is split as its members accept parts, and has a bounded number of parts in flight, so that a huge
+//! A bio is split as its members accept parts, and has a bounded number of parts under way, so that a huge
 //! bio neither fills memory nor delays others. A read or write is split where its bytes are no longer
 //! contiguous; a discard or zeroing has one part for each range of a drive below, since no map scatters a
 //! member's share. After an error no further parts are sent. Parts have the bio's group and priority.
@@ -32,7 +32,7 @@ pub struct Stack {
     /// The original places of bios that were passed on whole.
     frames: Box<[Frame]>,
     free_frames: Vec<u32>,
-    /// Bios in flight in parts.
+    /// Bios under way in parts.
     divided: Box<[Option<Divided>]>,
     free_divided: Vec<u32>,
     /// Those of them that have parts to be sent, each once.
@@ -48,7 +48,7 @@ struct Frame {
     offset: u64,
 }
 
-/// A bio in flight in parts.
+/// A bio under way in parts.
 #[derive(Debug)]
 struct Divided {
     bio: Bio,
@@ -212,7 +212,7 @@ impl Stack {
         true
     }
 
-    /// Number of bios in flight.
+    /// Number of bios under way.
     pub fn outstanding(&self) -> usize {
         self.frames.len() - self.free_frames.len() + self.divided.len() - self.free_divided.len()
     }
@@ -256,7 +256,7 @@ impl Stack {
         sent.map_err(|bio| self.take_back(bio))
     }
 
-    /// Saves the original place of a bio that goes to a leaf; none if too many bios are in flight.
+    /// Saves the original place of a bio that goes to a leaf; none if too many are under way.
     #[inline(always)]
     fn aim(&mut self, bio: &Bio, to: Run) -> Option<(usize, Passed)> {
         let leaf = &self.table.leaves()[to.leaf as usize];
@@ -371,7 +371,7 @@ impl Stack {
         any
     }
 
-    /// Sends parts of one bio, as many as it may have in flight and its members take. Says whether any was sent.
+    /// Sends parts of one bio, as many as it may have under way and its members take. Says whether any was sent.
     fn send(&mut self, index: u32, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
         let Self { table, divided, .. } = self;
         let one = divided[index as usize].as_mut().expect("it is under way");
@@ -481,7 +481,7 @@ fn data_step(op: Op) -> Step {
     if op.has_data() { Step::Bytes } else { Step::Ranges }
 }
 
-/// Parts of one bio in flight at a time: enough for a transfer of 8 MiB in chunks of 64 KiB, few enough to
+/// Parts of one bio under way at a time: enough for a transfer of 8 MiB in chunks of 64 KiB, few enough to
 /// leave room.
 const PARTS_MAX: u32 = 128;
 /// Rounds of ends and further parts in one call, if drivers complete inline: then others on this thread get

@@ -77,7 +77,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// How a reactor waits while requests are in flight. If none is expected to end, it blocks, whatever this is.
+/// How a reactor waits while requests are under way. If none is expected to end, it blocks, whatever this is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wait {
     /// Blocks at once: least processor time, and a wake-up's latency for each wait.

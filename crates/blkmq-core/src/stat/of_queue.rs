@@ -63,7 +63,7 @@ impl Queue {
     }
 
     /// Adds what a group did to the counters of its parent's removed groups, and clears it. The group has
-    /// nothing in flight.
+    /// nothing under way.
     pub(crate) fn bury_stats(&self, group: GroupId, parent: GroupId) {
         self.stats.bury(self.shards(), group, parent);
     }

@@ -94,7 +94,7 @@ impl Watch {
         }
     }
 
-    /// A group is gone: its column is not reused, because requests that carry it may still be in flight.
+    /// A group is gone: its column is not reused, because requests that carry it may still be under way.
     pub(crate) fn group_gone(&mut self, id: GroupId) {
         let owner = u64::from(id.0) + 1;
         if let Some(column) = self.watched.columns.iter().find(|column| column.get() == owner) {

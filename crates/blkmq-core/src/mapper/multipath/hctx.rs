@@ -82,7 +82,7 @@ pub struct MultipathHctx {
     retry_at: Option<Instant>,
 }
 
-/// The record of a request in flight.
+/// The record of one request.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     cookie: u64,
