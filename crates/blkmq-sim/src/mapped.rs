@@ -17,9 +17,9 @@ pub struct Mapped {
     /// In the order of their numbers. Leaves are numbered through all disks of the first drive, then those of
     /// the next. All have one block size, which is stated.
     pub disks: Vec<MapSpec>,
-    /// How many bios each reactor may have in flight that were passed whole to a member.
+    /// How many bios each reactor may have under way that were passed whole to a member.
     pub passed_max: u32,
-    /// How many bios each reactor may have in flight in parts.
+    /// How many bios each reactor may have under way in parts.
     pub divided_max: u32,
 }
 

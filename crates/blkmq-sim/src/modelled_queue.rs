@@ -96,7 +96,7 @@ impl ModelledQueue {
     /// Advances the time until a bio has ended, which is added to `ended`, or until the given time.
     ///
     /// # Panics
-    /// If no bio is in flight and no time is given: it would never return.
+    /// If no bio is under way and no time is given: it would never return.
     pub fn wait(&mut self, until: Option<Instant>, ended: &mut Vec<Bio>) {
         loop {
             self.turn(ended);

@@ -66,7 +66,7 @@ pub struct Setup {
     pub away_max: Nanos,
     /// How often another reactor takes a step in the middle of a driver's call, and then one more. Below 100 %.
     pub interleave: Ppm,
-    /// Time without any end, although bios are in flight, after which the history fails.
+    /// Time without any end, although bios are under way, after which the history fails.
     pub patience: Nanos,
     /// `check_invariants` is called after one of this many steps.
     pub check_every: u64,

@@ -12,7 +12,7 @@ use crate::rng::{Ppm, Rng};
 pub struct Workload {
     /// Number of bios that it submits.
     pub bios: u64,
-    /// How many it has in flight at a time: drawn for each burst, at least and at most.
+    /// How many it has under way at a time: drawn for each burst, at least and at most.
     pub depth: (u64, u64),
     /// Weights of read, write, flush, discard and zeroing.
     pub mix: [u32; 5],
@@ -108,12 +108,12 @@ impl Client {
         }
     }
 
-    /// Says whether it has nothing left to do and nothing in flight.
+    /// Says whether it has nothing left to do and nothing under way.
     pub fn is_finished(&self) -> bool {
         self.left == 0 && self.under_way == 0 && self.refused.is_none()
     }
 
-    /// Returns how many of its bios are in flight.
+    /// Returns how many of its bios are under way.
     pub fn under_way(&self) -> u64 {
         self.under_way
     }
@@ -164,7 +164,7 @@ impl Client {
         self.burst = self.rng.from_to(least, most);
     }
 
-    /// Notes that the host has lost its power and starts again: nothing is in flight.
+    /// Notes that the host has lost its power and starts again: nothing is under way.
     pub fn reboot(&mut self) {
         self.under_way = 0;
         self.refused = None;

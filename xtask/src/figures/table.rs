@@ -191,7 +191,7 @@ pub(super) fn report(report: &Report, keys: &[&str]) -> Result<String> {
     Ok(table)
 }
 
-/// The slowest and the fastest round, if they differ by a given part of the median, in IOPS.
+/// How far apart the slowest and the fastest round are, as a percentage of the median IOPS.
 fn spread(row: &serde_json::Value) -> String {
     let rounds: Vec<f64> = row["rounds"]
         .as_array()

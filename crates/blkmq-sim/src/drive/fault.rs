@@ -44,7 +44,7 @@ pub enum Mutation {
     FlushPersistsNothing,
     /// Ignores FUA.
     IgnoresFua,
-    /// Reports a command that is still in flight as done (as a cookie without a generation would).
+    /// Reports a command that is still under way as done (as a cookie without a generation would).
     EndsAnother,
     /// Returns the content that the block had before its last write.
     ReadsOldData,

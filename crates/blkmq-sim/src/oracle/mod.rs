@@ -64,7 +64,7 @@ struct FlushError {
 /// Whether a power cut left a bio or block partly written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Torn {
-    /// Of two neighbouring parts of a bio that was in flight, one is written and one is not.
+    /// Of two neighbouring parts of a bio that was under way, one is written and one is not.
     pub bios: bool,
     /// A block of a disk, as clients see it, is partly written.
     pub blocks: bool,
@@ -125,12 +125,12 @@ impl Oracle {
         self.failure.get_or_insert(fault);
     }
 
-    /// Returns how many bios are in flight.
+    /// Returns how many bios are under way.
     pub fn under_way(&self) -> usize {
         self.records.len()
     }
 
-    /// Returns some of the bios in flight, for a report.
+    /// Returns some of the bios under way, for a report.
     pub fn some_under_way(&self) -> Vec<u64> {
         self.records.tokens()
     }
@@ -366,7 +366,7 @@ impl Oracle {
         self.check(result);
     }
 
-    /// Says what a power cut has left of the writes in flight; `durable` has the content of the drives' blocks.
+    /// Says what a power cut has left of the writes under way; `durable` has the content of the drives' blocks.
     pub fn torn(&self, durable: impl Fn(u32) -> u64) -> Torn {
         let mut torn = Torn::default();
         for record in self.records.writes() {
@@ -395,7 +395,7 @@ impl Oracle {
         self.content.power_cut(images);
     }
 
-    /// Notes that the power of all drives was cut, and the host's with it: nothing is in flight any more.
+    /// Notes that the power of all drives was cut, and the host's with it: nothing is under way any more.
     pub fn restart(&mut self) {
         self.records.clear();
         self.wires.iter_mut().for_each(Wire::clear);

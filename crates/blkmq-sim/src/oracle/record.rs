@@ -13,7 +13,7 @@ use super::content::{Snapshot, Tick};
 use super::part_ends::PartEnds;
 use super::wire::Piece;
 
-/// The bios in flight.
+/// The bios under way.
 #[derive(Debug, Default)]
 pub(super) struct BioRecords {
     by_token: BTreeMap<u64, BioRecord>,
@@ -23,7 +23,7 @@ pub(super) struct BioRecords {
     one_reactor: bool,
 }
 
-/// One bio in flight.
+/// One bio under way.
 #[derive(Debug)]
 pub(super) struct BioRecord {
     pub(super) bio: Bio,

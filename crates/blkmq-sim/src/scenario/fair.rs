@@ -42,7 +42,7 @@ pub struct Case {
     pub groups: u32,
     /// Their weights, in turn. The light tenant's is 100.
     pub weights: [u16; 3],
-    /// Bios that each keeps in flight.
+    /// Bios that each keeps under way.
     pub depth: u32,
     /// Their sizes in bytes, in turn; a group with an odd number writes.
     pub sizes: [u64; 2],
@@ -519,7 +519,7 @@ const fn targeted(units: u32, groups: u32, target: Nanos) -> Case {
         ..isolation(units, groups, 4096)
     }
 }
-/// A reader that never rests, with capped tenants that have far more in flight than there are requests.
+/// A reader that never rests, with capped tenants that have far more under way than there are requests.
 const fn crowded(units: u32, groups: u32, depth: u32, cap: u64, requests: u32) -> Case {
     Case {
         depth,

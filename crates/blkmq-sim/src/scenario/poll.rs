@@ -1,7 +1,7 @@
 //! Decides what `poll` measures: the cost of each way to wait for a device in processor time, I/Os and
 //! latency, on hosts whose sleepers wake late.
 //!
-//! One CPU keeps `depth` reads in flight and follows the core's predictor. Polling and each sleep are
+//! One CPU keeps `depth` reads under way and follows the core's predictor. Polling and each sleep are
 //! charged, and a sleeper wakes late. It is a model: see docs/simulator.md.
 
 mod device;
@@ -139,7 +139,7 @@ pub struct Outcome {
     pub cpu_later_ppm: u64,
 }
 
-/// Measures one way to wait: `reads` reads, `depth` of them in flight.
+/// Measures one way to wait: `reads` reads, `depth` of them under way.
 pub fn measure(device: ModelledDevice, depth: u32, side: Side, host: Host, reads: u64, seed: u64) -> Outcome {
     let mut model = Model::new(device, depth, side, host, seed);
     while model.ended < reads {

@@ -38,7 +38,7 @@ impl Point {
     }
 }
 
-/// Measures one point of the model: `submitters` submitters that keep `depth` bios in flight between them, at
+/// Measures one point of the model: `submitters` submitters that keep `depth` bios under way between them, at
 /// a gate or at a lock.
 ///
 /// # Panics

@@ -39,7 +39,7 @@ impl World {
         }
     }
 
-    /// If bios are in flight and no reactor runs, all that could be issued must have been. And if the drive
+    /// If bios are under way and no reactor runs, all that could be issued must have been. And if the drive
     /// is at rest, only a timer can continue the work, and it must be a near one.
     fn check_wake_ups(&self, now: Instant) {
         if self.kicks.get() > 0 {
@@ -81,9 +81,8 @@ impl World {
         }
     }
 
-    /// With depth free and all asleep, nothing may wait that needs no more than to be issued. A drive that refuses
-    /// requests is let off: what it wants to be asked again, and when, is its own affair. So is an elevator that knows what
-    /// it waits for.
+    /// If depth is free and all sleep, no request may wait that could be issued. A drive that refuses requests
+    /// is exempt: it decides itself when it must be asked again. So is an elevator that knows what it waits for.
     fn check_work_conserving(&self, away: &[ReactorId]) {
         let refuses = |(_, drive): (_, &Spec)| {
             let faults = &drive.faults;
